@@ -1,0 +1,39 @@
+"""Natural-gradient variational inference for PyTorch."""
+
+from torchngvi import errors, expectations, models, posteriors, rules, stepsizes
+from torchngvi.expectations import Autograd, Quadrature, Stein
+from torchngvi.fit import FitResult, fit
+from torchngvi.methods import BWGD, SRVN, VN
+from torchngvi.models import GeneralizedLinear, LogJoint
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BWGD",
+    "SRVN",
+    "VN",
+    "Autograd",
+    "CholeskyGaussian",
+    "Constant",
+    "DiagonalGaussian",
+    "FitResult",
+    "GeneralizedLinear",
+    "KLRadius",
+    "LogJoint",
+    "NaturalGaussian",
+    "NaturalGradientVI",
+    "Quadrature",
+    "Stein",
+    "SufficientDecrease",
+    "__version__",
+    "errors",
+    "expectations",
+    "fit",
+    "models",
+    "posteriors",
+    "rules",
+    "stepsizes",
+]

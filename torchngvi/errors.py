@@ -1,0 +1,17 @@
+"""The exceptions of the library: each message states the rule, what was got, and what to do."""
+
+
+class TorchngviError(Exception):
+    """Base of every exception raised on purpose by torchngvi."""
+
+
+class InputError(TorchngviError, ValueError):
+    """A value, a shape, a file or a setting that cannot be used."""
+
+
+class PairError(TorchngviError, TypeError):
+    """Two parts that cannot work together; the message names both and what to use instead."""
+
+
+class RejectedStepWarning(UserWarning):
+    """A step that left the positive definite cone or met a non-finite value, and was not taken."""

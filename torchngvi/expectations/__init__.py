@@ -1,0 +1,7 @@
+"""Ways to E_q[ℓ] and its derivatives: one estimator a file."""
+
+from torchngvi.expectations.autograd import Autograd
+from torchngvi.expectations.quadrature import Quadrature
+from torchngvi.expectations.stein import Stein
+
+__all__ = ["Autograd", "Quadrature", "Stein"]

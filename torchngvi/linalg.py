@@ -1,0 +1,89 @@
+"""The factorisations everything else is built on: batched, without host synchronisation.
+
+One policy for failure: no jitter is ever added.  A factorisation returns its factor and a mask
+``ok`` of the batch members for which it exists, and the caller keeps the old state of the others.
+"""
+
+import torch
+from torch import Tensor
+
+
+def cholesky(
+    matrix: Tensor,  # (*batch, D, D), symmetric
+) -> tuple[Tensor, Tensor]:
+    """Factor A = L Lᵀ with L lower triangular, and say for which members that worked.
+
+    Returns:
+        L (*batch, D, D) and ok (*batch,); where not ok, L is the identity.
+
+    >>> factor, ok = cholesky(torch.tensor([[[4.0]], [[-1.0]]]))
+    >>> factor.flatten().tolist(), ok.tolist()
+    ([2.0, 1.0], [True, False])
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
+    diagonal = factor.diagonal(dim1=-2, dim2=-1)
+    ok = (info == 0) & torch.isfinite(diagonal).all(-1)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return torch.where(ok[..., None, None], factor, eye), ok
+
+
+def reverse_cholesky(
+    matrix: Tensor,  # (*batch, D, D), symmetric
+) -> tuple[Tensor, Tensor]:
+    """Factor A = U Uᵀ with U upper triangular: flip, Cholesky, flip.
+
+    Returns:
+        U (*batch, D, D) and ok (*batch,), as in :func:`cholesky`.
+
+    >>> upper, _ = reverse_cholesky(torch.tensor([[5.0, 2.0], [2.0, 1.0]]))
+    >>> upper.tolist()
+    [[1.0, 2.0], [0.0, 1.0]]
+    """
+    factor, ok = cholesky(matrix.flip(-2, -1))
+    return factor.flip(-2, -1), ok
+
+
+def triangular_inverse(
+    lower: Tensor,  # (*batch, D, D), lower triangular
+) -> Tensor:
+    """L⁻¹ of a lower triangular matrix, by substitution.
+
+    >>> triangular_inverse(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
+    [[1.0, 0.0], [-2.0, 1.0]]
+    """
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    return torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+
+
+def tril_half(
+    matrix: Tensor,  # (*batch, D, D)
+) -> Tensor:
+    """tril½: the strictly lower part and half the diagonal.
+
+    For a symmetric A, tril½[A] + tril½[A]ᵀ = A (Kumar et al., Eq 13; the double bar of Tan).
+
+    >>> tril_half(torch.tensor([[2.0, 5.0], [3.0, 4.0]])).tolist()
+    [[1.0, 0.0], [3.0, 2.0]]
+    """
+    lower = matrix.tril()
+    lower.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    return lower
+
+
+def positive_columns(
+    lower: Tensor,  # (*batch, D, D), lower triangular
+) -> tuple[Tensor, Tensor]:
+    """Flip the columns of a root whose diagonal entry is negative; V = C Cᵀ does not change.
+
+    The natural gradient of C commutes with column signs, so a run with flips and one without are
+    the same curve in V.
+
+    Returns:
+        C with a positive diagonal and ok (*batch,): finite, and no zero on the diagonal.
+
+    >>> positive_columns(torch.tensor([[-2.0, 0.0], [3.0, 1.0]]))[0].tolist()
+    [[2.0, 0.0], [-3.0, 1.0]]
+    """
+    diagonal = lower.diagonal(dim1=-2, dim2=-1)
+    ok = (diagonal != 0).all(-1) & torch.isfinite(lower).flatten(-2).all(-1)
+    return lower * diagonal.sign()[..., None, :], ok

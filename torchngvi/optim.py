@@ -1,0 +1,389 @@
+"""The optimizer: estimate, ask the rule for its path, ask the control how far, move, judge.
+
+Three ways to step, one loop:
+
+    opt.step(target)                       a model or a log joint; derivatives by an estimator
+    opt.step(closure)                      a closure returning the loss, as LBFGS takes one
+    loss.backward(); opt.step()            gradients already in the probes
+
+In the second and third the loss is whole, entropy included: the probes receive a and P.  Nothing
+here reads a value back from the device; a step that leaves the positive definite cone or meets a
+non-finite value is not taken, member by member.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError, PairError, RejectedStepWarning
+from torchngvi.expectations import Quadrature, Stein
+from torchngvi.interfaces import (
+    Coordinates,
+    Cost,
+    Estimator,
+    Expectation,
+    Framed,
+    LinearTarget,
+    Path,
+    Posterior,
+    Rule,
+    StepSize,
+    Target,
+)
+from torchngvi.models import LogJoint
+from torchngvi.stepsizes import Constant, SufficientDecrease
+
+
+class Evaluation(NamedTuple):
+    """L and the packet at one q."""
+
+    loss: Tensor  # L(q) = E_q[ℓ] - γ entropy, (*batch,)
+    e: Expectation
+
+
+class Status(NamedTuple):
+    """Where q stands."""
+
+    loss: Tensor  # (*batch,)
+    norm2: Tensor  # squared natural-gradient norm, (*batch,)
+
+
+class Report(NamedTuple):
+    """What the last step did."""
+
+    rho: Tensor  # step size, (*batch,)
+    accepted: Tensor  # (*batch,)
+
+
+class NaturalGradientVI(torch.optim.Optimizer):
+    """A rule and a step size applied to one posterior or several.
+
+    Args:
+        posterior: a `Posterior`, an iterable of them, or of dicts with the key "posterior" and
+            options of their own, as torch's param groups.
+        rule: which curve, from `torchngvi.rules`.
+        lr: the step size; without it, steps are found by trial (`SufficientDecrease`).
+        step_size: a control from `torchngvi.stepsizes`; lr is then its upper limit, 1 if not given.
+        estimator: how E_q[ℓ] is obtained; by default `Quadrature` where the target allows it,
+            otherwise `Stein()`.
+        loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
+
+    Raises:
+        InputError: lr or loss_scale not positive, no posterior.
+        PairError: parts that cannot work together.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        rule: Rule,
+        lr: float | Tensor | None = None,
+        *,
+        step_size: StepSize | None = None,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        self.rule = rule
+        self.step_size = step_size or (SufficientDecrease() if lr is None else Constant())
+        self.estimator = estimator
+        self.posteriors: list[Posterior] = []
+        self.evaluations = 0
+        self.last: Report | None = None
+        self._cache: tuple[tuple[int, ...], Evaluation, Path] | None = None
+        self._warned = False
+        if estimator is not None:
+            self._check_comparable(estimator)
+        groups = [posterior] if isinstance(posterior, Posterior) else list(posterior)
+        if not groups:
+            raise InputError("the list of posteriors is empty; pass at least one.")
+        defaults = {"lr": 1.0 if lr is None else lr, "loss_scale": loss_scale}
+        super().__init__([g if isinstance(g, dict) else {"posterior": g} for g in groups], defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a posterior: ``{"posterior": q, "lr": 0.1}``."""
+        group = dict(param_group)
+        q = group.pop("posterior", None)
+        if not isinstance(q, Posterior):
+            raise InputError(
+                f"{type(self).__name__} updates posteriors such as CholeskyGaussian(dim); got {type(q).__name__}. "
+                "Give other parameters to a torch optimizer."
+            )
+        if self.rule.emits not in q.takes:
+            raise PairError(
+                f"{type(self.rule).__name__} moves q by {self.rule.emits.__name__}, which {type(q).__name__} "
+                f"cannot do (it takes {', '.join(sorted(m.__name__ for m in q.takes))}). "
+                "Use a CholeskyGaussian or a DiagonalGaussian."
+            )
+        for name in ("lr", "loss_scale"):
+            value = group.get(name, self.defaults[name])
+            if not float(value) > 0:
+                raise InputError(f"{name} must be positive; got {float(value):g}.")
+        group["params"] = [q.mean_probe, q.root_probe]
+        super().add_param_group(group)
+        self.posteriors.append(q)
+
+    # -------------------------------------------------------------------------------- evaluate
+
+    @torch.no_grad()
+    def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
+        """L and the natural-gradient norm at q; the next step on the same target reuses the work."""
+        evaluation, path = self._evaluated(_as_target(target))
+        return Status(evaluation.loss, path.norm2())
+
+    def _evaluated(self, target: Target) -> tuple[Evaluation, Path]:
+        """The packet and path at q, from the cache while q and the target are what they were."""
+        q = self._only_posterior("a target")
+        stamp = self._stamp(target, q)
+        if self._cache is None or self._cache[0] != stamp:
+            evaluation = self._evaluate_target(target, q)
+            self._cache = (stamp, evaluation, self.rule(q, evaluation.e))
+        return self._cache[1:]
+
+    def _stamp(self, target: Target, q: Posterior) -> tuple[int, ...]:
+        tensors = (*target.tensors(), *q.coordinates)
+        return (id(target), *(x for tensor in tensors for x in (id(tensor), tensor._version)))
+
+    def _evaluate_target(self, target: Target, q: Posterior) -> Evaluation:
+        estimator = self._estimator_for(target)
+        e = estimator(q, target, self.state[q.mean_probe])
+        self.evaluations += 1
+        return Evaluation(e.value - e.temperature * q.entropy(), e)
+
+    def _estimator_for(self, target: Target) -> Estimator:
+        if self.estimator is None:
+            self.estimator = Quadrature() if isinstance(target, LinearTarget) else Stein()
+        if not isinstance(target, self.estimator.needs):
+            raise PairError(
+                f"{type(self.estimator).__name__} evaluates a {self.estimator.needs.__name__}; "
+                f"got {type(target).__name__}. Leave estimator=None, or use Stein()."
+            )
+        self._check_comparable(self.estimator)
+        return self.estimator
+
+    def _check_comparable(self, estimator: Estimator) -> None:
+        if self.step_size.needs_trial and not estimator.comparable:
+            raise PairError(
+                f"{type(self.step_size).__name__} compares the objective before and after a step, and "
+                f"{type(estimator).__name__} gives noisy values. Pass a learning rate, for example lr=0.1, "
+                "or step_size=KLRadius(0.1)."
+            )
+
+    def _only_posterior(self, what: str) -> Posterior:
+        if len(self.posteriors) != 1:
+            raise PairError(
+                f"{what} belongs to one posterior; this optimizer has {len(self.posteriors)}. "
+                "Use one optimizer each, or loss.backward() and step()."
+            )
+        return self.posteriors[0]
+
+    # -------------------------------------------------------------------------------- step
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
+        """Take one step.
+
+        Args:
+            closure: a `Target`; or a function of theta, the log joint, which goes up; or a function
+                without arguments, which returns the loss, which goes down; or nothing, where
+                ``loss.backward()`` has filled the probes.
+
+        Returns:
+            The loss before the step, 0-d (summed over batch members); None without an argument.
+
+        Raises:
+            PairError: a step size that needs a trial where none can be made, a target the estimator
+                cannot evaluate, one target for several posteriors.
+            InputError: gradients missing, or a callable that could be either kind of function.
+        """
+        if closure is None:
+            self._step_from_gradients()
+            return None
+        source = closure if isinstance(closure, Target) else _classify(closure)
+        if isinstance(source, Target):
+            q = self._only_posterior("a target")
+            evaluation, path = self._evaluated(source)
+            trial = self._advance(0, evaluation, path, lambda: self._evaluate_target(source, q))
+            if trial is not None:
+                self._cache = (self._stamp(source, q), trial, self.rule(q, trial.e))
+            return evaluation.loss.sum()
+        return self._step_on_closure(source)
+
+    def _step_from_gradients(self) -> None:
+        if self.step_size.needs_trial:
+            raise PairError(
+                f"step() after loss.backward() has one gradient and cannot try a step, which "
+                f"{type(self.step_size).__name__} needs. Pass a learning rate, for example lr=0.1, "
+                "or call step with a closure or a model."
+            )
+        for index, q in enumerate(self.posteriors):
+            if q.mean_probe.grad is None and q.root_probe.grad is None:
+                raise InputError(
+                    "the posterior has no gradient: compute a loss from q.rsample(), q.log_prob(), q.entropy() or "
+                    "model.negative_elbo(q), call loss.backward(), then step()."
+                )
+            e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
+            self._advance(index, Evaluation(e.value, e), self.rule(q, e), None)
+
+    def _step_on_closure(self, closure: Callable[[], Tensor]) -> Tensor:
+        def evaluate() -> list[Evaluation]:
+            for q in self.posteriors:
+                q.mean_probe.grad = q.root_probe.grad = None
+            with torch.enable_grad():
+                loss = closure()
+                if not isinstance(loss, Tensor):
+                    raise InputError(f"the closure must return the loss, a tensor; got {type(loss).__name__}.")
+                if all(q.mean_probe.grad is None and q.root_probe.grad is None for q in self.posteriors):
+                    if not loss.requires_grad:
+                        raise InputError("the closure's loss does not depend on the posterior: it has no gradient.")
+                    loss.sum().backward()
+            self.evaluations += 1
+            packets = [self._packet_from_probes(i, loss.detach()) for i in range(len(self.posteriors))]
+            return [Evaluation(e.value, e) for e in packets]
+
+        if self.step_size.needs_trial:
+            q = self._only_posterior(f"a closure with {type(self.step_size).__name__}")
+            start = evaluate()
+            if start[0].loss.shape != q.batch_shape:
+                raise InputError(
+                    f"to judge each of the {tuple(q.batch_shape)} posteriors the closure must return one loss each; "
+                    f"got shape {tuple(start[0].loss.shape)}. Return the losses unsummed, or pass lr=."
+                )
+            self._advance(0, start[0], self.rule(q, start[0].e), lambda: evaluate()[0])
+            return start[0].loss.sum()
+        start = evaluate()
+        paths = [self.rule(q, evaluation.e) for q, evaluation in zip(self.posteriors, start, strict=True)]
+        for index, (evaluation, path) in enumerate(zip(start, paths, strict=True)):
+            self._advance(index, evaluation, path, None)
+        return start[0].loss.sum()
+
+    def _packet_from_probes(self, index: int, loss: Tensor) -> Expectation:
+        """a and W = P + I from the gradients of a whole loss."""
+        q, scale = self.posteriors[index], self.param_groups[index]["loss_scale"]
+        a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
+        W = q.structure.one_sided(R) + q.structure.eye(a)
+        return Expectation(loss, Framed(a, W), 1.0, True, Cost(1, 0))
+
+    def _advance(
+        self, index: int, start: Evaluation, path: Path, evaluate: Callable[[], Evaluation] | None
+    ) -> Evaluation | None:
+        """Move along the path; with a trial, keep it or restore, and return the packet that holds."""
+        q, lr = self.posteriors[index], self.param_groups[index]["lr"]
+        state = self.state[q.mean_probe]
+        like = q.mean_probe[..., 0]
+        if "rejections" not in state:
+            state["rejections"] = torch.zeros_like(like)
+            state.update(self.step_size.init(like))
+        rho = self.step_size.propose(path, lr, like, state)
+        new, accept = q.moved(path.at(rho))
+        result = None
+        if not self.step_size.needs_trial or evaluate is None:
+            q.assign(new, accept)
+            self._warn_if_rejected(accept, rho)
+        else:
+            old = Coordinates(*(buffer.clone() for buffer in q.coordinates))
+            slope = path.slope()
+            q.assign(new, accept)
+            trial = evaluate()
+            kept, control = self.step_size.judge(start.loss, trial.loss, slope, rho, state)
+            accept = accept & kept
+            q.assign(old, ~accept)
+            state.update(control)
+            result = _select(accept, trial, start)
+        state["rejections"] += ~accept
+        self.last = Report(rho, accept)
+        return result
+
+    def _warn_if_rejected(self, accept: Tensor, rho: Tensor) -> None:
+        """Once, and where asking costs nothing."""
+        if accept.device.type != "cpu" or self._warned or bool(accept.all()):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left the positive definite cone or was not "
+            "finite; q was left as it is, and steps like it will be skipped without another warning. "
+            "Use a smaller lr, or none at all for steps found by trial.",
+            RejectedStepWarning,
+            stacklevel=4,
+        )
+
+    @property
+    def rejections(self) -> int:
+        """Steps not taken so far, over all posteriors and batch members."""
+        return sum(int(s["rejections"].sum()) for s in self.state.values() if "rejections" in s)
+
+    # -------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the state of the estimator's generator."""
+        generator = getattr(self.estimator, "generator", None)
+        if generator is not None:
+            self.state[self.posteriors[0].mean_probe]["generator"] = generator.get_state()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; the next step evaluates anew."""
+        super().load_state_dict(state_dict)
+        self._cache = None
+        generator = getattr(self.estimator, "generator", None)
+        saved = self.state[self.posteriors[0].mean_probe].get("generator")
+        if generator is not None and saved is not None:
+            generator.set_state(saved.to(device="cpu", dtype=torch.uint8))
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("rule", "step_size", "estimator", "posteriors", "evaluations", "_warned")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._cache, self.last = None, None
+        super().__setstate__(state)
+
+
+def _select(accept: Tensor, new: Any, old: Any) -> Any:
+    """new where accepted, else old, member by member through nested packets."""
+    if not accept.ndim and accept.device.type == "cpu":
+        return new if accept else old
+    if isinstance(new, Tensor):
+        if new is old:
+            return new
+        return torch.where(accept.reshape(accept.shape + (1,) * (new.ndim - accept.ndim)), new, old)
+    if isinstance(new, tuple):
+        return type(new)(*(_select(accept, n, o) for n, o in zip(new, old, strict=True)))
+    return new
+
+
+def _as_target(source: Any) -> Target:
+    if isinstance(source, Target):
+        return source
+    target = _classify(source)
+    if not isinstance(target, Target):
+        raise InputError("this needs a model or a log joint of theta; got a function without arguments.")
+    return target
+
+
+def _classify(function: Any) -> Target | Callable[[], Tensor]:
+    """A log joint if it needs its one argument, a closure if it can take none."""
+    if not callable(function):
+        raise InputError(
+            f"step takes a model, a log joint of theta, or a closure that returns the loss; got {type(function).__name__}."
+        )
+
+    def binds(*arguments: object) -> bool:
+        try:
+            inspect.signature(function).bind(*arguments)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    without, with_one = binds(), binds(None)
+    if with_one and not without:
+        return LogJoint(function)
+    if without and not with_one:
+        return function
+    raise InputError(
+        "step cannot tell whether this callable is a log joint of theta (which goes up) or a closure that returns "
+        "the loss (which goes down). Wrap it: LogJoint(f), or lambda: f()."
+    )

@@ -1,0 +1,6 @@
+"""Variational families, one system of coordinates a file."""
+
+from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGaussian
+from torchngvi.posteriors.natural import NaturalGaussian
+
+__all__ = ["CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian"]

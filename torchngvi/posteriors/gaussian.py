@@ -1,0 +1,326 @@
+"""What every Gaussian posterior offers its user, whatever its coordinates.
+
+Sampling and densities depend on the probes p = 0 and R = 0 through θ = m + C(p + (I + R)z), so
+that a backward pass leaves a = Cᵀg in ``mean_probe.grad`` and W in ``root_probe.grad``
+(Bonnet 1964; Price 1958, in the frame of q).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Coordinates, Frame, Posterior, Structure
+
+
+class Gaussian(Posterior):
+    """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`."""
+
+    if TYPE_CHECKING:  # buffers or properties, as the coordinates have it
+
+        @property
+        def mean(self) -> Tensor:
+            """m, (*batch, D)."""
+
+        @property
+        def scale_tril(self) -> Tensor:
+            """The lower Cholesky factor of V, (*batch, D, D)."""
+
+        @property
+        def precision(self) -> Tensor:
+            """S = V⁻¹, (*batch, D, D)."""
+
+    def __init__(self, dim: int, batch_shape: Sequence[int], structure: Structure) -> None:
+        super().__init__()
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise InputError(f"dim is the number of latent variables, an integer of at least 1; got {dim!r}.")
+        self.dim = dim
+        self.batch_shape = torch.Size(batch_shape)
+        self.structure = structure
+        self._memory: dict[str, tuple[tuple[int, ...], Any]] = {}
+
+    def _register(
+        self,
+        names: tuple[str, str],
+        mean: Tensor | float,
+        scale: Tensor | float,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ) -> None:
+        """Create the two buffers and the probes, and write the start into them."""
+        given = [x for x in (mean, scale) if isinstance(x, Tensor)]
+        dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
+        device = device or (given[0].device if given else None)
+        if not dtype.is_floating_point:
+            raise InputError(
+                f"a Gaussian posterior needs a floating-point dtype; got {dtype}. Pass dtype=torch.float64."
+            )
+        vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
+        matrix = torch.zeros(*vector.shape, *(self.dim,) * (self.structure.rank - 1), dtype=dtype, device=device)
+        for name, buffer in zip(names, (vector, matrix), strict=True):
+            self.register_buffer(name, buffer)
+        for name, like in zip(("mean_probe", "root_probe"), (vector, matrix), strict=True):
+            self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
+        self.initialize_(mean, scale)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the coordinates."""
+        return self.mean_probe.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the coordinates."""
+        return self.mean_probe.device
+
+    # -------------------------------------------------------------------------------- starts
+
+    def _coordinates_of(self, mean: Tensor, scale_tril: Tensor) -> Coordinates:
+        """Coordinates of N(mean, scale_tril scale_trilᵀ), in this family."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def initialize_(
+        self,
+        mean: Tensor | float = 0.0,  # broadcasts to (*batch, D)
+        scale: Tensor | float = 1.0,  # scalar, (*batch, D) standard deviations, or (*batch, D, D) lower factor
+    ) -> Self:
+        """Restart in place from N(mean, scale scaleᵀ).
+
+        Raises:
+            InputError: not finite, of a shape that does not fit, or a scale whose diagonal is not positive.
+        """
+        like = self.mean_probe
+        start = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
+        factor = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
+        full = (*self.batch_shape, self.dim)
+        is_matrix = factor.ndim >= 2 and factor.shape == (*full, self.dim)
+        for name, value, shape in (("mean", start, full), ("scale", factor, (*full, self.dim) if is_matrix else full)):
+            try:
+                torch.broadcast_shapes(value.shape, shape)
+                fits = value.ndim <= len(shape) and torch.broadcast_shapes(value.shape, shape) == shape
+            except RuntimeError:
+                fits = False
+            if not fits:
+                wanted = f"a scalar or {tuple(full)}" + (f" or {(*full, self.dim)}" if name == "scale" else "")
+                raise InputError(f"{name} must be {wanted} for this posterior; got shape {tuple(value.shape)}.")
+            if not torch.isfinite(value).all():
+                bad = int((~torch.isfinite(value)).sum())
+                raise InputError(f"{name} must be finite; got {bad} NaN or infinite entries.")
+        if is_matrix and bool((factor.triu(1) != 0).any()):
+            raise InputError(
+                "scale must be lower triangular, V = scale scaleᵀ; got entries above the diagonal. "
+                "Pass torch.linalg.cholesky(V)."
+            )
+        factor = factor if is_matrix else torch.diag_embed(factor.expand(full))
+        smallest = float(factor.diagonal(dim1=-2, dim2=-1).min())
+        if smallest <= 0:
+            raise InputError(
+                f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."
+            )
+        new = self._coordinates_of(start.expand(full), factor)
+        self.assign(new, torch.ones(self.batch_shape, dtype=torch.bool, device=like.device))
+        return self
+
+    # -------------------------------------------------------------------------------- moments
+
+    @property
+    def covariance(self) -> Tensor:
+        """V = C Cᵀ, (*batch, D, D)."""
+        root = self.structure.to_dense(self.frame().root)
+        return root @ root.mT
+
+    @property
+    def variance(self) -> Tensor:
+        """diag(V), (*batch, D)."""
+        return self.frame().variance
+
+    @property
+    def stddev(self) -> Tensor:
+        """√diag(V), (*batch, D)."""
+        return self.variance.sqrt()
+
+    def marginal_variance(
+        self,
+        rows: Tensor,  # X, (N, D) or (*batch, N, D)
+    ) -> Tensor:
+        """Var[x_nᵀθ] = ‖Cᵀx_n‖², (*batch, N), differentiable in the probes.
+
+        Raises:
+            InputError: rows of another width than D.
+        """
+        if rows.shape[-1] != self.dim:
+            raise InputError(f"rows must have D = {self.dim} columns; got shape {tuple(rows.shape)}.")
+        return self.probed().rows(rows).square().sum(-1)
+
+    # -------------------------------------------------------------------------------- densities
+
+    def probed(self) -> Frame:
+        """Mean and root as differentiable functions of the probes: m + C p and C(I + R)."""
+        base = self.frame()
+        if not torch.is_grad_enabled():
+            return base
+        return Frame(
+            base.mean + base.push(self.mean_probe),
+            base.root + self.structure.matmul(base.root, self.root_probe),
+            self.structure,
+        )
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """C⁻¹ x, (*sample, *batch, D)."""
+        raise NotImplementedError
+
+    def log_det_root(self) -> Tensor:
+        """log|det C|, (*batch,)."""
+        raise NotImplementedError
+
+    def _probe_trace(self) -> Tensor:
+        """tr R: zero, with the derivative of log|det(I + R)|."""
+        return self.structure.diagonal(self.root_probe).sum(-1)
+
+    def rsample(
+        self,
+        shape: Sequence[int] = (),
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw θ = m + C z, (*shape, *batch, D); a backward pass leaves a and W in the probes.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> q = CholeskyGaussian(2)
+        >>> q.rsample((4,)).square().sum().backward()
+        >>> tuple(q.mean_probe.grad.shape), tuple(q.root_probe.grad.shape)
+        ((2,), (2, 2))
+        """
+        z = torch.randn(
+            (*shape, *self.batch_shape, self.dim), dtype=self.dtype, device=self.device, generator=generator
+        )
+        return self.push_noise(z)
+
+    def push_noise(
+        self,
+        z: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """θ = m + C z for given standard normal z, differentiable in z and the probes."""
+        return _PushNoise.apply(z, self.mean_probe, self.root_probe, self, *self.coordinates)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        shape: Sequence[int] = (),
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw θ ~ q, (*shape, *batch, D), without a graph."""
+        return self.rsample(shape, generator)
+
+    def log_prob(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """log q(θ), (*sample, *batch): differentiable in θ and, to first order, in the probes.
+
+        Raises:
+            InputError: θ of another width than D.
+        """
+        if theta.shape[-1] != self.dim:
+            raise InputError(f"theta must end in D = {self.dim}; got shape {tuple(theta.shape)}.")
+        z = self.whiten(theta - self.frame().mean)
+        log_det = self.log_det_root()
+        if torch.is_grad_enabled():
+            # (I + R)⁻¹(z - p) to first order; p and R are zero
+            z = z - self.mean_probe - self.structure.mv(self.root_probe, z)
+            log_det = log_det + self._probe_trace()
+        return -0.5 * z.square().sum(-1) - log_det - 0.5 * self.dim * math.log(2 * math.pi)
+
+    def entropy(self) -> Tensor:
+        """-E_q[log q] = log|det C| + D/2 log(2πe), (*batch,), differentiable in the probes."""
+        log_det = self.log_det_root()
+        if torch.is_grad_enabled():
+            log_det = log_det + self._probe_trace()
+        return log_det + 0.5 * self.dim * (1 + math.log(2 * math.pi))
+
+    def kl(
+        self,
+        other: "Gaussian",
+    ) -> Tensor:
+        """KL(q‖other) = ½(‖C₂⁻¹C‖²_F + |C₂⁻¹(m - m₂)|² - D) + log|C₂| - log|C|, (*batch,).
+
+        Differentiable in the probes of this posterior.
+
+        Raises:
+            InputError: another number of dimensions.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> CholeskyGaussian(1).kl(CholeskyGaussian(1, mean=2.0)).item()
+        2.0
+        """
+        if other.dim != self.dim:
+            raise InputError(f"KL needs two posteriors over the same space; got D = {self.dim} and {other.dim}.")
+        mine = self.probed()
+        columns = self.structure.to_dense(mine.root).movedim(-1, 0)  # (D, *batch, D)
+        spread = other.whiten(columns).square().sum((0, -1))
+        shift = other.whiten(mine.mean - other.frame().mean).square().sum(-1)
+        log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
+        return 0.5 * (spread + shift - self.dim) + other.log_det_root() - log_det
+
+    # -------------------------------------------------------------------------------- torch
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert in place, as torch does for Parameters: optimizers keep the tensors they hold."""
+        self._memory.clear()
+        for name, buffer in self._buffers.items():
+            if buffer is None:
+                continue
+            with torch.no_grad():
+                new = fn(buffer)
+            if torch._has_compatible_shallow_copy_type(buffer, new):
+                grad = buffer.grad
+                buffer.data = new
+                if grad is not None:
+                    buffer.grad = fn(grad)
+            else:  # to or from the meta device: a new tensor, as for Parameters
+                self._buffers[name] = new.detach().requires_grad_(buffer.requires_grad)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": {}}
+
+    def _remembered(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A value computed from the coordinates, kept until they change."""
+        version = tuple(buffer._version for buffer in self.coordinates)
+        if name not in self._memory or self._memory[name][0] != version:
+            with torch.no_grad():
+                self._memory[name] = (version, compute())
+        return self._memory[name][1]
+
+    def extra_repr(self) -> str:
+        """Shown by ``repr``."""
+        batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"{self.dim}{batch}, dtype={self.dtype}"
+
+
+class _PushNoise(torch.autograd.Function):
+    """θ = m + C z; backward: p gets Σ Cᵀg and R the symmetric part of Σ (Cᵀg) zᵀ, in q's pattern."""
+
+    @staticmethod
+    def forward(z: Tensor, mean_probe: Tensor, root_probe: Tensor, q: Gaussian, *coordinates: Tensor) -> Tensor:
+        frame = q.frame()
+        return frame.mean + frame.push(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        z, _, _, q, *coordinates = inputs
+        ctx.q = q
+        ctx.save_for_backward(z, *coordinates)  # a step in between raises torch's own version error
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        z, *_ = ctx.saved_tensors
+        q: Gaussian = ctx.q
+        pulled = q.frame().pull(gradient)
+        samples = pulled.ndim - len(q.batch_shape) - 1
+        mean_gradient = pulled.sum(tuple(range(samples))) if samples else pulled
+        root_gradient = q.structure.symmetric_part(q.outer(pulled, z))
+        return (pulled if ctx.needs_input_grad[0] else None), mean_gradient, root_gradient, None, None, None

@@ -1,0 +1,7 @@
+"""Curves from q: one rule a file."""
+
+from torchngvi.rules.bures_wasserstein import BuresWasserstein
+from torchngvi.rules.natural_gradient import NaturalGradient
+from torchngvi.rules.variational_newton import VariationalNewton
+
+__all__ = ["BuresWasserstein", "NaturalGradient", "VariationalNewton"]

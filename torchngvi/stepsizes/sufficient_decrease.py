@@ -1,0 +1,79 @@
+"""Trial steps within a KL radius: the control that needs no learning rate.
+
+A trial at ρ is kept if L(q') ≤ L(q) - c ρ s with s = -dL/dρ at 0 (Armijo 1966).  Two numbers, one
+of each a batch member, bound the next ρ:
+
+* far from the optimum a *reach* in the natural norm, ρ|∇L| ≤ reach, so that one step changes q by
+  about ½ reach² nats; it grows after good steps, as the radius of a trust region does (Conn, Gould
+  and Toint 2000, section 6.1);
+* after a first rejection a *cap* on ρ itself: the minimiser of the parabola through L(q), the slope
+  and L(q').  Near the optimum the best ρ is a property of the problem, not of the distance left.
+
+Every decision is one entry of a mask; nothing is read back from the device.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Path, StepSize
+
+_GOOD = 0.3  # share of the promised decrease after which the reach may grow
+_CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the cap
+
+
+@final
+class SufficientDecrease(StepSize):
+    """ρ = min(lr, reach/|∇L|, cap), each trial judged by the objective.
+
+    Args:
+        radius: ½ reach² of the first step, in nats.
+        decrease: c, the share of the promised decrease a kept step must reach.
+        grow, shrink: factors of the reach after a good and after a rejected step.
+
+    Raises:
+        InputError: a setting out of range.
+    """
+
+    needs_trial = True
+
+    def __init__(self, radius: float = 4.0, decrease: float = 0.1, *, grow: float = 4.0, shrink: float = 0.25) -> None:
+        if not radius > 0:
+            raise InputError(f"radius is a KL divergence in nats, larger than 0; got {radius}.")
+        if not 0 < decrease < 0.5:
+            raise InputError(f"decrease is a share of the promised decrease, in (0, 0.5); got {decrease}.")
+        if not (grow > 1 and 0 < shrink < 1):
+            raise InputError(f"grow must exceed 1 and shrink lie in (0, 1); got {grow} and {shrink}.")
+        self.radius, self.decrease, self.grow, self.shrink = float(radius), decrease, grow, shrink
+
+    def init(self, like: Tensor) -> dict[str, Tensor]:
+        """reach √(2 radius), no cap."""
+        return {
+            "reach": torch.full_like(like, (2 * self.radius) ** 0.5),
+            "cap": torch.full_like(like, torch.inf),
+        }
+
+    def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
+        """min(lr, reach/|∇L|, cap)."""
+        rho = torch.minimum(state["reach"] / path.norm2().sqrt(), state["cap"])
+        return torch.minimum(rho, torch.ones_like(rho) * lr)
+
+    def judge(self, before: Tensor, after: Tensor, slope: Tensor, rho: Tensor, state: dict) -> tuple[Tensor, dict]:
+        """Keep the trial where L fell by c ρ s, up to rounding; NaN is a rejection."""
+        promised, decrease = rho * slope, before - after
+        rounding = 64 * torch.finfo(before.dtype).eps * before.abs().clamp_min(1.0)
+        accept = decrease >= self.decrease * promised - rounding
+        good = decrease >= _GOOD * promised - rounding
+
+        length = rho * slope.sqrt()  # ρ|∇L| for natural gradients, whose slope is |∇L|²
+        grown = torch.where(good, torch.maximum(state["reach"], self.grow * length), state["reach"])
+        reach = torch.where(accept, grown, self.shrink * length)
+
+        # argmin of L - ρs + ½κρ², as a multiple of ρ: ½ s ρ / (sρ - (L - L')); straight lines have none
+        bend = promised - decrease
+        best = torch.where(bend > 0, 0.5 * promised / bend, torch.inf)
+        kept_cap = torch.where(state["cap"].isinf(), torch.inf, rho * best.clamp(_CAP_DOWN, _CAP_UP))
+        cut = torch.where(bend.isfinite(), best, _CAP_FLOOR).clamp(_CAP_FLOOR, 0.5)
+        return accept, {"reach": reach, "cap": torch.where(accept, kept_cap, rho * cut)}
