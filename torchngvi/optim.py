@@ -368,7 +368,8 @@ def _classify(function: Any) -> Target | Callable[[], Tensor]:
     """A log joint if it needs its one argument, a closure if it can take none."""
     if not callable(function):
         raise InputError(
-            f"step takes a model, a log joint of theta, or a closure that returns the loss; got {type(function).__name__}."
+            "step takes a model, a log joint of theta, or a closure that returns the loss; "
+            f"got {type(function).__name__}."
         )
 
     def binds(*arguments: object) -> bool:

@@ -82,10 +82,7 @@ class GeneralizedLinear(LinearTarget):
                 raise InputError(f"{name} must be a scalar or ({self.dim},); got shape {tuple(value.shape)}.")
         if bool((precision <= 0).any()):
             raise InputError(f"prior_precision must be positive; got {float(precision.min()):g}.")
-        self.prior = Prior(
-            mean.expand(self.dim) if not mean.ndim else mean,
-            precision.expand(self.dim) if not precision.ndim else precision,
-        )
+        self.prior = Prior(*(value if value.ndim else value.expand(self.dim) for value in (mean, precision)))
         self._temper()
 
     def _temper(self) -> None:

@@ -123,7 +123,8 @@ class PoissonLog(Likelihood):
         bad = (y < 0) | (y != y.round())
         if bool(bad.any()):
             raise InputError(
-                f"the Poisson family needs counts 0, 1, 2, ..; got {int(bad.sum())} other values, the first {float(y[bad][0]):g}. "
+                f"the Poisson family needs counts 0, 1, 2, ..; got {int(bad.sum())} other values, "
+                f"the first {float(y[bad][0]):g}. "
                 "Use family='gaussian' for real-valued targets."
             )
         return y
