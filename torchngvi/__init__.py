@@ -7,6 +7,7 @@ from torchngvi.methods import BWGD, SRVN, VN
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "NaturalGaussian",
     "NaturalGradientVI",
     "Quadrature",
+    "QuasiNewton",
     "Stein",
     "SufficientDecrease",
     "__version__",

@@ -9,7 +9,7 @@ from torchngvi.errors import PairError
 from torchngvi.interfaces import Estimator, Posterior, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import NaturalGaussian
-from torchngvi.rules import BuresWasserstein, NaturalGradient, VariationalNewton
+from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
 
 
 class VN(NaturalGradientVI):
@@ -19,7 +19,7 @@ class VN(NaturalGradientVI):
     Without ``lr`` steps are found by trial and no learning rate is needed.
 
     Args:
-        posterior, lr, step_size, estimator, loss_scale: see `NaturalGradientVI`.
+        posterior, lr, step_size, estimator, acceleration, loss_scale: see `NaturalGradientVI`.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian
@@ -38,12 +38,21 @@ class VN(NaturalGradientVI):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
+        acceleration: QuasiNewton | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         # on (Sm, S) the natural gradient is VN, and needs no factor of V
         natural = isinstance(posterior, NaturalGaussian)
         rule = NaturalGradient() if natural else VariationalNewton()
-        super().__init__(posterior, rule, lr, step_size=step_size, estimator=estimator, loss_scale=loss_scale)
+        super().__init__(
+            posterior,
+            rule,
+            lr,
+            step_size=step_size,
+            estimator=estimator,
+            acceleration=acceleration,
+            loss_scale=loss_scale,
+        )
 
 
 class SRVN(NaturalGradientVI):
@@ -54,7 +63,7 @@ class SRVN(NaturalGradientVI):
     update: the diagonal changes sign otherwise), so that start and lr have to fit each other.
 
     Args:
-        posterior, lr, step_size, estimator, loss_scale: see `NaturalGradientVI`.
+        posterior, lr, step_size, estimator, acceleration, loss_scale: see `NaturalGradientVI`.
 
     Raises:
         PairError: a posterior that holds no root of the covariance.
@@ -72,10 +81,17 @@ class SRVN(NaturalGradientVI):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
+        acceleration: QuasiNewton | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         super().__init__(
-            posterior, NaturalGradient(), lr, step_size=step_size, estimator=estimator, loss_scale=loss_scale
+            posterior,
+            NaturalGradient(),
+            lr,
+            step_size=step_size,
+            estimator=estimator,
+            acceleration=acceleration,
+            loss_scale=loss_scale,
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

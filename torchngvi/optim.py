@@ -14,6 +14,7 @@ non-finite value is not taken, member by member.
 import inspect
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
+    Affine,
     Coordinates,
     Cost,
     Estimator,
@@ -35,6 +37,7 @@ from torchngvi.interfaces import (
     Target,
 )
 from torchngvi.models import LogJoint
+from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
 
 
@@ -43,6 +46,14 @@ class Evaluation(NamedTuple):
 
     loss: Tensor  # L(q) = E_q[ℓ] - γ entropy, (*batch,)
     e: Expectation
+
+
+class Heading(NamedTuple):
+    """Where the next step may go."""
+
+    path: Path
+    norm2: Callable[[], Tensor]  # squared natural norm of ∇L, (*batch,)
+    memory: dict[str, Tensor]  # of the acceleration, for the state once the step is taken
 
 
 class Status(NamedTuple):
@@ -70,6 +81,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         step_size: a control from `torchngvi.stepsizes`; lr is then its upper limit, 1 if not given.
         estimator: how E_q[ℓ] is obtained; by default `Quadrature` where the target allows it,
             otherwise `Stein()`.
+        acceleration: `QuasiNewton` memory for the slow tail; on by default where steps are found by
+            trial (neither lr nor step_size given).
         loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
 
     Raises:
@@ -85,18 +98,29 @@ class NaturalGradientVI(torch.optim.Optimizer):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
+        acceleration: QuasiNewton | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         self.rule = rule
+        if acceleration is None and lr is None and step_size is None:
+            acceleration = QuasiNewton()
+        self.acceleration = acceleration
         self.step_size = step_size or (SufficientDecrease() if lr is None else Constant())
         self.estimator = estimator
         self.posteriors: list[Posterior] = []
         self.evaluations = 0
         self.last: Report | None = None
-        self._cache: tuple[tuple[int, ...], Evaluation, Path] | None = None
+        self._cache: tuple[tuple[int, ...], Evaluation, Heading] | None = None
+        self._left_at: tuple[int, ...] | None = None  # the stamp when the last step ended
         self._warned = False
         if estimator is not None:
             self._check_comparable(estimator)
+        if self.acceleration is not None and (rule.emits is Affine or not self.step_size.needs_trial):
+            raise PairError(
+                "QuasiNewton bends natural gradients that are free of noise, and judges what it did by trial; "
+                f"got {type(rule).__name__} with {type(self.step_size).__name__}. "
+                "Use VN or SRVN with SufficientDecrease(), or leave the acceleration out."
+            )
         groups = [posterior] if isinstance(posterior, Posterior) else list(posterior)
         if not groups:
             raise InputError("the list of posteriors is empty; pass at least one.")
@@ -131,17 +155,49 @@ class NaturalGradientVI(torch.optim.Optimizer):
     @torch.no_grad()
     def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
         """L and the natural-gradient norm at q; the next step on the same target reuses the work."""
-        evaluation, path = self._evaluated(_as_target(target))
-        return Status(evaluation.loss, path.norm2())
+        evaluation, heading = self._evaluated(_as_target(target))
+        return Status(evaluation.loss, heading.norm2())
 
-    def _evaluated(self, target: Target) -> tuple[Evaluation, Path]:
-        """The packet and path at q, from the cache while q and the target are what they were."""
+    def _evaluated(self, target: Target) -> tuple[Evaluation, Heading]:
+        """The packet and heading at q, from the cache while q and the target are what they were."""
         q = self._only_posterior("a target")
         stamp = self._stamp(target, q)
         if self._cache is None or self._cache[0] != stamp:
+            if self._left_at not in (None, stamp):
+                self._forget(q)
             evaluation = self._evaluate_target(target, q)
-            self._cache = (stamp, evaluation, self.rule(q, evaluation.e))
+            self._cache = (stamp, evaluation, self._heading(0, evaluation.e))
         return self._cache[1:]
+
+    def _heading(self, index: int, e: Expectation) -> Heading:
+        """The rule's path along the gradient, or along the gradient bent by the memory."""
+        q = self.posteriors[index]
+        if self.acceleration is None:
+            path = self.rule(q, e)
+            return Heading(path, path.norm2, {})
+        gradient = q.local(e)
+        bent, memory = self.acceleration(q, gradient, self._state(index))
+        W = bent.local.P + e.temperature * q.structure.eye(bent.local.a)
+        path = self.rule(q, e._replace(derivative=Framed(bent.local.a, W)))
+        return Heading(replace(path, slope=lambda: bent.slope), lambda: q.norm2(gradient), memory)
+
+    def _state(self, index: int) -> dict[str, Tensor]:
+        """Everything of this posterior that changes from step to step, on first use made."""
+        q = self.posteriors[index]
+        state = self.state[q.mean_probe]
+        if "rejections" not in state:
+            like = q.mean_probe.detach()[..., 0]
+            state["rejections"] = torch.zeros_like(like)
+            state.update(self.step_size.init(like))
+            if self.acceleration is not None:
+                state.update(self.acceleration.init(q))
+        return state
+
+    def _forget(self, q: Posterior) -> None:
+        """Drop what the last steps taught: q or the target was changed from outside."""
+        state = self.state[q.mean_probe]
+        if self.acceleration is not None and state:
+            state.update(self.acceleration.init(q))
 
     def _stamp(self, target: Target, q: Posterior) -> tuple[int, ...]:
         tensors = (*target.tensors(), *q.coordinates)
@@ -205,10 +261,11 @@ class NaturalGradientVI(torch.optim.Optimizer):
         source = closure if isinstance(closure, Target) else _classify(closure)
         if isinstance(source, Target):
             q = self._only_posterior("a target")
-            evaluation, path = self._evaluated(source)
-            trial = self._advance(0, evaluation, path, lambda: self._evaluate_target(source, q))
+            evaluation, heading = self._evaluated(source)
+            trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(source, q))
+            self._left_at = self._stamp(source, q)
             if trial is not None:
-                self._cache = (self._stamp(source, q), trial, self.rule(q, trial.e))
+                self._cache = (self._left_at, trial, self._heading(0, trial.e))
             return evaluation.loss.sum()
         return self._step_on_closure(source)
 
@@ -226,7 +283,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
                     "model.negative_elbo(q), call loss.backward(), then step()."
                 )
             e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
-            self._advance(index, Evaluation(e.value, e), self.rule(q, e), None)
+            self._advance(index, Evaluation(e.value, e), self._heading(index, e), None)
 
     def _step_on_closure(self, closure: Callable[[], Tensor]) -> Tensor:
         def evaluate() -> list[Evaluation]:
@@ -252,12 +309,11 @@ class NaturalGradientVI(torch.optim.Optimizer):
                     f"to judge each of the {tuple(q.batch_shape)} posteriors the closure must return one loss each; "
                     f"got shape {tuple(start[0].loss.shape)}. Return the losses unsummed, or pass lr=."
                 )
-            self._advance(0, start[0], self.rule(q, start[0].e), lambda: evaluate()[0])
+            self._advance(0, start[0], self._heading(0, start[0].e), lambda: evaluate()[0])
             return start[0].loss.sum()
         start = evaluate()
-        paths = [self.rule(q, evaluation.e) for q, evaluation in zip(self.posteriors, start, strict=True)]
-        for index, (evaluation, path) in enumerate(zip(start, paths, strict=True)):
-            self._advance(index, evaluation, path, None)
+        for index, evaluation in enumerate(start):
+            self._advance(index, evaluation, self._heading(index, evaluation.e), None)
         return start[0].loss.sum()
 
     def _packet_from_probes(self, index: int, loss: Tensor) -> Expectation:
@@ -268,16 +324,12 @@ class NaturalGradientVI(torch.optim.Optimizer):
         return Expectation(loss, Framed(a, W), 1.0, True, Cost(1, 0))
 
     def _advance(
-        self, index: int, start: Evaluation, path: Path, evaluate: Callable[[], Evaluation] | None
+        self, index: int, start: Evaluation, heading: Heading, evaluate: Callable[[], Evaluation] | None
     ) -> Evaluation | None:
         """Move along the path; with a trial, keep it or restore, and return the packet that holds."""
         q, lr = self.posteriors[index], self.param_groups[index]["lr"]
-        state = self.state[q.mean_probe]
-        like = q.mean_probe[..., 0]
-        if "rejections" not in state:
-            state["rejections"] = torch.zeros_like(like)
-            state.update(self.step_size.init(like))
-        rho = self.step_size.propose(path, lr, like, state)
+        state, path = self._state(index), heading.path
+        rho = self.step_size.propose(path, lr, state["rejections"], state)
         new, accept = q.moved(path.at(rho))
         result = None
         if not self.step_size.needs_trial or evaluate is None:
@@ -294,6 +346,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
             state.update(control)
             result = _select(accept, trial, start)
         state["rejections"] += ~accept
+        state.update(heading.memory)
+        if self.acceleration is not None:
+            state["went"] = torch.where(accept, rho, 0.0)
         self.last = Report(rho, accept)
         return result
 
@@ -327,18 +382,18 @@ class NaturalGradientVI(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's; the next step evaluates anew."""
         super().load_state_dict(state_dict)
-        self._cache = None
+        self._cache = self._left_at = None
         generator = getattr(self.estimator, "generator", None)
         saved = self.state[self.posteriors[0].mean_probe].get("generator")
         if generator is not None and saved is not None:
             generator.set_state(saved.to(device="cpu", dtype=torch.uint8))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("rule", "step_size", "estimator", "posteriors", "evaluations", "_warned")
+        own = ("rule", "step_size", "estimator", "acceleration", "posteriors", "evaluations", "_warned")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._cache, self.last = None, None
+        self._cache = self._left_at = self.last = None
         super().__setstate__(state)
 
 

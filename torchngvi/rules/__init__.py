@@ -2,6 +2,7 @@
 
 from torchngvi.rules.bures_wasserstein import BuresWasserstein
 from torchngvi.rules.natural_gradient import NaturalGradient
+from torchngvi.rules.quasi_newton import QuasiNewton
 from torchngvi.rules.variational_newton import VariationalNewton
 
-__all__ = ["BuresWasserstein", "NaturalGradient", "VariationalNewton"]
+__all__ = ["BuresWasserstein", "NaturalGradient", "QuasiNewton", "VariationalNewton"]
