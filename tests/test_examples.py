@@ -1,0 +1,27 @@
+"""The examples run, at small size, and say what they promise."""
+
+import runpy
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name, *arguments):
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](list(arguments))
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"logistic_regression", "training_script"}
+
+
+def test_logistic_regression(tmp_path, capsys):
+    full, mean_field = run("logistic_regression", "--out", str(tmp_path / "figure.png"))
+    assert capsys.readouterr().out.count("converged, natural-gradient norm") == 2
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    # mean field is never wider than 1/precision allows, hence narrower here
+    assert (mean_field.stddev < full.stddev).double().mean() > 0.9
+
+
+def test_training_script(capsys):
+    assert run("training_script", "--epochs", "20") > 0.85
+    assert "held-out accuracy" in capsys.readouterr().out
