@@ -4,6 +4,7 @@ The natural-gradient norm |∇L|_F⁻¹ is free of units and of coordinates: nea
 optimum the objective is about ½|∇L|² nats above its minimum.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from tqdm.auto import tqdm
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.methods import VN
-from torchngvi.optim import NaturalGradientVI, Status
+from torchngvi.optim import NaturalGradientVI, Status, as_target
 
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
@@ -93,7 +94,7 @@ def fit(
         raise InputError(f"tolerance bounds the natural-gradient norm and must be positive; got {tolerance}.")
     if max_evaluations < 1:
         raise InputError(f"max_evaluations must be at least 1; got {max_evaluations}.")
-    callbacks = tuple(callbacks)
+    callbacks, target = tuple(callbacks), as_target(target)
 
     trace: list[Record] = []
     start, first, stalled = time.perf_counter(), optimizer.evaluations, 0
@@ -102,11 +103,11 @@ def fit(
         try:
             while True:
                 status = optimizer.evaluate(target)
-                record = _record(optimizer, status, first, time.perf_counter() - start)
+                record = _record(optimizer, status, first, bool(trace), time.perf_counter() - start)
                 trace.append(record)
                 _show(bar, record)
                 converged = record.norm <= tolerance
-                reason = _why_stop(record, converged, tolerance, max_evaluations, stalled)
+                reason = _why_stop(record, trace[0], converged, tolerance, max_evaluations, stalled)
                 answers = [callback(record) for callback in callbacks]
                 if any(answers) and not reason:
                     reason = f"because a callback stopped it at natural-gradient norm {record.norm:.2g}."
@@ -116,7 +117,7 @@ def fit(
                 assert optimizer.last is not None
                 stalled = 0 if bool(optimizer.last.accepted.any()) else stalled + 1
         except KeyboardInterrupt:
-            reason = "because it was interrupted."
+            reason = reason if converged else "because it was interrupted."
     if status is None:
         raise KeyboardInterrupt
     last = trace[-1]
@@ -124,12 +125,14 @@ def fit(
     return FitResult(converged, reason, last.loss, last.norm, last.evaluations, members, trace)
 
 
-def _why_stop(record: Record, converged: bool, tolerance: float, budget: int, stalled: int) -> str:
+def _why_stop(record: Record, first: Record, converged: bool, tolerance: float, budget: int, stalled: int) -> str:
     """The reason to end the run here, or nothing."""
     at = f"natural-gradient norm {record.norm:.2g} against a tolerance of {tolerance:.2g}"
     if converged:
         return f"natural-gradient norm {record.norm:.2g}."
-    if not record.loss < float("inf") or record.norm != record.norm:
+    if not math.isfinite(record.loss) or math.isnan(record.norm):
+        if math.isfinite(first.loss):
+            return f"because the run diverged to a negative ELBO of {record.loss}: use a smaller lr, or none at all."
         return (
             f"because the negative ELBO is {record.loss} at this q: start from another mean or a smaller scale "
             "(initialize_)."
@@ -144,8 +147,8 @@ def _why_stop(record: Record, converged: bool, tolerance: float, budget: int, st
     return ""
 
 
-def _record(optimizer: NaturalGradientVI, status: Status, first: int, seconds: float) -> Record:
-    last = optimizer.last
+def _record(optimizer: NaturalGradientVI, status: Status, first: int, stepped: bool, seconds: float) -> Record:
+    last = optimizer.last if stepped else None
     return Record(
         optimizer.evaluations - first,
         float(status.loss.sum()),

@@ -12,6 +12,7 @@ Two methods, both accurate to about 1e-12 for every standard deviation from 0 (t
   density varies.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -50,6 +51,14 @@ def _logistic_mixture(step: float = 0.125) -> tuple[list[float], list[float]]:
 _SCALES, _WEIGHTS = _logistic_mixture()
 
 
+@functools.cache
+def _mixture_tensors(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """τ² and p on the device, copied there once."""
+    with torch.inference_mode(False):
+        scale2 = torch.tensor([s * s for s in _SCALES], dtype=dtype, device=device)
+        return scale2, torch.tensor(_WEIGHTS, dtype=dtype, device=device)
+
+
 def softplus(
     mean: Tensor,  # (*batch, N)
     variance: Tensor,  # (*batch, N), not negative
@@ -63,8 +72,7 @@ def softplus(
     >>> [round(float(m), 12) for m in moments]  # log 2, 1/2, 1/4
     [0.69314718056, 0.5, 0.25]
     """
-    scale2 = torch.tensor([s * s for s in _SCALES], dtype=mean.dtype, device=mean.device)
-    weight = torch.tensor(_WEIGHTS, dtype=mean.dtype, device=mean.device)
+    scale2, weight = _mixture_tensors(mean.dtype, mean.device)
     inverse = torch.rsqrt(variance[..., None] + scale2)  # 1/r_k
     u = mean[..., None] * inverse
     density = torch.exp(-0.5 * u * u) * (weight / math.sqrt(2 * math.pi))
@@ -88,7 +96,9 @@ def expectation(
     >>> [round(float(m), 9) for m in expectation(square, e, v)]  # e² + v, 2 e, 2
     [13.0, 6.0, 2.0]
     """
-    sd = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    # below √eps the value is f(e) to rounding, and a wider normal has the same
+    floor = torch.finfo(variance.dtype).eps ** 0.5 * mean.detach().abs().clamp_min(1.0)
+    sd = torch.maximum(variance, floor.square()).sqrt()
     # t_k = low + k h: the same node count for every row, each over its own range
     low, high = torch.asinh(mean - _REACH * sd), torch.asinh(mean + _REACH * sd)
     step = (high - low) / (_NODES - 1)

@@ -26,7 +26,7 @@ Three known methods as combinations:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -94,6 +94,21 @@ class Frame:
     def variance(self) -> Tensor:
         """diag(V), (*batch, D)."""
         return self.structure.row_norms(self.root)
+
+
+class Versions:
+    """Which tensors, and how often each was written to: equal as long as nothing has changed."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
+        self.counts = tuple(tensor._version for tensor in self.tensors)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Versions) or self.counts != other.counts:
+            return False
+        return all(mine is theirs for mine, theirs in zip(self.tensors, other.tensors, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 # ------------------------------------------------------------------------------------ packets
@@ -361,8 +376,16 @@ class Posterior(torch.nn.Module, ABC):
         """Squared natural norm |a|² + ½‖P‖²_F of ∇L, (*batch,)."""
         return local.a.square().sum(-1) + 0.5 * self.structure.norm2(local.P)
 
+    def snapshot(self) -> Coordinates:
+        """A copy of the coordinates, to restore by :meth:`assign`."""
+        return Coordinates(*(buffer.clone() for buffer in self.coordinates))
+
     def assign(self, new: Coordinates, where: Tensor) -> None:
         """Write the coordinates in place for the members (*batch,) of the mask."""
         for old, value in zip(self.coordinates, new, strict=True):
-            mask = where.reshape(where.shape + (1,) * (old.ndim - where.ndim))
-            old.copy_(torch.where(mask, value, old))
+            old.copy_(where_members(where, value, old))
+
+
+def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """New for the members (*batch,) of the mask, old for the others; of tensors (*batch, ...)."""
+    return torch.where(mask.reshape(mask.shape + (1,) * (old.ndim - mask.ndim)), new, old)

@@ -12,8 +12,10 @@ non-finite value is not taken, member by member.
 """
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,7 +26,6 @@ from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
     Affine,
-    Coordinates,
     Cost,
     Estimator,
     Expectation,
@@ -35,10 +36,14 @@ from torchngvi.interfaces import (
     Rule,
     StepSize,
     Target,
+    Versions,
+    where_members,
 )
 from torchngvi.models import LogJoint
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
+
+Stamp = tuple[Target | None, Versions]  # what a packet was computed from
 
 
 class Evaluation(NamedTuple):
@@ -110,8 +115,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.posteriors: list[Posterior] = []
         self.evaluations = 0
         self.last: Report | None = None
-        self._cache: tuple[tuple[int, ...], Evaluation, Heading] | None = None
-        self._left_at: tuple[int, ...] | None = None  # the stamp when the last step ended
+        self._cache: tuple[Stamp, Evaluation, Heading] | None = None
+        self._left_at: Stamp | None = None  # when the last step ended
         self._warned = False
         if estimator is not None:
             self._check_comparable(estimator)
@@ -155,16 +160,18 @@ class NaturalGradientVI(torch.optim.Optimizer):
     @torch.no_grad()
     def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
         """L and the natural-gradient norm at q; the next step on the same target reuses the work."""
-        evaluation, heading = self._evaluated(_as_target(target))
+        target = as_target(target)
+        if not target.tensors():
+            self._cache = None  # nobody knows whether the target has changed
+        evaluation, heading = self._evaluated(target)
         return Status(evaluation.loss, heading.norm2())
 
     def _evaluated(self, target: Target) -> tuple[Evaluation, Heading]:
         """The packet and heading at q, from the cache while q and the target are what they were."""
         q = self._only_posterior("a target")
-        stamp = self._stamp(target, q)
+        stamp = (target, Versions((*target.tensors(), *q.coordinates)))
         if self._cache is None or self._cache[0] != stamp:
-            if self._left_at not in (None, stamp):
-                self._forget(q)
+            self._forget_unless(stamp)
             evaluation = self._evaluate_target(target, q)
             self._cache = (stamp, evaluation, self._heading(0, evaluation.e))
         return self._cache[1:]
@@ -186,22 +193,24 @@ class NaturalGradientVI(torch.optim.Optimizer):
         q = self.posteriors[index]
         state = self.state[q.mean_probe]
         if "rejections" not in state:
-            like = q.mean_probe.detach()[..., 0]
-            state["rejections"] = torch.zeros_like(like)
-            state.update(self.step_size.init(like))
-            if self.acceleration is not None:
-                state.update(self.acceleration.init(q))
+            self._complete(q, state)
         return state
 
-    def _forget(self, q: Posterior) -> None:
-        """Drop what the last steps taught: q or the target was changed from outside."""
-        state = self.state[q.mean_probe]
-        if self.acceleration is not None and state:
-            state.update(self.acceleration.init(q))
+    def _complete(self, q: Posterior, state: dict[str, Tensor]) -> None:
+        """Add what the parts need and the state lacks."""
+        like = q.mean_probe.detach()[..., 0]
+        fresh = {"rejections": torch.zeros_like(like), **self.step_size.init(like)}
+        if self.acceleration is not None:
+            fresh.update(self.acceleration.init(q))
+        for name, value in fresh.items():
+            state.setdefault(name, value)
 
-    def _stamp(self, target: Target, q: Posterior) -> tuple[int, ...]:
-        tensors = (*target.tensors(), *q.coordinates)
-        return (id(target), *(x for tensor in tensors for x in (id(tensor), tensor._version)))
+    def _forget_unless(self, stamp: Stamp) -> None:
+        """Drop what the last steps taught if q or the target is not what they left."""
+        q = self.posteriors[0]
+        state = self.state[q.mean_probe]
+        if self.acceleration is not None and state and self._left_at is not None and self._left_at != stamp:
+            state.update(self.acceleration.init(q))
 
     def _evaluate_target(self, target: Target, q: Posterior) -> Evaluation:
         estimator = self._estimator_for(target)
@@ -210,15 +219,14 @@ class NaturalGradientVI(torch.optim.Optimizer):
         return Evaluation(e.value - e.temperature * q.entropy(), e)
 
     def _estimator_for(self, target: Target) -> Estimator:
-        if self.estimator is None:
-            self.estimator = Quadrature() if isinstance(target, LinearTarget) else Stein()
-        if not isinstance(target, self.estimator.needs):
+        estimator = self.estimator or (Quadrature() if isinstance(target, LinearTarget) else Stein())
+        if not isinstance(target, estimator.needs):
             raise PairError(
-                f"{type(self.estimator).__name__} evaluates a {self.estimator.needs.__name__}; "
+                f"{type(estimator).__name__} evaluates a {estimator.needs.__name__}; "
                 f"got {type(target).__name__}. Leave estimator=None, or use Stein()."
             )
-        self._check_comparable(self.estimator)
-        return self.estimator
+        self._check_comparable(estimator)
+        return estimator
 
     def _check_comparable(self, estimator: Estimator) -> None:
         if self.step_size.needs_trial and not estimator.comparable:
@@ -255,19 +263,23 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 cannot evaluate, one target for several posteriors.
             InputError: gradients missing, or a callable that could be either kind of function.
         """
-        if closure is None:
-            self._step_from_gradients()
-            return None
-        source = closure if isinstance(closure, Target) else _classify(closure)
-        if isinstance(source, Target):
-            q = self._only_posterior("a target")
-            evaluation, heading = self._evaluated(source)
-            trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(source, q))
-            self._left_at = self._stamp(source, q)
-            if trial is not None:
-                self._cache = (self._left_at, trial, self._heading(0, trial.e))
-            return evaluation.loss.sum()
-        return self._step_on_closure(source)
+        with _Precision(self.posteriors[0].mean_probe.device.type) as outside:
+            if closure is None:
+                self._step_from_gradients()
+                return None
+            source = closure if isinstance(closure, Target) else _classify(closure)
+            if isinstance(source, Target):
+                return self._step_on_target(source)
+            return self._step_on_closure(outside.restored(source))
+
+    def _step_on_target(self, target: Target) -> Tensor:
+        q = self._only_posterior("a target")
+        evaluation, heading = self._evaluated(target)
+        trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q))
+        self._left_at = (target, Versions((*target.tensors(), *q.coordinates)))
+        if trial is not None:
+            self._cache = (self._left_at, trial, self._heading(0, trial.e))
+        return evaluation.loss.sum()
 
     def _step_from_gradients(self) -> None:
         if self.step_size.needs_trial:
@@ -276,12 +288,12 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 f"{type(self.step_size).__name__} needs. Pass a learning rate, for example lr=0.1, "
                 "or call step with a closure or a model."
             )
+        if any(q.mean_probe.grad is None and q.root_probe.grad is None for q in self.posteriors):
+            raise InputError(
+                "the posterior has no gradient: compute a loss from q.rsample(), q.log_prob(), q.entropy() or "
+                "model.negative_elbo(q), call loss.backward(), then step()."
+            )
         for index, q in enumerate(self.posteriors):
-            if q.mean_probe.grad is None and q.root_probe.grad is None:
-                raise InputError(
-                    "the posterior has no gradient: compute a loss from q.rsample(), q.log_prob(), q.entropy() or "
-                    "model.negative_elbo(q), call loss.backward(), then step()."
-                )
             e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
             self._advance(index, Evaluation(e.value, e), self._heading(index, e), None)
 
@@ -303,6 +315,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
         if self.step_size.needs_trial:
             q = self._only_posterior(f"a closure with {type(self.step_size).__name__}")
+            self._forget_unless((None, Versions(q.coordinates)))
             start = evaluate()
             if start[0].loss.shape != q.batch_shape:
                 raise InputError(
@@ -310,18 +323,19 @@ class NaturalGradientVI(torch.optim.Optimizer):
                     f"got shape {tuple(start[0].loss.shape)}. Return the losses unsummed, or pass lr=."
                 )
             self._advance(0, start[0], self._heading(0, start[0].e), lambda: evaluate()[0])
-            return start[0].loss.sum()
+            self._left_at = (None, Versions(q.coordinates))
+            return start[0].loss.sum() / self.param_groups[0]["loss_scale"]
         start = evaluate()
         for index, evaluation in enumerate(start):
             self._advance(index, evaluation, self._heading(index, evaluation.e), None)
-        return start[0].loss.sum()
+        return start[0].loss.sum() / self.param_groups[0]["loss_scale"]
 
     def _packet_from_probes(self, index: int, loss: Tensor) -> Expectation:
         """a and W = P + I from the gradients of a whole loss."""
         q, scale = self.posteriors[index], self.param_groups[index]["loss_scale"]
         a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
         W = q.structure.one_sided(R) + q.structure.eye(a)
-        return Expectation(loss, Framed(a, W), 1.0, True, Cost(1, 0))
+        return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
 
     def _advance(
         self, index: int, start: Evaluation, heading: Heading, evaluate: Callable[[], Evaluation] | None
@@ -336,14 +350,19 @@ class NaturalGradientVI(torch.optim.Optimizer):
             q.assign(new, accept)
             self._warn_if_rejected(accept, rho)
         else:
-            old = Coordinates(*(buffer.clone() for buffer in q.coordinates))
+            old = q.snapshot()
             slope = path.slope()
             q.assign(new, accept)
-            trial = evaluate()
+            try:
+                trial = evaluate()
+            except BaseException:  # an interrupt, an error in the user's function: nothing is lost
+                q.assign(old, torch.ones_like(accept))
+                raise
             kept, control = self.step_size.judge(start.loss, trial.loss, slope, rho, state)
             accept = accept & kept
             q.assign(old, ~accept)
-            state.update(control)
+            usable = rho.isfinite() & slope.isfinite() & start.loss.isfinite()
+            state.update({name: torch.where(usable, value, state[name]) for name, value in control.items()})
             result = _select(accept, trial, start)
         state["rejections"] += ~accept
         state.update(heading.memory)
@@ -357,12 +376,15 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if accept.device.type != "cpu" or self._warned or bool(accept.all()):
             return
         self._warned = True
+        depth, frame = 1, sys._getframe()
+        while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torchngvi", "torch"):
+            depth, frame = depth + 1, frame.f_back
         warnings.warn(
             f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left the positive definite cone or was not "
             "finite; q was left as it is, and steps like it will be skipped without another warning. "
             "Use a smaller lr, or none at all for steps found by trial.",
             RejectedStepWarning,
-            stacklevel=4,
+            stacklevel=depth,
         )
 
     @property
@@ -383,6 +405,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
         """As torch's; the next step evaluates anew."""
         super().load_state_dict(state_dict)
         self._cache = self._left_at = None
+        for q in self.posteriors:
+            if q.mean_probe in self.state:
+                self._complete(q, self.state[q.mean_probe])
         generator = getattr(self.estimator, "generator", None)
         saved = self.state[self.posteriors[0].mean_probe].get("generator")
         if generator is not None and saved is not None:
@@ -397,6 +422,36 @@ class NaturalGradientVI(torch.optim.Optimizer):
         super().__setstate__(state)
 
 
+class _Precision:
+    """Switches autocast off around a step: no factorisation in half precision; the user's closure gets it back."""
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self.active = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+    def _autocast(self, enabled: bool) -> AbstractContextManager[Any]:
+        if not self.active:
+            return nullcontext()
+        return torch.autocast(self.device_type, torch.get_autocast_dtype(self.device_type), enabled)
+
+    def __enter__(self) -> "_Precision":
+        self.context = self._autocast(False)
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.context.__exit__(*exception)
+
+    def restored(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """The closure, run as its author meant."""
+
+        def run() -> Tensor:
+            with self._autocast(True):
+                return closure()
+
+        return run
+
+
 def _select(accept: Tensor, new: Any, old: Any) -> Any:
     """new where accepted, else old, member by member through nested packets."""
     if not accept.ndim and accept.device.type == "cpu":
@@ -404,13 +459,14 @@ def _select(accept: Tensor, new: Any, old: Any) -> Any:
     if isinstance(new, Tensor):
         if new is old:
             return new
-        return torch.where(accept.reshape(accept.shape + (1,) * (new.ndim - accept.ndim)), new, old)
+        return where_members(accept, new, old)
     if isinstance(new, tuple):
         return type(new)(*(_select(accept, n, o) for n, o in zip(new, old, strict=True)))
     return new
 
 
-def _as_target(source: Any) -> Target:
+def as_target(source: Any) -> Target:
+    """A target as it is, a function of theta as `LogJoint`; a closure is refused."""
     if isinstance(source, Target):
         return source
     target = _classify(source)
@@ -435,6 +491,11 @@ def _classify(function: Any) -> Target | Callable[[], Tensor]:
         return True
 
     without, with_one = binds(), binds(None)
+    if not without and not with_one:
+        raise InputError(
+            "step calls a log joint with theta alone, or a closure with nothing; this callable needs other arguments. "
+            "Bind them: functools.partial(f, ...), or a lambda."
+        )
     if with_one and not without:
         return LogJoint(function)
     if without and not with_one:

@@ -157,7 +157,9 @@ def _likelihood(family: str | Likelihood) -> Likelihood:
 def _tensor(name: str, value: Any, like: Tensor | None) -> Tensor:
     """A finite floating-point tensor; the design decides dtype and device."""
     try:
-        tensor = torch.as_tensor(value)
+        # straight to the dtype of the design: 0.1 must not pass through float32
+        tensor = value if isinstance(value, Tensor) or like is None else torch.as_tensor(value, dtype=like.dtype)
+        tensor = torch.as_tensor(tensor)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} must be numbers; got {type(value).__name__} ({error}).") from error
     if tensor.is_complex():

@@ -1,5 +1,6 @@
 """Any differentiable log joint, given as a function."""
 
+import math
 from collections.abc import Callable
 from typing import final
 
@@ -30,6 +31,8 @@ class LogJoint(Target):
     def __init__(self, function: Callable[[Tensor], Tensor], temperature: float = 1.0) -> None:
         if not callable(function):
             raise InputError(f"LogJoint takes a function of theta; got {type(function).__name__}.")
+        if not (temperature > 0 and math.isfinite(temperature)):
+            raise InputError(f"temperature is the weight of the entropy, positive and finite; got {temperature}.")
         self.function = function
         self.temperature = float(temperature)
 
@@ -47,5 +50,5 @@ class LogJoint(Target):
         return value
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Unknown: a packet is never used twice."""
+        """Unknown: what a function closes over may change, so that only the step after `evaluate` reuses its work."""
         return ()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Coordinates, Frame, Posterior, Structure
+from torchngvi.interfaces import Coordinates, Frame, Posterior, Structure, Versions
 
 
 class Gaussian(Posterior):
@@ -40,7 +40,7 @@ class Gaussian(Posterior):
         self.dim = dim
         self.batch_shape = torch.Size(batch_shape)
         self.structure = structure
-        self._memory: dict[str, tuple[tuple[int, ...], Any]] = {}
+        self._memory: dict[str, tuple[Versions, Any]] = {}
 
     def _register(
         self,
@@ -259,9 +259,12 @@ class Gaussian(Posterior):
         if other.dim != self.dim:
             raise InputError(f"KL needs two posteriors over the same space; got D = {self.dim} and {other.dim}.")
         mine = self.probed()
-        columns = self.structure.to_dense(mine.root).movedim(-1, 0)  # (D, *batch, D)
+        batch = torch.broadcast_shapes(self.batch_shape, other.batch_shape)
+        columns = self.structure.to_dense(mine.root).movedim(-1, 0)
+        columns = columns.reshape(self.dim, *(1,) * (len(batch) - len(self.batch_shape)), *columns.shape[1:])
+        columns = columns.expand(self.dim, *batch, self.dim)
         spread = other.whiten(columns).square().sum((0, -1))
-        shift = other.whiten(mine.mean - other.frame().mean).square().sum(-1)
+        shift = other.whiten((mine.mean - other.frame().mean).expand(*batch, self.dim)).square().sum(-1)
         log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
         return 0.5 * (spread + shift - self.dim) + other.log_det_root() - log_det
 
@@ -289,10 +292,10 @@ class Gaussian(Posterior):
 
     def _remembered(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value computed from the coordinates, kept until they change."""
-        version = tuple(buffer._version for buffer in self.coordinates)
-        if name not in self._memory or self._memory[name][0] != version:
+        versions = Versions(self.coordinates)
+        if name not in self._memory or self._memory[name][0] != versions:
             with torch.no_grad():
-                self._memory[name] = (version, compute())
+                self._memory[name] = (versions, compute())
         return self._memory[name][1]
 
     def extra_repr(self) -> str:
@@ -303,6 +306,8 @@ class Gaussian(Posterior):
 
 class _PushNoise(torch.autograd.Function):
     """θ = m + C z; backward: p gets Σ Cᵀg and R the symmetric part of Σ (Cᵀg) zᵀ, in q's pattern."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(z: Tensor, mean_probe: Tensor, root_probe: Tensor, q: Gaussian, *coordinates: Tensor) -> Tensor:

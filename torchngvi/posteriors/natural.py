@@ -10,10 +10,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Congruence, Coordinates, Expectation, Frame, Framed, Move, Raw, Tangent
+from torchngvi.interfaces import (
+    Congruence,
+    Coordinates,
+    Expectation,
+    Frame,
+    Framed,
+    Move,
+    Raw,
+    Tangent,
+    Versions,
+    where_members,
+)
 from torchngvi.linalg import cholesky, triangular_inverse
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Dense
+
+
+class _Factored(Coordinates):
+    """(S m, S) with the factor of S beside it."""
+
+    factor: Tensor
+
+    @classmethod
+    def of(cls, vector: Tensor, matrix: Tensor, factor: Tensor) -> "_Factored":
+        new = cls(vector, matrix)
+        new.factor = factor
+        return new
 
 
 class NaturalGaussian(Gaussian):
@@ -44,7 +67,10 @@ class NaturalGaussian(Gaussian):
     @property
     def mean(self) -> Tensor:
         """m, (*batch, D)."""
-        return self.frame().mean
+        return self._remembered("mean", self._mean)
+
+    def _mean(self) -> Tensor:
+        return torch.cholesky_solve(self.precision_mean[..., None], self.factor())[..., 0]
 
     @property
     def coordinates(self) -> Coordinates:
@@ -60,8 +86,20 @@ class NaturalGaussian(Gaussian):
         return self._remembered("frame", self._frame)
 
     def _frame(self) -> Frame:
-        mean = torch.cholesky_solve(self.coordinates.vector[..., None], self.factor())[..., 0]
-        return Frame(mean, triangular_inverse(self.factor()).mT, self.structure)
+        return Frame(self.mean, triangular_inverse(self.factor()).mT, self.structure)
+
+    def snapshot(self) -> Coordinates:
+        """A copy of the coordinates with the factor."""
+        return _Factored.of(self.precision_mean.clone(), self.precision.clone(), self.factor())
+
+    def assign(self, new: Coordinates, where: Tensor) -> None:
+        """As every posterior; the factor that the test of the cone has made is kept."""
+        factor = where_members(where, new.factor, self.factor()) if isinstance(new, _Factored) else None
+        frame = self.frame()
+        torch.autograd.graph.increment_version((frame.mean, frame.root, self.factor()))  # graphs through them are stale
+        super().assign(new, where)
+        if factor is not None:
+            self._memory["factor"] = (Versions(self.coordinates), factor)
 
     @property
     def scale_tril(self) -> Tensor:
@@ -90,20 +128,20 @@ class NaturalGaussian(Gaussian):
         d = e.derivative
         g, H = Raw(*self.unframe(d.a, d.W)) if isinstance(d, Framed) else d if isinstance(d, Raw) else d.raw()
         G = H - e.temperature * self.precision
-        return Coordinates(g - self.structure.mv(G, self.frame().mean), -G)
+        return Coordinates(g - self.structure.mv(G, self.mean), -G)
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
         """(S'm', S'), and where S' is positive definite."""
         vector, precision = self.coordinates
         match move:
             case Tangent((vector_change, matrix_change)):
-                new = Coordinates(vector + vector_change, precision + matrix_change)
+                vector, matrix = vector + vector_change, precision + matrix_change
             case Congruence(N, force):
                 # S' = T N Tᵀ,  S'm' = S'm + T f
                 shift, matrix = self.unframe(force, N)
                 matrix = 0.5 * (matrix + matrix.mT)
-                new = Coordinates(self.structure.mv(matrix, self.frame().mean) + shift, matrix)
+                vector = self.structure.mv(matrix, self.mean) + shift
             case _:
                 raise NotImplementedError  # `takes` refuses it before
-        _, ok = cholesky(new.matrix)
-        return new, ok & torch.isfinite(new.vector).all(-1)
+        factor, ok = cholesky(matrix)
+        return _Factored.of(vector, matrix, factor), ok & torch.isfinite(vector).all(-1)

@@ -79,13 +79,15 @@ class QuasiNewton:
             shares.append((share, curvature))
         for (s, y, kept), (share, curvature) in zip(reversed(pairs), reversed(shares), strict=True):
             bent = inner.add(bent, share - kept * inner(y, bent) / curvature, s)
-        slope = inner(gradient, bent)
+        slope, norm2 = inner(gradient, bent), inner(gradient, gradient)
         downhill = slope > 0
         bent = inner.where(downhill, bent, gradient)
-        slope = torch.where(downhill, slope, inner(gradient, gradient))
-        new["gradient_a"], new["gradient_P"] = gradient.a[None], gradient.P[None]
-        new["direction_a"], new["direction_P"] = bent.a[None], bent.P[None]
+        slope = torch.where(downhill, slope, norm2)
         new["kept"] = new["kept"] * downhill
+        nothing = Local(torch.zeros_like(gradient.a), torch.zeros_like(gradient.P))
+        for name, value in (("gradient", gradient), ("direction", bent)):
+            finite = inner.where(norm2.isfinite(), value, nothing)  # a NaN is not remembered
+            new[f"{name}_a"], new[f"{name}_P"] = finite.a[None], finite.P[None]
         return Bent(bent, slope), new
 
     def _learned(self, inner: "_Inner", gradient: Local, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,239 @@
+"""The parts under test, listed once, with seeds, batches and the tolerance policy.
+
+Tolerances. Everything deterministic runs in float64 on well conditioned problems (covariances with
+eigenvalues within a factor of about 100 of one another) and is compared with `close`:
+
+* `EXACT` 1e-12: the same formula in another order of operations;
+* `IDENTITY` 1e-10: an identity that passes through a linear solve, a factorisation or quadrature;
+* `DIFFERENCE` 1e-8: a derivative against five-point differences of step 1e-3, whose own error is
+  about h⁴ f⁽⁵⁾/30 + eps/h, near 1e-11 for functions of order one with benign higher derivatives.
+
+Differences are measured relative to the largest entry of the expected tensor, or 1 if that is
+smaller. Statistical tests use fixed seeds and `z_bound`, which holds a whole comparison, all of its
+entries together, to the one failure rate `FAILURE_RATE`.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import reference
+import torch
+from torch import Tensor
+
+from torchngvi.expectations import Autograd, Quadrature, Stein
+from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Raw
+from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, GeneralizedLinear, Likelihood, PoissonLog
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+from torchngvi.rules import BuresWasserstein, NaturalGradient, VariationalNewton
+from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
+
+torch.set_num_threads(1)  # matrices of 3 x 3: threads would only wait for one another
+
+DTYPE = torch.float64
+EXACT, IDENTITY, DIFFERENCE = 1e-12, 1e-10, 1e-8
+FAILURE_RATE = 1e-6
+
+DIM, ROWS = 3, 7
+# (3,) and (2, 3) end in DIM, where x @ A.mT broadcasts to a wrong shape without an error
+BATCHES = [(), (2,), (3,), (2, 3)]
+TEMPERATURES = [0.5, 1.0, 2.0]
+# each batch and each temperature, not every pair of them
+BATCHES_AT = [((), 0.5), ((), 1.0), ((), 2.0), ((2,), 1.0), ((3,), 0.5), ((2, 3), 2.0)]
+
+POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian, "natural": NaturalGaussian}
+RULES = {"newton": VariationalNewton, "natural_gradient": NaturalGradient, "bures_wasserstein": BuresWasserstein}
+STEP_SIZES = {"constant": Constant, "kl_radius": KLRadius, "sufficient_decrease": SufficientDecrease}
+ESTIMATORS = {"quadrature": Quadrature, "autograd": Autograd, "stein": Stein}
+
+# pairs that are refused, and why
+EXCLUDED_RULES = {
+    ("natural", "bures_wasserstein"): "an affine map of theta needs a root of V to act on; (S m, S) holds none",
+}
+EXCLUDED_STEP_SIZES = {
+    ("stein", "sufficient_decrease"): "a trial compares two values, and Monte Carlo values are noisy",
+}
+PAIRS = [pair for pair in itertools.product(POSTERIORS, RULES) if pair not in EXCLUDED_RULES]
+
+# the reference coordinates in which each posterior's own straight line runs
+OWN_COORDINATES = {"cholesky": "mean_root", "diagonal": "mean_scale", "natural": "natural"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A likelihood, its energy as the reference has it, and how to draw targets."""
+
+    likelihood: Callable[[], Likelihood]
+    energy: Callable[[Tensor, Tensor], Tensor]
+    targets: Callable[[Tensor], Tensor]  # standard normal (..., N) -> y
+
+
+def _classes(x: Tensor) -> Tensor:
+    signs = torch.where(x > 0, 1.0, -1.0).to(x.dtype)
+    signs[..., 0], signs[..., 1] = 1.0, -1.0
+    return signs
+
+
+FAMILIES = {
+    "bernoulli_logit": Family(BernoulliLogit, reference.logit_energy, _classes),
+    "bernoulli_probit": Family(BernoulliProbit, reference.probit_energy, _classes),
+    "poisson_log": Family(PoissonLog, reference.poisson_energy, lambda x: (2 * x.abs()).round()),
+    "gaussian": Family(GaussianNoise, reference.gaussian_energy(1.0), lambda x: 2 * x),
+    "gaussian_0.3": Family(lambda: GaussianNoise(0.3), reference.gaussian_energy(0.3), lambda x: 2 * x),
+}
+
+
+# ------------------------------------------------------------------------------- comparisons
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Equal shapes, and differences below tolerance · max(1, largest expected entry)."""
+    assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    assert actual.dtype == expected.dtype
+    scale = max(1.0, float(expected.detach().abs().max()))
+    error = float((actual.detach() - expected.detach()).abs().max()) / scale
+    assert error <= tolerance, f"off by {error:.2e} where {tolerance:.0e} is allowed"
+
+
+def z_bound(count: int) -> float:
+    """The |z| that `count` standard normal statistics together exceed with probability FAILURE_RATE."""
+    return NormalDist().inv_cdf(1 - FAILURE_RATE / (2 * count))
+
+
+def unbiased(estimates: Tensor, expected: Tensor) -> None:
+    """The mean of independent estimates (R, ...) is the expected one, by z-tests."""
+    spread = estimates.std(0) / math.sqrt(len(estimates))
+    z = (estimates.mean(0) - expected) / spread
+    assert float(z.abs().max()) <= z_bound(z.numel()), f"z = {float(z.abs().max()):.1f}"
+
+
+def difference(function: Callable[[float], Tensor], step: float = 1e-3) -> Tensor:
+    """f'(0) by the five-point rule."""
+    near, far = function(step) - function(-step), function(2 * step) - function(-2 * step)
+    return (8 * near - far) / (12 * step)
+
+
+# ------------------------------------------------------------------------------- random things
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    """Standard normal draws that depend on the seed and the shape only."""
+    return torch.randn(shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+
+
+def random_root(batch: tuple[int, ...], seed: int, dim: int = DIM) -> Tensor:
+    """Lower triangular, (*batch, D, D), with a diagonal between about 0.4 and 1.2."""
+    x = 0.4 * randn(*batch, dim, dim, seed=seed)
+    return x.tril(-1) + torch.diag_embed(0.7 * torch.exp(0.6 * x.diagonal(dim1=-2, dim2=-1)))
+
+
+def random_symmetric(batch: tuple[int, ...], seed: int, definite: bool = True) -> Tensor:
+    """A curvature (*batch, D, D): positive definite, or indefinite."""
+    x = randn(*batch, DIM, DIM, seed=seed)
+    return x @ x.mT / DIM + 0.3 * torch.eye(DIM, dtype=DTYPE) if definite else 0.5 * (x + x.mT)
+
+
+def random_posterior(name: str, batch: tuple[int, ...] = (), seed: int = 0):
+    """A posterior away from zero and the identity; of the root a diagonal one keeps the diagonal."""
+    root = random_root(batch, seed + 1)
+    return POSTERIORS[name](DIM, batch, mean=randn(*batch, DIM, seed=seed), scale=kept(name, root))
+
+
+def kept(name: str, matrix: Tensor) -> Tensor:
+    """The dense matrix with the entries of that posterior's pattern."""
+    return torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1)) if name == "diagonal" else matrix
+
+
+def same_as(name: str, q, mean: Tensor | None = None, covariance: Tensor | None = None):
+    """A posterior of that kind with q's moments, or with those given."""
+    mean = q.mean.detach() if mean is None else mean
+    covariance = q.covariance.detach() if covariance is None else covariance
+    return POSTERIORS[name](DIM, mean.shape[:-1], mean=mean, scale=torch.linalg.cholesky(covariance))
+
+
+def random_packet(batch: tuple[int, ...], seed: int, temperature: float = 1.0, definite: bool = True) -> Expectation:
+    """A raw packet that belongs to no model."""
+    derivative = Raw(randn(*batch, DIM, seed=seed), random_symmetric(batch, seed + 1, definite))
+    return Expectation(torch.zeros(batch, dtype=DTYPE), derivative, temperature, True, Cost(1, 1))
+
+
+def framed_packet(a: Tensor, W: Tensor, temperature: float = 1.0) -> Expectation:
+    """A packet given in q's frame."""
+    return Expectation(torch.zeros(a.shape[:-1], dtype=DTYPE), Framed(a, W), temperature, True, Cost(1, 1))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target of the library and the same problems for the reference, one a member."""
+
+    target: GeneralizedLinear
+    problems: list[reference.Problem]
+
+
+def random_model(
+    family: str,
+    batch: tuple[int, ...] = (),
+    seed: int = 0,
+    temperature: float = 1.0,
+    own_design: bool = False,  # one design matrix a member
+) -> Model:
+    """Weights, offset and a prior away from their defaults; targets of each member its own."""
+    part = FAMILIES[family]
+    X = 0.7 * randn(*(batch if own_design else ()), ROWS, DIM, seed=seed)
+    y = part.targets(randn(*batch, ROWS, seed=seed + 1))
+    weights = 0.2 + randn(*batch, ROWS, seed=seed + 2).abs()
+    offset = 0.3 * randn(*batch, ROWS, seed=seed + 3)
+    mean, precision = 0.5 * randn(DIM, seed=seed + 4), torch.exp(0.5 * randn(DIM, seed=seed + 5))
+    target = GeneralizedLinear(
+        X,
+        y,
+        part.likelihood(),
+        prior_precision=precision,
+        prior_mean=mean,
+        weights=weights,
+        offset=offset,
+        temperature=temperature,
+    )
+    designs = X.expand(*batch, ROWS, DIM)
+    problems = [
+        reference.Problem(designs[i], y[i], part.energy, weights[i], offset[i], mean, precision, temperature)
+        for i in members(batch)
+    ]
+    return Model(target, problems)
+
+
+def members(batch: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The index of every member."""
+    return itertools.product(*(range(size) for size in batch))
+
+
+def for_each(function: Callable[..., Tensor], batch: tuple[int, ...], *stacked: object) -> Tensor:
+    """function of each member's entries, stacked to (*batch, ...); lists are one entry a member."""
+    results = []
+    for position, index in enumerate(members(batch)):
+        arguments = [x[position] if isinstance(x, list) else x[index] for x in stacked]
+        results.append(function(*arguments))
+    return torch.stack(results).reshape((*batch, *results[0].shape))
+
+
+def step(q, move) -> tuple[Tensor, Tensor]:
+    """Mean and covariance after a move that must stay in the cone; q is not changed."""
+    new, ok = q.moved(move)
+    assert ok.shape == q.batch_shape
+    assert bool(ok.all()), "the move left the cone"
+    return moments_of(q, new)
+
+
+def moments_of(q, new: Coordinates) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of coordinates, from their definition."""
+    if isinstance(q, NaturalGaussian):
+        return torch.linalg.solve(new.matrix, new.vector), torch.linalg.inv(new.matrix)
+    root = torch.diag_embed(new.matrix) if isinstance(q, DiagonalGaussian) else new.matrix
+    return new.vector, root @ root.mT
+
+
+def every(rho: float, batch: tuple[int, ...]) -> Tensor:
+    """One step size for each member."""
+    return torch.full(batch, rho, dtype=DTYPE)

@@ -1,0 +1,150 @@
+"""The shape of the package, read from its source: levels, third parties, docstrings."""
+
+import ast
+import functools
+import pathlib
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "torchngvi"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# a module may import from lower levels, and within its own folder; parts of one level are strangers
+LEVELS = [
+    {"errors", "linalg", "gaussian_integrals"},
+    {"interfaces"},
+    {"structures"},
+    {"posteriors", "expectations", "rules", "stepsizes", "models"},
+    {"optim"},
+    {"methods"},
+    {"fit", "diagnostics"},
+    {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it
+    {"config"},
+    {"adapters"},
+    {"cli"},
+    {"__main__"},
+]
+LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+HOSTS = {"adapters", "cli"}  # where third parties and imports inside functions are allowed
+FOUNDATIONS = {"torch", "tqdm"}
+
+
+@functools.cache
+def tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def part(path):
+    """The top-level name a file belongs to: posteriors/natural.py -> posteriors."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def module(path):
+    """Its dotted name: posteriors/natural.py -> torchngvi.posteriors.natural."""
+    parts = ("torchngvi", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path):
+    """Every imported module, absolute, with its node; `from a import b` gives a.b where that is a module."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno}: write imports in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                yield (name if name in MODULES else node.module), node
+
+
+MODULES = {module(path): path for path in FILES}
+
+
+def inner(path):
+    """The modules of the package it imports."""
+    return {name for name, _ in imports(path) if name.split(".")[0] == "torchngvi"}
+
+
+def test_the_package_is_found():
+    assert {"torchngvi", "torchngvi.interfaces", "torchngvi.posteriors.natural"} <= set(MODULES)
+
+
+def test_every_file_has_a_level():
+    assert {part(path) for path in FILES} <= set(LEVEL)
+
+
+def test_imports_go_downwards():
+    """And parts of one level never import one another, except within their own folder."""
+    for path in FILES:
+        for name in inner(path):
+            target = name.split(".")[1] if "." in name else "__init__"
+            below = LEVEL[target] < LEVEL[part(path)]
+            assert below or target == part(path), f"{module(path)} imports {name}: not below it"
+
+
+def test_no_cycles():
+    """Repeatedly take away the modules that import nothing left; nothing may remain."""
+    graph = {name: inner(path) - {name} for name, path in MODULES.items()}
+    while leaves := {name for name, targets in graph.items() if not targets & set(graph)}:
+        graph = {name: targets for name, targets in graph.items() if name not in leaves}
+    assert not graph, f"these import one another: {sorted(graph)}"
+
+
+def test_no_imports_inside_functions():
+    for path in FILES:
+        if part(path) in HOSTS:
+            continue
+        for function in ast.walk(tree(path)):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                hidden = [node for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)]
+                assert not hidden, f"{module(path)}:{hidden[0].lineno} imports inside a function"
+
+
+def test_third_parties():
+    """Beside torch and tqdm only in the adapters and the command line."""
+    for path in FILES:
+        for name, node in imports(path):
+            root = name.split(".")[0]
+            known = root == "torchngvi" or root in sys.stdlib_module_names or root in FOUNDATIONS
+            assert known or part(path) in HOSTS, f"{module(path)}:{node.lineno} imports {root}"
+
+
+SPEAKING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def public(path):
+    """The module, and its public classes, functions and methods, also nested in classes."""
+    yield path.name, tree(path)
+
+    def descend(body, prefix):
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith(
+                "_"
+            ):
+                yield f"{prefix}{node.name}", node
+                if isinstance(node, ast.ClassDef):
+                    yield from descend(node.body, f"{prefix}{node.name}.")
+
+    yield from descend(tree(path).body, f"{path.name}: ")
+
+
+# the verbs of the protocol are documented once, in structures/dense.py, as the class says
+UNDOCUMENTED = "interfaces.py: Structure."
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_docstrings(path):
+    """Every public module, class and function says what it does."""
+    silent = [name for name, node in public(path) if not ast.get_docstring(node) and not name.startswith(UNDOCUMENTED)]
+    assert not silent
+
+
+def test_structures_document_every_verb():
+    """What the exception above relies on."""
+    verbs = {name for name, _ in public(PACKAGE / "interfaces.py") if name.startswith(UNDOCUMENTED)}
+    dense = {name for name, node in public(PACKAGE / "structures/dense.py") if ast.get_docstring(node)}
+    assert verbs
+    assert {name.split(".")[-1] for name in verbs} <= {name.split(".")[-1] for name in dense}

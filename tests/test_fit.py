@@ -1,0 +1,445 @@
+"""The loop: it says whether it converged and why not, and it keeps q in a state that was accepted."""
+
+import io
+import math
+import re
+import sys
+
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+from small_problems import BATCHES, PAIRS, CountedModel, coordinates, make_model, make_posterior, same_bits
+
+from torchngvi import SRVN, VN, CholeskyGaussian, NaturalGaussian, Quadrature, Stein, fit
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import Estimator
+
+METHODS = {"VN": VN, "SRVN": SRVN}
+
+
+def refuses(error, text):
+    return pytest.raises(error, match="^" + re.escape(text) + "$")
+
+
+def quiet(q, target, optimizer=None, **options):
+    return fit(q, target, optimizer, progress=False, **options)
+
+
+# ------------------------------------------------------------------------------------ converged
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("method", "name"), PAIRS)
+def test_the_default_converges(method, name, batch):
+    model, q = make_model(batch, kind=CountedModel), make_posterior(name, batch)
+    optimizer = METHODS[method](q)
+    result = quiet(q, model, optimizer)
+    assert result.converged is True
+    assert result.reason == f"natural-gradient norm {result.norm:.2g}."
+    assert result.norm <= 1e-5
+    assert result.members_converged.shape == batch
+    assert result.members_converged.all()
+    assert result.evaluations == model.calls == optimizer.evaluations
+    assert result.evaluations < 60
+    status = optimizer.evaluate(model)
+    assert float(status.loss.sum()) == result.loss
+    assert float(status.norm2.max().sqrt()) == result.norm
+    # the optimum, from elsewhere and by another method
+    other = make_posterior(name, batch, seed=5)
+    again = quiet(other, model, VN(other), tolerance=1e-6)
+    assert again.converged
+    assert result.loss == pytest.approx(again.loss, abs=1e-9)
+
+
+def test_without_an_optimizer_it_is_vn():
+    q, q0, model = make_posterior("natural"), make_posterior("natural"), make_model()
+    result, expected = quiet(q, model), quiet(q0, model, VN(q0))
+    assert same_bits(q, q0)
+    assert result.loss == expected.loss
+    assert [record[:5] for record in result.trace] == [record[:5] for record in expected.trace]
+
+
+def test_the_result_speaks():
+    q = make_posterior("cholesky")
+    result = quiet(q, make_model())
+    assert str(result) == (
+        f"converged, natural-gradient norm {result.norm:.2g}. "
+        f"Negative ELBO {result.loss:.6f} after {result.evaluations} evaluations."
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 1e-2)])
+@pytest.mark.parametrize(("method", "name"), PAIRS)
+def test_the_default_tolerance_is_that_of_the_dtype(method, name, dtype, tolerance):
+    q, model = make_posterior(name, dtype=dtype), make_model(dtype=dtype)
+    result = quiet(q, model, METHODS[method](q))
+    assert result.converged
+    assert result.norm <= tolerance < result.trace[-2].norm
+    assert q.dtype == dtype
+    q64 = make_posterior(name)
+    assert result.loss == pytest.approx(quiet(q64, make_model(), VN(q64)).loss, rel=1e-4)
+
+
+def test_a_start_at_the_optimum_takes_one_evaluation():
+    q, model = make_posterior("cholesky"), make_model()
+    quiet(q, model, tolerance=1e-7)
+    end = coordinates(q)
+    result = quiet(q, model)
+    assert result.converged
+    assert result.evaluations == len(result.trace) == 1
+    assert same_bits(q, end)
+
+
+def test_members_converge_apart():
+    # the first member starts at its optimum
+    model, q, alone = make_model((3,)), make_posterior("cholesky", (3,)), make_posterior("cholesky", (3,))
+    quiet(alone, model, tolerance=1e-7)
+    with torch.no_grad():
+        q.mean[0], q.scale_tril[0] = alone.mean[0], alone.scale_tril[0]
+    result = quiet(q, model, max_evaluations=1)
+    assert not result.converged
+    assert result.members_converged.tolist() == [True, False, False]
+    assert quiet(q, model).members_converged.tolist() == [True, True, True]
+
+
+# ------------------------------------------------------------------------------------ the trace
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("method", "name"), PAIRS)
+def test_the_trace_of_trial_steps(method, name, batch):
+    model, q, seen = make_model(batch), make_posterior(name, batch, seed=2), []
+    start = model.negative_elbo(q).detach().sum()
+    result = quiet(q, model, METHODS[method](q), callbacks=[seen.append])
+    assert seen == result.trace
+    first, last = result.trace[0], result.trace[-1]
+    assert (first.evaluations, first.step, first.rejections) == (1, 0.0, 0)
+    assert first.loss == pytest.approx(float(start), rel=1e-13)
+    assert (last.evaluations, last.loss, last.norm) == (result.evaluations, result.loss, result.norm)
+    for before, after in zip(result.trace, result.trace[1:], strict=False):
+        assert after.evaluations == before.evaluations + 1
+        assert after.loss <= before.loss + 3 * 64 * 2.3e-16 * max(1.0, abs(before.loss))  # a member's rounding
+        assert 0 < after.step <= 1
+        assert after.rejections >= before.rejections
+        assert after.seconds >= before.seconds >= 0
+
+
+def test_a_second_run_counts_its_own_evaluations_and_starts_at_step_zero():
+    q, model = make_posterior("cholesky"), make_model()
+    optimizer = VN(q)
+    quiet(q, model, optimizer, max_evaluations=3)
+    result = quiet(q, model, optimizer, max_evaluations=3)
+    assert result.evaluations <= 3
+    assert result.trace[0].step == 0.0
+
+
+@pytest.mark.parametrize("lr", [None, 0.3])
+def test_a_step_takes_one_evaluation(lr):
+    q, model = make_posterior("cholesky"), make_model(kind=CountedModel)
+    result = quiet(q, model, VN(q, lr), max_evaluations=6, tolerance=1e-12)
+    assert [record.evaluations for record in result.trace] == [1, 2, 3, 4, 5, 6]
+    assert model.calls == 6
+
+
+def test_a_step_on_a_log_joint_takes_one_evaluation():
+    q = make_posterior("cholesky")
+    optimizer = VN(q, lr=0.1, estimator=Stein(4, generator=torch.Generator().manual_seed(0)))
+    result = quiet(q, make_model().log_joint, optimizer, max_evaluations=6, tolerance=1e-12)
+    assert [record.evaluations for record in result.trace] == [1, 2, 3, 4, 5, 6]
+    assert optimizer.evaluations == 6
+
+
+@pytest.mark.parametrize("lr", [None, 0.3])
+@pytest.mark.parametrize("budget", [1, 4])
+def test_the_budget_holds(lr, budget):
+    for target in (make_model(), make_model().log_joint):
+        q = make_posterior("cholesky")
+        options = {"lr": 0.01} if not hasattr(target, "dim") else {"lr": lr}
+        optimizer = VN(q, **options)
+        result = quiet(q, target, optimizer, max_evaluations=budget, tolerance=1e-12)
+        assert optimizer.evaluations == result.evaluations == budget
+
+
+# ------------------------------------------------------------------------------------ not converged
+
+
+def test_not_converged_within_the_budget():
+    q = make_posterior("cholesky")
+    result = quiet(q, make_model(), max_evaluations=3)
+    assert result.converged is False
+    assert result.reason == (
+        f"because the budget of 3 evaluations is used up (natural-gradient norm {result.norm:.2g} against a "
+        "tolerance of 1e-05). Raise max_evaluations."
+    )
+    assert str(result).startswith("not converged, because the budget of 3 evaluations is used up (")
+    assert result.evaluations == len(result.trace) == 3
+    assert not result.members_converged
+
+
+def test_not_converged_where_every_step_is_rejected():
+    q = make_posterior("cholesky")
+    start = coordinates(q)
+    optimizer = VN(q)
+    result = quiet(q, AlwaysWorse(make_model()), optimizer)
+    assert result.converged is False
+    assert result.reason == (
+        f"because 30 steps in a row were rejected (natural-gradient norm {result.norm:.2g} against a tolerance of "
+        "1e-05): a smaller lr, float64, or a larger tolerance may be needed."
+    )
+    assert same_bits(q, start)
+    assert optimizer.rejections == 30
+    assert result.trace[-1].rejections == 30
+
+
+class AlwaysWorse(CountedModel):
+    """Reports a larger energy at every evaluation."""
+
+    def __init__(self, model):
+        self.__dict__.update(model.__dict__)
+
+    def expected_energy(self, frame):
+        value, sites = super().expected_energy(frame)
+        return value + 1e6 * self.calls, sites
+
+
+class NeverFinite(CountedModel):
+    def __init__(self, model, value):
+        self.__dict__.update(model.__dict__)
+        self.value = value
+
+    def expected_energy(self, frame):
+        value, sites = super().expected_energy(frame)
+        return value + self.value, sites
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_start_that_is_not_finite(value):
+    q = make_posterior("cholesky")
+    start = coordinates(q)
+    result = quiet(q, NeverFinite(make_model(), value))
+    assert result.converged is False
+    assert result.reason == (
+        f"because the negative ELBO is {value} at this q: start from another mean or a smaller scale (initialize_)."
+    )
+    assert result.evaluations == 1
+    assert same_bits(q, start)
+
+
+def test_a_norm_that_is_not_finite():
+    class Spoiled(CountedModel):
+        def expected_energy(self, frame):
+            value, sites = super().expected_energy(frame)
+            return value, sites._replace(alpha=sites.alpha * math.nan)
+
+    q = make_posterior("cholesky")
+    result = quiet(q, make_model(kind=Spoiled))
+    assert not result.converged
+    assert math.isnan(result.norm)
+    assert result.evaluations == 1
+
+
+# ------------------------------------------------------------------------------------ stopped
+
+
+def test_a_callback_stops_the_run():
+    q, model = make_posterior("cholesky"), make_model()
+    seen = []
+    result = quiet(q, model, callbacks=[seen.append, lambda record: record.evaluations == 3, lambda record: None])
+    assert not result.converged
+    assert len(seen) == len(result.trace) == 3
+    assert result.reason == f"because a callback stopped it at natural-gradient norm {result.norm:.2g}."
+
+
+def test_a_callback_that_stops_at_the_optimum_does_not_hide_it():
+    q, model = make_posterior("cholesky"), make_model()
+    result = quiet(q, model, callbacks=[lambda record: record.norm < 1e-5])
+    assert result.converged
+    assert result.reason.startswith("natural-gradient norm ")
+
+
+def test_an_interrupt_in_a_callback_keeps_q():
+    q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
+
+    def interrupt(record):
+        if record.evaluations == 4:
+            raise KeyboardInterrupt
+
+    result = quiet(q, model, callbacks=[interrupt])
+    assert result.converged is False
+    assert result.reason == "because it was interrupted."
+    assert str(result).startswith("not converged, because it was interrupted. Negative ELBO ")
+    assert len(result.trace) == 4
+    quiet(q0, model, max_evaluations=4)
+    assert same_bits(q, q0)
+    assert result.loss == pytest.approx(float(model.negative_elbo(q).detach()), rel=1e-13)
+
+
+class Interrupted(Estimator):
+    """Quadrature, interrupted at one of its evaluations."""
+
+    comparable, needs = True, Quadrature.needs
+
+    def __init__(self, at):
+        self.at, self.calls = at, 0
+
+    def __call__(self, q, target, state):
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        return Quadrature()(q, target, state)
+
+
+def test_an_interrupt_within_a_trial_keeps_the_last_accepted_q():
+    q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
+    result = quiet(q, model, VN(q, estimator=Interrupted(4)))
+    assert result.converged is False
+    assert result.reason == "because it was interrupted."
+    quiet(q0, model, max_evaluations=3)
+    assert same_bits(q, q0)
+    assert result.loss == pytest.approx(float(model.negative_elbo(q).detach()), rel=1e-13)
+
+
+def test_an_interrupt_at_the_optimum_does_not_hide_it():
+    q = make_posterior("cholesky")
+
+    def interrupt(record):
+        if record.norm < 1e-5:
+            raise KeyboardInterrupt
+
+    result = quiet(q, make_model(), callbacks=[interrupt])
+    assert str(result).startswith(("converged, natural-gradient norm ", "not converged, because it was interrupted."))
+
+
+def test_an_interrupt_before_the_first_evaluation_passes_on():
+    q = make_posterior("cholesky")
+    with pytest.raises(KeyboardInterrupt):
+        quiet(q, make_model(), VN(q, estimator=Interrupted(1)))
+
+
+# ------------------------------------------------------------------------------------ refused
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1e-3, math.nan])
+def test_a_tolerance_must_be_positive(tolerance):
+    with refuses(InputError, f"tolerance bounds the natural-gradient norm and must be positive; got {tolerance}."):
+        quiet(make_posterior("cholesky"), make_model(), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("budget", [0, -3])
+def test_a_budget_must_be_positive(budget):
+    with refuses(InputError, f"max_evaluations must be at least 1; got {budget}."):
+        quiet(make_posterior("cholesky"), make_model(), max_evaluations=budget)
+
+
+def test_the_optimizer_must_be_over_q():
+    q, other = make_posterior("cholesky"), make_posterior("cholesky")
+    text = "the optimizer must hold the posterior that is fitted, and no other; build it as VN(q)."
+    for optimizer in (VN(other), VN([q, other], lr=0.1)):
+        with refuses(InputError, text):
+            quiet(q, make_model(), optimizer)
+
+
+def test_a_log_joint_needs_a_learning_rate():
+    q = make_posterior("cholesky")
+    with pytest.raises(PairError, match="^SufficientDecrease compares the objective before and after a step"):
+        quiet(q, make_model().log_joint)
+
+
+# ------------------------------------------------------------------------------------ the bar
+
+
+def test_the_bar_shows_loss_norm_step_and_rejections(monkeypatch):
+    stream = io.StringIO()
+    module = sys.modules["torchngvi.fit"]
+    real, bars = module.tqdm, []
+
+    def bar(*args, **kwargs):
+        bars.append(real(*args, **kwargs, file=stream, mininterval=0, ncols=200))
+        return bars[-1]
+
+    monkeypatch.setattr(module, "tqdm", bar)
+    q, model = make_posterior("cholesky"), make_model()
+    result = fit(q, model, SRVN(q), max_evaluations=25)
+    (shown,) = bars
+    last = result.trace[-1]
+    assert shown.postfix == (
+        f"loss={last.loss:.6g}, norm={last.norm:.1e}, step={last.step:.2g}, rejected={last.rejections}"
+    )
+    assert (shown.n, shown.total, shown.unit) == (result.evaluations, 25, "eval")
+    text = stream.getvalue()
+    assert text.rstrip().split("\r")[-1].startswith("SRVN: ")
+    assert f"norm={last.norm:.1e}" in text
+    assert f"norm={result.trace[0].norm:.1e}" in text
+
+
+def test_no_bar_without_progress(capsys):
+    quiet(make_posterior("cholesky"), make_model())
+    assert capsys.readouterr() == ("", "")
+    fit(make_posterior("cholesky"), make_model())
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "VN" in err
+
+
+# ------------------------------------------------------------------------------------ a real problem
+
+
+def breast_cancer():
+    data = load_breast_cancer()
+    X = torch.as_tensor(data.data, dtype=torch.float64)
+    X = (X - X.mean(0)) / X.std(0, correction=0)
+    X = torch.cat([X, torch.ones(len(X), 1, dtype=torch.float64)], 1)
+    return CountedModel(X, torch.as_tensor(data.target, dtype=torch.float64), prior_precision=0.1)
+
+
+OPTIMUM = 59.1019663775
+
+
+@pytest.mark.parametrize("posterior", [CholeskyGaussian, NaturalGaussian])
+@pytest.mark.parametrize("method", [VN, SRVN])
+def test_breast_cancer_without_a_learning_rate(method, posterior):
+    if (method, posterior) == (SRVN, NaturalGaussian):
+        pytest.skip("SRVN moves a root of the covariance; NaturalGaussian has none")
+    model = breast_cancer()
+    q = posterior(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    losses = []
+    result = quiet(q, model, method(q), callbacks=[lambda record: losses.append(record.loss)])
+    assert result.converged, result
+    assert model.calls == len(losses)
+    needed = next(i for i, loss in enumerate(losses, 1) if loss - OPTIMUM < 1e-6)
+    assert needed <= 30
+    assert result.loss == pytest.approx(OPTIMUM, abs=1e-6)
+
+
+def test_the_optimum_of_breast_cancer_to_ten_digits():
+    # from sums of E[softplus] by a fine trapezoid rule and torch's KL of two Gaussians
+    model = breast_cancer()
+    q = CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    assert quiet(q, model).loss == pytest.approx(OPTIMUM, abs=1e-9)
+
+
+def test_srvn_with_a_constant_step_of_one_half_diverges_on_breast_cancer():
+    # lr (W_ii - 1) < 2 does not hold at the prior: W_ii is near 100 there
+    model = breast_cancer()
+    q = CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    result = quiet(q, model, SRVN(q, lr=0.5), max_evaluations=200)
+    losses = [record.loss for record in result.trace]
+    assert not result.converged
+    assert all(after > 100 * before for before, after in zip(losses, losses[1:], strict=False))
+    assert math.isinf(losses[-1])
+    assert result.evaluations < 10
+    assert result.trace[-1].rejections == 0
+
+
+def test_a_run_that_diverged_is_not_told_to_start_elsewhere():
+    model = breast_cancer()
+    q = CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    reason = quiet(q, model, SRVN(q, lr=0.5), max_evaluations=200).reason
+    assert "smaller lr" in reason
+    assert "start from another mean" not in reason
+
+
+def test_a_number_for_the_prior_precision_keeps_its_digits():
+    model = breast_cancer()
+    assert model.prior.precision.dtype == torch.float64
+    assert model.prior.precision.tolist() == [0.1] * model.dim

@@ -1,0 +1,513 @@
+"""What every posterior offers its user: one class over all posteriors and batch shapes."""
+
+import copy
+import pickle
+import re
+
+import pytest
+import reference
+import torch
+from cases import (
+    BATCHES,
+    DIFFERENCE,
+    DIM,
+    DTYPE,
+    EXACT,
+    IDENTITY,
+    POSTERIORS,
+    close,
+    difference,
+    for_each,
+    kept,
+    randn,
+    random_posterior,
+    random_root,
+    same_as,
+    unbiased,
+)
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Affine, Congruence, Tangent
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+
+batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
+posteriors = pytest.mark.parametrize("name", POSTERIORS)
+samples = pytest.mark.parametrize("sample", [(), (3,), (4, 2)], ids=str)
+
+
+def mvn(q):
+    """The same Gaussian in torch.distributions."""
+    return torch.distributions.MultivariateNormal(q.mean.detach(), q.covariance.detach())
+
+
+def along(name, q, x, R):
+    """h -> the actual member of the family at m + h C x and C(I + hR)."""
+    structure = q.structure
+    root = structure.to_dense(q.frame().root)
+    mean, direction = q.mean.detach(), structure.to_dense(R)
+
+    def at(h):
+        moved = root + h * root @ direction
+        return same_as(name, q, mean + h * (root @ x[..., None])[..., 0], moved @ moved.mT)
+
+    return at
+
+
+def direction_of(q, batch, seed):
+    """A direction for both probes; R neither symmetric nor triangular, in q's pattern."""
+    return randn(*batch, DIM, seed=seed), q.structure.from_dense(0.7 * randn(*batch, DIM, DIM, seed=seed + 1))
+
+
+def directional(q, value, x, R):
+    """The derivative that autograd gives along (x, R), one a member."""
+    probes = q.mean_probe, q.root_probe
+    a, W = torch.autograd.grad(value.sum(), probes, allow_unused=True, materialize_grads=True)
+    matrix = (W * R).flatten(len(q.batch_shape)).sum(-1)
+    return (a * x).sum(-1) + matrix
+
+
+@posteriors
+@batches
+class TestConformance:
+    """Every posterior, every batch shape."""
+
+    # ---------------------------------------------------------------------------- moments
+
+    def test_moments(self, name, batch):
+        """All moments are those of the start, in every form."""
+        mean, root = randn(*batch, DIM, seed=0), kept(name, random_root(batch, 1))
+        q = POSTERIORS[name](DIM, batch, mean=mean, scale=root)
+        V = root @ root.mT
+        assert (q.dim, q.batch_shape, q.dtype, q.device.type) == (DIM, torch.Size(batch), DTYPE, "cpu")
+        close(q.mean, mean, IDENTITY)
+        close(q.covariance, V, IDENTITY)
+        close(q.precision, torch.linalg.inv(V), IDENTITY)
+        close(q.scale_tril, root, IDENTITY)
+        close(q.scale_tril.tril(), q.scale_tril, 0.0)
+        close(q.variance, V.diagonal(dim1=-2, dim2=-1), IDENTITY)
+        close(q.stddev, V.diagonal(dim1=-2, dim2=-1).sqrt(), IDENTITY)
+        frame = q.frame()
+        dense = q.structure.to_dense(frame.root)
+        close(dense @ dense.mT, V, IDENTITY)
+        close(frame.variance, V.diagonal(dim1=-2, dim2=-1), IDENTITY)
+        close(q.log_det_root(), 0.5 * torch.logdet(V), IDENTITY)
+
+    @pytest.mark.parametrize("own", [False, True])
+    def test_marginal_variance(self, name, batch, own):
+        """Var[xᵀθ] = xᵀVx, for one design or one a member."""
+        q = random_posterior(name, batch)
+        X = randn(*(batch if own else ()), 5, DIM, seed=3)
+        close(q.marginal_variance(X), (X @ q.covariance @ X.mT).diagonal(dim1=-2, dim2=-1), IDENTITY)
+
+    def test_starts(self, name, batch):
+        """A scalar, standard deviations or a lower factor; tensors and numbers mix."""
+        eye, full = torch.eye(DIM, dtype=DTYPE), torch.ones(*batch, DIM, dtype=DTYPE)
+        q = POSTERIORS[name](DIM, batch, dtype=DTYPE)
+        close(q.mean, 0 * full, 0.0)
+        close(q.covariance, torch.diag_embed(full), EXACT)
+        assert q.initialize_(2.0, 0.5) is q
+        close(q.mean, 2 * full, EXACT)
+        close(q.covariance, 0.25 * torch.diag_embed(full), EXACT)
+        sd, row = randn(*batch, DIM, seed=4).abs() + 0.2, randn(DIM, seed=5)
+        q.initialize_(row, sd)
+        close(q.mean, row * full, IDENTITY)
+        close(q.covariance, torch.diag_embed(sd**2), IDENTITY)
+        q.initialize_(scale=row.abs())
+        close(q.mean, 0 * full, EXACT)
+        close(q.covariance, torch.diag_embed(full * row**2), IDENTITY)
+        root = random_root(batch, 6)
+        q.initialize_(0.1, root)
+        close(q.covariance, kept(name, root) @ kept(name, root).mT, IDENTITY)
+        assert not torch.equal(q.covariance, eye.expand_as(q.covariance))
+
+    def test_a_start_is_copied(self, name, batch):
+        mean, root = randn(*batch, DIM, seed=0), random_root(batch, 1)
+        q = POSTERIORS[name](DIM, batch, mean=mean, scale=root)
+        before = q.covariance.clone(), q.mean.clone()
+        mean.zero_()
+        root.zero_()
+        assert torch.equal(q.covariance, before[0])
+        assert torch.equal(q.mean, before[1])
+
+    # ---------------------------------------------------------------------------- samples
+
+    def test_sample_moments(self, name, batch):
+        """Mean and covariance of draws, by z-tests over all entries."""
+        q, count = random_posterior(name, batch), 4000
+        theta = q.sample((count,), torch.Generator().manual_seed(7))
+        assert theta.shape == (count, *batch, DIM)
+        assert not theta.requires_grad
+        centred = theta - q.mean
+        unbiased(theta, q.mean)
+        unbiased(centred[..., :, None] * centred[..., None, :], q.covariance)
+
+    @samples
+    def test_samples_are_reproducible(self, name, batch, sample):
+        q = random_posterior(name, batch)
+        draw = [q.rsample(sample, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+        assert draw[0].shape == (*sample, *batch, DIM)
+        assert torch.equal(draw[0], draw[1])
+        assert not torch.equal(draw[0], draw[2])
+        assert torch.equal(draw[0], q.sample(sample, torch.Generator().manual_seed(1)))
+
+    @samples
+    def test_rsample_leaves_a_and_w_in_the_probes(self, name, batch, sample):
+        """Σ Cᵀ∇f and the symmetric part of Σ (Cᵀ∇f) zᵀ, in q's pattern."""
+        q, z = random_posterior(name, batch), randn(*sample, *batch, DIM, seed=8)
+        weights = randn(*sample, *batch, seed=9)
+        theta = q.push_noise(z)
+        (weights * (theta.sin() + theta**2).sum(-1)).sum().backward()
+        root = q.structure.to_dense(q.frame().root)
+        close(theta, q.mean + (root @ z[..., None])[..., 0], EXACT)
+        slope = weights[..., None] * (theta.cos() + 2 * theta).detach()
+        pulled = (root.mT @ slope[..., None])[..., 0]
+        M = pulled[..., :, None] * z[..., None, :]
+        a, M = (x.flatten(0, len(sample) - 1).sum(0) if sample else x for x in (pulled, M))
+        close(q.mean_probe.grad, a, EXACT)
+        close(q.root_probe.grad, q.structure.from_dense(0.5 * (M + M.mT)), EXACT)
+
+    def test_push_noise_is_differentiable_in_the_noise(self, name, batch):
+        q, z = random_posterior(name, batch), randn(4, *batch, DIM, seed=8).requires_grad_()
+        w = randn(4, *batch, DIM, seed=9)
+        (gradient,) = torch.autograd.grad((w * q.push_noise(z)).sum(), z)
+        close(gradient, (q.structure.to_dense(q.frame().root).mT @ w[..., None])[..., 0], EXACT)
+
+    # ---------------------------------------------------------------------------- densities
+
+    @samples
+    def test_log_prob(self, name, batch, sample):
+        """Value and ∂/∂θ against torch.distributions."""
+        q, theta = random_posterior(name, batch), randn(*sample, *batch, DIM, seed=10).requires_grad_()
+        actual, expected = q.log_prob(theta), mvn(q).log_prob(theta)
+        close(actual, expected, IDENTITY)
+        weights = randn(*sample, *batch, seed=11)
+        slopes = [torch.autograd.grad((weights * x).sum(), theta)[0] for x in (actual, expected)]
+        close(slopes[0], slopes[1], IDENTITY)
+        with torch.no_grad():
+            close(q.log_prob(theta), expected, IDENTITY)
+
+    def test_log_prob_of_a_shared_theta(self, name, batch):
+        """θ without batch dimensions is the same point for every member."""
+        q, theta = random_posterior(name, batch), randn(DIM, seed=10)
+        close(q.log_prob(theta), mvn(q).log_prob(theta), IDENTITY)
+
+    def test_entropy(self, name, batch):
+        q = random_posterior(name, batch)
+        close(q.entropy(), mvn(q).entropy(), IDENTITY)
+        close(q.entropy(), for_each(reference.gaussian_entropy, batch, q.covariance), IDENTITY)
+        with torch.no_grad():
+            close(q.entropy(), mvn(q).entropy(), IDENTITY)
+
+    # -------------------------------------------------------- gradients in the probes, by differences
+
+    def test_entropy_gradient(self, name, batch):
+        q = random_posterior(name, batch)
+        x, R = direction_of(q, batch, 12)
+        at = along(name, q, x, R)
+        close(
+            directional(q, q.entropy() + 0 * q.mean_probe.sum(), x, R),
+            difference(lambda h: mvn(at(h)).entropy()),
+            DIFFERENCE,
+        )
+
+    def test_forward_kl_gradient(self, name, batch):
+        """The gradient of log q(θ) at fixed θ, as maximum likelihood or a forward KL needs it."""
+        q, theta = random_posterior(name, batch), randn(6, *batch, DIM, seed=13)
+        x, R = direction_of(q, batch, 12)
+        at = along(name, q, x, R)
+        expected = difference(lambda h: mvn(at(h)).log_prob(theta).mean(0))
+        close(directional(q, q.log_prob(theta).mean(0), x, R), expected, DIFFERENCE)
+
+    def test_log_prob_of_own_samples(self, name, batch):
+        """The whole derivative of log q(θ) along θ = m + C z is that of -log|C|: 0 for p, -tr R for R."""
+        q, z = random_posterior(name, batch), randn(5, *batch, DIM, seed=14)
+        value = q.log_prob(q.push_noise(z)).sum()
+        a, W = torch.autograd.grad(value, (q.mean_probe, q.root_probe))
+        close(a, torch.zeros_like(a), EXACT)
+        close(q.structure.diagonal(W), torch.full_like(a, -5.0), IDENTITY)
+
+    @pytest.mark.parametrize("other", POSTERIORS)
+    def test_kl_gradient(self, name, batch, other):
+        q, p = random_posterior(name, batch), random_posterior(other, batch, seed=21)
+        x, R = direction_of(q, batch, 12)
+        at = along(name, q, x, R)
+
+        def kl(h):
+            there = at(h)
+            moments = there.mean, there.covariance, p.mean, p.covariance
+            return for_each(reference.gaussian_kl, batch, *moments).detach()
+
+        close(directional(q, q.kl(p), x, R), difference(kl), DIFFERENCE)
+
+    def test_marginal_variance_gradient(self, name, batch):
+        q, X = random_posterior(name, batch), randn(5, DIM, seed=15)
+        x, R = direction_of(q, batch, 12)
+        at = along(name, q, x, R)
+        value = q.marginal_variance(X).sum(-1)
+        expected = difference(lambda h: at(h).marginal_variance(X).sum(-1).detach())
+        close(directional(q, value, x, R), expected, DIFFERENCE)
+
+    def test_probed_frame(self, name, batch):
+        """Mean and root as functions of the probes; without grad, the frame itself."""
+        q = random_posterior(name, batch)
+        with torch.no_grad():
+            assert not q.probed().mean.requires_grad
+        frame, plain = q.probed(), q.frame()
+        close(frame.mean, plain.mean, 0.0)
+        close(frame.root, plain.root, 0.0)
+        w = randn(*frame.root.shape, seed=16)
+        gradient = torch.autograd.grad((w * frame.root).sum(), q.root_probe)[0]
+        dense, root = (q.structure.to_dense(s) for s in (w, plain.root))
+        close(gradient, q.structure.from_dense(root.mT @ dense), EXACT)
+        w = randn(*batch, DIM, seed=17)
+        gradient = torch.autograd.grad((w * q.probed().mean).sum(), q.mean_probe)[0]
+        close(gradient, (root.mT @ w[..., None])[..., 0], EXACT)
+
+    # ---------------------------------------------------------------------------- as a module
+
+    def test_nothing_for_another_optimizer(self, name, batch):
+        q = random_posterior(name, batch)
+        assert list(q.parameters()) == []
+        assert set(q.state_dict()) == {key for key, _ in q.named_buffers() if "probe" not in key}
+        assert len(q.state_dict()) == 2
+        assert not any(x.requires_grad for x in q.coordinates)
+        for probe in (q.mean_probe, q.root_probe):
+            assert probe.requires_grad
+            assert probe.is_leaf
+            assert not bool(probe.any())
+
+    def test_copies_and_state(self, name, batch):
+        """deepcopy, pickle and state_dict carry q, and what was remembered does not leak."""
+        q, other = random_posterior(name, batch), random_posterior(name, batch, seed=30)
+        moments = q.mean.clone(), q.covariance.clone()
+        twin = copy.deepcopy(q)
+        back = pickle.loads(pickle.dumps(q))
+        _ = other.mean, other.covariance
+        other.load_state_dict(q.state_dict())
+        q.initialize_(5.0, 2.0)
+        for copied in (twin, back, other):
+            assert torch.equal(copied.mean, moments[0])
+            assert torch.equal(copied.covariance, moments[1])
+        close(q.mean, torch.full_like(moments[0], 5.0), EXACT)
+        close(q.variance, torch.full_like(moments[0], 4.0), EXACT)
+
+    def test_state_by_assignment(self, name, batch):
+        """load_state_dict(assign=True) replaces the buffers: nothing remembered may survive."""
+        q, other = random_posterior(name, batch), random_posterior(name, batch, seed=30)
+        _ = other.mean, other.covariance
+        other.load_state_dict(q.state_dict(), assign=True)
+        close(other.mean, q.mean, EXACT)
+        close(other.covariance, q.covariance, EXACT)
+
+    def test_conversion_keeps_the_tensors(self, name, batch):
+        """After .float() and .double() an optimizer still holds the probes."""
+        q = random_posterior(name, batch)
+        before = [id(x) for x in (*q.coordinates, q.mean_probe, q.root_probe)]
+        mean = q.mean.clone()
+        q.float()
+        assert q.dtype is torch.float32
+        assert q.mean.dtype is torch.float32
+        assert q.rsample((2,)).dtype is torch.float32
+        torch.nn.Sequential(q).double()
+        assert [id(x) for x in (*q.coordinates, q.mean_probe, q.root_probe)] == before
+        close(q.mean, mean, 1e-4)
+        q.rsample((2,)).sum().backward()
+        assert q.mean_probe.grad.dtype is DTYPE
+
+    def test_writes_are_seen(self, name, batch):
+        """What is remembered is forgotten when the buffers change, also from outside."""
+        q = random_posterior(name, batch)
+        V = q.covariance.clone()
+        matrix = q.coordinates.matrix
+        matrix.mul_(4.0)
+        factor = 1 / 4 if name == "natural" else 16
+        close(q.covariance, factor * V, IDENTITY)
+
+
+@posteriors
+def test_rsample_in_expectation_of_a_quadratic(name):
+    """E over draws of the probes' gradients is Cᵀg and Π(CᵀHC): z-tests, one estimate a draw."""
+    draws, H, mu = 4000, randn(DIM, DIM, seed=3), randn(DIM, seed=4)
+    H = H + H.mT
+    one = random_posterior(name, (), seed=2)
+    q = POSTERIORS[name](DIM, (draws,), mean=one.mean, scale=one.scale_tril.expand(draws, DIM, DIM))
+    shift = q.rsample((), torch.Generator().manual_seed(5)) - mu
+    (0.5 * (shift @ H * shift).sum()).backward()
+    root = one.structure.to_dense(one.frame().root)
+    unbiased(q.mean_probe.grad, root.mT @ H @ (one.mean - mu))
+    unbiased(q.root_probe.grad, q.structure.from_dense(root.mT @ H @ root))
+
+
+# --------------------------------------------------------------------------------- single facts
+
+
+class TestFromMoments:
+    @batches
+    def test_round_trip(self, batch):
+        root, mean = random_root(batch, 1), randn(*batch, DIM, seed=2)
+        q = CholeskyGaussian.from_moments(mean, root @ root.mT)
+        assert q.batch_shape == torch.Size(batch)
+        close(q.mean, mean, EXACT)
+        close(q.scale_tril, root, EXACT)
+
+    @pytest.mark.parametrize("entry", [-1.0, 0.0])
+    def test_not_positive_definite(self, entry):
+        text = (
+            "covariance must be positive definite; its Cholesky factorisation failed. "
+            f"Its smallest eigenvalue is {entry:.3g}."
+        )
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            CholeskyGaussian.from_moments(torch.zeros(2), torch.diag(torch.tensor([entry, 2.0])))
+
+    def test_one_bad_member(self):
+        V = torch.eye(2).repeat(3, 1, 1)
+        V[1, 0, 0] = -2.0
+        with pytest.raises(InputError, match="Its smallest eigenvalue is -2."):
+            CholeskyGaussian.from_moments(torch.zeros(3, 2), V)
+
+    def test_not_a_number(self):
+        with pytest.raises(InputError, match="covariance must be positive definite"):
+            CholeskyGaussian.from_moments(torch.zeros(2), torch.full((2, 2), torch.nan))
+
+
+class TestErrors:
+    """Every refusal, with its sentence."""
+
+    @posteriors
+    @pytest.mark.parametrize("dim", [0, -1, 2.0, True, "3", None])
+    def test_dim(self, name, dim):
+        text = f"dim is the number of latent variables, an integer of at least 1; got {dim!r}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](dim)
+
+    @posteriors
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex128])
+    def test_dtype(self, name, dtype):
+        text = f"a Gaussian posterior needs a floating-point dtype; got {dtype}. Pass dtype=torch.float64."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2, dtype=dtype)
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2, mean=torch.zeros(2, dtype=dtype))
+
+    @posteriors
+    @pytest.mark.parametrize(
+        ("batch", "shape", "wanted"),
+        [
+            ((), (3,), "(2,)"),
+            ((), (4, 2), "(2,)"),
+            ((), (2, 1), "(2,)"),
+            ((3,), (2, 2), "(3, 2)"),
+            ((3,), (3,), "(3, 2)"),
+        ],
+    )
+    def test_shape_of_a_mean(self, name, batch, shape, wanted):
+        text = f"mean must be a scalar or {wanted} for this posterior; got shape {shape}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2, batch, mean=torch.zeros(shape))
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2, batch).initialize_(torch.zeros(shape))
+
+    @posteriors
+    @pytest.mark.parametrize(
+        ("batch", "shape", "wanted"),
+        [((), (3,), "(2,) or (2, 2)"), ((), (3, 3), "(2,) or (2, 2)"), ((3,), (2, 2), "(3, 2) or (3, 2, 2)")],
+    )
+    def test_shape_of_a_scale(self, name, batch, shape, wanted):
+        text = f"scale must be a scalar or {wanted} for this posterior; got shape {shape}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2, batch, scale=torch.ones(shape))
+
+    @posteriors
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+    @pytest.mark.parametrize("argument", ["mean", "scale"])
+    def test_not_finite(self, name, bad, argument):
+        values = torch.tensor([1.0, bad, bad])
+        text = f"{argument} must be finite; got 2 NaN or infinite entries."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](3, **{argument: values})
+        with pytest.raises(InputError, match=f"^{argument} must be finite; got 1 NaN or infinite entries.$"):
+            POSTERIORS[name](3, **{argument: bad})
+
+    @posteriors
+    @pytest.mark.parametrize(
+        ("scale", "got"),
+        [(0.0, "0"), (-1.5, "-1.5"), (torch.tensor([1.0, -2.0]), "-2"), (torch.diag(torch.tensor([1.0, 0.0])), "0")],
+    )
+    def test_scale_not_positive(self, name, scale, got):
+        text = f"scale must have a positive diagonal, so that the covariance is positive definite; got {got}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2, scale=scale)
+
+    @posteriors
+    def test_upper_entries(self, name):
+        text = (
+            "scale must be lower triangular, V = scale scaleᵀ; got entries above the diagonal. "
+            "Pass torch.linalg.cholesky(V)."
+        )
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2, scale=torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
+
+    @posteriors
+    def test_a_refused_start_changes_nothing(self, name):
+        q = random_posterior(name)
+        before = [x.clone() for x in q.coordinates]
+        for arguments in ((torch.full((DIM,), torch.nan), 1.0), (0.0, -1.0), (0.0, torch.ones(DIM, DIM))):
+            with pytest.raises(InputError):
+                q.initialize_(*arguments)
+            assert all(torch.equal(x, old) for x, old in zip(q.coordinates, before, strict=True))
+
+    @posteriors
+    @pytest.mark.parametrize("shape", [(3,), (4, 1), (5, 2, 3)])
+    def test_width_of_theta(self, name, shape):
+        text = f"theta must end in D = 2; got shape {shape}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2).log_prob(torch.zeros(shape))
+
+    @posteriors
+    def test_width_of_rows(self, name):
+        text = "rows must have D = 2 columns; got shape (4, 3)."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2).marginal_variance(torch.zeros(4, 3))
+
+    @posteriors
+    @pytest.mark.parametrize("other", POSTERIORS)
+    def test_kl_over_another_space(self, name, other):
+        text = "KL needs two posteriors over the same space; got D = 2 and 3."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2).kl(POSTERIORS[other](3))
+
+    def test_a_stale_graph_is_an_error(self):
+        """A backward pass after an in-place step must not use the new root."""
+        q = random_posterior("cholesky")
+        loss = q.rsample((2,)).square().sum()
+        q.initialize_(0.0, 1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_which_moves_each_takes():
+    assert CholeskyGaussian.takes == DiagonalGaussian.takes == {Congruence, Tangent, Affine}
+    assert NaturalGaussian.takes == {Congruence, Tangent}
+
+
+def test_an_impossible_move_does_not_pass():
+    with pytest.raises(NotImplementedError):
+        NaturalGaussian(2).moved(Affine(torch.eye(2), torch.zeros(2)))
+
+
+@posteriors
+@pytest.mark.parametrize("other", POSTERIORS)
+def test_kl_of_one_to_a_batch(name, other):
+    """One q against a batch of D posteriors: (D,) values, or a refusal, never numbers that are wrong."""
+    q, p = random_posterior(name), random_posterior(other, (DIM,), seed=5)
+    expected = for_each(lambda m, V: reference.gaussian_kl(q.mean, q.covariance, m, V), (DIM,), p.mean, p.covariance)
+    try:
+        actual = q.kl(p)
+    except InputError:
+        return
+    close(actual, expected, IDENTITY)
+
+
+def test_repr():
+    assert repr(CholeskyGaussian(2, (3,))) == "CholeskyGaussian(2, batch_shape=(3,), dtype=torch.float32)"
+    assert repr(NaturalGaussian(2, dtype=DTYPE)) == "NaturalGaussian(2, dtype=torch.float64)"

@@ -1,0 +1,131 @@
+"""The command line: ``torchngvi fit CONFIG.toml``, ``torchngvi fit --data breast_cancer``.
+
+Exit codes: 0 converged, 1 not converged (all results are written), 2 bad input (nothing is written).
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from torchngvi import __version__
+from torchngvi.config import DTYPES, METHODS, POSTERIORS, Settings, hint, read_toml, settings_from
+from torchngvi.errors import InputError, TorchngviError
+from torchngvi.models.likelihoods import FAMILIES
+
+_EXTRAS = ("arviz", "matplotlib", "numpy", "pandas", "rich", "sklearn")
+
+_FLAGS = tuple("--" + field.name.replace("_", "-") for field in fields(Settings))
+
+_EXAMPLES = """examples:
+  torchngvi fit --data breast_cancer
+  torchngvi fit --data patients.csv --target died --success yes --drop id
+  torchngvi fit --data claims.csv --target claims --family poisson_log --offset log_exposure
+  torchngvi fit configs/breast_cancer.toml --posterior diagonal --out runs/diagonal
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a bad flag as every other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: --"):
+            close = hint(message.split()[2].partition("=")[0], _FLAGS)
+            raise InputError(f"{message}.{close} See {self.prog} fit --help.")
+        raise InputError(f"{message}. See {self.prog} --help.")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Flags named as the keys of the TOML file; what is not given is not set."""
+    top = _Parser(prog="torchngvi", description="Natural-gradient variational inference.", allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"torchngvi {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    fit = commands.add_parser(
+        "fit",
+        help="fit a Bayesian generalised linear model to a data set",
+        description="Fit a Bayesian generalised linear model: q(coefficients) = N(m, V), without tuning.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    fit.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override them")
+    _add_data_flags(fit.add_argument_group("data"))
+    _add_model_flags(fit.add_argument_group("model"))
+    _add_method_flags(fit.add_argument_group("method and output"))
+    return top
+
+
+def _add_data_flags(group: Any) -> None:
+    group.add_argument(
+        "--data", metavar="NAME_OR_FILE", help="breast_cancer, diabetes, digits, iris, wine; .csv .tsv .svm .txt .npz"
+    )
+    group.add_argument("--target", metavar="COLUMN", help="the column to predict")
+    group.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
+    group.add_argument("--weights", metavar="COLUMN", help="row weights")
+    group.add_argument("--offset", metavar="COLUMN", help="added to the linear predictor")
+    group.add_argument("--drop", metavar="COLUMN", action="append", help="leave this column out (may be repeated)")
+    group.add_argument("--n-features", type=int, metavar="D", help="of a svmlight file with empty last columns")
+    boolean = argparse.BooleanOptionalAction
+    group.add_argument("--standardize", action=boolean, help="columns to mean 0 and sd 1 (default)")
+    group.add_argument("--intercept", action=boolean, help="add a column of ones (default)")
+    group.add_argument("--test-fraction", type=float, metavar="F", help="share of rows held out (0.2)")
+    group.add_argument("--seed", type=int, metavar="N", help="of the split and of the checks by sampling (42)")
+
+
+def _add_model_flags(group: Any) -> None:
+    group.add_argument("--family", metavar="FAMILY", help=f"{', '.join(FAMILIES)} (bernoulli_logit)")
+    group.add_argument("--prior-precision", type=float, metavar="B", help="of the coefficients' prior N(0, 1/B)")
+    group.add_argument("--noise", type=float, metavar="S", help="standard deviation of the gaussian family")
+    group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
+
+
+def _add_method_flags(group: Any) -> None:
+    group.add_argument("--method", metavar="METHOD", help=f"{', '.join(METHODS)} (vn)")
+    group.add_argument("--posterior", metavar="KIND", help=f"{', '.join(POSTERIORS)} (cholesky)")
+    group.add_argument("--lr", type=float, metavar="X", help="constant step size; without it steps are found by trial")
+    group.add_argument("--tolerance", type=float, metavar="T", help="on the natural-gradient norm (1e-5)")
+    group.add_argument("--max-evaluations", type=int, metavar="N", help="budget (1000)")
+    group.add_argument("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)} (float64)")
+    group.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
+    group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a bar (default)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0 converged, 1 not converged, 2 bad input."""
+    try:
+        flags = vars(parser().parse_args(argv))
+        del flags["command"]
+        config = flags.pop("config", None)
+        return _fit(settings_from({**(read_toml(config) if config else {}), **flags}))
+    except TorchngviError as error:
+        return _refuse(str(error))
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        return _refuse(f"{missing} is not installed, and the command line needs it: pip install 'torchngvi[cli]'.")
+
+
+def _refuse(message: str) -> int:
+    print(f"torchngvi: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _fit(settings: Settings) -> int:
+    from torchngvi.adapters import runs  # the extras are needed from here on
+
+    outcome = runs.run(runs.build(settings))
+    try:
+        runs.write(outcome)
+    except OSError as error:
+        raise InputError(f"the results cannot be written into {str(settings.folder)!r} ({error}).") from error
+    runs.show(outcome)
+    if not outcome.result.converged:
+        print(f"torchngvi: not converged, {outcome.result.reason}", file=sys.stderr)
+    return 0 if outcome.result.converged else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""The settings of a run, from a TOML file and from flags: one frozen record, checked when it is made."""
+
+import difflib
+import json
+import math
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from torchngvi.errors import InputError
+from torchngvi.models.likelihoods import FAMILIES
+
+METHODS = ("vn", "srvn", "bwgd")
+POSTERIORS = ("cholesky", "natural", "diagonal")
+DTYPES = ("float64", "float32")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``torchngvi fit`` does; every key of the TOML file and every flag is a field.
+
+    Raises:
+        InputError: a value out of range, or two that exclude each other.
+
+    >>> Settings(data="breast_cancer").family
+    'bernoulli_logit'
+    """
+
+    data: str  # bundled set, or file: csv, tsv, svm, libsvm, txt (also .gz), npz
+    target: str | None = None  # column of the targets; svmlight and npz files say it themselves
+    family: str = "bernoulli_logit"
+    method: str = "vn"
+    posterior: str = "cholesky"
+    lr: float | None = None  # without: steps are found by trial
+    prior_precision: float | None = None  # without: 0.1, for the Gaussian family 1/mean(y²)
+    noise: float | None = None  # standard deviation, Gaussian family; without: residual of least squares
+    temperature: float = 1.0  # weight of KL(q‖prior)
+    standardize: bool = True
+    intercept: bool = True
+    test_fraction: float = 0.2
+    seed: int = 42
+    tolerance: float | None = None  # on the natural-gradient norm; without: 1e-5, in float32 1e-2
+    max_evaluations: int = 1000
+    dtype: str = "float64"
+    out: str | None = None  # without: runs/<name of the data>
+    progress: bool = True
+    weights: str | None = None  # column of row weights
+    offset: str | None = None  # column added to the linear predictor
+    success: str | None = None  # the class to predict, against all others
+    drop: tuple[str, ...] = ()  # columns to leave out
+    n_features: int | None = None  # of a svmlight file, where trailing columns are empty
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise InputError("data is empty; name a data file or a bundled set, such as breast_cancer.")
+        for name, choices in (
+            ("family", tuple(FAMILIES)),
+            ("method", METHODS),
+            ("posterior", POSTERIORS),
+            ("dtype", DTYPES),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{hint(value, choices)}")
+        for name in ("lr", "prior_precision", "noise", "temperature", "tolerance", "max_evaluations", "n_features"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise InputError(f"{_key(name)} must be positive and finite; got {value:g}.")
+        if not 0 <= self.test_fraction < 1:
+            raise InputError(
+                f"test_fraction is the share of rows held out, at least 0 and below 1; got {self.test_fraction:g}. "
+                "Take 0.2, or 0 to fit all rows."
+            )
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed must be from 0 to {2**32 - 1}; got {self.seed}.")
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if self.method == "bwgd" and self.lr is None:
+            raise InputError(
+                "method bwgd needs a learning rate, stable below about 1/(largest curvature): set lr (--lr 1e-3), "
+                "or use method vn, which needs none."
+            )
+        if self.posterior == "natural" and self.method != "vn":
+            raise InputError(
+                f"method {self.method} moves a root of the covariance, which posterior natural does not hold: "
+                "use method vn, or posterior cholesky or diagonal."
+            )
+        if self.noise is not None and self.family != "gaussian":
+            raise InputError(f"noise belongs to family gaussian; got noise {self.noise:g} with family {self.family}.")
+        if self.success is not None and not self.has_classes:
+            raise InputError(f"success names a class, and family {self.family} has none; use bernoulli_logit.")
+
+    @property
+    def has_classes(self) -> bool:
+        """The targets are two classes."""
+        return FAMILIES[self.family].discrete
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        return Path(self.out) if self.out else Path("runs") / Path(self.data).name.split(".")[0]
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """'Did you mean ..?' where a known name is close, else nothing.
+
+    >>> hint("famly", ["family", "data"])
+    " Did you mean 'family'?"
+    """
+    close = difflib.get_close_matches(str(name).lower(), {k.lower(): k for k in known}, n=1)
+    return f" Did you mean {next(k for k in known if k.lower() == close[0])!r}?" if close else ""
+
+
+def _key(name: str) -> str:
+    return f"{name} (the learning rate)" if name == "lr" else name
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The keys of a TOML file.
+
+    Raises:
+        InputError: no such file, or not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"there is no settings file {str(path)!r}. To fit a data file say: torchngvi fit --data FILE."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{str(path)!r} is no readable TOML file ({error}).") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(
+            f'{str(path)!r} is not TOML: {error}. Write lines such as data = "breast_cancer"; '
+            "for a data file say --data FILE."
+        ) from error
+
+
+def settings_from(keys: Mapping[str, Any]) -> Settings:
+    """Settings from keys and values.
+
+    Raises:
+        InputError: an unknown key, a value of the wrong type, data missing, or what `Settings` refuses.
+
+    >>> settings_from({"data": "iris", "lr": 1}).lr
+    1.0
+    """
+    types_ = get_type_hints(Settings)
+    for key in keys:
+        if key not in types_:
+            raise InputError(f"unknown key {key!r}.{hint(key, types_)} The keys are: {', '.join(types_)}.")
+    if "data" not in keys:
+        raise InputError(
+            'data is missing: torchngvi fit --data breast_cancer, or a line data = "breast_cancer" in the TOML file.'
+        )
+    return Settings(**{key: _converted(key, value, types_[key]) for key, value in keys.items()})
+
+
+_WORDS: dict[Any, str] = {
+    str: "text in quotes",
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    tuple: "a list of texts",
+}
+
+
+def _converted(key: str, value: Any, hinted: Any) -> Any:
+    """The value in the type of its field; integers pass for floats, nothing else for anything."""
+    if isinstance(hinted, types.UnionType):
+        hinted = next(option for option in get_args(hinted) if option is not type(None))
+    if get_origin(hinted) is tuple:
+        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        hinted = tuple
+    elif hinted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    elif type(value) is hinted:
+        return value
+    raise InputError(f"{key} must be {_WORDS[hinted]}; got {value!r}.")
+
+
+def to_toml(settings: Settings) -> str:
+    """The settings as a TOML file that repeats the run; keys left to their default None are omitted.
+
+    >>> to_toml(Settings(data="iris", lr=0.5)).splitlines()[:4]
+    ['data = "iris"', 'family = "bernoulli_logit"', 'method = "vn"', 'posterior = "cholesky"']
+    """
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    # strings, numbers, booleans and lists of strings are written in TOML as in JSON
+    lines = (f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in values.items() if v is not None and v != ())
+    return "\n".join(lines) + "\n"
+
+
+def to_dict(settings: Settings) -> dict[str, Any]:
+    """The settings as plain numbers, texts and lists."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(settings).items()}

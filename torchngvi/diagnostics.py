@@ -1,0 +1,268 @@
+"""How good is q?  Monte Carlo checks of any posterior, predictive densities of generalised linear models.
+
+The density q stands for is p^(1/γ), p = exp(log joint): at the temperature γ = 1 the posterior.
+
+    log w = (log joint)/γ - log q        ELBO = γ E_q[log w]        p(y* | x*) = ∫ p(y* | η) N(η; e, v) dη
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Target
+from torchngvi.models import GeneralizedLinear, LogJoint
+from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
+from torchngvi.posteriors.gaussian import Gaussian
+
+_DRAWS_AT_ONCE = 256  # draws a call of the log joint: bounds the memory, not the result
+_NODES_AT_ONCE = 2_000_000  # rows times nodes of the quadrature
+_DROP = 45.0  # nats below the mode at which an integrand is cut off: e^-45
+_REACH = math.sqrt(2 * _DROP)  # the same in standard deviations, when only the normal density falls
+_SPACING = 0.2  # largest distance of nodes on the scale of the predictor
+
+
+class Estimate(NamedTuple):
+    """A Monte Carlo mean."""
+
+    estimate: Tensor  # (*batch,)
+    standard_error: Tensor  # (*batch,)
+
+
+@torch.no_grad()
+def log_weights(
+    q: Gaussian,
+    target: Target | Callable[[Tensor], Tensor],
+    num_samples: int,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Log importance weights (log joint)/γ - log q at draws of q, (S, *batch).
+
+    Raises:
+        InputError: fewer than 2 draws.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> log_weights(CholeskyGaussian(2), lambda theta: -0.5 * theta.square().sum(-1), 4).round(decimals=3)
+    tensor([1.8380, 1.8380, 1.8380, 1.8380])
+    """
+    if num_samples < 2:
+        raise InputError(f"num_samples must be at least 2, so that there is a standard error; got {num_samples}.")
+    model = target if isinstance(target, Target) else LogJoint(target)
+    draws = q.sample((num_samples,), generator)
+    log_joint = torch.cat([model.log_joint(part) for part in draws.split(_DRAWS_AT_ONCE)])
+    return log_joint / model.temperature - q.log_prob(draws)
+
+
+def elbo(
+    q: Gaussian,
+    target: Target | Callable[[Tensor], Tensor],
+    num_samples: int,
+    generator: torch.Generator | None = None,
+) -> Estimate:
+    """Monte Carlo estimate of E_q[log joint] + γ entropy(q), with its standard error.
+
+    Raises:
+        InputError: fewer than 2 draws.
+    """
+    temperature = target.temperature if isinstance(target, Target) else 1.0
+    terms = temperature * log_weights(q, target, num_samples, generator)
+    return Estimate(terms.mean(0), terms.std(0) / math.sqrt(num_samples))
+
+
+# ------------------------------------------------------------------------------------ prediction
+
+
+@torch.no_grad()
+def predictor_moments(
+    model: GeneralizedLinear,
+    q: Gaussian,
+    X: Tensor,  # (N, D) or (*batch, N, D)
+    offset: Tensor | None = None,  # (N,) or (*batch, N)
+) -> tuple[Tensor, Tensor]:
+    """Mean e = Xm + o and variance v = ‖Cᵀx‖² of the linear predictor under q, both (*batch, N).
+
+    Raises:
+        InputError: rows of another width than the model, an offset of another length, values not finite.
+    """
+    frame = q.frame()
+    X = torch.as_tensor(X, dtype=frame.mean.dtype, device=frame.mean.device)
+    if X.ndim < 2 or X.shape[-1] != model.dim:
+        raise InputError(f"X must have the {model.dim} columns of the fitted design; got shape {tuple(X.shape)}.")
+    offset = torch.zeros_like(X[..., 0]) if offset is None else offset.to(X)
+    if offset.shape[-1:] != X.shape[-2:-1]:
+        raise InputError(f"offset must have one entry a row of X, {X.shape[-2]}; got shape {tuple(offset.shape)}.")
+    if not bool(torch.isfinite(X).all() & torch.isfinite(offset).all()):
+        raise InputError("X and offset must be finite; got NaN or infinite entries. Drop or impute those rows.")
+    mean = (X @ frame.mean[..., None])[..., 0] + offset
+    return mean, frame.rows(X).square().sum(-1).expand(mean.shape)
+
+
+def log_predictive_density(
+    model: GeneralizedLinear,
+    q: Gaussian,
+    X: Tensor,  # (N, D) or (*batch, N, D)
+    y: Tensor,  # (N,) or (*batch, N); classes as 0/1 or -1/+1
+    offset: Tensor | None = None,
+) -> Tensor:
+    """log p(y_n | x_n) = log E_q[p(y_n | η_n)], (*batch, N), in float64.
+
+    One-dimensional quadrature, to 1e-8 or better for standard deviations of η up to 100, for
+    likelihoods that are log-concave in η and bend on a scale of about 1 or where they decide.
+
+    Raises:
+        InputError: shapes that do not fit, targets the likelihood cannot produce.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> model = GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+    >>> log_predictive_density(model, CholeskyGaussian(2), torch.eye(2), torch.ones(2)).exp()
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    mean, variance = predictor_moments(model, q, X, offset)
+    y = coded(model.likelihood, torch.as_tensor(y, dtype=mean.dtype, device=mean.device))
+    if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
+        raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
+    flat = [x.double().expand(mean.shape).reshape(-1) for x in (mean, variance.sqrt(), y)]
+    return _log_expected_likelihood(model.likelihood, *flat).reshape(mean.shape)
+
+
+def predictive_mean(
+    model: GeneralizedLinear,
+    q: Gaussian,
+    X: Tensor,  # (N, D) or (*batch, N, D)
+    offset: Tensor | None = None,
+) -> Tensor:
+    """E[y_n | x_n] under q, (*batch, N): for classes the probability of success, in float64.
+
+    Raises:
+        InputError: shapes that do not fit, a likelihood whose mean is not known here.
+    """
+    mean, variance = (x.double() for x in predictor_moments(model, q, X, offset))
+    likelihood = model.likelihood
+    if likelihood.discrete:
+        ones = mean.new_ones(mean.numel())
+        return (
+            _log_expected_likelihood(likelihood, mean.reshape(-1), variance.sqrt().reshape(-1), ones)
+            .exp()
+            .reshape(mean.shape)
+        )
+    if isinstance(likelihood, PoissonLog):
+        return torch.exp(mean + 0.5 * variance)
+    if isinstance(likelihood, GaussianNoise):
+        return mean
+    raise InputError(
+        f"the mean of y is known for the families of this library; got {type(likelihood).__name__}. "
+        "Use predictor_moments, and average its mean function under N(e, v)."
+    )
+
+
+def accuracy(
+    model: GeneralizedLinear,
+    q: Gaussian,
+    X: Tensor,  # (N, D) or (*batch, N, D)
+    y: Tensor,  # (N,) or (*batch, N); classes as 0/1 or -1/+1
+    offset: Tensor | None = None,
+    weights: Tensor | None = None,  # (N,) or (*batch, N)
+) -> Tensor:
+    """The share of rows with y (Xm + o) > 0, y = ±1, weighted if weights are given, (*batch,).
+
+    Raises:
+        InputError: a likelihood without classes, shapes that do not fit.
+    """
+    if not model.likelihood.discrete:
+        raise InputError(
+            f"accuracy needs a likelihood of classes; got {type(model.likelihood).__name__}. "
+            "Use log_predictive_density."
+        )
+    mean, _ = predictor_moments(model, q, X, offset)
+    hits = (coded(model.likelihood, torch.as_tensor(y, dtype=mean.dtype, device=mean.device)) * mean > 0).to(mean.dtype)
+    return hits.mean(-1) if weights is None else (hits * weights).sum(-1) / weights.sum(-1)
+
+
+def coded(
+    likelihood: Likelihood,
+    y: Tensor,
+) -> Tensor:
+    """Targets of new rows in the likelihood's coding; they may be of one class only.
+
+    Raises:
+        InputError: classes that are neither 0/1 nor -1/+1, targets the likelihood cannot produce.
+    """
+    if not likelihood.discrete:
+        return likelihood.checked(y)
+    if bool(((y == 0) | (y == 1)).all()):
+        return 2 * y - 1
+    if bool((y.abs() == 1).all()):
+        return y
+    values = ", ".join(f"{float(v):g}" for v in torch.unique(y)[:4])
+    raise InputError(f"classes of new rows must be coded 0/1 or -1/+1, the success last; got {values}.")
+
+
+# ------------------------------------------------------------------------------------ quadrature
+
+
+@torch.no_grad()
+def _log_expected_likelihood(
+    likelihood: Likelihood,
+    mean: Tensor,  # (N,)
+    sd: Tensor,  # (N,), not negative
+    y: Tensor,  # (N,)
+) -> Tensor:
+    """log ∫ p(y | e + s z) φ(z) dz by the trapezoid rule about the mode of the integrand, (N,).
+
+    h(z) = log p(y | e + sz) - z²/2 is strictly concave: its mode is bracketed, then the two points
+    where it has fallen by 45 nats.  Between them the trapezoid rule converges exponentially.
+    """
+
+    def h(z: Tensor, *, rows: slice = slice(None)) -> Tensor:
+        shape = (-1,) + (1,) * (z.ndim - 1)
+        e, s, t = (x[rows].reshape(shape) for x in (mean, sd, y))
+        return -likelihood.energy(e + s * z, t) - 0.5 * z.square()
+
+    mode = _mode(h, mean)
+    low, high = (_edge(h, mode, side) for side in (-1.0, 1.0))
+    width = high - low
+    nodes = (width * sd / _SPACING).ceil().nan_to_num(256.0).clamp(256, 100_000)
+    result = torch.empty_like(mean)
+    start = 0
+    while start < len(mean):
+        # as many rows as fit, each over its own range with the node count of the widest
+        rows = slice(start, start + max(1, int(_NODES_AT_ONCE / float(nodes[start:].max()))))
+        count = int(nodes[rows].max())
+        unit = torch.linspace(0.0, 1.0, count, dtype=mean.dtype, device=mean.device)
+        z = low[rows, None] + width[rows, None] * unit
+        step = width[rows] / (count - 1)
+        result[rows] = torch.logsumexp(h(z, rows=rows), -1) + torch.log(step / math.sqrt(2 * math.pi))
+        start = rows.stop
+    return result
+
+
+def _mode(h: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """Where h' = 0, by bisection in asinh z: h' + z falls, so the mode lies between 0 and h'(0)."""
+
+    def slope(z: Tensor) -> Tensor:
+        with torch.enable_grad():
+            z = z.requires_grad_()
+            return torch.autograd.grad(h(z).sum(), z)[0]
+
+    near = torch.zeros_like(like)
+    start = slope(near.clone())
+    far = torch.asinh(start.clamp(-1e12, 1e12))
+    for _ in range(60):
+        middle = 0.5 * (near + far)
+        beyond = slope(torch.sinh(middle)) * start.sign() < 0
+        near, far = torch.where(beyond, near, middle), torch.where(beyond, middle, far)
+    return torch.sinh(near)
+
+
+def _edge(h: Callable[[Tensor], Tensor], mode: Tensor, side: float) -> Tensor:
+    """A point on one side of the mode where h has fallen by 45 nats, and hardly more; h falls by z²/2 at least."""
+    top = h(mode)
+    low, high = torch.full_like(mode, math.log(1e-12)), torch.full_like(mode, math.log(_REACH))
+    for _ in range(24):
+        middle = 0.5 * (low + high)
+        enough = top - h(mode + side * middle.exp()) >= _DROP
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return mode + side * high.exp()
