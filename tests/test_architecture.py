@@ -16,6 +16,7 @@ LEVELS = [
     {"interfaces"},
     {"structures"},
     {"posteriors", "expectations", "rules", "stepsizes", "models"},
+    {"arguments"},
     {"optim"},
     {"methods"},
     {"fit", "diagnostics"},

@@ -613,10 +613,10 @@ class TestLogJoint:
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             LogJoint(function).log_joint(torch.zeros(4, 2))
 
-    @pytest.mark.parametrize("gamma", [-1.0, math.nan, math.inf])
+    @pytest.mark.parametrize("gamma", [0.0, -1.0, math.nan, math.inf])
     def test_temperature(self, gamma):
-        """A temperature that is negative or not finite is refused, as by every other target."""
-        with pytest.raises(InputError, match="temperature"):
+        text = f"temperature is the weight of the entropy, positive and finite; got {gamma}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             LogJoint(lambda theta: theta.sum(-1), temperature=gamma)
 
     @pytest.mark.parametrize("gamma", TEMPERATURES)

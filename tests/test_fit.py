@@ -176,6 +176,16 @@ def test_not_converged_within_the_budget():
     assert not result.members_converged
 
 
+def test_the_tolerance_is_on_the_norm_not_on_its_square():
+    q, model = make_posterior("cholesky"), make_model()
+    norm = quiet(q, model, tolerance=1e-2).norm
+    result = quiet(q, model, tolerance=0.9 * norm, max_evaluations=1)
+    assert 1e-6 < norm < 0.1
+    assert not result.converged
+    assert not result.members_converged
+    assert quiet(q, model, tolerance=1.1 * norm, max_evaluations=1).members_converged
+
+
 def test_not_converged_where_every_step_is_rejected():
     q = make_posterior("cholesky")
     start = coordinates(q)
@@ -365,8 +375,9 @@ def test_the_bar_shows_loss_norm_step_and_rejections(monkeypatch):
     assert shown.postfix == (
         f"loss={last.loss:.6g}, norm={last.norm:.1e}, step={last.step:.2g}, rejected={last.rejections}"
     )
-    assert (shown.n, shown.total, shown.unit) == (result.evaluations, 25, "eval")
+    assert (shown.n, shown.total, shown.unit) == (result.evaluations, result.evaluations, "eval")  # converged
     text = stream.getvalue()
+    assert "1/25 " in text
     assert text.rstrip().split("\r")[-1].startswith("SRVN: ")
     assert f"norm={last.norm:.1e}" in text
     assert f"norm={result.trace[0].norm:.1e}" in text

@@ -39,7 +39,6 @@ from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-pairs = pytest.mark.parametrize(("name", "rule"), PAIRS)
 SCALES = [0.01, 1.0, 100.0]
 # every pair, and every natural gradient with the memory of past steps
 NATURAL = [pair for pair in PAIRS if pair[1] != "bures_wasserstein"]
@@ -368,11 +367,12 @@ class TestOverflow:
             assert torch.equal(x[0], old[0])
             assert not torch.equal(x[1], old[1])
 
+    @pytest.mark.parametrize("memory", [0, 5])
     @pytest.mark.parametrize("name", POSTERIORS)
-    def test_a_new_start_is_taken(self, name):
+    def test_a_new_start_is_taken(self, name, memory):
         """After `initialize_` to a sane place the same optimizer goes on."""
         q, target = POSTERIORS[name](DIM, scale=100.0, dtype=DTYPE), self.poisson()
-        opt = NaturalGradientVI(q, RULES["newton"](), step_size=SufficientDecrease())
+        opt = with_trials(q, "newton", memory)
         for _ in range(3):
             opt.step(target)
         q.initialize_(0.0, 0.5)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchngvi.arguments import as_target
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.methods import VN
-from torchngvi.optim import NaturalGradientVI, Status, as_target
+from torchngvi.optim import NaturalGradientVI, Status
 
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
@@ -116,6 +117,8 @@ def fit(
                 optimizer.step(target)
                 assert optimizer.last is not None
                 stalled = 0 if bool(optimizer.last.accepted.any()) else stalled + 1
+            bar.total = bar.n if converged else bar.total  # done is done, whatever is left of the budget
+            bar.refresh()
         except KeyboardInterrupt:
             reason = reason if converged else "because it was interrupted."
     if status is None:

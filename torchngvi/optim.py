@@ -11,17 +11,16 @@ here reads a value back from the device; a step that leaves the positive definit
 non-finite value is not taken, member by member.
 """
 
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import FullPrecision, as_target, classify
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
@@ -39,7 +38,6 @@ from torchngvi.interfaces import (
     Versions,
     where_members,
 )
-from torchngvi.models import LogJoint
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
 
@@ -263,11 +261,11 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 cannot evaluate, one target for several posteriors.
             InputError: gradients missing, or a callable that could be either kind of function.
         """
-        with _Precision(self.posteriors[0].mean_probe.device.type) as outside:
+        with FullPrecision(self.posteriors[0].mean_probe.device.type) as outside:
             if closure is None:
                 self._step_from_gradients()
                 return None
-            source = closure if isinstance(closure, Target) else _classify(closure)
+            source = closure if isinstance(closure, Target) else classify(closure)
             if isinstance(source, Target):
                 return self._step_on_target(source)
             return self._step_on_closure(outside.restored(source))
@@ -422,36 +420,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
         super().__setstate__(state)
 
 
-class _Precision:
-    """Switches autocast off around a step: no factorisation in half precision; the user's closure gets it back."""
-
-    def __init__(self, device_type: str) -> None:
-        self.device_type = device_type
-        self.active = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-    def _autocast(self, enabled: bool) -> AbstractContextManager[Any]:
-        if not self.active:
-            return nullcontext()
-        return torch.autocast(self.device_type, torch.get_autocast_dtype(self.device_type), enabled)
-
-    def __enter__(self) -> "_Precision":
-        self.context = self._autocast(False)
-        self.context.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.context.__exit__(*exception)
-
-    def restored(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """The closure, run as its author meant."""
-
-        def run() -> Tensor:
-            with self._autocast(True):
-                return closure()
-
-        return run
-
-
 def _select(accept: Tensor, new: Any, old: Any) -> Any:
     """new where accepted, else old, member by member through nested packets."""
     if not accept.ndim and accept.device.type == "cpu":
@@ -463,44 +431,3 @@ def _select(accept: Tensor, new: Any, old: Any) -> Any:
     if isinstance(new, tuple):
         return type(new)(*(_select(accept, n, o) for n, o in zip(new, old, strict=True)))
     return new
-
-
-def as_target(source: Any) -> Target:
-    """A target as it is, a function of theta as `LogJoint`; a closure is refused."""
-    if isinstance(source, Target):
-        return source
-    target = _classify(source)
-    if not isinstance(target, Target):
-        raise InputError("this needs a model or a log joint of theta; got a function without arguments.")
-    return target
-
-
-def _classify(function: Any) -> Target | Callable[[], Tensor]:
-    """A log joint if it needs its one argument, a closure if it can take none."""
-    if not callable(function):
-        raise InputError(
-            "step takes a model, a log joint of theta, or a closure that returns the loss; "
-            f"got {type(function).__name__}."
-        )
-
-    def binds(*arguments: object) -> bool:
-        try:
-            inspect.signature(function).bind(*arguments)
-        except (TypeError, ValueError):
-            return False
-        return True
-
-    without, with_one = binds(), binds(None)
-    if not without and not with_one:
-        raise InputError(
-            "step calls a log joint with theta alone, or a closure with nothing; this callable needs other arguments. "
-            "Bind them: functools.partial(f, ...), or a lambda."
-        )
-    if with_one and not without:
-        return LogJoint(function)
-    if without and not with_one:
-        return function
-    raise InputError(
-        "step cannot tell whether this callable is a log joint of theta (which goes up) or a closure that returns "
-        "the loss (which goes down). Wrap it: LogJoint(f), or lambda: f()."
-    )

@@ -1,0 +1,463 @@
+"""The command line, in process: what it writes and prints, and each bad input with nothing written."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+
+import torchngvi
+from torchngvi import CholeskyGaussian
+from torchngvi.cli import main, parser
+from torchngvi.config import Settings, read_toml, settings_from, to_toml
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+WRITTEN = {"posterior.pt", "coefficients.csv", "trace.csv", "summary.json", "fit.png", "config.toml"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The problems are small, and the machine may be busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*flags):
+    return main(["fit", "--no-progress", *(str(flag) for flag in flags)])
+
+
+def summary(folder):
+    return json.loads(Path(folder, "summary.json").read_text())
+
+
+def coefficients(folder):
+    with Path(folder, "coefficients.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def cancer(tmp_path_factory):
+    """One run on the breast cancer data, read by several tests."""
+    folder = tmp_path_factory.mktemp("runs") / "cancer"
+    assert main(["fit", str(CONFIGS / "breast_cancer.toml"), "--no-progress", "--out", str(folder)]) == 0
+    return folder
+
+
+def design(X, y, seed=42):
+    """Scikit-learn's own split and scales, with the intercept first."""
+    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=seed)
+    scaler = StandardScaler().fit(X_train)
+    train, test = (np.c_[np.ones(len(part)), scaler.transform(part)] for part in (X_train, X_test))
+    return train, test, y_train, y_test
+
+
+class TestOutputs:
+    def test_everything_is_written(self, cancer):
+        assert {path.name for path in cancer.iterdir()} == WRITTEN
+        assert (cancer / "fit.png").read_bytes().startswith(b"\x89PNG")
+        result = summary(cancer)
+        assert result["converged"] is True
+        assert result["classes"] == {"failure": "malignant", "success": "benign"}
+        assert result["natural_gradient_norm"] <= result["tolerance"] == 1e-5
+
+    def test_trace_ends_where_the_summary_says(self, cancer):
+        with (cancer / "trace.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        losses = [float(row["loss"]) for row in rows]
+        assert losses[-1] == -summary(cancer)["elbo"]
+        assert losses[0] > losses[-1] + 100
+        assert int(rows[-1]["evaluations"]) == summary(cancer)["evaluations"]
+
+    def test_saved_posterior_reloads_and_gives_the_table(self, cancer):
+        saved = torch.load(cancer / "posterior.pt", weights_only=True)
+        q = CholeskyGaussian(len(saved["feature_names"]), dtype=torch.float64)
+        q.load_state_dict(saved["posterior"])
+        rows = coefficients(cancer)
+        assert [row["name"] for row in rows] == saved["feature_names"]
+        for column, values in {
+            "mean": q.mean,
+            "sd": q.stddev,
+            "low": torch.as_tensor(stats.norm.ppf(0.025, q.mean, q.stddev)),
+            "high": torch.as_tensor(stats.norm.ppf(0.975, q.mean, q.stddev)),
+        }.items():
+            torch.testing.assert_close(torch.tensor([float(row[column]) for row in rows], dtype=torch.float64), values)
+
+    def test_held_out_scores_by_draws_from_the_saved_posterior(self, cancer):
+        saved = torch.load(cancer / "posterior.pt", weights_only=True)
+        data = load_breast_cancer()
+        _, _, _, y = train_test_split(data.data, data.target, test_size=0.2, random_state=42)
+        X = (train_test_split(data.data, test_size=0.2, random_state=42)[1] - saved["center"][1:].numpy()) / saved[
+            "scale"
+        ][1:].numpy()
+        X = np.c_[np.ones(len(X)), X]
+        mean, root = (saved["posterior"][name].numpy() for name in ("mean", "scale_tril"))
+        draws = mean + np.random.default_rng(0).standard_normal((40_000, len(mean))) @ root.T
+        p = stats.logistic.cdf((2 * y - 1) * (draws @ X.T))
+        nll = -np.log(p.mean(0))
+        # delta method: the error of -log p is sd/(p √S) a row
+        error = np.sqrt(np.square(p.std(0) / p.mean(0)).sum() / len(draws)) / len(y)
+        result = summary(cancer)
+        assert abs(result["held_out_nll_per_row"] - nll.mean()) < 4.5 * error < 0.01
+        assert result["held_out_nll_standard_error"] == pytest.approx(nll.std() / np.sqrt(len(y)), rel=0.02)
+        assert result["held_out_accuracy"] == np.mean((X @ mean > 0) == y)
+
+    def test_elbo_agrees_with_its_check_by_sampling(self, cancer):
+        result = summary(cancer)
+        assert abs(result["elbo"] - result["elbo_sampled"]) < 4.5 * result["elbo_sampled_standard_error"] < 0.1
+
+    def test_linear_regression_is_the_exact_posterior(self, tmp_path, capsys):
+        assert main(["fit", str(CONFIGS / "diabetes_gaussian.toml"), "--no-progress", "--out", "linear"]) == 0
+        train, test, y, y_test = design(*load_diabetes(return_X_y=True))
+        covariance = np.linalg.inv(train.T @ train / 55**2 + 1e-4 * np.eye(11))
+        mean = covariance @ train.T @ y / 55**2
+        rows = coefficients("linear")
+        np.testing.assert_allclose([float(row["mean"]) for row in rows], mean, rtol=1e-8)
+        np.testing.assert_allclose([float(row["sd"]) for row in rows], np.sqrt(np.diag(covariance)), rtol=1e-8)
+        result = summary("linear")
+        spread = np.sqrt(np.einsum("nd,de,ne->n", test, covariance, test) + 55**2)
+        assert result["held_out_nll_per_row"] == pytest.approx(-stats.norm.logpdf(y_test, test @ mean, spread).mean())
+        assert result["held_out_rmse"] == pytest.approx(np.sqrt(np.mean((test @ mean - y_test) ** 2)))
+        evidence = stats.multivariate_normal(cov=55**2 * np.eye(len(y)) + 1e4 * train @ train.T).logpdf(y)
+        assert result["elbo"] == pytest.approx(evidence, abs=1e-6)
+        assert result["evaluations"] == 2
+        out = capsys.readouterr().out
+        assert f"bmi         {mean[3]:7.3f}" in out
+        assert "k-hat 0.00 is below 0.5" in out
+
+    def test_gaussian_defaults_come_from_the_data_and_are_told(self, capsys):
+        assert run("--data", "diabetes", "--family", "gaussian") == 0
+        train, _, y, _ = design(*load_diabetes(return_X_y=True))
+        residual = y - train @ np.linalg.lstsq(train, y, rcond=None)[0]
+        result = summary("runs/diabetes")
+        assert result["noise"] == pytest.approx(np.sqrt((residual**2).sum() / (len(y) - 11)))
+        assert result["prior_precision"] == pytest.approx(1 / np.mean(y**2))
+        assert "is the residual standard deviation of least squares" in unwrapped(capsys.readouterr().out)
+
+    def test_settings_written_repeat_the_run(self, cancer):
+        assert run(cancer / "config.toml", "--out", "again") == 0
+        first, second = (summary(folder) for folder in (cancer, "again"))
+        assert second["elbo"] == pytest.approx(first["elbo"], abs=1e-8)
+        assert second["k_hat"] == pytest.approx(first["k_hat"], abs=1e-3)
+        assert second["held_out_nll_per_row"] == pytest.approx(first["held_out_nll_per_row"], abs=1e-6)
+        assert {**second["settings"], "out": None} == {**first["settings"], "out": None}
+
+    def test_counts_with_offset_and_weights(self, tmp_path):
+        stream = np.random.default_rng(1)
+        exposure, w = stream.uniform(0.5, 3.0, 400), stream.integers(0, 3, 400)
+        counts = stream.poisson(2.0 * exposure)
+        table = np.c_[counts, np.log(exposure), w, np.zeros(400)]
+        np.savetxt("claims.csv", table, "%.17g", delimiter=",", header="claims,log_exposure,w,zero", comments="")
+        flags = ("--family", "poisson_log", "--offset", "log_exposure", "--weights", "w", "--test-fraction", 0)
+        assert run("--data", "claims.csv", "--target", "claims", "--prior-precision", "1e-6", *flags) == 0
+        rows = coefficients("runs/claims")
+        assert [row["name"] for row in rows] == ["intercept", "zero"]
+        # without other columns the posterior of the rate is nearly Gamma(Σwy, Σw exposure)
+        assert float(rows[0]["mean"]) == pytest.approx(np.log((w * counts).sum() / (w * exposure).sum()), abs=2e-3)
+        assert float(rows[0]["sd"]) == pytest.approx((w * counts).sum() ** -0.5, rel=0.01)
+        assert summary("runs/claims")["held_out_nll_per_row"] is None
+
+    def test_weights_count_in_the_fit_and_in_the_scores(self):
+        stream = np.random.default_rng(3)
+        x, w, o = stream.normal(size=60), stream.integers(1, 5, 60), stream.normal(size=60)
+        y = 2 * x + o + stream.normal(size=60)
+        header = "x,w,o,y"
+        np.savetxt("a.csv", np.c_[x, w, o, y], "%.17g", delimiter=",", header=header, comments="")
+        columns = ("--target", "y", "--weights", "w", "--offset", "o", "--no-standardize", "--no-intercept")
+        flags = ("--family", "gaussian", "--noise", 0.8, "--prior-precision", 3, "--test-fraction", 0.5)
+        assert run("--data", "a.csv", *columns, *flags) == 0
+        i, j = train_test_split(np.arange(60), test_size=0.5, random_state=42)
+        precision = (w[i] * x[i] ** 2).sum() / 0.8**2 + 3
+        mean = (w[i] * x[i] * (y[i] - o[i])).sum() / 0.8**2 / precision
+        assert float(coefficients("runs/a")[0]["mean"]) == pytest.approx(mean)
+        nll = -stats.norm.logpdf(y[j], mean * x[j] + o[j], np.sqrt(x[j] ** 2 / precision + 0.8**2))
+        result = summary("runs/a")
+        assert result["held_out_nll_per_row"] == pytest.approx(np.average(nll, weights=w[j]))
+        rmse = np.sqrt(np.average((mean * x[j] + o[j] - y[j]) ** 2, weights=w[j]))
+        assert result["held_out_rmse"] == pytest.approx(rmse)
+
+    def test_texts_as_classes_and_as_columns(self, capsys):
+        write_people("people.csv")
+        assert run("--data", "people.csv", "--target", "died", "--drop", "id") == 0
+        out = unwrapped(capsys.readouterr().out)
+        assert "sex=male" in out
+        assert "success is 'yes', failure 'no'" in out
+
+    def test_not_converged_is_said_and_written(self, capsys):
+        assert run("--data", "breast_cancer", "--max-evaluations", 3) == 1
+        captured = capsys.readouterr()
+        assert "not converged, because the budget of 3 evaluations is used up" in captured.err
+        assert "NOT CONVERGED" in captured.out
+        assert {path.name for path in Path("runs/breast_cancer").iterdir()} == WRITTEN
+        assert summary("runs/breast_cancer")["converged"] is False
+
+    def test_divergence_is_written_too(self, capsys):
+        assert run("--data", "iris", "--success", "virginica", "--method", "srvn", "--lr", 1) == 1
+        assert "not converged, because" in capsys.readouterr().err
+        assert {path.name for path in Path("runs/iris").iterdir()} == WRITTEN
+        assert summary("runs/iris")["elbo"] is None
+
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            ("--posterior", "natural"),
+            ("--method", "srvn"),
+            ("--dtype", "float32"),
+            ("--family", "bernoulli_probit", "--posterior", "diagonal"),
+            ("--temperature", "0.5", "--no-intercept", "--no-standardize", "--prior-precision", "1"),
+            ("--method", "bwgd", "--lr", "1e-2", "--tolerance", "0.5", "--seed", "1"),
+        ],
+    )
+    def test_choices(self, flags):
+        assert run("--data", "iris", "--success", "setosa", *flags) == 0
+        assert summary("runs/iris")["held_out_accuracy"] == 1.0
+
+    def test_progress_goes_to_standard_error(self, capsys):
+        assert main(["fit", "--data", "iris", "--success", "setosa"]) == 0
+        captured = capsys.readouterr()
+        assert "VN:" in captured.err
+        assert "VN:" not in captured.out
+
+    def test_as_a_program(self, tmp_path):
+        root = str(Path(torchngvi.__file__).parents[1])
+        environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "torchngvi", "fit", "--data", "breast_cancer"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "worst texture" in done.stdout
+        assert "converged" in done.stdout
+        assert {path.name for path in (tmp_path / "runs/breast_cancer").iterdir()} == WRITTEN
+
+
+def write_people(name):
+    rows = [f"P{i},{50 + i * 7 % 31},{('male', 'female')[i % 2]},{('no', 'yes')[i % 3 > 0]}\n" for i in range(90)]
+    Path(name).write_text("id,age,sex,died\n" + "".join(rows))
+
+
+def unwrapped(text):
+    """Console output without the frame and the line breaks of a narrow terminal."""
+    return " ".join(text.replace("│", " ").split())
+
+
+# ------------------------------------------------------------------------------------ settings
+
+
+class TestSettings:
+    def test_flags_override_the_file(self):
+        Path("a.toml").write_text('data = "iris"\nsuccess = "setosa"\nposterior = "diagonal"\nseed = 3\n')
+        assert run("a.toml", "--posterior", "cholesky") == 0
+        settings = summary("runs/iris")["settings"]
+        assert (settings["posterior"], settings["seed"]) == ("cholesky", 3)
+
+    def test_every_field_is_a_flag_and_the_reverse(self):
+        options = {
+            action.dest for group in parser()._subparsers._group_actions for action in group.choices["fit"]._actions
+        }
+        assert options - {"help", "config"} == set(Settings.__dataclass_fields__)
+
+    def test_toml_round_trip(self):
+        settings = Settings(data='odd "name"\\.csv', lr=1e-7, drop=("a", "ß"), standardize=False, tolerance=1e16)
+        assert settings_from(tomllib.loads(to_toml(settings))) == settings
+
+    @pytest.mark.parametrize("name", ["breast_cancer.toml", "diabetes_gaussian.toml"])
+    def test_configs_are_valid(self, name):
+        assert settings_from(read_toml(CONFIGS / name)).folder == Path("runs") / Path(name).stem
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+def _file(name, content):
+    path = Path(name)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return name
+
+
+def _npz(**arrays):
+    np.savez("a.npz", **arrays)
+    return "a.npz"
+
+
+def _csv(content, *flags):
+    return lambda: ("--data", _file("a.csv", content), "--target", "y", *flags)
+
+
+def _toml(content):
+    return lambda: (_file("a.toml", content),)
+
+
+GOOD = "x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(20))
+BAD_INPUT = {
+    "unknown key": (_toml('data = "iris"\nfamliy = "gaussian"\n'), "unknown key 'famliy'. Did you mean 'family'?"),
+    "known keys": (_toml('data = "iris"\nzzz = 1\n'), "unknown key 'zzz'. The keys are: data, target, family, method,"),
+    "not toml": (_toml("data: iris\n"), "'a.toml' is not TOML: "),
+    "binary config": (_toml(b"\xff\xfe\x00"), "'a.toml' is no readable TOML file"),
+    "no config": (lambda: ("missing.toml",), "there is no settings file 'missing.toml'"),
+    "a table in the config": (_toml('data = "iris"\n[model]\nlr = 1\n'), "unknown key 'model'."),
+    "text for a number": (_toml('data = "iris"\nlr = "fast"\n'), "lr must be a number; got 'fast'."),
+    "number for a text": (_toml("data = 3\n"), "data must be text in quotes; got 3."),
+    "text for a boolean": (_toml('data = "iris"\nintercept = "no"\n'), "intercept must be true or false; got 'no'."),
+    "boolean for a number": (_toml('data = "iris"\nlr = true\n'), "lr must be a number; got True."),
+    "fraction for an integer": (_toml('data = "iris"\nseed = 1.5\n'), "seed must be a whole number; got 1.5."),
+    "text for a list": (_toml('data = "iris"\ndrop = "id"\n'), "drop must be a list of texts; got 'id'."),
+    "no data": (tuple, "data is missing: torchngvi fit --data breast_cancer, or a line"),
+    "empty data": (lambda: ("--data", ""), "data is empty; name a data file or a bundled set"),
+    "missing file": (lambda: ("--data", "nowhere.csv"), "there is no data file 'nowhere.csv' (looked for /"),
+    "unknown name": (lambda: ("--data", "irris"), "'irris' is neither a file nor a bundled set. Did you mean 'iris'?"),
+    "missing target column": (
+        lambda: ("--data", _file("a.csv", "age,died\n1,0\n2,1\n"), "--target", "dead"),
+        "target column 'dead' is not in the data. Did you mean 'died'? The columns are: age, died.",
+    ),
+    "missing values": (
+        _csv("x,y\n1,0\n,1\n"),
+        "column 'x' has missing or infinite entries in 1 of 2 rows. Drop or impute",
+    ),
+    "one class": (
+        _csv("x,y\n1,0\n2,0\n"),
+        "target 'y' has one class, '0' in all 2 rows; a Bernoulli family needs two.",
+    ),
+    "three classes": (
+        lambda: ("--data", "iris"),
+        "Name the one to predict against the others (--success 'virginica').",
+    ),
+    "real numbers": (lambda: ("--data", "diabetes"), "They look like numbers, not classes: use family gaussian"),
+    "no rows": (_csv("x,y\n"), "the table has column names and no rows: a data set needs at least two."),
+    "empty file": (_csv(""), "'a.csv' is empty: a table needs a line of column names, and rows."),
+    "binary junk": (_csv(bytes(range(256))), "'a.csv' is no table of text: it holds binary data."),
+    "npz of objects": (
+        lambda: ("--data", _npz(X=np.array([[None]]), y=[1])),
+        "cannot be read as an npz archive of numbers",
+    ),
+    "npz of texts": (
+        lambda: ("--data", _npz(X=np.array([["a"]]), y=[1])),
+        "array 'X' of 'a.npz' must hold numbers; got dtype <U1.",
+    ),
+    "npz without y": (lambda: ("--data", _npz(X=np.eye(2))), "'a.npz' has no array 'y', it has X."),
+    "npz of two lengths": (
+        lambda: ("--data", _npz(X=np.eye(2), y=[0, 1, 0])),
+        "array 'y' of 'a.npz' must have one entry for each of the 2 rows of X; got shape (3,).",
+    ),
+    "lr": (_csv(GOOD, "--lr", "0"), "lr (the learning rate) must be positive and finite; got 0."),
+    "negative lr": (_csv(GOOD, "--lr=-1e-3"), "lr (the learning rate) must be positive and finite; got -0.001."),
+    "prior precision": (_csv(GOOD, "--prior-precision", "-1"), "prior_precision must be positive and finite; got -1."),
+    "noise": (_csv(GOOD, "--family", "gaussian", "--noise", "nan"), "noise must be positive and finite; got nan."),
+    "noise of classes": (_csv(GOOD, "--noise", "1"), "noise belongs to family gaussian; got noise 1 with family"),
+    "temperature": (_csv(GOOD, "--temperature", "0"), "temperature must be positive and finite; got 0."),
+    "budget": (_csv(GOOD, "--max-evaluations", "0"), "max_evaluations must be positive and finite; got 0."),
+    "test fraction": (_csv(GOOD, "--test-fraction", "1.5"), "at least 0 and below 1; got 1.5. Take 0.2, or 0"),
+    "seed": (_csv(GOOD, "--seed", "-1"), "seed must be from 0 to 4294967295; got -1."),
+    "unknown family": (
+        _csv(GOOD, "--family", "poisson"),
+        "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian; got 'poisson'. "
+        "Did you mean 'poisson_log'?",
+    ),
+    "unknown method": (_csv(GOOD, "--method", "adam"), "method must be one of vn, srvn, bwgd; got 'adam'."),
+    "bwgd without lr": (_csv(GOOD, "--method", "bwgd"), "method bwgd needs a learning rate"),
+    "srvn on natural": (
+        _csv(GOOD, "--method", "srvn", "--posterior", "natural"),
+        "method srvn moves a root of the covariance, which posterior natural does not hold: use method vn",
+    ),
+    "negative counts": (
+        _csv("x,y\n1,3\n2,-1\n3,2\n", "--family", "poisson_log"),
+        "the Poisson family needs counts 0, 1, 2, ..; got 1 other values, the first -1.",
+    ),
+    "texts for counts": (
+        _csv("x,y\n1,a\n2,b\n", "--family", "poisson_log"),
+        "this family needs a target of numbers; 'y' holds classes such as 'a'. Use family bernoulli_logit.",
+    ),
+    "success of counts": (_csv(GOOD, "--family", "poisson_log", "--success", "1"), "family poisson_log has none"),
+    "negative weights": (
+        _csv("x,w,y\n1,1,0\n2,-2,1\n", "--weights", "w"),
+        "weights must not be negative; column 'w' has -2.",
+    ),
+    "no residual": (
+        _csv("x,y\n1,3\n2,4\n", "--family", "gaussian", "--test-fraction", "0"),
+        "noise cannot be found from",
+    ),
+    "svmlight junk": (lambda: ("--data", _file("a.svm", "junk\n")), "'a.svm' cannot be read as a svmlight file"),
+    "out is a file": (
+        _csv(GOOD, "--out", "a.csv"),
+        "out must be a folder; 'a.csv' is a file. Choose another name (--out).",
+    ),
+    "out below a file": (_csv(GOOD, "--out", "a.csv/deep"), "a.csv' is a file. Choose another name (--out)."),
+    "unknown flag": (lambda: ("--famly", "x"), "unrecognized arguments: --famly. Did you mean '--family'?"),
+    "text for a flag": (
+        _csv(GOOD, "--lr", "abc"),
+        "argument --lr: invalid float value: 'abc'. See torchngvi fit --help.",
+    ),
+    "data for a config": (lambda: (_file("a.csv", GOOD),), "for a data file say --data FILE."),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT, ids=str)
+def test_bad_input(case, capsys):
+    make, message = BAD_INPUT[case]
+    flags = make()
+    before = {path: path.read_bytes() for path in Path.cwd().rglob("*")}
+    assert run(*flags) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert re.fullmatch(r"torchngvi: error: [^\n]*\.[^\n]*\n", captured.err)
+    assert captured.out == ""
+    assert {path: path.read_bytes() for path in Path.cwd().rglob("*")} == before
+
+
+@pytest.mark.parametrize("extra", ["rich", "pandas", "arviz", "matplotlib", "sklearn"])
+def test_missing_extras(extra, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torchngvi.adapters") or name.split(".")[0] == extra]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(torchngvi, "adapters", raising=False)
+    monkeypatch.setitem(sys.modules, extra, None)
+    assert run("--data", "iris", "--success", "setosa") == 2
+    error = capsys.readouterr().err
+    assert f"{extra} is not installed, and the command line needs it: pip install 'torchngvi[cli]'." in error
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_other_import_errors_are_not_hidden(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torchngvi.adapters")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(torchngvi, "adapters", raising=False)
+    monkeypatch.setitem(sys.modules, "torchngvi.adapters.tables", None)
+    with pytest.raises(ImportError):
+        run("--data", "iris")
+
+
+def test_no_command(capsys):
+    assert main([]) == 2
+    assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+
+
+def test_a_folder_without_permission(capsys, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert run("--data", "iris", "--success", "setosa") == 2
+    assert "out cannot be written: no permission in" in capsys.readouterr().err
+
+
+def test_a_full_disk(capsys, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    assert run("--data", "iris", "--success", "setosa") == 2
+    assert (
+        "the results cannot be written into 'runs/iris' ([Errno 28] No space left on device)."
+        in capsys.readouterr().err
+    )

@@ -1,0 +1,88 @@
+"""A fit as text: the table of coefficients and a block of results, by rich."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+Z95 = 1.959963984540054  # half width of the central 95% of N(0, 1)
+_MOST_ROWS = 60
+
+
+class Coefficient(NamedTuple):
+    """One marginal of q."""
+
+    name: str
+    mean: float
+    sd: float
+    low: float  # of the central 95% interval
+    high: float
+
+
+def coefficients(
+    names: Sequence[str],
+    mean: Tensor,  # (D,)
+    sd: Tensor,  # (D,)
+) -> list[Coefficient]:
+    """Marginals with their 95% intervals.
+
+    >>> import torch
+    >>> row = coefficients(["slope"], torch.zeros(1), torch.ones(1))[0]
+    >>> row.name, round(row.low, 2), round(row.high, 2)
+    ('slope', -1.96, 1.96)
+    """
+    pairs = zip(names, mean.double().tolist(), sd.double().tolist(), strict=True)
+    return [Coefficient(name, m, s, m - Z95 * s, m + Z95 * s) for name, m, s in pairs]
+
+
+def most_certain(rows: Sequence[Coefficient], count: int) -> list[Coefficient]:
+    """The ``count`` rows farthest from zero in standard deviations, in their order."""
+    chosen = sorted(range(len(rows)), key=lambda i: -abs(rows[i].mean) / max(rows[i].sd, 1e-300))[:count]
+    return [rows[i] for i in sorted(chosen)]
+
+
+def coefficient_table(rows: Sequence[Coefficient], note: str) -> Group:
+    """Name, mean, standard deviation and interval; intervals without zero in bold."""
+    shown = most_certain(rows, _MOST_ROWS)
+    title = "Coefficients" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} coefficients, clearest signs"
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("column", overflow="fold", max_width=40)
+    table.add_column("mean", justify="right")
+    table.add_column("sd", justify="right")
+    table.add_column("2.5%", justify="right")
+    table.add_column("97.5%", justify="right")
+    for row in shown:
+        style = "bold" if row.low > 0 or row.high < 0 else ""
+        table.add_row(Text(row.name), *(_number(value) for value in row[1:]), style=style)
+    return Group(Text(f"{title} ({note})", style="bold"), table)
+
+
+def _number(value: float) -> str:
+    """Three or more significant digits, without an exponent where it can be read."""
+    size = abs(value)
+    if size >= 1e5 or 0 < size < 1e-4:
+        return f"{value:.2e}"
+    return f"{value:.{0 if size >= 1e4 else 1 if size >= 1e3 else 2 if size >= 100 else 3}f}"
+
+
+def summary_block(title: str, lines: Sequence[tuple[str, str]], *, good: bool) -> Panel:
+    """Label and text, line by line, under the verdict."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for label, text in lines:
+        grid.add_row(label, Text(text))
+    color = "green" if good else "yellow"
+    return Panel(
+        grid, title=Text(title, style=f"bold {color}"), title_align="left", border_style=color, box=box.ROUNDED
+    )
+
+
+def show(*parts: RenderableType) -> None:
+    """Print to standard output."""
+    Console(highlight=False).print(Group(*parts))

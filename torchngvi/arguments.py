@@ -1,0 +1,84 @@
+"""What a user may hand to ``step``: a target, a log joint, or a closure; and how a closure is run."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Target
+from torchngvi.models import LogJoint
+
+
+def as_target(source: Any) -> Target:
+    """A target as it is, a function of theta as `LogJoint`; a closure is refused."""
+    if isinstance(source, Target):
+        return source
+    target = classify(source)
+    if not isinstance(target, Target):
+        raise InputError("this needs a model or a log joint of theta; got a function without arguments.")
+    return target
+
+
+def classify(function: Any) -> Target | Callable[[], Tensor]:
+    """A log joint if it needs its one argument, a closure if it can take none."""
+    if not callable(function):
+        raise InputError(
+            "step takes a model, a log joint of theta, or a closure that returns the loss; "
+            f"got {type(function).__name__}."
+        )
+
+    def binds(*arguments: object) -> bool:
+        try:
+            inspect.signature(function).bind(*arguments)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    without, with_one = binds(), binds(None)
+    if not without and not with_one:
+        raise InputError(
+            "step calls a log joint with theta alone, or a closure with nothing; this callable needs other arguments. "
+            "Bind them: functools.partial(f, ...), or a lambda."
+        )
+    if with_one and not without:
+        return LogJoint(function)
+    if without and not with_one:
+        return function
+    raise InputError(
+        "step cannot tell whether this callable is a log joint of theta (which goes up) or a closure that returns "
+        "the loss (which goes down). Wrap it: LogJoint(f), or lambda: f()."
+    )
+
+
+class FullPrecision:
+    """Switches autocast off around a step: no factorisation in half precision; the user's closure gets it back."""
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self.active = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+    def _autocast(self, enabled: bool) -> AbstractContextManager[Any]:
+        if not self.active:
+            return nullcontext()
+        return torch.autocast(self.device_type, torch.get_autocast_dtype(self.device_type), enabled)
+
+    def __enter__(self) -> "FullPrecision":
+        self.context = self._autocast(False)
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.context.__exit__(*exception)
+
+    def restored(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """The closure, run as its author meant."""
+
+        def run() -> Tensor:
+            with self._autocast(True):
+                return closure()
+
+        return run
