@@ -12,13 +12,14 @@ A gradient goes in, a gradient comes out, and any natural-gradient rule may foll
 memory of each batch member is its own.
 """
 
+import math
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Local, Posterior, Structure
+from torchngvi.interfaces import Local, Posterior
 
 _NEAR = 1.0  # length of a step, √(2 KL), beyond which its pair is not kept
 _CURVED = 1e-8  # smallest cosine of the angle between s and y
@@ -48,15 +49,16 @@ class QuasiNewton:
         self.memory = memory
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """An empty memory: the pairs (s, y), the last gradient and direction, and how far q went along it."""
-        vector, matrix = q.mean_probe.detach(), q.root_probe.detach()
-        state = {}
-        for name, count in (("s", self.memory), ("y", self.memory), ("gradient", 1), ("direction", 1)):
-            state[f"{name}_a"] = vector.new_zeros((count, *vector.shape))
-            state[f"{name}_P"] = matrix.new_zeros((count, *matrix.shape))
-        state["kept"] = vector.new_zeros((self.memory, *q.batch_shape))
-        state["went"] = vector.new_zeros(q.batch_shape)
-        return state
+        """An empty memory: pairs (s, y), the last gradient and direction, and how far q went along it."""
+        flat = _flat(Local(q.mean_probe.detach(), q.root_probe.detach()), q.structure.rank)
+        return {
+            "s": flat.new_zeros((self.memory, *flat.shape)),
+            "y": flat.new_zeros((self.memory, *flat.shape)),
+            "kept": flat.new_zeros((self.memory, *q.batch_shape)),
+            "gradient": torch.zeros_like(flat),
+            "direction": torch.zeros_like(flat),
+            "went": flat.new_zeros(q.batch_shape),
+        }
 
     def __call__(
         self,
@@ -65,67 +67,59 @@ class QuasiNewton:
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Learn from the step before, then bend the gradient; returns what of the state is to change."""
-        inner = _Inner(q.structure)
-        new = self._learned(inner, gradient, state)
-        pairs = [
-            (Local(sa, sP), Local(ya, yP), kept)
-            for sa, sP, ya, yP, kept in zip(*(new[k] for k in ("s_a", "s_P", "y_a", "y_P", "kept")), strict=True)
-        ]
-        bent, shares = gradient, []
-        for s, y, kept in pairs:  # the newest first
-            curvature = torch.where(kept > 0, inner(s, y), 1.0)
-            share = kept * inner(s, bent) / curvature
-            bent = inner.add(bent, -share, y)
-            shares.append((share, curvature))
-        for (s, y, kept), (share, curvature) in zip(reversed(pairs), reversed(shares), strict=True):
-            bent = inner.add(bent, share - kept * inner(y, bent) / curvature, s)
-        slope, norm2 = inner(gradient, bent), inner(gradient, gradient)
+        rank = q.structure.rank
+        flat = _flat(gradient, rank)
+        s, y, kept = self._learned(flat, state)
+        curvature = torch.where(kept > 0, _inner(s, y), 1.0)
+        weight = (kept / curvature)[..., None]
+        bent, shares = flat, []
+        for index in range(self.memory):  # the newest first
+            share = weight[index] * _inner(s[index], bent)[..., None]
+            bent = bent - share * y[index]
+            shares.append(share)
+        for index in reversed(range(self.memory)):
+            bent = bent + (shares[index] - weight[index] * _inner(y[index], bent)[..., None]) * s[index]
+        slope, norm2 = _inner(flat, bent), _inner(flat, flat)
         downhill = slope > 0
-        bent = inner.where(downhill, bent, gradient)
-        slope = torch.where(downhill, slope, norm2)
-        new["kept"] = new["kept"] * downhill
-        nothing = Local(torch.zeros_like(gradient.a), torch.zeros_like(gradient.P))
-        for name, value in (("gradient", gradient), ("direction", bent)):
-            finite = inner.where(norm2.isfinite(), value, nothing)  # a NaN is not remembered
-            new[f"{name}_a"], new[f"{name}_P"] = finite.a[None], finite.P[None]
-        return Bent(bent, slope), new
+        bent = torch.where(downhill[..., None], bent, flat)
+        finite = norm2.isfinite()[..., None]  # a NaN is not remembered
+        new = {
+            "s": s,
+            "y": y,
+            "kept": kept * downhill,
+            "gradient": torch.where(finite, flat, 0.0),
+            "direction": torch.where(finite, bent, 0.0),
+        }
+        return Bent(_unflat(bent, gradient), torch.where(downhill, slope, norm2)), new
 
-    def _learned(self, inner: "_Inner", gradient: Local, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _learned(self, gradient: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The memory with the pair of the last step, for the members that moved."""
         went = state["went"]
-        before = Local(state["gradient_a"][0], state["gradient_P"][0])
-        s = inner.scaled(-went, Local(state["direction_a"][0], state["direction_P"][0]))
-        y = inner.add(gradient, -torch.ones_like(went), before)
-        sy, ss, yy = inner(s, y), inner(s, s), inner(y, y)
-        moved = went > 0
-        near = ss.sqrt() <= _NEAR
+        s = -went[..., None] * state["direction"]
+        y = gradient - state["gradient"]
+        sy, ss, yy = _inner(s, y), _inner(s, s), _inner(y, y)
+        moved, near = went > 0, ss <= _NEAR**2
         useful = moved & near & (sy > _CURVED * (ss * yy).sqrt())
-        new = {}
-        for name, value in (("s_a", s.a), ("s_P", s.P), ("y_a", y.a), ("y_P", y.P), ("kept", torch.ones_like(went))):
-            shifted = torch.cat([value[None], state[name][:-1]])
-            mask = useful.reshape(useful.shape + (1,) * (value.ndim - useful.ndim))
-            new[name] = torch.where(mask, shifted, state[name])
-        new["kept"] = new["kept"] * (near | ~moved)
-        return new
+
+        def pushed(new: Tensor, old: Tensor) -> Tensor:
+            mask = useful[..., None] if new.ndim > useful.ndim else useful
+            return torch.where(mask, torch.cat([new[None], old[:-1]]), old)
+
+        kept = pushed(torch.ones_like(went), state["kept"]) * (near | ~moved)
+        return pushed(s, state["s"]), pushed(y, state["y"]), kept
 
 
-class _Inner:
-    """The inner product of the frame, ⟨x, x'⟩ = a·a' + ½ tr(P P'), and what goes with it."""
+def _flat(x: Local, rank: int) -> Tensor:
+    """(a, P/√2) as one vector (*batch, F): its dot product is the inner product of the frame."""
+    return torch.cat([x.a, x.P.flatten(-rank) * math.sqrt(0.5)], -1)
 
-    def __init__(self, structure: Structure) -> None:
-        self.structure = structure
 
-    def __call__(self, x: Local, y: Local) -> Tensor:
-        matrix = x.P * y.P
-        return (x.a * y.a).sum(-1) + 0.5 * matrix.sum(tuple(range(-self.structure.rank, 0)))
+def _unflat(flat: Tensor, like: Local) -> Local:
+    """The gradient of that vector."""
+    a, P = flat.split([like.a.shape[-1], flat.shape[-1] - like.a.shape[-1]], -1)
+    return Local(a, (P * math.sqrt(2)).reshape(like.P.shape))
 
-    def scaled(self, factor: Tensor, x: Local) -> Local:
-        return Local(factor[..., None] * x.a, self.structure.scaled(factor, x.P))
 
-    def add(self, x: Local, factor: Tensor, y: Local) -> Local:
-        step = self.scaled(factor, y)
-        return Local(x.a + step.a, x.P + step.P)
-
-    def where(self, mask: Tensor, x: Local, y: Local) -> Local:
-        wide = mask.reshape(mask.shape + (1,) * self.structure.rank)
-        return Local(torch.where(mask[..., None], x.a, y.a), torch.where(wide, x.P, y.P))
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    """⟨x, y⟩ = a·a' + ½ tr(P P'), (*batch,)."""
+    return torch.linalg.vecdot(x, y)
