@@ -14,17 +14,15 @@ def cholesky(
     """Factor A = L Lᵀ with L lower triangular, and say for which members that worked.
 
     Returns:
-        L (*batch, D, D) and ok (*batch,); where not ok, L is the identity.
+        L (*batch, D, D) and ok (*batch,); where not ok, L is of no use.
 
     >>> factor, ok = cholesky(torch.tensor([[[4.0]], [[-1.0]]]))
-    >>> factor.flatten().tolist(), ok.tolist()
-    ([2.0, 1.0], [True, False])
+    >>> factor[0].item(), ok.tolist()
+    (2.0, [True, False])
     """
     factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
-    diagonal = factor.diagonal(dim1=-2, dim2=-1)
-    ok = (info == 0) & torch.isfinite(diagonal).all(-1)
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return torch.where(ok[..., None, None], factor, eye), ok
+    # a NaN or an infinity anywhere reaches the diagonal
+    return factor, (info == 0) & torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
 
 
 def reverse_cholesky(

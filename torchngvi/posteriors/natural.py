@@ -95,8 +95,10 @@ class NaturalGaussian(Gaussian):
     def assign(self, new: Coordinates, where: Tensor) -> None:
         """As every posterior; the factor that the test of the cone has made is kept."""
         factor = where_members(where, new.factor, self.factor()) if isinstance(new, _Factored) else None
-        frame = self.frame()
-        torch.autograd.graph.increment_version((frame.mean, frame.root, self.factor()))  # graphs through them are stale
+        # graphs through what was computed from the old coordinates are stale: let torch know
+        for _, (_, value) in self._memory.items():
+            parts = (value.mean, value.root) if isinstance(value, Frame) else value
+            torch.autograd.graph.increment_version(parts)
         super().assign(new, where)
         if factor is not None:
             self._memory["factor"] = (Versions(self.coordinates), factor)
