@@ -27,7 +27,18 @@ from torchngvi.expectations import Autograd, Quadrature, Stein
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Raw
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, GeneralizedLinear, Likelihood, PoissonLog
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
-from torchngvi.rules import BuresWasserstein, NaturalGradient, VariationalNewton
+from torchngvi.rules import (
+    SVGD,
+    BuresWasserstein,
+    CenteredSVGD,
+    CovarianceGradient,
+    Geodesic,
+    NaturalGradient,
+    Retraction,
+    RootGradient,
+    SymmetricRoot,
+    VariationalNewton,
+)
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 torch.set_num_threads(1)  # matrices of 3 x 3: threads would only wait for one another
@@ -44,13 +55,29 @@ TEMPERATURES = [0.5, 1.0, 2.0]
 BATCHES_AT = [((), 0.5), ((), 1.0), ((), 2.0), ((2,), 1.0), ((3,), 0.5), ((2, 3), 2.0)]
 
 POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian, "natural": NaturalGaussian}
-RULES = {"newton": VariationalNewton, "natural_gradient": NaturalGradient, "bures_wasserstein": BuresWasserstein}
+RULES = {
+    "newton": VariationalNewton,
+    "natural_gradient": NaturalGradient,
+    "symmetric_root": SymmetricRoot,
+    "retraction": Retraction,
+    "geodesic": Geodesic,
+    "bures_wasserstein": BuresWasserstein,
+    "svgd": SVGD,
+    "centered_svgd": CenteredSVGD,
+    "covariance_gradient": CovarianceGradient,
+    "root_gradient": RootGradient,
+}
 STEP_SIZES = {"constant": Constant, "kl_radius": KLRadius, "sufficient_decrease": SufficientDecrease}
 ESTIMATORS = {"quadrature": Quadrature, "autograd": Autograd, "stein": Stein}
 
 # pairs that are refused, and why
 EXCLUDED_RULES = {
     ("natural", "bures_wasserstein"): "an affine map of theta needs a root of V to act on; (S m, S) holds none",
+    ("natural", "svgd"): "as above",
+    ("natural", "centered_svgd"): "as above",
+    ("natural", "symmetric_root"): "it moves a root of V",
+    ("natural", "covariance_gradient"): "it gives a root of V",
+    ("natural", "root_gradient"): "it moves a root of V",
 }
 EXCLUDED_STEP_SIZES = {
     ("stein", "sufficient_decrease"): "a trial compares two values, and Monte Carlo values are noisy",

@@ -384,7 +384,7 @@ class TestPairs:
     @pytest.mark.parametrize("estimator", ["quadrature", "autograd"])
     def test_exact_expectations_of_any_function(self, estimator):
         kind = ESTIMATORS[estimator]
-        text = f"{kind.__name__} evaluates a LinearTarget; got LogJoint. Leave estimator=None, or use Stein()."
+        text = f"{kind.__name__} evaluates a TractableTarget; got LogJoint. Leave estimator=None, or use Stein()."
         q = POSTERIORS["cholesky"](DIM)
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             BWGD(q, lr=0.1, estimator=kind()).step(LogJoint(lambda t: -t.square().sum(-1)))
@@ -474,7 +474,7 @@ class TestGeneralizedLinear:
             close(Quadrature()(q, other, {}).derivative.raw().H, Quadrature()(q, one, {}).derivative.raw().H, EXACT)
 
     X, y = torch.ones(5, 2), torch.arange(5.0)
-    TEMPERATURE = "temperature is the weight of KL(q‖prior), positive and finite"
+    TEMPERATURE = "temperature is the weight of KL(q‖prior), finite and not negative"
 
     @pytest.mark.parametrize(
         ("X", "y", "options", "text"),
@@ -505,22 +505,27 @@ class TestGeneralizedLinear:
             (
                 X,
                 y,
-                {"temperature": 0.0},
-                "temperature is the weight of KL(q‖prior), positive and finite; got 0.0.",
+                {"temperature": -0.5},
+                "temperature is the weight of KL(q‖prior), finite and not negative; got -0.5.",
             ),
             (
                 X,
                 y,
                 {"temperature": math.nan},
-                "temperature is the weight of KL(q‖prior), positive and finite; got nan.",
+                "temperature is the weight of KL(q‖prior), finite and not negative; got nan.",
             ),
             (
                 X,
                 y,
                 {"temperature": math.inf},
-                "temperature is the weight of KL(q‖prior), positive and finite; got inf.",
+                "temperature is the weight of KL(q‖prior), finite and not negative; got inf.",
             ),
-            (X, y, {"prior_precision": torch.ones(3)}, "prior_precision must be a scalar or (2,); got shape (3,)."),
+            (
+                X,
+                y,
+                {"prior_precision": torch.ones(3)},
+                "prior_precision must be a scalar, (2,) or (2, 2); got shape (3,).",
+            ),
             (X, y, {"prior_mean": torch.ones(3)}, "prior_mean must be a scalar or (2,); got shape (3,)."),
             (X, y, {"prior_precision": 0.0}, "prior_precision must be positive; got 0."),
             (X, y, {"prior_precision": torch.tensor([1.0, -2.0])}, "prior_precision must be positive; got -2."),
@@ -613,9 +618,9 @@ class TestLogJoint:
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             LogJoint(function).log_joint(torch.zeros(4, 2))
 
-    @pytest.mark.parametrize("gamma", [0.0, -1.0, math.nan, math.inf])
+    @pytest.mark.parametrize("gamma", [-1.0, math.nan, math.inf])
     def test_temperature(self, gamma):
-        text = f"temperature is the weight of the entropy, positive and finite; got {gamma}."
+        text = f"temperature is the weight of the entropy, finite and not negative; got {gamma}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             LogJoint(lambda theta: theta.sum(-1), temperature=gamma)
 

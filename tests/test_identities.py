@@ -336,7 +336,9 @@ class TestCurves:
             m, V = step(q, path.at(every(rho, batch)))
             return for_each(lambda m, V, problem: problem.loss(m, V), batch, m, V, model.problems)
 
-        close(path.slope(), -difference(loss), DIFFERENCE)
+        # a line in V: its fifth derivative is that of log det near the edge of the cone
+        width = 2e-5 if rule == "covariance_gradient" else 1e-3
+        close(path.slope(), -difference(loss, width), DIFFERENCE)
 
     @batches_at
     def test_vn_gives_one_q_in_all_coordinates(self, batch, gamma):
@@ -789,12 +791,12 @@ class TestAlgebra:
         close(fixed, L, 0.0)
         assert bool(ok.all())
 
-    def test_a_failed_factorisation_is_the_identity(self):
-        S = torch.stack([torch.eye(2), -torch.eye(2), torch.full((2, 2), torch.nan)]).to(DTYPE)
+    def test_a_failed_factorisation_is_told_member_by_member(self):
+        S = torch.stack([4 * torch.eye(2), -torch.eye(2), torch.full((2, 2), torch.nan)]).to(DTYPE)
         for function in (cholesky, reverse_cholesky):
             factor, ok = function(S)
             assert ok.tolist() == [True, False, False]
-            assert torch.equal(factor, torch.eye(2, dtype=DTYPE).expand(3, 2, 2))
+            assert torch.equal(factor[0], 2 * torch.eye(2, dtype=DTYPE))
 
 
 def test_framed_is_itself():

@@ -708,7 +708,8 @@ def test_an_estimator_that_cannot_evaluate_the_target_is_refused():
     for estimator in (Quadrature(), Autograd()):
         with refuses(
             PairError,
-            f"{type(estimator).__name__} evaluates a LinearTarget; got LogJoint. Leave estimator=None, or use Stein().",
+            f"{type(estimator).__name__} evaluates a TractableTarget; got LogJoint. "
+            "Leave estimator=None, or use Stein().",
         ):
             VN(make_posterior("cholesky"), lr=0.1, estimator=estimator).step(log_joint)
 

@@ -27,7 +27,7 @@ from cases import (
 )
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Affine, Congruence, Tangent
+from torchngvi.interfaces import Affine, Congruence, Root, Tangent
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
 
 batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
@@ -486,7 +486,7 @@ class TestErrors:
 
 
 def test_which_moves_each_takes():
-    assert CholeskyGaussian.takes == DiagonalGaussian.takes == {Congruence, Tangent, Affine}
+    assert CholeskyGaussian.takes == DiagonalGaussian.takes == {Congruence, Tangent, Affine, Root}
     assert NaturalGaussian.takes == {Congruence, Tangent}
 
 

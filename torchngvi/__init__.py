@@ -3,7 +3,7 @@
 from torchngvi import errors, expectations, models, posteriors, rules, stepsizes
 from torchngvi.expectations import Autograd, Quadrature, Stein
 from torchngvi.fit import FitResult, fit
-from torchngvi.methods import BWGD, SRVN, VN
+from torchngvi.methods import BWGD, IBLR, SRVN, VN, CovarianceGD, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
@@ -14,11 +14,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BWGD",
+    "IBLR",
     "SRVN",
     "VN",
     "Autograd",
     "CholeskyGaussian",
     "Constant",
+    "CovarianceGD",
     "DiagonalGaussian",
     "FitResult",
     "GeneralizedLinear",
@@ -28,8 +30,11 @@ __all__ = [
     "NaturalGradientVI",
     "Quadrature",
     "QuasiNewton",
+    "RootGD",
+    "SVGDDensity",
     "Stein",
     "SufficientDecrease",
+    "SymmetricSRVN",
     "__version__",
     "errors",
     "expectations",

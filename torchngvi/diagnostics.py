@@ -15,7 +15,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models import GeneralizedLinear, LogJoint
-from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
+from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, PoissonLog, StudentT
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DRAWS_AT_ONCE = 256  # draws a call of the log joint: bounds the memory, not the result
@@ -42,20 +42,31 @@ def log_weights(
     """Log importance weights (log joint)/γ - log q at draws of q, (S, *batch).
 
     Raises:
-        InputError: fewer than 2 draws.
+        InputError: fewer than 2 draws, a target at temperature 0.
 
     >>> from torchngvi import CholeskyGaussian
     >>> log_weights(CholeskyGaussian(2), lambda theta: -0.5 * theta.square().sum(-1), 4).round(decimals=3)
     tensor([1.8380, 1.8380, 1.8380, 1.8380])
     """
-    if num_samples < 2:
-        raise InputError(f"num_samples must be at least 2, so that there is a standard error; got {num_samples}.")
     model = target if isinstance(target, Target) else LogJoint(target)
-    draws = q.sample((num_samples,), generator)
-    log_joint = torch.cat([model.log_joint(part) for part in draws.split(_DRAWS_AT_ONCE)])
+    if model.temperature == 0:
+        raise InputError(
+            "log weights compare q with the density exp(log joint / temperature); got temperature 0, where there is "
+            "none. Use elbo, or a positive temperature."
+        )
+    draws, log_joint = _at_draws(q, model, num_samples, generator)
     return log_joint / model.temperature - q.log_prob(draws)
 
 
+def _at_draws(q: Gaussian, model: Target, num_samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Draws (S, *batch, D) and their log joint (S, *batch)."""
+    if num_samples < 2:
+        raise InputError(f"num_samples must be at least 2, so that there is a standard error; got {num_samples}.")
+    draws = q.sample((num_samples,), generator)
+    return draws, torch.cat([model.log_joint(part) for part in draws.split(_DRAWS_AT_ONCE)])
+
+
+@torch.no_grad()
 def elbo(
     q: Gaussian,
     target: Target | Callable[[Tensor], Tensor],
@@ -67,8 +78,9 @@ def elbo(
     Raises:
         InputError: fewer than 2 draws.
     """
-    temperature = target.temperature if isinstance(target, Target) else 1.0
-    terms = temperature * log_weights(q, target, num_samples, generator)
+    model = target if isinstance(target, Target) else LogJoint(target)
+    draws, log_joint = _at_draws(q, model, num_samples, generator)
+    terms = log_joint - model.temperature * q.log_prob(draws)
     return Estimate(terms.mean(0), terms.std(0) / math.sqrt(num_samples))
 
 
@@ -148,9 +160,9 @@ def predictive_mean(
             .exp()
             .reshape(mean.shape)
         )
-    if isinstance(likelihood, PoissonLog):
+    if isinstance(likelihood, PoissonLog | NegativeBinomial):
         return torch.exp(mean + 0.5 * variance)
-    if isinstance(likelihood, GaussianNoise):
+    if isinstance(likelihood, GaussianNoise) or (isinstance(likelihood, StudentT) and likelihood.dof > 1):
         return mean
     raise InputError(
         f"the mean of y is known for the families of this library; got {type(likelihood).__name__}. "

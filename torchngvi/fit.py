@@ -1,13 +1,15 @@
 """The loop: step until the natural gradient vanishes, and say plainly when it did not.
 
-The natural-gradient norm |∇L|_F⁻¹ is free of units and of coordinates: near a well-conditioned
-optimum the objective is about ½|∇L|² nats above its minimum.
+The norm |∇L|_F⁻¹/γ of the natural gradient is free of units, of coordinates and of the temperature:
+near a well-conditioned optimum L/γ is about half its square, in nats, above the minimum.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,17 +20,20 @@ from torchngvi.arguments import as_target
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.methods import VN
-from torchngvi.optim import NaturalGradientVI, Status
+from torchngvi.optim import NaturalGradientVI
 
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
 
 class Record(NamedTuple):
-    """One line of a trace, at the q before a step; over batch members the loss is a sum, the norm the largest."""
+    """One line of a trace, at the q before a step; over batch members the loss is a sum, the norm the largest.
+
+    Members whose loss is not finite are left out of both while there are others.
+    """
 
     evaluations: int
     loss: float  # negative ELBO
-    norm: float  # natural-gradient norm
+    norm: float  # natural-gradient norm of L/γ
     step: float  # ρ of the step that led here, the smallest; 0 at the start
     rejections: int  # so far
     seconds: float
@@ -60,6 +65,8 @@ def fit(
     max_evaluations: int = 1000,
     callbacks: Iterable[Callable[[Record], Any]] = (),
     progress: bool = True,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 10,
 ) -> FitResult:
     """Fit q to the target, in place.
 
@@ -71,13 +78,17 @@ def fit(
         max_evaluations: budget of expectations (value, gradient, curvature).
         callbacks: called with the `Record` of each step; a true result stops the run.
         progress: show a bar.
+        checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from
+            there, bit for bit as if it had not been interrupted.
+        checkpoint_every: steps between two writes; the end of a run is always written.
 
     Returns:
         The verdict with its reason, the loss and the trace.  An interrupt from the keyboard ends the
         run as a callback would: q keeps its last accepted state.
 
     Raises:
-        InputError: a tolerance or a budget that is not positive, an optimizer over another q.
+        InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
+            q, a checkpoint of another problem.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
@@ -95,20 +106,30 @@ def fit(
         raise InputError(f"tolerance bounds the natural-gradient norm and must be positive; got {tolerance}.")
     if max_evaluations < 1:
         raise InputError(f"max_evaluations must be at least 1; got {max_evaluations}.")
+    if checkpoint_every < 1:
+        raise InputError(f"checkpoint_every counts steps and must be at least 1; got {checkpoint_every}.")
     callbacks, target = tuple(callbacks), as_target(target)
 
-    trace: list[Record] = []
-    start, first, stalled = time.perf_counter(), optimizer.evaluations, 0
+    trace, step, seconds, done = _resumed(checkpoint, q, optimizer)
+    start, first, stalled = time.perf_counter() - seconds, optimizer.evaluations - done, 0
     reason, converged, status = "", False, None
     with tqdm(total=max_evaluations, disable=not progress, desc=type(optimizer).__name__, unit="eval") as bar:
         try:
             while True:
+                if checkpoint is not None:
+                    # before the evaluation, which may draw
+                    done, seconds = optimizer.evaluations - first, time.perf_counter() - start
+                    snapshot = _snapshot(q, optimizer, trace, step, seconds, done)
+                    if trace and len(trace) % checkpoint_every == 0:
+                        _save(checkpoint, snapshot)
                 status = optimizer.evaluate(target)
-                record = _record(optimizer, status, first, bool(trace), time.perf_counter() - start)
+                norm = status.norm2.sqrt() / (target.temperature or 1.0)
+                members, alive = norm <= tolerance, status.loss.isfinite() & norm.isfinite()
+                record = _record(optimizer, status.loss, norm, alive, step, first, time.perf_counter() - start)
                 trace.append(record)
                 _show(bar, record)
-                converged = record.norm <= tolerance
-                reason = _why_stop(record, trace[0], converged, tolerance, max_evaluations, stalled)
+                converged = bool(members.all())
+                reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled)
                 answers = [callback(record) for callback in callbacks]
                 if any(answers) and not reason:
                     reason = f"because a callback stopped it at natural-gradient norm {record.norm:.2g}."
@@ -116,24 +137,82 @@ def fit(
                     break
                 optimizer.step(target)
                 assert optimizer.last is not None
-                stalled = 0 if bool(optimizer.last.accepted.any()) else stalled + 1
+                step = float(optimizer.last.rho.min())
+                stalled = 0 if bool((optimizer.last.accepted & alive & ~members).any()) else stalled + 1
             bar.total = bar.n if converged else bar.total  # done is done, whatever is left of the budget
             bar.refresh()
         except KeyboardInterrupt:
             reason = reason if converged else "because it was interrupted."
     if status is None:
         raise KeyboardInterrupt
+    if checkpoint is not None:
+        _save(checkpoint, snapshot)
     last = trace[-1]
-    members = status.norm2.sqrt() <= tolerance
     return FitResult(converged, reason, last.loss, last.norm, last.evaluations, members, trace)
 
 
-def _why_stop(record: Record, first: Record, converged: bool, tolerance: float, budget: int, stalled: int) -> str:
+def _snapshot(
+    q: Posterior, optimizer: NaturalGradientVI, trace: list[Record], step: float, seconds: float, done: int
+) -> dict[str, Any]:
+    """Where a run stands between two steps; valid until the next one."""
+    return {
+        "posterior": q.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "trace": [tuple(record) for record in trace],
+        "step": step,
+        "seconds": seconds,
+        # the value a trial left behind is computed anew on resuming
+        "evaluations": done - 1 if optimizer.step_size.needs_trial and trace else done,
+    }
+
+
+def _save(path: str | Path, snapshot: dict[str, Any]) -> None:
+    """Write to a new file, then give it the name: a kill in between leaves the old one whole."""
+    path = Path(path)
+    new = path.with_name(path.name + ".new")
+    torch.save(snapshot, new)
+    os.replace(new, path)
+
+
+def _resumed(
+    path: str | Path | None, q: Posterior, optimizer: NaturalGradientVI
+) -> tuple[list[Record], float, float, int]:
+    """Load a checkpoint if there is one: trace, last step, seconds and evaluations so far."""
+    if path is None or not Path(path).exists():
+        return [], 0.0, 0.0, 0
+    try:
+        state = torch.load(path, weights_only=True, map_location=q.mean_probe.device)
+        shapes = {name: value.shape for name, value in state["posterior"].items()}
+    except Exception as error:
+        raise InputError(f"{path} is no checkpoint of fit ({error}). Remove it, or name another file.") from error
+    mine = {name: value.shape for name, value in q.state_dict().items()}
+    if shapes != mine:
+        raise InputError(
+            f"{path} holds another posterior, {_shown(shapes)} where this one has {_shown(mine)}. "
+            "Remove it, or name another file."
+        )
+    q.load_state_dict(state["posterior"])
+    optimizer.load_state_dict(state["optimizer"])
+    return [Record(*values) for values in state["trace"]], state["step"], state["seconds"], state["evaluations"]
+
+
+def _shown(shapes: dict[str, torch.Size]) -> str:
+    return ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+
+
+def _why_stop(
+    record: Record, first: Record, members: Tensor, alive: Tensor, tolerance: float, budget: int, stalled: int
+) -> str:
     """The reason to end the run here, or nothing."""
     at = f"natural-gradient norm {record.norm:.2g} against a tolerance of {tolerance:.2g}"
-    if converged:
+    if bool(members.all()):
         return f"natural-gradient norm {record.norm:.2g}."
-    if not math.isfinite(record.loss) or math.isnan(record.norm):
+    if not bool((alive & ~members).any()):  # nobody is left who could get anywhere
+        if members.ndim and bool(members.any()):
+            lost = int((~alive).sum())
+            return (
+                f"because the negative ELBO of {lost} of {members.numel()} members is not finite; the others converged."
+            )
         if math.isfinite(first.loss):
             return f"because the run diverged to a negative ELBO of {record.loss}: use a smaller lr, or none at all."
         return (
@@ -150,13 +229,21 @@ def _why_stop(record: Record, first: Record, converged: bool, tolerance: float, 
     return ""
 
 
-def _record(optimizer: NaturalGradientVI, status: Status, first: int, stepped: bool, seconds: float) -> Record:
-    last = optimizer.last if stepped else None
+def _record(
+    optimizer: NaturalGradientVI,
+    loss: Tensor,
+    norm: Tensor,
+    alive: Tensor,
+    step: float,
+    first: int,
+    seconds: float,
+) -> Record:
+    seen = alive if bool(alive.any()) else torch.ones_like(alive)
     return Record(
         optimizer.evaluations - first,
-        float(status.loss.sum()),
-        float(status.norm2.max().sqrt()),
-        0.0 if last is None else float(last.rho.min()),
+        float(loss[seen].sum()),
+        float(norm[seen].max()),
+        step,
         optimizer.rejections,
         seconds,
     )

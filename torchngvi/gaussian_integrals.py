@@ -22,6 +22,7 @@ from torch import Tensor
 
 _NODES = 160  # of the trapezoid rule in t: error below 1e-12 for s in [1e-3, 1e4]
 _ROWS = 4096  # of a block on the CPU: what is computed of it stays in the cache
+_WIDE_ROWS = 512  # the same for rules of 160 nodes
 _REACH = 8.2  # standard deviations that carry the mass
 
 
@@ -76,11 +77,15 @@ def softplus(
     >>> [round(float(m), 12) for m in moments]  # log 2, 1/2, 1/4
     [0.69314718056, 0.5, 0.25]
     """
-    shape, rows = mean.shape, _ROWS if mean.device.type == "cpu" else max(mean.numel(), 1)
-    parts = [
-        _softplus(e, v) for e, v in zip(mean.reshape(-1).split(rows), variance.reshape(-1).split(rows), strict=True)
-    ]
-    return Moments(*(torch.cat(part).reshape(shape) for part in zip(*parts, strict=True)))
+    return in_blocks(_softplus, _ROWS, mean, variance)
+
+
+def in_blocks(block: Callable[[Tensor, Tensor], Moments], rows: int, mean: Tensor, variance: Tensor) -> Moments:
+    """On the CPU a few rows at a time, on a device all at once."""
+    rows = rows if mean.device.type == "cpu" else max(mean.numel(), 1)
+    flat = zip(mean.reshape(-1).split(rows), variance.reshape(-1).split(rows), strict=True)
+    parts = [block(e, v) for e, v in flat]
+    return Moments(*(torch.cat(part).reshape(mean.shape) for part in zip(*parts, strict=True)))
 
 
 def _softplus(mean: Tensor, variance: Tensor) -> Moments:
@@ -91,7 +96,8 @@ def _softplus(mean: Tensor, variance: Tensor) -> Moments:
     slope = torch.special.erfc(-x) @ half_weight  # Φ(u) = erfc(-u/√2)/2
     # with φ_k = φ(u_k)/r_k: β = Σ p φ_k, and Σ p r_k² φ_k = v β + Σ p τ_k² φ_k
     curvature, rest = (torch.exp(-x * x) * inverse @ weights).unbind(-1)
-    return Moments(mean * slope + variance * curvature + rest, slope, curvature)
+    value = torch.where(variance.isinf(), torch.inf, mean * slope + variance * curvature + rest)
+    return Moments(value, slope, curvature)
 
 
 def expectation(
@@ -109,6 +115,10 @@ def expectation(
     >>> [round(float(m), 9) for m in expectation(square, e, v)]  # e² + v, 2 e, 2
     [13.0, 6.0, 2.0]
     """
+    return in_blocks(functools.partial(_sinh_rule, function), _WIDE_ROWS, mean, variance)
+
+
+def _sinh_rule(function: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], mean: Tensor, variance: Tensor) -> Moments:
     # below √eps the value is f(e) to rounding, and a wider normal has the same
     floor = torch.finfo(variance.dtype).eps ** 0.5 * mean.detach().abs().clamp_min(1.0)
     sd = torch.maximum(variance, floor.square()).sqrt()
@@ -128,7 +138,6 @@ def expectation(
 
 _SQUARE_STEP = 0.27  # of the trapezoid rule in log t: its error is about e^(-π²/step)
 _SQUARE_RANGE = (-41.5, 3.7)  # of log t: second moments up to 1e10, e^(-t) down to 1e-18
-_SQUARE_ROWS = 512  # of a block on the CPU
 
 
 @functools.cache
@@ -167,7 +176,7 @@ def log1p_square(
     >>> [round(float(m), 12) + 0.0 for m in moments]  # log 2, 1, 0
     [0.69314718056, 1.0, 0.0]
     """
-    return _square_mixture(mean, variance, 0)
+    return in_blocks(functools.partial(_square_block, 0), _WIDE_ROWS, mean, variance)
 
 
 def saturating_square(
@@ -183,17 +192,10 @@ def saturating_square(
     >>> [round(float(m), 12) for m in moments]  # ½, 2/(1 + 1)², (2 - 6)/(1 + 1)³
     [0.5, 0.5, -0.5]
     """
-    return _square_mixture(mean, variance, 1)
+    return in_blocks(functools.partial(_square_block, 1), _WIDE_ROWS, mean, variance)
 
 
-def _square_mixture(mean: Tensor, variance: Tensor, power: int) -> Moments:
-    shape, rows = mean.shape, _SQUARE_ROWS if mean.device.type == "cpu" else max(mean.numel(), 1)
-    blocks = zip(mean.reshape(-1).split(rows), variance.reshape(-1).split(rows), strict=True)
-    parts = [_square_block(e, v, power) for e, v in blocks]
-    return Moments(*(torch.cat(part).reshape(shape) for part in zip(*parts, strict=True)))
-
-
-def _square_block(mean: Tensor, variance: Tensor, power: int) -> Moments:
+def _square_block(power: int, mean: Tensor, variance: Tensor) -> Moments:
     """F = Σ w (1 - φ), φ = A^-½ e^-x, x = t e²/A; α = e Σ 2tw φ/A, β = Σ 2tw φ (1 - 2x)/A."""
     double, weight, tail = _square_tensors(power, mean.dtype, mean.device)
     growth = variance[:, None] * double  # 2 t v

@@ -25,13 +25,17 @@ Three known methods as combinations:
     SR-VN     = CovarianceRoot   x NaturalGradient   x Constant(ρ)       C' = C - ρ C tril½[P]
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from torchngvi import sparse
+from torchngvi.gaussian_integrals import Moments
 
 Structured = Tensor  # a matrix in the storage of q's pattern: (*batch, D, D) dense, (*batch, D) diagonal
 
@@ -54,10 +58,15 @@ class Structure(Protocol):
     def outer(self, left: Tensor, right: Tensor) -> Structured: ...
     def conjugate(self, root: Structured, dense: Tensor) -> Structured: ...
     def gram(self, root: Structured, weights: Tensor) -> Structured: ...
+    def sparse_gram(self, root: Structured, rows: Tensor, weights: Tensor) -> Structured: ...
+    def sparse_row_norms(self, root: Structured, rows: Tensor) -> Tensor: ...
     def symmetric_part(self, matrix: Structured) -> Structured: ...
     def one_sided(self, matrix: Structured) -> Structured: ...
     def tril_half(self, matrix: Structured) -> Structured: ...
+    def tril(self, matrix: Structured) -> Structured: ...
+    def exp(self, matrix: Structured) -> Structured: ...
     def norm2(self, matrix: Structured) -> Tensor: ...
+    def cholesky(self, matrix: Structured) -> tuple[Structured, Tensor]: ...
     def reverse_cholesky(self, matrix: Structured) -> tuple[Structured, Tensor]: ...
     def solve_upper(self, upper: Structured, vector: Tensor) -> Tensor: ...
     def right_solve_transposed(self, matrix: Structured, upper: Structured) -> Structured: ...
@@ -111,19 +120,98 @@ class Versions:
     __hash__ = None  # type: ignore[assignment]
 
 
+def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """New for the members (*batch,) of the mask, old for the others; of tensors (*batch, ...)."""
+    return torch.where(mask.reshape(mask.shape + (1,) * (old.ndim - mask.ndim)), new, old)
+
+
 # ------------------------------------------------------------------------------------ packets
 
 
 class Prior(NamedTuple):
-    """N(mean, diag(precision)⁻¹)."""
+    """N(m₀, Λ⁻¹) with a diagonal Λ."""
 
-    mean: Tensor  # broadcasts to (*batch, D)
-    precision: Tensor  # broadcasts to (*batch, D)
+    mean: Tensor  # m₀, broadcasts to (*batch, D)
+    precision: Tensor  # diag Λ, broadcasts to (*batch, D)
 
-    def energy(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """E[-log p(θ)] for θ of that mean and marginal variance, (*batch,)."""
-        square = self.precision * ((mean - self.mean).square() + variance)
+    def energy(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """-log p(θ), (*sample, *batch)."""
+        square = self.precision * (theta - self.mean).square()
         return 0.5 * (square - torch.log(self.precision / (2 * torch.pi)).expand(square.shape)).sum(-1)
+
+    def expected_energy(self, frame: Frame) -> Tensor:
+        """E_q[-log p(θ)], (*batch,)."""
+        return self.energy(frame.mean) + 0.5 * (self.precision * frame.variance).sum(-1)
+
+    def force(
+        self,
+        mean: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """Λ(m - m₀), (*batch, D)."""
+        return self.precision * (mean - self.mean)
+
+    def framed(self, frame: Frame) -> Structured:
+        """Π(CᵀΛC)."""
+        return frame.structure.gram(frame.root, self.precision)
+
+    def add_to(
+        self,
+        H: Tensor,  # (*batch, D, D)
+    ) -> Tensor:
+        """H + Λ, in place."""
+        H.diagonal(dim1=-2, dim2=-1).add_(self.precision)
+        return H
+
+    def scaled(self, factor: float) -> "Prior":
+        """Λ times a factor."""
+        return Prior(self.mean, factor * self.precision)
+
+
+class FullPrior(NamedTuple):
+    """N(m₀, Λ⁻¹) with a full Λ = RᵀR."""
+
+    mean: Tensor  # m₀, broadcasts to (*batch, D)
+    precision: Tensor  # Λ, (D, D)
+    root: Tensor  # R, (D, D) upper triangular
+
+    def energy(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """-log p(θ) = ½|R(θ - m₀)|² - log|R| + ½D log 2π, (*sample, *batch)."""
+        square = ((theta - self.mean) @ self.root.mT).square().sum(-1)
+        constant = 0.5 * theta.shape[-1] * math.log(2 * math.pi) - self.root.diagonal().log().sum()
+        return 0.5 * square + constant
+
+    def expected_energy(self, frame: Frame) -> Tensor:
+        """E_q[-log p(θ)] = -log p(m) + ½‖RC‖²_F, (*batch,)."""
+        return self.energy(frame.mean) + 0.5 * frame.rows(self.root).square().sum((-2, -1))
+
+    def force(
+        self,
+        mean: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """Λ(m - m₀), (*batch, D)."""
+        return (mean - self.mean) @ self.precision
+
+    def framed(self, frame: Frame) -> Structured:
+        """Π((RC)ᵀRC)."""
+        projected = frame.rows(self.root)
+        return frame.structure.outer(projected, projected)
+
+    def add_to(
+        self,
+        H: Tensor,  # (*batch, D, D)
+    ) -> Tensor:
+        """H + Λ, in place."""
+        return H.add_(self.precision)
+
+    def scaled(self, factor: float) -> "FullPrior":
+        """Λ times a factor."""
+        return FullPrior(self.mean, factor * self.precision, math.sqrt(factor) * self.root)
 
 
 class Framed(NamedTuple):
@@ -136,6 +224,10 @@ class Framed(NamedTuple):
         """The packet itself."""
         return self
 
+    def merged(self, where: Tensor, old: "Framed") -> "Framed":
+        """Itself for the members (*batch,) of the mask, the old packet for the others."""
+        return Framed(where_members(where, self.a, old.a), where_members(where, self.W, old.W))
+
 
 class Raw(NamedTuple):
     """The derivative of E_q[ℓ] in θ."""
@@ -147,31 +239,59 @@ class Raw(NamedTuple):
         """Whiten: two products of D x D matrices."""
         return Framed(frame.pull(self.g), frame.structure.conjugate(frame.root, self.H))
 
+    def merged(self, where: Tensor, old: "Raw") -> "Raw":
+        """Itself for the members (*batch,) of the mask, the old packet for the others."""
+        return Raw(where_members(where, self.g, old.g), where_members(where, self.H, old.H))
+
 
 class Sites(NamedTuple):
     """The derivative of Σ_n F_n(e_n, v_n) + E_q[-log prior], e_n and v_n the moments of x_nᵀθ."""
 
-    rows: Tensor  # X, (N, D) or (*batch, N, D)
-    projected: Tensor  # X C, (*batch, N, D)
+    rows: Tensor  # X, (N, D) or (*batch, N, D); or (N, D) sparse CSR
+    projected: Tensor | None  # X C, (*batch, N, D); a sparse X has none
     alpha: Tensor  # ∂F/∂e, (*batch, N)
     beta: Tensor  # 2 ∂F/∂v, (*batch, N)
-    prior: Prior  # tempered
+    prior: Prior | FullPrior  # tempered
     mean: Tensor  # m, (*batch, D)
 
     def framed(self, frame: Frame) -> Framed:
         """a = (XC)ᵀα + Cᵀ Λ(m - m₀),  W = Π((XC)ᵀ diag(β) XC + CᵀΛC)."""
+        prior = self.prior.framed(frame)
+        if self.projected is None:
+            W = frame.structure.sparse_gram(frame.root, self.rows, self.beta)
+            return Framed(frame.pull(self._gradient()), W + prior)
         pulled = (self.alpha[..., None, :] @ self.projected)[..., 0, :]
-        a = pulled + frame.pull(self.prior.precision * (self.mean - self.prior.mean))
+        a = pulled + frame.pull(self.prior.force(self.mean))
         W = frame.structure.outer(self.projected * self.beta[..., None], self.projected)
-        return Framed(a, W + frame.structure.gram(frame.root, self.prior.precision))
+        return Framed(a, W + prior)
 
     def raw(self) -> Raw:
         """g = Xᵀα + Λ(m - m₀),  H = Xᵀ diag(β) X + Λ."""
-        g = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
-        g = g + self.prior.precision * (self.mean - self.prior.mean)
-        H = self.rows.mT @ (self.rows * self.beta[..., None])
-        H.diagonal(dim1=-2, dim2=-1).add_(self.prior.precision)
-        return Raw(g, H)
+        if self.projected is None:
+            H = sparse.gram(self.rows, self.beta)
+        else:
+            H = self.rows.mT @ (self.rows * self.beta[..., None])
+        return Raw(self._gradient(), self.prior.add_to(H))
+
+    def _gradient(self) -> Tensor:
+        """Xᵀα + Λ(m - m₀)."""
+        if self.projected is None:
+            data = self.rows.mT @ self.alpha
+        else:
+            data = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
+        return data + self.prior.force(self.mean)
+
+    def merged(self, where: Tensor, old: "Sites") -> "Sites":
+        """Itself for the members (*batch,) of the mask, the old packet for the others; rows and prior are shared."""
+        projected = self.projected
+        if projected is not None and old.projected is not None:
+            projected = where_members(where, projected, old.projected)
+        return self._replace(
+            projected=projected,
+            alpha=where_members(where, self.alpha, old.alpha),
+            beta=where_members(where, self.beta, old.beta),
+            mean=where_members(where, self.mean, old.mean),
+        )
 
 
 Derivative = Framed | Raw | Sites
@@ -231,7 +351,14 @@ class Affine(NamedTuple):
     s: Tensor  # (*batch, D)
 
 
-Move = Congruence | Tangent | Affine
+class Root(NamedTuple):
+    """m' and C' themselves, V' = C'C'ᵀ, for posteriors that hold a root; entries that are not finite leave the cone."""
+
+    mean: Tensor  # (*batch, D)
+    root: Structured  # lower triangular
+
+
+Move = Congruence | Tangent | Affine | Root
 
 
 @dataclass(frozen=True)
@@ -239,17 +366,27 @@ class Path:
     """A curve of moves from q.  The norms are functions: a constant step never reads them."""
 
     at: Callable[[Tensor], Move]  # ρ (*batch,) -> move
-    norm2: Callable[[], Tensor]  # squared natural norm of ∇L, (*batch,)
+    norm2: Callable[[], Tensor]  # squared natural norm of the direction, (*batch,)
     slope: Callable[[], Tensor]  # -dL/dρ at 0, (*batch,)
+
+    def in_units_of(self, unit: float) -> "Path":
+        """The same curve with ρ measured in another unit."""
+        if unit == 1.0:
+            return self
+        return Path(lambda rho: self.at(unit * rho), lambda: unit**2 * self.norm2(), lambda: unit * self.slope())
 
 
 # ------------------------------------------------------------------------------------ targets
+
+# likelihood, e (*batch, N), v (*batch, N), y (*batch, N) -> E[f(η, y)] under N(e, v), and its derivatives
+ScalarRule = Callable[[Any, Tensor, Tensor, Tensor], Moments]
 
 
 class Target(ABC):
     """What q approximates: ℓ(θ), with the temperature γ of its Gaussian or other prior."""
 
     temperature: float
+    comparable: bool = True  # every evaluation sees one objective: False for a mini-batch
 
     @abstractmethod
     def log_joint(
@@ -258,17 +395,39 @@ class Target(ABC):
     ) -> Tensor:
         """-ℓ(θ), (*sample, *batch)."""
 
+    def check(self, q: "Posterior") -> None:  # noqa: B027  nothing to check is a fair answer
+        """Raise where this target cannot be approximated by this q."""
+
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors a value depends on; when one changes, an old packet is not used again."""
 
 
-class LinearTarget(Target):
+class TractableTarget(Target):
+    """A target that knows E_q[ℓ] for a Gaussian q."""
+
+    @abstractmethod
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+        """E_q[ℓ] (*batch,), differentiable in the frame, and its derivative."""
+
+    def negative_elbo(self, q: "Posterior") -> Tensor:
+        """L(q) = E_q[ℓ] - γ entropy(q), (*batch,), differentiable in the probes of q.
+
+        For γ = 1 the negative evidence lower bound, all constants included.
+        """
+        self.check(q)
+        return self.expected_energy(q.probed())[0] - self.temperature * q.entropy()
+
+
+class LinearTarget(TractableTarget):
     """ℓ(θ) = Σ_n f_n(x_nᵀθ + o_n) - γ log prior, all expectations one-dimensional."""
 
     @abstractmethod
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Sites]:
-        """E_q[ℓ] (*batch,), differentiable in the frame, and its derivative as sites."""
+    def expected_energy(self, frame: Frame, expected: ScalarRule | None = None) -> tuple[Tensor, Sites]:
+        """E_q[ℓ] (*batch,), differentiable in the frame, and its derivative as sites.
+
+        ``expected`` takes the place of the likelihood's own E[f_n] and its derivatives: a bound, or draws.
+        """
 
 
 # ------------------------------------------------------------------------------------ the parts
@@ -289,16 +448,28 @@ class Rule(ABC):
     """Which curve a step follows."""
 
     emits: type  # the kind of move
+    natural: bool  # the path starts along the natural gradient, in the frame -(a, P)
 
     @abstractmethod
     def __call__(self, q: "Posterior", e: Expectation) -> Path:
         """The path from q."""
 
 
+class Trial(NamedTuple):
+    """A step that was tried, each (*batch,)."""
+
+    before: Tensor  # L
+    after: Tensor  # L
+    slope: Tensor  # -dL/dρ at 0
+    length: Tensor  # ρ times the natural norm of the direction
+    rho: Tensor
+
+
 class StepSize(ABC):
     """How far along the path."""
 
     needs_trial: bool  # judge compares values before and after
+    needs_natural: bool = False  # it reads the natural norm as the length of a step
 
     @abstractmethod
     def init(self, like: Tensor) -> dict[str, Tensor]:
@@ -309,7 +480,7 @@ class StepSize(ABC):
         """ρ (*batch,)."""
 
     @abstractmethod
-    def judge(self, before: Tensor, after: Tensor, slope: Tensor, rho: Tensor, state: dict) -> tuple[Tensor, dict]:
+    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
         """Accept the trial?  (*batch,), with the state for the next step."""
 
 
@@ -363,6 +534,10 @@ class Posterior(torch.nn.Module, ABC):
         a, W = e.derivative.framed(frame)
         return Local(a, W - e.temperature * self.structure.eye(a))
 
+    def one_sided(self, M: Structured) -> Structured:
+        """The symmetric matrix whose triangle is right in M = CᵀG, G having reached a triangular root."""
+        return self.structure.one_sided(M)
+
     def outer(
         self,
         left: Tensor,  # (*sample, *batch, D)
@@ -384,8 +559,3 @@ class Posterior(torch.nn.Module, ABC):
         """Write the coordinates in place for the members (*batch,) of the mask."""
         for old, value in zip(self.coordinates, new, strict=True):
             old.copy_(where_members(where, value, old))
-
-
-def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """New for the members (*batch,) of the mask, old for the others; of tensors (*batch, ...)."""
-    return torch.where(mask.reshape(mask.shape + (1,) * (old.ndim - mask.ndim)), new, old)

@@ -1,25 +1,72 @@
-"""Published methods by name: each is a choice of parts."""
+"""Published methods by name: each is a choice of parts.
 
+The docstring of a method says what it updates and where it was published.  All of them take the
+arguments of `Method`, and without ``lr`` find their steps by trial.
+"""
+
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
 from torchngvi.errors import PairError
-from torchngvi.interfaces import Estimator, Posterior, StepSize
+from torchngvi.interfaces import Estimator, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import NaturalGaussian
-from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
+from torchngvi.rules import (
+    SVGD,
+    BuresWasserstein,
+    CovarianceGradient,
+    NaturalGradient,
+    QuasiNewton,
+    Retraction,
+    RootGradient,
+    SymmetricRoot,
+    VariationalNewton,
+)
 
 
-class VN(NaturalGradientVI):
-    """Variational Newton: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g.
-
-    Khan and Rue (2023), Kumar et al. (2025), Eq 7; for conjugate models one step of ρ = 1 is exact.
-    Without ``lr`` steps are found by trial and no learning rate is needed.
+class Method(NaturalGradientVI):
+    """A rule under its published name: abstract, `NaturalGradientVI` with the rule filled in.
 
     Args:
         posterior, lr, step_size, estimator, acceleration, loss_scale: see `NaturalGradientVI`.
+
+    Raises:
+        PairError: a posterior the rule cannot move.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor | None = None,
+        *,
+        step_size: StepSize | None = None,
+        estimator: Estimator | None = None,
+        acceleration: QuasiNewton | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            posterior,
+            self.rule_for(posterior),
+            lr,
+            step_size=step_size,
+            estimator=estimator,
+            acceleration=acceleration,
+            loss_scale=loss_scale,
+        )
+
+    @staticmethod
+    @abstractmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The rule of the method on this posterior."""
+
+
+class VN(Method):
+    """Variational Newton: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g.
+
+    Khan and Rue (2023), Kumar et al. (2025), Eq 7; for conjugate models one step of ρ = 1 is exact.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian
@@ -31,39 +78,18 @@ class VN(NaturalGradientVI):
     (1.5, 4.0)
     """
 
-    def __init__(
-        self,
-        posterior: Posterior | Iterable[Any],
-        lr: float | Tensor | None = None,
-        *,
-        step_size: StepSize | None = None,
-        estimator: Estimator | None = None,
-        acceleration: QuasiNewton | None = None,
-        loss_scale: float = 1.0,
-    ) -> None:
-        # on (Sm, S) the natural gradient is VN, and needs no factor of V
-        natural = isinstance(posterior, NaturalGaussian)
-        rule = NaturalGradient() if natural else VariationalNewton()
-        super().__init__(
-            posterior,
-            rule,
-            lr,
-            step_size=step_size,
-            estimator=estimator,
-            acceleration=acceleration,
-            loss_scale=loss_scale,
-        )
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """On (Sm, S) the natural gradient is VN, and needs no factor of V."""
+        return NaturalGradient() if isinstance(posterior, NaturalGaussian) else VariationalNewton()
 
 
-class SRVN(NaturalGradientVI):
+class SRVN(Method):
     """Square-root variational Newton: C' = C - ρ C tril½[CᵀHC - γI], m' = m - ρ C Cᵀg.
 
-    Kumar et al. (2025), Algorithm 1 and Eq 17; the same update as Tan (2025), Theorem 2.  Without
-    ``lr`` steps are found by trial; a constant lr must satisfy lr (W_ii - γ) < 2 (from the printed
-    update: the diagonal changes sign otherwise), so that start and lr have to fit each other.
-
-    Args:
-        posterior, lr, step_size, estimator, acceleration, loss_scale: see `NaturalGradientVI`.
+    Kumar et al. (2025), Algorithm 1 and Eq 17; the same update as Tan (2025), Theorem 2.  A constant
+    lr must satisfy lr (W_ii - γ) < 2 (from the printed update: the diagonal changes sign otherwise),
+    so that start and lr have to fit each other.
 
     Raises:
         PairError: a posterior that holds no root of the covariance.
@@ -74,25 +100,10 @@ class SRVN(NaturalGradientVI):
     >>> SRVN(q, lr=0.1).step()
     """
 
-    def __init__(
-        self,
-        posterior: Posterior | Iterable[Any],
-        lr: float | Tensor | None = None,
-        *,
-        step_size: StepSize | None = None,
-        estimator: Estimator | None = None,
-        acceleration: QuasiNewton | None = None,
-        loss_scale: float = 1.0,
-    ) -> None:
-        super().__init__(
-            posterior,
-            NaturalGradient(),
-            lr,
-            step_size=step_size,
-            estimator=estimator,
-            acceleration=acceleration,
-            loss_scale=loss_scale,
-        )
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The natural gradient in (m, C)."""
+        return NaturalGradient()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a posterior that holds a root of the covariance."""
@@ -104,28 +115,97 @@ class SRVN(NaturalGradientVI):
         super().add_param_group(param_group)
 
 
-class BWGD(NaturalGradientVI):
+class SymmetricSRVN(Method):
+    """SR-VN on the symmetric half: V' = C (I - ½ρP)² Cᵀ, m' = m - ρ C Cᵀg, P = CᵀHC - γI.
+
+    Kumar et al. (2025), the remark on other square roots.  Unlike `SRVN` it does not depend on the order of the
+    coordinates of θ.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = SymmetricSRVN(CholeskyGaussian(3), lr=0.1)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The symmetric half, by a QR factorisation."""
+        return SymmetricRoot()
+
+
+class IBLR(Method):
+    """The improved Bayesian learning rule: S' = (1 - γρ) S + ρH + ½ρ² G S⁻¹ G, m' = m - ρ S⁻¹ g, G = H - γS.
+
+    Lin, Schmidt and Khan (2020).  VN that stays positive definite for every ρ and every
+    H, convex or not.
+
+    >>> from torchngvi import NaturalGaussian
+    >>> opt = IBLR(NaturalGaussian(3), lr=0.1)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The second-order retraction."""
+        return Retraction()
+
+
+class BWGD(Method):
     """Bures-Wasserstein gradient descent: m' = m - α g, V' = M V M, M = I - α(H - γS).
 
     Lambert et al. (2022), Algorithm 1.  Its step depends on the scale of the problem: stable below
     about 1/λ_max(H), with a rate that follows the conditioning.
 
-    Args:
-        posterior, lr, step_size, estimator, loss_scale: see `NaturalGradientVI`; lr is required.
-
     >>> from torchngvi import CholeskyGaussian
     >>> opt = BWGD(CholeskyGaussian(3), lr=1e-2)
     """
 
-    def __init__(
-        self,
-        posterior: Posterior | Iterable[Any],
-        lr: float | Tensor,
-        *,
-        step_size: StepSize | None = None,
-        estimator: Estimator | None = None,
-        loss_scale: float = 1.0,
-    ) -> None:
-        super().__init__(
-            posterior, BuresWasserstein(), lr, step_size=step_size, estimator=estimator, loss_scale=loss_scale
-        )
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The affine map of optimal transport."""
+        return BuresWasserstein()
+
+
+class SVGDDensity(Method):
+    """Gaussian SVGD with full expectations: θ' = θ + ε(Bθ - g), B = γI - HV - g mᵀ.
+
+    Liu et al. (2024), Algorithm 1, as Kumar et al. (2025), Appendix G, run it; kernel xᵀy + 1.  For the
+    kernel centred at m use ``NaturalGradientVI(q, CenteredSVGD(), lr)``.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = SVGDDensity(CholeskyGaussian(3), lr=1e-2)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The Stein velocity of the bilinear kernel."""
+        return SVGD()
+
+
+class CovarianceGD(Method):
+    """Gradient descent in (m, V): m' = m - ρ g, V' = V - ½ρ (H - γS).
+
+    Kumar et al. (2025), Eq 4 ("GD").  Stable below 4γ/λ_max(H)² near the optimum; steps that leave the
+    positive definite cone are not taken.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = CovarianceGD(CholeskyGaussian(3), lr=1e-3)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The Euclidean gradient in (m, V)."""
+        return CovarianceGradient()
+
+
+class RootGD(Method):
+    """Gradient descent in (m, C): m' = m - ρ g, C' = C - ρ tril[(H - γS) C].
+
+    The update of Titsias and Lázaro-Gredilla (2014), "doubly stochastic" with `Stein` and a batch of
+    rows; with exact expectations the gradient descent whose convexity Domke (2020) has shown.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = RootGD(CholeskyGaussian(3), lr=1e-2)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The Euclidean gradient in (m, C)."""
+        return RootGradient()

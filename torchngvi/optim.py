@@ -24,24 +24,25 @@ from torchngvi.arguments import FullPrecision, as_target, classify
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
-    Affine,
     Cost,
     Estimator,
     Expectation,
     Framed,
-    LinearTarget,
+    Local,
     Path,
     Posterior,
     Rule,
     StepSize,
     Target,
+    TractableTarget,
+    Trial,
     Versions,
     where_members,
 )
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
 
-Stamp = tuple[Target | None, Versions]  # what a packet was computed from
+Stamp = tuple[Target, Versions]  # what a packet was computed from
 
 
 class Evaluation(NamedTuple):
@@ -69,7 +70,7 @@ class Status(NamedTuple):
 class Report(NamedTuple):
     """What the last step did."""
 
-    rho: Tensor  # step size, (*batch,)
+    rho: Tensor  # step size, (*batch,); in units of 1/γ where it was found by trial
     accepted: Tensor  # (*batch,)
 
 
@@ -80,12 +81,13 @@ class NaturalGradientVI(torch.optim.Optimizer):
         posterior: a `Posterior`, an iterable of them, or of dicts with the key "posterior" and
             options of their own, as torch's param groups.
         rule: which curve, from `torchngvi.rules`.
-        lr: the step size; without it, steps are found by trial (`SufficientDecrease`).
+        lr: the step size; without it, steps are found by trial (`SufficientDecrease`), up to 1/γ, the
+            full Newton step.
         step_size: a control from `torchngvi.stepsizes`; lr is then its upper limit, 1 if not given.
         estimator: how E_q[ℓ] is obtained; by default `Quadrature` where the target allows it,
             otherwise `Stein()`.
         acceleration: `QuasiNewton` memory for the slow tail; on by default where steps are found by
-            trial (neither lr nor step_size given).
+            trial (neither lr nor step_size given) along a natural gradient.
         loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
 
     Raises:
@@ -105,7 +107,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         loss_scale: float = 1.0,
     ) -> None:
         self.rule = rule
-        if acceleration is None and lr is None and step_size is None:
+        if acceleration is None and lr is None and step_size is None and rule.natural:
             acceleration = QuasiNewton()
         self.acceleration = acceleration
         self.step_size = step_size or (SufficientDecrease() if lr is None else Constant())
@@ -114,15 +116,20 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.evaluations = 0
         self.last: Report | None = None
         self._cache: tuple[Stamp, Evaluation, Heading] | None = None
-        self._left_at: Stamp | None = None  # when the last step ended
+        self._found = lr is None  # steps in units of 1/γ, the step of Newton
         self._warned = False
         if estimator is not None:
             self._check_comparable(estimator)
-        if self.acceleration is not None and (rule.emits is Affine or not self.step_size.needs_trial):
+        if self.acceleration is not None and (not rule.natural or not self.step_size.needs_trial):
             raise PairError(
                 "QuasiNewton bends natural gradients that are free of noise, and judges what it did by trial; "
                 f"got {type(rule).__name__} with {type(self.step_size).__name__}. "
                 "Use VN or SRVN with SufficientDecrease(), or leave the acceleration out."
+            )
+        if self.step_size.needs_natural and not rule.natural:
+            raise PairError(
+                f"{type(self.step_size).__name__} measures steps in the natural norm, which says nothing of the curve "
+                f"of {type(rule).__name__}. Use a constant lr, or SufficientDecrease()."
             )
         groups = [posterior] if isinstance(posterior, Posterior) else list(posterior)
         if not groups:
@@ -169,22 +176,26 @@ class NaturalGradientVI(torch.optim.Optimizer):
         q = self._only_posterior("a target")
         stamp = (target, Versions((*target.tensors(), *q.coordinates)))
         if self._cache is None or self._cache[0] != stamp:
-            self._forget_unless(stamp)
+            target.check(q)
             evaluation = self._evaluate_target(target, q)
+            self._forget_unless(evaluation.loss)
             self._cache = (stamp, evaluation, self._heading(0, evaluation.e))
         return self._cache[1:]
 
     def _heading(self, index: int, e: Expectation) -> Heading:
         """The rule's path along the gradient, or along the gradient bent by the memory."""
         q = self.posteriors[index]
+        unit = 1 / e.temperature if self._found and e.temperature > 0 else 1.0
         if self.acceleration is None:
             path = self.rule(q, e)
-            return Heading(path, path.norm2, {})
+            return Heading(path.in_units_of(unit), path.norm2, {})
         gradient = q.local(e)
-        bent, memory = self.acceleration(q, gradient, self._state(index))
-        W = bent.local.P + e.temperature * q.structure.eye(bent.local.a)
-        path = self.rule(q, e._replace(derivative=Framed(bent.local.a, W)))
-        return Heading(replace(path, slope=lambda: bent.slope), lambda: q.norm2(gradient), memory)
+        # the memory sees L/γ, whose curvature in the frame is about 1 whatever γ
+        bent, memory = self.acceleration(q, Local(unit * gradient.a, unit * gradient.P), self._state(index))
+        a, P = bent.local.a / unit, bent.local.P / unit
+        path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
+        path = replace(path.in_units_of(unit), slope=lambda: bent.slope / unit)
+        return Heading(path, lambda: q.norm2(gradient), memory)
 
     def _state(self, index: int) -> dict[str, Tensor]:
         """Everything of this posterior that changes from step to step, on first use made."""
@@ -192,23 +203,28 @@ class NaturalGradientVI(torch.optim.Optimizer):
         state = self.state[q.mean_probe]
         if "rejections" not in state:
             self._complete(q, state)
+        elif state["rejections"].dtype != q.mean_probe.dtype or state["rejections"].device != q.mean_probe.device:
+            for name, value in state.items():  # q was converted or moved, as torch lets no Parameter be
+                state[name] = value.to(q.mean_probe) if value.is_floating_point() else value
         return state
 
     def _complete(self, q: Posterior, state: dict[str, Tensor]) -> None:
         """Add what the parts need and the state lacks."""
         like = q.mean_probe.detach()[..., 0]
-        fresh = {"rejections": torch.zeros_like(like), **self.step_size.init(like)}
+        fresh = {"rejections": torch.zeros_like(like), "loss": torch.full_like(like, torch.inf)}
+        fresh.update(self.step_size.init(like))
         if self.acceleration is not None:
             fresh.update(self.acceleration.init(q))
         for name, value in fresh.items():
             state.setdefault(name, value)
 
-    def _forget_unless(self, stamp: Stamp) -> None:
-        """Drop what the last steps taught if q or the target is not what they left."""
-        q = self.posteriors[0]
-        state = self.state[q.mean_probe]
-        if self.acceleration is not None and state and self._left_at is not None and self._left_at != stamp:
-            state.update(self.acceleration.init(q))
+    def _forget_unless(self, loss: Tensor) -> None:
+        """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
+        state = self._state(0)
+        if self.acceleration is not None:
+            rounding = 64 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
+            same = (loss - state["loss"]).abs() <= rounding
+            state["kept"], state["went"] = state["kept"] * same, state["went"] * same
 
     def _evaluate_target(self, target: Target, q: Posterior) -> Evaluation:
         estimator = self._estimator_for(target)
@@ -217,13 +233,18 @@ class NaturalGradientVI(torch.optim.Optimizer):
         return Evaluation(e.value - e.temperature * q.entropy(), e)
 
     def _estimator_for(self, target: Target) -> Estimator:
-        estimator = self.estimator or (Quadrature() if isinstance(target, LinearTarget) else Stein())
+        estimator = self.estimator or (Quadrature() if isinstance(target, TractableTarget) else Stein())
         if not isinstance(target, estimator.needs):
             raise PairError(
                 f"{type(estimator).__name__} evaluates a {estimator.needs.__name__}; "
                 f"got {type(target).__name__}. Leave estimator=None, or use Stein()."
             )
         self._check_comparable(estimator)
+        if self.step_size.needs_trial and not target.comparable:
+            raise PairError(
+                f"{type(self.step_size).__name__} compares the objective before and after a step, and a mini-batch "
+                "gives another objective than the next. Pass a learning rate, for example lr=0.1."
+            )
         return estimator
 
     def _check_comparable(self, estimator: Estimator) -> None:
@@ -274,9 +295,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
         q = self._only_posterior("a target")
         evaluation, heading = self._evaluated(target)
         trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q))
-        self._left_at = (target, Versions((*target.tensors(), *q.coordinates)))
         if trial is not None:
-            self._cache = (self._left_at, trial, self._heading(0, trial.e))
+            stamp = (target, Versions((*target.tensors(), *q.coordinates)))
+            self._cache = (stamp, trial, self._heading(0, trial.e))
         return evaluation.loss.sum()
 
     def _step_from_gradients(self) -> None:
@@ -313,15 +334,14 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
         if self.step_size.needs_trial:
             q = self._only_posterior(f"a closure with {type(self.step_size).__name__}")
-            self._forget_unless((None, Versions(q.coordinates)))
             start = evaluate()
             if start[0].loss.shape != q.batch_shape:
                 raise InputError(
                     f"to judge each of the {tuple(q.batch_shape)} posteriors the closure must return one loss each; "
                     f"got shape {tuple(start[0].loss.shape)}. Return the losses unsummed, or pass lr=."
                 )
+            self._forget_unless(start[0].loss)
             self._advance(0, start[0], self._heading(0, start[0].e), lambda: evaluate()[0])
-            self._left_at = (None, Versions(q.coordinates))
             return start[0].loss.sum() / self.param_groups[0]["loss_scale"]
         start = evaluate()
         for index, evaluation in enumerate(start):
@@ -332,7 +352,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         """a and W = P + I from the gradients of a whole loss."""
         q, scale = self.posteriors[index], self.param_groups[index]["loss_scale"]
         a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
-        W = q.structure.one_sided(R) + q.structure.eye(a)
+        W = q.one_sided(R) + q.structure.eye(a)
         return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
 
     def _advance(
@@ -349,19 +369,20 @@ class NaturalGradientVI(torch.optim.Optimizer):
             self._warn_if_rejected(accept, rho)
         else:
             old = q.snapshot()
-            slope = path.slope()
+            slope, length = path.slope(), rho * path.norm2().sqrt()
             q.assign(new, accept)
             try:
                 trial = evaluate()
             except BaseException:  # an interrupt, an error in the user's function: nothing is lost
                 q.assign(old, torch.ones_like(accept))
                 raise
-            kept, control = self.step_size.judge(start.loss, trial.loss, slope, rho, state)
+            kept, control = self.step_size.judge(Trial(start.loss, trial.loss, slope, length, rho), state)
             accept = accept & kept
             q.assign(old, ~accept)
             usable = rho.isfinite() & slope.isfinite() & start.loss.isfinite()
             state.update({name: torch.where(usable, value, state[name]) for name, value in control.items()})
-            result = _select(accept, trial, start)
+            result = _merged(accept, trial, start)
+            state["loss"] = result.loss
         state["rejections"] += ~accept
         state.update(heading.memory)
         if self.acceleration is not None:
@@ -402,7 +423,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's; the next step evaluates anew."""
         super().load_state_dict(state_dict)
-        self._cache = self._left_at = None
+        self._cache = None
         for q in self.posteriors:
             if q.mean_probe in self.state:
                 self._complete(q, self.state[q.mean_probe])
@@ -412,22 +433,20 @@ class NaturalGradientVI(torch.optim.Optimizer):
             generator.set_state(saved.to(device="cpu", dtype=torch.uint8))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("rule", "step_size", "estimator", "acceleration", "posteriors", "evaluations", "_warned")
+        own = ("_found", "rule", "step_size", "estimator", "acceleration", "posteriors", "evaluations", "_warned")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._cache = self._left_at = self.last = None
+        self._cache = self.last = None
         super().__setstate__(state)
 
 
-def _select(accept: Tensor, new: Any, old: Any) -> Any:
-    """new where accepted, else old, member by member through nested packets."""
-    if not accept.ndim and accept.device.type == "cpu":
-        return new if accept else old
-    if isinstance(new, Tensor):
-        if new is old:
-            return new
-        return where_members(accept, new, old)
-    if isinstance(new, tuple):
-        return type(new)(*(_select(accept, n, o) for n, o in zip(new, old, strict=True)))
-    return new
+def _merged(where: Tensor, new: Evaluation, old: Evaluation) -> Evaluation:
+    """New for the members of the mask, old for the others; one posterior on the CPU needs no masks."""
+    if not where.ndim and where.device.type == "cpu":
+        return new if where else old
+    e = new.e._replace(
+        value=where_members(where, new.e.value, old.e.value),
+        derivative=new.e.derivative.merged(where, old.e.derivative),  # type: ignore[arg-type]
+    )
+    return Evaluation(where_members(where, new.loss, old.loss), e)

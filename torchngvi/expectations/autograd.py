@@ -4,7 +4,7 @@ from typing import final
 
 import torch
 
-from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, LinearTarget, Posterior, Target
+from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, Posterior, Target, TractableTarget
 
 
 @final
@@ -16,12 +16,13 @@ class Autograd(Estimator):
     """
 
     comparable = True
-    needs = LinearTarget
+    needs = TractableTarget
 
     def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """Evaluate at q."""
-        assert isinstance(target, LinearTarget)
+        assert isinstance(target, TractableTarget)
         with torch.enable_grad():
             value = target.expected_energy(q.probed())[0]
             a, M = torch.autograd.grad(value.sum(), (q.mean_probe, q.root_probe))
-        return Expectation(value.detach(), Framed(a, q.structure.one_sided(M)), target.temperature, True, Cost(1, 0))
+        packet = Framed(a, q.one_sided(M))
+        return Expectation(value.detach(), packet, target.temperature, target.comparable, Cost(1, 0))

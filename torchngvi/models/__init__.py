@@ -1,15 +1,31 @@
 """Targets: log joints with structure, and without."""
 
 from torchngvi.models.generalized_linear import GeneralizedLinear
-from torchngvi.models.likelihoods import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, PoissonLog
+from torchngvi.models.likelihoods import (
+    BernoulliLogit,
+    BernoulliProbit,
+    GaussianNoise,
+    Likelihood,
+    NegativeBinomial,
+    PoissonLog,
+    StudentT,
+)
 from torchngvi.models.log_joint import LogJoint
+from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
+from torchngvi.models.softmax import SoftmaxRegression
 
 __all__ = [
     "BernoulliLogit",
     "BernoulliProbit",
+    "ExpectedPenalty",
     "GaussianNoise",
     "GeneralizedLinear",
     "Likelihood",
     "LogJoint",
+    "MeanPenalty",
+    "NegativeBinomial",
     "PoissonLog",
+    "Regularized",
+    "SoftmaxRegression",
+    "StudentT",
 ]

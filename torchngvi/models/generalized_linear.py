@@ -8,14 +8,16 @@ so E_q[ℓ], its gradient and its curvature are sums of scalar expectations (Bon
 (Kumar et al. 2025, section 3.6, with XᵀDX for the printed XDXᵀ.)
 """
 
-import math
+import copy
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
-from torchngvi.interfaces import Frame, LinearTarget, Posterior, Prior, Sites
+from torchngvi import sparse
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import Frame, LinearTarget, Posterior, ScalarRule, Sites
+from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 
 
@@ -23,21 +25,25 @@ class GeneralizedLinear(LinearTarget):
     """Log joint of a generalised linear model, for one posterior or a batch of them.
 
     Args:
-        X: design, (N, D), or (*batch, N, D) with one data set a member. Add a column of ones for
+        X: design, (N, D), or (*batch, N, D) with one data set a member, or (N, D) in sparse CSR
+            storage, which is never written out and serves one posterior. Add a column of ones for
             an intercept.
         y: targets, (N,) or (*batch, N). Two classes in any coding for the Bernoulli families: the
             larger value is the success.
         family: "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
-            `Likelihood` such as ``GaussianNoise(0.1)``.
-        prior_precision: β of the prior N(prior_mean, β⁻¹), a scalar or one a coefficient, (D,).
+            `Likelihood` such as ``GaussianNoise(0.1)``, ``StudentT(1.0, dof=4)`` or
+            ``NegativeBinomial(2.0)``.
+        prior_precision: Λ of the prior N(prior_mean, Λ⁻¹): a scalar, one a coefficient (D,), or a
+            symmetric positive definite matrix (D, D).
         prior_mean: a scalar or (D,).
         weights: multiply the log likelihood of each row, (N,) or (*batch, N), not negative.
         offset: added to the linear predictor, (N,) or (*batch, N).
-        temperature: γ, the weight of KL(q‖prior); 1 is the posterior.
+        temperature: γ, the weight of KL(q‖prior); 1 is the posterior, 0 variational optimisation:
+            then L(q) = E_q[-log likelihood] is at least its minimum over θ, and q collapses there.
 
     Raises:
         InputError: shapes that do not fit, values that are not finite, targets the family cannot
-            produce, a prior precision or temperature that is not positive.
+            produce, a prior precision that is not positive (definite), a negative temperature.
 
     >>> model = GeneralizedLinear(torch.ones(4, 1), torch.tensor([0.0, 1.0, 1.0, 1.0]), prior_precision=1.0)
     >>> model.dim
@@ -56,57 +62,66 @@ class GeneralizedLinear(LinearTarget):
         offset: Any = None,
         temperature: float = 1.0,
     ) -> None:
-        self.X = _tensor("X", X, None)
-        like = self.X
-        if like.ndim < 2:
-            raise InputError(f"X must be a matrix, one row an observation; got shape {tuple(like.shape)}.")
-        if like.shape[-2] == 0 or like.shape[-1] == 0:
-            raise InputError(f"X must have at least one row and one column; got shape {tuple(like.shape)}.")
+        self.X = checks.design(X)
         self.likelihood = _likelihood(family)
-        y = _tensor("y", y, like)
-        _same_rows("y", y, like)
-        self.y = self.likelihood.checked(y)
-        self.weights = torch.ones_like(self.y) if weights is None else _tensor("weights", weights, like)
-        self.offset = torch.zeros_like(self.y) if offset is None else _tensor("offset", offset, like)
-        _same_rows("weights", self.weights, like)
-        _same_rows("offset", self.offset, like)
-        if bool((self.weights < 0).any()):
-            raise InputError(f"weights must not be negative; got {float(self.weights.min()):g}.")
-        if not (temperature > 0 and math.isfinite(temperature)):
-            raise InputError(f"temperature is the weight of KL(q‖prior), positive and finite; got {temperature}.")
-        self.temperature = float(temperature)
-        precision = _tensor("prior_precision", prior_precision, like)
-        mean = _tensor("prior_mean", prior_mean, like)
-        for name, value in (("prior_precision", precision), ("prior_mean", mean)):
-            if value.ndim and value.shape[-1] not in (1, self.dim):
-                raise InputError(f"{name} must be a scalar or ({self.dim},); got shape {tuple(value.shape)}.")
-        if bool((precision <= 0).any()):
-            raise InputError(f"prior_precision must be positive; got {float(precision.min()):g}.")
-        self.prior = Prior(*(value if value.ndim else value.expand(self.dim) for value in (mean, precision)))
-        self._temper()
-
-    def _temper(self) -> None:
-        self._tempered = Prior(self.prior.mean, self.prior.precision * self.temperature)
+        self.y = self.likelihood.checked(checks.per_row("y", y, self.X))
+        self.weights = checks.row_weights(weights, self.y, self.X)
+        self.offset = torch.zeros_like(self.y) if offset is None else checks.per_row("offset", offset, self.X)
+        self.temperature = checks.temperature(temperature)
+        self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X)
+        self.num_data = self.X.shape[-2]  # N, of a mini-batch that of all the data
 
     @property
     def dim(self) -> int:
         """D, the number of coefficients."""
         return self.X.shape[-1]
 
-    @property
-    def num_data(self) -> int:
-        """N, the number of rows."""
-        return self.X.shape[-2]
-
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move and convert every tensor, as ``torch.nn.Module.to``; returns a new model."""
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
+        new = copy.copy(self)
         for name in ("X", "y", "weights", "offset"):
             setattr(new, name, getattr(self, name).to(*args, **kwargs))
-        new.prior = Prior(*(tensor.to(*args, **kwargs) for tensor in self.prior))
-        new._temper()
+        new.prior = type(self.prior)(*(tensor.to(*args, **kwargs) for tensor in self.prior))
         return new
+
+    def minibatch(
+        self,
+        index: Any,  # row numbers, (B,)
+    ) -> Self:
+        """The model on some of its rows, whose data term is multiplied by N/B.
+
+        One rule: the packet of a mini-batch estimates the packet of all the data, prior included
+        once.  The packets of a partition into equal parts have the full packet as their average.
+        ``num_data`` stays N.  Values of two mini-batches cannot be compared, so that steps found by
+        trial are refused: pass lr=.
+
+        Raises:
+            InputError: anything but row numbers of X, at least one.
+
+        >>> model = GeneralizedLinear(torch.ones(4, 1), [0.0, 1.0, 1.0, 1.0])
+        >>> batch = model.minibatch([0, 3])
+        >>> batch.weights.tolist(), batch.num_data
+        ([2.0, 2.0], 4)
+        """
+        index = checks.batch_index(index, self.X)
+        new = copy.copy(self)
+        if sparse.is_sparse(self.X):
+            new.X = sparse.rows(self.X, index)
+        else:
+            new.X = self.X.index_select(-2, index)
+        for name in ("y", "weights", "offset"):
+            setattr(new, name, getattr(self, name).index_select(-1, index))
+        new.weights *= self.X.shape[-2] / len(index)
+        new.comparable = False
+        return new
+
+    def check(self, q: Posterior) -> None:
+        """Whether q is over these coefficients.
+
+        Raises:
+            InputError: another number of coefficients, dtype, device or batch.
+        """
+        checks.posterior(q, self.dim, torch.broadcast_shapes(self.X.shape[:-2], self.y.shape[:-1]), self.X)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything a value depends on."""
@@ -117,6 +132,8 @@ class GeneralizedLinear(LinearTarget):
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
         """η = Xθ + o, (*sample, *batch, N)."""
+        if sparse.is_sparse(self.X):
+            return (self.X @ theta.reshape(-1, self.dim).mT).mT.reshape(*theta.shape[:-1], -1) + self.offset
         if self.X.ndim == 2:
             return theta @ self.X.mT + self.offset
         return (self.X @ theta[..., None])[..., 0] + self.offset
@@ -127,23 +144,37 @@ class GeneralizedLinear(LinearTarget):
     ) -> Tensor:
         """Σ w log p(y | θ) + γ log p(θ), (*sample, *batch)."""
         data = (self.weights * self.likelihood.energy(self.predictor(theta), self.y)).sum(-1)
-        return -data - self.temperature * self.prior.energy(theta, torch.zeros_like(theta))
+        return -data - self.temperature * self.prior.energy(theta)
 
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Sites]:
-        """E_q[ℓ] (*batch,) and its derivative, from the marginals of the predictors."""
-        projected = frame.rows(self.X)
-        moments = self.likelihood.expected(self.predictor(frame.mean), projected.square().sum(-1), self.y)
-        value = (self.weights * moments.value).sum(-1)
-        value = value + self.temperature * self.prior.energy(frame.mean, frame.variance)
-        alpha, beta = self.weights * moments.slope, self.weights * moments.curvature
-        return value, Sites(self.X, projected, alpha, beta, self._tempered, frame.mean)
+    def expected_energy(self, frame: Frame, expected: ScalarRule | None = None) -> tuple[Tensor, Sites]:
+        """E_q[ℓ] (*batch,) and its derivative, from the marginals of the predictors.
 
-    def negative_elbo(self, q: Posterior) -> Tensor:
-        """L(q) = E_q[ℓ] - γ entropy(q), (*batch,), differentiable in the probes of q.
-
-        For γ = 1 the negative evidence lower bound, all constants included.
+        Raises:
+            PairError: several posteriors on a sparse X.
         """
-        return self.expected_energy(q.probed())[0] - self.temperature * q.entropy()
+        projected, variance = self._projected(frame)
+        # a row of weight 0 is not there, also where its loss would be infinite
+        here = self.weights > 0
+        mean, variance = torch.where(here, self.predictor(frame.mean), 0.0), torch.where(here, variance, 1.0)
+        if expected is None:
+            moments = self.likelihood.expected(mean, variance, self.y)
+        else:
+            moments = expected(self.likelihood, mean, variance, self.y)
+        value, alpha, beta = (self.weights * part for part in moments)
+        value = value.sum(-1) + self.temperature * self.prior.expected_energy(frame)
+        return value, Sites(self.X, projected, alpha, beta, self.prior.scaled(self.temperature), frame.mean)
+
+    def _projected(self, frame: Frame) -> tuple[Tensor | None, Tensor]:
+        """XC where it is kept, and v = ‖Cᵀx_n‖², (*batch, N)."""
+        if not sparse.is_sparse(self.X):
+            projected = frame.rows(self.X)
+            return projected, projected.square().sum(-1)
+        if frame.mean.ndim > 1:
+            raise PairError(
+                f"a sparse X serves one posterior; got a batch of shape {tuple(frame.mean.shape[:-1])}. "
+                "Pass X.to_dense(), or fit the members one by one."
+            )
+        return None, frame.structure.sparse_row_norms(frame.root, self.X)
 
 
 def _likelihood(family: str | Likelihood) -> Likelihood:
@@ -152,33 +183,3 @@ def _likelihood(family: str | Likelihood) -> Likelihood:
     if family not in FAMILIES:
         raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.")
     return FAMILIES[family]()
-
-
-def _tensor(name: str, value: Any, like: Tensor | None) -> Tensor:
-    """A finite floating-point tensor; the design decides dtype and device."""
-    try:
-        # straight to the dtype of the design: 0.1 must not pass through float32
-        tensor = value if isinstance(value, Tensor) or like is None else torch.as_tensor(value, dtype=like.dtype)
-        tensor = torch.as_tensor(tensor)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} must be numbers; got {type(value).__name__} ({error}).") from error
-    if tensor.is_complex():
-        raise InputError(f"{name} must be real; got {tensor.dtype}.")
-    if like is not None:
-        tensor = tensor.to(dtype=like.dtype, device=like.device)
-    elif not tensor.is_floating_point():
-        tensor = tensor.to(torch.get_default_dtype())
-    finite = torch.isfinite(tensor)
-    if not bool(finite.all()):
-        raise InputError(
-            f"{name} must be finite; got {int((~finite).sum())} NaN or infinite of {tensor.numel()} entries. "
-            "Drop or impute those rows."
-        )
-    return tensor.detach()
-
-
-def _same_rows(name: str, value: Tensor, X: Tensor) -> None:
-    if value.ndim == 0 or value.shape[-1] != X.shape[-2]:
-        raise InputError(
-            f"{name} must have one entry for each of the {X.shape[-2]} rows of X; got shape {tuple(value.shape)}."
-        )

@@ -6,19 +6,23 @@ decrease see one consistent objective.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.gaussian_integrals import Moments, expectation, softplus
+from torchngvi.gaussian_integrals import Moments, expectation, log1p_square, softplus
+
+ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
 
 
 class Likelihood(ABC):
     """-log p(y | η), elementwise."""
 
     discrete: bool  # the outcomes are classes, so that accuracy makes sense
+    of_softplus = False  # made of log(1 + eˣ), so that `expected` takes another way to E[log(1 + eˣ)]
 
     @abstractmethod
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -58,12 +62,13 @@ class BernoulliLogit(Likelihood):
     """p(y = ±1 | η) = 1/(1 + exp(-yη)); F = E[softplus(η)] - (1 + y)/2 e."""
 
     discrete = True
+    of_softplus = True
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
         """softplus(-yη)."""
         return torch.nn.functional.softplus(-y * eta, threshold=40)
 
-    def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor, softplus: ExpectedSoftplus = softplus) -> Moments:
         """Kumar et al. (2025), Eq 18 with the sign of y corrected."""
         # softplus(-yη), not softplus(η) - η: no cancellation for well classified rows
         value, slope, curvature = softplus(-y * mean, variance)
@@ -114,20 +119,86 @@ class PoissonLog(Likelihood):
         return torch.exp(eta) - y * eta + torch.lgamma(y + 1)
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        """Log-normal mean."""
+        """Log-normal mean, expanded about log y: large counts do not cancel.
+
+        With δ = e + v/2 - log y: F = y (exp δ - 1 - δ) + y v/2 + [y - y log y + log y!].
+        """
+        count = y.clamp_min(1.0)  # for y = 0 the first form is as good
+        delta = mean + 0.5 * variance - count.log()
+        excess = torch.expm1(delta)
+        constant = torch.lgamma(y + 1) + count - torch.special.xlogy(count, count)
         rate = torch.exp(mean + 0.5 * variance)
-        return Moments(rate - y * mean + torch.lgamma(y + 1), rate - y, rate)
+        value = torch.where(y > 0, count * (excess - delta + 0.5 * variance) + constant, rate)
+        return Moments(value, torch.where(y > 0, count * excess, rate), rate)
 
     def checked(self, y: Tensor) -> Tensor:
         """Counts."""
-        bad = (y < 0) | (y != y.round())
-        if bool(bad.any()):
+        return _counts("Poisson", y)
+
+
+def _counts(family: str, y: Tensor) -> Tensor:
+    bad = (y < 0) | (y != y.round())
+    if bool(bad.any()):
+        raise InputError(
+            f"the {family} family needs counts 0, 1, 2, ..; got {int(bad.sum())} other values, "
+            f"the first {float(y[bad][0]):g}. "
+            "Use family='gaussian' for real-valued targets."
+        )
+    return y
+
+
+@final
+class NegativeBinomial(Likelihood):
+    """y ~ NB with mean exp η and variance exp η + exp(2η)/r: counts that vary more than Poisson's.
+
+    With δ = η - log r, -log p = y softplus(-δ) + r softplus(δ) + log Γ(r) y!/Γ(y + r), the same as
+    (y + r) softplus(δ) - yδ + .. without its cancellation; its expectation is in closed form.
+    Log-concave in η.
+
+    Args:
+        dispersion: r; Poisson in the limit r → ∞ (Hilbe 2011, NB2).
+
+    Raises:
+        InputError: a dispersion that is not positive and finite.
+
+    >>> likelihood, zero = NegativeBinomial(1.0), torch.zeros(1, dtype=torch.float64)
+    >>> [round(float(m), 12) for m in likelihood.expected(zero, zero, zero + 1)]  # p(1) = ½ ½ at mean 1
+    [1.38629436112, 0.0, 0.5]
+    """
+
+    discrete = False
+    of_softplus = True
+
+    def __init__(self, dispersion: float) -> None:
+        if not (dispersion > 0 and math.isfinite(dispersion)):
             raise InputError(
-                f"the Poisson family needs counts 0, 1, 2, ..; got {int(bad.sum())} other values, "
-                f"the first {float(y[bad][0]):g}. "
-                "Use family='gaussian' for real-valued targets."
+                f"dispersion is r in the variance mean + mean²/r, positive and finite; got {dispersion}. "
+                "Use family='poisson_log' for r without limit."
             )
-        return y
+        self.dispersion = float(dispersion)
+
+    def _constant(self, y: Tensor) -> Tensor:
+        return math.lgamma(self.dispersion) + torch.lgamma(y + 1) - torch.lgamma(y + self.dispersion)
+
+    def energy(self, eta: Tensor, y: Tensor) -> Tensor:
+        """y softplus(-δ) + r softplus(δ) + log Γ(r) y!/Γ(y + r)."""
+        delta = eta - math.log(self.dispersion)
+        zeros, ones = (torch.nn.functional.softplus(x, threshold=40) for x in (-delta, delta))
+        return y * zeros + self.dispersion * ones + self._constant(y)
+
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor, softplus: ExpectedSoftplus = softplus) -> Moments:
+        """Two expectations of a softplus, whose curvatures are one."""
+        delta = mean - math.log(self.dispersion)
+        zeros, ones = softplus(-delta, variance), softplus(delta, variance)
+        return Moments(
+            y * zeros.value + self.dispersion * ones.value + self._constant(y),
+            self.dispersion * ones.slope - y * zeros.slope,
+            self.dispersion * ones.curvature + y * zeros.curvature,
+        )
+
+    def checked(self, y: Tensor) -> Tensor:
+        """Counts."""
+        return _counts("negative binomial", y)
 
 
 @final
@@ -157,6 +228,60 @@ class GaussianNoise(Likelihood):
         precision = self.noise**-2
         value = self.energy(mean, y) + 0.5 * precision * variance
         return Moments(value, precision * (mean - y), torch.full_like(value, precision))
+
+    def checked(self, y: Tensor) -> Tensor:
+        """Any finite number."""
+        return y
+
+
+@final
+class StudentT(Likelihood):
+    """y = η + scale · t_ν: -log p = ½(ν + 1) log(1 + x²) + log σ√ν B(½, ν/2), x = (η - y)/(σ√ν).
+
+    Its expectation and derivatives are uniformly accurate in the standard deviation of η
+    (`gaussian_integrals.log1p_square`).  Not log-concave: rows whose residual exceeds σ√ν have a
+    negative curvature, H need not be positive definite, and the objective may have several minima.
+    Steps found by trial cope; a constant lr may leave the cone.
+
+    Args:
+        scale: σ, in the units of y.
+        dof: ν, degrees of freedom; Gaussian noise in the limit ν → ∞.
+
+    Raises:
+        InputError: a scale or degrees of freedom that are not positive and finite.
+
+    >>> likelihood, zero = StudentT(1.0, dof=1.0), torch.zeros(1, dtype=torch.float64)
+    >>> [round(float(m), 12) for m in likelihood.expected(zero, zero, zero)]  # log π, 0, 2
+    [1.144729885849, 0.0, 2.0]
+    """
+
+    discrete = False
+
+    def __init__(self, scale: float, dof: float) -> None:
+        if not (scale > 0 and math.isfinite(scale)):
+            raise InputError(f"scale is that of the noise, positive and finite; got {scale}.")
+        if not (dof > 0 and math.isfinite(dof)):
+            raise InputError(
+                f"dof is the degrees of freedom, positive and finite; got {dof}. "
+                "Use GaussianNoise(scale) for the limit of many."
+            )
+        self.scale, self.dof = float(scale), float(dof)
+        self._width = self.scale * math.sqrt(self.dof)  # σ√ν
+        self._constant = (
+            math.lgamma(self.dof / 2) - math.lgamma((self.dof + 1) / 2) + math.log(self._width * math.sqrt(math.pi))
+        )
+
+    def energy(self, eta: Tensor, y: Tensor) -> Tensor:
+        """½(ν + 1) log(1 + x²) + constant."""
+        return 0.5 * (self.dof + 1) * torch.log1p(((eta - y) / self._width).square()) + self._constant
+
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
+        """The moments of log(1 + x²), x ~ N((e - y)/(σ√ν), v/(σ²ν))."""
+        value, slope, curvature = log1p_square((mean - y) / self._width, variance / self._width**2)
+        factor = 0.5 * (self.dof + 1)
+        return Moments(
+            factor * value + self._constant, factor / self._width * slope, factor / self._width**2 * curvature
+        )
 
     def checked(self, y: Tensor) -> Tensor:
         """Any finite number."""

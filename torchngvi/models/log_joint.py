@@ -31,8 +31,8 @@ class LogJoint(Target):
     def __init__(self, function: Callable[[Tensor], Tensor], temperature: float = 1.0) -> None:
         if not callable(function):
             raise InputError(f"LogJoint takes a function of theta; got {type(function).__name__}.")
-        if not (temperature > 0 and math.isfinite(temperature)):
-            raise InputError(f"temperature is the weight of the entropy, positive and finite; got {temperature}.")
+        if not (temperature >= 0 and math.isfinite(temperature)):
+            raise InputError(f"temperature is the weight of the entropy, finite and not negative; got {temperature}.")
         self.function = function
         self.temperature = float(temperature)
 

@@ -1,10 +1,11 @@
 """Gaussians stored as mean and covariance root: (m, C), V = C Cᵀ, C lower triangular.
 
-The three moves in these coordinates, from N = U Uᵀ with U upper triangular:
+The four moves in these coordinates, from N = U Uᵀ with U upper triangular:
 
     Congruence   C' = C U⁻ᵀ,  m' = m + C' U⁻¹ f
     Tangent      C' = C + Ċ,  m' = m + ṁ,  with natural gradient (C a, C tril½[P])
     Affine       C' = qr(M C), m' = m + s
+    Root         C', m' as they stand
 
 The natural gradient is SR-VN of Kumar et al. (2025), Eq 17, and Theorem 2 of Tan (2025).
 """
@@ -14,9 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
-from torchngvi.interfaces import Affine, Congruence, Coordinates, Expectation, Frame, Move, Tangent
-from torchngvi.linalg import cholesky
+from torchngvi.interfaces import Affine, Congruence, Coordinates, Expectation, Frame, Move, Root, Tangent
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Dense, Diagonal
 
@@ -24,7 +23,7 @@ from torchngvi.structures import Dense, Diagonal
 class CovarianceRoot(Gaussian):
     """N(m, C Cᵀ) over a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`."""
 
-    takes = frozenset({Congruence, Tangent, Affine})
+    takes = frozenset({Congruence, Tangent, Affine, Root})
     root_name: str  # the buffer that holds C
 
     @property
@@ -70,6 +69,8 @@ class CovarianceRoot(Gaussian):
             case Affine(M, s):
                 vector = mean + s
                 new = structure.lower_root(structure.matmul(M, root))
+            case Root(vector, new):
+                pass
         new, ok = structure.positive_root(new)
         return Coordinates(vector, new), ok & in_cone & torch.isfinite(vector).all(-1)
 
@@ -114,25 +115,6 @@ class CholeskyGaussian(CovarianceRoot):
     def _coordinates_of(self, mean: Tensor, scale_tril: Tensor) -> Coordinates:
         return Coordinates(mean, scale_tril)
 
-    @classmethod
-    def from_moments(
-        cls,
-        mean: Tensor,  # (*batch, D)
-        covariance: Tensor,  # (*batch, D, D)
-    ) -> "CholeskyGaussian":
-        """The posterior with these moments.
-
-        Raises:
-            InputError: a covariance that is not positive definite.
-        """
-        factor, ok = cholesky(covariance)
-        if not bool(ok.all()):
-            raise InputError(
-                "covariance must be positive definite; its Cholesky factorisation failed. "
-                f"Its smallest eigenvalue is {float(torch.linalg.eigvalsh(covariance).min()):.3g}."
-            )
-        return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=factor)
-
 
 class DiagonalGaussian(CovarianceRoot):
     """N(m, diag(c)²), the mean-field Gaussian, in the buffers ``mean`` and ``scale``.
@@ -144,6 +126,7 @@ class DiagonalGaussian(CovarianceRoot):
     """
 
     root_name = "scale"
+    mean_field = True
 
     def __init__(
         self,

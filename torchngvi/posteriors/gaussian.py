@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Coordinates, Frame, Posterior, Structure, Versions
+from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, Structure, Versions
+from torchngvi.linalg import cholesky
 
 
 class Gaussian(Posterior):
     """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`."""
+
+    mean_field = False  # the family holds marginal variances only
 
     if TYPE_CHECKING:  # buffers or properties, as the coordinates have it
 
@@ -37,8 +40,15 @@ class Gaussian(Posterior):
         super().__init__()
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise InputError(f"dim is the number of latent variables, an integer of at least 1; got {dim!r}.")
+        try:
+            self.batch_shape = torch.Size(batch_shape)
+        except TypeError as error:
+            raise InputError(
+                f"batch_shape must be a tuple of integers, () for one posterior; got {batch_shape!r}."
+            ) from error
+        if any(size < 1 for size in self.batch_shape):
+            raise InputError(f"batch_shape must hold at least one posterior; got {tuple(batch_shape)}.")
         self.dim = dim
-        self.batch_shape = torch.Size(batch_shape)
         self.structure = structure
         self._memory: dict[str, tuple[Versions, Any]] = {}
 
@@ -124,6 +134,75 @@ class Gaussian(Posterior):
         new = self._coordinates_of(start.expand(full), factor)
         self.assign(new, torch.ones(self.batch_shape, dtype=torch.bool, device=like.device))
         return self
+
+    @classmethod
+    def from_moments(
+        cls,
+        mean: Tensor,  # (*batch, D)
+        covariance: Tensor,  # (*batch, D, D)
+    ) -> Self:
+        """The member of the family with these moments; mean field keeps the marginal variances.
+
+        Raises:
+            InputError: of different shapes, not symmetric, or not positive definite.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> CholeskyGaussian.from_moments(torch.zeros(1), torch.tensor([[9.0]])).scale_tril.item()
+        3.0
+        """
+        if covariance.shape != (*mean.shape, mean.shape[-1]):
+            raise InputError(
+                f"covariance must be (*batch, D, D) for a mean (*batch, D); got {tuple(covariance.shape)} "
+                f"for {tuple(mean.shape)}."
+            )
+        scale = covariance.abs().amax((-2, -1), keepdim=True)
+        if bool(((covariance - covariance.mT).abs() > 1e-6 * scale).any()):
+            raise InputError("covariance must be symmetric; pass (V + V.mT) / 2.")
+        factor, ok = cholesky(covariance.to(mean.dtype))
+        if not bool(ok.all()):
+            raise InputError(
+                "covariance must be positive definite; its Cholesky factorisation failed. "
+                f"Its smallest eigenvalue is {float(torch.linalg.eigvalsh(covariance).min()):.3g}."
+            )
+        return cls._start(mean, factor)
+
+    @classmethod
+    def from_posterior(cls, other: "Gaussian") -> Self:
+        """The same Gaussian in these coordinates; mean field keeps the marginal variances.
+
+        >>> from torchngvi import CholeskyGaussian, NaturalGaussian
+        >>> NaturalGaussian.from_posterior(CholeskyGaussian(1, scale=0.5)).precision.item()
+        4.0
+        """
+        return cls._start(other.mean, other.scale_tril)
+
+    @classmethod
+    def from_prior(
+        cls,
+        prior: Prior | FullPrior,  # of a model: ``model.prior``
+        batch_shape: Sequence[int] = (),
+    ) -> Self:
+        """Start at a model's prior.
+
+        >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+        >>> model = GeneralizedLinear(torch.ones(2, 1), [0.0, 1.0], prior_precision=4.0)
+        >>> CholeskyGaussian.from_prior(model.prior).stddev.item()
+        0.5
+        """
+        if isinstance(prior, FullPrior):
+            factor = cholesky(torch.cholesky_inverse(prior.root, upper=True))[0]
+            mean = prior.mean.expand(factor.shape[:-1])
+        else:
+            mean, precision = torch.broadcast_tensors(prior.mean, prior.precision)
+            factor = torch.diag_embed(precision.rsqrt())
+        shape = (*batch_shape, mean.shape[-1])
+        return cls._start(mean.expand(shape), factor.expand(*shape, mean.shape[-1]))
+
+    @classmethod
+    def _start(cls, mean: Tensor, scale_tril: Tensor) -> Self:
+        """A new posterior of this family from a mean and a lower factor."""
+        scale = scale_tril.square().sum(-1).sqrt() if cls.mean_field else scale_tril
+        return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=scale)  # type: ignore[call-arg]
 
     # -------------------------------------------------------------------------------- moments
 

@@ -112,6 +112,10 @@ class NaturalGaussian(Gaussian):
         precision = torch.cholesky_inverse(scale_tril)
         return Coordinates((precision @ mean[..., None])[..., 0], precision)
 
+    def one_sided(self, M: Tensor) -> Tensor:
+        """The root T⁻ᵀ is upper triangular: its upper part is right."""
+        return self.structure.one_sided(M.mT)
+
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
         return self.structure.mv(self.factor().mT, x)

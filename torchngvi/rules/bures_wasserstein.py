@@ -17,6 +17,7 @@ class BuresWasserstein(Rule):
     """Affine(I - αG, -αg) with G = C⁻ᵀPC⁻¹ = H - γS."""
 
     emits = Affine
+    natural = False
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path α -> (I - αG) V (I - αG)."""

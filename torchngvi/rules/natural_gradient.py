@@ -16,6 +16,7 @@ class NaturalGradient(Rule):
     """Tangent(-ρλ̇), λ̇ the natural gradient as the posterior gives it."""
 
     emits = Tangent
+    natural = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The straight line from q in its coordinates."""

@@ -16,6 +16,7 @@ class VariationalNewton(Rule):
     """Congruence(I + ρP, -ρa): positive definite for every ρ < 1/γ where ℓ is convex."""
 
     emits = Congruence
+    natural = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path ρ -> C (I + ρP)⁻¹ Cᵀ."""

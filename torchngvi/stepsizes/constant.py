@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Path, StepSize
+from torchngvi.interfaces import Path, StepSize, Trial
 
 
 @final
@@ -26,6 +26,6 @@ class Constant(StepSize):
         """lr for every member."""
         return torch.ones_like(like) * lr
 
-    def judge(self, before: Tensor, after: Tensor, slope: Tensor, rho: Tensor, state: dict) -> tuple[Tensor, dict]:
+    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
         """Never asked."""
-        return torch.ones_like(before, dtype=torch.bool), state
+        return torch.ones_like(trial.before, dtype=torch.bool), state

@@ -3,8 +3,8 @@
 A trial at ρ is kept if L(q') ≤ L(q) - c ρ s with s = -dL/dρ at 0 (Armijo 1966).  Two numbers, one
 of each a batch member, bound the next ρ:
 
-* far from the optimum a *reach* in the natural norm, ρ|∇L| ≤ reach, so that one step changes q by
-  about ½ reach² nats; it grows after good steps, as the radius of a trust region does (Conn, Gould
+* far from the optimum a *reach* in the natural norm, ρ|direction| ≤ reach, so that one step changes q
+  by about ½ reach² nats; it grows after good steps, as the radius of a trust region does (Conn, Gould
   and Toint 2000, section 6.1);
 * after a first rejection a *cap* on ρ itself: the minimiser of the parabola through L(q), the slope
   and L(q').  Near the optimum the best ρ is a property of the problem, not of the distance left.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Path, StepSize
+from torchngvi.interfaces import Path, StepSize, Trial
 
 _GOOD = 0.3  # share of the promised decrease after which the reach may grow
 _CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the cap
@@ -26,7 +26,7 @@ _CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the ca
 
 @final
 class SufficientDecrease(StepSize):
-    """ρ = min(lr, reach/|∇L|, cap), each trial judged by the objective.
+    """ρ = min(lr, reach/|direction|, cap), each trial judged by the objective.
 
     Args:
         radius: ½ reach² of the first step, in nats.
@@ -60,14 +60,14 @@ class SufficientDecrease(StepSize):
         rho = torch.minimum(state["reach"] / path.norm2().sqrt(), state["cap"])
         return torch.minimum(rho, torch.ones_like(rho) * lr)
 
-    def judge(self, before: Tensor, after: Tensor, slope: Tensor, rho: Tensor, state: dict) -> tuple[Tensor, dict]:
+    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
         """Keep the trial where L fell by c ρ s, up to rounding; NaN is a rejection."""
+        before, after, slope, length, rho = trial
         promised, decrease = rho * slope, before - after
         rounding = 64 * torch.finfo(before.dtype).eps * before.abs().clamp_min(1.0)
         accept = decrease >= self.decrease * promised - rounding
         good = decrease >= _GOOD * promised - rounding
 
-        length = rho * slope.sqrt()  # ρ|∇L| for natural gradients, whose slope is |∇L|²
         grown = torch.where(good, torch.maximum(state["reach"], self.grow * length), state["reach"])
         reach = torch.where(accept, grown, self.shrink * length)
 

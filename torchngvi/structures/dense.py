@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchngvi.linalg import positive_columns, reverse_cholesky, tril_half
+from torchngvi import sparse
+from torchngvi.linalg import cholesky, positive_columns, reverse_cholesky, tril_half
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,23 @@ class Dense:
         """Π(Cᵀ diag(w) C)."""
         return (root * weights[..., None]).mT @ root
 
+    def sparse_gram(
+        self,
+        root: Tensor,
+        rows: Tensor,  # X, (N, D) sparse CSR
+        weights: Tensor,  # b, (N,)
+    ) -> Tensor:
+        """Π(Cᵀ Xᵀ diag(b) X C)."""
+        return self.conjugate(root, sparse.gram(rows, weights))
+
+    def sparse_row_norms(
+        self,
+        root: Tensor,
+        rows: Tensor,  # X, (N, D) sparse CSR
+    ) -> Tensor:
+        """‖Cᵀx_n‖², (N,)."""
+        return (rows @ root).square().sum(-1)
+
     def symmetric_part(self, matrix: Tensor) -> Tensor:
         """(A + Aᵀ)/2."""
         return 0.5 * (matrix + matrix.mT)
@@ -111,9 +129,21 @@ class Dense:
         """tril½[A]."""
         return tril_half(matrix)
 
+    def tril(self, matrix: Tensor) -> Tensor:
+        """The lower part, diagonal included."""
+        return matrix.tril()
+
+    def exp(self, matrix: Tensor) -> Tensor:
+        """The matrix exponential."""
+        return torch.linalg.matrix_exp(matrix)
+
     def norm2(self, matrix: Tensor) -> Tensor:
         """‖A‖²_F (*batch,)."""
         return matrix.square().sum((-2, -1))
+
+    def cholesky(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """A = L Lᵀ, L lower triangular, and where that worked."""
+        return cholesky(matrix)
 
     def reverse_cholesky(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """A = U Uᵀ, U upper triangular, and where that worked."""

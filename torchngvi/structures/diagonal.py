@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchngvi import sparse
+
 
 @dataclass(frozen=True)
 class Diagonal:
@@ -88,6 +90,23 @@ class Diagonal:
         """Π(Cᵀ diag(w) C)."""
         return root.square() * weights
 
+    def sparse_gram(
+        self,
+        root: Tensor,
+        rows: Tensor,  # X, (N, D) sparse CSR
+        weights: Tensor,  # b, (N,)
+    ) -> Tensor:
+        """Π(Cᵀ Xᵀ diag(b) X C), without a D x D matrix."""
+        return root.square() * (sparse.square(rows).mT @ weights)
+
+    def sparse_row_norms(
+        self,
+        root: Tensor,
+        rows: Tensor,  # X, (N, D) sparse CSR
+    ) -> Tensor:
+        """‖Cᵀx_n‖², (N,)."""
+        return sparse.square(rows) @ root.square()
+
     def symmetric_part(self, matrix: Tensor) -> Tensor:
         """(A + Aᵀ)/2."""
         return matrix
@@ -100,14 +119,26 @@ class Diagonal:
         """tril½[A]."""
         return 0.5 * matrix
 
+    def tril(self, matrix: Tensor) -> Tensor:
+        """The lower part, diagonal included."""
+        return matrix
+
+    def exp(self, matrix: Tensor) -> Tensor:
+        """The matrix exponential."""
+        return matrix.exp()
+
     def norm2(self, matrix: Tensor) -> Tensor:
         """‖A‖²_F (*batch,)."""
         return matrix.square().sum(-1)
 
-    def reverse_cholesky(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """A = U Uᵀ, and where that worked."""
+    def cholesky(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """A = L Lᵀ, and where that worked."""
         ok = ((matrix > 0) & torch.isfinite(matrix)).all(-1)
         return torch.where(ok[..., None], matrix, 1.0).sqrt(), ok
+
+    def reverse_cholesky(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """A = U Uᵀ, and where that worked."""
+        return self.cholesky(matrix)
 
     def solve_upper(
         self,

@@ -1,0 +1,100 @@
+"""A run that is killed goes on from its checkpoint as if nothing had happened."""
+
+import pytest
+import torch
+from small_problems import POSTERIORS, make_model, make_posterior, same_bits
+
+from torchngvi import SRVN, VN, CholeskyGaussian, KLRadius, LogJoint, Stein, fit
+from torchngvi.errors import InputError
+
+
+class KilledError(Exception):
+    pass
+
+
+def kill_at(count):
+    def callback(record):
+        if record.evaluations == count:
+            raise KilledError
+
+    return callback
+
+
+METHODS = {
+    "default": lambda q: VN(q),
+    "srvn": lambda q: SRVN(q),
+    "radius": lambda q: VN(q, step_size=KLRadius(0.5)),
+    "stein": lambda q: VN(q, lr=0.1, estimator=Stein(8, generator=torch.Generator().manual_seed(5))),
+}
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("every", [1, 3])
+def test_resume_is_exact(tmp_path, name, method, every):
+    if (method, name) == ("srvn", "natural"):
+        pytest.skip("SRVN updates a root")
+    model, file = make_model(), tmp_path / "run.pt"
+
+    def run(q, **options):
+        return fit(q, model, METHODS[method](q), tolerance=1e-9, max_evaluations=14, progress=False, **options)
+
+    whole = make_posterior(name)
+    expected = run(whole)
+    with pytest.raises(KilledError):
+        run(make_posterior(name), checkpoint=file, checkpoint_every=every, callbacks=[kill_at(8)])
+    q = make_posterior(name, seed=1)  # another start: the checkpoint decides
+    result = run(q, checkpoint=file, checkpoint_every=every)
+
+    assert same_bits(q, whole)
+    assert [record[:-1] for record in result.trace] == [record[:-1] for record in expected.trace]
+    assert result.reason == expected.reason
+    seconds = [record.seconds for record in result.trace]
+    assert seconds == sorted(seconds)
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    model, file = make_model(), tmp_path / "run.pt"
+    first = fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
+    q = make_posterior("cholesky", seed=1)
+    again = fit(q, model, progress=False, checkpoint=file)
+    assert again.converged
+    assert again.loss == first.loss
+    assert [record[:-1] for record in again.trace] == [record[:-1] for record in first.trace]
+
+
+def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    model, file = make_model(), tmp_path / "run.pt"
+    fit(make_posterior("cholesky"), model, progress=False, checkpoint=file, max_evaluations=4)
+    before = file.read_bytes()
+
+    def half(state, path):
+        path.write_bytes(b"half a file")
+        raise KilledError
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(KilledError):
+        fit(make_posterior("cholesky"), model, progress=False, checkpoint=file, checkpoint_every=1)
+    assert file.read_bytes() == before
+
+
+def test_checkpoints_of_something_else(tmp_path):
+    model, file = make_model(), tmp_path / "run.pt"
+    other = CholeskyGaussian(5, dtype=torch.float64)
+    target = LogJoint(lambda theta: -theta.square().sum(-1))
+    fit(other, target, VN(other, lr=0.1), max_evaluations=3, progress=False, checkpoint=file)
+    text = (
+        f"{file} holds another posterior, mean (5,), scale_tril (5, 5) where this one has mean (3,), "
+        "scale_tril (3, 3). Remove it, or name another file."
+    )
+    with pytest.raises(InputError) as error:
+        fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
+    assert str(error.value) == text
+    file.write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"(?s)is no checkpoint of fit \(.*Remove it, or name another file\.$"):
+        fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
+
+
+def test_the_interval_must_be_positive():
+    with pytest.raises(InputError, match="^checkpoint_every counts steps and must be at least 1; got 0.$"):
+        fit(make_posterior("cholesky"), make_model(), progress=False, checkpoint_every=0)

@@ -1,0 +1,147 @@
+"""A non-convex regulariser beside any model: r(θ) = λ Σ_i θ_i²/(1 + θ_i²), read in two ways.
+
+Kumar et al. (2025), appendix H, add r of the *mean* to the objective, L + r(m): the gradient in m
+gains r'(m), the curvature nothing.  As part of the model, ℓ + r, it is E_q[r(θ)] that L gains, with
+gradient and curvature in m and in the variances (Bonnet, Price).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError, PairError
+from torchngvi.gaussian_integrals import Moments, saturating_square
+from torchngvi.interfaces import Frame, Raw, Sites, TractableTarget
+
+
+class Penalty(ABC):
+    """λ Σ_i θ_i²/(1 + θ_i²): abstract, see `MeanPenalty` and `ExpectedPenalty`.
+
+    Args:
+        strength: λ.
+
+    Raises:
+        InputError: a strength that is not positive and finite.
+    """
+
+    def __init__(self, strength: float = 1.0) -> None:
+        if not (strength > 0 and math.isfinite(strength)):
+            raise InputError(f"strength multiplies the regulariser, positive and finite; got {strength}.")
+        self.strength = float(strength)
+
+    @abstractmethod
+    def energy(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """r(θ), (*sample, *batch)."""
+
+    @abstractmethod
+    def expected(
+        self,
+        mean: Tensor,  # (*batch, D)
+        variance: Tensor,  # (*batch, D)
+    ) -> Moments:
+        """What L gains a coordinate, its derivative in m and twice that in the variance."""
+
+
+@final
+class MeanPenalty(Penalty):
+    """r(m), as printed: r' = 2 m/(1 + m²)², no curvature.
+
+    >>> [round(float(x), 12) for x in MeanPenalty().expected(torch.ones(1), torch.ones(1))]
+    [0.5, 0.5, 0.0]
+    """
+
+    def energy(self, theta: Tensor) -> Tensor:
+        """There is none: r is no function of θ.
+
+        Raises:
+            PairError: always.
+        """
+        raise PairError(
+            "MeanPenalty is a function of q's mean and no part of a log joint. "
+            "Use Quadrature() or Autograd(), or ExpectedPenalty for a regulariser of theta."
+        )
+
+    def expected(self, mean: Tensor, variance: Tensor) -> Moments:
+        """r(m), r'(m), 0."""
+        square = mean.square()
+        value = self.strength * square / (1 + square)
+        return Moments(value, 2 * self.strength * mean / (1 + square).square(), torch.zeros_like(mean))
+
+
+@final
+class ExpectedPenalty(Penalty):
+    """E_q[r(θ)], by `gaussian_integrals.saturating_square`; its curvature is negative where |θ| > 1/√3.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> [round(float(x), 12) for x in ExpectedPenalty().expected(zero + 1, zero)]
+    [0.5, 0.5, -0.5]
+    """
+
+    def energy(self, theta: Tensor) -> Tensor:
+        """λ Σ θ²/(1 + θ²)."""
+        square = theta.square()
+        return self.strength * (square / (1 + square)).sum(-1)
+
+    def expected(self, mean: Tensor, variance: Tensor) -> Moments:
+        """Closed form, accurate for every variance."""
+        return Moments(*(self.strength * part for part in saturating_square(mean, variance)))
+
+
+@final
+class Regularized(TractableTarget):
+    """A model whose expectations are known, with a penalty: L gains it, the packet its derivative.
+
+    The objective has several minima in general: the start decides which is found.
+
+    Args:
+        model: such as `GeneralizedLinear` or `SoftmaxRegression`, dense.
+        penalty: `MeanPenalty` or `ExpectedPenalty`.
+
+    Raises:
+        InputError: a model without known expectations, something that is no penalty.
+
+    >>> from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
+    >>> model = Regularized(GeneralizedLinear(torch.eye(2), [0.0, 1.0]), ExpectedPenalty(0.1))
+    >>> loss = VN(CholeskyGaussian(2)).step(model)
+    """
+
+    def __init__(self, model: TractableTarget, penalty: Penalty) -> None:
+        if not isinstance(model, TractableTarget):
+            raise InputError(
+                f"Regularized wraps a model that knows its expectations; got {type(model).__name__}. "
+                "Add the regulariser to the log joint yourself."
+            )
+        if not isinstance(penalty, Penalty):
+            raise InputError(
+                f"penalty must be MeanPenalty(strength) or ExpectedPenalty(strength); got {type(penalty).__name__}."
+            )
+        self.model, self.penalty = model, penalty
+        self.temperature, self.comparable = model.temperature, model.comparable
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The model's."""
+        return self.model.tensors()
+
+    def log_joint(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """The model's minus r(θ), (*sample, *batch).
+
+        Raises:
+            PairError: of `MeanPenalty`, which is no function of θ.
+        """
+        return self.model.log_joint(theta) - self.penalty.energy(theta)
+
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
+        """E_q[ℓ] plus the penalty (*batch,), and its derivative."""
+        value, derivative = self.model.expected_energy(frame)
+        g, H = derivative.raw() if isinstance(derivative, Sites) else derivative
+        gain, slope, curvature = self.penalty.expected(frame.mean, frame.variance)
+        return value + gain.sum(-1), Raw(g + slope, H + torch.diag_embed(curvature))

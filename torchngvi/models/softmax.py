@@ -1,0 +1,254 @@
+"""Softmax regression: K classes, several correlated predictors a row, a Gaussian prior.
+
+p(y = k | x) = e^{η_k}/Σ_j e^{η_j}, η_0 = 0 for the first class and η_k = θ_kᵀx for the others: θ has
+K - 1 blocks of D coefficients, and two classes are logistic regression.  Under q a row's predictors
+are jointly normal, N(e, Σ) in K - 1 dimensions, and with fixed nodes z_s and weights w_s
+
+    F(e, Σ) = Σ_s w_s log Σ_k exp η_sk - e_y,   η_s = e + L z_s,   Σ = L Lᵀ
+
+g and H come from the exact derivatives of this sum, α = ∂F/∂e and, with M = Lᵀ ∂F/∂L,
+B = 2 ∂F/∂Σ = L⁻ᵀ (tril½[M] + tril½[M]ᵀ) L⁻¹ (the adjoint of the Cholesky factorisation; Murray 2016):
+
+    g_k = Xᵀα_k     H_kj = Xᵀ diag(B_kj) X
+"""
+
+import copy
+import functools
+import math
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+
+from torchngvi import sparse
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
+from torchngvi.linalg import tril_half
+from torchngvi.models import checks
+
+_STEPS = {1: 0.25, 2: 0.4}  # of the grids of nodes, by dimension
+_REACH = {1: 8.5, 2: 7.0}  # standard deviations the grids span
+_CELLS = 1_000_000  # rows times nodes at once
+
+
+@final
+class SoftmaxRegression(TractableTarget):
+    """Log joint of K-class softmax regression.
+
+    The expectations are deterministic sums, so that values may be compared and steps found by
+    trial.  For K ≤ 3 a trapezoid rule on a grid of nodes: errors in F and α below 1e-8 for standard
+    deviations of the predictors up to 2, 2e-4 at 5, 1e-2 at 10.  For K > 3 Sobol points in antithetic
+    pairs, whitened so that quadratic functions are exact: about 1e-3 at a standard deviation of 1
+    with 512 nodes.  B is less accurate where a row's predictors nearly coincide, by ten times and more.
+
+    Args:
+        X: design, (N, D), dense. Add a column of ones for an intercept.
+        y: class labels, (N,), any numbers; sorted they are ``classes``, and the first has η = 0.
+        prior_precision: of all (K - 1) D coefficients, class by class: a scalar, (K - 1) D numbers,
+            or a matrix.
+        prior_mean: a scalar or (K - 1) D numbers.
+        weights: multiply the log likelihood of each row, (N,), not negative.
+        temperature: γ, the weight of KL(q‖prior).
+        num_nodes: of the Sobol rule, even.
+
+    Raises:
+        InputError: shapes that do not fit, values that are not finite, fewer than two classes, a sparse
+            X, an odd number of nodes.
+
+    >>> model = SoftmaxRegression(torch.eye(3), [0, 1, 2])
+    >>> model.dim, model.classes.tolist()  # 2 classes beside the first, 3 coefficients each
+    (6, [0.0, 1.0, 2.0])
+    """
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        prior_precision: Any = 1.0,
+        prior_mean: Any = 0.0,
+        weights: Any = None,
+        temperature: float = 1.0,
+        num_nodes: int = 512,
+    ) -> None:
+        self.X = checks.design(X)
+        if self.X.ndim != 2 or sparse.is_sparse(self.X):
+            raise InputError(
+                f"softmax regression takes one dense matrix X; got shape {tuple(self.X.shape)}, {self.X.layout}. "
+                "Pass X.to_dense(), or fit the members one by one."
+            )
+        labels = checks.per_row("y", y, self.X)
+        self.classes = torch.unique(labels)
+        if len(self.classes) < 2 or labels.ndim > 1:
+            raise InputError(
+                f"y must be ({self.num_rows},) labels of at least two classes; got shape {tuple(labels.shape)} with "
+                f"{len(self.classes)}. Check the target column, or that the split has every class."
+            )
+        if num_nodes < 2 * len(self.classes) or num_nodes % 2:
+            raise InputError(
+                f"num_nodes must be even, since nodes come in antithetic pairs, and at least twice the number of "
+                f"classes, {len(self.classes)}; got {num_nodes}."
+            )
+        self.y = torch.searchsorted(self.classes, labels)  # 0, .., K - 1
+        self.weights = checks.row_weights(weights, labels, self.X)
+        self.temperature = checks.temperature(temperature)
+        self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X)
+        self.num_nodes = num_nodes
+        self.num_data = self.num_rows  # N, of a mini-batch that of all the data
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of X."""
+        return self.X.shape[-2]
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.classes)
+
+    @property
+    def dim(self) -> int:
+        """(K - 1) D, the number of coefficients; ``theta.unflatten(-1, (K - 1, D))`` has a block a class."""
+        return (self.num_classes - 1) * self.X.shape[-1]
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move and convert every tensor, as ``torch.nn.Module.to``; returns a new model."""
+        new = copy.copy(self)
+        for name in ("X", "weights", "classes"):
+            setattr(new, name, getattr(self, name).to(*args, **kwargs))
+        new.y = self.y.to(new.X.device)
+        new.prior = type(self.prior)(*(tensor.to(*args, **kwargs) for tensor in self.prior))
+        return new
+
+    def minibatch(
+        self,
+        index: Any,  # row numbers, (B,)
+    ) -> Self:
+        """The model on some of its rows, as :meth:`GeneralizedLinear.minibatch`.
+
+        Raises:
+            InputError: anything but row numbers of X, at least one.
+        """
+        index = checks.batch_index(index, self.X)
+        new = copy.copy(self)
+        new.X, new.y = self.X[index], self.y[index]
+        new.weights = self.weights[index] * (self.num_rows / len(index))
+        new.comparable = False
+        return new
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything a value depends on."""
+        return (self.X, self.y, self.weights, *self.prior)
+
+    def predictors(
+        self,
+        theta: Tensor,  # (*sample, *batch, (K - 1) D)
+        X: Tensor | None = None,  # new rows, (M, D)
+    ) -> Tensor:
+        """η_1, .., η_K-1, (*sample, *batch, N, K - 1)."""
+        X = self.X if X is None else X
+        return X @ theta.unflatten(-1, (self.num_classes - 1, -1)).mT
+
+    def log_joint(
+        self,
+        theta: Tensor,  # (*sample, *batch, (K - 1) D)
+    ) -> Tensor:
+        """Σ w log p(y | θ) + γ log p(θ), (*sample, *batch)."""
+        data = (self.weights * self._energy(self.predictors(theta), self.y)).sum(-1)
+        return -data - self.temperature * self.prior.energy(theta)
+
+    @staticmethod
+    def _energy(eta: Tensor, y: Tensor) -> Tensor:
+        """log(1 + Σ e^η_k) - η_y, (..., N)."""
+        eta = torch.nn.functional.pad(eta, (1, 0))
+        chosen = eta.gather(-1, y.expand(eta.shape[:-1])[..., None])[..., 0]
+        return eta.logsumexp(-1) - chosen
+
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
+        """E_q[ℓ] (*batch,) and its derivative."""
+        mean, covariance = self._marginals(frame, self.X)
+        value, slope, curvature = self._integrate(mean, covariance)
+        one_hot = torch.nn.functional.one_hot(self.y, self.num_classes)[:, 1:].to(slope.dtype)
+        value = value - (one_hot * mean).sum(-1)
+        total = (self.weights * value).sum(-1) + self.temperature * self.prior.expected_energy(frame)
+
+        prior = self.prior.scaled(self.temperature)
+        alpha = self.weights[:, None] * (slope - one_hot)
+        g = (alpha.mT @ self.X).flatten(-2) + prior.force(frame.mean)
+        blocks = self.weights[:, None, None] * curvature  # (*batch, N, K - 1, K - 1)
+        H = torch.einsum("...nkj,nd,ne->...kdje", blocks, self.X, self.X)
+        return total, Raw(g, prior.add_to(H.flatten(-4, -3).flatten(-2)))
+
+    def probabilities(
+        self,
+        q: Posterior,
+        X: Tensor | None = None,  # new rows, (M, D)
+    ) -> Tensor:
+        """E_q[p(y = k | x)], (*batch, M, K), in the order of ``classes``, by the same nodes."""
+        with torch.no_grad():
+            mean, covariance = self._marginals(q.frame(), self.X if X is None else X.to(self.X))
+            others = self._integrate(mean, covariance)[1]
+        return torch.cat([1 - others.sum(-1, keepdim=True), others], -1)
+
+    def _marginals(self, frame: Frame, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (*batch, N, K - 1) and covariance (*batch, N, K - 1, K - 1) of a row's predictors."""
+        root = frame.structure.to_dense(frame.root)
+        projected = X @ root.unflatten(-2, (self.num_classes - 1, -1))  # (*batch, K - 1, N, (K - 1) D)
+        by_row = projected.transpose(-3, -2)
+        return self.predictors(frame.mean, X), by_row @ by_row.mT
+
+    def _integrate(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """E[log(1 + Σ e^η_k)] (*batch, N), its derivative in e and twice that in Σ, a few rows at a time."""
+        z, w = nodes(self.num_classes - 1, self.num_nodes, mean.dtype, mean.device)
+        shape = mean.shape[:-1]
+        rows = max(_CELLS // len(w), 1)
+        blocks = zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True)
+        parts = [torch.cat(part) for part in zip(*(_block(e, V, z, w) for e, V in blocks), strict=True)]
+        value, slope, curvature = (part.reshape(*shape, *part.shape[1:]) for part in parts)
+        return value, slope, curvature
+
+
+def _block(
+    mean: Tensor,  # (N, J)
+    covariance: Tensor,  # (N, J, J)
+    z: Tensor,  # (S, J)
+    w: Tensor,  # (S,)
+) -> tuple[Tensor, Tensor, Tensor]:
+    # a row of zeros has no variance: what is added changes F by less than rounding does its derivative
+    ridge = torch.finfo(mean.dtype).eps ** 0.625
+    L = torch.linalg.cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
+    eta = torch.nn.functional.pad(mean[:, None] + z @ L.mT, (1, 0))  # (N, S, K)
+    value = eta.logsumexp(-1) @ w
+    weighted = eta.softmax(-1)[..., 1:] * w[:, None]
+    slope = weighted.sum(-2)
+    half = tril_half(L.mT @ (weighted.mT @ z))  # ∂F/∂L = Σ w p zᵀ
+    inner = torch.linalg.solve_triangular(L.mT, half + half.mT, upper=True)
+    return value, slope, torch.linalg.solve_triangular(L, inner, upper=False, left=False)
+
+
+@functools.cache
+def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes (S, J) and weights (S,) for the standard normal distribution in J = K - 1 dimensions.
+
+    A grid for J ≤ 2, else ``count`` Sobol points with mean 0 and covariance I.
+    """
+    with torch.inference_mode(False):
+        z, w = _grid(dim) if dim in _STEPS else _sobol(dim, count)
+        return z.to(device, dtype), w.to(device, dtype)
+
+
+def _grid(dim: int) -> tuple[Tensor, Tensor]:
+    number = math.floor(_REACH[dim] / _STEPS[dim])
+    axis = torch.arange(-number, number + 1, dtype=torch.float64) * _STEPS[dim]
+    z = torch.cartesian_prod(*[axis] * dim).reshape(-1, dim)
+    z = z[z.square().sum(-1) <= _REACH[dim] ** 2]
+    w = torch.exp(-0.5 * z.square().sum(-1))
+    return z, w / w.sum()
+
+
+def _sobol(dim: int, count: int) -> tuple[Tensor, Tensor]:
+    uniform = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(count // 2, dtype=torch.float64)
+    half = torch.special.ndtri(uniform.clamp(1e-12, 1 - 1e-12))
+    factor = torch.linalg.cholesky(half.mT @ half / len(half))
+    z = torch.linalg.solve_triangular(factor, half.mT, upper=False).mT
+    return torch.cat([z, -z]), torch.full((count,), 1 / count, dtype=torch.float64)

@@ -1,0 +1,65 @@
+"""What a sparse design needs beyond ``@``: X in CSR storage, never written out.
+
+XᵀXθ-like products are torch's own; torch has no Xᵀ diag(b) X, no square and no choice of rows for CSR.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+
+def is_sparse(X: Tensor) -> bool:
+    """Whether X is stored as compressed rows."""
+    return X.layout == torch.sparse_csr
+
+
+def compressed(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A CSR matrix, without torch's note that CSR is in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(pointers, columns, values, shape, check_invariants=False)
+
+
+def with_values(X: Tensor, values: Tensor) -> Tensor:
+    """The pattern of X with other values, (nnz,)."""
+    return compressed(X.crow_indices(), X.col_indices(), values, X.shape)
+
+
+def square(X: Tensor) -> Tensor:
+    """X ∘ X."""
+    return with_values(X, X.values().square())
+
+
+def gram(
+    X: Tensor,  # (N, D) sparse CSR
+    weights: Tensor,  # b, (N,)
+) -> Tensor:
+    """Xᵀ diag(b) X, (D, D) dense, by a product of sparse matrices.
+
+    >>> X = compressed(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.tensor([2.0, 3.0]), (2, 2))
+    >>> gram(X, torch.tensor([1.0, 10.0])).tolist()
+    [[4.0, 0.0], [0.0, 90.0]]
+    """
+    counts = X.crow_indices().diff()
+    weighted = with_values(X, X.values() * weights.repeat_interleave(counts))
+    # COO products need no vendor library
+    return torch.sparse.mm(X.to_sparse_coo().mT, weighted.to_sparse_coo()).to_dense()
+
+
+def rows(
+    X: Tensor,  # (N, D) sparse CSR
+    index: Tensor,  # (B,)
+) -> Tensor:
+    """The chosen rows, in that order, (B, D) sparse CSR.
+
+    >>> X = compressed(torch.tensor([0, 0, 2]), torch.tensor([0, 1]), torch.tensor([2.0, 3.0]), (2, 2))
+    >>> rows(X, torch.tensor([1, 0])).to_dense().tolist()
+    [[2.0, 3.0], [0.0, 0.0]]
+    """
+    start = X.crow_indices()[:-1][index]
+    counts = X.crow_indices().diff()[index]
+    pointers = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    # entry k of new row i is entry start_i + k of X
+    entries = torch.arange(int(pointers[-1]), device=counts.device) + (start - pointers[:-1]).repeat_interleave(counts)
+    return compressed(pointers, X.col_indices()[entries], X.values()[entries], (len(index), X.shape[-1]))
