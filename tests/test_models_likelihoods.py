@@ -136,7 +136,7 @@ def test_accuracy(name, s):
 
 
 @pytest.mark.parametrize("power", [log1p_square, saturating_square])
-@pytest.mark.parametrize("e", [0.0, 1e-6, 0.3, 5.0, 1e4])
+@pytest.mark.parametrize("e", [0.0, 1e-6, 0.3, 5.0, 1e5])
 def test_no_variance_is_the_function_itself(power, e):
     """And small arguments are not lost in 1 - 1."""
     value, slope, curvature = power(torch.tensor([e], dtype=DTYPE), torch.zeros(1, dtype=DTYPE))

@@ -26,6 +26,13 @@ def with_values(X: Tensor, values: Tensor) -> Tensor:
     return compressed(X.crow_indices(), X.col_indices(), values, X.shape)
 
 
+def by_column(X: Tensor) -> Tensor:
+    """X in CSC storage, without torch's note that it is in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSC tensor support is in beta state")
+        return X.to_sparse_csc()
+
+
 def square(X: Tensor) -> Tensor:
     """X ∘ X."""
     return with_values(X, X.values().square())

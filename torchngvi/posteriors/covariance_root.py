@@ -112,8 +112,8 @@ class CholeskyGaussian(CovarianceRoot):
         super().__init__(dim, batch_shape, Dense())
         self._register(("mean", "scale_tril"), mean, scale, dtype, device)
 
-    def _coordinates_of(self, mean: Tensor, scale_tril: Tensor) -> Coordinates:
-        return Coordinates(mean, scale_tril)
+    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
+        return Coordinates(mean, scale if scale.ndim > mean.ndim else torch.diag_embed(scale))
 
 
 class DiagonalGaussian(CovarianceRoot):
@@ -146,5 +146,5 @@ class DiagonalGaussian(CovarianceRoot):
         """diag(c), (*batch, D, D)."""
         return torch.diag_embed(self.coordinates.matrix)
 
-    def _coordinates_of(self, mean: Tensor, scale_tril: Tensor) -> Coordinates:
-        return Coordinates(mean, scale_tril.diagonal(dim1=-2, dim2=-1))
+    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
+        return Coordinates(mean, scale.diagonal(dim1=-2, dim2=-1) if scale.ndim > mean.ndim else scale)

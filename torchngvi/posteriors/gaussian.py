@@ -88,8 +88,8 @@ class Gaussian(Posterior):
 
     # -------------------------------------------------------------------------------- starts
 
-    def _coordinates_of(self, mean: Tensor, scale_tril: Tensor) -> Coordinates:
-        """Coordinates of N(mean, scale_tril scale_trilᵀ), in this family."""
+    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
+        """Coordinates in this family of a scale (*batch, D), or a lower factor (*batch, D, D)."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -125,8 +125,8 @@ class Gaussian(Posterior):
                 "scale must be lower triangular, V = scale scaleᵀ; got entries above the diagonal. "
                 "Pass torch.linalg.cholesky(V)."
             )
-        factor = factor if is_matrix else torch.diag_embed(factor.expand(full))
-        smallest = float(factor.diagonal(dim1=-2, dim2=-1).min())
+        factor = factor if is_matrix else factor.expand(full)
+        smallest = float((factor.diagonal(dim1=-2, dim2=-1) if is_matrix else factor).min())
         if smallest <= 0:
             raise InputError(
                 f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."

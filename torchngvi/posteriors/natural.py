@@ -108,8 +108,10 @@ class NaturalGaussian(Gaussian):
         """The lower Cholesky factor of V, (*batch, D, D)."""
         return cholesky(self.covariance)[0]
 
-    def _coordinates_of(self, mean: Tensor, scale_tril: Tensor) -> Coordinates:
-        precision = torch.cholesky_inverse(scale_tril)
+    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
+        if scale.ndim == mean.ndim:
+            return Coordinates(mean / scale.square(), torch.diag_embed(scale.pow(-2)))
+        precision = torch.cholesky_inverse(scale)
         return Coordinates((precision @ mean[..., None])[..., 0], precision)
 
     def one_sided(self, M: Tensor) -> Tensor:
