@@ -19,7 +19,7 @@ LEVELS = [
     {"arguments"},
     {"optim"},
     {"methods"},
-    {"fit", "diagnostics"},
+    {"fit", "diagnostics", "row_space", "laplace"},
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it
     {"config"},
     {"adapters"},

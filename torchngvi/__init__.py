@@ -3,6 +3,7 @@
 from torchngvi import errors, expectations, models, posteriors, rules, stepsizes
 from torchngvi.expectations import Autograd, Quadrature, Stein
 from torchngvi.fit import FitResult, fit
+from torchngvi.laplace import LaplaceResult, laplace
 from torchngvi.methods import BWGD, IBLR, SRVN, VN, CovarianceGD, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
@@ -25,6 +26,7 @@ __all__ = [
     "FitResult",
     "GeneralizedLinear",
     "KLRadius",
+    "LaplaceResult",
     "LogJoint",
     "NaturalGaussian",
     "NaturalGradientVI",
@@ -39,6 +41,7 @@ __all__ = [
     "errors",
     "expectations",
     "fit",
+    "laplace",
     "models",
     "posteriors",
     "rules",

@@ -1,0 +1,163 @@
+"""Laplace's approximation: the mode by Newton's method, the curvature there.
+
+Newton's step is VN with expectations replaced by values at m and ρ = 1/γ (Khan and Rue 2023, section
+4.1): θ' = θ - H⁻¹∇ℓ(θ), H = ∇²ℓ(θ).  At the mode γ V⁻¹ = H, in q's pattern: for a diagonal q γ/V_ii = H_ii.
+
+Where H has negative or vanishing eigenvalues λ they are replaced by max(|λ|, floor), for the step and
+for V, and the result says how many there were at the end.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.arguments import as_target
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Congruence, Target, where_members
+from torchngvi.posteriors.gaussian import Gaussian
+
+_HALVINGS = 40  # of one step
+_ENOUGH = 1e-4  # share of the promised decrease a step must reach
+
+
+class LaplaceResult(NamedTuple):
+    """Where Newton's method ended."""
+
+    mode: Tensor  # (*batch, D)
+    converged: Tensor  # (*batch,)
+    decrement: Tensor  # √(gᵀH⁻¹g), (*batch,): ℓ is about half its square above the minimum
+    iterations: int
+    repaired: Tensor  # eigenvalues of H below the floor at the mode, (*batch,); 0 where H is as it is
+    smallest: Tensor  # the smallest eigenvalue of H at the mode, before the repair, (*batch,)
+
+
+class _Curvature(NamedTuple):
+    """H in its eigenbasis, repaired."""
+
+    values: Tensor  # (*batch, D), positive
+    vectors: Tensor  # (*batch, D, D)
+    repaired: Tensor  # (*batch,)
+    smallest: Tensor  # (*batch,)
+
+    def solve(self, g: Tensor) -> Tensor:
+        """H⁻¹ g."""
+        return (self.vectors @ ((self.vectors.mT @ g[..., None]) / self.values[..., None]))[..., 0]
+
+
+@torch.no_grad()
+def laplace(
+    q: Gaussian,
+    target: Target | Callable[[Tensor], Tensor],
+    *,
+    tolerance: float | None = None,
+    max_iterations: int = 100,
+) -> LaplaceResult:
+    """Set q to N(mode, γ H⁻¹), starting from q's mean.
+
+    Args:
+        q: the posterior, updated in place; the start of a fit, or an approximation of its own.
+        target: a model, or a function of theta returning the log joint, twice differentiable.
+        tolerance: on the Newton decrement √(gᵀH⁻¹g); by default 1e-8 in float64, 1e-3 in float32.
+        max_iterations: Newton steps; each takes D backward passes.
+
+    Returns:
+        The mode, whether it was reached, and what was repaired.
+
+    Raises:
+        InputError: a temperature of 0, a tolerance or a number of iterations out of range, a log joint
+            that is not finite at q's mean.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(1, dtype=torch.float64)
+    >>> result = laplace(q, lambda theta: -(theta.exp() - 3 * theta).sum(-1))  # the mode is log 3
+    >>> bool(result.converged), round(q.mean.exp().item(), 9), round(q.variance.item(), 9)
+    (True, 3.0, 0.333333333)
+    """
+    target = as_target(target)
+    if tolerance is None:
+        tolerance = 1e-8 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-3
+    if not tolerance > 0:
+        raise InputError(f"tolerance bounds the Newton decrement and must be positive; got {tolerance}.")
+    if max_iterations < 1:
+        raise InputError(f"max_iterations must be at least 1; got {max_iterations}.")
+    if not target.temperature > 0:
+        raise InputError(
+            f"the covariance is γ H⁻¹, which needs a positive temperature γ; got {target.temperature}. "
+            "At γ = 0 q is a point: minimise the log joint itself."
+        )
+    theta = q.frame().mean.clone()
+    for iterations in range(max_iterations + 1):
+        energy, g, H = _derivatives(target, theta)
+        if not iterations and not bool(torch.isfinite(energy).all()):
+            raise InputError(
+                "the log joint must be finite at q's mean, where Newton's method starts; "
+                f"got {-float(energy[~energy.isfinite()][0])}. Start from another mean (initialize_)."
+            )
+        curvature = _eigen(H)
+        direction = -curvature.solve(g)
+        square = -(g * direction).sum(-1)  # gᵀH⁻¹g
+        converged = square.sqrt() <= tolerance
+        if bool(converged.all()) or iterations == max_iterations:
+            break
+        theta, moved = _backtrack(target, theta, energy, direction, square, ~converged)
+        if not bool(moved.any()):
+            break
+    _set(q, theta, curvature, target.temperature)
+    return LaplaceResult(theta, converged, square.sqrt(), iterations, curvature.repaired, curvature.smallest)
+
+
+def _derivatives(target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ℓ (*batch,), ∇ℓ (*batch, D) and ∇²ℓ (*batch, D, D): members do not depend on one another."""
+    with torch.enable_grad():
+        theta = theta.detach().requires_grad_()
+        energy = -target.log_joint(theta[None])[0]
+        (g,) = torch.autograd.grad(energy.sum(), theta, create_graph=True)
+        rows = [
+            torch.autograd.grad(g[..., i].sum(), theta, retain_graph=True, allow_unused=True)[0]
+            if g.requires_grad
+            else None
+            for i in range(theta.shape[-1])
+        ]
+    H = torch.stack([torch.zeros_like(theta) if row is None else row for row in rows], -2).detach()
+    return energy.detach(), g.detach(), 0.5 * (H + H.mT)
+
+
+def _eigen(H: Tensor) -> _Curvature:
+    """Eigenvalues by absolute value, none below rounding."""
+    finite = torch.isfinite(H).flatten(-2).all(-1)
+    eye = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
+    values, vectors = torch.linalg.eigh(where_members(finite, H, eye.expand_as(H)))
+    floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
+    floor = floor.clamp_min(torch.finfo(H.dtype).tiny ** 0.5)
+    repaired = (values < floor).sum(-1)
+    return _Curvature(torch.maximum(values.abs(), floor), vectors, repaired, values[..., 0])
+
+
+def _backtrack(
+    target: Target, theta: Tensor, energy: Tensor, direction: Tensor, square: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The longest of the steps 1, ½, ¼, .. along which ℓ falls enough, a member at a time; and who moved."""
+    moved, length = torch.zeros_like(active), torch.ones_like(energy)
+    rounding = 4 * torch.finfo(energy.dtype).eps * energy.abs().clamp_min(1.0)
+    result = theta
+    for _ in range(_HALVINGS):
+        waiting = active & ~moved
+        if not bool(waiting.any()):
+            break
+        trial = theta + length[..., None] * direction
+        fallen = energy + target.log_joint(trial[None])[0]
+        enough = waiting & (fallen >= _ENOUGH * length * square - rounding)
+        result, moved = where_members(enough, trial, result), moved | enough
+        length = 0.5 * length
+    return result, moved
+
+
+def _set(q: Gaussian, mode: Tensor, curvature: _Curvature, temperature: float) -> None:
+    """q = N(mode, γ (ΠH)⁻¹): from N(mode, I) by the congruence N = ΠH/γ."""
+    H = (curvature.vectors * curvature.values[..., None, :]) @ curvature.vectors.mT
+    q.initialize_(mode)
+    N = q.structure.from_dense(H / temperature)
+    new, ok = q.moved(Congruence(N, torch.zeros_like(mode)))
+    q.assign(new, ok)
