@@ -8,6 +8,7 @@ from torchngvi.methods import BWGD, IBLR, SRVN, VN, CovarianceGD, RootGD, SVGDDe
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+from torchngvi.row_space import RowSpace
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
@@ -33,6 +34,7 @@ __all__ = [
     "Quadrature",
     "QuasiNewton",
     "RootGD",
+    "RowSpace",
     "SVGDDensity",
     "Stein",
     "SufficientDecrease",
