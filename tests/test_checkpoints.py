@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_problems import POSTERIORS, make_model, make_posterior, same_bits
 
-from torchngvi import SRVN, VN, CholeskyGaussian, KLRadius, LogJoint, Stein, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, KLRadius, LogJoint, Stein, fit
 from torchngvi.errors import InputError
 
 
@@ -93,6 +93,22 @@ def test_checkpoints_of_something_else(tmp_path):
     file.write_bytes(b"nonsense")
     with pytest.raises(InputError, match=r"(?s)is no checkpoint of fit \(.*Remove it, or name another file\.$"):
         fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
+
+
+def test_checkpoints_of_another_problem_or_method(tmp_path):
+    model, file = make_model(), tmp_path / "run.pt"
+    fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
+    other = GeneralizedLinear(model.X, -model.y, prior_precision=2.0)
+    with pytest.raises(
+        InputError,
+        match=r"run\.pt belongs to another problem: at its q the negative ELBO was \S+, here it is \S+\. "
+        r"Remove it, or name another file\.$",
+    ):
+        fit(make_posterior("cholesky"), other, progress=False, checkpoint=file)
+    q = make_posterior("cholesky")
+    with pytest.raises(InputError) as error:
+        fit(q, model, SRVN(q), progress=False, checkpoint=file)
+    assert str(error.value) == f"{file} is a run of VN, this is SRVN. Remove it, or name another file."
 
 
 def test_the_interval_must_be_positive():

@@ -218,3 +218,13 @@ def test_the_triangle_that_is_right():
         mask = torch.tril if name == "cholesky" else torch.triu
         seen = frame.root.mT @ mask(H @ frame.root)  # the gradient as somebody's triangular operator passes it
         torch.testing.assert_close(q.one_sided(seen), W, rtol=1e-12, atol=1e-12)
+
+
+def test_a_conversion_is_noticed():
+    """A packet of float64 serves no posterior in float32."""
+    model, q = make_model(), make_posterior("cholesky")
+    opt = VN(q)
+    opt.step(model)
+    q.float()
+    with pytest.raises(InputError, match=r"^the model is in torch\.float64 and q in torch\.float32;"):
+        opt.step(model)

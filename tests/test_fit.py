@@ -457,3 +457,12 @@ def test_a_number_for_the_prior_precision_keeps_its_digits():
     model = breast_cancer()
     assert model.prior.precision.dtype == torch.float64
     assert model.prior.precision.tolist() == [0.1] * model.dim
+
+
+def test_a_noisy_run_is_not_sent_to_a_larger_budget():
+    q = make_posterior("cholesky")
+    result = quiet(q, make_model().log_joint, VN(q, lr=0.1), max_evaluations=5)
+    assert not result.converged
+    assert result.reason.endswith(
+        "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
+    )

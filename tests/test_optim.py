@@ -149,7 +149,7 @@ def test_a_closure_and_a_model_agree_on_steps_found_by_trial(method, name, batch
     (q0, opt0), (q1, opt1) = ends
     assert distance(q1, q0) < 1e-10
     assert torch.allclose(opt0.last.rho, opt1.last.rho, rtol=1e-8)
-    assert (opt0.evaluations, opt1.evaluations) == (9, 16)
+    assert (opt0.evaluations, opt1.evaluations) == (9, 17)  # one to see that the closure repeats itself
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
@@ -611,10 +611,42 @@ def test_evaluate_refuses_a_closure():
 
 
 def test_no_posterior_is_refused():
-    with refuses(InputError, "the list of posteriors is empty; pass at least one."):
+    text = "the list of posteriors is empty; pass q itself, not q.parameters(): its coordinates are buffers."
+    with refuses(InputError, text):
         VN([], lr=0.1)
-    with refuses(InputError, "the list of posteriors is empty; pass at least one."):
+    with refuses(InputError, text):
         VN(CholeskyGaussian(2).parameters(), lr=0.1)
+    net = torch.nn.Linear(2, 1)
+    with refuses(
+        InputError,
+        "VN updates posteriors such as CholeskyGaussian(dim); got Linear. Give other parameters to a torch optimizer.",
+    ):
+        VN(net, lr=0.1)
+
+
+def test_a_closure_that_draws_is_refused_where_steps_are_tried():
+    q, generator = make_posterior("cholesky"), torch.Generator().manual_seed(0)
+
+    def closure():
+        theta = q.rsample((8,), generator)
+        return -(log_joint(theta) - q.log_prob(theta)).mean()
+
+    start = coordinates(q)
+    with pytest.raises(
+        PairError,
+        match=r"^SufficientDecrease compares the objective before and after a step, and the closure gives another loss "
+        r"at the same q \(\S+, then \S+\): it draws\. Pass a learning rate, for example lr=0\.1, or draw once and "
+        r"keep the draws\.$",
+    ):
+        VN(q).step(closure)
+    assert same_bits(q, start)
+    VN(q, lr=0.1).step(closure)
+
+
+def test_repr_shows_the_parts():
+    shown = repr(VN(CholeskyGaussian(2)))
+    assert shown.startswith("VN (")
+    assert "parts: VariationalNewton, SufficientDecrease, QuasiNewton" in shown
 
 
 @pytest.mark.parametrize(
@@ -1098,7 +1130,7 @@ def test_a_closure_that_returns_nan(name):
     assert distance(q, start) > 0.01
 
 
-@pytest.mark.parametrize("spoiled", [2, 3])  # the trial of the first step, the start of the second
+@pytest.mark.parametrize("spoiled", [3, 4])  # the trial of the first step, the start of the second
 @pytest.mark.parametrize("batch", BATCHES)
 def test_trial_steps_recover_from_one_bad_value(spoiled, batch):
     q, model, calls = make_posterior("cholesky", batch), make_model(batch), []
@@ -1127,7 +1159,7 @@ def test_a_rejected_trial_is_followed_by_a_shorter_one():
 
     def closure():
         calls.append(1)
-        return model.negative_elbo(q) * (math.nan if len(calls) in (2, 4, 6) else 1.0)
+        return model.negative_elbo(q) * (math.nan if len(calls) in (3, 5, 7) else 1.0)
 
     opt = VN(q)
     for _ in range(3):

@@ -73,13 +73,15 @@ def fit(
     Args:
         q: the posterior, updated in place.
         target: a model, or a function of theta returning the log joint.
-        optimizer: built over q; by default `VN(q)`, which finds its own steps.
+        optimizer: built over q; by default `VN(q)`, which finds its own steps on models that can be
+            evaluated exactly. For a function pass one with a learning rate: ``fit(q, f, VN(q, lr=0.1))``.
         tolerance: on the natural-gradient norm; by default 1e-5 in float64, 1e-2 in float32.
         max_evaluations: budget of expectations (value, gradient, curvature).
         callbacks: called with the `Record` of each step; a true result stops the run.
         progress: show a bar.
         checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from
-            there, bit for bit as if it had not been interrupted.
+            there, bit for bit as if it had not been interrupted (draws included where the estimator
+            has a generator of its own, ``Stein(generator=...)``).
         checkpoint_every: steps between two writes; the end of a run is always written.
 
     Returns:
@@ -110,7 +112,7 @@ def fit(
         raise InputError(f"checkpoint_every counts steps and must be at least 1; got {checkpoint_every}.")
     callbacks, target = tuple(callbacks), as_target(target)
 
-    trace, step, seconds, done = _resumed(checkpoint, q, optimizer)
+    trace, step, seconds, done, expected = _resumed(checkpoint, q, optimizer)
     start, first, stalled = time.perf_counter() - seconds, optimizer.evaluations - done, 0
     reason, converged, status = "", False, None
     with tqdm(total=max_evaluations, disable=not progress, desc=type(optimizer).__name__, unit="eval") as bar:
@@ -123,13 +125,17 @@ def fit(
                     if trace and len(trace) % checkpoint_every == 0:
                         _save(checkpoint, snapshot)
                 status = optimizer.evaluate(target)
+                if expected is not None:
+                    _check_same_problem(checkpoint, expected, status.loss)
+                    expected = None
                 norm = status.norm2.sqrt() / (target.temperature or 1.0)
                 members, alive = norm <= tolerance, status.loss.isfinite() & norm.isfinite()
                 record = _record(optimizer, status.loss, norm, alive, step, first, time.perf_counter() - start)
                 trace.append(record)
                 _show(bar, record)
                 converged = bool(members.all())
-                reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled)
+                exact = optimizer.evaluates_exactly(target)
+                reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled, exact)
                 answers = [callback(record) for callback in callbacks]
                 if any(answers) and not reason:
                     reason = f"because a callback stopped it at natural-gradient norm {record.norm:.2g}."
@@ -160,6 +166,8 @@ def _snapshot(
         "optimizer": optimizer.state_dict(),
         "trace": [tuple(record) for record in trace],
         "step": step,
+        "method": type(optimizer).__name__,
+        "loss": optimizer.state[q.mean_probe].get("loss") if optimizer.step_size.needs_trial and trace else None,
         "seconds": seconds,
         # the value a trial left behind is computed anew on resuming
         "evaluations": done - 1 if optimizer.step_size.needs_trial and trace else done,
@@ -176,10 +184,10 @@ def _save(path: str | Path, snapshot: dict[str, Any]) -> None:
 
 def _resumed(
     path: str | Path | None, q: Posterior, optimizer: NaturalGradientVI
-) -> tuple[list[Record], float, float, int]:
-    """Load a checkpoint if there is one: trace, last step, seconds and evaluations so far."""
+) -> tuple[list[Record], float, float, int, Tensor | None]:
+    """Load a checkpoint if there is one: trace, last step, seconds, evaluations so far, and the loss at q if known."""
     if path is None or not Path(path).exists():
-        return [], 0.0, 0.0, 0
+        return [], 0.0, 0.0, 0, None
     try:
         state = torch.load(path, weights_only=True, map_location=q.mean_probe.device)
         shapes = {name: value.shape for name, value in state["posterior"].items()}
@@ -191,9 +199,24 @@ def _resumed(
             f"{path} holds another posterior, {_shown(shapes)} where this one has {_shown(mine)}. "
             "Remove it, or name another file."
         )
+    if state["method"] != type(optimizer).__name__:
+        raise InputError(
+            f"{path} is a run of {state['method']}, this is {type(optimizer).__name__}. "
+            "Remove it, or name another file."
+        )
     q.load_state_dict(state["posterior"])
     optimizer.load_state_dict(state["optimizer"])
-    return [Record(*values) for values in state["trace"]], state["step"], state["seconds"], state["evaluations"]
+    records = [Record(*values) for values in state["trace"]]
+    return records, state["step"], state["seconds"], state["evaluations"], state["loss"]
+
+
+def _check_same_problem(path: str | Path | None, expected: Tensor, loss: Tensor) -> None:
+    """The loss at the saved q must be the saved one."""
+    if bool(((loss - expected.to(loss)).abs() > 1e-6 * loss.abs().clamp_min(1.0)).any()):
+        raise InputError(
+            f"{path} belongs to another problem: at its q the negative ELBO was {float(expected.sum()):.6g}, "
+            f"here it is {float(loss.sum()):.6g}. Remove it, or name another file."
+        )
 
 
 def _shown(shapes: dict[str, torch.Size]) -> str:
@@ -201,7 +224,14 @@ def _shown(shapes: dict[str, torch.Size]) -> str:
 
 
 def _why_stop(
-    record: Record, first: Record, members: Tensor, alive: Tensor, tolerance: float, budget: int, stalled: int
+    record: Record,
+    first: Record,
+    members: Tensor,
+    alive: Tensor,
+    tolerance: float,
+    budget: int,
+    stalled: int,
+    exact: bool,
 ) -> str:
     """The reason to end the run here, or nothing."""
     at = f"natural-gradient norm {record.norm:.2g} against a tolerance of {tolerance:.2g}"
@@ -225,7 +255,13 @@ def _why_stop(
             "may be needed."
         )
     if record.evaluations >= budget:
-        return f"because the budget of {budget} evaluations is used up ({at}). Raise max_evaluations."
+        remedy = (
+            "Raise max_evaluations."
+            if exact
+            else "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and "
+            "a smaller lr."
+        )
+        return f"because the budget of {budget} evaluations is used up ({at}). {remedy}"
     return ""
 
 

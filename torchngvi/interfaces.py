@@ -110,7 +110,8 @@ class Versions:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
-        self.counts = tuple(tensor._version for tensor in self.tensors)
+        # a conversion changes dtype or device and nothing else
+        self.counts = tuple((tensor._version, tensor.dtype, tensor.device) for tensor in self.tensors)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Versions) or self.counts != other.counts:

@@ -118,6 +118,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._cache: tuple[Stamp, Evaluation, Heading] | None = None
         self._found = lr is None  # steps in units of 1/γ, the step of Newton
         self._warned = False
+        self._repeats = False  # the closure was seen to give the same loss twice
         if estimator is not None:
             self._check_comparable(estimator)
         if self.acceleration is not None and (not rule.natural or not self.step_size.needs_trial):
@@ -131,9 +132,13 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 f"{type(self.step_size).__name__} measures steps in the natural norm, which says nothing of the curve "
                 f"of {type(rule).__name__}. Use a constant lr, or SufficientDecrease()."
             )
-        groups = [posterior] if isinstance(posterior, Posterior) else list(posterior)
+        if isinstance(posterior, Posterior) or not isinstance(posterior, Iterable):
+            posterior = [posterior]
+        groups = list(posterior)
         if not groups:
-            raise InputError("the list of posteriors is empty; pass at least one.")
+            raise InputError(
+                "the list of posteriors is empty; pass q itself, not q.parameters(): its coordinates are buffers."
+            )
         defaults = {"lr": 1.0 if lr is None else lr, "loss_scale": loss_scale}
         super().__init__([g if isinstance(g, dict) else {"posterior": g} for g in groups], defaults)
 
@@ -231,6 +236,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         e = estimator(q, target, self.state[q.mean_probe])
         self.evaluations += 1
         return Evaluation(e.value - e.temperature * q.entropy(), e)
+
+    def evaluates_exactly(self, target: Target) -> bool:
+        """Whether two evaluations at the same q agree."""
+        return self._estimator_for(target).comparable and target.comparable
 
     def _estimator_for(self, target: Target) -> Estimator:
         estimator = self.estimator or (Quadrature() if isinstance(target, TractableTarget) else Stein())
@@ -335,6 +344,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if self.step_size.needs_trial:
             q = self._only_posterior(f"a closure with {type(self.step_size).__name__}")
             start = evaluate()
+            self._check_deterministic(start[0].loss, evaluate)
             if start[0].loss.shape != q.batch_shape:
                 raise InputError(
                     f"to judge each of the {tuple(q.batch_shape)} posteriors the closure must return one loss each; "
@@ -347,6 +357,23 @@ class NaturalGradientVI(torch.optim.Optimizer):
         for index, evaluation in enumerate(start):
             self._advance(index, evaluation, self._heading(index, evaluation.e), None)
         return start[0].loss.sum() / self.param_groups[0]["loss_scale"]
+
+    def _check_deterministic(self, loss: Tensor, evaluate: Callable[[], list[Evaluation]]) -> None:
+        """Once, ask the closure again at the same q: a trial means nothing if the loss has changed.
+
+        Where reading the answer would make the host wait for a device, it is left to the user.
+        """
+        if self._repeats or loss.device.type != "cpu":
+            return
+        again = evaluate()[0].loss
+        rounding = 1e3 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
+        if bool(((again - loss).abs() > rounding).any()):
+            raise PairError(
+                f"{type(self.step_size).__name__} compares the objective before and after a step, and the closure "
+                f"gives another loss at the same q ({float(loss.sum()):.6g}, then {float(again.sum()):.6g}): it draws. "
+                "Pass a learning rate, for example lr=0.1, or draw once and keep the draws."
+            )
+        self._repeats = True
 
     def _packet_from_probes(self, index: int, loss: Tensor) -> Expectation:
         """a and W = P + I from the gradients of a whole loss."""
@@ -413,6 +440,12 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     # -------------------------------------------------------------------------------- state
 
+    def __repr__(self) -> str:
+        """As torch's, with the parts."""
+        parts = (self.rule, self.step_size, self.estimator, self.acceleration)
+        names = ", ".join(type(part).__name__ for part in parts if part is not None)
+        return f"{super().__repr__()[:-1].rstrip()}\n    parts: {names}\n)"
+
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the state of the estimator's generator."""
         generator = getattr(self.estimator, "generator", None)
@@ -433,7 +466,17 @@ class NaturalGradientVI(torch.optim.Optimizer):
             generator.set_state(saved.to(device="cpu", dtype=torch.uint8))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_found", "rule", "step_size", "estimator", "acceleration", "posteriors", "evaluations", "_warned")
+        own = (
+            "_found",
+            "rule",
+            "step_size",
+            "estimator",
+            "acceleration",
+            "posteriors",
+            "evaluations",
+            "_warned",
+            "_repeats",
+        )
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
