@@ -464,5 +464,6 @@ def test_a_noisy_run_is_not_sent_to_a_larger_budget():
     result = quiet(q, make_model().log_joint, VN(q, lr=0.1), max_evaluations=5)
     assert not result.converged
     assert result.reason.endswith(
-        "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
+        "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and "
+        "a smaller lr."
     )

@@ -1,6 +1,6 @@
-"""The command line: ``torchngvi fit CONFIG.toml``, ``torchngvi fit --data breast_cancer``.
+"""The command line: ``torchngvi fit CONFIG.toml``, ``torchngvi fit --data breast_cancer``, ``compare``, ``reproduce``.
 
-Exit codes: 0 converged, 1 not converged (all results are written), 2 bad input (nothing is written).
+Exit codes: 0 converged or done, 1 not converged (all results are written), 2 bad input (nothing is written).
 """
 
 import argparse
@@ -54,7 +54,43 @@ def parser() -> argparse.ArgumentParser:
     _add_data_flags(fit.add_argument_group("data"))
     _add_model_flags(fit.add_argument_group("model"))
     _add_method_flags(fit.add_argument_group("method and output"))
+    _add_experiments(commands)
     return top
+
+
+def _add_experiments(commands: Any) -> None:
+    """The commands that run several methods."""
+    compare = commands.add_parser(
+        "compare",
+        help="run several methods side by side",
+        description="Several methods from the same starts: a log, a table and curves with bands over the starts.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    compare.add_argument("config", nargs="?", metavar="CONFIG.toml", help="as configs/compare.toml")
+    compare.add_argument("--data", metavar="NAME_OR_FILE", help="as for fit, instead of a file of settings")
+    compare.add_argument(
+        "--methods", nargs="+", metavar="METHOD[=LR]", help="vn srvn bwgd=1e-3; without =LR steps are found by trial"
+    )
+    compare.add_argument("--target", metavar="COLUMN", help="the column to predict")
+    compare.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
+    compare.add_argument("--family", metavar="FAMILY", help="bernoulli_logit")
+    compare.add_argument(
+        "--prior-precision", type=float, metavar="B", help="of the coefficients' prior N(0, 1/B) (0.1)"
+    )
+    compare.add_argument("--iterations", type=int, metavar="N", help="steps of each run (50)")
+    compare.add_argument("--starts", type=int, metavar="N", help="means drawn from N(0, 1) (5)")
+    compare.add_argument("--out", metavar="DIR", help="folder of the results (runs/compare)")
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="draw a published figure or table: srvn-table3, srvn-fig1 .. srvn-fig11",
+        description="Run an experiment of configs/, and write its log and its figure or table.",
+        allow_abbrev=False,
+    )
+    reproduce.add_argument("name", metavar="NAME", help="srvn-table3, srvn-fig1 .. srvn-fig11, or a TOML file")
+    reproduce.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
+    reproduce.add_argument("--full", action="store_true", help="longer runs, up to an hour")
+    reproduce.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")
 
 
 def _add_data_flags(group: Any) -> None:
@@ -96,7 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0 converged, 1 not converged, 2 bad input."""
     try:
         flags = vars(parser().parse_args(argv))
-        del flags["command"]
+        command = flags.pop("command")
+        if command != "fit":
+            return _experiment(command, flags)
         config = flags.pop("config", None)
         return _fit(settings_from({**(read_toml(config) if config else {}), **flags}))
     except TorchngviError as error:
@@ -125,6 +163,17 @@ def _fit(settings: Settings) -> int:
     if not outcome.result.converged:
         print(f"torchngvi: not converged, {outcome.result.reason}", file=sys.stderr)
     return 0 if outcome.result.converged else 1
+
+
+def _experiment(command: str, flags: dict[str, Any]) -> int:
+    from torchngvi.adapters import reproduce
+
+    try:
+        folder = reproduce.reproduce(**flags) if command == "reproduce" else reproduce.compare(**flags)
+    except OSError as error:
+        raise InputError(f"the results cannot be written ({error}). Choose another folder (--out).") from error
+    print(f"written to {folder}/")
+    return 0
 
 
 if __name__ == "__main__":

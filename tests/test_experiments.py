@@ -1,0 +1,304 @@
+"""`torchngvi compare` and `torchngvi reproduce`: settings, runs, published values, files, sentences."""
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from torchngvi.adapters import datasets, experiments, reproduce
+from torchngvi.cli import main
+from torchngvi.errors import InputError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+PUBLISHED = sorted(CONFIGS.glob("srvn-*.toml"))
+NEEDS_DATA = pytest.mark.skipif(
+    not (Path(os.environ.get("TORCHNGVI_DATA", ".")) / "libsvm").is_dir(),
+    reason="needs TORCHNGVI_DATA, a folder with libsvm/*.svm.gz",
+)
+# prior precision, and train, test NLL and accuracy at the optimum, with exact expectations
+CONVERGED = {
+    "australian_scale": (1e-5, 196.7765, 54.598, 0.8768),
+    "breast-cancer_scale": (1e-1, 52.8071, 13.610, 0.9562),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def one_case(**keys):
+    contenders = keys.pop("methods", [{"method": "vn", "lr": 0.3}, {"method": "srvn", "lr": 0.3}])
+    case = {"name": "c", "data": "synthetic", "rows": 60, "features": 3, "iterations": 5, **keys}
+    return {"title": "t", "cases": [{**case, "methods": contenders}], "starts": 2, "start_sd": 0.5}
+
+
+class TestSettings:
+    def test_every_published_experiment_has_a_file(self):
+        wanted = {"srvn-table3", *(f"srvn-fig{number}" for number in range(1, 12))}
+        assert {path.stem for path in PUBLISHED} == wanted
+
+    @pytest.mark.parametrize("path", [*PUBLISHED, CONFIGS / "compare.toml"], ids=lambda path: path.stem)
+    def test_files_parse(self, path):
+        experiment = experiments.read(path)
+        full = experiments.read(path, full=True)
+        assert experiment.cases
+        assert all(new.iterations >= old.iterations for new, old in zip(full.cases, experiment.cases, strict=True))
+
+    def test_table_2_is_what_is_run(self):
+        """Steps of VN, SR-VN and BW-GD, and the prior precision."""
+        cases = {case.name: case for case in experiments.read(CONFIGS / "srvn-table3.toml").cases}
+        steps = {name: (case.prior_precision, *(c.lr for c in case.methods)) for name, case in cases.items()}
+        assert steps == {
+            "Australian": (1e-5, 5e-3, 5e-3, 4.4e-3),
+            "Diabetes": (1e-2, 5e-3, 5e-3, 9e-4),
+            "Breast-cancer": (1e-1, 9e-3, 6e-3, 6.3e-3),
+            "Mushrooms": (1e-2, 2.5e-4, 2.5e-4, 8.5e-5),
+            "Phishing": (1e-2, 4e-4, 4e-4, 8e-5),
+            "Leukemia": (2e-1, 5e-6, 5e-6, 1.5e-6),
+            "MNIST": (1e-1, 5e-6, 5e-6, 1e-6),
+            "Covtype": (2e-2, 1e-5, 1e-5, 1e-6),
+        }
+
+    @pytest.mark.parametrize(
+        ("keys", "sentence"),
+        [
+            ({"iteratons": 3}, r"unknown key 'iteratons' in cases\[0\] .* Did you mean 'iterations'\?"),
+            ({"methods": [{"method": "srvm"}]}, r"method must be one of .* Did you mean 'srvn'\?"),
+            ({"methods": [{"method": "bwgd"}]}, "method bwgd needs a step .* set lr"),
+            ({"methods": [{"method": "vn", "lr": -1}]}, "lr must be positive"),
+            ({"methods": [{"method": "vn", "draws": 4}]}, "steps found by trial need exact values"),
+            ({"methods": [{"method": "vn"}, {"method": "vn"}]}, "give one a label"),
+            ({"methods": []}, "names no methods"),
+            ({"iterations": 2.5}, "must be a whole number; got 2.5"),
+            ({"iterations": 0}, "iterations must be positive"),
+            ({"estimator": "exact"}, "estimator must be one of"),
+            ({"methods": "vn"}, "must be a list"),
+            ({"methods": ["vn"]}, "must be a table"),
+        ],
+    )
+    def test_what_is_refused(self, keys, sentence):
+        with pytest.raises(InputError, match=sentence):
+            experiments.parsed(one_case(**keys))
+
+    def test_columns(self):
+        with pytest.raises(InputError, match="the metric of a column .* Did you mean 'objective'"):
+            experiments.parsed({**one_case(), "columns": ["objectiv over iteration"]})
+
+    def test_a_title_is_needed(self):
+        with pytest.raises(InputError, match="the experiment has no title"):
+            experiments.parsed({"cases": []})
+
+
+class TestRuns:
+    def test_log(self):
+        experiment = experiments.parsed(one_case())
+        log = experiments.run_all(experiment, say=lambda _: None)
+        assert set(log["start"]) == {0, 1}
+        assert set(log["method"]) == {"vn", "srvn"}
+        assert log["iteration"].max() == 5
+        assert np.isfinite(log[["objective", "train", "test_nll", "test_accuracy"]]).all(axis=None)
+        first = log[log["iteration"] == 0].pivot_table(index="start", columns="method", values="objective")
+        assert (first["vn"] == first["srvn"]).all()  # the same starts
+
+    def test_test_nll_is_the_sum_of_expected_losses(self):
+        experiment = experiments.parsed(one_case())
+        case = experiment.cases[0]
+        problem = experiments.build(case)
+        q = experiments.start(case, case.methods[0], problem, experiment)
+        row = experiments.run(case, case.methods[0], experiment, problem).iloc[0]
+        held_out = problem.held_out
+        with torch.no_grad():
+            moments = held_out.likelihood.expected(
+                q.mean @ held_out.X.mT, q.frame().rows(held_out.X).square().sum(-1), held_out.y
+            )
+        assert row["test_nll"] == pytest.approx(float(moments.value.sum(-1)[0]), rel=1e-12)
+
+    @pytest.mark.parametrize(
+        "contender",
+        [
+            {"method": "vn"},
+            {"method": "vn", "posterior": "natural", "lr": 0.3},
+            {"method": "srvn", "posterior": "diagonal", "lr": 0.3},
+            {"method": "srvn", "lr": 0.1, "batch": 16, "draws": 4},
+            {"method": "svgd", "lr": 0.01},
+            {"method": "covariance_gd", "lr": 0.01},
+        ],
+        ids=lambda contender: "-".join(map(str, contender.values())),
+    )
+    def test_every_kind_of_run_descends(self, contender):
+        log = experiments.run_all(experiments.parsed(one_case(methods=[contender], iterations=20)), say=lambda _: None)
+        means = log.groupby("iteration")["objective"].mean()
+        assert means.iloc[-1] < means.iloc[0]
+
+    def test_regularisers(self):
+        values = []
+        for penalty in ("", "mean", "expected"):
+            experiment = experiments.parsed(one_case(penalty=penalty))
+            values.append(experiments.run_all(experiment, say=lambda _: None)["objective"].iloc[0])
+        assert values[0] < min(values[1:])
+
+    @NEEDS_DATA
+    @pytest.mark.parametrize("name", CONVERGED)
+    def test_values_of_table_3(self, name):
+        """By the path of ``reproduce``, with steps found by trial."""
+        beta, train, nll, right = CONVERGED[name]
+        keys = one_case(data=name, prior_precision=beta, iterations=80, points=4, methods=[{"method": "vn"}])
+        last = experiments.last_values(experiments.run_all(experiments.parsed(keys), say=lambda _: None)).iloc[0]
+        assert round(last["train"], 4) == train
+        assert round(last["test_nll"], 3) == nll
+        assert round(last["test_accuracy"], 4) == right
+
+    @NEEDS_DATA
+    def test_published_path(self, capsys):
+        """SR-VN and BW-GD on Mushrooms, ten steps of Table 2 from m0 = 0, C0 = 1: BW-GD is behind."""
+        methods = [{"method": "srvn", "lr": 2.5e-4}, {"method": "bwgd", "lr": 8.5e-5}]
+        keys = one_case(data="mushrooms", prior_precision=1e-2, iterations=10, points=2, methods=methods)
+        log = experiments.run_all(experiments.parsed({**keys, "starts": 1, "start_sd": 0.0}))
+        train = experiments.last_values(log).set_index("method")["train"]
+        assert train["srvn"] < train["bwgd"]
+        assert "mushrooms" not in capsys.readouterr().err
+
+
+class TestCommands:
+    def test_compare_from_flags(self, capsys):
+        code = main(["compare", "--data", "breast_cancer", "--methods", "vn", "bwgd=1e-3", "--iterations", "4",
+                     "--starts", "2", "--out", "here"])  # fmt: skip
+        assert code == 0
+        assert {path.name for path in Path("here").iterdir()} == {"log.csv", "settings.json", "compare.png"}
+        assert set(pd.read_csv("here/log.csv")["method"]) == {"vn", "bwgd=1e-3"}
+        assert "bwgd=1e-3" in capsys.readouterr().out
+
+    def test_compare_from_a_file(self):
+        text = (CONFIGS / "compare.toml").read_text().replace("iterations = 60", "iterations = 3")
+        Path("mine.toml").write_text(text)
+        assert main(["compare", "mine.toml"]) == 0
+        assert Path("runs/mine/compare.png").stat().st_size > 10_000
+
+    def test_quadratic(self, capsys):
+        """Figure 1: one step of VN is exact; with small steps SR-VN is VN up to the step."""
+        text = (CONFIGS / "srvn-fig1.toml").read_text()
+        for old in ("iterations = 3000", "iterations = 1000"):
+            text = text.replace(old, "iterations = 100")
+        Path("fig1.toml").write_text(text)
+        assert main(["reproduce", "fig1.toml", "--out", "out"]) == 0
+        log = pd.read_csv("out/log.csv")
+        vn = log[(log["case"] == "a: condition 10") & (log["method"] == "vn")]
+        assert vn["iteration"].max() == 1
+        assert vn["gap"].iloc[-1] < 1e-12
+        away = reproduce.differences(log)
+        assert away["b: small steps, srvn"] < 1e-3
+        assert away["c: large steps, srvn"] > 0.1
+        assert Path("out/fig1.png").exists()
+        assert "largest difference" in capsys.readouterr().out
+
+    def test_run_time(self):
+        text = (CONFIGS / "srvn-fig5.toml").read_text().replace("dims = [25, 50, 100, 200, 400, 800]", "dims = [3, 5]")
+        Path("fig5.toml").write_text(text.replace("iterations = 300", "iterations = 3"))
+        assert main(["reproduce", "fig5.toml", "--out", "out"]) == 0
+        assert Path("out/fig5.png").exists()
+        assert (pd.read_csv("out/log.csv")["seconds"] > 0).all()
+
+    def test_table_and_figures_are_drawn_from_logs(self, capsys):
+        methods = '[{ method = "vn", lr = 0.3, printed = [1.0, 2.0, 0.5] }]'
+        case = (
+            f'[[cases]]\nname = "c"\ndata = "synthetic"\nrows = 40\nfeatures = 2\niterations = 3\nmethods = {methods}\n'
+        )
+        skipped = '[[cases]]\nname = "d"\nskip = "it is too large."\n'
+        Path("t.toml").write_text(f'title = "t"\nkind = "table"\n{case}{skipped}')
+        assert main(["reproduce", "t.toml", "--out", "out"]) == 0
+        out = capsys.readouterr().out
+        assert "d is skipped: it is too large." in out
+        assert "(1.00)" in out
+        first = Path("out/table.csv").read_text()
+        assert main(["reproduce", "t.toml", "--out", "out", "--from-logs"]) == 0
+        assert Path("out/table.csv").read_text() == first
+
+    @pytest.mark.parametrize(
+        ("flags", "sentence"),
+        [
+            (["reproduce", "srvn-fig33"], "there is no experiment 'srvn-fig33'. Did you mean 'srvn-fig3'?"),
+            (["reproduce", "srvn-fig1", "--from-logs"], "Run it without --from-logs."),
+            (["reproduce", "no.toml"], "there is no settings file 'no.toml'"),
+            (["compare"], "data is missing"),
+            (["compare", "--data", "breast_cancer", "--methods", "vn=fast"], "METHOD or METHOD=LR"),
+            (["compare", "--data", "breast_cancr"], "Did you mean 'breast_cancer'?"),
+            (["compare", str(CONFIGS / "srvn-fig1.toml")], "say torchngvi reproduce"),
+            (["compare", str(CONFIGS / "compare.toml"), "--starts", "2"], "from a file or from flags"),
+        ],
+        ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
+    )
+    def test_sentences(self, flags, sentence, capsys):
+        assert main(flags) == 2
+        assert sentence in capsys.readouterr().err
+        assert not Path("runs").exists()
+
+
+class TestData:
+    @pytest.fixture(autouse=True)
+    def _no_network(self, monkeypatch):
+        """A data set of four rows, and a site that does not answer."""
+        self.X, self.y = np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.0], [0.0, 0.25]]), np.array([2.0, 4.0, 4.0, 2.0])
+        source = datasets.Source("small", 4, 2, datasets.content(self.X, self.y))
+        monkeypatch.setattr(datasets, "SOURCES", {"small": source})
+        monkeypatch.setattr(datasets, "SITE", Path("site").absolute().as_uri() + "/")
+        monkeypatch.delenv("TORCHNGVI_DATA", raising=False)
+
+    def text(self):
+        rows = (f"{label:g} 1:{a:g} 2:{b:g}" for (a, b), label in zip(self.X, self.y, strict=True))
+        return "\n".join(rows) + "\n"
+
+    def test_download_goes_to_the_cache(self):
+        Path("site").mkdir()
+        Path("site/small").write_text(self.text())
+        X, y = datasets.load("small")
+        assert (X == self.X).all()
+        assert y.tolist() == [0.0, 1.0, 1.0, 0.0]
+        Path("site/small").unlink()
+        assert (datasets.load("small")[0] == self.X).all()
+        assert [path.name for path in datasets.cache().iterdir()] == ["small.svm"]
+
+    def test_the_folder_of_the_user_comes_first(self, monkeypatch):
+        monkeypatch.setenv("TORCHNGVI_DATA", "data")
+        Path("data/libsvm").mkdir(parents=True)
+        with gzip.open("data/libsvm/small.svm.gz", "wt") as file:
+            file.write(self.text())
+        assert (datasets.load("small")[0] == self.X).all()
+
+    def test_missing(self):
+        with pytest.raises(datasets.MissingDataError, match="small is not here.*Set TORCHNGVI_DATA"):
+            datasets.load("small")
+        assert not datasets.cache().exists()
+
+    def test_other_content(self):
+        datasets.cache().mkdir(parents=True)
+        (datasets.cache() / "small.svm").write_text(self.text().replace("0.5", "0.6"))
+        with pytest.raises(InputError, match="is not the published small"):
+            datasets.load("small")
+
+    def test_unknown(self):
+        with pytest.raises(InputError, match="'smal' is not known. Did you mean 'small'"):
+            datasets.load("smal")
+
+    def test_a_case_without_data_is_skipped(self):
+        said = []
+        experiment = experiments.parsed(one_case(data="small"))
+        with pytest.raises(InputError, match="nothing was run"):
+            experiments.run_all(experiment, said.append)
+        assert said[0].startswith("c is skipped: data set small is not here")
+
+
+def test_a_bound_from_a_file():
+    pieces = pd.DataFrame(experiments.PiecewiseBound(6).pieces)
+    pieces.to_csv("six.csv", index=False)
+    experiment = experiments.parsed(one_case(estimator="piecewise", bound="six.csv"))
+    ours = experiments.parsed(one_case(estimator="piecewise", pieces=6))
+    logs = [experiments.run_all(each, say=lambda _: None)["objective"].iloc[-1] for each in (experiment, ours)]
+    assert logs[0] == pytest.approx(logs[1], rel=1e-12)
+    with pytest.raises(InputError, match="columns low, high, a, b, c"):
+        experiments.build(experiments.parsed(one_case(estimator="piecewise", bound="none.csv")).cases[0])
