@@ -135,8 +135,8 @@ class NaturalGaussian(Gaussian):
         """(g - G m, -G), G = H - γS."""
         d = e.derivative
         g, H = Raw(*self.unframe(d.a, d.W)) if isinstance(d, Framed) else d if isinstance(d, Raw) else d.raw()
-        G = H - e.temperature * self.precision
-        return Coordinates(g - self.structure.mv(G, self.mean), -G)
+        G = torch.sub(H, self.precision, alpha=e.temperature)
+        return Coordinates(g - self.structure.mv(G, self.mean), G.neg_())
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
         """(S'm', S'), and where S' is positive definite."""
