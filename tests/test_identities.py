@@ -285,6 +285,12 @@ class TestNaturalGradient:
                 close(other.matrix, expected.matrix, IDENTITY)
 
 
+def rates(curve, batch):
+    """d/dρ at 0 of the coordinates along a curve, by differentiation through the move."""
+    start = every(0.0, batch)
+    return torch.autograd.functional.jvp(lambda rho: tuple(curve(rho)), start, torch.ones_like(start))[1]
+
+
 class TestCurves:
     """Where paths start, and where they may not move."""
 
@@ -299,14 +305,9 @@ class TestCurves:
         """d/dρ of the coordinates at 0 is -λ̇, in each system of coordinates."""
         q, e = random_posterior(name, batch, seed=1), random_packet(batch, 29, gamma)
         path, velocity = VariationalNewton()(q, e), q.tangent(e)
-
-        def at(rho, part):
-            new, ok = q.moved(path.at(every(rho, batch)))
-            assert bool(ok.all())
-            return new[part]
-
-        for part in (0, 1):
-            close(difference(lambda rho, part=part: at(rho, part)), -velocity[part], DIFFERENCE)
+        assert bool(q.moved(path.at(every(0.0, batch)))[1].all())
+        for part, rate in enumerate(rates(lambda rho: q.moved(path.at(rho))[0], batch)):
+            close(rate, -velocity[part], IDENTITY)
 
     @posteriors
     @batches
@@ -317,13 +318,13 @@ class TestCurves:
         a, P = q.local(e)
         dense, eye = q.structure.to_dense(P), torch.eye(DIM, dtype=DTYPE)
 
-        def at(rho, part):
-            N = torch.linalg.matrix_exp(rho * dense) if curve == "geodesic" else eye + rho * dense
-            N = N if curve == "geodesic" else N + 0.5 * rho**2 * dense @ dense
-            return q.moved(Congruence(q.structure.from_dense(N), -rho * a))[0][part]
+        def at(rho):
+            scaled = rho[..., None, None] * dense
+            N = torch.linalg.matrix_exp(scaled) if curve == "geodesic" else eye + scaled + 0.5 * scaled @ scaled
+            return q.moved(Congruence(q.structure.from_dense(N), -rho[..., None] * a))[0]
 
-        for part in (0, 1):
-            close(difference(lambda rho, part=part: at(rho, part)), -q.tangent(e)[part], DIFFERENCE)
+        for part, rate in enumerate(rates(at, batch)):
+            close(rate, -q.tangent(e)[part], IDENTITY)
 
     @pairs
     @batches
