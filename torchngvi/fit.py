@@ -6,6 +6,7 @@ near a well-conditioned optimum L/γ is about half its square, in nats, above th
 
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -191,7 +192,7 @@ def _resumed(
     try:
         state = torch.load(path, weights_only=True, map_location=q.mean_probe.device)
         shapes = {name: value.shape for name, value in state["posterior"].items()}
-    except Exception as error:
+    except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(f"{path} is no checkpoint of fit ({error}). Remove it, or name another file.") from error
     mine = {name: value.shape for name, value in q.state_dict().items()}
     if shapes != mine:
