@@ -333,7 +333,7 @@ class TestStein:
         q, w = random_posterior(name, batch, seed=1), randn(DIM, seed=9)
         estimator = Stein(6, generator=torch.Generator().manual_seed(2))
         e = estimator(q, LogJoint(lambda t: -(w * t.cosh()).sum(-1), gamma), {})
-        z = Stein(6, generator=torch.Generator().manual_seed(2)).draw(q)
+        z = Stein(6, generator=torch.Generator().manual_seed(2)).draw(q.mean_probe.detach())
         assert z.shape == (6, *batch, DIM)
         close(z[3:], -z[:3], 0.0)
         root = q.structure.to_dense(q.frame().root)

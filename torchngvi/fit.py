@@ -113,6 +113,7 @@ def fit(
         raise InputError(f"checkpoint_every counts steps and must be at least 1; got {checkpoint_every}.")
     callbacks, target = tuple(callbacks), as_target(target)
 
+    exact = optimizer.evaluates_exactly(target)
     trace, step, seconds, done, expected = _resumed(checkpoint, q, optimizer)
     start, first, stalled = time.perf_counter() - seconds, optimizer.evaluations - done, 0
     reason, converged, status = "", False, None
@@ -135,7 +136,6 @@ def fit(
                 trace.append(record)
                 _show(bar, record)
                 converged = bool(members.all())
-                exact = optimizer.evaluates_exactly(target)
                 reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled, exact)
                 answers = [callback(record) for callback in callbacks]
                 if any(answers) and not reason:

@@ -123,8 +123,11 @@ class Versions:
 
 def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """New for the members (*batch,) of the mask, old for the others; of tensors (*batch, ...)."""
-    if mask.device.type == "cpu" and bool(mask.all()):  # where asking costs nothing, most masks need no copy
-        return new
+    if mask.device.type == "cpu":  # where asking costs nothing, most masks need no copy
+        if bool(mask.all()):
+            return new
+        if not bool(mask.any()):
+            return old
     return torch.where(mask.reshape(mask.shape + (1,) * (old.ndim - mask.ndim)), new, old)
 
 

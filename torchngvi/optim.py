@@ -486,11 +486,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
 def _merged(where: Tensor, new: Evaluation, old: Evaluation) -> Evaluation:
     """New for the members of the mask, old for the others."""
-    if where.device.type == "cpu":  # where asking costs nothing, most trials need no copy
-        if bool(where.all()):
-            return new
-        if not bool(where.any()):
-            return old
     e = new.e._replace(
         value=where_members(where, new.e.value, old.e.value),
         derivative=new.e.derivative.merged(where, old.e.derivative),  # type: ignore[arg-type]

@@ -13,13 +13,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.expectations.drawing import Drawing
 from torchngvi.gaussian_integrals import Moments
-from torchngvi.interfaces import Cost, Estimator, Expectation, LinearTarget, Posterior, Target
+from torchngvi.interfaces import Cost, Expectation, LinearTarget, Posterior, Target
 
 
 @final
-class MonteCarlo(Estimator):
+class MonteCarlo(Drawing):
     """Value, α and β of `Sites` as averages over S draws of each predictor; the prior stays exact.
 
     All three are unbiased, and of noise: steps found by trial are refused.
@@ -39,16 +39,7 @@ class MonteCarlo(Estimator):
     >>> loss = opt.step(model.minibatch([0, 3]))
     """
 
-    comparable = False
     needs = LinearTarget
-
-    def __init__(
-        self, num_samples: int = 16, *, antithetic: bool = True, generator: torch.Generator | None = None
-    ) -> None:
-        if num_samples < 1 or (antithetic and num_samples % 2):
-            rule = "even, since the draws come in antithetic pairs" if antithetic else "at least 1"
-            raise InputError(f"num_samples must be {rule}; got {num_samples}.")
-        self.num_samples, self.antithetic, self.generator = num_samples, antithetic, generator
 
     def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """Evaluate at q, with new draws."""
@@ -57,10 +48,7 @@ class MonteCarlo(Estimator):
         return Expectation(value, sites, target.temperature, False, Cost(self.num_samples, self.num_samples))
 
     def _expected(self, likelihood: Any, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        count = self.num_samples // 2 if self.antithetic else self.num_samples
-        z = torch.randn((count, *mean.shape), dtype=mean.dtype, device=mean.device, generator=self.generator)
-        z = torch.cat([z, -z]) if self.antithetic else z
-        eta = (mean + variance.sqrt() * z).requires_grad_()
+        eta = (mean + variance.sqrt() * self.draw(mean)).requires_grad_()
         with torch.enable_grad():
             energy = likelihood.energy(eta, y)
             (slope,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)

@@ -7,14 +7,13 @@ et al. 2017).  γz is a control variate: where q is the exact Gaussian posterior
 from typing import final
 
 import torch
-from torch import Tensor
 
-from torchngvi.errors import InputError
-from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, Posterior, Target
+from torchngvi.expectations.drawing import Drawing
+from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 
 
 @final
-class Stein(Estimator):
+class Stein(Drawing):
     """a and the symmetric part of W from gradients at S draws, in antithetic pairs by default.
 
     Args:
@@ -26,28 +25,12 @@ class Stein(Estimator):
         InputError: a number of samples that is not positive, or odd when antithetic.
     """
 
-    comparable = False
     needs = Target
-
-    def __init__(
-        self, num_samples: int = 16, *, antithetic: bool = True, generator: torch.Generator | None = None
-    ) -> None:
-        if num_samples < 1 or (antithetic and num_samples % 2):
-            rule = "even, since the draws come in antithetic pairs" if antithetic else "at least 1"
-            raise InputError(f"num_samples must be {rule}; got {num_samples}.")
-        self.num_samples, self.antithetic, self.generator = num_samples, antithetic, generator
-
-    def draw(self, q: Posterior) -> Tensor:
-        """z, (S, *batch, D)."""
-        count = self.num_samples // 2 if self.antithetic else self.num_samples
-        like = q.mean_probe
-        z = torch.randn((count, *like.shape), dtype=like.dtype, device=like.device, generator=self.generator)
-        return torch.cat([z, -z]) if self.antithetic else z
 
     def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """Evaluate at q, with new draws."""
         frame = q.frame()
-        z = self.draw(q)
+        z = self.draw(q.mean_probe.detach())
         theta = (frame.mean + frame.push(z)).requires_grad_()
         with torch.enable_grad():
             energy = -target.log_joint(theta)
