@@ -115,6 +115,24 @@ def test_leukemia(method, libsvm_folder):
     assert bool((lifted.variance <= 1 / 0.2 + 1e-9).all())
 
 
+def test_leukemia_without_a_choice(libsvm_folder):
+    """12 evaluations to a norm of 1e-8, where the natural gradient has a linear tail of 60."""
+    X, y = load_svmlight_file(str(libsvm_folder / "leukemia.svm.gz"), n_features=7129)
+    space = RowSpace(GeneralizedLinear(torch.tensor(X.toarray()), y, prior_precision=0.2))
+    _, result = space.fit(tolerance=1e-8, progress=False)
+    assert result.converged
+    assert result.evaluations <= 20
+
+
+def test_more_rows_than_newton_takes(monkeypatch):
+    model = make()
+    expected, _ = RowSpace(model).fit(tolerance=1e-9, progress=False)
+    monkeypatch.setattr("torchngvi.row_space._FEW", 5)
+    found, result = RowSpace(model).fit(tolerance=1e-9, progress=False)
+    assert result.converged
+    torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=1e-8)
+
+
 def test_refusals():
     model = make()
     batch = GeneralizedLinear(model.X.expand(2, 12, 30), model.y)

@@ -9,7 +9,7 @@ from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
 from torchngvi.row_space import RowSpace
-from torchngvi.rules import QuasiNewton
+from torchngvi.rules import QuasiNewton, SiteNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 __version__ = "0.1.0"
@@ -36,6 +36,7 @@ __all__ = [
     "RootGD",
     "RowSpace",
     "SVGDDensity",
+    "SiteNewton",
     "Stein",
     "SufficientDecrease",
     "SymmetricSRVN",

@@ -490,6 +490,29 @@ class StepSize(ABC):
         """Accept the trial?  (*batch,), with the state for the next step."""
 
 
+class Bent(NamedTuple):
+    """A gradient after an acceleration has acted on it."""
+
+    local: Local  # B∇L: the rules take it for the gradient
+    slope: Tensor  # ⟨∇L, B∇L⟩, (*batch,)
+
+
+class Acceleration(ABC):
+    """A gradient of L/γ in, a better one out, which the rule then follows; judged by trial."""
+
+    @abstractmethod
+    def init(self, q: "Posterior") -> dict[str, Tensor]:
+        """State tensors; ``state["went"]`` (*batch,) is then set to the ρ of each step, 0 where rejected."""
+
+    @abstractmethod
+    def __call__(self, q: "Posterior", gradient: Local, state: dict[str, Tensor]) -> tuple[Bent, dict[str, Tensor]]:
+        """The bent gradient at q, and what of the state is to change when the step is taken."""
+
+    @abstractmethod
+    def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
+        """q or the target was changed: drop what is known, but for the members (*batch,) of the mask."""
+
+
 class Posterior(torch.nn.Module, ABC):
     """A variational family in one system of coordinates, kept in buffers.
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from torchngvi.errors import PairError
-from torchngvi.interfaces import Estimator, Posterior, Rule, StepSize
+from torchngvi.interfaces import Acceleration, Estimator, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import NaturalGaussian
 from torchngvi.rules import (
@@ -19,7 +19,6 @@ from torchngvi.rules import (
     BuresWasserstein,
     CovarianceGradient,
     NaturalGradient,
-    QuasiNewton,
     Retraction,
     RootGradient,
     SymmetricRoot,
@@ -44,7 +43,7 @@ class Method(NaturalGradientVI):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
-        acceleration: QuasiNewton | None = None,
+        acceleration: Acceleration | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         super().__init__(

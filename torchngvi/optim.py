@@ -24,6 +24,7 @@ from torchngvi.arguments import FullPrecision, as_target, classify
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
+    Acceleration,
     Cost,
     Estimator,
     Expectation,
@@ -86,8 +87,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         step_size: a control from `torchngvi.stepsizes`; lr is then its upper limit, 1 if not given.
         estimator: how E_q[ℓ] is obtained; by default `Quadrature` where the target allows it,
             otherwise `Stein()`.
-        acceleration: `QuasiNewton` memory for the slow tail; on by default where steps are found by
-            trial (neither lr nor step_size given) along a natural gradient.
+        acceleration: `QuasiNewton` memory, or `SiteNewton`, for the slow tail; the first is on by default
+            where steps are found by trial (neither lr nor step_size given) along a natural gradient.
         loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
 
     Raises:
@@ -103,7 +104,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
-        acceleration: QuasiNewton | None = None,
+        acceleration: Acceleration | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         self.rule = rule
@@ -123,8 +124,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
             self._check_comparable(estimator)
         if self.acceleration is not None and (not rule.natural or not self.step_size.needs_trial):
             raise PairError(
-                "QuasiNewton bends natural gradients that are free of noise, and judges what it did by trial; "
-                f"got {type(rule).__name__} with {type(self.step_size).__name__}. "
+                f"{type(self.acceleration).__name__} bends natural gradients that are free of noise, and judges what "
+                f"it did by trial; got {type(rule).__name__} with {type(self.step_size).__name__}. "
                 "Use VN or SRVN with SufficientDecrease(), or leave the acceleration out."
             )
         if self.step_size.needs_natural and not rule.natural:
@@ -229,7 +230,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if self.acceleration is not None:
             rounding = 64 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
             same = (loss - state["loss"]).abs() <= rounding
-            state["kept"], state["went"] = state["kept"] * same, state["went"] * same
+            self.acceleration.forget(same, state)
 
     def _evaluate_target(self, target: Target, q: Posterior) -> Evaluation:
         estimator = self._estimator_for(target)

@@ -22,11 +22,16 @@ from torch import Tensor
 
 from torchngvi import sparse
 from torchngvi.errors import InputError
+from torchngvi.fit import FitResult, fit
 from torchngvi.interfaces import Prior
+from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
+from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.rules import SiteNewton
 
 _COLUMNS = 4096  # of X at a time, so that memory stays near N x 4096
+_FEW = 2000  # rows up to which the N x N solves of SiteNewton cost less than the evaluations they save
 _RANK = 1e-12  # eigenvalues of K below this share of the largest are zero
 
 
@@ -89,6 +94,19 @@ class RowSpace:
             where = torch.arange(stop - start, device=part.device).repeat_interleave(counts)
             part[rows[first:last], where] = values[first:last]
             yield slice(start, stop), part
+
+    def fit(self, **options: Any) -> tuple["LiftedGaussian", FitResult]:
+        """Fit from the prior by VN, with `SiteNewton` up to 2,000 rows; options as those of `torchngvi.fit`.
+
+        >>> X = torch.eye(2, 5, dtype=torch.float64)
+        >>> posterior, result = RowSpace(GeneralizedLinear(X, [0.0, 1.0])).fit(progress=False)
+        >>> result.converged, tuple(posterior.variance.shape)
+        (True, (5,))
+        """
+        q = CholeskyGaussian.from_prior(self.model.prior)
+        newton = SiteNewton(self.model) if len(self.model.y) <= _FEW and self.model.temperature > 0 else None
+        result = fit(q, self.model, VN(q, acceleration=newton), **options)
+        return self.lift(q), result
 
     def lift(self, q: Gaussian) -> "LiftedGaussian":
         """The posterior of θ that belongs to a posterior q of φ.

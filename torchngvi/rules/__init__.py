@@ -1,4 +1,4 @@
-"""Curves from q: one rule a file."""
+"""Curves from q, one rule a file; and what may bend the gradient before: QuasiNewton, SiteNewton."""
 
 from torchngvi.rules.bures_wasserstein import BuresWasserstein
 from torchngvi.rules.centered_svgd import CenteredSVGD
@@ -8,6 +8,7 @@ from torchngvi.rules.natural_gradient import NaturalGradient
 from torchngvi.rules.quasi_newton import QuasiNewton
 from torchngvi.rules.retraction import Retraction
 from torchngvi.rules.root_gradient import RootGradient
+from torchngvi.rules.site_newton import SiteNewton
 from torchngvi.rules.svgd import SVGD
 from torchngvi.rules.symmetric_root import SymmetricRoot
 from torchngvi.rules.variational_newton import VariationalNewton
@@ -22,6 +23,7 @@ __all__ = [
     "QuasiNewton",
     "Retraction",
     "RootGradient",
+    "SiteNewton",
     "SymmetricRoot",
     "VariationalNewton",
 ]

@@ -13,27 +13,20 @@ memory of each batch member is its own.
 """
 
 import math
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Local, Posterior
+from torchngvi.interfaces import Acceleration, Bent, Local, Posterior
 
 _NEAR = 1.0  # length of a step, √(2 KL), beyond which its pair is not kept
 _CURVED = 1e-8  # smallest cosine of the angle between s and y
 
 
-class Bent(NamedTuple):
-    """A gradient after the memory has acted on it."""
-
-    local: Local  # B∇L: the rules take it for the gradient
-    slope: Tensor  # ⟨∇L, B∇L⟩, (*batch,)
-
-
 @final
-class QuasiNewton:
+class QuasiNewton(Acceleration):
     """B∇L with B the L-BFGS inverse Hessian in the frame.
 
     Args:
@@ -59,6 +52,10 @@ class QuasiNewton:
             "direction": torch.zeros_like(flat),
             "went": flat.new_zeros(q.batch_shape),
         }
+
+    def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
+        """Drop the pairs of the other members."""
+        state["kept"], state["went"] = state["kept"] * keep, state["went"] * keep
 
     def __call__(
         self,
