@@ -168,7 +168,7 @@ class GeneralizedLinear(LinearTarget):
         """XC where it is kept, and v = ‖Cᵀx_n‖², (*batch, N)."""
         if not sparse.is_sparse(self.X):
             projected = frame.rows(self.X)
-            return projected, projected.square().sum(-1)
+            return projected, torch.linalg.vecdot(projected, projected)
         if frame.mean.ndim > 1:
             raise PairError(
                 f"a sparse X serves one posterior; got a batch of shape {tuple(frame.mean.shape[:-1])}. "
