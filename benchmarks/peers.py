@@ -43,7 +43,7 @@ COLUMNS = {"german.numer_scale": 24, "a9a": 123}
 GAPS = (1.0, 0.01)
 CHUNK = 50  # steps of a peer between two looks at its clock
 GRID = tuple((lr, particles) for particles in (1, 10, 100) for lr in (0.001, 0.003, 0.01, 0.03))
-LARGE_GRID = ((0.01, 1), (0.03, 1), (0.1, 1))
+LARGE_GRID = tuple((lr, particles) for particles in (1, 10) for lr in (0.001, 0.003, 0.01))
 LARGE = 10_000  # rows
 
 Guide = tuple[Callable[[], None], Callable[[], tuple[Tensor, Tensor]]]  # CHUNK steps; mean and root

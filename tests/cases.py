@@ -23,7 +23,20 @@ import reference
 import torch
 from torch import Tensor
 
-from torchngvi.expectations import Autograd, Quadrature, Stein
+from torchngvi.expectations import (
+    Antithetic,
+    Autograd,
+    ClosedEntropyStein,
+    Fixed,
+    Hessian,
+    HessianVector,
+    Independent,
+    LeastSquaresStein,
+    Quadrature,
+    Quasi,
+    ScoreFunction,
+    Stein,
+)
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Raw
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, GeneralizedLinear, Likelihood, PoissonLog
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
@@ -68,7 +81,22 @@ RULES = {
     "root_gradient": RootGradient,
 }
 STEP_SIZES = {"constant": Constant, "kl_radius": KLRadius, "sufficient_decrease": SufficientDecrease}
-ESTIMATORS = {"quadrature": Quadrature, "autograd": Autograd, "stein": Stein}
+DRAWS = {"independent": Independent, "antithetic": Antithetic, "quasi": Quasi, "fixed": Fixed}
+BLACK_BOX = {  # of any log joint, from draws
+    "stein": Stein,
+    "closed_entropy": ClosedEntropyStein,
+    "least_squares": LeastSquaresStein,
+    "score_function": ScoreFunction,
+    "hessian": Hessian,
+    "hessian_vector": HessianVector,
+}
+ESTIMATORS = {
+    "quadrature": Quadrature,
+    "autograd": Autograd,
+    "stein_fixed": lambda: Stein(Fixed(16)),
+    "closed_entropy_fixed": lambda: ClosedEntropyStein(Fixed(16)),
+    **BLACK_BOX,
+}
 
 # pairs that are refused, and why
 EXCLUDED_RULES = {
@@ -80,8 +108,13 @@ EXCLUDED_RULES = {
     ("natural", "root_gradient"): "it moves a root of V",
 }
 EXCLUDED_STEP_SIZES = {
-    ("stein", "sufficient_decrease"): "a trial compares two values, and Monte Carlo values are noisy",
+    (name, "sufficient_decrease"): "a trial compares two values, and Monte Carlo values are noisy" for name in BLACK_BOX
 }
+EXCLUDED_DRAWS = {
+    ("score_function", "quasi"): "the mean of the other values must not depend on a draw",
+    ("score_function", "fixed"): "as above",
+}
+DRAWN = [pair for pair in itertools.product(BLACK_BOX, DRAWS) if pair not in EXCLUDED_DRAWS]
 PAIRS = [pair for pair in itertools.product(POSTERIORS, RULES) if pair not in EXCLUDED_RULES]
 
 # the reference coordinates in which each posterior's own straight line runs

@@ -14,12 +14,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = [
     {"errors", "linalg", "gaussian_integrals", "sparse"},
     {"interfaces"},
-    {"structures"},
+    {"structures", "derivatives"},
     {"posteriors", "expectations", "rules", "stepsizes", "models"},
     {"arguments"},
     {"optim"},
-    {"methods"},
-    {"fit", "diagnostics", "laplace"},
+    {"methods", "mode", "guarded"},
+    {"records", "diagnostics", "laplace"},
+    {"checkpoints"},
+    {"sample_average"},
+    {"fit"},
     {"row_space"},
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it
     {"config"},

@@ -6,6 +6,7 @@ from small_problems import POSTERIORS, make_model, make_posterior, same_bits
 
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, KLRadius, LogJoint, Stein, fit
 from torchngvi.errors import InputError
+from torchngvi.expectations import Antithetic
 
 
 class KilledError(Exception):
@@ -24,7 +25,7 @@ METHODS = {
     "default": lambda q: VN(q),
     "srvn": lambda q: SRVN(q),
     "radius": lambda q: VN(q, step_size=KLRadius(0.5)),
-    "stein": lambda q: VN(q, lr=0.1, estimator=Stein(8, generator=torch.Generator().manual_seed(5))),
+    "stein": lambda q: VN(q, lr=0.1, estimator=Stein(Antithetic(8, torch.Generator().manual_seed(5)))),
 }
 
 

@@ -12,6 +12,7 @@ from small_problems import BATCHES, PAIRS, POSTERIORS, coordinates, distance, ma
 from torch.overrides import TorchFunctionMode
 
 from torchngvi import BWGD, SRVN, VN, Autograd, GeneralizedLinear, KLRadius, Quadrature, Stein
+from torchngvi.expectations import Antithetic
 
 FAMILIES = ["bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian"]
 STEP_SIZES = {"trial": {}, "constant": {"lr": 0.3}, "kl radius": {"step_size": KLRadius(0.1)}}
@@ -181,12 +182,12 @@ def test_a_step_on_a_gpu_does_not_wait(method, name, batch, step_size):
 def test_draws_on_a_gpu_do_not_wait_and_resume(name):
     generators = [torch.Generator("cuda").manual_seed(seed) for seed in (0, 1)]
     q = make_posterior(name).cuda()
-    opt = VN(q, lr=0.1, estimator=Stein(8, generator=generators[0]))
+    opt = VN(q, lr=0.1, estimator=Stein(Antithetic(8, generators[0])))
     opt.step(log_joint)
     with waits_are_errors():
         opt.step(log_joint)
     other = make_posterior(name, seed=3).cuda()
-    resumed = VN(other, lr=0.1, estimator=Stein(8, generator=generators[1]))
+    resumed = VN(other, lr=0.1, estimator=Stein(Antithetic(8, generators[1])))
     other.load_state_dict(q.state_dict())
     resumed.load_state_dict(opt.state_dict())
     opt.step(log_joint)

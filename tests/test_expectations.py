@@ -35,7 +35,7 @@ from cases import (
 
 from torchngvi import BWGD, VN
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import Autograd, Quadrature, Stein
+from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
 from torchngvi.gaussian_integrals import expectation, softplus
 from torchngvi.interfaces import Frame, Framed, Raw, Sites
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, GeneralizedLinear, LogJoint, PoissonLog
@@ -281,15 +281,15 @@ class TestStein:
         return lambda theta: -0.5 * torch.einsum("...i,...ij,...j->...", theta - mean, precision, theta - mean)
 
     @posteriors
-    @pytest.mark.parametrize("antithetic", [False, True])
+    @pytest.mark.parametrize("draws", [Independent, Antithetic])
     @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
     @pytest.mark.parametrize("gamma", [0.5, 2.0])
-    def test_unbiased(self, name, antithetic, family, gamma):
+    def test_unbiased(self, name, draws, family, gamma):
         """a, W and the value: a batch of equal posteriors gives independent estimates."""
         count, model = 1500, random_model(family, (), 5, gamma).target
         one = random_posterior(name, (), seed=1)
         q = POSTERIORS[name](DIM, (count,), mean=one.mean, scale=one.scale_tril.expand(count, DIM, DIM))
-        estimator = Stein(4, antithetic=antithetic, generator=torch.Generator().manual_seed(6))
+        estimator = Stein(draws(4, torch.Generator().manual_seed(6)))
         e = estimator(q, model, {})
         exact = Quadrature()(one, model, {})
         framed = exact.derivative.framed(one.frame())
@@ -300,8 +300,8 @@ class TestStein:
 
     @posteriors
     @batches_at
-    @pytest.mark.parametrize("antithetic", [False, True])
-    def test_no_variance_at_an_exact_optimum(self, name, batch, gamma, antithetic):
+    @pytest.mark.parametrize("draws", [Independent, Antithetic])
+    def test_no_variance_at_an_exact_optimum(self, name, batch, gamma, draws):
         """ℓ = γ/2 (θ - m)ᵀS(θ - m): the residual vanishes draw by draw, a = 0 and W = γI."""
         q = random_posterior(name, batch, seed=1)
         mean, precision = q.mean.clone(), q.precision.clone()
@@ -311,7 +311,7 @@ class TestStein:
             ),
             temperature=gamma,
         )
-        e = Stein(2, antithetic=antithetic, generator=torch.Generator().manual_seed(1))(q, target, {})
+        e = Stein(draws(2, torch.Generator().manual_seed(1)))(q, target, {})
         close(e.derivative.a, torch.zeros(*batch, DIM, dtype=DTYPE), IDENTITY)
         close(e.derivative.W, gamma * q.structure.eye(mean).contiguous(), IDENTITY)
 
@@ -320,10 +320,10 @@ class TestStein:
     def test_antithetic_draws_make_a_exact_on_quadratics(self, name, batch, gamma):
         q, A, mu = random_posterior(name, batch, seed=1), random_symmetric(batch, 7), randn(*batch, DIM, seed=8)
         target = LogJoint(self.quadratic(mu, A), gamma)
-        e = Stein(2, generator=torch.Generator().manual_seed(1))(q, target, {})
+        e = Stein(Antithetic(2, torch.Generator().manual_seed(1)))(q, target, {})
         exact = Raw((A @ (q.mean - mu)[..., None])[..., 0], A).framed(q.frame())
         close(e.derivative.a, exact.a, IDENTITY)
-        noisy = Stein(2, antithetic=False, generator=torch.Generator().manual_seed(1))(q, target, {})
+        noisy = Stein(Independent(2, torch.Generator().manual_seed(1)))(q, target, {})
         assert float((noisy.derivative.a - exact.a).abs().max()) > 1e-3
 
     @posteriors
@@ -331,9 +331,9 @@ class TestStein:
     def test_definition(self, name, batch, gamma):
         """a = mean r and W = γI + sym mean r zᵀ for its own draws, r = Cᵀ∇ℓ - γz."""
         q, w = random_posterior(name, batch, seed=1), randn(DIM, seed=9)
-        estimator = Stein(6, generator=torch.Generator().manual_seed(2))
+        estimator = Stein(Antithetic(6, torch.Generator().manual_seed(2)))
         e = estimator(q, LogJoint(lambda t: -(w * t.cosh()).sum(-1), gamma), {})
-        z = Stein(6, generator=torch.Generator().manual_seed(2)).draw(q.mean_probe.detach())
+        z = Antithetic(6, torch.Generator().manual_seed(2))(q.mean_probe.detach())
         assert z.shape == (6, *batch, DIM)
         close(z[3:], -z[:3], 0.0)
         root = q.structure.to_dense(q.frame().root)
@@ -347,23 +347,25 @@ class TestStein:
 
     def test_each_call_draws_anew(self):
         q, target = random_posterior("cholesky"), LogJoint(lambda t: -t.cosh().sum(-1))
-        estimator = Stein(2, generator=torch.Generator().manual_seed(2))
+        estimator = Stein(Antithetic(2, torch.Generator().manual_seed(2)))
         first, second = (estimator(q, target, {}).derivative.a for _ in range(2))
         assert not torch.equal(first, second)
 
     @pytest.mark.parametrize(
-        ("count", "antithetic", "rule"),
+        ("draws", "count", "rule"),
         [
-            (3, True, "even, since the draws come in antithetic pairs"),
-            (0, True, "even, since the draws come in antithetic pairs"),
-            (-2, True, "even, since the draws come in antithetic pairs"),
-            (0, False, "at least 1"),
+            (lambda count: count, 3, "even, since the draws come in antithetic pairs"),
+            (lambda count: count, 0, "even, since the draws come in antithetic pairs"),
+            (Antithetic, -2, "even, since the draws come in antithetic pairs"),
+            (Fixed, 3, "even, since the draws come in antithetic pairs"),
+            (Independent, 0, "at least 1"),
+            (Quasi, 0, "at least 1"),
         ],
     )
-    def test_number_of_samples(self, count, antithetic, rule):
+    def test_number_of_samples(self, draws, count, rule):
         with pytest.raises(InputError, match=f"^{re.escape(f'num_samples must be {rule}; got {count}.')}$"):
-            Stein(count, antithetic=antithetic)
-        assert Stein(1, antithetic=False).num_samples == 1
+            Stein(draws(count))
+        assert Stein(Independent(1)).draws.num_samples == 1
 
 
 class TestPairs:
@@ -372,8 +374,9 @@ class TestPairs:
     def test_exactly_the_listed_pairs(self, estimator, control):
         q = POSTERIORS["cholesky"](DIM)
         if (estimator, control) in EXCLUDED_STEP_SIZES:
+            kind = ESTIMATORS[estimator].__name__
             text = (
-                "SufficientDecrease compares the objective before and after a step, and Stein gives noisy values. "
+                f"SufficientDecrease compares the objective before and after a step, and {kind} gives noisy values. "
                 "Pass a learning rate, for example lr=0.1, or step_size=KLRadius(0.1)."
             )
             with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
@@ -602,21 +605,25 @@ class TestLogJoint:
             LogJoint(lambda theta: 1.0).log_joint(torch.zeros(4, 2))
 
     @pytest.mark.parametrize(
-        ("function", "got"),
+        ("function", "got", "advice"),
         [
-            (lambda theta: theta, "torch.float32 of shape (4, 2)"),
-            (lambda theta: theta.sum(), "torch.float32 of shape ()"),
-            (lambda theta: theta.sum(-1, keepdim=True), "torch.float32 of shape (4, 1)"),
-            (lambda theta: theta.sum(-1) * 1j, "torch.complex64 of shape (4,)"),
+            (lambda theta: theta, (4, 2), ""),
+            (lambda theta: theta.sum(), (), " If the function is of one theta (D,), wrap it: LogJoint.vmapped(f)."),
+            (lambda theta: theta.sum(-1, keepdim=True), (4, 1), ""),
         ],
     )
-    def test_of_another_shape(self, function, got):
+    def test_of_another_shape(self, function, got, advice):
         text = (
-            f"the log joint must map theta of shape (4, 2) to one real value a draw, shape (4,); got {got}. "
-            "Sum over data and coordinates, keep the leading dimensions."
+            f"the log joint must map theta of shape (4, 2) to one value a draw, shape (4,); got shape {got}. "
+            f"Sum over data and coordinates, keep the leading dimensions.{advice}"
         )
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             LogJoint(function).log_joint(torch.zeros(4, 2))
+
+    def test_complex(self):
+        text = "the log joint must be real; got torch.complex64. Return its real part."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            LogJoint(lambda theta: theta.sum(-1) * 1j).log_joint(torch.zeros(4, 2))
 
     @pytest.mark.parametrize("gamma", [-1.0, math.nan, math.inf])
     def test_temperature(self, gamma):

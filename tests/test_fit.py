@@ -12,6 +12,7 @@ from small_problems import BATCHES, PAIRS, CountedModel, coordinates, make_model
 
 from torchngvi import SRVN, VN, CholeskyGaussian, NaturalGaussian, Quadrature, Stein, fit
 from torchngvi.errors import InputError, PairError
+from torchngvi.expectations import Antithetic
 from torchngvi.interfaces import Estimator
 
 METHODS = {"VN": VN, "SRVN": SRVN}
@@ -144,7 +145,7 @@ def test_a_step_takes_one_evaluation(lr):
 
 def test_a_step_on_a_log_joint_takes_one_evaluation():
     q = make_posterior("cholesky")
-    optimizer = VN(q, lr=0.1, estimator=Stein(4, generator=torch.Generator().manual_seed(0)))
+    optimizer = VN(q, lr=0.1, estimator=Stein(Antithetic(4, torch.Generator().manual_seed(0))))
     result = quiet(q, make_model().log_joint, optimizer, max_evaluations=6, tolerance=1e-12)
     assert [record.evaluations for record in result.trace] == [1, 2, 3, 4, 5, 6]
     assert optimizer.evaluations == 6
@@ -350,10 +351,10 @@ def test_the_optimizer_must_be_over_q():
             quiet(q, make_model(), optimizer)
 
 
-def test_a_log_joint_needs_a_learning_rate():
+def test_a_log_joint_with_random_draws_needs_a_learning_rate():
     q = make_posterior("cholesky")
     with pytest.raises(PairError, match="^SufficientDecrease compares the objective before and after a step"):
-        quiet(q, make_model().log_joint)
+        quiet(q, make_model().log_joint, VN(q))
 
 
 # ------------------------------------------------------------------------------------ the bar

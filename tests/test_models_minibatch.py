@@ -20,8 +20,8 @@ from cases import (
 
 from torchngvi import BWGD, SRVN, VN, CholeskyGaussian, GeneralizedLinear, KLRadius, Stein, fit
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import Autograd, MonteCarlo, PiecewiseBound, Quadrature
-from torchngvi.interfaces import Expectation
+from torchngvi.expectations import Antithetic, Autograd, Independent, MonteCarlo, PiecewiseBound, Quadrature
+from torchngvi.interfaces import Cost, Expectation
 from torchngvi.models import ExpectedPenalty, NegativeBinomial, Regularized, SoftmaxRegression, StudentT
 
 posteriors = pytest.mark.parametrize("name", POSTERIORS)
@@ -160,7 +160,7 @@ class TestLoop:
         best = fit(exact, model, progress=False).loss
         q = CholeskyGaussian(DIM, scale=0.3, dtype=DTYPE)
         generator = torch.Generator().manual_seed(2)
-        optimizer = SRVN(q, lr=0.05, estimator=MonteCarlo(2, generator=generator))
+        optimizer = SRVN(q, lr=0.05, estimator=MonteCarlo(Antithetic(2, generator)))
         for _ in range(200):
             optimizer.step(model.minibatch(torch.randperm(400, generator=generator)[:50]))
         assert 0 < model.negative_elbo(q).item() - best < 0.5
@@ -196,8 +196,8 @@ LIKELIHOODS = {
 
 class TestMonteCarlo:
     @pytest.mark.parametrize("family", LIKELIHOODS)
-    @pytest.mark.parametrize("antithetic", [False, True])
-    def test_unbiased(self, family, antithetic):
+    @pytest.mark.parametrize("draws", [Independent, Antithetic])
+    def test_unbiased(self, family, draws):
         """Value, α and β of every row by z-tests: a batch of equal posteriors gives independent draws."""
         likelihood, draw = LIKELIHOODS[family]
         X, y = 0.7 * randn(7, DIM, seed=1), draw(randn(7, seed=2))
@@ -206,24 +206,22 @@ class TestMonteCarlo:
         model = GeneralizedLinear(X, y, likelihood(), weights=0.2 + randn(7, seed=3).abs())
         one, count = random_posterior("cholesky", (), seed=1), 4000
         q = CholeskyGaussian(DIM, (count,), mean=one.mean, scale=one.scale_tril.expand(count, DIM, DIM))
-        estimator = MonteCarlo(2, antithetic=antithetic, generator=torch.Generator().manual_seed(3))
+        estimator = MonteCarlo(draws(2, torch.Generator().manual_seed(3)))
         e, exact = estimator(q, model, {}), Quadrature()(one, model, {})
         if family.startswith("gaussian"):  # constant curvature
             close(e.derivative.beta, exact.derivative.beta.expand(count, -1).contiguous(), IDENTITY)
         else:
             unbiased(e.derivative.beta, exact.derivative.beta)
-        if not (antithetic and family.startswith("gaussian")):
+        if not (draws is Antithetic and family.startswith("gaussian")):
             unbiased(e.derivative.alpha, exact.derivative.alpha)
         unbiased(e.value, exact.value)
-        assert (e.comparable, e.cost) == (False, (2, 2))
+        assert (e.comparable, e.cost) == (False, Cost(2, 2))
 
     def test_rows_have_draws_of_their_own(self):
         """Two equal rows see different noise: the predictors are drawn, not θ."""
         model = GeneralizedLinear(torch.ones(2, DIM, dtype=DTYPE), [1.0, 2.0], "poisson_log")
         q = random_posterior("cholesky", (), seed=1)
-        alpha = MonteCarlo(1, antithetic=False, generator=torch.Generator().manual_seed(1))(
-            q, model, {}
-        ).derivative.alpha
+        alpha = MonteCarlo(Independent(1, torch.Generator().manual_seed(1)))(q, model, {}).derivative.alpha
         assert abs(float(alpha[0] + 1 - alpha[1] - 2)) > 1e-3
 
     def test_antithetic_draws_make_quadratics_exact(self):
@@ -234,7 +232,7 @@ class TestMonteCarlo:
 
     def test_each_call_draws_anew(self):
         model, q = regression(), random_posterior("cholesky", (), seed=1)
-        estimator = MonteCarlo(2, generator=torch.Generator().manual_seed(2))
+        estimator = MonteCarlo(Antithetic(2, torch.Generator().manual_seed(2)))
         first, second = (estimator(q, model, {}).derivative.alpha for _ in range(2))
         assert not torch.equal(first, second)
 
@@ -248,12 +246,12 @@ class TestMonteCarlo:
         VN(CholeskyGaussian(DIM), step_size=KLRadius(0.1), estimator=MonteCarlo())
 
     @pytest.mark.parametrize(
-        ("count", "antithetic", "rule"),
-        [(3, True, "even, since the draws come in antithetic pairs"), (0, False, "at least 1")],
+        ("draws", "count", "rule"),
+        [(lambda count: count, 3, "even, since the draws come in antithetic pairs"), (Independent, 0, "at least 1")],
     )
-    def test_number_of_samples(self, count, antithetic, rule):
+    def test_number_of_samples(self, draws, count, rule):
         with pytest.raises(InputError, match=f"^{re.escape(f'num_samples must be {rule}; got {count}.')}$"):
-            MonteCarlo(count, antithetic=antithetic)
+            MonteCarlo(draws(count))
 
     def test_stein_on_minibatches(self):
         """Unbiased too: gradients of a mini-batch's log joint at draws."""
@@ -261,6 +259,6 @@ class TestMonteCarlo:
         q = CholeskyGaussian(DIM, (2000,), mean=one.mean, scale=one.scale_tril.expand(2000, DIM, DIM))
         generator = torch.Generator().manual_seed(5)
         parts = torch.randperm(ROWS, generator=generator).reshape(4, -1)
-        packets = [Stein(2, generator=generator)(q, model.minibatch(part), {}) for part in parts]
+        packets = [Stein(Antithetic(2, generator))(q, model.minibatch(part), {}) for part in parts]
         exact = Quadrature()(one, model, {}).derivative.framed(one.frame())
         unbiased(torch.stack([p.derivative.a for p in packets]).mean(0), exact.a)

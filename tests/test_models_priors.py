@@ -9,7 +9,7 @@ from cases import BATCHES, DIM, DTYPE, EXACT, IDENTITY, POSTERIORS, ROWS, close,
 from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, Stein, fit
 from torchngvi.diagnostics import elbo, log_weights
 from torchngvi.errors import InputError
-from torchngvi.expectations import Autograd, Quadrature
+from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.interfaces import FullPrior, Prior
 from torchngvi.models import GaussianNoise, SoftmaxRegression
 from torchngvi.rules import VariationalNewton
@@ -176,7 +176,7 @@ class TestTemperatureZero:
         X, y = data()
         model = GeneralizedLinear(X, y, temperature=0.0)
         q = random_posterior("cholesky")
-        e = Stein(4, generator=torch.Generator().manual_seed(1))(q, model, {})
+        e = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, model, {})
         assert e.temperature == 0.0
         estimate = elbo(q, model, 4000, torch.Generator().manual_seed(2))
         assert abs((estimate.estimate + model.negative_elbo(q)).item()) < 5 * float(estimate.standard_error)

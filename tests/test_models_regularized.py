@@ -22,7 +22,7 @@ from cases import (
 
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, LogJoint, Stein, fit
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import Autograd, Quadrature
+from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.models import ExpectedPenalty, MeanPenalty, Regularized, SoftmaxRegression
 
 PENALTIES = {"mean": MeanPenalty, "expected": ExpectedPenalty}
@@ -105,7 +105,7 @@ class TestPacket:
         """Stein's estimate knows only the log joint."""
         target, one = Regularized(logistic(), ExpectedPenalty(2.0)), random_posterior("cholesky", (), seed=1)
         q = CholeskyGaussian(DIM, (3000,), mean=one.mean, scale=one.scale_tril.expand(3000, -1, -1))
-        noisy = Stein(4, generator=torch.Generator().manual_seed(1))(q, target, {}).derivative
+        noisy = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, target, {}).derivative
         exact = Quadrature()(one, target, {}).derivative.framed(one.frame())
         for estimates, expected in ((noisy.a, exact.a), (noisy.W, exact.W)):
             z = (estimates.mean(0) - expected) / (estimates.std(0) / 3000**0.5)

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, Stein, fit
 from torchngvi.errors import InputError
-from torchngvi.expectations import Autograd, Quadrature
+from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.gaussian_integrals import softplus
 from torchngvi.interfaces import Raw
 from torchngvi.models import SoftmaxRegression
@@ -156,7 +156,7 @@ class TestModel:
         target = model(3)
         one = posterior("cholesky", target.dim)
         q = CholeskyGaussian(target.dim, (3000,), mean=one.mean, scale=one.scale_tril.expand(3000, -1, -1))
-        noisy = Stein(4, generator=torch.Generator().manual_seed(1))(q, target, {})
+        noisy = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, target, {})
         exact = Quadrature()(one, target, {})
         framed = exact.derivative.framed(one.frame())
         for estimates, expected in (

@@ -9,7 +9,7 @@ from cases import DIM, DTYPE, EXACT, POSTERIORS, close, randn, random_posterior
 
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, Stein, sparse
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import Autograd, MonteCarlo, PiecewiseBound, Quadrature
+from torchngvi.expectations import Antithetic, Autograd, MonteCarlo, PiecewiseBound, Quadrature
 from torchngvi.interfaces import Frame
 from torchngvi.models import NegativeBinomial, SoftmaxRegression
 from torchngvi.structures import Diagonal
@@ -101,7 +101,7 @@ def test_draws(estimator):
     packets = []
     for model in (dense, thin):
         q = random_posterior("cholesky", (), seed=1)
-        e = estimator(4, generator=torch.Generator().manual_seed(1))(q, model, {})
+        e = estimator(Antithetic(4, torch.Generator().manual_seed(1)))(q, model, {})
         packets.append(e.derivative.framed(q.frame()))
     close(packets[1].a, packets[0].a, EXACT)
     close(packets[1].W, packets[0].W, EXACT)

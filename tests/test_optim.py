@@ -37,6 +37,7 @@ from torchngvi import (
     Stein,
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
+from torchngvi.expectations import Antithetic, Independent
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
 
 STEPS = 5
@@ -268,7 +269,7 @@ def test_stein_and_sticking_the_landing_are_the_same_numbers(method, name, batch
     def steps(way):
         generator = torch.Generator().manual_seed(3)
         q = make_posterior(name, batch)
-        estimator = Stein(8, antithetic=draw is antithetic, generator=generator)
+        estimator = Stein((Antithetic if draw is antithetic else Independent)(8, generator))
         opt = METHODS[method](q, lr=0.2, estimator=estimator if way == "target" else None)
         for _ in range(STEPS):
             if way == "target":

@@ -20,6 +20,7 @@ from small_problems import (
 from torch.optim import lr_scheduler
 
 from torchngvi import VN, CholeskyGaussian, KLRadius, NaturalGaussian, Stein, SufficientDecrease, fit
+from torchngvi.expectations import Antithetic
 
 
 def log_joint(theta):
@@ -45,7 +46,7 @@ class Run:
             self.scheduler = lr_scheduler.ExponentialLR(self.opt, 0.7)
         else:
             generator = torch.Generator().manual_seed(seed)
-            self.opt = make(self.q, lr=0.1, estimator=Stein(8, generator=generator))
+            self.opt = make(self.q, lr=0.1, estimator=Stein(Antithetic(8, generator)))
 
     def advance(self, steps):
         for _ in range(steps):
@@ -127,12 +128,12 @@ def test_the_generator_of_the_draws_resumes_in_single_precision():
     for resumed in (False, True):
         q = make_posterior("cholesky", dtype=torch.float32)
         generator = torch.Generator().manual_seed(0)
-        opt = VN(q, lr=0.1, estimator=Stein(8, generator=generator))
+        opt = VN(q, lr=0.1, estimator=Stein(Antithetic(8, generator)))
         opt.step(log_joint)
         if resumed:
             state, weights = opt.state_dict(), q.state_dict()
             q = make_posterior("cholesky", seed=3, dtype=torch.float32)
-            opt = VN(q, lr=0.1, estimator=Stein(8, generator=torch.Generator().manual_seed(99)))
+            opt = VN(q, lr=0.1, estimator=Stein(Antithetic(8, torch.Generator().manual_seed(99))))
             q.load_state_dict(weights)
             opt.load_state_dict(state)
         opt.step(log_joint)

@@ -1,13 +1,14 @@
 """Natural-gradient variational inference for PyTorch."""
 
 from torchngvi import errors, expectations, models, posteriors, rules, stepsizes
-from torchngvi.expectations import Autograd, Quadrature, Stein
-from torchngvi.fit import FitResult, fit
+from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
+from torchngvi.fit import fit
 from torchngvi.laplace import LaplaceResult, laplace
 from torchngvi.methods import BWGD, IBLR, SRVN, VN, CovarianceGD, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.models import GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+from torchngvi.records import FitResult
 from torchngvi.row_space import RowSpace
 from torchngvi.rules import QuasiNewton, SiteNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
@@ -19,19 +20,23 @@ __all__ = [
     "IBLR",
     "SRVN",
     "VN",
+    "Antithetic",
     "Autograd",
     "CholeskyGaussian",
     "Constant",
     "CovarianceGD",
     "DiagonalGaussian",
     "FitResult",
+    "Fixed",
     "GeneralizedLinear",
+    "Independent",
     "KLRadius",
     "LaplaceResult",
     "LogJoint",
     "NaturalGaussian",
     "NaturalGradientVI",
     "Quadrature",
+    "Quasi",
     "QuasiNewton",
     "RootGD",
     "RowSpace",

@@ -307,7 +307,8 @@ class Cost(NamedTuple):
     """What an expectation took, in passes over the whole data or calls of the user's function."""
 
     gradients: int
-    hessians: int
+    hessians: int  # of D Hessian-vector products each
+    values: int = 0  # without a derivative
 
 
 class Expectation(NamedTuple):
@@ -318,6 +319,9 @@ class Expectation(NamedTuple):
     temperature: float  # γ
     comparable: bool  # deterministic, and the derivative is that of `value`: decrease may be tested
     cost: Cost
+    noise2: Tensor | None = (
+        None  # |standard error of the derivative|²_F⁻¹ (*batch,), where it is one of `value` up to that
+    )
 
 
 class Local(NamedTuple):
@@ -469,6 +473,7 @@ class Trial(NamedTuple):
     slope: Tensor  # -dL/dρ at 0
     length: Tensor  # ρ times the natural norm of the direction
     rho: Tensor
+    slack: Tensor | float = 0.0  # nats a kept step may lose, where the derivative is one up to noise
 
 
 class StepSize(ABC):

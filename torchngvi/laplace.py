@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import as_target
+from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Congruence, Target, where_members
 from torchngvi.posteriors.gaussian import Gaussian
 
 _HALVINGS = 40  # of one step
+_COLUMNS = 64  # of the Hessian at once: so many copies of θ are evaluated in one call
 _ENOUGH = 1e-4  # share of the promised decrease a step must reach
 
 
@@ -60,7 +62,7 @@ def laplace(
         q: the posterior, updated in place; the start of a fit, or an approximation of its own.
         target: a model, or a function of theta returning the log joint, twice differentiable.
         tolerance: on the Newton decrement √(gᵀH⁻¹g); by default 1e-8 in float64, 1e-3 in float32.
-        max_iterations: Newton steps; each takes D backward passes.
+        max_iterations: Newton steps; each takes D Hessian-vector products, in batched calls.
 
     Returns:
         The mode, whether it was reached, and what was repaired.
@@ -110,18 +112,8 @@ def laplace(
 
 def _derivatives(target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ℓ (*batch,), ∇ℓ (*batch, D) and ∇²ℓ (*batch, D, D): members do not depend on one another."""
-    with torch.enable_grad():
-        theta = theta.detach().requires_grad_()
-        energy = -target.log_joint(theta[None])[0]
-        (g,) = torch.autograd.grad(energy.sum(), theta, create_graph=True)
-        rows = [
-            torch.autograd.grad(g[..., i].sum(), theta, retain_graph=True, allow_unused=True)[0]
-            if g.requires_grad
-            else None
-            for i in range(theta.shape[-1])
-        ]
-    H = torch.stack([torch.zeros_like(theta) if row is None else row for row in rows], -2).detach()
-    return energy.detach(), g.detach(), 0.5 * (H + H.mT)
+    energy, g = energy_and_gradient(target, theta[None])
+    return energy[0], g[0], mean_hessian(target, theta[None], _COLUMNS)
 
 
 def _eigen(H: Tensor) -> _Curvature:

@@ -43,6 +43,8 @@ from torchngvi.interfaces import (
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
 
+_SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
+
 Stamp = tuple[Target, Versions]  # what a packet was computed from
 
 
@@ -66,6 +68,7 @@ class Status(NamedTuple):
 
     loss: Tensor  # (*batch,)
     norm2: Tensor  # squared natural-gradient norm, (*batch,)
+    noise2: Tensor | None  # its expected value at the optimum, from the draws: see Expectation
 
 
 class Report(NamedTuple):
@@ -115,6 +118,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.estimator = estimator
         self.posteriors: list[Posterior] = []
         self.evaluations = 0
+        self.gradients = 0  # of the log joint, one a draw; for a model, passes over its data
+        self.last_cost = 0  # gradients of the last evaluation
         self.last: Report | None = None
         self._cache: tuple[Stamp, Evaluation, Heading] | None = None
         self._found = lr is None  # steps in units of 1/γ, the step of Newton
@@ -175,7 +180,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if not target.tensors():
             self._cache = None  # nobody knows whether the target has changed
         evaluation, heading = self._evaluated(target)
-        return Status(evaluation.loss, heading.norm2())
+        return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
 
     def _evaluated(self, target: Target) -> tuple[Evaluation, Heading]:
         """The packet and heading at q, from the cache while q and the target are what they were."""
@@ -229,14 +234,37 @@ class NaturalGradientVI(torch.optim.Optimizer):
         state = self._state(0)
         if self.acceleration is not None:
             rounding = 64 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
-            same = (loss - state["loss"]).abs() <= rounding
+            resampled = state["loss"].isnan()
+            same = ((loss - state["loss"]).abs() <= rounding) | resampled
+            state["loss"] = torch.where(resampled, loss, state["loss"])
             self.acceleration.forget(same, state)
+
+    def resample(self, estimator: Estimator) -> None:
+        """Go on with another estimator of the same expectation; what is known of the curvature is kept.
+
+        >>> from torchngvi import VN, CholeskyGaussian, Stein
+        >>> from torchngvi.expectations import Fixed
+        >>> opt = VN(CholeskyGaussian(1), estimator=Stein(Fixed(4)))
+        >>> opt.resample(Stein(Fixed(8)))
+        """
+        self._check_comparable(estimator)
+        self.estimator, self._cache = estimator, None
+        for index in range(len(self.posteriors)):
+            state = self._state(index)
+            state["loss"] = torch.full_like(state["loss"], torch.nan)  # not to be compared with
+            if "went" in state:  # nor the gradients
+                state["went"] = torch.zeros_like(state["went"])
 
     def _evaluate_target(self, target: Target, q: Posterior) -> Evaluation:
         estimator = self._estimator_for(target)
         e = estimator(q, target, self.state[q.mean_probe])
-        self.evaluations += 1
+        self._count(e.cost.gradients)
         return Evaluation(e.value - e.temperature * q.entropy(), e)
+
+    def _count(self, gradients: int) -> None:
+        self.evaluations += 1
+        self.gradients += gradients
+        self.last_cost = gradients
 
     def evaluates_exactly(self, target: Target) -> bool:
         """Whether two evaluations at the same q agree."""
@@ -310,6 +338,13 @@ class NaturalGradientVI(torch.optim.Optimizer):
             self._cache = (stamp, trial, self._heading(0, trial.e))
         return evaluation.loss.sum()
 
+    @torch.no_grad()
+    def step_untried(self, target: Target) -> None:
+        """The step that would be tried next, taken as it is: near the optimum, where an evaluation is dear."""
+        with FullPrecision(self.posteriors[0].mean_probe.device.type):
+            evaluation, heading = self._evaluated(target)
+            self._advance(0, evaluation, heading, None)
+
     def _step_from_gradients(self) -> None:
         if self.step_size.needs_trial:
             raise PairError(
@@ -338,7 +373,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
                     if not loss.requires_grad:
                         raise InputError("the closure's loss does not depend on the posterior: it has no gradient.")
                     loss.sum().backward()
-            self.evaluations += 1
+            self._count(1)
             packets = [self._packet_from_probes(i, loss.detach()) for i in range(len(self.posteriors))]
             return [Evaluation(e.value, e) for e in packets]
 
@@ -394,7 +429,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         result = None
         if not self.step_size.needs_trial or evaluate is None:
             q.assign(new, accept)
-            self._warn_if_rejected(accept, rho)
+            if not self.step_size.needs_trial:
+                self._warn_if_rejected(accept, rho)
         else:
             old = q.snapshot()
             slope, length = path.slope(), rho * path.norm2().sqrt()
@@ -404,7 +440,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
             except BaseException:  # an interrupt, an error in the user's function: nothing is lost
                 q.assign(old, torch.ones_like(accept))
                 raise
-            kept, control = self.step_size.judge(Trial(start.loss, trial.loss, slope, length, rho), state)
+            slack = 0.0 if start.e.noise2 is None else _SLACK * start.e.noise2
+            kept, control = self.step_size.judge(Trial(start.loss, trial.loss, slope, length, rho, slack), state)
             accept = accept & kept
             q.assign(old, ~accept)
             usable = rho.isfinite() & slope.isfinite() & start.loss.isfinite()
@@ -475,6 +512,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
             "acceleration",
             "posteriors",
             "evaluations",
+            "gradients",
+            "last_cost",
             "_warned",
             "_repeats",
         )

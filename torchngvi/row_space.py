@@ -22,12 +22,13 @@ from torch import Tensor
 
 from torchngvi import sparse
 from torchngvi.errors import InputError
-from torchngvi.fit import FitResult, fit
+from torchngvi.fit import fit
 from torchngvi.interfaces import Prior
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.records import FitResult
 from torchngvi.rules import SiteNewton
 
 _COLUMNS = 4096  # of X at a time, so that memory stays near N x 4096

@@ -25,7 +25,7 @@ from torchngvi.adapters import datasets, report, tables
 from torchngvi.config import hint, read_toml
 from torchngvi.diagnostics import accuracy
 from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.expectations import MonteCarlo, PiecewiseBound, Quadrature
+from torchngvi.expectations import Antithetic, MonteCarlo, PiecewiseBound, Quadrature
 from torchngvi.interfaces import Estimator
 from torchngvi.methods import BWGD, IBLR, SRVN, VN, CovarianceGD, Method, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.models import ExpectedPenalty, GeneralizedLinear, MeanPenalty, Regularized
@@ -353,7 +353,7 @@ def run(case: Case, contender: Contender, experiment: Experiment, problem: Probl
     """
     q = start(case, contender, problem, experiment)
     noise = torch.Generator().manual_seed(case.seed)
-    estimator = MonteCarlo(contender.draws, generator=noise) if contender.draws else problem.estimator
+    estimator = MonteCarlo(Antithetic(contender.draws, noise)) if contender.draws else problem.estimator
     optimizer = METHODS[contender.method](q, contender.lr, estimator=estimator)
     due = np.unique(np.r_[0, np.geomspace(1, case.iterations, case.points // 2).round(),
                           np.linspace(0, case.iterations, case.points // 2).round()].astype(int))  # fmt: skip

@@ -10,7 +10,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from torchngvi.adapters.report import Coefficient, most_certain
-from torchngvi.fit import Record
+from torchngvi.records import Record
 
 _BLUE, _ORANGE, _INK, _FAINT = "#1f5a94", "#d1672b", "#222222", "#9aa0a6"
 _MOST_COEFFICIENTS = 30
@@ -25,7 +25,7 @@ def fit_figure(
 ) -> Figure:
     """Three panels, with an Agg canvas; ``figure.savefig(path)`` writes it.
 
-    >>> records = [Record(1, 2.0, 1.0, 0.0, 0, 0.0), Record(2, 1.0, 1e-6, 1.0, 0, 0.1)]
+    >>> records = [Record(1, 2.0, 1.0, 0.0, 0, 1, 0.0), Record(2, 1.0, 1e-6, 1.0, 0, 2, 0.1)]
     >>> len(fit_figure(records, [Coefficient("x", 0.0, 1.0, -1.96, 1.96)], title="", tolerance=1e-5).axes)
     3
     """

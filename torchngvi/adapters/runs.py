@@ -17,13 +17,14 @@ from torchngvi.adapters import figures, psis, report, tables
 from torchngvi.config import Settings, to_dict, to_toml
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
 from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.fit import FitResult, Record, fit
+from torchngvi.fit import fit
 from torchngvi.methods import BWGD, SRVN, VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import FAMILIES, GaussianNoise, Likelihood
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.records import FitResult, Record
 
 POSTERIORS: dict[str, type[CholeskyGaussian] | type[NaturalGaussian] | type[DiagonalGaussian]] = {
     "cholesky": CholeskyGaussian,

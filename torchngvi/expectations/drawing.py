@@ -1,36 +1,66 @@
-"""What every estimator that draws has in common: how many draws, in which pairs, and from where."""
+"""What every estimator that draws has in common: the draws, and what is seen at them."""
 
-import torch
+from typing import NamedTuple
+
 from torch import Tensor
 
+from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Estimator
+from torchngvi.expectations.draws import Draws, as_draws
+from torchngvi.interfaces import Estimator, Framed, Posterior, Target
+
+
+class Seen(NamedTuple):
+    """The log joint at S draws θ = m + C z."""
+
+    z: Tensor  # (S, *batch, D)
+    theta: Tensor  # (S, *batch, D)
+    energy: Tensor  # ℓ, (S, *batch)
+    gradient: Tensor  # ∇ℓ, (S, *batch, D)
+    pulled: Tensor  # Cᵀ∇ℓ, (S, *batch, D)
 
 
 class Drawing(Estimator):
-    """An estimator from standard normal draws: abstract, see `Stein` and `MonteCarlo`.
+    """An estimator from standard normal draws: abstract.
 
     Args:
-        num_samples: S, even when antithetic.
-        antithetic: draw z and -z.
-        generator: of the draws; its state is saved with the optimizer.
+        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
 
     Raises:
-        InputError: a number of samples that is not positive, or odd when antithetic.
+        InputError: no draws, or a number that is not positive and even.
     """
 
-    comparable = False
+    derives_value = False  # with fixed draws, the derivative is that of the value
+    needs = Target
 
-    def __init__(
-        self, num_samples: int = 16, *, antithetic: bool = True, generator: torch.Generator | None = None
-    ) -> None:
-        if num_samples < 1 or (antithetic and num_samples % 2):
-            rule = "even, since the draws come in antithetic pairs" if antithetic else "at least 1"
-            raise InputError(f"num_samples must be {rule}; got {num_samples}.")
-        self.num_samples, self.antithetic, self.generator = num_samples, antithetic, generator
+    def __init__(self, draws: Draws | int = 16) -> None:
+        self.draws = as_draws(draws)
+        self.comparable = self.derives_value and self.draws.comparable
+        self.generator = self.draws.generator  # the optimizer saves its state
 
-    def draw(self, like: Tensor) -> Tensor:
-        """z, (S, *like.shape)."""
-        count = self.num_samples // 2 if self.antithetic else self.num_samples
-        z = torch.randn((count, *like.shape), dtype=like.dtype, device=like.device, generator=self.generator)
-        return torch.cat([z, -z]) if self.antithetic else z
+    def see(self, q: Posterior, target: Target) -> Seen:
+        """Draw from q and evaluate there."""
+        frame = q.frame()
+        z = self.draws(q.mean_probe.detach())
+        theta = frame.mean + frame.push(z)
+        energy, gradient = energy_and_gradient(target, theta)
+        return Seen(z, theta, energy, gradient, frame.pull(gradient))
+
+    def derivative_of_mean(self, q: Posterior, seen: Seen) -> Framed:
+        """a and W as the exact derivative of the mean of ℓ over fixed draws.
+
+        W takes the triangle that belongs to the root; averaged with its transpose, which is better for
+        random draws, it would be the derivative of nothing.
+
+        Raises:
+            InputError: draws that leave directions of a full covariance undetermined.
+        """
+        least = 2 * q.dim
+        if q.structure.rank == 2 and self.draws.num_samples < least:
+            raise InputError(
+                f"fixed draws determine a full covariance in {q.dim} dimensions if there are at least {least} of them: "
+                f"with fewer the objective has no minimum; got {self.draws.num_samples}. "
+                f"Use Fixed({least}) or more, or a DiagonalGaussian."
+            )
+        pulled = seen.pulled / len(seen.z)
+        return Framed(pulled.sum(0), q.one_sided(q.outer(pulled, seen.z)))

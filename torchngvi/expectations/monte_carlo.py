@@ -22,15 +22,15 @@ from torchngvi.interfaces import Cost, Expectation, LinearTarget, Posterior, Tar
 class MonteCarlo(Drawing):
     """Value, α and β of `Sites` as averages over S draws of each predictor; the prior stays exact.
 
-    All three are unbiased, and of noise: steps found by trial are refused.
+    All three are unbiased, and of noise: steps found by trial are refused.  So they are with `Fixed`
+    draws, of whose mean of f the mean of f'' is not the derivative.
 
     Args:
-        num_samples: S, even when antithetic.
-        antithetic: draw z and -z, which makes α exact for quadratic likelihoods.
-        generator: of the draws; its state is saved with the optimizer.
+        draws: S for S antithetic draws, which make α exact for quadratic likelihoods; or `Independent`,
+            `Antithetic`, `Quasi`, `Fixed`; their dimensions are the rows.
 
     Raises:
-        InputError: a number of samples that is not positive, or odd when antithetic.
+        InputError: no draws, or a number that is not positive and even.
 
     >>> from torchngvi import SRVN, CholeskyGaussian, GeneralizedLinear
     >>> X, y = torch.eye(4), torch.tensor([0.0, 1.0, 1.0, 0.0])
@@ -45,10 +45,11 @@ class MonteCarlo(Drawing):
         """Evaluate at q, with new draws."""
         assert isinstance(target, LinearTarget)
         value, sites = target.expected_energy(q.frame(), self._expected)
-        return Expectation(value, sites, target.temperature, False, Cost(self.num_samples, self.num_samples))
+        draws = self.draws.num_samples
+        return Expectation(value, sites, target.temperature, False, Cost(draws, draws))
 
     def _expected(self, likelihood: Any, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        eta = (mean + variance.sqrt() * self.draw(mean)).requires_grad_()
+        eta = (mean + variance.sqrt() * self.draws(mean)).requires_grad_()
         with torch.enable_grad():
             energy = likelihood.energy(eta, y)
             (slope,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)

@@ -1,12 +1,12 @@
 """Monte Carlo from gradients alone: Stein's identity with the sticking-the-landing residual.
 
-With θ = m + C z and r = Cᵀ∇ℓ(θ) - γz, both a = E[r] and W = γI + E[r zᵀ] (Lin et al. 2019; Roeder
-et al. 2017).  γz is a control variate: where q is the exact Gaussian posterior, r = 0 for each draw.
+    r = Cᵀ∇ℓ(m + C z) - γz        a = E[r]        W = γI + E[r zᵀ]
+
+(Lin, Khan and Schmidt 2019; Roeder, Wu and Duvenaud 2017).  γz is a control variate: where q is the
+exact Gaussian posterior, r = 0 for each draw, and neither a nor W has any variance.
 """
 
 from typing import final
-
-import torch
 
 from torchngvi.expectations.drawing import Drawing
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
@@ -14,30 +14,42 @@ from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 
 @final
 class Stein(Drawing):
-    """a and the symmetric part of W from gradients at S draws, in antithetic pairs by default.
+    """a and W from gradients at S draws; the default for a log joint that is only a function.
+
+    Of E[r zᵀ] the symmetric part is taken, which has about half the variance of a triangle of it.  With
+    `Fixed` draws a and W are the exact derivative of the mean of ℓ over them, steps can be found by
+    trial, and the residual makes no difference: such draws have mean 0 and covariance I.  In natural
+    coordinates that mean is a function of (S m, S) through the root T⁻ᵀ, S = T Tᵀ.
 
     Args:
-        num_samples: S, even when antithetic.
-        antithetic: draw z and -z, which makes a exact for quadratic ℓ.
-        generator: of the draws; its state is saved with the optimizer.
+        draws: S for S antithetic draws, which make a exact for quadratic ℓ; or `Independent`,
+            `Antithetic`, `Quasi`, `Fixed`.
 
     Raises:
-        InputError: a number of samples that is not positive, or odd when antithetic.
+        InputError: no draws, or a number that is not positive and even; on use, a log joint that does
+            not depend on theta, fixed draws fewer than 2D for a full covariance.
+
+    >>> import torch
+    >>> from torchngvi import VN, CholeskyGaussian, Stein
+    >>> from torchngvi.expectations import Fixed
+    >>> q = CholeskyGaussian(1, dtype=torch.float64)
+    >>> opt = VN(q, estimator=Stein(Fixed(64)))  # no learning rate
+    >>> for _ in range(10):
+    ...     loss = opt.step(lambda theta: -2 * (theta - 3).square().sum(-1))
+    >>> round(q.mean.item(), 9), round(q.variance.item(), 9)
+    (3.0, 0.25)
     """
 
-    needs = Target
+    derives_value = True
 
     def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
-        """Evaluate at q, with new draws."""
-        frame = q.frame()
-        z = self.draw(q.mean_probe.detach())
-        theta = (frame.mean + frame.push(z)).requires_grad_()
-        with torch.enable_grad():
-            energy = -target.log_joint(theta)
-            (gradient,) = torch.autograd.grad(energy.sum(), theta)
-        residual = (frame.pull(gradient) - target.temperature * z) / self.num_samples
-        W = q.structure.symmetric_part(q.outer(residual, z))
-        a = residual.sum(0)
-        W = W + target.temperature * q.structure.eye(a)
-        value = energy.detach().mean(0)
-        return Expectation(value, Framed(a, W), target.temperature, False, Cost(self.num_samples, 0))
+        """Evaluate at q."""
+        seen, gamma = self.see(q, target), target.temperature
+        if self.comparable:
+            packet = self.derivative_of_mean(q, seen)
+        else:
+            residual = (seen.pulled - gamma * seen.z) / len(seen.z)
+            a = residual.sum(0)
+            packet = Framed(a, q.structure.symmetric_part(q.outer(residual, seen.z)) + gamma * q.structure.eye(a))
+        comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
+        return Expectation(seen.energy.mean(0), packet, gamma, comparable, cost)

@@ -1,27 +1,34 @@
-"""Any differentiable log joint, given as a function."""
+"""Any differentiable log joint, given as a function: of all draws at once, or of one."""
 
 import math
 from collections.abc import Callable
-from typing import final
+from dataclasses import dataclass
+from typing import Self, final
 
+import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
+
+_WORDS_OF_VMAP = ("vmap", "doesn't have storage")  # in the errors it raises
 
 
 @final
 class LogJoint(Target):
     """log p(data, θ) as a function of θ.
 
+    A value that is NaN or infinite is passed on: a step that meets one is not taken.
+
     Args:
         function: θ (S, *batch, D) -> (S, *batch), the log joint of each of S draws; normalising
-            constants may be left out, then the loss lacks them too.
+            constants may be left out, then the loss lacks them too.  For a function of one θ (D,) see
+            `vmapped` and `looped`.
         temperature: γ, the weight of the entropy.
 
     Raises:
-        InputError: something that cannot be called; on use, a result of another shape than
-            (S, *batch).
+        InputError: something that cannot be called; on use, a result that is no tensor, complex, or of
+            another shape than (S, *batch).
 
     >>> import torch
     >>> LogJoint(lambda theta: -0.5 * theta.square().sum(-1)).log_joint(torch.ones(1, 2)).tolist()
@@ -29,26 +36,114 @@ class LogJoint(Target):
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], temperature: float = 1.0) -> None:
-        if not callable(function):
-            raise InputError(f"LogJoint takes a function of theta; got {type(function).__name__}.")
+        _check_callable(function)
         if not (temperature >= 0 and math.isfinite(temperature)):
             raise InputError(f"temperature is the weight of the entropy, finite and not negative; got {temperature}.")
         self.function = function
         self.temperature = float(temperature)
 
+    @classmethod
+    def vmapped(
+        cls,
+        function: Callable[[Tensor], Tensor],  # (D,) -> ()
+        temperature: float = 1.0,
+    ) -> Self:
+        """From a function of one θ, evaluated at all draws at once by `torch.func.vmap`.
+
+        Raises:
+            InputError: as `LogJoint`; on use, a function that vmap cannot take.
+
+        >>> LogJoint.vmapped(lambda theta: -theta @ theta).log_joint(torch.ones(3, 2)).tolist()
+        [-2.0, -2.0, -2.0]
+        """
+        _check_callable(function)
+        return cls(_Vmapped(function), temperature)
+
+    @classmethod
+    def looped(
+        cls,
+        function: Callable[[Tensor], Tensor],  # (D,) -> ()
+        temperature: float = 1.0,
+    ) -> Self:
+        """From a function of one θ, called for one draw after another: slow, and takes any function.
+
+        Raises:
+            InputError: as `LogJoint`.
+
+        >>> target = LogJoint.looped(lambda theta: -theta @ theta if theta[0] > 0 else theta[0])
+        >>> target.log_joint(torch.eye(2)).tolist()
+        [-1.0, 0.0]
+        """
+        _check_callable(function)
+        return cls(_Looped(function), temperature)
+
     def log_joint(self, theta: Tensor) -> Tensor:
         """The user's function, its result checked."""
-        value = self.function(theta)
-        if not isinstance(value, Tensor):
-            raise InputError(f"the log joint must return a tensor; got {type(value).__name__}.")
-        if value.is_complex() or value.shape != theta.shape[:-1]:
+        value, shape = _real(self.function(theta)), theta.shape[:-1]
+        if value.shape != shape:
+            one = " If the function is of one theta (D,), wrap it: LogJoint.vmapped(f)." if value.ndim == 0 else ""
             raise InputError(
-                f"the log joint must map theta of shape {tuple(theta.shape)} to one real value a draw, "
-                f"shape {tuple(theta.shape[:-1])}; got {value.dtype} of shape {tuple(value.shape)}. "
-                "Sum over data and coordinates, keep the leading dimensions."
+                f"the log joint must map theta of shape {tuple(theta.shape)} to one value a draw, "
+                f"shape {tuple(shape)}; got shape {tuple(value.shape)}. "
+                f"Sum over data and coordinates, keep the leading dimensions.{one}"
             )
         return value
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Unknown: what a function closes over may change, so that only the step after `evaluate` reuses its work."""
         return ()
+
+
+@dataclass(frozen=True)
+class _Vmapped:
+    """All draws at once: the function sees one θ (D,), its operations see all."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        try:
+            values = torch.func.vmap(lambda one: _number(self.function(one)))(theta.flatten(0, -2))
+        except RuntimeError as error:
+            if not any(word in str(error) for word in _WORDS_OF_VMAP):
+                raise
+            reason = str(error).split(". ")[0].rstrip(".")
+            raise InputError(
+                f"torch.func.vmap cannot take this log joint ({reason}). "
+                "Write it for theta of shape (S, D), or use LogJoint.looped(f)."
+            ) from error
+        return values.unflatten(0, theta.shape[:-1])
+
+
+@dataclass(frozen=True)
+class _Looped:
+    """One draw after another."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        values = [_number(self.function(one)) for one in theta.flatten(0, -2)]
+        return torch.stack(values).unflatten(0, theta.shape[:-1])
+
+
+def _check_callable(function: object) -> None:
+    if not callable(function):
+        raise InputError(f"LogJoint takes a function of theta; got {type(function).__name__}.")
+
+
+def _real(value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise InputError(f"the log joint must return a tensor; got {type(value).__name__}.")
+    if value.is_complex():
+        raise InputError(f"the log joint must be real; got {value.dtype}. Return its real part.")
+    return value
+
+
+def _number(value: object) -> Tensor:
+    """The result at one θ."""
+    value = _real(value)
+    if value.ndim:
+        raise InputError(
+            f"the log joint of one theta must be one number, of shape (); got shape {tuple(value.shape)}. "
+            "Sum over data and coordinates."
+        )
+    return value

@@ -62,10 +62,10 @@ class SufficientDecrease(StepSize):
 
     def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
         """Keep the trial where L fell by c ρ s, up to rounding; NaN is a rejection."""
-        before, after, slope, length, rho = trial
+        before, after, slope, length, rho, slack = trial
         promised, decrease = rho * slope, before - after
         rounding = 64 * torch.finfo(before.dtype).eps * before.abs().clamp_min(1.0)
-        accept = decrease >= self.decrease * promised - rounding
+        accept = decrease >= self.decrease * promised - rounding - slack
         good = decrease >= _GOOD * promised - rounding
 
         grown = torch.where(good, torch.maximum(state["reach"], self.grow * length), state["reach"])

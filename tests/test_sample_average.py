@@ -1,0 +1,428 @@
+"""`fit` on a log joint, without an optimizer: a rough mode, sample averages that grow, a check."""
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit, mode
+from torchngvi.errors import InputError
+from torchngvi.expectations import Stein
+from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.guarded import Guarded
+
+FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def logistic(rows=60, dim=4):
+    generator = torch.Generator().manual_seed(1)
+    X = torch.randn(rows, dim, generator=generator, dtype=torch.float64)
+    y = (torch.rand(rows, generator=generator, dtype=torch.float64) < torch.sigmoid(X.sum(-1))).double()
+    return GeneralizedLinear(X, y, prior_precision=1.0)
+
+
+def quadratic(dim, seed=2):
+    """H, m, and log N(m, H⁻¹) up to a constant."""
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randn(dim, dim, generator=generator, dtype=torch.float64)
+    H = root @ root.mT + 0.1 * torch.eye(dim, dtype=torch.float64)
+    m = torch.randn(dim, generator=generator, dtype=torch.float64)
+    return H, m, lambda theta: -0.5 * (((theta - m) @ H) * (theta - m)).sum(-1)
+
+
+def quiet(q, target, **options):
+    return fit(q, target, progress=False, **options)
+
+
+# ------------------------------------------------------------------------------------ the packet
+
+
+class TestSampleAverage:
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("gamma", [0.5, 1.0])
+    def test_exact_on_quadratics(self, family, gamma):
+        """a = Cᵀg and W = Π(CᵀHC) from any whitened draws, where E_q[ℓ] is a quadratic."""
+        H, m, f = quadratic(3)
+        q = family(3, mean=torch.tensor([0.3, -0.2, 0.1]), scale=torch.tensor([0.5, 1.0, 2.0]), dtype=torch.float64)
+        e = SampleAverage(Fixed(8))(q, LogJoint(f, temperature=gamma), {})
+        root = q.structure.to_dense(q.frame().root)
+        expected = root.mT @ H @ root
+        if family is DiagonalGaussian:
+            expected = expected.diagonal()
+            torch.testing.assert_close(e.derivative.a, root.mT @ H @ (q.mean - m), rtol=0, atol=1e-12)
+            return  # products of coordinates are not whitened, W is noisy
+        torch.testing.assert_close(e.derivative.a, root.mT @ H @ (q.mean - m), rtol=0, atol=1e-12)
+        torch.testing.assert_close(e.derivative.W, expected, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_noise_is_the_variance_over_seeds(self, family):
+        """noise² is the mean of |∇L estimated - ∇L|²_F⁻¹ over independent draws, or more.
+
+        Whitening takes away what is quadratic in z, which the formula does not know: at few dimensions most of it.
+        """
+        shares = {}
+        for dim in (3, 12):
+            model = logistic(rows=20, dim=dim)
+            q, target = family(dim, dtype=torch.float64), LogJoint(model.log_joint)
+            quiet(q, model)
+            packets = [SampleAverage(Fixed(32, seed=seed))(q, target, {}) for seed in range(200)]
+            a, W = (torch.stack([getattr(e.derivative, name) for e in packets]) for name in ("a", "W"))
+            spread = (a - a.mean(0)).square().sum(-1) + 0.5 * (W - W.mean(0)).flatten(1).square().sum(-1)
+            shares[dim] = float(spread.mean() / torch.stack([e.noise2 for e in packets]).mean())
+        assert 0.03 < shares[3] < shares[12] < 1.1
+
+    def test_less_noise_than_the_derivative_of_the_mean(self):
+        """The symmetric part is nearer to the optimum than the triangle."""
+        model = logistic(rows=20, dim=6)
+        q = CholeskyGaussian(6, dtype=torch.float64)
+        quiet(q, model)
+        target, gaps = LogJoint(model.log_joint), []
+        for estimator in (SampleAverage, Stein):
+            packets = [estimator(Fixed(32, seed=seed))(q, target, {}) for seed in range(100)]
+            gaps.append(sum(float(q.norm2(q.local(e))) for e in packets))
+        assert gaps[0] < 0.75 * gaps[1]
+
+
+# ------------------------------------------------------------------------------------ the mode
+
+
+class TestMode:
+    def test_quadratic(self):
+        """One Hessian and one step; the covariance is H⁻¹, the evidence Laplace's, which is exact."""
+        H, m, f = quadratic(5)
+        found = mode.find_mode(LogJoint(f), torch.zeros(5, dtype=torch.float64), 100)
+        assert found.found
+        torch.testing.assert_close(found.theta, m, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.root @ found.root.mT, torch.linalg.inv(H), rtol=1e-5, atol=1e-6)
+        exact = 2.5 * math.log(2 * math.pi) - 0.5 * float(torch.logdet(H))
+        assert found.log_evidence == pytest.approx(exact, abs=1e-5)
+        assert found.gradients <= 1 + 5 + 2 + 5
+
+    def test_temperature(self):
+        H, _, f = quadratic(3)
+        found = mode.find_mode(LogJoint(f, temperature=0.25), torch.zeros(3, dtype=torch.float64), 100)
+        torch.testing.assert_close(found.root @ found.root.mT, 0.25 * torch.linalg.inv(H), rtol=1e-4, atol=1e-6)
+
+    def test_badly_scaled(self):
+        scales = torch.tensor([1e-4, 1.0, 1e4], dtype=torch.float64)
+        f = LogJoint(lambda theta: -torch.cosh((theta - scales) / scales).log().sum(-1))
+        found = mode.find_mode(f, torch.zeros(3, dtype=torch.float64), 500)
+        assert found.found
+        assert bool(((found.theta - scales) / scales).abs().max() < 0.6)
+
+    def test_a_saddle_is_left(self):
+        """At 0 the Hessian is indefinite: its eigenvalues are repaired, and the search goes on to a minimum."""
+        f = LogJoint(lambda theta: -((theta[..., 0] ** 2 - 1) ** 2) - theta[..., 1] ** 2)
+        found = mode.find_mode(f, torch.tensor([0.1, 0.5], dtype=torch.float64), 500)
+        assert abs(abs(float(found.theta[0])) - 1) < 0.2
+
+    def test_nothing_finite(self):
+        f = LogJoint(lambda theta: theta.sum(-1).log())
+        assert mode.find_mode(f, -torch.ones(2, dtype=torch.float64), 100) is None
+
+    def test_budget(self):
+        f = LogJoint(lambda theta: -(theta.square().sum(-1) + 1).sqrt())
+        start = 100 * torch.ones(4, dtype=torch.float64)
+        found = mode.find_mode(f, start, 10)
+        assert not found.found
+        assert found.gradients <= 10 + 4 + 30
+
+    def test_flat(self):
+        found = mode.find_mode(LogJoint(lambda theta: 0 * theta.sum(-1)), torch.zeros(2, dtype=torch.float64), 50)
+        torch.testing.assert_close(found.root, torch.eye(2, dtype=torch.float64))
+
+
+# ------------------------------------------------------------------------------------ the fit
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quadratics_are_exact(family):
+    H, m, f = quadratic(4)
+    q = family(4, dtype=torch.float64)
+    result = quiet(q, f)
+    assert result.converged
+    if family is not DiagonalGaussian:
+        assert result.trace[-1].gradients < 100
+        torch.testing.assert_close(q.mean, m, rtol=0, atol=1e-6)
+        torch.testing.assert_close(q.covariance, torch.linalg.inv(H), rtol=1e-6, atol=1e-6)
+    else:
+        torch.testing.assert_close(q.variance.reciprocal(), H.diagonal(), rtol=0.2, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_the_promised_gap(family, gamma):
+    """A black box ends as near to the exact optimum as it says, within a factor of four."""
+    model = logistic()
+    model.temperature = gamma
+    exact = family(4, dtype=torch.float64)
+    lowest = quiet(exact, model).loss
+    q = family(4, dtype=torch.float64)
+    result = quiet(q, LogJoint(model.log_joint, temperature=gamma))
+    assert result.converged, result.reason
+    with torch.no_grad():
+        gap = (float(model.negative_elbo(q)) - lowest) / gamma
+    assert 0 <= gap < 4 * 0.5 * 0.1**2
+
+
+def test_a_smaller_tolerance_comes_nearer():
+    model, gaps = logistic(), []
+    exact = CholeskyGaussian(4, dtype=torch.float64)
+    lowest = quiet(exact, model).loss
+    for tolerance in (1.0, 0.1, 0.03):
+        q = CholeskyGaussian(4, dtype=torch.float64)
+        result = quiet(q, model.log_joint, tolerance=tolerance)
+        assert result.converged
+        with torch.no_grad():
+            gaps.append(float(model.negative_elbo(q)) - lowest)
+        assert gaps[-1] < 2 * tolerance**2
+    assert gaps[2] < 1e-3
+
+
+def test_the_verdict_tells_all():
+    q = CholeskyGaussian(4, dtype=torch.float64)
+    result = quiet(q, logistic().log_joint)
+    pattern = (
+        r"^converged, natural-gradient norm \S+ with \d+ draws, about \S+ nats from the best q; on 1024 fresh draws "
+        r"the ELBO is \S+ ± \S+, importance sampling would keep \d+% of them, and 2 other starts found nothing "
+        r"better\. Negative ELBO \S+ after \d+ evaluations\.$"
+    )
+    assert re.match(pattern, str(result)), str(result)
+    gradients = [record.gradients for record in result.trace]
+    assert gradients == sorted(gradients)
+    assert result.norm <= 0.1
+
+
+def test_the_same_seed_is_the_same_run():
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        q = CholeskyGaussian(4, dtype=torch.float64)
+        quiet(q, logistic().log_joint)
+        runs.append(q.scale_tril.clone())
+    assert torch.equal(*runs)
+
+
+def test_batches():
+    """Two posteriors at once end where each ends alone, within their noise."""
+    targets = torch.tensor([[0.5, -1.0], [2.0, 0.0]], dtype=torch.float64)
+    f = LogJoint(lambda theta: -torch.cosh(theta - targets).log().sum(-1) - 0.1 * theta.square().sum(-1))
+    q = CholeskyGaussian(2, (2,), dtype=torch.float64)
+    result = quiet(q, f)
+    assert result.converged
+    assert result.members_converged.tolist() == [True, True]
+    for i in range(2):
+        alone = CholeskyGaussian(2, dtype=torch.float64)
+        one = LogJoint(lambda theta, i=i: -torch.cosh(theta - targets[i]).log().sum(-1) - 0.1 * theta.square().sum(-1))
+        quiet(alone, one)
+        torch.testing.assert_close(q.mean[i], alone.mean, rtol=0, atol=0.15)
+
+
+def test_float32():
+    q = CholeskyGaussian(4)
+    model = logistic()
+    result = quiet(q, lambda theta: model.log_joint(theta.double()).float())
+    assert result.converged, result.reason
+    assert q.dtype == torch.float32
+
+
+def test_another_mode_is_found():
+    """Started in the lesser of two modes, the check from other starts finds the better one."""
+
+    def two(theta):
+        near = -0.5 * (theta - 0.0).square().sum(-1) * 400 - 6
+        far = -0.5 * (theta - 1.0).square().sum(-1) * 4
+        return torch.logaddexp(near, far)
+
+    torch.manual_seed(3)
+    q = CholeskyGaussian(2, dtype=torch.float64)
+    result = quiet(q, two)
+    assert result.converged, result.reason
+    torch.testing.assert_close(q.mean, torch.ones(2, dtype=torch.float64), rtol=0, atol=0.1)
+
+
+def test_a_start_without_density():
+    """log theta needs theta > 0, and q starts at 0."""
+    f = LogJoint(
+        lambda theta: torch.where(theta > 0, theta.clamp_min(1e-300).log() * 50 - 50 * theta, -torch.inf).sum(-1)
+    )
+    q = CholeskyGaussian(1, dtype=torch.float64)
+    result = quiet(q, f)
+    assert math.isfinite(result.loss)
+    assert float(q.mean) == pytest.approx(1.0, abs=0.1)
+
+
+# ------------------------------------------------------------------------------------ what goes wrong
+
+
+def test_a_log_joint_that_fails_now_and_then():
+    calls = itertools.count(1)
+
+    def f(theta):
+        if next(calls) % 5 == 0:
+            raise RuntimeError("disk on fire")
+        return -0.5 * (theta - 1).square().sum(-1) - 0.1 * theta.pow(4).sum(-1)
+
+    q = CholeskyGaussian(3, dtype=torch.float64)
+    assert quiet(q, f).converged
+
+
+def test_a_log_joint_that_fails_for_good():
+    calls = itertools.count(1)
+
+    def f(theta):
+        if next(calls) > 6:
+            raise RuntimeError("gone")
+        return -0.5 * (theta - 1).square().sum(-1) - 0.1 * theta.pow(4).sum(-1)
+
+    q = CholeskyGaussian(3, dtype=torch.float64)
+    result = quiet(q, f)
+    assert not result.converged
+    assert re.search(r"The log joint failed \d+ times?: RuntimeError: gone\.$", result.reason)
+    assert bool(torch.isfinite(q.mean).all())
+
+
+def test_an_error_at_the_first_call_is_the_users():
+    with pytest.raises(ZeroDivisionError):
+        quiet(CholeskyGaussian(2), lambda theta: 1 / 0)
+
+
+def test_improper():
+    q = CholeskyGaussian(2, dtype=torch.float64)
+    result = quiet(q, lambda theta: -theta[..., 0].square())
+    assert not result.converged
+    assert re.match(
+        "because the negative ELBO falls without bound, .* nats so far: the log joint does not confine q. "
+        "Give every parameter a proper prior.$",
+        result.reason,
+    ), result.reason
+
+
+def test_never_finite():
+    q = CholeskyGaussian(2, dtype=torch.float64)
+    result = quiet(q, lambda theta: theta.sum(-1) * torch.nan)
+    assert result.reason == (
+        "because the negative ELBO is nan at this q: the log joint is not finite at some of its draws. Start from "
+        "another mean or a smaller scale (initialize_), or transform constrained coordinates."
+    )
+    assert torch.equal(q.mean, torch.zeros(2, dtype=torch.float64))
+
+
+def test_a_support_no_gaussian_fits_in():
+    """Finite at the draws of the fit, infinite at a few of the fresh ones."""
+    f = LogJoint(lambda theta: torch.where(theta.abs() < 2.6, -0.5 * theta.square() * 1.2, -torch.inf).sum(-1))
+    q = CholeskyGaussian(1, dtype=torch.float64)
+    result = quiet(q, f)
+    assert not result.converged
+    assert re.match(
+        r"because the log joint is not finite at \d+ of 1024 draws from q: no Gaussian fits inside its support\. "
+        r"Transform the constrained coordinates\.$",
+        result.reason,
+    ), result.reason
+
+
+def test_too_few_draws(monkeypatch):
+    monkeypatch.setattr("torchngvi.sample_average._MOST", 64)
+    q = CholeskyGaussian(4, dtype=torch.float64)
+    result = quiet(q, logistic(rows=10).log_joint, tolerance=1e-3)
+    assert re.match(
+        r"because 64 draws leave a natural-gradient norm of \S+ against a tolerance of 0\.001: q is about \S+ nats "
+        r"from the best of its family\. Raise the tolerance, or transform the model to be nearer to a Gaussian\.$",
+        result.reason,
+    ), result.reason
+    assert not result.converged
+
+
+def test_budget_and_callbacks():
+    q = CholeskyGaussian(4, dtype=torch.float64)
+    result = quiet(q, logistic(rows=10).log_joint, tolerance=1e-3, max_evaluations=3)
+    assert not result.converged
+    assert re.match(r"because the budget of 3 evaluations is used up \(natural-gradient norm", result.reason)
+    assert result.evaluations >= 3
+    seen = []
+    result = quiet(
+        CholeskyGaussian(4, dtype=torch.float64), logistic().log_joint, callbacks=[lambda r: seen.append(r) or 1]
+    )
+    assert len(seen) == 1
+    assert re.match("because a callback stopped it at natural-gradient norm", result.reason)
+
+
+def test_an_interrupt_keeps_q():
+    calls = itertools.count(1)
+    model = logistic(rows=10)
+
+    def f(theta):
+        if next(calls) > 15:
+            raise KeyboardInterrupt
+        return model.log_joint(theta)
+
+    q = CholeskyGaussian(4, dtype=torch.float64)
+    result = quiet(q, f, tolerance=1e-3)
+    assert result.reason == "because it was interrupted."
+    with torch.no_grad():
+        start = CholeskyGaussian(4, dtype=torch.float64)
+        assert float(model.negative_elbo(q)) < float(model.negative_elbo(start))
+
+
+def test_resume_is_exact(tmp_path):
+    model, runs = logistic(rows=10), []
+    for stop in (None, 20):
+        torch.manual_seed(5)
+        calls = itertools.count(1)
+
+        def f(theta, stop=stop, calls=calls):
+            if stop is not None and next(calls) == stop:
+                raise KeyboardInterrupt
+            return model.log_joint(theta)
+
+        file = tmp_path / f"{stop}.pt"
+        q = CholeskyGaussian(4, dtype=torch.float64)
+        result = quiet(q, f, tolerance=0.03, checkpoint=file)
+        if stop is not None:
+            assert result.reason == "because it was interrupted."
+            torch.manual_seed(99)  # the checkpoint decides
+            q = CholeskyGaussian(4, dtype=torch.float64)
+            result = quiet(q, f, tolerance=0.03, checkpoint=file)
+        assert result.converged, result.reason
+        runs.append((q.scale_tril.clone(), result.trace[-1][:-1]))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+
+
+def test_a_checkpoint_of_another_method(tmp_path):
+    file, q = tmp_path / "run.pt", CholeskyGaussian(4, dtype=torch.float64)
+    quiet(q, logistic(), checkpoint=file)
+    text = f"{file} is a run of VN, this is VN by sample averages. Remove it, or name another file."
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        quiet(q, logistic().log_joint, checkpoint=file)
+
+
+def test_guarded_passes_on_its_own_errors():
+    target = Guarded(LogJoint(lambda theta: theta))
+    with pytest.raises(InputError, match="^the log joint must map theta"):
+        target.log_joint(torch.ones(2, 3))
+
+
+def test_resample_keeps_the_memory():
+    model = logistic()
+    q = CholeskyGaussian(4, dtype=torch.float64)
+    opt = VN(q, estimator=SampleAverage(Fixed(32, seed=1)))
+    target = Guarded(LogJoint(model.log_joint))
+    for _ in range(6):
+        opt.step(target)
+    kept = opt.state[q.mean_probe]["kept"].clone()
+    assert float(kept.sum()) > 0
+    opt.resample(SampleAverage(Fixed(64, seed=2)))
+    opt.evaluate(target)
+    assert torch.equal(opt.state[q.mean_probe]["kept"], kept)
+    q.initialize_(1.0)
+    opt.evaluate(target)
+    assert float(opt.state[q.mean_probe]["kept"].sum()) == 0

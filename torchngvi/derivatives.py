@@ -1,0 +1,112 @@
+"""Derivatives of a log joint that is batched over draws: gradients, and curvature in batched calls.
+
+The Hessian is never taken row after row: H v for many directions v at once is one call at copies of
+θ, one direction a copy, and one double backward pass (Pearlmutter 1994), as θ has a sample dimension
+anyway.
+"""
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Target
+
+
+def energy_and_gradient(
+    target: Target,
+    theta: Tensor,  # (S, *batch, D)
+) -> tuple[Tensor, Tensor]:
+    """ℓ (S, *batch) and ∇ℓ (S, *batch, D), ℓ = -log joint.
+
+    Raises:
+        InputError: a log joint that does not depend on theta.
+
+    >>> from torchngvi import LogJoint
+    >>> energy_and_gradient(LogJoint(lambda theta: -theta.square().sum(-1)), torch.ones(1, 2))
+    (tensor([2.]), tensor([[2., 2.]]))
+    """
+    with torch.enable_grad():
+        theta = theta.detach().requires_grad_()
+        energy = -target.log_joint(theta)
+        (gradient,) = torch.autograd.grad(_checked(energy).sum(), theta, allow_unused=True)
+    return energy.detach(), _used(gradient)
+
+
+def mean_hessian_products(
+    target: Target,
+    theta: Tensor,  # (S, *batch, D)
+    directions: Tensor,  # v, (K, *batch, D)
+    chunk: int,
+) -> Tensor:
+    """mean_s ∇²ℓ(θ_s) v_k, (K, *batch, D), from calls at no more than `chunk` copies of θ each.
+
+    Raises:
+        InputError: a log joint that does not depend on theta.
+
+    >>> from torchngvi import LogJoint
+    >>> target = LogJoint(lambda theta: -theta.pow(3).sum(-1))
+    >>> mean_hessian_products(target, torch.ones(1, 2), torch.eye(2), chunk=64).tolist()
+    [[6.0, 0.0], [0.0, 6.0]]
+    """
+    parts: list[Tensor] = []
+    for some in directions.split(max(1, chunk // len(theta))):
+        sums = [_products(target, draws, some) for draws in theta.split(chunk)]
+        parts.append(torch.stack(sums).sum(0))
+    return torch.cat(parts) / len(theta)
+
+
+def mean_hessian(
+    target: Target,
+    theta: Tensor,  # (S, *batch, D)
+    chunk: int,
+) -> Tensor:
+    """mean_s ∇²ℓ(θ_s), (*batch, D, D), symmetric to the last bit; as `mean_hessian_products`.
+
+    >>> from torchngvi import LogJoint
+    >>> mean_hessian(LogJoint(lambda theta: -theta.prod(-1)), torch.ones(1, 2), chunk=64).tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    dim = theta.shape[-1]
+    eye = torch.eye(dim, dtype=theta.dtype, device=theta.device)
+    eye = eye.reshape(dim, *(1,) * (theta.ndim - 2), dim).expand(dim, *theta.shape[1:])
+    H = mean_hessian_products(target, theta, eye, chunk).movedim(0, -2)
+    return 0.5 * (H + H.mT)
+
+
+def _products(
+    target: Target,
+    theta: Tensor,  # (S, *batch, D)
+    directions: Tensor,  # (K, *batch, D)
+) -> Tensor:
+    """Σ_s ∇²ℓ(θ_s) v_k, (K, *batch, D), from one call."""
+    shape = (len(directions), *theta.shape)
+    with torch.enable_grad():
+        copies = theta.detach().expand(shape).flatten(0, 1).requires_grad_()
+        v = directions[:, None].expand(shape).flatten(0, 1)
+        energy = _checked(-target.log_joint(copies))
+        (gradient,) = torch.autograd.grad(energy.sum(), copies, create_graph=True, allow_unused=True)
+        along = (_used(gradient) * v).sum()
+        if not along.requires_grad:  # the gradient is constant
+            return torch.zeros_like(directions)
+        (products,) = torch.autograd.grad(along, copies, allow_unused=True)
+    if products is None:
+        return torch.zeros_like(directions)
+    return products.unflatten(0, shape[:2]).sum(1)
+
+
+def _checked(energy: Tensor) -> Tensor:
+    if not energy.requires_grad:
+        raise InputError(_INDEPENDENT)
+    return energy
+
+
+def _used(gradient: Tensor | None) -> Tensor:
+    if gradient is None:
+        raise InputError(_INDEPENDENT)
+    return gradient
+
+
+_INDEPENDENT = (
+    "the log joint does not depend on theta: its result has no gradient with respect to it. "
+    "Compute it from the theta it is given, by torch operations without detach(), item() or NumPy."
+)

@@ -1,0 +1,224 @@
+"""Draws of z ~ N(0, I), S at a time: what every estimator of a black box stands on.
+
+    Independent   as they come
+    Antithetic    in pairs z, -z: odd functions of z have mean 0 exactly
+    Quasi         Sobol points, scrambled anew at each call, through the inverse of Φ
+    Fixed         the same antithetic draws at each call, with covariance I exactly
+
+With fixed draws the objective is an ordinary function (sample average approximation: Burroni, Domke
+and Sheldon 2023; Giordano, Ingram and Broderick 2024), so that steps are found by trial and the fit
+converges, to the optimum of that average.
+"""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+
+_SOBOL_BITS = 30  # of torch's Sobol points
+
+
+class Draws(ABC):
+    """S draws of z ~ N(0, I): abstract, see `Independent`, `Antithetic`, `Quasi` and `Fixed`."""
+
+    comparable: bool  # the same at each call
+    independent: bool  # of one another, or pair of pair
+    mirrored: bool  # z and -z, the second half of the draws that of the first
+    num_samples: int  # S
+    generator: torch.Generator | None  # its state is saved with the optimizer
+
+    @abstractmethod
+    def __call__(
+        self,
+        like: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """z (S, *batch, D), of that dtype and on that device."""
+
+
+@final
+class Independent(Draws):
+    """Independent draws.
+
+    Args:
+        num_samples: S.
+        generator: of the draws; its state is saved with the optimizer.
+
+    Raises:
+        InputError: a number of samples that is not positive.
+
+    >>> Independent(3)(torch.zeros(2)).shape
+    torch.Size([3, 2])
+    """
+
+    comparable, independent, mirrored = False, True, False
+
+    def __init__(self, num_samples: int, generator: torch.Generator | None = None) -> None:
+        self.num_samples, self.generator = _positive(num_samples), generator
+
+    def __call__(self, like: Tensor) -> Tensor:
+        """z (S, *batch, D), new at each call."""
+        return _randn(self.num_samples, like, self.generator)
+
+
+@final
+class Antithetic(Draws):
+    """Draws in pairs z, -z: the means of odd functions are exact, among them the gradient of a quadratic.
+
+    Args:
+        num_samples: S, the mirror images included, even.
+        generator: of the draws; its state is saved with the optimizer.
+
+    Raises:
+        InputError: a number of samples that is not positive and even.
+
+    >>> z = Antithetic(4)(torch.zeros(2))
+    >>> bool((z[:2] == -z[2:]).all())
+    True
+    """
+
+    comparable, independent, mirrored = False, True, True
+
+    def __init__(self, num_samples: int, generator: torch.Generator | None = None) -> None:
+        self.num_samples, self.generator = _even(num_samples), generator
+
+    def __call__(self, like: Tensor) -> Tensor:
+        """z (S, *batch, D), new at each call."""
+        return _with_mirror_images(_randn(self.num_samples // 2, like, self.generator))
+
+
+@final
+class Quasi(Draws):
+    """Sobol points through Φ⁻¹, scrambled anew at each call: unbiased, of smaller error in few dimensions.
+
+    A random linear scrambling of the digits (Matoušek 1998) for all members of a batch, and a random
+    digital shift for each.
+
+    Args:
+        num_samples: S; powers of two are best.
+        seed: of the scrambling; the state it has reached is saved with the optimizer.
+
+    Raises:
+        InputError: a number of samples that is not positive; on use, more than 21201 dimensions.
+
+    >>> z = Quasi(1024)(torch.zeros(2))
+    >>> bool((z.mean(0).abs() < 0.01).all())
+    True
+    """
+
+    comparable, independent, mirrored = False, False, False
+    generator: torch.Generator
+
+    def __init__(self, num_samples: int, seed: int = 0) -> None:
+        self.num_samples = _positive(num_samples)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, like: Tensor) -> Tensor:
+        """z (S, *batch, D), scrambled anew."""
+        dim = like.shape[-1]
+        if dim > torch.quasirandom.SobolEngine.MAXDIM:
+            raise InputError(
+                f"Quasi knows Sobol points of up to {torch.quasirandom.SobolEngine.MAXDIM} dimensions; got {dim}. "
+                "Use Antithetic."
+            )
+        top = 2**_SOBOL_BITS
+        seed, *_ = torch.randint(top, (1,), generator=self.generator).tolist()
+        engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
+        digits = (engine.draw(self.num_samples, dtype=torch.float64) * top).long()
+        shift = torch.randint(top, like.shape, generator=self.generator)
+        points = digits.reshape(self.num_samples, *(1,) * (like.ndim - 1), dim) ^ shift
+        # the middles of the cells, so that neither 0 nor 1 occurs
+        return torch.special.ndtri((points.double() + 0.5) / top).to(like)
+
+
+@final
+class Fixed(Draws):
+    """The same antithetic draws at each call, whitened: steps by trial and exact convergence on any log joint.
+
+    Z ← Z L⁻ᵀ with ZᵀZ/S = L Lᵀ where S ≥ 2D, so that the draws have mean 0 and covariance I exactly;
+    with fewer, only the variance of each coordinate is 1, which serves a diagonal covariance.  All
+    members of a batch see the same draws.
+
+    The objective is then the average over the draws: the optimum that is found differs from the true
+    one by an error of order 1/√S, the same at each call, which no further step reduces; and it is a
+    function of the root C, so that `CholeskyGaussian` and `NaturalGaussian` find slightly different
+    optima.
+
+    Args:
+        num_samples: S, the mirror images included, even; at least 2D for a full covariance.
+        seed: of the draws, which depend on it, on S and on D only.
+
+    Raises:
+        InputError: a number of samples that is not positive and even.
+
+    >>> z = Fixed(8)(torch.zeros(2, dtype=torch.float64))
+    >>> torch.allclose(z.mT @ z / 8, torch.eye(2, dtype=torch.float64))
+    True
+    """
+
+    comparable, independent, mirrored = True, False, True
+    generator = None
+
+    def __init__(self, num_samples: int, seed: int = 0) -> None:
+        self.num_samples, self.seed = _even(num_samples), seed
+        self._kept: Tensor | None = None
+
+    def __call__(self, like: Tensor) -> Tensor:
+        """z (S, *batch, D), the same at each call."""
+        kept, dim = self._kept, like.shape[-1]
+        if kept is None or (kept.shape[-1], kept.dtype, kept.device) != (dim, like.dtype, like.device):
+            with torch.inference_mode(False), torch.no_grad():
+                self._kept = kept = self._whitened(dim).to(like)
+        return kept.reshape(-1, *(1,) * (like.ndim - 1), dim).expand(-1, *like.shape)
+
+    def _whitened(self, dim: int) -> Tensor:
+        """(S, D), from float64 on the CPU whatever the posterior."""
+        half = self.num_samples // 2
+        generator = torch.Generator().manual_seed(self.seed)
+        z = torch.randn((half, dim), dtype=torch.float64, generator=generator)
+        if half >= dim:
+            basis, factor = torch.linalg.qr(z)  # Z = Q R, L = ±Rᵀ/√(S/2)
+            z = half**0.5 * basis * factor.diagonal().sign()
+        else:
+            z = z / z.square().mean(0).sqrt()
+        return _with_mirror_images(z)
+
+
+def as_draws(draws: Draws | int) -> Draws:
+    """Draws as they are; a number S is Antithetic(S).
+
+    Raises:
+        InputError: neither; a number of samples that is not positive and even.
+
+    >>> as_draws(16).num_samples
+    16
+    """
+    if isinstance(draws, Draws):
+        return draws
+    if isinstance(draws, bool) or not isinstance(draws, int):
+        raise InputError(
+            f"draws must be a number of antithetic draws, or draws such as Independent(16); got {draws!r}."
+        )
+    return Antithetic(draws)
+
+
+def _positive(num_samples: int) -> int:
+    if num_samples < 1:
+        raise InputError(f"num_samples must be at least 1; got {num_samples}.")
+    return num_samples
+
+
+def _even(num_samples: int) -> int:
+    if num_samples < 1 or num_samples % 2:
+        raise InputError(f"num_samples must be even, since the draws come in antithetic pairs; got {num_samples}.")
+    return num_samples
+
+
+def _randn(count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.randn((count, *like.shape), dtype=like.dtype, device=like.device, generator=generator)
+
+
+def _with_mirror_images(z: Tensor) -> Tensor:
+    return torch.cat([z, -z])

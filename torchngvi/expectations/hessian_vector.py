@@ -1,0 +1,49 @@
+"""Monte Carlo from gradients and Hessian-vector products with the columns of the root.
+
+    a = E[Cᵀ∇ℓ(θ)]        W = E[Cᵀ(∇²ℓ(θ) C)]
+
+Bonnet and Price as in `Hessian`, straight in the frame: no curvature in θ is whitened afterwards, whose
+entries may differ by many orders of magnitude where those of W are near γ.
+"""
+
+from typing import final
+
+from torchngvi.derivatives import mean_hessian_products
+from torchngvi.expectations.drawing import Drawing
+from torchngvi.expectations.draws import Draws
+from torchngvi.expectations.hessian import checked_chunk
+from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
+
+
+@final
+class HessianVector(Drawing):
+    """a and W as means over S draws, from D Hessian-vector products a draw.
+
+    The same numbers as `Hessian` in exact arithmetic.
+
+    Args:
+        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
+        chunk: copies of θ at which the log joint is evaluated in one call, of S times D: bounds the memory.
+
+    Raises:
+        InputError: as `Hessian`.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q, target = CholeskyGaussian(2, scale=3.0), LogJoint(lambda theta: -theta[..., 0] * theta[..., 1])
+    >>> HessianVector(2)(q, target, {}).derivative.W.tolist()
+    [[0.0, 9.0], [9.0, 0.0]]
+    """
+
+    def __init__(self, draws: Draws | int = 16, *, chunk: int = 256) -> None:
+        super().__init__(draws)
+        self.chunk = checked_chunk(chunk)
+
+    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+        """Evaluate at q."""
+        seen, count, frame, structure = self.see(q, target), self.draws.num_samples, q.frame(), q.structure
+        columns = structure.to_dense(frame.root).movedim(-1, 0)
+        products = mean_hessian_products(target, seen.theta, columns, self.chunk)
+        W = structure.symmetric_part(structure.from_dense(frame.pull(products).movedim(0, -1)))
+        packet = Framed(seen.pulled.mean(0), W)
+        return Expectation(seen.energy.mean(0), packet, target.temperature, False, Cost(count, count))

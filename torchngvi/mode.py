@@ -1,0 +1,137 @@
+"""A rough mode and the curvature there from gradients alone: where a fit of a black box starts.
+
+Newton's method with BFGS updates (Nocedal and Wright 2006, section 6.1).  The Hessian is a forward
+difference of gradients, D + 1 of them in one call, at steps that are a share of a standard deviation;
+it is taken anew only where the quadratic model has failed.  Where the Hessian has negative or vanishing
+eigenvalues, absolute values above a floor take their place, as in `laplace`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.interfaces import Target
+from torchngvi.structures import Dense
+
+_ENOUGH = 1e-4  # share of the promised decrease a step must reach
+_TRUSTED = (0.5, 1.7)  # a decrease between these shares of the predicted one leaves the model as it is
+_NEAR = 0.5  # Newton decrement, in standard deviations, at which the search ends
+_SADDLE = 1e-3  # the same where the Hessian is indefinite
+_FLOOR = 1e-10  # of the eigenvalues, relative to the largest
+_CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
+_GRADIENTS_AT_ONCE = 1024
+
+
+class Mode(NamedTuple):
+    """Where the search ended."""
+
+    theta: Tensor  # (D,)
+    root: Tensor  # of the covariance γ H⁻¹, H = ∇²ℓ with repaired eigenvalues, lower triangular (D, D)
+    log_evidence: float  # Laplace's: log joint + ½ D log 2π - ½ log|H|, at γ = 1
+    found: bool  # the Newton decrement is below ½
+    gradients: int
+
+
+def find_mode(
+    target: Target,
+    start: Tensor,  # (D,)
+    budget: int,  # of gradients, at least one Hessian is taken
+) -> Mode | None:
+    """Minimise ℓ from a start; None where ℓ or its derivative is not finite there.
+
+    >>> from torchngvi.models import LogJoint
+    >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
+    >>> mode = find_mode(target, torch.zeros(2, dtype=torch.float64), 100)
+    >>> mode.found, [round(x, 6) for x in mode.theta.tolist()], mode.gradients
+    (True, [3.0, 3.0], 6)
+    """
+    search = _Search(target, start, budget)
+    if not search.finite(search.energy, search.gradient):
+        return None
+    return search.run()
+
+
+class _Search:
+    """θ, ℓ, ∇ℓ and the model H of ∇²ℓ."""
+
+    def __init__(self, target: Target, start: Tensor, budget: int) -> None:
+        self.target, self.theta, self.budget, self.gradients = target, start.detach().clone(), budget, 0
+        self.energy, self.gradient = (part[0] for part in self._at(self.theta[None]))
+        self.scale = 0.1 * self.theta.abs().clamp_min(1.0)  # about a standard deviation of each coordinate
+
+    @staticmethod
+    def finite(*tensors: Tensor) -> bool:
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+    def _at(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """ℓ and ∇ℓ at points (S, D)."""
+        parts = [energy_and_gradient(self.target, part) for part in theta.split(_GRADIENTS_AT_ONCE)]
+        self.gradients += len(theta)
+        energies, gradients = zip(*parts, strict=True)
+        return torch.cat(energies), torch.cat(gradients)
+
+    def _hessian(self) -> bool:
+        """Take H anew; False where it is not finite."""
+        step = torch.finfo(self.theta.dtype).eps ** (1 / 3) * self.scale
+        H = (self._at(self.theta + torch.diag(step))[1] - self.gradient) / step[:, None]
+        self.H, self.age = 0.5 * (H + H.mT), 0
+        return self.finite(self.H)
+
+    def _decompose(self) -> None:
+        """Half with H⁻¹ = half halfᵀ, eigenvalues taken where the coordinates have unit curvature."""
+        diagonal = self.H.diagonal().abs()
+        tiny = torch.finfo(diagonal.dtype).tiny ** 0.5
+        unit = torch.where(diagonal > tiny, diagonal, diagonal.max()).rsqrt()
+        unit = torch.where(unit.isfinite(), unit, 1.0)
+        values, vectors = torch.linalg.eigh(unit[:, None] * self.H * unit)
+        largest = values.abs().max()
+        repaired = torch.where(largest > 0, torch.maximum(values.abs(), _FLOOR * largest), 1.0)
+        self.definite = bool((values >= _FLOOR * largest).all())
+        self.half = unit[:, None] * vectors * repaired.rsqrt()
+        self.scale = self.half.square().sum(-1).sqrt()
+        self.log_det = float(repaired.log().sum() - 2 * unit.log().sum())
+
+    def run(self) -> Mode | None:
+        if not self._hessian():
+            return None
+        while True:
+            self._decompose()
+            along = self.half.mT @ self.gradient
+            direction, square = -(self.half @ along), float(along.square().sum())
+            near = square < (_NEAR if self.definite else _SADDLE) ** 2
+            spent = self.gradients >= self.budget
+            if near or spent or not self._step(direction, square):
+                if self.age == 0 or not self._hessian():
+                    break
+                if spent:
+                    self._decompose()
+                    break
+        gamma, dim = self.target.temperature or 1.0, len(self.theta)
+        root = Dense().positive_root(Dense().lower_root(math.sqrt(gamma) * self.half))[0]
+        evidence = -float(self.energy) / gamma - 0.5 * (self.log_det - dim * math.log(2 * math.pi * gamma))
+        return Mode(self.theta, root, evidence, near, self.gradients)
+
+    def _step(self, direction: Tensor, square: float) -> bool:
+        """Go along the direction as far as ℓ falls enough, and update H; False where it does not fall."""
+        for length in _CUTS:
+            theta = self.theta + length * direction
+            energy, gradient = (part[0] for part in self._at(theta[None]))
+            fallen = float(self.energy - energy)
+            if self.finite(energy, gradient) and fallen >= _ENOUGH * length * square:
+                break
+        else:
+            return False
+        s, y = theta - self.theta, gradient - self.gradient
+        self.theta, self.energy, self.gradient = theta, energy, gradient
+        share = fallen / (length * square * (1 - length / 2))
+        if length < 1 or not _TRUSTED[0] < share < _TRUSTED[1]:
+            return self._hessian()
+        H = torch.linalg.pinv(self.half @ self.half.mT, hermitian=True) if not self.definite else self.H
+        if float(s @ y) > 1e-10 * float(s.norm() * y.norm()):
+            Hs = H @ s
+            H = H - torch.outer(Hs, Hs) / (s @ Hs) + torch.outer(y, y) / (s @ y)
+        self.H, self.age = H, self.age + 1
+        return True

@@ -1,0 +1,423 @@
+"""Fit a log joint by sample averages that grow: the default where E_q[ℓ] has no closed form.
+
+With the draws z_1..z_S held fixed and whitened, the sample average of ℓ(m + C z_s) is a deterministic
+objective, exact for quadratic ℓ, and is minimised as any other (Giordano, Ingram and Broderick 2024;
+Burroni, Domke and Sheldon 2023).  Its minimum misses that of L by about half of
+
+    noise² = |standard error of ∇L|²_F⁻¹ = O(1/S)
+
+in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as
+many more as the noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then
+say whether to believe it.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from torchngvi import checkpoints
+from torchngvi.arguments import FullPrecision
+from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.guarded import Guarded
+from torchngvi.interfaces import Target
+from torchngvi.methods import VN
+from torchngvi.mode import Mode, find_mode
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.records import FitResult, Record, show
+
+_METHOD = "VN by sample averages"
+_KEPT = (
+    "seed",
+    "draws",
+    "evaluations",
+    "gradients",
+    "rejections",
+    "starts_left",
+    "near",
+    "daring",
+    "first_log_det",
+    "evidence",
+)  # in a checkpoint
+_FEWEST, _MOST = 32, 16_384  # draws of one sample average
+_NEAR = 0.3  # norm² + noise² below which steps need no trial
+_RISE = 0.1  # share of noise² that the average may rise in such a step
+_NEARER = 0.5  # share of norm² it may leave at most
+_LEFT = 0.1  # share of norm² such a step leaves
+_NEAR_GROWTH = 7  # the same where steps need no trial
+_GROWTH = 6  # largest factor from one sample average to the next
+_SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
+_STAGE = 30  # evaluations after which a sample average is given up for a larger one
+_FRESH = 1024  # draws of the check
+_DEAR = 512  # draws before which other starts are looked at
+_STARTS = 2  # other starts of the check
+_TRIES = 20  # points looked at for a finite density
+_CONFINED = 15.0  # nats of entropy a dimension that q may gain: e^15 times the scale it started with
+_BOUNDED = 1e12  # nats that L may fall
+_WIDEST = 200  # dimensions up to which the Hessian of a start is worth its gradients
+_SHRINK = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
+_REJECTED = 3  # in a row: nothing more is to be had on these draws
+
+
+class _Stage(NamedTuple):
+    """Where the minimisation over one set of draws ended."""
+
+    norm2: Tensor  # (*batch,)
+    noise2: Tensor  # (*batch,)
+    loss: Tensor  # (*batch,)
+    reason: str = ""  # to end the run, or nothing
+
+    @property
+    def total(self) -> float:
+        """√(norm² + noise²): about half its square, in nats, is lost."""
+        return float((self.norm2 + self.noise2).max()) ** 0.5
+
+
+def fit_by_draws(
+    q: Gaussian,
+    target: Target,
+    tolerance: float,
+    max_evaluations: int,
+    callbacks: tuple[Callable[[Record], Any], ...],
+    progress: bool,
+    checkpoint: str | Path | None,
+) -> FitResult:
+    """`torchngvi.fit` on a log joint, without an optimizer; draws come from a seed taken from torch's generator."""
+    seed = int(torch.randint(2**31, ()))
+    run = _Run(q, Guarded(target), tolerance, max_evaluations, callbacks, progress, checkpoint, seed)
+    with torch.no_grad(), FullPrecision(q.mean_probe.device.type):
+        return run.run()
+
+
+@dataclass
+class _Run:
+    """q, what was spent, and what is left to try."""
+
+    q: Gaussian
+    target: Guarded
+    tolerance: float
+    max_evaluations: int
+    callbacks: tuple[Callable[[Record], Any], ...]
+    progress: bool
+    checkpoint: str | Path | None
+    seed: int
+    trace: list[Record] = field(default_factory=list)
+    draws: int = 0
+    evaluations: int = 0
+    gradients: int = 0
+    rejections: int = 0
+    starts_left: int = 1
+    near: bool = False
+    daring: bool = True
+    first_log_det: float = 0.0
+    evidence: float = -math.inf  # Laplace's, of the start
+    optimizer: VN | None = None
+    saved: dict[str, Any] | None = None  # of the optimizer, from a checkpoint
+
+    def run(self) -> FitResult:
+        """Start, minimise, grow, check."""
+        self.began = time.perf_counter()
+        self.first_mean = self.q.frame().mean.clone()
+        stage = None
+        with tqdm(total=self.max_evaluations, disable=not self.progress, desc="VN", unit="eval") as self.bar:
+            try:
+                if not self._resumed():
+                    self._start()
+                    self.draws = self._first_draws()
+                    self.first_log_det = float(self.q.log_det_root().sum())
+                while True:
+                    self._save()
+                    stage = self._minimised()
+                    if stage.reason:
+                        return self._result(False, stage.reason, stage)
+                    total = stage.total
+                    self.near = self.daring and total**2 < _NEAR
+                    if total <= self.tolerance:
+                        trusted, reason = self._checked(stage, total)
+                        if trusted:
+                            return self._result(True, reason, stage)
+                        if reason:
+                            return self._result(False, reason, stage)
+                        continue
+                    more = self._more_draws(stage)
+                    if (more > _DEAR or self.draws == _MOST) and self._better_start(stage):
+                        continue
+                    if self.draws == _MOST:
+                        return self._result(False, self._why_not(stage, total), stage)
+                    self.draws = more
+            except KeyboardInterrupt:
+                if stage is None and not self.trace:
+                    raise
+                return self._result(False, "because it was interrupted.", stage)
+
+    # -------------------------------------------------------------------------------- start
+
+    def _start(self) -> None:
+        """q at a rough mode, with the curvature there."""
+        if not self._can_start():
+            return
+        mode = self._mode(self.first_mean)
+        if mode is None:  # no finite density there: from the first point that has one
+            points = self.first_mean + self._shifts(_TRIES)
+            finite = torch.isfinite(self.target.log_joint(points)).nonzero()
+            if len(finite):
+                mode = self._mode(points[finite[0, 0]])
+        if mode is not None:
+            self.evidence = mode.log_evidence
+            self._place(mode)
+
+    def _mode(self, start: Tensor) -> Mode | None:
+        mode = find_mode(self.target, start, 200 + 20 * self.q.dim)
+        self.gradients += 0 if mode is None else mode.gradients
+        return mode
+
+    def _shifts(self, count: int) -> Tensor:
+        """Uniform on (-2, 2), (count, D)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64)
+        return (4 * uniform - 2).to(self.first_mean)
+
+    def _can_start(self) -> bool:
+        return not self.q.batch_shape and self.q.dim <= _WIDEST
+
+    def _place(self, mode: Mode) -> None:
+        """q at the mode, narrower where its draws leave the support."""
+        q, precision_root = (
+            self.q,
+            torch.linalg.solve_triangular(mode.root, torch.eye(self.q.dim).to(mode.root), upper=False),
+        )
+        # mean field: 1/√diag H
+        scale = precision_root.square().sum(0).rsqrt() if q.mean_field else mode.root
+        z = Fixed(_FEWEST, seed=self.seed)(q.mean_probe.detach())
+        for factor in _SHRINK:
+            q.initialize_(mode.theta, factor * scale)
+            if bool(torch.isfinite(self.target.log_joint(q.push_noise(z).detach())).all()):
+                return
+
+    def _first_draws(self) -> int:
+        return max(_FEWEST, 2 * self.q.dim + 2 if self.q.structure.rank == 2 else 0)
+
+    # -------------------------------------------------------------------------------- minimise
+
+    def _minimised(self) -> _Stage:
+        """Minimise the sample average over the present number of draws, by trial steps.
+
+        Near the optimum two steps are taken as they come, and the second is not evaluated; the first that
+        turns out to be wrong is undone, and all later ones are tried.
+        """
+        optimizer, previous, before = self._optimizer(), None, self.q.snapshot()
+        step, stalled, first = 0.0, 0, self.evaluations
+        while True:
+            stage = self._evaluated(optimizer, step)
+            if previous is not None and self._went_wrong(stage, previous):
+                self.q.assign(before, torch.ones_like(stage.loss, dtype=torch.bool))
+                self.near, self.daring, self.optimizer, previous = False, False, None, None
+                optimizer = self._optimizer()
+                continue
+            done = stage.norm2 <= torch.clamp_min(_SOLVED * stage.noise2, 0.05 * self.tolerance**2)
+            if stage.reason or bool(done.all()) or stalled >= _REJECTED or self.evaluations - first >= _STAGE:
+                return stage
+            if self.near:
+                before, second, previous = self.q.snapshot(), previous is not None, stage
+                self._count(optimizer, optimizer.step_untried)
+                left = stage._replace(norm2=_LEFT * stage.norm2)
+                if second and left.total > self.tolerance:
+                    return left
+            else:
+                self._count(optimizer, optimizer.step)
+            assert optimizer.last is not None
+            step = float(optimizer.last.rho.min())
+            rejected = ~optimizer.last.accepted
+            self.rejections += int(rejected.sum())
+            stalled = stalled + 1 if bool((rejected | done).all()) else 0
+
+    def _went_wrong(self, stage: _Stage, previous: _Stage) -> bool:
+        """An untried step has to keep the average from rising, and to bring the norm down where it is not noise."""
+        fell = stage.loss <= previous.loss + _RISE * previous.noise2
+        nearer = stage.norm2 <= torch.maximum(_NEARER * previous.norm2, previous.noise2)
+        return not bool((fell & nearer).all())
+
+    def _estimator(self) -> SampleAverage:
+        return SampleAverage(Fixed(self.draws, seed=self.seed + self.draws))
+
+    def _optimizer(self) -> VN:
+        """The one that is running, on the present draws; a new one for a new start."""
+        estimator = self._estimator()
+        if self.optimizer is None:
+            self.optimizer = VN(self.q, estimator=estimator)
+            if self.saved is None:
+                return self.optimizer
+            self.optimizer.load_state_dict(self.saved)
+            self.saved = None
+        self.optimizer.resample(estimator)
+        return self.optimizer
+
+    def _evaluated(self, optimizer: VN, step: float) -> _Stage:
+        """Where q stands on these draws."""
+        gamma = self.target.temperature or 1.0
+        status = self._count(optimizer, optimizer.evaluate)
+        assert status.noise2 is not None
+        stage = _Stage(status.norm2 / gamma**2, status.noise2 / gamma**2 * self._overfit(), status.loss)
+        self._record(stage, step)
+        return stage._replace(reason=self._why_stop(stage, status.loss.isfinite() & status.norm2.isfinite()))
+
+    def _count(self, optimizer: VN, do: Callable[[Target], Any]) -> Any:
+        """Do it on the target, and count what it takes."""
+        evaluations, gradients = optimizer.evaluations, optimizer.gradients
+        result = do(self.target)
+        self.evaluations += optimizer.evaluations - evaluations
+        self.gradients += optimizer.gradients - gradients
+        return result
+
+    def _overfit(self) -> float:
+        """S numbers a coordinate have to pay for 1 + (D + 1)/2 parameters a coordinate."""
+        parameters = 1 + (self.q.dim + 1) / 2 if self.q.structure.rank == 2 else 2
+        return self.draws / max(self.draws - parameters, 0.25 * self.draws)
+
+    def _more_draws(self, stage: _Stage) -> int:
+        """As many as bring noise² to half of tolerance², within limits."""
+        wanted = float(stage.noise2.max()) / (0.5 * self.tolerance**2)
+        factor = min(max(wanted, 2), _NEAR_GROWTH if self.near else _GROWTH) if math.isfinite(wanted) else 2
+        return min(2 * math.ceil(0.5 * factor * self.draws), _MOST)
+
+    # -------------------------------------------------------------------------------- check
+
+    def _checked(self, stage: _Stage, total: float) -> tuple[bool, str]:
+        """On fresh draws and from other starts: trusted, with the reason; or a reason to give up; or go on."""
+        q = self.q
+        z = Fixed(_FRESH, seed=self.seed + 1)(q.mean_probe.detach())
+        theta = q.push_noise(z).detach()
+        terms = self.target.log_joint(theta) - self.target.temperature * q.log_prob(theta)
+        lost = int((~torch.isfinite(terms)).sum())
+        if lost:
+            return False, (
+                f"because the log joint is not finite at {lost} of {terms.numel()} draws from q: no Gaussian fits "
+                "inside its support. Transform the constrained coordinates."
+            )
+        elbo, error = terms.mean(0), terms.std(0) / math.sqrt(_FRESH)
+        self.loss = -elbo
+        optimism = (-elbo - stage.loss).amax() - 5 * error.amax()
+        if float(optimism) > 0.5 + self.tolerance and self.draws < _MOST:
+            self.draws = min(4 * self.draws, _MOST)
+            return False, ""
+        if self._better_start(stage):
+            return False, ""
+        weights = torch.softmax(terms / (self.target.temperature or 1.0), 0)
+        share = float((1 / weights.square().sum(0)).min()) / _FRESH
+        others = f", and {_STARTS} other starts found nothing better" if self._can_start() else ""
+        return True, (
+            f"natural-gradient norm {total:.2g} with {self.draws} draws, about {0.5 * total**2:.1g} nats from the best "
+            f"q; on {_FRESH} fresh draws the ELBO is {float(elbo.sum()):.6g} ± {float(error.norm()):.1g}, "
+            f"importance sampling would keep {share:.0%} of them{others}.{self.target.failures()}"
+        )
+
+    def _better_start(self, stage: _Stage) -> bool:
+        """Search from points around the first start, once; True where q now is at a better one."""
+        if not self._can_start() or not self.starts_left:
+            return False
+        starts, self.starts_left = self.first_mean + self._shifts(_STARTS), 0
+        modes = [mode for mode in map(self._mode, starts) if mode is not None and mode.found]
+        found = max(modes, key=lambda mode: mode.log_evidence, default=None)
+        if found is None or found.log_evidence < 1 + self.evidence:
+            return False
+        old, kept = self.q.snapshot(), (self.optimizer, self.near, self.draws)
+        self._place(found)
+        self.optimizer, self.near, self.draws = None, False, self._first_draws()
+        other = self._minimised()
+        if not other.reason and float(other.loss) < float(stage.loss):
+            return True
+        self.q.assign(old, torch.ones(self.q.batch_shape, dtype=torch.bool, device=old.vector.device))
+        self.optimizer, self.near, self.draws = kept
+        return False
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def _save(self) -> None:
+        """Before the first evaluation on the present draws."""
+        if self.checkpoint is not None:
+            numbers = {name: getattr(self, name) for name in _KEPT}
+            trace = [tuple(record) for record in self.trace]
+            seconds = time.perf_counter() - self.began
+            state = {"posterior": self.q.state_dict(), "method": _METHOD, "trace": trace, "seconds": seconds}
+            state["optimizer"] = None if self.optimizer is None else self.optimizer.state_dict()
+            checkpoints.save(self.checkpoint, {**state, **numbers, "first_mean": self.first_mean})
+
+    def _resumed(self) -> bool:
+        """Go on from the checkpoint, if there is one."""
+        state = checkpoints.loaded(self.checkpoint, self.q, _METHOD)
+        if state is None:
+            return False
+        for name in _KEPT:
+            setattr(self, name, state[name])
+        self.trace[:] = [Record(*values) for values in state["trace"]]
+        self.saved = state["optimizer"]
+        self.first_mean, self.began = state["first_mean"], self.began - state["seconds"]
+        return True
+
+    # -------------------------------------------------------------------------------- report
+
+    def _record(self, stage: _Stage, step: float) -> None:
+        record = Record(
+            self.evaluations,
+            float(stage.loss.sum()),
+            stage.total,
+            step,
+            self.rejections,
+            self.gradients,
+            time.perf_counter() - self.began,
+        )
+        self.trace.append(record)
+        show(self.bar, record)
+        answers = [callback(record) for callback in self.callbacks]
+        self.stopped = any(answers)
+
+    def _why_stop(self, stage: _Stage, alive: Tensor) -> str:
+        record = self.trace[-1]
+        if not bool(alive.all()):
+            return (
+                f"because the negative ELBO is {record.loss} at this q: the log joint is not finite at some of its "
+                "draws. Start from another mean or a smaller scale (initialize_), or transform constrained coordinates."
+                f"{self.target.failures()}"
+            )
+        fallen = self.trace[0].loss - record.loss
+        if (
+            float(self.q.log_det_root().sum()) - self.first_log_det > _CONFINED * self.q.mean_probe.numel()
+            or fallen > _BOUNDED
+        ):
+            return (
+                f"because the negative ELBO falls without bound, {fallen:.2g} nats so far: the log joint does not "
+                "confine q. Give every parameter a proper prior."
+            )
+        if self.stopped:
+            return f"because a callback stopped it at natural-gradient norm {record.norm:.2g}."
+        if record.evaluations >= self.max_evaluations:
+            return (
+                f"because the budget of {self.max_evaluations} evaluations is used up (natural-gradient norm "
+                f"{record.norm:.2g} against a tolerance of {self.tolerance:.2g}). Raise max_evaluations."
+            )
+        return ""
+
+    def _why_not(self, stage: _Stage, total: float) -> str:
+        return (
+            f"because {self.draws} draws leave a natural-gradient norm of {total:.2g} against a tolerance of "
+            f"{self.tolerance:.2g}: q is about {0.5 * total**2:.1g} nats from the best of its family. "
+            f"Raise the tolerance, or transform the model to be nearer to a Gaussian.{self.target.failures()}"
+        )
+
+    def _result(self, converged: bool, reason: str, stage: _Stage | None) -> FitResult:
+        last = self.trace[-1]
+        loss = float(self.loss.sum()) if converged else last.loss
+        members = torch.full(self.q.batch_shape, converged)
+        if stage is not None and not converged:
+            members = (stage.norm2 + stage.noise2).sqrt() <= self.tolerance
+        if converged:
+            self.bar.total = self.bar.n
+        self.bar.refresh()
+        return FitResult(converged, reason, loss, last.norm, last.evaluations, members, self.trace)
