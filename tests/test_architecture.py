@@ -19,7 +19,7 @@ LEVELS = [
     {"arguments"},
     {"optim"},
     {"methods", "mode", "guarded"},
-    {"records", "diagnostics", "laplace"},
+    {"records", "diagnostics", "laplace", "streaming"},
     {"checkpoints"},
     {"sample_average"},
     {"fit"},

@@ -5,7 +5,7 @@ from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Qua
 from torchngvi.fit import fit
 from torchngvi.laplace import LaplaceResult, laplace
 from torchngvi.methods import BWGD, IBLR, SRVN, VN, CovarianceGD, RootGD, SVGDDensity, SymmetricSRVN
-from torchngvi.models import GeneralizedLinear, LogJoint
+from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
 from torchngvi.records import FitResult
@@ -25,6 +25,7 @@ __all__ = [
     "CholeskyGaussian",
     "Constant",
     "CovarianceGD",
+    "DataLogJoint",
     "DiagonalGaussian",
     "FitResult",
     "Fixed",

@@ -30,8 +30,10 @@ from torchngvi.guarded import Guarded
 from torchngvi.interfaces import Target
 from torchngvi.methods import VN
 from torchngvi.mode import Mode, find_mode
+from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import FitResult, Record, show
+from torchngvi.streaming import stream_batches
 
 _METHOD = "VN by sample averages"
 _KEPT = (
@@ -160,7 +162,10 @@ class _Run:
     # -------------------------------------------------------------------------------- start
 
     def _start(self) -> None:
-        """q at a rough mode, with the curvature there."""
+        """q at a rough mode, with the curvature there; with data in batches, where one pass leads."""
+        if isinstance(self.target.target, DataLogJoint):
+            stream_batches(self.q, self.target.target, self.seed)
+            return
         if not self._can_start():
             return
         mode = self._mode(self.first_mean)
@@ -185,7 +190,9 @@ class _Run:
         return (4 * uniform - 2).to(self.first_mean)
 
     def _can_start(self) -> bool:
-        return not self.q.batch_shape and self.q.dim <= _WIDEST
+        """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear."""
+        streamed = isinstance(self.target.target, DataLogJoint)
+        return not self.q.batch_shape and self.q.dim <= _WIDEST and not streamed
 
     def _place(self, mode: Mode) -> None:
         """q at the mode, narrower where its draws leave the support."""

@@ -1,5 +1,6 @@
 """Targets: log joints with structure, and without."""
 
+from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
@@ -17,6 +18,7 @@ from torchngvi.models.softmax import SoftmaxRegression
 __all__ = [
     "BernoulliLogit",
     "BernoulliProbit",
+    "DataLogJoint",
     "ExpectedPenalty",
     "GaussianNoise",
     "GeneralizedLinear",
