@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import load_svmlight_file
 
-from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, SiteNewton, fit
 from torchngvi.errors import InputError
 from torchngvi.row_space import RowSpace
 
@@ -122,6 +122,18 @@ def test_leukemia_without_a_choice(libsvm_folder):
     _, result = space.fit(tolerance=1e-8, progress=False)
     assert result.converged
     assert result.evaluations <= 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_leukemia_from_afar(seed, libsvm_folder):
+    """A narrow q far off, where steps of Newton fail one after another: they alternate with the natural gradient."""
+    X, y = load_svmlight_file(str(libsvm_folder / "leukemia.svm.gz"), n_features=7129)
+    model = RowSpace(GeneralizedLinear(torch.tensor(X.toarray()), y, prior_precision=0.2)).model
+    far = torch.randn(38, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10**0.5
+    q = CholeskyGaussian(38, mean=far, scale=0.01, dtype=torch.float64)
+    result = fit(q, model, VN(q, acceleration=SiteNewton(model)), progress=False)
+    assert result.converged
+    assert result.evaluations <= 100
 
 
 def test_more_rows_than_newton_takes(monkeypatch):

@@ -440,6 +440,19 @@ class LinearTarget(TractableTarget):
         """
 
 
+class SeparableTarget(Target):
+    """A target whose likelihood is a sum over data, each term to be had alone."""
+
+    prior: Target  # its log joint is log p(θ)
+
+    @abstractmethod
+    def terms(
+        self,
+        theta: Tensor,  # (S, D)
+    ) -> Tensor:
+        """log p(y_n | θ), (S, N)."""
+
+
 # ------------------------------------------------------------------------------------ the parts
 
 

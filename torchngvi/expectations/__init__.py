@@ -3,6 +3,7 @@
 from torchngvi.expectations.autograd import Autograd
 from torchngvi.expectations.closed_entropy_stein import ClosedEntropyStein
 from torchngvi.expectations.draws import Antithetic, Draws, Fixed, Independent, Quasi
+from torchngvi.expectations.gauss_newton import GaussNewton
 from torchngvi.expectations.hessian import Hessian
 from torchngvi.expectations.hessian_vector import HessianVector
 from torchngvi.expectations.least_squares_stein import LeastSquaresStein
@@ -18,6 +19,7 @@ __all__ = [
     "ClosedEntropyStein",
     "Draws",
     "Fixed",
+    "GaussNewton",
     "Hessian",
     "HessianVector",
     "Independent",

@@ -12,6 +12,7 @@ from torchngvi.models.likelihoods import (
     StudentT,
 )
 from torchngvi.models.log_joint import LogJoint
+from torchngvi.models.per_datum import PerDatum
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
 from torchngvi.models.softmax import SoftmaxRegression
 
@@ -26,6 +27,7 @@ __all__ = [
     "LogJoint",
     "MeanPenalty",
     "NegativeBinomial",
+    "PerDatum",
     "PoissonLog",
     "Regularized",
     "SoftmaxRegression",

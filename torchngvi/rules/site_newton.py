@@ -21,6 +21,7 @@ from torchngvi.gaussian_integrals import Moments
 from torchngvi.interfaces import Acceleration, Bent, LinearTarget, Local, Posterior
 from torchngvi.linalg import cholesky
 
+_SHORT = 0.2  # ρ below which a step of Newton has failed
 _NEAR = 3.0  # length of a step, √(2 KL), beyond which the expansion is not trusted
 
 
@@ -47,15 +48,16 @@ class SiteNewton(Acceleration):
         self.model = model
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """No memory."""
+        """Whether the last step was one of Newton, and how far it went."""
         if q.structure.rank != 2:
             raise PairError(
                 f"SiteNewton moves a full covariance; got {type(q).__name__}. Use a CholeskyGaussian, or QuasiNewton()."
             )
-        return {}
+        like = q.mean_probe.detach()[..., 0]
+        return {"newton": torch.zeros_like(like, dtype=torch.bool), "went": torch.ones_like(like)}
 
     def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
-        """Nothing is remembered."""
+        """Nothing but the last step is remembered."""
 
     def __call__(
         self,
@@ -84,9 +86,11 @@ class SiteNewton(Acceleration):
         bent = -_mv(eye + D, delta)
         slope = (a * bent).sum(-1) + 0.5 * (P * D).sum((-2, -1))
         length2 = delta.square().sum(-1) + 0.5 * D.square().sum((-2, -1))
-        use = solvable & cholesky(eye + D)[1] & (slope > 0) & (length2 <= _NEAR**2)
+        # after a step of Newton that had to be cut short, one of the natural gradient
+        failed = state["newton"] & (state["went"] < _SHORT)
+        use = ~failed & solvable & cholesky(eye + D)[1] & (slope > 0) & (length2 <= _NEAR**2)
         local = Local(torch.where(use[..., None], bent, a), torch.where(use[..., None, None], D, P))
-        return Bent(local, torch.where(use, slope, q.norm2(gradient))), {}
+        return Bent(local, torch.where(use, slope, q.norm2(gradient))), {"newton": use}
 
     def _sites(self, q: Posterior) -> tuple[Tensor, Tensor, Tensor]:
         """A = XC (*batch, N, D), and β_e, β_v (*batch, N) of L/γ."""
