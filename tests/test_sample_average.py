@@ -192,7 +192,7 @@ def test_the_verdict_tells_all():
     result = quiet(q, logistic().log_joint)
     pattern = (
         r"^converged, natural-gradient norm \S+ with \d+ draws, about \S+ nats from the best q; on 1024 fresh draws "
-        r"the ELBO is \S+ ± \S+, importance sampling would keep \d+% of them, and 2 other starts found nothing "
+        r"the ELBO is \S+ ± \S+, importance sampling would keep \d+% of them, and 8 other starts found nothing "
         r"better\. Negative ELBO \S+ after \d+ evaluations\.$"
     )
     assert re.match(pattern, str(result)), str(result)
@@ -426,3 +426,16 @@ def test_resample_keeps_the_memory():
     q.initialize_(1.0)
     opt.evaluate(target)
     assert float(opt.state[q.mean_probe]["kept"].sum()) == 0
+
+
+def test_an_untried_step_is_learnt_from():
+    """The pair of the step joins the memory at the next evaluation, and what was known stays."""
+    model = logistic()
+    q = CholeskyGaussian(4, dtype=torch.float64)
+    opt = VN(q, estimator=SampleAverage(Fixed(64, seed=1)))
+    target = Guarded(LogJoint(model.log_joint))
+    kept = []
+    for step in (opt.step, opt.step, opt.step, opt.step, opt.step_untried, opt.step):
+        step(target)
+        kept.append(float(opt.state[q.mean_probe]["kept"].sum()))
+    assert kept == [0.0, 0.0, 0.0, 1.0, 2.0, 3.0]  # the first two steps are long and tell nothing

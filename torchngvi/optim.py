@@ -344,6 +344,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         with FullPrecision(self.posteriors[0].mean_probe.device.type):
             evaluation, heading = self._evaluated(target)
             self._advance(0, evaluation, heading, None)
+            state = self._state(0)
+            state["loss"] = torch.full_like(state["loss"], torch.nan)  # not known yet: what is remembered stays
 
     def _step_from_gradients(self) -> None:
         if self.step_size.needs_trial:

@@ -59,7 +59,8 @@ _SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of
 _STAGE = 30  # evaluations after which a sample average is given up for a larger one
 _FRESH = 1024  # draws of the check
 _DEAR = 512  # draws before which other starts are looked at
-_STARTS = 2  # other starts of the check
+_STARTS = (2, 8)  # other starts of the check, fewest and most
+_COLUMNS = 64  # of all their Hessians together, between these
 _TRIES = 20  # points looked at for a finite density
 _CONFINED = 15.0  # nats of entropy a dimension that q may gain: e^15 times the scale it started with
 _BOUNDED = 1e12  # nats that L may fall
@@ -188,6 +189,10 @@ class _Run:
         generator = torch.Generator().manual_seed(self.seed)
         uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64)
         return (4 * uniform - 2).to(self.first_mean)
+
+    def _starts(self) -> int:
+        """How many other starts: more where they are cheap."""
+        return min(max(_COLUMNS // self.q.dim, _STARTS[0]), _STARTS[1])
 
     def _can_start(self) -> bool:
         """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear."""
@@ -318,7 +323,7 @@ class _Run:
             return False, ""
         weights = torch.softmax(terms / (self.target.temperature or 1.0), 0)
         share = float((1 / weights.square().sum(0)).min()) / _FRESH
-        others = f", and {_STARTS} other starts found nothing better" if self._can_start() else ""
+        others = f", and {self._starts()} other starts found nothing better" if self._can_start() else ""
         return True, (
             f"natural-gradient norm {total:.2g} with {self.draws} draws, about {0.5 * total**2:.1g} nats from the best "
             f"q; on {_FRESH} fresh draws the ELBO is {float(elbo.sum()):.6g} ± {float(error.norm()):.1g}, "
@@ -329,7 +334,7 @@ class _Run:
         """Search from points around the first start, once; True where q now is at a better one."""
         if not self._can_start() or not self.starts_left:
             return False
-        starts, self.starts_left = self.first_mean + self._shifts(_STARTS), 0
+        starts, self.starts_left = self.first_mean + self._shifts(self._starts()), 0
         modes = [mode for mode in map(self._mode, starts) if mode is not None and mode.found]
         found = max(modes, key=lambda mode: mode.log_evidence, default=None)
         if found is None or found.log_evidence < 1 + self.evidence:
