@@ -46,7 +46,8 @@ def fit(
     """Fit q to the target, in place.
 
     Args:
-        q: the posterior, updated in place.
+        q: the posterior, updated in place. For a log joint its mean is where a mode is looked for, and q itself
+            the start where no better one is found there.
         target: a model, or a function of theta returning the log joint.
         optimizer: built over q; by default `VN(q)`, which finds its own steps; for a log joint without a closed
             form over averages that grow, see `torchngvi.sample_average`.
@@ -58,9 +59,10 @@ def fit(
         checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from
             there, bit for bit as if it had not been interrupted (draws included where the estimator
             has a generator of its own, ``Stein(Antithetic(16, generator=...))``).
-        checkpoint_every: steps between two writes; the end of a run is always written.
+        checkpoint_every: steps between two writes; the end of a run is always written. A fit by growing
+            averages is written before each of them.
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
-            from the prior instead of from q, which saves most of the passes over all of them. A
+            the prior known from the first one on, which saves most of the passes over all of them. A
             `DataLogJoint` begins so by itself.
 
     Returns:
@@ -92,12 +94,16 @@ def fit(
     if checkpoint_every < 1:
         raise InputError(f"checkpoint_every counts steps and must be at least 1; got {checkpoint_every}.")
     callbacks, target = tuple(callbacks), as_target(target)
+    if batch_size is not None:
+        _check_batch_size(q, target, batch_size)
     if by_draws:
         assert isinstance(q, Gaussian)
         return fit_by_draws(q, target, tolerance, max_evaluations, callbacks, progress, checkpoint)
 
     if batch_size is not None and not (checkpoint is not None and Path(checkpoint).exists()):
-        _stream(q, target, batch_size)
+        assert isinstance(q, Gaussian)
+        assert isinstance(target, GeneralizedLinear)
+        stream_rows(q, target, batch_size, seed=int(torch.randint(2**31, ())))
     exact = optimizer.evaluates_exactly(target)
     trace, step, seconds, done, expected = checkpoints.resumed(checkpoint, q, optimizer)
     start, stalled = time.perf_counter() - seconds, 0
@@ -145,7 +151,7 @@ def fit(
     return FitResult(converged, reason, last.loss, last.norm, last.evaluations, members, trace)
 
 
-def _stream(q: Posterior, target: Target, batch_size: int) -> None:
+def _check_batch_size(q: Posterior, target: Target, batch_size: int) -> None:
     if not isinstance(target, GeneralizedLinear) or not isinstance(q, Gaussian) or q.batch_shape:
         raise InputError(
             "batch_size is for one posterior of a GeneralizedLinear model; give a log joint its batches by "
@@ -153,7 +159,6 @@ def _stream(q: Posterior, target: Target, batch_size: int) -> None:
         )
     if batch_size < 1:
         raise InputError(f"batch_size counts rows and must be at least 1; got {batch_size}.")
-    stream_rows(q, target, batch_size, seed=int(torch.randint(2**31, ())))
 
 
 def _why_stop(

@@ -32,9 +32,11 @@ class Guarded(Target):
         self._same = torch.zeros(())
         self._answered = False
         self._count, self._last = 0, ""
+        self.gradients = 0  # draws at which a gradient was wanted
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """The target's, or NaN where it failed twice."""
+        self.gradients += len(theta) * (torch.is_grad_enabled() and theta.requires_grad)
         for _ in range(2):
             try:
                 value = self.target.log_joint(theta)
@@ -42,6 +44,10 @@ class Guarded(Target):
                 raise
             except Exception as error:  # whatever the user's function raises
                 if not self._answered:
+                    error.add_note(
+                        f"(The log joint was called with theta of shape {tuple(theta.shape)}, draws first. A function "
+                        "of one theta is wrapped as LogJoint.vmapped(f).)"
+                    )
                     raise
                 self._last = f"{type(error).__name__}: {error}"
             else:

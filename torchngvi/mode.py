@@ -19,7 +19,7 @@ from torchngvi.structures import Dense
 _ENOUGH = 1e-4  # share of the promised decrease a step must reach
 _TRUSTED = (0.5, 1.7)  # a decrease between these shares of the predicted one leaves the model as it is
 _NEAR = 0.5  # Newton decrement, in standard deviations, at which the search ends
-_SADDLE = 1e-3  # the same where the Hessian is indefinite
+_SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and left
 _FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
 _GRADIENTS_AT_ONCE = 1024
@@ -31,7 +31,7 @@ class Mode(NamedTuple):
     theta: Tensor  # (D,)
     root: Tensor  # of the covariance γ H⁻¹, H = ∇²ℓ with repaired eigenvalues, lower triangular (D, D)
     log_evidence: float  # Laplace's: log joint + ½ D log 2π - ½ log|H|, at γ = 1
-    found: bool  # the Newton decrement is below ½
+    found: bool  # the Hessian is positive definite and the Newton decrement below ½
     gradients: int
 
 
@@ -89,8 +89,9 @@ class _Search:
         values, vectors = torch.linalg.eigh(unit[:, None] * self.H * unit)
         largest = values.abs().max()
         repaired = torch.where(largest > 0, torch.maximum(values.abs(), _FLOOR * largest), 1.0)
-        self.definite = bool((values >= _FLOOR * largest).all())
+        self.definite = bool((values >= -_FLOOR * largest).all())  # or flat
         self.half = unit[:, None] * vectors * repaired.rsqrt()
+        self.downhill = self.half[:, 0]  # of the smallest eigenvalue
         self.scale = self.half.square().sum(-1).sqrt()
         self.log_det = float(repaired.log().sum() - 2 * unit.log().sum())
 
@@ -101,8 +102,10 @@ class _Search:
             self._decompose()
             along = self.half.mT @ self.gradient
             direction, square = -(self.half @ along), float(along.square().sum())
-            near = square < (_NEAR if self.definite else _SADDLE) ** 2
+            near = square < _NEAR**2 and self.definite
             spent = self.gradients >= self.budget
+            if not self.definite and square < _SADDLE**2 and not spent and self._left_saddle():
+                continue
             if near or spent or not self._step(direction, square):
                 if self.age == 0 or not self._hessian():
                     break
@@ -113,6 +116,16 @@ class _Search:
         root = Dense().positive_root(Dense().lower_root(math.sqrt(gamma) * self.half))[0]
         evidence = -float(self.energy) / gamma - 0.5 * (self.log_det - dim * math.log(2 * math.pi * gamma))
         return Mode(self.theta, root, evidence, near, self.gradients)
+
+    def _left_saddle(self) -> bool:
+        """Go down along the most negative curvature, either way; False where ℓ does not fall."""
+        for length in (1.0, -1.0, 0.25, -0.25):
+            theta = self.theta + length * self.downhill
+            energy, gradient = (part[0] for part in self._at(theta[None]))
+            if self.finite(energy, gradient) and float(energy) < float(self.energy):
+                self.theta, self.energy, self.gradient = theta, energy, gradient
+                return self._hessian()
+        return False
 
     def _step(self, direction: Tensor, square: float) -> bool:
         """Go along the direction as far as ℓ falls enough, and update H; False where it does not fall."""

@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from torchngvi import checkpoints
 from torchngvi.arguments import FullPrecision
+from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.guarded import Guarded
@@ -40,12 +41,11 @@ _KEPT = (
     "seed",
     "draws",
     "evaluations",
-    "gradients",
     "rejections",
     "starts_left",
+    "switched",
     "near",
     "daring",
-    "first_log_det",
     "evidence",
 )  # in a checkpoint
 _FEWEST, _MOST = 32, 16_384  # draws of one sample average
@@ -62,11 +62,23 @@ _DEAR = 512  # draws before which other starts are looked at
 _STARTS = (2, 8)  # other starts of the check, fewest and most
 _COLUMNS = 64  # of all their Hessians together, between these
 _TRIES = 20  # points looked at for a finite density
-_CONFINED = 15.0  # nats of entropy a dimension that q may gain: e^15 times the scale it started with
-_BOUNDED = 1e12  # nats that L may fall
+_CONFINED = 15.0  # log of the factor by which a standard deviation may grow
+_BOUNDED = 1e12  # nats to which the ELBO may rise
 _WIDEST = 200  # dimensions up to which the Hessian of a start is worth its gradients
 _SHRINK = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
+
+
+class _Fresh(NamedTuple):
+    """q on fresh draws."""
+
+    elbo: Tensor  # (*batch,)
+    error: Tensor  # (*batch,)
+    share: float  # effective sample size over the number of draws, the smallest
+    lost: str  # why there is no such number, or nothing
+
+    def __str__(self) -> str:
+        return f"on {_FRESH} fresh draws the ELBO is {float(self.elbo.sum()):.6g} ± {float(self.error.norm()):.1g}"
 
 
 class _Stage(NamedTuple):
@@ -114,13 +126,14 @@ class _Run:
     trace: list[Record] = field(default_factory=list)
     draws: int = 0
     evaluations: int = 0
-    gradients: int = 0
     rejections: int = 0
     starts_left: int = 1
+    switched: bool = False  # another start was better
     near: bool = False
     daring: bool = True
-    first_log_det: float = 0.0
     evidence: float = -math.inf  # Laplace's, of the start
+    at_first_mean: Tensor | None = None
+    halt: str = ""  # why to end the run, found on the way
     optimizer: VN | None = None
     saved: dict[str, Any] | None = None  # of the optimizer, from a checkpoint
 
@@ -128,13 +141,14 @@ class _Run:
         """Start, minimise, grow, check."""
         self.began = time.perf_counter()
         self.first_mean = self.q.frame().mean.clone()
-        stage = None
+        stage: _Stage | None = None
         with tqdm(total=self.max_evaluations, disable=not self.progress, desc="VN", unit="eval") as self.bar:
             try:
                 if not self._resumed():
+                    self._check_repeats()
                     self._start()
                     self.draws = self._first_draws()
-                    self.first_log_det = float(self.q.log_det_root().sum())
+                    self.first_log_sd = self.q.stddev.log()
                 while True:
                     self._save()
                     stage = self._minimised()
@@ -150,8 +164,10 @@ class _Run:
                             return self._result(False, reason, stage)
                         continue
                     more = self._more_draws(stage)
-                    if (more > _DEAR or self.draws == _MOST) and self._better_start(stage):
+                    if (more > _DEAR or self.draws == _MOST) and self._better_start():
                         continue
+                    if self.halt:
+                        return self._result(False, self.halt, stage)
                     if self.draws == _MOST:
                         return self._result(False, self._why_not(stage, total), stage)
                     self.draws = more
@@ -177,12 +193,25 @@ class _Run:
                 mode = self._mode(points[finite[0, 0]])
         if mode is not None:
             self.evidence = mode.log_evidence
-            self._place(mode)
+            self._place(mode, or_stay=True)
 
     def _mode(self, start: Tensor) -> Mode | None:
-        mode = find_mode(self.target, start, 200 + 20 * self.q.dim)
-        self.gradients += 0 if mode is None else mode.gradients
-        return mode
+        return find_mode(self.target, start, 200 + 20 * self.q.dim)
+
+    @torch.no_grad()
+    def _check_repeats(self) -> None:
+        """Draws inside the function would be taken for the shape of the posterior."""
+        if isinstance(self.target.target, DataLogJoint):
+            return
+        theta = self.first_mean[None]
+        first, second = self.target.log_joint(theta), self.target.log_joint(theta)
+        rounding = 1e3 * torch.finfo(first.dtype).eps * first.abs().clamp_min(1.0)
+        if bool(((first - second).abs() > rounding).any()):
+            raise InputError(
+                f"the log joint gives {float(first.sum()):.6g} and then {float(second.sum()):.6g} at the same theta: "
+                "it draws. Draw once and keep the draws, give mini-batches to DataLogJoint, or pass an optimizer with "
+                "a learning rate, VN(q, lr=0.1)."
+            )
 
     def _shifts(self, count: int) -> Tensor:
         """Uniform on (-2, 2), (count, D)."""
@@ -199,19 +228,28 @@ class _Run:
         streamed = isinstance(self.target.target, DataLogJoint)
         return not self.q.batch_shape and self.q.dim <= _WIDEST and not streamed
 
-    def _place(self, mode: Mode) -> None:
-        """q at the mode, narrower where its draws leave the support."""
-        q, precision_root = (
-            self.q,
-            torch.linalg.solve_triangular(mode.root, torch.eye(self.q.dim).to(mode.root), upper=False),
-        )
+    def _place(self, mode: Mode, or_stay: bool = False) -> None:
+        """q at the mode, narrower where its draws leave the support; or as it is, where that is better."""
+        q, here = self.q, self.q.snapshot()
+        best = self._sampled_loss(_FEWEST) if or_stay else math.inf
+        eye = torch.eye(q.dim, dtype=mode.root.dtype, device=mode.root.device)
+        precision_root = torch.linalg.solve_triangular(mode.root, eye, upper=False)
         # mean field: 1/√diag H
         scale = precision_root.square().sum(0).rsqrt() if q.mean_field else mode.root
-        z = Fixed(_FEWEST, seed=self.seed)(q.mean_probe.detach())
         for factor in _SHRINK:
             q.initialize_(mode.theta, factor * scale)
-            if bool(torch.isfinite(self.target.log_joint(q.push_noise(z).detach())).all()):
-                return
+            loss = self._sampled_loss(_FEWEST)
+            if loss < math.inf:
+                break
+        if not loss < best and or_stay and best < math.inf:
+            q.assign(here, torch.ones(q.batch_shape, dtype=torch.bool, device=q.device))
+
+    def _sampled_loss(self, draws: int) -> float:
+        """L at q from whitened draws, the same for every q; infinite where it is not finite."""
+        q = self.q
+        theta = q.push_noise(Fixed(draws, seed=self.seed + 2)(q.mean_probe.detach())).detach()
+        loss = float(-self.target.log_joint(theta).mean() - self.target.temperature * q.entropy())
+        return loss if math.isfinite(loss) else math.inf
 
     def _first_draws(self) -> int:
         return max(_FEWEST, 2 * self.q.dim + 2 if self.q.structure.rank == 2 else 0)
@@ -240,7 +278,7 @@ class _Run:
                 before, second, previous = self.q.snapshot(), previous is not None, stage
                 self._count(optimizer, optimizer.step_untried)
                 left = stage._replace(norm2=_LEFT * stage.norm2)
-                if second and left.total > self.tolerance:
+                if second and left.total > self.tolerance and self.draws < _MOST:
                     return left
             else:
                 self._count(optimizer, optimizer.step)
@@ -282,10 +320,9 @@ class _Run:
 
     def _count(self, optimizer: VN, do: Callable[[Target], Any]) -> Any:
         """Do it on the target, and count what it takes."""
-        evaluations, gradients = optimizer.evaluations, optimizer.gradients
+        before = optimizer.evaluations
         result = do(self.target)
-        self.evaluations += optimizer.evaluations - evaluations
-        self.gradients += optimizer.gradients - gradients
+        self.evaluations += optimizer.evaluations - before
         return result
 
     def _overfit(self) -> float:
@@ -303,51 +340,70 @@ class _Run:
 
     def _checked(self, stage: _Stage, total: float) -> tuple[bool, str]:
         """On fresh draws and from other starts: trusted, with the reason; or a reason to give up; or go on."""
-        q = self.q
-        z = Fixed(_FRESH, seed=self.seed + 1)(q.mean_probe.detach())
-        theta = q.push_noise(z).detach()
-        terms = self.target.log_joint(theta) - self.target.temperature * q.log_prob(theta)
-        lost = int((~torch.isfinite(terms)).sum())
-        if lost:
-            return False, (
-                f"because the log joint is not finite at {lost} of {terms.numel()} draws from q: no Gaussian fits "
-                "inside its support. Transform the constrained coordinates."
-            )
-        elbo, error = terms.mean(0), terms.std(0) / math.sqrt(_FRESH)
-        self.loss = -elbo
-        optimism = (-elbo - stage.loss).amax() - 5 * error.amax()
+        fresh = self._fresh()
+        if fresh.lost:
+            return False, fresh.lost
+        optimism = (-fresh.elbo - stage.loss).amax() - 5 * fresh.error.amax()
         if float(optimism) > 0.5 + self.tolerance and self.draws < _MOST:
             self.draws = min(4 * self.draws, _MOST)
             return False, ""
-        if self._better_start(stage):
-            return False, ""
-        weights = torch.softmax(terms / (self.target.temperature or 1.0), 0)
-        share = float((1 / weights.square().sum(0)).min()) / _FRESH
-        others = f", and {self._starts()} other starts found nothing better" if self._can_start() else ""
+        if self._better_start() or self.halt:
+            return False, self.halt
+        self.loss = -fresh.elbo
+        others = ""
+        if self._can_start():
+            others = f", and {self._starts()} other starts found nothing better"
+            others = ", from the best of several starts" if self.switched else others
         return True, (
             f"natural-gradient norm {total:.2g} with {self.draws} draws, about {0.5 * total**2:.1g} nats from the best "
-            f"q; on {_FRESH} fresh draws the ELBO is {float(elbo.sum()):.6g} ± {float(error.norm()):.1g}, "
-            f"importance sampling would keep {share:.0%} of them{others}.{self.target.failures()}"
+            f"q; {fresh}, importance sampling would keep {fresh.share:.0%} of them{others}.{self.target.failures()}"
         )
 
-    def _better_start(self, stage: _Stage) -> bool:
+    def _fresh(self) -> "_Fresh":
+        """The log weights of draws that were not fitted to."""
+        q, failed = self.q, self.target.failures()
+        z = Fixed(_FRESH, seed=self.seed + 1)(q.mean_probe.detach())
+        theta = q.push_noise(z).detach()
+        with torch.enable_grad():  # as in the fit, for functions that differentiate
+            value = self.target.log_joint(theta).detach()
+        terms = value - self.target.temperature * q.log_prob(theta)
+        bad = int((~torch.isfinite(terms)).sum())
+        reason = ""
+        if bad and self.target.failures() != failed:
+            reason = f"because the check on {_FRESH} fresh draws could not be made.{self.target.failures()}"
+        elif bad:
+            reason = (
+                f"because the log joint is not finite at {bad} of {terms.numel()} draws from q: no Gaussian fits "
+                "inside its support. Transform the constrained coordinates."
+            )
+        weights = torch.softmax(terms / (self.target.temperature or 1.0), 0)
+        share = float((1 / weights.square().sum(0)).min()) / _FRESH
+        return _Fresh(terms.mean(0), terms.std(0) / math.sqrt(_FRESH), share, reason)
+
+    def _better_start(self) -> bool:
         """Search from points around the first start, once; True where q now is at a better one."""
         if not self._can_start() or not self.starts_left:
             return False
         starts, self.starts_left = self.first_mean + self._shifts(self._starts()), 0
-        modes = [mode for mode in map(self._mode, starts) if mode is not None and mode.found]
+        modes = [mode for mode in map(self._mode, starts) if mode is not None]
         found = max(modes, key=lambda mode: mode.log_evidence, default=None)
         if found is None or found.log_evidence < 1 + self.evidence:
             return False
-        old, kept = self.q.snapshot(), (self.optimizer, self.near, self.draws)
-        self._place(found)
-        self.optimizer, self.near, self.draws = None, False, self._first_draws()
-        other = self._minimised()
-        if not other.reason and float(other.loss) < float(stage.loss):
-            return True
-        self.q.assign(old, torch.ones(self.q.batch_shape, dtype=torch.bool, device=old.vector.device))
-        self.optimizer, self.near, self.draws = kept
-        return False
+        old, kept, loss = self.q.snapshot(), (self.optimizer, self.near, self.draws), self._sampled_loss(_FRESH)
+        better = False
+        try:
+            self._place(found)
+            self.optimizer, self.near, self.draws = None, False, self._first_draws()
+            self.halt = self._minimised().reason
+            better = self._sampled_loss(_FRESH) < loss
+        finally:
+            if not better:
+                self.q.assign(old, torch.ones(self.q.batch_shape, dtype=torch.bool, device=old.vector.device))
+                self.optimizer, self.near, self.draws = kept
+        if not self.stopped and self.evaluations < self.max_evaluations:
+            self.halt = ""  # it ended there, not here
+        self.switched = self.switched or better
+        return better and not self.halt
 
     # -------------------------------------------------------------------------------- checkpoints
 
@@ -359,7 +415,8 @@ class _Run:
             seconds = time.perf_counter() - self.began
             state = {"posterior": self.q.state_dict(), "method": _METHOD, "trace": trace, "seconds": seconds}
             state["optimizer"] = None if self.optimizer is None else self.optimizer.state_dict()
-            checkpoints.save(self.checkpoint, {**state, **numbers, "first_mean": self.first_mean})
+            state["first"] = (self.first_mean, self.first_log_sd, self._at_first_mean(), self.target.gradients)
+            checkpoints.save(self.checkpoint, {**state, **numbers})
 
     def _resumed(self) -> bool:
         """Go on from the checkpoint, if there is one."""
@@ -370,8 +427,16 @@ class _Run:
             setattr(self, name, state[name])
         self.trace[:] = [Record(*values) for values in state["trace"]]
         self.saved = state["optimizer"]
-        self.first_mean, self.began = state["first_mean"], self.began - state["seconds"]
+        self.first_mean, self.first_log_sd, expected, self.target.gradients = state["first"]
+        self.began -= state["seconds"]
+        checkpoints.check_same_problem(self.checkpoint, -expected, -self._at_first_mean())
         return True
+
+    def _at_first_mean(self) -> Tensor:
+        """log p(θ) at the first mean: another one for another problem."""
+        if self.at_first_mean is None:
+            self.at_first_mean = torch.nan_to_num(self.target.log_joint(self.first_mean[None])[0].detach())
+        return self.at_first_mean
 
     # -------------------------------------------------------------------------------- report
 
@@ -382,7 +447,7 @@ class _Run:
             stage.total,
             step,
             self.rejections,
-            self.gradients,
+            self.target.gradients,
             time.perf_counter() - self.began,
         )
         self.trace.append(record)
@@ -398,18 +463,15 @@ class _Run:
                 "draws. Start from another mean or a smaller scale (initialize_), or transform constrained coordinates."
                 f"{self.target.failures()}"
             )
-        fallen = self.trace[0].loss - record.loss
-        if (
-            float(self.q.log_det_root().sum()) - self.first_log_det > _CONFINED * self.q.mean_probe.numel()
-            or fallen > _BOUNDED
-        ):
+        wider = float((self.q.stddev.log() - self.first_log_sd).max())
+        if wider > _CONFINED or record.loss < -_BOUNDED:
             return (
-                f"because the negative ELBO falls without bound, {fallen:.2g} nats so far: the log joint does not "
-                "confine q. Give every parameter a proper prior."
+                f"because the negative ELBO falls without bound, to {record.loss:.3g}, and q spreads e^{wider:.0f} times "
+                "as wide as it started: the log joint does not confine q. Give every parameter a proper prior."
             )
         if self.stopped:
             return f"because a callback stopped it at natural-gradient norm {record.norm:.2g}."
-        if record.evaluations >= self.max_evaluations:
+        if record.evaluations >= self.max_evaluations and record.norm > self.tolerance:
             return (
                 f"because the budget of {self.max_evaluations} evaluations is used up (natural-gradient norm "
                 f"{record.norm:.2g} against a tolerance of {self.tolerance:.2g}). Raise max_evaluations."
@@ -417,19 +479,25 @@ class _Run:
         return ""
 
     def _why_not(self, stage: _Stage, total: float) -> str:
+        fresh = self._fresh()
+        solved = bool((stage.norm2 <= stage.noise2).all()) and total < 1
+        lost = f", about {0.5 * total**2:.1g} nats from the best q" if solved else ": q is not at an optimum"
         return (
             f"because {self.draws} draws leave a natural-gradient norm of {total:.2g} against a tolerance of "
-            f"{self.tolerance:.2g}: q is about {0.5 * total**2:.1g} nats from the best of its family. "
-            f"Raise the tolerance, or transform the model to be nearer to a Gaussian.{self.target.failures()}"
+            f"{self.tolerance:.2g}{lost}; {fresh.lost or fresh}. Raise the tolerance, or transform the model to be "
+            f"nearer to a Gaussian.{self.target.failures()}"
         )
 
     def _result(self, converged: bool, reason: str, stage: _Stage | None) -> FitResult:
         last = self.trace[-1]
-        loss = float(self.loss.sum()) if converged else last.loss
+        norm, loss = (last.norm, last.loss) if stage is None else (stage.total, float(stage.loss.sum()))
+        loss = float(self.loss.sum()) if converged else loss
         members = torch.full(self.q.batch_shape, converged)
         if stage is not None and not converged:
             members = (stage.norm2 + stage.noise2).sqrt() <= self.tolerance
         if converged:
             self.bar.total = self.bar.n
         self.bar.refresh()
-        return FitResult(converged, reason, loss, last.norm, last.evaluations, members, self.trace)
+        if stage is not None and "interrupted" not in reason:  # from there a run goes on, bit for bit
+            self._save()
+        return FitResult(converged, reason, loss, norm, last.evaluations, members, self.trace)

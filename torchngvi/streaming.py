@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.guarded import Guarded
 from torchngvi.interfaces import FullPrior, Target
 from torchngvi.linalg import cholesky
 from torchngvi.methods import VN
@@ -29,10 +30,12 @@ from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
-_NORM = 0.5  # natural-gradient norm at which the fit to a batch ends
-_STEPS = 12  # most steps of one
+_NORM = 0.5  # natural-gradient norm from which a full step ends the fit to a batch
+_STEPS = 12  # most steps by trial of one
 _CAREFUL = 10  # batches of the first pass that are fitted; a later one is a single step
 _PASSES = 2
+_KEPT = 10**8  # numbers in the sites of all batches beyond which none are kept, and one pass is made
+_WIDEST = 200  # dimensions up to which mean field is worth the draws of a full covariance
 
 
 class _Natural(NamedTuple):
@@ -57,7 +60,10 @@ class _Part(Protocol):
 
 @torch.no_grad()
 def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: int = 0) -> None:
-    """Visit the rows of a generalised linear model in a random order, from its prior; leaves q near the optimum.
+    """Visit the rows of a generalised linear model in a random order, its prior first; leaves q near the optimum.
+
+    Raises:
+        InputError: a q that does not fit the model.
 
     >>> model = GeneralizedLinear(torch.eye(4).double(), [0.0, 1.0, 1.0, 0.0])
     >>> q = CholeskyGaussian(4, dtype=torch.float64)
@@ -67,8 +73,7 @@ def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: in
     """
     rows = model.X.shape[-2]
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).split(batch_size)
-    work = CholeskyGaussian.from_prior(model.prior)
-    start = _natural(work)
+    work, start = CholeskyGaussian.from_posterior(q), _natural(CholeskyGaussian.from_prior(model.prior))
 
     def part(index: Tensor) -> _Part:
         def posterior(known: _Natural) -> Target | None:
@@ -83,26 +88,36 @@ def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: in
 
         return posterior
 
-    _visit(work, start, lambda: map(part, order), VN, model.temperature, _PASSES)
+    _visit(work, start, lambda: map(part, order), VN, model.temperature, _passes(len(order), q.dim))
     _hand_over(work, q)
 
 
 @torch.no_grad()
 def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
-    """Visit the batches of a log joint, from q; twice where they come again in the same order."""
+    """Visit the batches of a log joint, from q; twice where they come again in the same order.
+
+    A batch of posteriors, and mean field in many dimensions, stay where they are.
+
+    Raises:
+        InputError: as a pass of the target; q then stays where it is.
+    """
+    if q.batch_shape or (q.mean_field and q.dim > _WIDEST):
+        return
     work = CholeskyGaussian.from_posterior(q)
     nothing = _Natural(torch.zeros_like(work.mean), torch.zeros_like(work.covariance))
     estimator = SampleAverage(Fixed(max(32, 2 * q.dim + 2), seed=seed))
+    guarded = Guarded(target)  # of one batch after another: an error ends the fit at the first call only
 
     def parts() -> Iterator[_Part]:
-        for number, batch in enumerate(target.batches):
+        for number, batch in enumerate(target.one_pass()):
 
             def posterior(known: _Natural, batch: Any = batch, first: bool = not number) -> Target:
                 def log_joint(theta: Tensor) -> Tensor:
                     prior = target.prior.log_joint(theta) if first else 0.0  # the prior goes with the first batch
                     return prior + target.batch_log_likelihood(theta, batch) + target.temperature * known.log(theta)
 
-                return LogJoint(log_joint, target.temperature)
+                guarded.target = LogJoint(log_joint, target.temperature)
+                return guarded
 
             yield posterior
 
@@ -112,7 +127,7 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
         parts,
         lambda work: VN(work, estimator=estimator),
         target.temperature,
-        _PASSES if _repeats(target.batches) else 1,
+        _passes(len(target.batches), q.dim) if _repeats(target.batches) else 1,  # type: ignore[arg-type]
     )
     _hand_over(work, q)
 
@@ -135,20 +150,32 @@ def _visit(
             if target is None:
                 continue
             careful = not turn and number < _CAREFUL
-            _settle(work, target, optimizer(work), temperature, careful)
+            if not _settle(work, target, optimizer, temperature, careful):
+                continue
             total = _natural(work)
             if passes > 1:
                 sites[number] = total.plus(known, -1.0)
 
 
-def _settle(work: CholeskyGaussian, target: Target, optimizer: VN, temperature: float, careful: bool) -> None:
-    if not careful:
-        optimizer.step_untried(target)
-        return
-    for _ in range(_STEPS):
-        if bool(optimizer.evaluate(target).norm2.sqrt() <= _NORM * (temperature or 1.0)):
-            return
-        optimizer.step(target)
+def _settle(
+    work: CholeskyGaussian,
+    target: Target,
+    optimizer: Callable[[CholeskyGaussian], VN],
+    temperature: float,
+    careful: bool,
+) -> bool:
+    """Move q towards the posterior of a batch, by trial to where a full step can be trusted; whether it moved."""
+    moved, tried = False, optimizer(work)
+    for _ in range(_STEPS if careful else 0):
+        if bool(tried.evaluate(target).norm2.sqrt() <= _NORM * (temperature or 1.0)):
+            break
+        tried.step(target)
+        assert tried.last is not None
+        moved |= bool(tried.last.accepted)
+    full = optimizer(work)  # whose step no rejection has cut short
+    full.step_untried(target)
+    assert full.last is not None
+    return moved or bool(full.last.accepted)
 
 
 def _natural(q: CholeskyGaussian) -> _Natural:
@@ -156,12 +183,24 @@ def _natural(q: CholeskyGaussian) -> _Natural:
     return _Natural(S @ q.mean, S)
 
 
+def _passes(batches: int, dim: int) -> int:
+    """One where the sites of so many batches are too many numbers to be kept."""
+    return _PASSES if batches * dim**2 <= _KEPT else 1
+
+
 def _repeats(batches: Any) -> bool:
     """Whether every pass sees the same batches in the same order."""
-    return isinstance(batches, list | tuple) or (
-        isinstance(batches, DataLoader) and isinstance(batches.sampler, SequentialSampler)
-    )
+    if not isinstance(batches, DataLoader):
+        return isinstance(batches, list | tuple)
+    sampler = batches.sampler
+    if batches.batch_sampler is not None:
+        if type(batches.batch_sampler) is not BatchSampler:
+            return False
+        sampler = batches.batch_sampler.sampler
+    return isinstance(sampler, SequentialSampler)
 
 
 def _hand_over(work: CholeskyGaussian, q: Gaussian) -> None:
-    q.initialize_(work.mean, work.stddev if q.mean_field else work.scale_tril)
+    """Mean field keeps the diagonal of the precision, as its optimum does."""
+    scale = _natural(work).S.diagonal().rsqrt() if q.mean_field else work.scale_tril
+    q.initialize_(work.mean, scale)

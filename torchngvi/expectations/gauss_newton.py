@@ -41,7 +41,7 @@ class GaussNewton(Drawing):
     3.0
     """
 
-    needs = SeparableTarget  # type: ignore[assignment]
+    needs = SeparableTarget
 
     def __init__(self, draws: Draws | int = 16, *, chunk: int = 16) -> None:
         super().__init__(draws)

@@ -31,7 +31,8 @@ class DataLogJoint(Target):
 
     Raises:
         InputError: something that cannot be called or iterated over again; at the first pass another number
-            of rows, or a likelihood that is not a sum over rows.
+            of rows, a likelihood that is not a sum over rows, or one that does not depend on θ; on use, a second
+            derivative.
 
     >>> X = torch.arange(6.0)
     >>> target = DataLogJoint(
@@ -55,7 +56,7 @@ class DataLogJoint(Target):
         for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
             if not callable(function):
                 raise InputError(f"{name} must be a function; got {type(function).__name__}.")
-        if not isinstance(batches, Iterable) or iter(batches) is batches:
+        if not isinstance(batches, Iterable) or isinstance(batches, Iterator):
             raise InputError(
                 "batches must be iterable for one pass after another, a DataLoader or a list; got "
                 f"{type(batches).__name__}."
@@ -91,13 +92,13 @@ class DataLogJoint(Target):
             )
 
     def batch_log_likelihood(self, theta: Tensor, batch: Any) -> Tensor:
-        """log p(batch | θ); at the first call it has to be the sum of its halves.
+        """log p(batch | θ); at the first batch of two rows or more it has to be the sum of its halves.
 
         Raises:
             InputError: a result that is not one value a draw, or no sum over rows.
         """
-        if not self._checked:
-            self._check_sum(theta.detach()[:1], batch)
+        if not self._checked and _rows(batch) > 1:
+            self._check_sum(theta.detach()[:1] if theta.ndim > 1 else theta.detach(), batch)
             self._checked = True
         return self._call(theta, batch)
 
@@ -107,8 +108,6 @@ class DataLogJoint(Target):
     @torch.no_grad()
     def _check_sum(self, theta: Tensor, batch: Any) -> None:
         size = _rows(batch)
-        if size < 2:
-            return
         halves = [_some(batch, slice(0, size // 2)), _some(batch, slice(size // 2, size))]
         whole, parts = self._call(theta, batch), sum(self._call(theta, half) for half in halves)
         if bool((whole - parts).abs().max() > _SAME * whole.abs().clamp_min(1.0).max()):
@@ -143,31 +142,52 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, theta: Tensor, target: DataLogJoint) -> Tensor:
-        value, gradient = theta.new_zeros(theta.shape[:-1]), torch.zeros_like(theta)
+        value, gradient, reached = theta.new_zeros(theta.shape[:-1]), torch.zeros_like(theta), False
         for batch in target.one_pass():
             with torch.enable_grad():
                 copy = theta.detach().requires_grad_()
                 part = target.batch_log_likelihood(copy, batch)
-                (slope,) = torch.autograd.grad(part.sum(), copy, allow_unused=True)
+                slope = torch.autograd.grad(part.sum(), copy, allow_unused=True)[0] if part.requires_grad else None
             value += part.detach()
             if slope is not None:
                 gradient += slope
+                reached = True
+        if not reached:
+            raise InputError(
+                "log_likelihood does not depend on theta in any batch. Compute it from the theta it is given, by torch "
+                "operations without detach(), item() or NumPy."
+            )
         ctx.save_for_backward(gradient)
         return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # create_graph: the gradient would be taken for a constant, without an error
+            raise InputError(
+                "the gradient of a log joint in batches is not differentiated again. Use an estimator that takes "
+                "gradients alone, such as Stein()."
+            )
         (gradient,) = ctx.saved_tensors
         return weight[..., None] * gradient, None
 
 
 def _rows(batch: Any) -> int:
-    """The number of rows of a batch."""
-    if isinstance(batch, Tensor):
-        return len(batch)
-    parts = batch.values() if isinstance(batch, dict) else batch
-    return len(next(iter(parts)))
+    """The number of rows of a batch.
+
+    Raises:
+        InputError: no tensors, or not of the same number of rows, at least one.
+    """
+    parts = [batch]
+    if isinstance(batch, dict | list | tuple):
+        parts = list(batch.values() if isinstance(batch, dict) else batch)
+    sizes = {len(part) if isinstance(part, Tensor) and part.ndim else 0 for part in parts}
+    if len(sizes) != 1 or 0 in sizes:
+        got = (str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
+        raise InputError(
+            "a batch must be a tensor with rows first, or a tuple, list or dict of tensors with the same rows, at "
+            f"least one; got {', '.join(got) or 'nothing'}."
+        )
+    return sizes.pop()
 
 
 def _some(batch: Any, rows: slice) -> Any:
@@ -176,4 +196,5 @@ def _some(batch: Any, rows: slice) -> Any:
         return batch[rows]
     if isinstance(batch, dict):
         return {name: part[rows] for name, part in batch.items()}
-    return type(batch)(part[rows] for part in batch)
+    parts = [part[rows] for part in batch]
+    return batch._make(parts) if isinstance(batch, tuple) and hasattr(batch, "_make") else type(batch)(parts)
