@@ -49,6 +49,7 @@ _KEPT = (
     "evidence",
 )  # in a checkpoint
 _FEWEST, _MOST = 32, 16_384  # draws of one sample average
+_STREAMED = 1024  # the fewest where each is a pass over data in batches
 _NEAR = 0.3  # norm² + noise² below which steps need no trial
 _RISE = 0.1  # share of noise² that the average may rise in such a step
 _NEARER = 0.5  # share of norm² it may leave at most
@@ -252,7 +253,9 @@ class _Run:
         return loss if math.isfinite(loss) else math.inf
 
     def _first_draws(self) -> int:
-        return max(_FEWEST, 2 * self.q.dim + 2 if self.q.structure.rank == 2 else 0)
+        fewest = 2 * self.q.dim + 2 if self.q.structure.rank == 2 else 0
+        # a pass over data costs its reading, whatever the number of draws
+        return max(_STREAMED if isinstance(self.target.target, DataLogJoint) else _FEWEST, fewest)
 
     # -------------------------------------------------------------------------------- minimise
 
@@ -466,8 +469,8 @@ class _Run:
         wider = float((self.q.stddev.log() - self.first_log_sd).max())
         if wider > _CONFINED or record.loss < -_BOUNDED:
             return (
-                f"because the negative ELBO falls without bound, to {record.loss:.3g}, and q spreads e^{wider:.0f} times "
-                "as wide as it started: the log joint does not confine q. Give every parameter a proper prior."
+                f"because the negative ELBO falls without bound, to {record.loss:.3g}, and q spreads e^{wider:.0f} "
+                "times as wide as it started: the log joint does not confine q. Give every parameter a proper prior."
             )
         if self.stopped:
             return f"because a callback stopped it at natural-gradient norm {record.norm:.2g}."

@@ -1,0 +1,193 @@
+"""Sparse GPs side by side with GPyTorch's own natural gradients, in one run, on one thread.
+
+    python benchmarks/svgp.py [--sizes 256 512] [--rounds 12] [--rows 20000] [--budget 60]
+
+First, the time of a step, the best of several rounds that take turns: of q alone, and of q with the gradient of
+every hyper-parameter.  Second, with fixed hyper-parameters and a Bernoulli likelihood, the time until the negative
+ELBO per datum is within 1e-2 .. 1e-5 nats of the optimum: NGD, its triangular form and Adam, each at three constant
+learning rates on the same mini-batches, and `refine_svgp`.
+"""
+
+import argparse
+import itertools
+import time
+import warnings
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import gpytorch as gp
+
+from torchngvi import VN, CholeskyGaussian, NaturalGaussian
+from torchngvi.adapters.gpytorch import (
+    NaturalGradientVariationalDistribution,
+    SparseGP,
+    natural_optimizer,
+    refine_svgp,
+    variational_posteriors,
+)
+
+BATCH = 1024
+GAPS = (1e-2, 1e-3, 1e-4, 1e-5)
+v = gp.variational
+
+
+class Model(gp.models.ApproximateGP):
+    def __init__(self, q, Z):
+        super().__init__(v.VariationalStrategy(self, Z, q))
+        self.mean_module = gp.means.ConstantMean()
+        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
+
+    def forward(self, x):
+        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def made(q, Z, learn):
+    """A model whose hyper-parameters ask for gradients, or not."""
+    model = Model(q.double(), Z).double().train()
+    model.covar_module.outputscale = 4.0
+    for parameter in model.hyperparameters():
+        parameter.requires_grad_(learn)
+    return model
+
+
+def through_autograd(q, Z, likelihood, x, y, rows, learn):
+    model = made(q, Z, learn)
+    mll = gp.mlls.VariationalELBO(likelihood, model, num_data=rows)
+    ours = isinstance(q, NaturalGradientVariationalDistribution)
+    natural = natural_optimizer(mll, 0.1) if ours else gp.optim.NGD(model.variational_parameters(), rows, 0.1)
+
+    def run():
+        natural.zero_grad()
+        model.zero_grad()
+        (-mll(model(x), y)).backward()
+        natural.step()
+
+    return run
+
+
+def direct(family, Z, likelihood, x, y, rows, learn, kept=False):
+    size = len(Z)
+    model = made(NaturalGradientVariationalDistribution(size, family=family), Z, learn)
+    first = SparseGP(model, likelihood, [(x, y)], rows)
+    natural = VN(first.posterior, lr=0.1)
+
+    def run():
+        target = first if kept else SparseGP(model, likelihood, [(x, y)], rows, learn=learn)
+        model.zero_grad()
+        natural.step(target)
+        if learn:
+            target.backward()
+
+    return run
+
+
+def steps(sizes, rounds):
+    print(f"milliseconds a step, batch of {BATCH}, float64, best of {rounds}; in brackets NGD's time over this")
+    likelihoods = gp.likelihoods.GaussianLikelihood().double(), gp.likelihoods.BernoulliLikelihood().double()
+    for size, likelihood in itertools.product(sizes, likelihoods):
+        torch.manual_seed(0)
+        x, Z = torch.rand(BATCH, 8).double(), torch.rand(size, 8).double()
+        y = (torch.sin(3 * x.sum(-1)) > 0).double()
+        for learn in (False, True):
+            common = (Z, likelihood, x, y, 20000, learn)
+            runs = {
+                "NGD": through_autograd(v.NaturalVariationalDistribution(size), *common),
+                "TrilNatural": through_autograd(v.TrilNaturalVariationalDistribution(size), *common),
+                "ours, drop-in": through_autograd(NaturalGradientVariationalDistribution(size), *common),
+                "ours, direct, C": direct(CholeskyGaussian, *common),
+                "ours, direct, S": direct(NaturalGaussian, *common),
+            }
+            if not learn:
+                runs["ours, direct, S, batch seen before"] = direct(NaturalGaussian, *common, kept=True)
+            best = dict.fromkeys(runs, float("inf"))
+            for _ in range(rounds):  # in turns, so that a busy machine is busy for all
+                for name, run in runs.items():
+                    start = time.perf_counter()
+                    run()
+                    best[name] = min(best[name], time.perf_counter() - start)
+            print(f"M = {size}, {type(likelihood).__name__}, {'q and hyper-parameters' if learn else 'q alone'}")
+            for name, seconds in best.items():
+                print(f"  {name:<36}{seconds * 1e3:8.1f}  ({best['NGD'] / seconds:.2f})", flush=True)
+
+
+def reached(gap, start, pause, times):
+    for wanted in GAPS:
+        if gap < wanted:
+            times.setdefault(wanted, time.perf_counter() - start - pause)
+
+
+def line(name, times, gap):
+    shown = "  ".join(f"{wanted:g}: {times[wanted]:.2f} s" if wanted in times else f"{wanted:g}: -" for wanted in GAPS)
+    print(f"  {name:<28}{shown}   last gap {gap:.1e}", flush=True)
+
+
+def convergence(rows, size, budget):
+    torch.manual_seed(0)
+    x = 6 * torch.rand(rows, 2).double()
+    f = 3 * torch.sin(2 * x[:, 0]) * torch.cos(1.5 * x[:, 1]) + torch.sin(x.sum(-1))
+    y = (torch.rand(rows).double() < torch.special.ndtr(f)).double()
+    Z, likelihood = x[torch.randperm(rows)[:size]], gp.likelihoods.BernoulliLikelihood().double()
+    batches = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    exact = made(NaturalGradientVariationalDistribution(size), Z, False)
+    lowest = refine_svgp(exact, likelihood, batches, tolerance=1e-6, progress=False).loss / rows
+    judge = SparseGP(exact, likelihood, batches)
+    print(f"seconds to a gap in nats per datum; Bernoulli, {rows} rows, M = {size}, fixed hyper-parameters")
+
+    def gap_of(mean, root):
+        with torch.no_grad():
+            judge.posterior.initialize_(mean, root)
+            return float(judge.negative_elbo(judge.posterior)) / rows - lowest
+
+    model = made(NaturalGradientVariationalDistribution(size, family=NaturalGaussian), Z, False)
+    q, times = variational_posteriors(model)[0], {}
+    for passes in (1, 2, 3, 4):
+        q.initialize_(0.0, 1.0)
+        start = time.perf_counter()
+        refine_svgp(model, likelihood, batches, passes=passes, max_evaluations=1, progress=False)
+        took, gap = time.perf_counter() - start, gap_of(q.mean, q.scale_tril)
+        for wanted in GAPS:
+            if gap < wanted:
+                times.setdefault(wanted, took)
+    line("refine_svgp", times, gap)
+    for name, kind, rates in (
+        ("NGD", v.NaturalVariationalDistribution, (0.02, 0.1, 0.3)),
+        ("TrilNatural", v.TrilNaturalVariationalDistribution, (0.02, 0.1, 0.3)),
+        ("Adam", v.CholeskyVariationalDistribution, (0.003, 0.01, 0.03)),
+    ):
+        for rate in rates:
+            torch.manual_seed(1)
+            model = made(kind(size), Z, False)
+            mll = gp.mlls.VariationalELBO(likelihood, model, num_data=rows)
+            adam = name == "Adam"
+            parameters = list(model.variational_parameters())
+            optimizer = torch.optim.Adam(parameters, rate) if adam else gp.optim.NGD(parameters, rows, rate)
+            times, start, pause, gap = {}, time.perf_counter(), 0.0, float("inf")
+            while time.perf_counter() - start - pause < budget and GAPS[-1] not in times:
+                for some in torch.randperm(rows).split(BATCH):
+                    optimizer.zero_grad()
+                    (-mll(model(x[some]), y[some])).backward()
+                    optimizer.step()
+                stop = time.perf_counter()
+                q = model.variational_strategy._variational_distribution()
+                gap = gap_of(q.mean.detach(), torch.linalg.cholesky(q.covariance_matrix.detach()))
+                pause += time.perf_counter() - stop
+                reached(gap, start, pause, times)
+            line(f"{name} {rate:g}", times, gap)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rows", type=int, default=20000)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each method and learning rate")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    steps(arguments.sizes, arguments.rounds)
+    convergence(arguments.rows, arguments.sizes[0], arguments.budget)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,977 @@
+"""The adapter for Pyro: log joints against Pyro's own, guides against exact posteriors, refusals."""
+
+import copy
+import io
+import pickle
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from cases import DTYPE, EXACT, IDENTITY, POSTERIORS, close
+
+import torchngvi as ngvi
+from torchngvi.derivatives import energy_and_gradient, mean_hessian
+from torchngvi.errors import InputError, PairError
+
+pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
+
+import pyro.distributions as dist  # noqa: E402
+from pyro import poutine  # noqa: E402
+from pyro.distributions import constraints  # noqa: E402
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, config_enumerate  # noqa: E402
+from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal, init_to_value  # noqa: E402
+from pyro.infer.importance import psis_diagnostic  # noqa: E402
+from pyro.infer.mcmc.util import initialize_model  # noqa: E402
+from pyro.infer.reparam import NeuTraReparam  # noqa: E402
+from pyro.nn import PyroModule, PyroParam, PyroSample  # noqa: E402
+
+from torchngvi.adapters.pyro import AutoGaussian, LatentGaussian, NaturalSVI, fit_guide, log_joint  # noqa: E402
+
+QUIET = {"progress": False}
+families = pytest.mark.parametrize("family", POSTERIORS.values(), ids=POSTERIORS)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    """Models are written in the default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPE)
+    torch.manual_seed(0)
+    pyro.clear_param_store()
+    yield
+    torch.set_default_dtype(before)
+    pyro.clear_param_store()
+
+
+# ------------------------------------------------------------------------------------ models
+
+SIGMA = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=DTYPE)
+EFFECT = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=DTYPE)
+X = torch.linspace(-1, 1, 12, dtype=DTYPE)[:, None] ** torch.arange(3)
+Y = torch.sin(3 * X[:, 1])
+
+
+def schools(sigma, y):
+    mu = pyro.sample("mu", dist.Normal(0, 5))
+    tau = pyro.sample("tau", dist.HalfCauchy(5))
+    with pyro.plate("J", len(sigma)):
+        eta = pyro.sample("eta", dist.Normal(0, 1))
+        pyro.sample("y", dist.Normal(mu + tau * eta, sigma), obs=y)
+
+
+def conjugate(X, y):
+    """Broadcasts over draws."""
+    w = pyro.sample("w", dist.Normal(0, 2).expand([X.shape[-1]]).to_event(1))
+    with pyro.plate("rows", len(X)):
+        return pyro.sample("y", dist.Normal((X * w).sum(-1), 0.5), obs=y)
+
+
+def conjugate_by_product(X, y):
+    """Does not: `X @ w` is for one w."""
+    w = pyro.sample("w", dist.Normal(0, 2).expand([X.shape[-1]]).to_event(1))
+    with pyro.plate("rows", len(X)):
+        pyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def conjugate_by_items(X, y):
+    """Neither at once nor under vmap."""
+    w = pyro.sample("w", dist.Normal(0, 2).expand([X.shape[-1]]).to_event(1))
+    total = sum(each.item() for each in w) * 0
+    with pyro.plate("rows", len(X)):
+        pyro.sample("y", dist.Normal(X @ w + total, 0.5), obs=y)
+
+
+def scaled_and_masked():
+    x = pyro.sample("x", dist.Normal(0.5, 2).mask(torch.tensor(False)))
+    with pyro.plate("outer", 3), poutine.scale(scale=2.5):
+        a = pyro.sample("a", dist.Gamma(2.0, 1.0 + x**2))
+        with pyro.plate("inner", 2), poutine.mask(mask=torch.tensor([True, False, True])):
+            b = pyro.sample("b", dist.Normal(a, 1))
+            pyro.sample("y", dist.Normal(b, 1.0), obs=torch.ones(2, 3))
+    pyro.factor("extra", -x.cosh())
+
+
+def two_plates():
+    """Plates on either side, a vector and a matrix inside."""
+    left, right = pyro.plate("left", 2, dim=-2), pyro.plate("right", 3, dim=-1)
+    with left:
+        u = pyro.sample("u", dist.Normal(0, 1).expand([4]).to_event(1))
+    with right:
+        v = pyro.sample("v", dist.HalfNormal(1.0))
+    with left, right:
+        pyro.sample("y", dist.Normal(u.sum(-1), v), obs=torch.ones(2, 3))
+
+
+def supports():
+    pyro.sample("simplex", dist.Dirichlet(torch.tensor([1.0, 2.0, 3.0])))
+    L = pyro.sample("lkj", dist.LKJCholesky(3, 2.0))
+    scale = pyro.sample("positive", dist.LogNormal(0.0, 0.5).expand([3]).to_event(1))
+    pyro.sample("interval", dist.Uniform(-2.0, 3.0))
+    pyro.sample("unit", dist.Beta(2.0, 3.0))
+    base = dist.Normal(torch.zeros(4), 1.0).to_event(1)
+    pyro.sample("ordered", dist.TransformedDistribution(base, dist.transforms.OrderedTransform()))
+    pyro.sample("above", dist.Pareto(1.5, 3.0))
+    pyro.sample("y", dist.MultivariateNormal(torch.zeros(3), scale_tril=scale[:, None] * L), obs=torch.ones(3))
+
+
+@config_enumerate
+def mixture(y):
+    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(2)))
+    with pyro.plate("components", 2):
+        centre = pyro.sample("centre", dist.Normal(torch.tensor([-1.0, 1.0]), 1.0))
+    with pyro.plate("rows", len(y)):
+        z = pyro.sample("z", dist.Categorical(weights))
+        pyro.sample("y", dist.Normal(centre[..., z], 0.7), obs=y)
+
+
+@config_enumerate
+def broadcasting_mixture(y):
+    """The same, written so that draws of the centres broadcast too."""
+    p = pyro.sample("p", dist.Beta(1.0, 1.0))
+    left = pyro.sample("left", dist.Normal(-1.0, 1.0))
+    right = pyro.sample("right", dist.Normal(1.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        z = pyro.sample("z", dist.Bernoulli(p))
+        pyro.sample("y", dist.Normal(torch.where(z > 0, right, left), 0.7), obs=y)
+
+
+MIXED = torch.tensor([-1.5, -0.7, 0.2, 1.1, 1.4], dtype=DTYPE)
+MODELS = {
+    "schools": (schools, (SIGMA, EFFECT), "plate"),
+    "conjugate": (conjugate, (X, Y), "plate"),
+    "by_product": (conjugate_by_product, (X, Y), "vmap"),
+    "by_items": (conjugate_by_items, (X, Y), "loop"),
+    "scaled_and_masked": (scaled_and_masked, (), "plate"),
+    "two_plates": (two_plates, (), "plate"),
+    "supports": (supports, (), "vmap"),
+    "mixture": (mixture, (MIXED,), "vmap"),
+    "broadcasting_mixture": (broadcasting_mixture, (MIXED,), "plate"),
+}
+every_model = pytest.mark.parametrize(("model", "args", "way"), MODELS.values(), ids=MODELS)
+
+
+# ------------------------------------------------------------------------------------ the log joint
+
+
+@every_model
+def test_log_joint_is_the_potential_of_pyros_hmc(model, args, way):
+    density = log_joint(model, *args)
+    assert density.batched_by == way
+    theta = density.initial + 0.5 * torch.randn(4, density.dim)
+    _, potential, transforms, _ = initialize_model(model, args)
+    expected, gradients = [], []
+    for each in theta:
+        leaf = each.clone().requires_grad_()
+        values = density.unpack(leaf)
+        value = -potential({name: transform(values[name]) for name, transform in transforms.items()})
+        expected.append(value.detach())
+        gradients.append(torch.autograd.grad(value, leaf)[0])
+    theta.requires_grad_()
+    value = density(theta)
+    close(value.detach(), torch.stack(expected), IDENTITY)
+    close(torch.autograd.grad(value.sum(), theta)[0], torch.stack(gradients), IDENTITY)
+
+
+@every_model
+def test_every_way_to_batch_that_runs_agrees_with_the_loop(model, args, way):
+    density = log_joint(model, *args)
+    theta = density.initial + 0.5 * torch.randn(2, 3, density.dim)
+    alone = torch.stack([torch.stack([density._one(each) for each in row]) for row in theta])
+    close(density.log_joint(theta), alone, IDENTITY)
+    close(density.target.log_joint(theta[0, 0]), alone[0, 0], IDENTITY)
+
+
+@pytest.mark.parametrize("name", ["schools", "conjugate", "scaled_and_masked", "two_plates", "supports"])
+def test_log_joint_is_that_of_trace_elbo(name):
+    """At each draw of the guide: the loss of one particle is log q - log p."""
+    model, args, _ = MODELS[name]
+    guide, density = AutoGaussian(model).setup(*args), log_joint(model, *args)
+    for _ in range(3):
+        trace = poutine.trace(guide).get_trace(*args)
+        values = {site["name"]: site["value"] for site in guide.prototype_trace.nodes.values()}
+        values = {key: trace.nodes[key]["value"] for key in values}
+        frozen = poutine.condition(guide, {"_AutoGaussian_latent": density.pack(values)})
+        loss = Trace_ELBO().loss(model, frozen, *args)
+        theta = density.pack(values)
+        expected = guide.get_posterior().log_prob(theta) - density(theta)
+        close(torch.tensor(loss), expected.detach(), IDENTITY)
+
+
+def test_pack_and_unpack_are_inverse_on_every_support():
+    density = log_joint(supports)
+    theta = torch.randn(2, 5, density.dim)
+    values = density.unpack(theta)
+    close(density.pack(values), theta, IDENTITY)
+    assert values["simplex"].shape == (2, 5, 3)
+    assert values["lkj"].shape == (2, 5, 3, 3)
+    close(values["simplex"].sum(-1), torch.ones(2, 5), EXACT)
+    assert bool((values["ordered"].diff(dim=-1) > 0).all())
+    assert bool(((values["interval"] > -2) & (values["interval"] < 3)).all())
+    assert bool((values["above"] > 1.5).all())
+
+
+def test_jacobians_are_those_of_autograd():
+    """Of one site after another, its constrained value in free coordinates."""
+    density = log_joint(supports)
+    theta = 0.5 * torch.randn(density.dim)
+    tril = torch.tril_indices(3, 3, -1)
+    free = {
+        "simplex": lambda x: x[:-1],
+        "lkj": lambda x: x[tril[0], tril[1]],
+    }
+    total = torch.zeros(())
+    for site in density.layout.sites:
+        part = free.get(site.name, torch.atleast_1d)
+
+        def one(u, site=site, part=part):
+            return part(site.transform(u.reshape(site.free)))
+
+        jacobian = torch.autograd.functional.jacobian(one, theta[site.where])
+        total = total + torch.linalg.slogdet(jacobian).logabsdet
+    close(density.layout.constrained(theta)[1], total, IDENTITY)
+
+
+@pytest.mark.parametrize("name", ["schools", "by_product", "by_items", "supports", "broadcasting_mixture"])
+def test_second_derivatives(name):
+    """In each way to batch, through the transforms, against differences of the gradient."""
+    model, args, _ = MODELS[name]
+    density = log_joint(model, *args)
+    theta, h = density.initial + 0.3 * torch.randn(density.dim), 1e-4
+    H = mean_hessian(density, theta[None], chunk=64)
+    steps = h * torch.eye(density.dim)
+    gradient = energy_and_gradient(density, torch.cat([theta + steps, theta - steps]))[1]
+    plus, minus = gradient.chunk(2)
+    close(H, (plus - minus) / (2 * h), 1e-5)
+
+
+def test_parameters_get_the_same_gradient_in_each_way():
+    density = log_joint(with_noise, LARGE)
+    theta, gradients = torch.randn(4, density.dim), []
+    (leaf,) = pyro.get_param_store()._params.values()
+    for way in (density._by_plate, density._by_vmap, density._by_loop):
+        gradients.append(torch.autograd.grad(way(theta).sum(), leaf)[0])
+    close(gradients[0], gradients[2], IDENTITY)
+    close(gradients[1], gradients[2], IDENTITY)
+
+
+def test_subsamples_are_kept_until_asked():
+    x = torch.arange(20.0) ** 2
+
+    def model():
+        mu = pyro.sample("mu", dist.Normal(0, 1))
+        with pyro.plate("data", 20, subsample_size=5) as rows:
+            pyro.sample("y", dist.Normal(mu, 1), obs=x[rows])
+
+    density = log_joint(model)
+    assert not density.comparable
+    theta = torch.zeros(1)
+    first = density(theta)
+    assert all(bool(density(theta) == first) for _ in range(5))
+    again = {float(density.on()(theta)) for _ in range(5)}
+    assert len(again) > 1
+    # scaled by 20/5
+    rows = density._indices["data"]
+    expected = 4 * dist.Normal(0, 1).log_prob(x[rows]).sum() + dist.Normal(0, 1).log_prob(theta[0])
+    close(density(theta), expected, EXACT)
+    with pytest.raises(InputError, match="fit_guide minimises one objective, and a model that subsamples"):
+        fit_guide(model, AutoGaussian(model))
+    with pytest.raises(PairError, match="a mini-batch gives another objective"):
+        ngvi.VN(ngvi.CholeskyGaussian(1), estimator=ngvi.Stein(ngvi.Fixed(4))).step(density)
+
+
+def test_sequential_plates_and_deterministic_sites():
+    def model():
+        total = 0.0
+        for i in pyro.plate("seq", 3):
+            total = total + pyro.sample(f"x{i}", dist.Normal(i, 1.0))
+        pyro.deterministic("total", total)
+        pyro.sample("y", dist.Normal(total, 1.0), obs=torch.tensor(2.0))
+
+    density = log_joint(model)
+    assert (density.dim, density.batched_by) == (3, "plate")
+    theta = torch.randn(3)
+    expected = dist.Normal(torch.arange(3.0), 1.0).log_prob(theta).sum() + dist.Normal(theta.sum(), 1).log_prob(
+        torch.tensor(2.0)
+    )
+    close(density(theta), expected, EXACT)
+
+
+# ------------------------------------------------------------------------------------ identities
+
+
+def exact_moments():
+    """Of `conjugate`."""
+    precision = 4 * X.mT @ X + torch.eye(3) / 4
+    covariance = torch.linalg.inv(precision)
+    return covariance @ (4 * X.mT @ Y), covariance
+
+
+@families
+@pytest.mark.parametrize("model", [conjugate, conjugate_by_product])
+def test_conjugate_posterior_in_one_step(model, family):
+    """Whitened fixed draws are exact for quadratics, and a full step of VN lands on the optimum."""
+    guide = AutoGaussian(model, family).setup(X, Y)
+    mean, covariance = exact_moments()
+    opt = ngvi.VN(guide.posterior, lr=1.0, estimator=ngvi.Stein(ngvi.Fixed(8)))
+    density = log_joint(model, X, Y)
+    if guide.posterior.mean_field:
+        covariance = torch.diag(1 / torch.linalg.inv(covariance).diagonal())
+        for _ in range(400):
+            opt.step(density)
+    else:
+        opt.step(density)
+    close(guide.posterior.mean, mean, IDENTITY)
+    close(guide.posterior.covariance, covariance, IDENTITY)
+
+
+def test_fit_guide_on_a_conjugate_model():
+    guide = AutoGaussian(conjugate)
+    result = fit_guide(conjugate, guide, X, Y, options=QUIET)
+    assert result.converged
+    mean, covariance = exact_moments()
+    close(guide.posterior.mean, mean, 1e-8)
+    close(guide.posterior.covariance, covariance, 1e-8)
+    marginal = dist.MultivariateNormal(torch.zeros(12), 4 * X @ X.mT + 0.25 * torch.eye(12)).log_prob(Y)
+    close(torch.tensor(-result.loss), marginal, 1e-8)
+
+
+def schools_in_plain_torch(theta):
+    """θ = (μ, log τ, η)."""
+    mu, log_tau, eta = theta[..., 0], theta[..., 1], theta[..., 2:]
+    tau = log_tau.exp()
+    prior = dist.Normal(0, 5).log_prob(mu) + dist.HalfCauchy(5).log_prob(tau) + log_tau
+    likelihood = dist.Normal(mu[..., None] + tau[..., None] * eta, SIGMA).log_prob(EFFECT)
+    return prior + dist.Normal(0, 1).log_prob(eta).sum(-1) + likelihood.sum(-1)
+
+
+@families
+def test_same_posterior_as_the_plain_route(family):
+    """The same seed, the same log joint: the same posterior."""
+    guide = AutoGaussian(schools, family).setup(SIGMA, EFFECT)
+    plain = copy.deepcopy(guide.posterior)
+    torch.manual_seed(1)
+    of_model = fit_guide(schools, guide, SIGMA, EFFECT, options=QUIET)
+    torch.manual_seed(1)
+    of_function = ngvi.fit(plain, schools_in_plain_torch, progress=False)
+    assert of_model.converged
+    assert of_function.evaluations == of_model.evaluations
+    close(guide.posterior.mean, plain.mean, IDENTITY)
+    close(guide.posterior.covariance, plain.covariance, IDENTITY)
+
+
+# ------------------------------------------------------------------------------------ the guide
+
+
+def fitted(family=ngvi.CholeskyGaussian):
+    guide = AutoGaussian(schools, family)
+    fit_guide(schools, guide, SIGMA, EFFECT, options={"tolerance": 0.3, **QUIET})
+    return guide
+
+
+def test_methods_of_the_guide():
+    guide = fitted()
+    q = guide.posterior
+    draws = guide.get_posterior().expand([2]).sample((3,))
+    assert draws.shape == (3, 2, 10)
+    close(guide.get_posterior().log_prob(draws), q.log_prob(draws).detach(), EXACT)
+    pushed = guide.get_transform()(torch.eye(10))
+    close(pushed, q.mean + q.scale_tril.mT, EXACT)
+    assert guide.get_base_dist().event_shape == (10,)
+    assert guide.sample_latent(SIGMA, EFFECT).shape == (10,)
+    assert {name: value.shape for name, value in guide(SIGMA, EFFECT).items()} == {"mu": (), "tau": (), "eta": (8,)}
+    median, quantiles = guide.median(), guide.quantiles([0.1, 0.5, 0.9])
+    close(median["tau"], q.mean[1].exp(), EXACT)
+    for name, value in quantiles.items():
+        close(value[1], median[name], EXACT)
+        assert bool((value[0] < value[2]).all())
+    close(guide.get_posterior().mean, q.mean, EXACT)
+    close(guide.get_posterior().variance, q.variance, EXACT)
+
+
+def test_starts():
+    values = {"mu": torch.tensor(3.0), "tau": torch.tensor(2.0), "eta": torch.ones(8)}
+    guide = AutoGaussian(schools, init_loc_fn=init_to_value(values=values), init_scale=0.5).setup(SIGMA, EFFECT)
+    close(guide.posterior.stddev, torch.full((10,), 0.5), EXACT)
+    for name, value in guide.median().items():
+        close(value, values[name], EXACT)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_predictive(parallel):
+    guide = fitted()
+    draws = Predictive(schools, guide=guide, num_samples=500, parallel=parallel, return_sites=("mu", "eta", "y"))(
+        SIGMA, None
+    )
+    assert draws["y"].shape == (500, 8)
+    assert draws["eta"].squeeze().shape == (500, 8)
+    assert abs(float(draws["mu"].mean() - guide.median()["mu"])) < 5 * float(guide.posterior.stddev[0]) / 500**0.5
+
+
+@families
+def test_drop_in(family):
+    """Trace_ELBO as a module: backward fills the probes, our optimizer steps."""
+    guide = AutoGaussian(conjugate, family).setup(X, Y)
+    elbo = Trace_ELBO(num_particles=8, vectorize_particles=True, max_plate_nesting=1)(conjugate, guide)
+    assert list(elbo.parameters()) == []
+    opt = ngvi.VN(guide.posterior, lr=0.5, step_size=ngvi.KLRadius(0.5))
+    for _ in range(60):
+        opt.zero_grad()
+        elbo(X, Y).backward()
+        opt.step()
+    mean, covariance = exact_moments()
+    if not guide.posterior.mean_field:  # sticking the landing: no noise is left
+        close(guide.posterior.mean, mean, 1e-6)
+        close(guide.posterior.covariance, covariance, 1e-6)
+
+
+def test_beside_pyros_svi():
+    """Its step leaves the gradient of q in the probes, and takes care of the parameters of the model."""
+    guide = AutoGaussian(with_noise, ngvi.DiagonalGaussian).setup(LARGE)
+    loss = Trace_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=1)
+    svi, natural = SVI(with_noise, guide, pyro.optim.ClippedAdam({"lr": 0.2, "lrd": 0.98}), loss), half(guide.posterior)
+    for _ in range(200):
+        natural.zero_grad()
+        svi.step(LARGE)
+        natural.step()
+    assert abs(pyro.param("scale").item() - BEST) < 2e-2
+
+
+def test_importance_sampling():
+    guide = fitted()
+    assert psis_diagnostic(schools, guide, SIGMA, EFFECT, num_particles=1000, max_simultaneous_particles=1000) < 0.9
+
+
+def test_gradient_of_trace_elbo_is_the_packet_of_stein():
+    """With the same draws, in the probes: a and W - I."""
+    guide = AutoGaussian(schools).setup(SIGMA, EFFECT)
+    q, density = guide.posterior, log_joint(schools, SIGMA, EFFECT)
+    torch.manual_seed(3)
+    Trace_ELBO(num_particles=6, vectorize_particles=True, max_plate_nesting=1)(schools, guide)(SIGMA, EFFECT).backward()
+    torch.manual_seed(3)
+    z = torch.randn(6, 1, 10)[:, 0]
+    theta = (q.mean + z @ q.scale_tril.mT).requires_grad_()
+    (gradient,) = torch.autograd.grad(-density(theta).sum(), theta)
+    r = gradient @ q.scale_tril - z
+    close(q.mean_probe.grad, r.mean(0), IDENTITY)
+    outer = torch.einsum("si,sj->ij", r, z) / 6
+    close(q.root_probe.grad, 0.5 * (outer + outer.mT), IDENTITY)
+
+
+def test_list_of_guides_and_block():
+    guide = AutoGuideList(schools)
+    ours = AutoGaussian(poutine.block(schools, hide=["tau"]))
+    guide.append(ours)
+    guide.append(AutoDelta(poutine.block(schools, expose=["tau"])))
+    elbo = Trace_ELBO(num_particles=8, vectorize_particles=True, max_plate_nesting=1)(schools, guide)
+    loss = elbo(SIGMA, EFFECT)
+    opt = ngvi.IBLR(ours.posterior, lr=0.3, step_size=ngvi.KLRadius(0.5))
+    adam = torch.optim.Adam(elbo.parameters(), lr=0.05)
+    first = loss.item()
+    for _ in range(50):
+        opt.zero_grad()
+        adam.zero_grad()
+        loss = elbo(SIGMA, EFFECT)
+        loss.backward()
+        opt.step()
+        adam.step()
+    assert loss.item() < first
+    assert set(guide(SIGMA, EFFECT)) == {"mu", "eta", "tau"}
+    assert ours.posterior.dim == 9
+
+
+def test_neural_transport():
+    guide = fitted()
+    model = NeuTraReparam(guide).reparam(schools)
+    _, potential, _, _ = initialize_model(model, (SIGMA, EFFECT))
+    z = torch.randn(10)
+    name = next(name for name in guide.prototype_trace.nodes if name in ("mu", "tau", "eta"))
+    theta = guide.get_transform()(z)
+    expected = log_joint(schools, SIGMA, EFFECT)(theta) + guide.posterior.log_det_root()
+    close(-potential({f"{name}_shared_latent": z}), expected, IDENTITY)
+
+
+def test_laplace_start():
+    guide = AutoGaussian(schools).setup(SIGMA, EFFECT)
+    result = ngvi.laplace(guide.posterior, log_joint(schools, SIGMA, EFFECT))
+    assert bool(result.converged)
+
+
+# ------------------------------------------------------------------------------------ copies
+
+
+def test_copies_leave_the_original_alone(tmp_path):
+    guide = fitted()
+    twin = copy.deepcopy(guide)
+    assert twin.posterior is not guide.posterior
+    assert twin.model is guide.model is not None
+    ngvi.VN(twin.posterior, lr=0.1).step(log_joint(schools, SIGMA, EFFECT))
+    assert not torch.equal(twin.posterior.mean, guide.posterior.mean)
+
+    loaded = pickle.loads(pickle.dumps(guide))
+    assert guide.model is not None
+    torch.manual_seed(5)
+    mine = guide(SIGMA, EFFECT)
+    torch.manual_seed(5)
+    for name, value in loaded(SIGMA, EFFECT).items():
+        assert torch.equal(value, mine[name])
+
+    file = io.BytesIO()
+    torch.save(guide.state_dict(), file)
+    file.seek(0)
+    fresh = AutoGaussian(schools).setup(SIGMA, EFFECT)
+    fresh.load_state_dict(torch.load(file))
+    assert torch.equal(fresh.posterior.scale_tril, guide.posterior.scale_tril)
+    assert set(guide.state_dict()) == {"q.mean", "q.scale_tril"}
+
+
+def test_copies_of_a_model_with_parameters():
+    guide = AutoGaussian(with_noise).setup(Y)
+    fit_guide(with_noise, guide, Y, options=QUIET)
+    assert torch.equal(copy.deepcopy(guide).posterior.mean, guide.posterior.mean)
+    assert torch.equal(pickle.loads(pickle.dumps(guide)).posterior.mean, guide.posterior.mean)
+
+
+def test_param_store_is_left_alone():
+    guide = fitted()
+    NaturalSVI(schools, guide).step(SIGMA, EFFECT)
+    guide(SIGMA, EFFECT)
+    assert len(pyro.get_param_store()) == 0
+    before = guide.median()
+    pyro.clear_param_store()
+    for name, value in guide.median().items():
+        assert torch.equal(value, before[name])
+    guide(SIGMA, EFFECT)
+
+
+def test_other_dtype_and_device():
+    guide = fitted().float()
+    assert guide(SIGMA, EFFECT)["mu"].dtype == torch.float32
+    with pytest.raises(InputError, match="the latents of the model are in torch.float64 and q in torch.float32"):
+        fit_guide(schools, guide, SIGMA, EFFECT)
+
+
+# ------------------------------------------------------------------------------------ NaturalSVI
+
+
+def half(q):
+    return ngvi.IBLR(q, lr=0.5, step_size=ngvi.KLRadius(0.5))
+
+
+def with_noise(y):
+    """Empirical Bayes: y_i = x_i + noise, x_i ~ N(0, 1); the best scale² + 1 is mean y²."""
+    scale = pyro.param("scale", torch.tensor(1.0), constraint=constraints.positive)
+    with pyro.plate("rows", len(y)):
+        x = pyro.sample("x", dist.Normal(0, 1))
+        pyro.sample("y", dist.Normal(x, scale), obs=y)
+
+
+class WithNoise(PyroModule):
+    def __init__(self):
+        super().__init__()
+        self.scale = PyroParam(torch.tensor(1.0), constraint=constraints.positive)
+
+    def forward(self, y):
+        with pyro.plate("rows", len(y)):
+            x = pyro.sample("x", dist.Normal(0, 1))
+            pyro.sample("y", dist.Normal(x, self.scale), obs=y)
+
+
+LARGE = torch.tensor([3.0, -2.0, 2.5, -1.0, 2.2, -2.9], dtype=DTYPE)
+BEST = float((LARGE.square().mean() - 1).sqrt())
+
+
+def test_empirical_bayes_by_a_pyro_optimizer():
+    guide = AutoGaussian(with_noise, ngvi.DiagonalGaussian)
+    svi = NaturalSVI(with_noise, guide, pyro.optim.ClippedAdam({"lr": 0.2, "lrd": 0.98}), natural=half)
+    result = svi.run(300, LARGE, progress=False)
+    assert result.converged, result.reason
+    assert "the loss has come to rest at" in result.reason
+    assert abs(pyro.param("scale").item() - BEST) < 1e-2
+    marginal = -dist.Normal(0, (1 + BEST**2) ** 0.5).log_prob(LARGE).sum()
+    close(torch.tensor(svi.evaluate_loss(LARGE)), marginal, 1e-3)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_empirical_bayes_by_a_torch_optimizer(local):
+    with pyro.settings.context(module_local_params=local):
+        model = WithNoise()
+        adam = torch.optim.Adam(model.parameters(), lr=0.2)
+        decay = torch.optim.lr_scheduler.ExponentialLR(adam, 0.98)
+        svi = NaturalSVI(model, AutoGaussian(model), adam, natural=half)
+        for _ in range(300):
+            svi.step(LARGE)
+            decay.step()
+        assert abs(model.scale.item() - BEST) < 1e-2
+        assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_parameters_stay_without_an_optimizer():
+    svi = NaturalSVI(with_noise, AutoGaussian(with_noise))
+    svi.step(LARGE)
+    assert pyro.param("scale").item() == 1.0
+    assert pyro.get_param_store()._params["scale"].grad.abs().max() == 0
+
+
+def test_bayesian_module():
+    model = PyroModule[torch.nn.Linear](3, 1, bias=False)
+    model.weight = PyroSample(dist.Normal(0.0, 2.0).expand([1, 3]).to_event(2))
+
+    def regression(X, y):
+        mean = model(X)[..., 0]
+        with pyro.plate("rows", len(X)):
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    guide = AutoGaussian(regression)
+    assert fit_guide(regression, guide, X, Y, options=QUIET).converged
+    close(guide.posterior.mean, exact_moments()[0], 1e-6)
+
+
+def test_minibatches():
+    def model(X, y):
+        w = pyro.sample("w", dist.Normal(0, 2).expand([3]).to_event(1))
+        with pyro.plate("rows", 12, subsample_size=4) as rows:
+            pyro.sample("y", dist.Normal(X[rows] @ w, 0.5), obs=y[rows])
+
+    guide = AutoGaussian(model)
+    svi = NaturalSVI(model, guide, natural=lambda q: ngvi.IBLR(q, lr=0.02, step_size=ngvi.KLRadius(0.1)))
+    for _ in range(600):
+        loss = svi.step(X, Y)
+    assert isinstance(loss, float)
+    mean, covariance = exact_moments()
+    assert float((guide.posterior.mean - mean).abs().max() / covariance.diagonal().max().sqrt()) < 0.7
+    close(guide.posterior.stddev, covariance.diagonal().sqrt(), 0.15)
+
+
+def test_ill_conditioned_logistic_regression():
+    """Fifty coefficients on scales of 0.01 to 10: within 0.1 nats in at most 60 steps."""
+    dim, rows = 50, 1000
+    X = torch.randn(rows, dim) * torch.logspace(-2, 1, dim) @ torch.linalg.qr(torch.randn(dim, dim))[0]
+    y = (torch.rand(rows) < torch.sigmoid(X @ torch.randn(dim) / 3)).double()
+
+    def model(X, y):
+        w = pyro.sample("w", dist.Normal(0, 1).expand([dim]).to_event(1))
+        with pyro.plate("rows", rows):
+            pyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    exact = ngvi.GeneralizedLinear(X, y, family="bernoulli_logit", prior_precision=1.0)
+    best = ngvi.fit(ngvi.CholeskyGaussian(dim), exact, progress=False).loss
+    guide = AutoGaussian(model)
+    step_by_step = NaturalSVI(
+        model, guide, natural=lambda q: ngvi.IBLR(q, lr=0.3, step_size=ngvi.KLRadius(2.0)), num_particles=128
+    )
+    for _ in range(60):
+        step_by_step.step(X, y)
+    assert exact.negative_elbo(guide.posterior).item() - best < 0.1
+    guide = AutoGaussian(model)
+    result = fit_guide(model, guide, X, y, options=QUIET)
+    assert result.evaluations <= 60
+    assert exact.negative_elbo(guide.posterior).item() - best < 0.1
+
+
+def test_a_run_goes_on_from_its_state():
+    def start():
+        guide = AutoGaussian(schools).setup(SIGMA, EFFECT)
+        return guide, NaturalSVI(schools, guide)
+
+    torch.manual_seed(2)
+    guide, svi = start()
+    for _ in range(5):
+        svi.step(SIGMA, EFFECT)
+    saved = copy.deepcopy((guide.state_dict(), svi.natural.state_dict(), torch.get_rng_state()))
+    expected = [svi.step(SIGMA, EFFECT) for _ in range(5)]
+    other, resumed = start()
+    other.load_state_dict(saved[0])
+    resumed.natural.load_state_dict(saved[1])
+    resumed.evaluate_loss(SIGMA, EFFECT)
+    torch.set_rng_state(saved[2])
+    assert [resumed.step(SIGMA, EFFECT) for _ in range(5)] == expected
+    assert torch.equal(other.posterior.scale_tril, guide.posterior.scale_tril)
+
+
+def test_a_loss_that_is_not_finite_moves_nothing():
+    state = {"broken": False}
+
+    def model():
+        x = pyro.sample("x", dist.Normal(0, 1))
+        pyro.factor("f", x * (torch.nan if state["broken"] else 1.0))
+
+    guide = AutoGaussian(model)
+    svi = NaturalSVI(model, guide)
+    svi.step()
+    before, state["broken"] = guide.posterior.mean.clone(), True
+    assert svi.step() != svi.step()
+    assert torch.equal(guide.posterior.mean, before)
+    result = svi.run(8, progress=False)
+    assert not result.converged
+    assert result.reason == "because the loss was not finite in some of the last steps."
+    assert result.trace[-1].rejections == 8
+
+
+def test_run_says_when_it_is_too_short(monkeypatch):
+    guide = AutoGaussian(conjugate, init_loc_fn=init_to_value(values={"w": 20 * torch.ones(3)}))
+    svi = NaturalSVI(conjugate, guide, natural=lambda q: ngvi.VN(q, lr=0.005))
+    result = svi.run(40, X, Y, progress=False)
+    assert not result.converged
+    assert re.match(r"because the loss still changed by -.* in the last quarter\. Take more steps\.", result.reason)
+    with pytest.raises(InputError, match="num_steps must be at least 8, to compare the last with those before; got 3"):
+        svi.run(3, X, Y)
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    calls = iter([svi.step, svi.step, interrupt])
+    monkeypatch.setattr(svi, "step", lambda *args: next(calls)(*args))
+    assert svi.run(8, X, Y, progress=False).reason == "because it was interrupted."
+    calls = iter([interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        svi.run(8, X, Y, progress=False)
+
+
+# ------------------------------------------------------------------------------------ discrete latents
+
+
+def test_enumerated_latents():
+    """The guide leaves them out, the log joint sums them out, TraceEnum_ELBO agrees."""
+    guide = AutoGaussian(broadcasting_mixture).setup(MIXED)
+    assert guide.posterior.dim == 3
+    density = log_joint(broadcasting_mixture, MIXED)
+    theta = guide.get_posterior().sample()
+    values = density.unpack(theta)
+    p, left, right = values["p"], values["left"], values["right"]
+    parts = torch.stack(
+        [(1 - p).log() + dist.Normal(left, 0.7).log_prob(MIXED), p.log() + dist.Normal(right, 0.7).log_prob(MIXED)]
+    )
+    prior = dist.Normal(-1, 1).log_prob(left) + dist.Normal(1, 1).log_prob(right) + (p * (1 - p)).log()
+    close(density(theta), parts.logsumexp(0).sum() + prior, IDENTITY)
+    frozen = poutine.condition(guide, {"_AutoGaussian_latent": theta})
+    loss = TraceEnum_ELBO(max_plate_nesting=1).loss(broadcasting_mixture, frozen, MIXED)
+    close(torch.tensor(loss), (guide.get_posterior().log_prob(theta) - density(theta)).detach(), IDENTITY)
+    assert fit_guide(broadcasting_mixture, guide, MIXED, options=QUIET).converged
+
+
+# ------------------------------------------------------------------------------------ models of Pyro's own pages
+
+HITS = torch.tensor([18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7], dtype=DTYPE)
+
+
+def baseball(at_bats, hits):
+    """Partially pooled, with logits (Efron and Morris 1975)."""
+    loc = pyro.sample("loc", dist.Normal(torch.tensor([-1.0]), torch.tensor([1.0])).to_event(1))
+    scale = pyro.sample("scale", dist.HalfCauchy(scale=1.0))
+    with pyro.plate("players", len(hits)):
+        alpha = pyro.sample("alpha", dist.Normal(loc[..., 0], scale))
+        return pyro.sample("obs", dist.Binomial(at_bats, logits=alpha), obs=hits)
+
+
+def lkj(y):
+    d = y.shape[1]
+    theta = pyro.sample("theta", dist.HalfCauchy(torch.ones(d)).to_event(1))
+    L_omega = pyro.sample("L_omega", dist.LKJCholesky(d, torch.ones(())))
+    L_Omega = torch.mm(torch.diag(theta.sqrt()), L_omega)
+    with pyro.plate("observations", len(y)):
+        return pyro.sample("obs", dist.MultivariateNormal(torch.zeros(d), scale_tril=L_Omega), obs=y)
+
+
+def funnel():
+    y = pyro.sample("y", dist.Normal(0.0, 3.0))
+    with pyro.plate("d", 3):
+        pyro.sample("x", dist.Normal(0.0, torch.exp(y / 2)))
+
+
+def line(x, y):
+    a = pyro.sample("a", dist.Normal(0.0, 10.0))
+    b = pyro.sample("bA", dist.Normal(0.0, 1.0))
+    sigma = pyro.sample("sigma", dist.Uniform(0.0, 10.0))
+    with pyro.plate("data", len(x)):
+        return pyro.sample("obs", dist.Normal(a + b * x, sigma), obs=y)
+
+
+@config_enumerate
+def gaussian_mixture(data):
+    weights = pyro.sample("weights", dist.Dirichlet(0.5 * torch.ones(2)))
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 2.0))
+    with pyro.plate("components", 2):
+        locs = pyro.sample("locs", dist.Normal(0.0, 10.0))
+    with pyro.plate("data", len(data)):
+        assignment = pyro.sample("assignment", dist.Categorical(weights))
+        pyro.sample("obs", dist.Normal(locs[assignment], scale), obs=data)
+
+
+PAGES = {
+    "baseball": (baseball, (torch.full((18,), 45.0, dtype=DTYPE), HITS)),
+    "lkj": (lkj, (torch.stack([Y, Y.roll(1) + X[:, 1], X[:, 2]], 1),)),
+    "funnel": (funnel, ()),
+    "line": (line, (X[:, 1], Y)),
+    "gaussian_mixture": (gaussian_mixture, (torch.tensor([0.0, 1.0, 10.0, 11.0, 12.0], dtype=DTYPE),)),
+}
+
+
+@pytest.mark.parametrize(("model", "args"), PAGES.values(), ids=PAGES)
+def test_models_of_pyros_pages_run_unchanged(model, args):
+    guide = AutoGaussian(model)
+    result = fit_guide(model, guide, *args, options=QUIET)
+    assert result.converged, result.reason
+    loss = NaturalSVI(model, guide, num_particles=256).step(*args)
+    assert abs(loss - result.loss) < 1
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+def raises(text):
+    return pytest.raises(InputError, match=re.escape(text))
+
+
+def test_discrete_latents_are_refused():
+    def model(mark=None):
+        x = pyro.sample("x", dist.Normal(0, 1))
+        pyro.sample("z", dist.Bernoulli(logits=x), infer={} if mark is None else {"enumerate": mark})
+
+    for use in (log_joint, lambda model: AutoGaussian(model).setup()):
+        with raises("the latent site 'z' is discrete, and a Gaussian cannot stand for it. Sum it out, with"):
+            use(model)
+        with raises("the latent site 'z' is marked for sequential enumeration; only parallel enumeration"):
+            use(lambda: model("sequential"))
+
+
+def test_local_latents_in_a_subsampled_plate_are_refused():
+    def model():
+        with pyro.plate("rows", 10, subsample_size=4):
+            pyro.sample("x", dist.Normal(0, 1))
+
+    for use in (log_joint, lambda model: AutoGaussian(model).setup()):
+        with raises("the latent site 'x' is inside the plate 'rows', of which 4 of 10 members are subsampled"):
+            use(model)
+
+
+def test_changing_structure_is_refused():
+    def model():
+        x = pyro.sample("x", dist.Normal(0, 1))
+        if x > 0.05:
+            pyro.sample("sometimes", dist.Normal(0, 1))
+
+    with raises("the model must have the same latent sites in each run; sometimes came or went."):
+        guide = AutoGaussian(model, init_loc_fn=init_to_value(values={"x": torch.zeros(())})).setup()
+        fit_guide(model, guide)
+
+
+def test_changing_supports_are_refused():
+    def model():
+        top = pyro.sample("top", dist.LogNormal(0, 1))
+        pyro.sample("x", dist.Uniform(0, top))
+
+    with raises("the support of the latent site 'x' depends on other latents"):
+        log_joint(model)
+
+
+def test_unknown_supports_are_refused():
+    class Anything(constraints.Constraint):
+        def check(self, value):
+            return torch.ones_like(value, dtype=torch.bool)
+
+    class Odd(dist.Normal):
+        support = Anything()
+
+    with raises("the latent site 'x' has the support"):
+        log_joint(lambda: pyro.sample("x", Odd(0.0, 1.0)))
+
+
+def test_a_model_without_latents_is_refused():
+    with raises("the model has no continuous latent site: there is nothing to fit."):
+        log_joint(lambda: pyro.sample("y", dist.Normal(0, 1), obs=torch.tensor(0.0)))
+
+
+def test_nan_at_the_start_is_refused():
+    def model():
+        x = pyro.sample("x", dist.LogNormal(0, 1))
+        pyro.factor("f", (x - 10).log())
+
+    with raises("the log density of the model is NaN at its initial point, at the site 'f'."):
+        log_joint(model)
+    with raises("the log density of the model is NaN at its initial point, at the site 'f'."):
+        fit_guide(model, AutoGaussian(model))
+
+
+def test_a_guide_before_its_set_up_is_refused():
+    guide = AutoGaussian(schools)
+    for use in (lambda: guide.posterior, guide.median, guide.get_posterior, guide.get_transform, guide.get_base_dist):
+        with raises("the guide has no posterior before it has seen the model: call guide.setup(*args, **kwargs)"):
+            use()
+
+
+def test_wrong_pairs_are_refused():
+    with raises("the guide must be an AutoGaussian of torchngvi; got AutoNormal."):
+        NaturalSVI(schools, AutoNormal(schools))
+    with raises("optim updates the parameters of the model and must be a PyroOptim or a torch optimizer; got dict."):
+        NaturalSVI(schools, AutoGaussian(schools), {"lr": 0.1})
+    with raises("num_samples must be even"):
+        NaturalSVI(schools, AutoGaussian(schools), num_particles=3)
+    with raises("init_scale is a standard deviation in unconstrained space, positive; got 0."):
+        AutoGaussian(schools, init_scale=0)
+    with raises(
+        "family makes q once its size is known: pass a class such as CholeskyGaussian; got CholeskyGaussian(10"
+    ):
+        AutoGaussian(schools, ngvi.CholeskyGaussian(10))
+    with raises("the guide must cover every continuous latent site of the model; it lacks tau."):
+        fit_guide(schools, AutoGaussian(poutine.block(schools, hide=["tau"])), SIGMA, EFFECT)
+    density = log_joint(schools, SIGMA, EFFECT)
+    with raises("theta must end in D = 10; got shape (3, 9)."):
+        density(torch.zeros(3, 9))
+    with raises("the model has 10 unconstrained latents and q is over (9,); build one q with dim=10."):
+        ngvi.VN(ngvi.CholeskyGaussian(9), lr=0.1).step(density)
+    with raises("a value is needed for each latent site of the model; got none for tau, eta."):
+        density.pack({"mu": torch.zeros(())})
+    with pytest.raises(PairError, match="needs"):
+        NaturalSVI(schools, AutoGaussian(schools), natural=ngvi.VN).step(SIGMA, EFFECT)
+
+
+def test_latent_gaussian_keeps_its_coordinates_constant():
+    q = ngvi.CholeskyGaussian(2)
+    LatentGaussian(q).log_prob(torch.ones(2, requires_grad=True)).backward()
+    assert q.mean_probe.grad is None
+
+
+# ------------------------------------------------------------------------------------ what is written
+
+
+def example(name, *arguments):
+    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 120
+    return runpy.run_path(str(path))["main"](list(arguments))
+
+
+def test_eight_schools(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="the examples draw")
+    out = tmp_path / "figure.png"
+    result, corrected = example("pyro_eight_schools", "--draws", "500", "--out", str(out))
+    assert result.converged
+    assert out.stat().st_size > 10_000
+    assert "importance sampling keeps" in capsys.readouterr().out
+    # the reference draws of posteriordb: 6.2 and 3.9 are the means of the first and third school
+    assert abs(corrected[0] - 6.2) < 1
+    assert abs(corrected[2] - 3.9) < 1
+
+
+def test_regression(tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="the example reads its data")
+    pytest.importorskip("matplotlib", reason="the examples draw")
+    out = tmp_path / "figure.png"
+    result, noise = example("pyro_regression", "--steps", "100", "--out", str(out))
+    assert result.converged
+    assert abs(noise - 0.8) < 0.02
+    assert out.stat().st_size > 10_000
+    assert "spread of intercepts" in capsys.readouterr().out
+
+
+def test_documentation():
+    """The snippets of docs/pyro.md run as they stand."""
+    text = (Path(__file__).parents[1] / "docs/pyro.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(snippets) >= 2
+    scope: dict = {}
+    torch.set_default_dtype(torch.float32)
+    for snippet in snippets:
+        exec(compile(snippet, "docs/pyro.md", "exec"), scope)
+    assert scope["result"].converged

@@ -1,0 +1,25 @@
+"""GPyTorch: natural-gradient steps for the inducing values of an `ApproximateGP`.
+
+Two ways.  A variational distribution that any strategy and objective take, for the usual loop
+(`NaturalGradientVariationalDistribution`, `natural_optimizer`); and, for the whitened strategy with one
+latent value a datum, steps from the derivatives of each datum, without autograd through a factor of the
+covariance (`SparseGP`, `train_svgp`).
+"""
+
+from torchngvi.adapters.gpytorch.distribution import (
+    NaturalGradientVariationalDistribution,
+    natural_optimizer,
+    variational_posteriors,
+)
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.adapters.gpytorch.training import TrainingResult, refine_svgp, train_svgp
+
+__all__ = [
+    "NaturalGradientVariationalDistribution",
+    "SparseGP",
+    "TrainingResult",
+    "natural_optimizer",
+    "refine_svgp",
+    "train_svgp",
+    "variational_posteriors",
+]

@@ -1,0 +1,247 @@
+"""A variational distribution of GPyTorch that holds a posterior of this library.
+
+Its mean and covariance are functions of the posterior's probes p = 0 and R = 0,
+
+    u = m + C p + C (I + R) z        q(u) = N(m + C p, C (I + R)(I + R)ᵀ Cᵀ)
+
+so that ``loss.backward()``, whatever the strategy and the objective, leaves a = Cᵀg in ``mean_probe.grad`` and
+P in ``root_probe.grad``: the natural gradient in the frame of q.  Nothing is differentiated through a
+Cholesky factorisation of S, which is where GPyTorch's own natural gradient loses its digits.
+
+Hensman, Matthews and Ghahramani (2015) for the bound; Salimbeni, Eleftheriadis and Hensman (2018) for natural
+gradients of it, here those of Khan and Rue (2023).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
+from gpytorch.variational import CholeskyVariationalDistribution
+from gpytorch.variational._variational_distribution import _VariationalDistribution
+from linear_operator.operators import CholLinearOperator, DiagLinearOperator, TriangularLinearOperator
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Versions
+from torchngvi.linalg import cholesky
+from torchngvi.methods import VN, Method
+from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.stepsizes import Constant
+
+_SAME = 1e-3  # relative error at which two weights of the KL divergence differ
+
+
+class _RootCovariance(CholLinearOperator):
+    """C Cᵀ for a triangular root, upper or lower, that tells how much of its log determinant a loss holds."""
+
+    entropy_weights: list[Tensor] | None = None
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        """(C Cᵀ)⁻¹ x by two substitutions; GPyTorch's own takes every root for a lower one."""
+        solved = self.root._transpose_nonbatch().solve(self.root.solve(right_tensor))
+        return solved if left_tensor is None else left_tensor @ solved
+
+    def inv_quad_logdet(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+        """As GPyTorch's; the gradient that reaches the log determinant is kept."""
+        inv_quad, logdet = super().inv_quad_logdet(*arguments, **options)
+        if self.entropy_weights is not None and logdet is not None and logdet.requires_grad:
+            logdet.register_hook(self.entropy_weights.append)
+        return inv_quad, logdet
+
+    def _expand_batch(self, batch_shape: Any) -> "_RootCovariance":
+        expanded = super()._expand_batch(batch_shape)
+        expanded.entropy_weights = self.entropy_weights
+        return expanded
+
+
+class NaturalGradientVariationalDistribution(_VariationalDistribution):
+    """q(u) = N(m, S) for any variational strategy, stepped by the optimizers of this library.
+
+    The posterior is the submodule ``posterior``; its coordinates are buffers, so that ``model.parameters()`` holds
+    hyper-parameters and inducing points only, and Adam never meets q.
+
+    Args:
+        num_inducing_points: M.
+        batch_shape: of the model, as in GPyTorch.
+        mean_init_std: standard deviation of the noise on the mean where training starts.
+        family: `CholeskyGaussian` or `NaturalGaussian`, or `DiagonalGaussian` for mean field.
+
+    Raises:
+        InputError: a family that is none, fewer than one inducing point.
+
+    >>> q = NaturalGradientVariationalDistribution(4, batch_shape=torch.Size([2]))
+    >>> q().batch_shape, q().event_shape, list(q.parameters())
+    (torch.Size([2]), torch.Size([4]), [])
+    """
+
+    _like: Tensor
+
+    def __init__(
+        self,
+        num_inducing_points: int,
+        batch_shape: Sequence[int] = (),
+        mean_init_std: float = 1e-3,
+        *,
+        family: type[Gaussian] = CholeskyGaussian,
+    ) -> None:
+        super().__init__(num_inducing_points, torch.Size(batch_shape), mean_init_std)
+        if not (isinstance(family, type) and issubclass(family, Gaussian)):
+            raise InputError(
+                f"family is a Gaussian posterior such as CholeskyGaussian or NaturalGaussian; got {family!r}."
+            )
+        self.posterior = family(num_inducing_points, batch_shape)  # type: ignore[call-arg]
+        self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
+        self._entropy_weights: list[Tensor] | None = None  # kept while `natural_optimizer` asks
+        self.kept_factor: tuple[Versions, Tensor] | None = None  # of K_ZZ, for `SparseGP`
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "kept_factor": None, "_entropy_weights": None}
+
+    @property
+    def device(self) -> torch.device:
+        """Of the posterior."""
+        return self.posterior.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model; the posterior may have another: ``q.posterior.double()`` in a float32 model."""
+        return self._like.dtype
+
+    def forward(self) -> MultivariateNormal:
+        """q(u), differentiable in the probes."""
+        frame = self.posterior.probed()
+        mean, root = frame.mean.to(self.dtype), frame.root.to(self.dtype)
+        if frame.structure.rank == 1:
+            return MultivariateNormal(mean, DiagLinearOperator(root.square()))
+        upper = isinstance(self.posterior, NaturalGaussian)
+        covariance = _RootCovariance(TriangularLinearOperator(root, upper=upper))
+        covariance.entropy_weights = self._entropy_weights
+        return MultivariateNormal(mean, covariance)
+
+    @torch.no_grad()
+    def initialize_variational_distribution(
+        self,
+        prior_dist: MultivariateNormal,  # over (*batch, M), or broadcasting to it
+    ) -> None:
+        """Start at the prior, with a little noise on the mean; a strategy calls it once.
+
+        Raises:
+            InputError: a prior covariance without a Cholesky factor.
+        """
+        mean = prior_dist.mean.expand(self.shape())
+        covariance = prior_dist.covariance_matrix.expand(*self.shape(), self.num_inducing_points)
+        root, ok = cholesky(covariance)
+        if not bool(ok.all()):
+            raise InputError(
+                "the prior covariance of the inducing values is not positive definite: inducing points coincide, or "
+                "the jitter is too small for this dtype. Raise jitter_val, or use float64."
+            )
+        noise = self.mean_init_std * torch.randn_like(mean)
+        scale = root.square().sum(-1).sqrt() if self.posterior.mean_field else root.tril()
+        self.posterior.initialize_(mean + noise, scale)
+
+    @torch.no_grad()
+    def to_cholesky(self) -> CholeskyVariationalDistribution:
+        """The same q(u) as GPyTorch's own distribution, for what accepts no other: ``get_fantasy_model``.
+
+        >>> q = NaturalGradientVariationalDistribution(2)
+        >>> q.to_cholesky()().covariance_matrix.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+        """
+        other = CholeskyVariationalDistribution(self.num_inducing_points, self.batch_shape, self.mean_init_std)
+        other = other.to(dtype=self.dtype, device=self.device)
+        other.variational_mean.copy_(self.posterior.mean)
+        other.chol_variational_covar.copy_(self.posterior.scale_tril)
+        return other
+
+
+def variational_posteriors(model: torch.nn.Module) -> list[Gaussian]:
+    """The posteriors of every layer, task and latent function of a model, for one of our optimizers.
+
+    Raises:
+        InputError: a model without any.
+
+    >>> q = NaturalGradientVariationalDistribution(4)
+    >>> variational_posteriors(q) == [q.posterior]
+    True
+    """
+    found = [d.posterior for d in model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
+    if found:
+        return found
+    others = sorted({type(d).__name__ for d in model.modules() if isinstance(d, _VariationalDistribution)})
+    if not others:
+        raise InputError(
+            f"{type(model).__name__} has no variational distribution; give an ApproximateGP, or the whole DeepGP."
+        )
+    why = "no other variational distribution steps by natural gradients here"
+    if "DeltaVariationalDistribution" in others:
+        why = "a point mass has no covariance, and no natural gradient"
+    elif any(isinstance(m, gpytorch.variational.NNVariationalStrategy) for m in model.modules()):
+        why = "the nearest-neighbour strategy takes GPyTorch's mean field only"
+    raise InputError(
+        f"{type(model).__name__} holds {', '.join(others)}, and {why}. "
+        "Give its strategy a NaturalGradientVariationalDistribution, or leave q to Adam."
+    )
+
+
+def natural_optimizer(
+    mll: _ApproximateMarginalLogLikelihood,
+    lr: float | Tensor = 0.1,
+    method: type[Method] = VN,
+    **options: Any,
+) -> Method:
+    """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
+
+    GPyTorch's objectives are divided by the number of data, and the optimizer takes that back: lr = 1 is the
+    full step.  The first step checks it, by the weight that the KL divergence really has in the loss.
+
+    Args:
+        mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
+            `DeepApproximateMLL` over one of them.
+        lr: the step size; a torch scheduler may change it.
+        method: `VN`, `SRVN`, `IBLR`, ...
+        options: of the method, such as ``step_size=KLRadius(0.1)``.
+
+    Raises:
+        InputError: a model without posteriors; at the first step, a loss that is not -mll(...), or its sum over a
+            batch of models.
+    """
+    if not isinstance(mll, _ApproximateMarginalLogLikelihood):
+        raise InputError(
+            f"natural_optimizer reads the model and the number of data from the objective; got {type(mll).__name__}. "
+            "Give a VariationalELBO, or build VN(variational_posteriors(model), lr=..., loss_scale=num_data)."
+        )
+    optimizer = method(
+        variational_posteriors(mll.model), lr, loss_scale=float(mll.num_data), **({"step_size": Constant()} | options)
+    )
+    _check_scale_once(optimizer, mll)
+    return optimizer
+
+
+def _check_scale_once(optimizer: Method, mll: _ApproximateMarginalLogLikelihood) -> None:
+    """At the first step, ask whether the KL divergence had the weight β/num_data in the loss."""
+    weights: list[Tensor] = []
+    distributions = [d for d in mll.model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
+    for distribution in distributions:
+        distribution._entropy_weights = weights
+
+    def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        handle.remove()
+        for distribution in distributions:
+            distribution._entropy_weights = None
+        members = sum(d.batch_shape.numel() for d in distributions)
+        # the KL divergence holds -½ log|S| of each posterior
+        weight = -2 * float(sum(w.sum() for w in weights)) / members
+        wanted = mll.beta / mll.num_data
+        if weights and abs(weight - wanted) > _SAME * wanted:
+            raise InputError(
+                f"the KL divergence has the weight {weight:.4g} in the loss where the objective has "
+                f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong size. "
+                "Use loss = -mll(model(x), y), summed over the members of a batch of models, not averaged."
+            )
+
+    handle = optimizer.register_step_pre_hook(check)

@@ -1,0 +1,353 @@
+"""The whitened inducing values v of a sparse GP, u = μ_Z + L v with K_ZZ = L Lᵀ, as a target of ours.
+
+Given v ~ N(m, S) the latent values at the data are e_n + noise of variance v_n, one dimension a datum:
+
+    a_n = L⁻¹ k(Z, x_n)     e_n = μ(x_n) + a_nᵀm     v_n = k(x_n, x_n) + jitter - |a_n|² + a_nᵀS a_n
+
+so that the negative ELBO is a generalised linear model with rows a_n (Hensman et al. 2015), and its natural
+gradient follows from α = ∂F/∂e and β = 2 ∂F/∂v of each datum (Bonnet, Price) without a derivative of S:
+
+    g = Σ α_n a_n + m     H = Σ β_n a_n a_nᵀ + I     F_n = -E[log p(y_n | f_n)] num_data/rows
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, final
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
+from gpytorch.models import ApproximateGP
+from gpytorch.settings import _linalg_dtype_cholesky
+from gpytorch.variational import LargeBatchVariationalStrategy, VariationalStrategy
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
+from torchngvi.errors import InputError, PairError
+from torchngvi.gaussian_integrals import Moments
+from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget, Versions
+from torchngvi.linalg import cholesky
+from torchngvi.posteriors.gaussian import Gaussian
+
+_KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to the next
+
+_STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
+
+Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B)
+
+
+class Kernels(NamedTuple):
+    """The prior at a batch, differentiable in the hyper-parameters."""
+
+    factor: Tensor  # L, (*batch, M, M), float64
+    cross: Tensor  # k(Z, x_n), (*batch, M, B)
+    mean: Tensor  # μ(x_n), (*batch, B)
+    variance: Tensor  # k(x_n, x_n) + jitter, (*batch, B)
+
+    @torch.no_grad()
+    def projection(self, dtype: torch.dtype) -> "Projection":
+        """The rows L⁻¹ k(Z, x_n), without a graph."""
+        rows = torch.linalg.solve_triangular(self.factor, self.cross.to(self.factor.dtype), upper=False)
+        rows = rows.to(dtype).mT
+        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - rows.square().sum(-1))
+
+    @torch.no_grad()
+    def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
+        """∂E_q[ℓ] of the data part, from H = Σ β_n a_n a_nᵀ, which the step of q has formed already.
+
+        With P = L⁻ᵀ(S - I) and w = L⁻ᵀm: for k(Z, x_n) it is w α_n + P β_n a_n, for L the lower part of
+        -w (Σ α_n a_n)ᵀ - P H.
+        """
+        root, dtype = frame.structure.to_dense(frame.root), self.factor.dtype
+        S = root @ root.mT
+        S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+        both = torch.cat([frame.mean[..., None], S], -1).to(dtype)
+        both = torch.linalg.solve_triangular(self.factor.mT, both, upper=True).to(S.dtype)
+        w, P = both[..., :1], both[..., 1:]
+        cross = P @ (sites.rows * sites.beta[..., None]).mT
+        cross = torch.addcmul(cross, w, sites.alpha[..., None, :])
+        factor = -(P @ H + w * (sites.alpha[..., None, :] @ sites.rows)).tril()
+        return Kernels(factor, cross, sites.alpha, 0.5 * sites.beta)
+
+
+class Projection(NamedTuple):
+    """What a batch sees of v."""
+
+    rows: Tensor  # a_n, (*batch, B, M)
+    mean: Tensor  # μ(x_n), (*batch, B)
+    variance: Tensor  # k(x_n, x_n) + jitter - |a_n|², (*batch, B)
+
+    def moments(self, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+        """e_n and v_n, (*batch, B), with the rows' A C."""
+        projected = frame.rows(self.rows)
+        mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
+        return mean, self.variance + projected.square().sum(-1), projected
+
+
+@final
+class SparseGP(TractableTarget):
+    """-log p(y, v) of an `ApproximateGP` with the standard whitened strategy; steps q of that model.
+
+    Args:
+        model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`.
+        likelihood: of one latent value a datum: Gaussian, Bernoulli, Poisson, Student-t, ...
+        batches: pairs (x, y); summed, so that a list of all of them is the whole data.
+        num_data: of the whole data, where the batches are a part of it; by default they are all.
+        learn: whether `backward` will be asked for the gradient of the hyper-parameters.
+
+    Raises:
+        PairError: another strategy, another distribution, a likelihood of several latent values.
+        InputError: targets of another shape than the latent values.
+    """
+
+    temperature = 1.0
+
+    def __init__(
+        self,
+        model: ApproximateGP,
+        likelihood: Likelihood,
+        batches: Iterable[Batch],
+        num_data: int | None = None,
+        *,
+        learn: bool = False,
+    ) -> None:
+        self.model, self.likelihood = model, _scalar(likelihood)
+        self.batches = batches if num_data is None else list(batches)
+        self.strategy = whitened_strategy(model)
+        self.num_data, self.learn = num_data, learn
+        self.comparable = num_data is None and deterministic(likelihood)
+        self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
+        self._likelihood_gradients: list[Tensor] = []
+        self._kept: tuple[Versions, list[Projection]] | None = None
+
+    @property
+    def posterior(self) -> Gaussian:
+        """The q that an optimizer steps: ``VN(target.posterior, lr=0.1).step(target)``."""
+        return self.strategy._variational_distribution.posterior
+
+    def check(self, q: Posterior) -> None:
+        """Raise where q is not that of the model."""
+        if q is not self.posterior:
+            raise PairError("SparseGP steps the posterior of its own model; build the optimizer over target.posterior.")
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Hyper-parameters, and the data where they are in memory."""
+        data = [part for batch in self.batches for part in batch] if isinstance(self.batches, list) else []
+        return (*self.model.parameters(), *self.likelihood.parameters(), *data)
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """Σ_n E[log p(y_n | f_n) | v] + log N(v; 0, I), (*sample, *batch)."""
+        value = -self._prior(theta).energy(theta)
+        for _, projection, y in self._projections(theta.dtype):
+            mean = projection.mean + (projection.rows @ theta[..., None])[..., 0]
+            value = value - self._share() * self._energy(y, mean, projection.variance.expand_as(mean)).sum(-1)
+        return value
+
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+        """E_q[ℓ] (*batch,), to first order differentiable in the frame, and its derivative."""
+        self._pulls, self._likelihood_gradients = [], []
+        prior = self._prior(frame.mean)
+        value = prior.expected_energy(frame)
+        parts: list[Raw | Sites] = []
+        for prior_at_batch, projection, y in self._projections(frame.mean.dtype):
+            mean, variance, projected = projection.moments(frame)
+            energy, alpha, beta = self._moments(y, mean, variance, self._share())
+            value = value + energy.sum(-1)
+            if torch.is_grad_enabled():
+                value = value + (alpha * (mean - mean.detach()) + 0.5 * beta * (variance - variance.detach())).sum(-1)
+            nothing = prior if not parts else prior.scaled(0.0)
+            sites = Sites(projection.rows, projected.detach(), alpha, beta, nothing, frame.mean.detach())
+            parts.append(self._summand(sites, prior_at_batch, frame))
+        if not parts:
+            raise InputError(
+                "SparseGP got no data: the batches are empty, or an iterator that was used up. Give a list."
+            )
+        total = parts[0]
+        for part in parts[1:]:
+            g, H = total if isinstance(total, Raw) else total.raw()
+            more = part if isinstance(part, Raw) else part.raw()
+            total = Raw(g + more.g, H.add_(more.H))
+        return value, total
+
+    def _summand(self, sites: Sites, prior_at_batch: Kernels | None, frame: Frame) -> Raw | Sites:
+        """The derivative of a batch; where hyper-parameters learn, theirs is prepared from the same H."""
+        if prior_at_batch is None:
+            return sites
+        g, H = sites._replace(prior=sites.prior.scaled(0.0)).raw()
+        self._pulls.append((prior_at_batch, prior_at_batch.pulled(sites, H, frame)))
+        return Raw(g + sites.prior.force(sites.mean), sites.prior.add_to(H))
+
+    def sites(self, q: Gaussian) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Batch after batch a_n, b_n = β_n a_nᵀm - α_n and c_n = β_n at q, which may move in between."""
+        for _, projection, y in self._projections(q.dtype):
+            mean, variance, _ = projection.moments(q.frame())
+            _, alpha, beta = self._moments(y, mean, variance, 1.0)
+            yield projection.rows, beta * (mean - projection.mean) - alpha, beta
+
+    def backward(self) -> None:
+        """Add the gradient of the last value per datum, with q as it was, to the hyper-parameters' ``grad``."""
+        per_datum = 1.0 / float(self.num_data or self._rows)
+        tensors, gradients = [], []
+        for prior_at_batch, pulls in self._pulls:
+            for tensor, gradient in zip(prior_at_batch, pulls, strict=True):
+                if tensor.requires_grad:
+                    tensors.append(tensor)
+                    gradients.append((per_datum * gradient).to(tensor.dtype))
+        if tensors:
+            torch.autograd.backward(tensors, gradients)
+        learnt = [p for p in self.likelihood.parameters() if p.requires_grad]
+        for parameter, gradient in zip(learnt, self._likelihood_gradients, strict=bool(self._likelihood_gradients)):
+            part = (per_datum * gradient).to(parameter.dtype)
+            parameter.grad = part if parameter.grad is None else parameter.grad + part
+        self._pulls, self._likelihood_gradients = [], []
+
+    # -------------------------------------------------------------------------------- parts
+
+    def _prior(self, like: Tensor) -> Prior:
+        return Prior(like.new_zeros(()), like.new_ones(like.shape[-1]))
+
+    def _share(self) -> float:
+        return 1.0 if self.num_data is None else self.num_data / self._rows
+
+    def _projections(self, dtype: torch.dtype) -> Iterator[tuple[Kernels | None, Projection, Tensor]]:
+        """Of every batch; those without a graph are kept while nothing changes, where they fit."""
+        if self.learn:
+            for x, y in self._counted():
+                with torch.enable_grad():
+                    prior = kernels(self.strategy, x)
+                yield prior, prior.projection(dtype), y.to(dtype)
+            return
+        now = Versions((*self.model.parameters(), *(part for pair in self._listed() for part in pair)))
+        if self._kept is None or self._kept[0] != now or any(p.rows.dtype != dtype for p in self._kept[1]):
+            self._kept = (now, [])
+        kept, size = self._kept[1], sum(p.rows.numel() for p in self._kept[1])
+        for index, (x, y) in enumerate(self._counted()):
+            if index < len(kept):
+                yield None, kept[index], y.to(dtype)
+                continue
+            with torch.no_grad():
+                projection = kernels(self.strategy, x).projection(dtype)
+            size += projection.rows.numel()
+            if isinstance(self.batches, list) and index == len(kept) and size <= _KEPT:
+                kept.append(projection)
+            yield None, projection, y.to(dtype)
+
+    def _listed(self) -> list[Batch]:
+        return self.batches if isinstance(self.batches, list) else []
+
+    def _counted(self) -> Iterable[Batch]:
+        """The batches; a single one is counted before it is used."""
+        if isinstance(self.batches, list):
+            self._rows = sum(y.shape[-1] for _, y in self.batches)
+            yield from self.batches
+            return
+        self._rows = 0
+        for x, y in self.batches:
+            self._rows += y.shape[-1]
+            yield x, y
+
+    def _energy(self, y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """-E[log p(y_n | f_n)], (*batch, B)."""
+        marginal = MultivariateNormal(mean, DiagLinearOperator(variance))
+        energy = -self.likelihood.expected_log_prob(y, marginal)
+        if energy.shape != mean.shape:
+            raise InputError(
+                f"the likelihood gives {tuple(energy.shape)} expectations for {tuple(mean.shape)} latent values: "
+                f"check the shape of the targets, {tuple(y.shape)}."
+            )
+        return energy
+
+    def _moments(self, y: Tensor, mean: Tensor, variance: Tensor, share: float) -> Moments:
+        """F_n with α_n and β_n, from one backward pass over numbers; the likelihood's own gradient beside it."""
+        learnt = [p for p in self.likelihood.parameters() if p.requires_grad] if self.learn else []
+        with torch.enable_grad():
+            mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
+            energy = share * self._energy(y, mean, variance)
+            alpha, half, *rest = torch.autograd.grad(energy.sum(), (mean, variance, *learnt), materialize_grads=True)
+        old = self._likelihood_gradients or [torch.zeros_like(gradient) for gradient in rest]
+        self._likelihood_gradients = [a + b for a, b in zip(old, rest, strict=True)]
+        return Moments(energy.detach(), alpha, 2 * half)
+
+
+def kernels(
+    strategy: VariationalStrategy,
+    x: Tensor,  # (*batch, B, features)
+) -> Kernels:
+    """The prior of a batch beside the inducing values.
+
+    Raises:
+        InputError: a K_ZZ without a Cholesky factor.
+    """
+    Z = strategy.inducing_points
+    if x.ndim == 1:
+        x = x[:, None]
+    if Z.shape[:-2] != x.shape[:-2]:
+        x, Z = strategy._expand_inputs(x, Z)
+    count, jitter = Z.shape[-2], strategy.jitter_val
+    joint = strategy.model.forward(torch.cat([Z, x], -2))
+    covariance = joint.lazy_covariance_matrix
+    L = _factor_of_inducing_covariance(strategy, lambda: covariance[..., :count, :count].add_jitter(jitter).to_dense())
+    variance = covariance[..., count:, count:].diagonal(dim1=-1, dim2=-2) + jitter
+    return Kernels(L, covariance[..., :count, count:].to_dense(), joint.mean[..., count:], variance)
+
+
+def _factor_of_inducing_covariance(strategy: VariationalStrategy, covariance: Callable[[], Tensor]) -> Tensor:
+    """L with K_ZZ = L Lᵀ; without a graph it is kept while no parameter of the model changes."""
+    q = strategy._variational_distribution
+    now = Versions((*strategy.model.parameters(), strategy.inducing_points))
+    if not torch.is_grad_enabled() and q.kept_factor is not None and q.kept_factor[0] == now:
+        return q.kept_factor[1]
+    # GPyTorch factors K_ZZ in float64 whatever the model's dtype
+    L, ok = cholesky(covariance().to(_linalg_dtype_cholesky.value()))
+    if L.device.type == "cpu" and not bool(ok.all()):
+        raise InputError(
+            "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype. "
+            "Raise jitter_val of the strategy, or use float64."
+        )
+    q.kept_factor = None if torch.is_grad_enabled() else (now, L)
+    return L
+
+
+def whitened_strategy(model: ApproximateGP) -> VariationalStrategy:
+    """The strategy of the model, its q started as GPyTorch would.
+
+    Raises:
+        PairError: a strategy that is not the standard one, or a q that is not ours.
+    """
+    strategy = getattr(model, "variational_strategy", None)
+    if not isinstance(strategy, VariationalStrategy) or type(strategy) not in _STANDARD:
+        raise PairError(
+            f"steps from the derivatives of each datum are for the whitened VariationalStrategy; got "
+            f"{type(strategy).__name__}. Use loss.backward() with natural_optimizer(mll)."
+        )
+    q = strategy._variational_distribution
+    if not isinstance(q, NaturalGradientVariationalDistribution):
+        raise PairError(
+            f"the model's q is a {type(q).__name__}. Give its strategy a NaturalGradientVariationalDistribution."
+        )
+    if not bool(strategy.variational_params_initialized):
+        q.initialize_variational_distribution(strategy.prior_distribution)
+        strategy.variational_params_initialized.fill_(1)
+    return strategy
+
+
+def deterministic(likelihood: Likelihood) -> bool:
+    """Whether its expectations are formulas or quadrature, not draws."""
+    return isinstance(likelihood, _OneDimensionalLikelihood | _GaussianLikelihoodBase)
+
+
+def log_concave(likelihood: Likelihood) -> bool:
+    """Whether every β_n is known not to be negative."""
+    names = ("BernoulliLikelihood", "PoissonLikelihood", "LaplaceLikelihood", "NegativeBinomialLikelihood")
+    return isinstance(likelihood, GaussianLikelihood | _GaussianLikelihoodBase) or type(likelihood).__name__ in names
+
+
+def _scalar(likelihood: Likelihood) -> Likelihood:
+    if isinstance(likelihood, MultitaskGaussianLikelihood) or not deterministic(likelihood):
+        raise PairError(
+            f"steps from the derivatives of each datum need a likelihood of one latent value, with expectations by "
+            f"formula or quadrature; got {type(likelihood).__name__}. Use loss.backward() with natural_optimizer(mll)."
+        )
+    return likelihood

@@ -1,0 +1,196 @@
+"""The sites of a Pyro model: which of them make up θ, where, and what a Gaussian over one fixed θ cannot stand for."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
+from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.trace_struct import Trace
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.distributions import Transform, biject_to
+
+from torchngvi.errors import InputError
+
+Values = dict[str, Tensor]  # constrained, by the name of the site
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a latent site is found in θ."""
+
+    name: str
+    transform: Transform
+    shape: torch.Size  # of its value
+    free: torch.Size  # of its unconstrained value
+    batch_dims: int  # of its plates
+    where: slice
+
+
+class Layout:
+    """The latent sites one after another in θ, in the order of the trace, as AutoContinuous has them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.sites: list[Site] = []
+        self.dim = 0
+        for site in latents(trace):
+            transform, value = biject_to(site["fn"].support), site["value"]
+            free = transform.inv(value).shape
+            where = slice(self.dim, self.dim + math.prod(free))
+            self.sites.append(
+                Site(site["name"], transform, value.shape, free, value.ndim - site["fn"].event_dim, where)
+            )
+            self.dim = where.stop
+
+    def constrained(self, theta: Tensor, nesting: int = 0) -> tuple[Values, Tensor]:
+        """Values (*sample, *shape), with room for `nesting` plates between the two, and log|∂x/∂θ| (*sample,)."""
+        sample, values = theta.shape[:-1], {}
+        log_jacobian = theta.new_zeros(sample)
+        for site in self.sites:
+            u = theta[..., site.where].reshape(sample + site.free)
+            x = site.transform(u)
+            each = site.transform.log_abs_det_jacobian(u, x)
+            log_jacobian = log_jacobian + each.reshape(*sample, -1).sum(-1)
+            values[site.name] = x.reshape(sample + (1,) * (nesting - site.batch_dims) + site.shape)
+        return values, log_jacobian
+
+    def unconstrained(self, values: Mapping[str, Tensor]) -> Tensor:
+        """θ (*sample, D) of values (*sample, *shape)."""
+        missing = [site.name for site in self.sites if site.name not in values]
+        if missing:
+            raise InputError(f"a value is needed for each latent site of the model; got none for {', '.join(missing)}.")
+        parts = []
+        for site in self.sites:
+            value = values[site.name]
+            sample = value.shape[: value.ndim - len(site.shape)]
+            parts.append(site.transform.inv(value).reshape(*sample, -1))
+        return torch.cat(parts, -1)
+
+
+class SameIndices(Messenger):
+    """Random subsamples are drawn once and kept, so that a value and its derivatives see the same rows."""
+
+    def __init__(self, kept: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not site_is_subsample(msg) or msg["value"] is not None:
+            return
+        fn = msg["fn"]
+        if fn.subsample_size is not None and fn.subsample_size < fn.size:
+            if msg["name"] not in self.kept:
+                self.kept[msg["name"]] = fn.sample()
+            msg["value"] = self.kept[msg["name"]]
+
+
+class Enumerated(EnumMessenger):
+    """As Pyro's, which asks a value for its `data`, and vmap forbids that; only the shape is needed."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg) or msg["value"] is None:
+            return
+        value, dims = msg["value"], msg["infer"].setdefault("_dim_to_id", {})
+        shape = value.shape[: value.ndim - msg["fn"].event_dim]
+        dims.update(self._param_dims.get(msg["name"], {}))
+        self._value_dims[msg["name"]] = {d: i for d, i in dims.items() if len(shape) >= -d and shape[d] > 1}
+
+
+def is_enumerable(site: Any) -> bool:
+    """Whether a site is discrete and marked for enumeration."""
+    return bool(site["infer"].get("enumerate")) and getattr(site["fn"], "has_enumerate_support", False)
+
+
+def is_enumerated(site: Any) -> bool:
+    """Whether a latent site is one."""
+    return not site["is_observed"] and is_enumerable(site)
+
+
+def is_subsampled(frame: Any) -> bool:
+    """Whether a plate runs over some of its members only."""
+    return bool(frame.full_size) and frame.full_size > frame.size
+
+
+def random_sites(trace: Trace) -> list[Any]:
+    """The sites with a density."""
+    return [site for site in trace.nodes.values() if site["type"] == "sample" and not site_is_subsample(site)]
+
+
+def latents_of(trace: Trace) -> list[Any]:
+    """The continuous latent sites, and discrete ones that are not enumerated."""
+    return [site for site in random_sites(trace) if not site["is_observed"] and not is_enumerated(site)]
+
+
+def latents(trace: Trace) -> list[Any]:
+    """The sites that make up θ.
+
+    Raises:
+        InputError: as `check_latents`; none at all.
+    """
+    check_latents(trace)
+    found = latents_of(trace)
+    if not found:
+        raise InputError("the model has no continuous latent site: there is nothing to fit.")
+    return found
+
+
+def check_latents(trace: Trace) -> None:
+    """Refuse what a Gaussian over one fixed vector cannot stand for.
+
+    Raises:
+        InputError: a discrete site that is not enumerated in parallel, a latent in a subsampled plate, a support
+            without a bijection from the real numbers.
+    """
+    for site in random_sites(trace):
+        if not site["is_observed"]:
+            _check_latent(site["name"], site)
+
+
+def _check_latent(name: str, site: Any) -> None:
+    fn = site["fn"]
+    if is_enumerable(site):
+        if site["infer"]["enumerate"] != "parallel":
+            raise InputError(
+                f"the latent site {name!r} is marked for {site['infer']['enumerate']} enumeration; only parallel "
+                "enumeration is summed out. Use config_enumerate(model)."
+            )
+        return
+    if fn.support.is_discrete:
+        raise InputError(
+            f"the latent site {name!r} is discrete, and a Gaussian cannot stand for it. Sum it out, with "
+            "config_enumerate(model) and TraceEnum_ELBO, or hide it from the guide with poutine.block."
+        )
+    for frame in site["cond_indep_stack"]:
+        if is_subsampled(frame):
+            raise InputError(
+                f"the latent site {name!r} is inside the plate {frame.name!r}, of which {frame.size} of "
+                f"{frame.full_size} members are subsampled: θ would have to hold all of them. Run the plate in full, "
+                "or move the site out of it."
+            )
+    try:
+        biject_to(fn.support)
+    except NotImplementedError as error:
+        raise InputError(
+            f"the latent site {name!r} has the support {fn.support}, to which no bijection from the real numbers is "
+            "known. Register one with torch.distributions.biject_to.register."
+        ) from error
+
+
+def prototype(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace | None
+) -> tuple[Layout, Tensor]:
+    """The layout of θ and an initial point, from a given trace or from a run of the model."""
+    with torch.no_grad():
+        if trace is None:
+            started = InitMessenger(init_to_median)(model)
+            with pyro.validation_enabled(False):  # what is wrong is said in our words
+                trace = poutine.block(poutine.trace(started).get_trace)(*args, **kwargs)
+        layout = Layout(trace)
+        values: Any = {site.name: trace.nodes[site.name]["value"] for site in layout.sites}
+        return layout, layout.unconstrained(values).detach()

@@ -1,0 +1,256 @@
+"""Fitting a guide: at once, or step by step beside the parameters of the model.
+
+A step draws θ = m + C z in antithetic pairs and takes the gradient of
+
+    mean_s [log q(θ_s) - log p(data, θ_s)],        the coordinates of q constant in log q,
+
+in the probes of q and in the parameters of the model by one backward pass; the first is the packet of `Stein`, which a
+rule turns into a natural-gradient step, the second goes to any optimizer.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.infer.util import zero_grads
+from pyro.optim import PyroOptim
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
+from torchngvi.errors import InputError
+from torchngvi.expectations import Antithetic
+from torchngvi.fit import fit
+from torchngvi.interfaces import Local
+from torchngvi.methods import IBLR
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.records import FitResult, Record, show
+from torchngvi.stepsizes import KLRadius
+
+_STEADY = 0.1  # nats by which the loss may still fall from one quarter of a run to the next
+
+
+def fit_guide(
+    model: Callable[..., Any],
+    guide: AutoGaussian,
+    *args: Any,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> FitResult:
+    """Fit the guide to the model, in place, by `torchngvi.fit`: no learning rate, no number of draws.
+
+    Parameters of the model stay as they are; `NaturalSVI` fits them too.  The method is that of Giordano, Ingram and
+    Broderick (2024), see `torchngvi.sample_average`.
+
+    Args:
+        model: a Pyro model, all of whose continuous latents the guide covers.
+        guide: is set up if it was not, and holds the posterior afterwards.
+        args, kwargs: of the model.
+        options: of `torchngvi.fit`: tolerance, progress, callbacks, checkpoint, optimizer.
+
+    Returns:
+        The verdict of `torchngvi.fit` with its trace.
+
+    Raises:
+        InputError: a guide of another kind, a model that subsamples its data; as `ModelLogJoint`.
+
+    >>> import pyro
+    >>> import pyro.distributions as dist
+    >>> def model():
+    ...     pyro.sample("x", dist.Normal(3.0, 0.5))
+    >>> guide = AutoGaussian(model)
+    >>> _ = fit_guide(model, guide, options={"progress": False})
+    >>> guide.posterior.mean.round(decimals=2), guide.posterior.stddev.round(decimals=2)
+    (tensor([3.]), tensor([0.5000]))
+    """
+    density = _density(model, guide, args, kwargs)
+    if not density.comparable:
+        raise InputError(
+            "fit_guide minimises one objective, and a model that subsamples its data has another in each run. "
+            "Pass all data, or take the steps of NaturalSVI."
+        )
+    return fit(guide.posterior, density, **(options or {}))
+
+
+class NaturalSVI:
+    """Stochastic variational inference with natural gradients for q, shaped as `pyro.infer.SVI`.
+
+    q follows a natural gradient, the parameters of the model (`pyro.param`, PyroModule) an optimizer of their own, both
+    from one backward pass.  Data may be subsampled by a plate, or passed in mini-batches to `step`.
+
+    Args:
+        model: a Pyro model, all of whose continuous latents the guide covers.
+        guide: an `AutoGaussian`.
+        optim: of the parameters of the model, a PyroOptim or a torch optimizer; without it they stay as they are.
+        natural: makes the optimizer of q; by default ``IBLR(q, lr=0.1, step_size=KLRadius(0.5))``, none of whose steps
+            leaves the positive definite cone.
+        num_particles: draws a step, even.
+
+    Raises:
+        InputError: a guide or an optimizer of another kind, an odd number of particles; on use, as `ModelLogJoint`.
+        PairError: on use, a rule that q cannot follow, a step size that needs a trial.
+
+    >>> import pyro
+    >>> import pyro.distributions as dist
+    >>> _ = torch.manual_seed(0)
+    >>> def model(y):
+    ...     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+    >>> guide, y = AutoGaussian(model), torch.tensor([1.0, 2.0, 3.0])
+    >>> svi = NaturalSVI(model, guide)
+    >>> losses = [svi.step(y) for _ in range(100)]
+    >>> round(guide.median()["mu"].item(), 2), round(guide.posterior.stddev.item(), 2)
+    (1.5, 0.5)
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: AutoGaussian,
+        optim: PyroOptim | torch.optim.Optimizer | None = None,
+        *,
+        natural: Callable[[Gaussian], NaturalGradientVI] | None = None,
+        num_particles: int = 16,
+    ) -> None:
+        _check_guide(guide)
+        if optim is not None and not isinstance(optim, PyroOptim | torch.optim.Optimizer):
+            raise InputError(
+                "optim updates the parameters of the model and must be a PyroOptim or a torch optimizer; "
+                f"got {type(optim).__name__}. The optimizer of q is the argument natural."
+            )
+        self.model, self.guide, self.optim = model, guide, optim
+        self._draws = Antithetic(num_particles)
+        self._make = natural or (lambda q: IBLR(q, lr=0.1, step_size=KLRadius(0.5)))
+        self._natural: NaturalGradientVI | None = None
+        self._density: ModelLogJoint | None = None
+        self.norm = math.nan  # of the natural gradient in q, as the last step saw it
+
+    @property
+    def natural(self) -> NaturalGradientVI:
+        """The optimizer of q, for schedulers and checkpoints.
+
+        Raises:
+            InputError: a guide that was not set up.
+        """
+        if self._natural is None:
+            self._natural = self._make(self.guide.posterior)
+        return self._natural
+
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """Take one step with the arguments of the model; an estimate of the loss -ELBO before it.
+
+        A loss that is not finite moves nothing.
+        """
+        density, q = self._on(args, kwargs), self.guide.posterior
+        self.natural.zero_grad()
+        if isinstance(self.optim, torch.optim.Optimizer):
+            self.optim.zero_grad()
+        with torch.enable_grad(), poutine.trace(param_only=True) as capture:
+            theta = q.push_noise(self._draws(q.mean_probe.detach()))
+            loss = (LatentGaussian(q).log_prob(theta) - density(theta)).mean()
+        parameters: Any = {_unconstrained(site["value"]) for site in capture.trace.nodes.values()}
+        if bool(loss.isfinite()):
+            loss.backward()
+            self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
+            self.natural.step()
+            if isinstance(self.optim, PyroOptim):
+                self.optim(parameters)
+            elif self.optim is not None:
+                self.optim.step()
+        zero_grads(parameters)
+        return loss.item()
+
+    @torch.no_grad()
+    def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
+        """An estimate of -ELBO from ``num_particles`` draws."""
+        density, q = self._on(args, kwargs), self.guide.posterior
+        theta = q.push_noise(self._draws(q.mean_probe.detach()))
+        return float((LatentGaussian(q).log_prob(theta) - density(theta)).mean())
+
+    def run(self, num_steps: int, *args: Any, progress: bool = True, **kwargs: Any) -> FitResult:
+        """Take so many steps with the same arguments, and say whether the loss had come to rest.
+
+        It has if its mean over the last quarter of the steps is within 0.1 nats and two standard errors of the mean
+        over the quarter before.  An interrupt from the keyboard ends the run and keeps q.
+
+        Raises:
+            InputError: fewer than 8 steps.
+        """
+        if num_steps < 8:
+            raise InputError(f"num_steps must be at least 8, to compare the last with those before; got {num_steps}.")
+        trace: list[Record] = []
+        began, rejected, interrupted = time.perf_counter(), 0, False
+        with tqdm(total=num_steps, disable=not progress, desc=type(self).__name__, unit="step") as bar:
+            try:
+                for step in range(1, num_steps + 1):
+                    loss = self.step(*args, **kwargs)
+                    rejected += not math.isfinite(loss)
+                    last = self.natural.last
+                    rho = float(last.rho.min()) if last is not None else 0.0
+                    draws = step * self._draws.num_samples
+                    spent = time.perf_counter() - began
+                    count = rejected + self.natural.rejections
+                    trace.append(Record(step, loss, self.norm, rho, count, draws, spent))
+                    show(bar, trace[-1])
+            except KeyboardInterrupt:
+                if not trace:
+                    raise
+                interrupted = True
+        converged, reason = _verdict([record.loss for record in trace], interrupted)
+        level = _mean([record.loss for record in trace[-(len(trace) // 4) :]])[0]
+        return FitResult(converged, reason, level, self.norm, len(trace), torch.tensor(converged), trace)
+
+    def _on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelLogJoint:
+        if self._density is None:
+            self._density = _density(self.model, self.guide, args, kwargs)
+            return self._density
+        return self._density.on(*args, **kwargs)
+
+
+def _density(
+    model: Callable[..., Any], guide: AutoGaussian, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ModelLogJoint:
+    """The log joint over the latents of the guide."""
+    _check_guide(guide)
+    guide.setup(*args, **kwargs)
+    density = ModelLogJoint(model, args, kwargs, guide.prototype_trace)
+    density.check(guide.posterior)
+    return density
+
+
+def _check_guide(guide: object) -> None:
+    if not isinstance(guide, AutoGaussian):
+        raise InputError(
+            f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Other guides, and lists of "
+            "guides, go through Trace_ELBO()(model, guide)."
+        )
+
+
+def _unconstrained(value: Any) -> Tensor:
+    """The leaf behind a parameter."""
+    return value.unconstrained() if hasattr(value, "unconstrained") else value
+
+
+def _mean(losses: list[float]) -> tuple[float, float]:
+    """With its standard error."""
+    values = torch.tensor(losses, dtype=torch.float64)
+    return float(values.mean()), float(values.std() / len(values) ** 0.5)
+
+
+def _verdict(losses: list[float], interrupted: bool) -> tuple[bool, str]:
+    if interrupted or len(losses) < 8:
+        return False, "because it was interrupted."
+    quarter = len(losses) // 4
+    (before, error_before), (last, error) = _mean(losses[-2 * quarter : -quarter]), _mean(losses[-quarter:])
+    fallen, noise = before - last, math.hypot(error_before, error)
+    if not math.isfinite(fallen):
+        return False, "because the loss was not finite in some of the last steps."
+    if abs(fallen) <= _STEADY + 2 * noise:
+        return True, f"the loss has come to rest at {last:.6g} ± {error:.1g}."
+    return False, f"because the loss still changed by {-fallen:.3g} ± {noise:.1g} in the last quarter. Take more steps."
