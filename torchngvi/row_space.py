@@ -131,11 +131,13 @@ class LiftedGaussian:
 
     def _per_column(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """function(Λ^-½ of some columns, their rows of Q), (D,)."""
-        space, parts = self.space, []
+        space = self.space
+        # one result, written in place: small tensors kept between large ones would pin the memory of all
+        result = torch.empty_like(space.prior_mean)
         for columns, part in space._columns():
             scale = space.prior_precision[columns].rsqrt()
-            parts.append(function(scale, (part * scale).mT @ space.basis))
-        return torch.cat(parts)
+            result[columns] = function(scale, (part * scale).mT @ space.basis)
+        return result
 
     @property
     def mean(self) -> Tensor:

@@ -25,7 +25,6 @@ from linear_operator.operators import CholLinearOperator, DiagLinearOperator, Tr
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Versions
 from torchngvi.linalg import cholesky
 from torchngvi.methods import VN, Method
 from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian
@@ -96,7 +95,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         self.posterior = family(num_inducing_points, batch_shape)  # type: ignore[call-arg]
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._entropy_weights: list[Tensor] | None = None  # kept while `natural_optimizer` asks
-        self.kept_factor: tuple[Versions, Tensor] | None = None  # of K_ZZ, for `SparseGP`
+        self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept_factor": None, "_entropy_weights": None}

@@ -121,6 +121,8 @@ class SparseGP(TractableTarget):
         self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
         self._likelihood_gradients: list[Tensor] = []
         self._kept: tuple[Versions, list[Projection]] | None = None
+        self._values: Values | None = None
+        self._changes = torch.zeros((), dtype=torch.long)
 
     @property
     def posterior(self) -> Gaussian:
@@ -133,9 +135,12 @@ class SparseGP(TractableTarget):
             raise PairError("SparseGP steps the posterior of its own model; build the optimizer over target.posterior.")
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Hyper-parameters, and the data where they are in memory."""
-        data = [part for batch in self.batches for part in batch] if isinstance(self.batches, list) else []
-        return (*self.model.parameters(), *self.likelihood.parameters(), *data)
+        """One that is written to when a hyper-parameter has changed, and the data where they are in memory."""
+        values = Values(self.strategy, self.likelihood)
+        if values != self._values:
+            self._values = values
+            self._changes.add_(1)
+        return (self._changes, *(part for pair in self._listed() for part in pair))
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """Σ_n E[log p(y_n | f_n) | v] + log N(v; 0, I), (*sample, *batch)."""
@@ -219,7 +224,7 @@ class SparseGP(TractableTarget):
                     prior = kernels(self.strategy, x)
                 yield prior, prior.projection(dtype), y.to(dtype)
             return
-        now = Versions((*self.model.parameters(), *(part for pair in self._listed() for part in pair)))
+        now = Versions(self.tensors())
         if self._kept is None or self._kept[0] != now or any(p.rows.dtype != dtype for p in self._kept[1]):
             self._kept = (now, [])
         kept, size = self._kept[1], sum(p.rows.numel() for p in self._kept[1])
@@ -293,12 +298,35 @@ def kernels(
     return Kernels(L, covariance[..., :count, count:].to_dense(), joint.mean[..., count:], variance)
 
 
+class Values:
+    """Copies of hyper-parameters: GPyTorch sets them behind torch's count of writes."""
+
+    def __init__(self, strategy: VariationalStrategy, likelihood: Likelihood | None = None) -> None:
+        parameters = [*strategy.model.parameters(), strategy.inducing_points]
+        parameters += [] if likelihood is None else list(likelihood.parameters())
+        self.copies, self.jitter = [p.detach().clone() for p in parameters], strategy.jitter_val
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Values)
+            and self.jitter == other.jitter
+            and len(self.copies) == len(other.copies)
+            and all(
+                (a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b)
+                for a, b in zip(self.copies, other.copies, strict=True)
+            )
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def _factor_of_inducing_covariance(strategy: VariationalStrategy, covariance: Callable[[], Tensor]) -> Tensor:
     """L with K_ZZ = L Lᵀ; without a graph it is kept while no parameter of the model changes."""
-    q = strategy._variational_distribution
-    now = Versions((*strategy.model.parameters(), strategy.inducing_points))
-    if not torch.is_grad_enabled() and q.kept_factor is not None and q.kept_factor[0] == now:
-        return q.kept_factor[1]
+    q, now = strategy._variational_distribution, None
+    if not torch.is_grad_enabled():
+        now = Values(strategy)
+        if q.kept_factor is not None and q.kept_factor[0] == now:
+            return q.kept_factor[1]
     # GPyTorch factors K_ZZ in float64 whatever the model's dtype
     L, ok = cholesky(covariance().to(_linalg_dtype_cholesky.value()))
     if L.device.type == "cpu" and not bool(ok.all()):
@@ -306,7 +334,7 @@ def _factor_of_inducing_covariance(strategy: VariationalStrategy, covariance: Ca
             "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype. "
             "Raise jitter_val of the strategy, or use float64."
         )
-    q.kept_factor = None if torch.is_grad_enabled() else (now, L)
+    q.kept_factor = None if now is None else (now, L)
     return L
 
 

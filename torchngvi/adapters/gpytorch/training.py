@@ -2,10 +2,11 @@
 
 With hyper-parameters that move, q takes natural steps of length
 
-    ρ_t = min(cap, max(B/N, 2/(2 + t)))
+    ρ = min(½, max(B/N, B/(5M)))
 
-which forget, per pass, about as much as they see: 2/(2 + t) is the schedule with a proof (Wu and Gardner 2024,
-Theorem 1), B/N its floor, so that q follows the hyper-parameters.
+A stationary run of steps ρ on batches of B rows is about ρ/(2 - ρ) M/(2B) nats per datum above the optimum, at most
+0.05 with the second bound; within that the longest step is best, since q has to follow the hyper-parameters.  B/N is
+the length at which q forgets in a pass about as much as it sees.
 
 With hyper-parameters that stand still q is a sum of sites, one a datum, b_n aᵀv - ½ c_n (aᵀv)² with
 c_n = β_n and b_n = β_n a_nᵀm - α_n (the dual form of Adam et al. 2021).  To visit a batch is to replace its
@@ -17,10 +18,12 @@ from the prior, where all sites are zero: exact after one pass where the likelih
 log-concave in practice linear, a digit or two a pass, without noise and without a step size.  Full steps by
 trial (`fit`) end it with a verdict.
 
-Both keep q in float64 while they run, also in a float32 model, to which it returns at the end.
+In a float32 model the sums over all data are in float64, and so is q from the first mini-batch whose step
+float32 cannot take; at the end q has the model's dtype again.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -32,7 +35,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, log_concave
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.fit import fit
 from torchngvi.interfaces import Coordinates
 from torchngvi.linalg import cholesky
@@ -42,7 +45,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import FitResult
 from torchngvi.stepsizes import KLRadius
 
-_CAP = 0.3
+_NOISE = 0.05  # nats per datum that the noise of a mini-batch may cost
+_CAP = 0.5  # longest natural step on a part of the data
 _RADIUS = 4.0  # nats a step may move q, where the likelihood is not log-concave
 
 
@@ -105,7 +109,7 @@ def train_svgp(
                 "likelihood.parameters(), which leave q out."
             )
         natural = _natural_steps(q, likelihood)
-        with _in_float64(q), tqdm(total=epochs, disable=not progress, desc="SVGP", unit="epoch") as bar:
+        with _restored_dtype(q), tqdm(total=epochs, disable=not progress, desc="SVGP", unit="epoch") as bar:
             for epoch in range(epochs):
                 losses.append(_epoch(model, likelihood, batches, num_data, natural, hyper_optimizer))
                 bar.set_postfix(loss=f"{losses[-1]:.4f}", rejected=natural.rejections)
@@ -136,18 +140,13 @@ def _epoch(
     hyper_optimizer: torch.optim.Optimizer,
 ) -> float:
     """One pass; the mean loss per datum."""
-    total, rows = 0.0, 0
-    (group,) = natural.param_groups
+    total, rows, size = 0.0, 0, natural.posteriors[0].dim
     for x, y in batches:
         count = y.shape[-1]
-        share = count / num_data
-        cap = max(_CAP, share) if isinstance(likelihood, _GaussianLikelihoodBase) else _CAP
-        group["steps"] = group.get("steps", 0) + 1
-        group["lr"] = min(cap, max(share, 2 / (1 + group["steps"])))
+        natural.param_groups[0]["lr"] = _step_length(size, count, num_data, likelihood)
         hyper_optimizer.zero_grad()
         target = SparseGP(model, likelihood, [(x, y)], num_data, learn=True)
-        loss = natural.step(target)
-        assert loss is not None
+        loss = _stepped(natural, target)
         target.backward()
         _backward_priors(model, likelihood, num_data)
         hyper_optimizer.step()
@@ -159,6 +158,35 @@ def _epoch(
         )
     model.variational_strategy._clear_cache()
     return total / num_data
+
+
+def _step_length(size: int, count: int, num_data: int, likelihood: Likelihood) -> float:
+    """ρ = min(½, max(B/N, 4 · 0.05 B/M)); 1 on all of the data of a Gaussian likelihood, where it is exact."""
+    share = count / num_data
+    cap = max(_CAP, share) if isinstance(likelihood, _GaussianLikelihoodBase) else _CAP
+    return min(cap, max(share, 4 * _NOISE * count / size))
+
+
+def _stepped(natural: Method, target: SparseGP) -> Tensor:
+    """The loss before the step; where float32 is not enough for it, q is in float64 from here on."""
+    q = target.posterior
+    if q.dtype == torch.float64:
+        loss = natural.step(target)
+    else:
+        refused = natural.rejections
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RejectedStepWarning)
+            loss = natural.step(target)
+        if natural.rejections > refused:
+            warnings.warn(
+                f"a natural step could not be taken in {str(q.dtype).removeprefix('torch.')}: q is kept in float64 for "
+                "the rest of the training.",
+                RejectedStepWarning,
+                stacklevel=4,
+            )
+            q.double()
+    assert loss is not None
+    return loss
 
 
 def _backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:
@@ -205,8 +233,9 @@ def refine_svgp(
     model.train()
     likelihood.train()
     target = SparseGP(model, likelihood, list(batches))
-    with _in_float64(target.posterior) as q:
-        optimizer = VN(q)
+    with _restored_dtype(target.posterior) as q:
+        # beside a small noise float32 loses the prior, which is 1 in S
+        optimizer = VN(q.double())
         if passes and log_concave(likelihood):
             before, old = optimizer.evaluate(target).loss, q.snapshot()
             work = _visited(target, 1 if isinstance(likelihood, _GaussianLikelihoodBase) else passes)
@@ -220,11 +249,11 @@ def refine_svgp(
 
 
 @contextlib.contextmanager
-def _in_float64(q: Gaussian) -> Iterator[Gaussian]:
-    """q in float64 for a while, whatever the model: beside a small noise float32 loses the prior, which is 1 in S."""
+def _restored_dtype(q: Gaussian) -> Iterator[Gaussian]:
+    """q may be converted for a while, and has the model's dtype again at the end."""
     dtype = q.dtype
     try:
-        yield q.double()
+        yield q
     finally:
         q.to(dtype)
 
