@@ -910,3 +910,24 @@ def interrupting(log_likelihood, at=8):
         return log_likelihood(theta, batch)
 
     return stopped
+
+
+def test_many_draws_share_a_pass():
+    """Draws are split between calls to bound the memory, but not where each call is a pass over data."""
+    calls = []
+    theta = randn(5000, 2, seed=1)
+
+    def likelihood(theta, batch):
+        calls.append(len(theta))
+        return -0.5 * (theta[..., :1] - batch).square().sum(-1)
+
+    data = DataLogJoint(likelihood, lambda theta: -theta.square().sum(-1), [torch.ones(3, dtype=DTYPE)], 3)
+    value, gradient = energy_and_gradient(data, theta)
+    assert calls.count(5000) == 1
+    assert calls.count(2048) == 0
+    calls.clear()
+    split = LogJoint(lambda theta: likelihood(theta, torch.ones(3, dtype=DTYPE)) - theta.square().sum(-1))
+    again, slope = energy_and_gradient(split, theta)
+    assert calls == [2048, 2048, 904]
+    close(value, again, EXACT)
+    close(gradient, slope, EXACT)

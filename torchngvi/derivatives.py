@@ -25,6 +25,13 @@ def energy_and_gradient(
     >>> energy_and_gradient(LogJoint(lambda theta: -theta.square().sum(-1)), torch.ones(1, 2))
     (tensor([2.]), tensor([[2., 2.]]))
     """
+    parts = [_energy_and_gradient(target, part) for part in theta.split(target.draws_at_once)]
+    energies, gradients = zip(*parts, strict=True)
+    return torch.cat(energies), torch.cat(gradients)
+
+
+def _energy_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """From one call."""
     with torch.enable_grad():
         theta = theta.detach().requires_grad_()
         energy = -target.log_joint(theta)

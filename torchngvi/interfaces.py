@@ -397,6 +397,7 @@ class Target(ABC):
 
     temperature: float
     comparable: bool = True  # every evaluation sees one objective: False for a mini-batch
+    draws_at_once: int = 2048  # of a call of log_joint that is differentiated: bounds the memory
 
     @abstractmethod
     def log_joint(

@@ -22,7 +22,6 @@ _NEAR = 0.5  # Newton decrement, in standard deviations, at which the search end
 _SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and left
 _FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
-_GRADIENTS_AT_ONCE = 1024
 
 
 class Mode(NamedTuple):
@@ -68,10 +67,8 @@ class _Search:
 
     def _at(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """ℓ and ∇ℓ at points (S, D)."""
-        parts = [energy_and_gradient(self.target, part) for part in theta.split(_GRADIENTS_AT_ONCE)]
         self.gradients += len(theta)
-        energies, gradients = zip(*parts, strict=True)
-        return torch.cat(energies), torch.cat(gradients)
+        return energy_and_gradient(self.target, theta)
 
     def _hessian(self) -> bool:
         """Take H anew; False where it is not finite."""

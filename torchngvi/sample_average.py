@@ -28,7 +28,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.guarded import Guarded
-from torchngvi.interfaces import Target
+from torchngvi.interfaces import Coordinates, Target
 from torchngvi.methods import VN
 from torchngvi.mode import Mode, find_mode
 from torchngvi.models.data_log_joint import DataLogJoint
@@ -42,7 +42,7 @@ _KEPT = (
     "draws",
     "evaluations",
     "rejections",
-    "starts_left",
+    "looked",
     "switched",
     "near",
     "daring",
@@ -128,7 +128,7 @@ class _Run:
     draws: int = 0
     evaluations: int = 0
     rejections: int = 0
-    starts_left: int = 1
+    looked: bool = False  # at other starts
     switched: bool = False  # another start was better
     near: bool = False
     daring: bool = True
@@ -175,14 +175,15 @@ class _Run:
             except KeyboardInterrupt:
                 if stage is None and not self.trace:
                     raise
-                return self._result(False, "because it was interrupted.", stage)
+                return self._result(False, "because it was interrupted.", stage, interrupted=True)
 
     # -------------------------------------------------------------------------------- start
 
     def _start(self) -> None:
         """q at a rough mode, with the curvature there; with data in batches, where one pass leads."""
-        if isinstance(self.target.target, DataLogJoint):
-            stream_batches(self.q, self.target.target, self.seed)
+        data = self.target.target
+        if isinstance(data, DataLogJoint):
+            stream_batches(self.q, data, self.seed)
             return
         if not self._can_start():
             return
@@ -202,7 +203,7 @@ class _Run:
     @torch.no_grad()
     def _check_repeats(self) -> None:
         """Draws inside the function would be taken for the shape of the posterior."""
-        if isinstance(self.target.target, DataLogJoint):
+        if self._streamed():
             return
         theta = self.first_mean[None]
         first, second = self.target.log_joint(theta), self.target.log_joint(theta)
@@ -226,8 +227,11 @@ class _Run:
 
     def _can_start(self) -> bool:
         """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear."""
-        streamed = isinstance(self.target.target, DataLogJoint)
-        return not self.q.batch_shape and self.q.dim <= _WIDEST and not streamed
+        return not self.q.batch_shape and self.q.dim <= _WIDEST and not self._streamed()
+
+    def _streamed(self) -> bool:
+        """Whether each evaluation is a pass over data in batches."""
+        return isinstance(self.target.target, DataLogJoint)
 
     def _place(self, mode: Mode, or_stay: bool = False) -> None:
         """q at the mode, narrower where its draws leave the support; or as it is, where that is better."""
@@ -243,7 +247,10 @@ class _Run:
             if loss < math.inf:
                 break
         if not loss < best and or_stay and best < math.inf:
-            q.assign(here, torch.ones(q.batch_shape, dtype=torch.bool, device=q.device))
+            self._restore(here)
+
+    def _restore(self, coordinates: Coordinates) -> None:
+        self.q.assign(coordinates, torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device))
 
     def _sampled_loss(self, draws: int) -> float:
         """L at q from whitened draws, the same for every q; infinite where it is not finite."""
@@ -255,7 +262,7 @@ class _Run:
     def _first_draws(self) -> int:
         fewest = 2 * self.q.dim + 2 if self.q.structure.rank == 2 else 0
         # a pass over data costs its reading, whatever the number of draws
-        return max(_STREAMED if isinstance(self.target.target, DataLogJoint) else _FEWEST, fewest)
+        return max(_STREAMED if self._streamed() else _FEWEST, fewest)
 
     # -------------------------------------------------------------------------------- minimise
 
@@ -270,7 +277,7 @@ class _Run:
         while True:
             stage = self._evaluated(optimizer, step)
             if previous is not None and self._went_wrong(stage, previous):
-                self.q.assign(before, torch.ones_like(stage.loss, dtype=torch.bool))
+                self._restore(before)
                 self.near, self.daring, self.optimizer, previous = False, False, None, None
                 optimizer = self._optimizer()
                 continue
@@ -385,9 +392,9 @@ class _Run:
 
     def _better_start(self) -> bool:
         """Search from points around the first start, once; True where q now is at a better one."""
-        if not self._can_start() or not self.starts_left:
+        if not self._can_start() or self.looked:
             return False
-        starts, self.starts_left = self.first_mean + self._shifts(self._starts()), 0
+        starts, self.looked = self.first_mean + self._shifts(self._starts()), True
         modes = [mode for mode in map(self._mode, starts) if mode is not None]
         found = max(modes, key=lambda mode: mode.log_evidence, default=None)
         if found is None or found.log_evidence < 1 + self.evidence:
@@ -401,7 +408,7 @@ class _Run:
             better = self._sampled_loss(_FRESH) < loss
         finally:
             if not better:
-                self.q.assign(old, torch.ones(self.q.batch_shape, dtype=torch.bool, device=old.vector.device))
+                self._restore(old)
                 self.optimizer, self.near, self.draws = kept
         if not self.stopped and self.evaluations < self.max_evaluations:
             self.halt = ""  # it ended there, not here
@@ -491,7 +498,7 @@ class _Run:
             f"nearer to a Gaussian.{self.target.failures()}"
         )
 
-    def _result(self, converged: bool, reason: str, stage: _Stage | None) -> FitResult:
+    def _result(self, converged: bool, reason: str, stage: _Stage | None, *, interrupted: bool = False) -> FitResult:
         last = self.trace[-1]
         norm, loss = (last.norm, last.loss) if stage is None else (stage.total, float(stage.loss.sum()))
         loss = float(self.loss.sum()) if converged else loss
@@ -501,6 +508,6 @@ class _Run:
         if converged:
             self.bar.total = self.bar.n
         self.bar.refresh()
-        if stage is not None and "interrupted" not in reason:  # from there a run goes on, bit for bit
+        if not interrupted:  # from there a run goes on, bit for bit
             self._save()
         return FitResult(converged, reason, loss, norm, last.evaluations, members, self.trace)

@@ -2,15 +2,12 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Draws, as_draws
 from torchngvi.interfaces import Estimator, Framed, Posterior, Target
-
-_AT_ONCE = 2048  # draws of one call of the log joint: bounds the memory
 
 
 class Seen(NamedTuple):
@@ -46,8 +43,7 @@ class Drawing(Estimator):
         frame = q.frame()
         z = self.draws(q.mean_probe.detach())
         theta = frame.mean + frame.push(z)
-        parts = [energy_and_gradient(target, part) for part in theta.split(_AT_ONCE)]
-        energy, gradient = (torch.cat(part) for part in zip(*parts, strict=True))
+        energy, gradient = energy_and_gradient(target, theta)
         return Seen(z, theta, energy, gradient, frame.pull(gradient))
 
     def derivative_of_mean(self, q: Posterior, seen: Seen) -> Framed:
