@@ -87,7 +87,7 @@ def _add_experiments(commands: Any) -> None:
         description="Run an experiment of configs/, and write its log and its figure or table.",
         allow_abbrev=False,
     )
-    reproduce.add_argument("name", metavar="NAME", help="srvn-table3, srvn-fig1 .. srvn-fig11, or a TOML file")
+    reproduce.add_argument("name", metavar="NAME", help="a name in configs/, such as srvn-table3, or a TOML file")
     reproduce.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
     reproduce.add_argument("--full", action="store_true", help="longer runs, up to an hour")
     reproduce.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")

@@ -1,4 +1,7 @@
-"""``torchngvi reproduce``: the tables and figures of Kumar et al. (2025), each from one TOML file in configs/."""
+"""``torchngvi reproduce``: tables and figures, each from one TOML file in configs/.
+
+Those of Kumar et al. (2025) are here; a file that names a ``paper`` is run by its module in `papers`.
+"""
 
 import json
 import math
@@ -13,9 +16,9 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from torchngvi.adapters import experiments, report
+from torchngvi.adapters import experiments, papers, report
 from torchngvi.adapters.experiments import Case, Contender, Experiment
-from torchngvi.config import hint
+from torchngvi.config import hint, read_toml
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Quadrature
 from torchngvi.methods import VN
@@ -35,12 +38,13 @@ def find(name: str) -> Path:
     if name.endswith(".toml"):
         return Path(name)
     folders = (Path("configs"), Path(__file__).parents[2] / "configs")
-    known = {path.stem: path for folder in folders for path in sorted(folder.glob("srvn-*.toml"))}
+    names = ("srvn", *papers.PAPERS)
+    known = {path.stem: path for folder in folders for name in names for path in sorted(folder.glob(f"{name}-*.toml"))}
     if name in known:
         return known[name]
     shown = ", ".join(sorted(known, key=lambda stem: (len(stem), stem)))
-    names = f"The experiments are: {shown}." if known else "Run it in a clone, where configs/ holds the experiments."
-    raise InputError(f"there is no experiment {name!r}.{hint(name, known)} {names}")
+    where = f"The experiments are: {shown}." if known else "Run it in a clone, where configs/ holds the experiments."
+    raise InputError(f"there is no experiment {name!r}.{hint(name, known)} {where}")
 
 
 def reproduce(name: str, out: str | None = None, *, full: bool = False, from_logs: bool = False) -> Path:
@@ -50,12 +54,13 @@ def reproduce(name: str, out: str | None = None, *, full: bool = False, from_log
         InputError: an unknown experiment, settings that cannot be used, no data at all, no logs.
     """
     path = find(name)
-    experiment = experiments.read(path, full)
     folder = Path(out) if out else Path("runs") / path.stem
+    settings = read_toml(str(path))
+    if "paper" in settings:
+        return _study(path, settings, folder, full, from_logs)
+    experiment = experiments.read(path, full)
     if from_logs:
-        if not (folder / "log.csv").exists():
-            raise InputError(f"there is no log {str(folder / 'log.csv')!r} to draw from. Run it without --from-logs.")
-        log = pd.read_csv(folder / "log.csv")
+        log = _read_log(folder)
     else:
         log = _RUN[experiment.kind](experiment)
         write_log(folder, experiment, log)
@@ -68,6 +73,26 @@ def reproduce(name: str, out: str | None = None, *, full: bool = False, from_log
         for pair, away in differences(log).items() if experiment.kind == "quadratic" else ():
             print(f"{pair}: largest difference of m and V from VN {away:.2e}")
     return folder
+
+
+def _study(path: Path, settings: dict[str, Any], folder: Path, full: bool, from_logs: bool) -> Path:
+    """An experiment of `papers`."""
+    study, arguments = papers.study(settings, path)
+    if from_logs:
+        log = _read_log(folder)
+    else:
+        log = study.run(**arguments, full=full)
+        folder.mkdir(parents=True, exist_ok=True)
+        log.to_csv(folder / "log.csv", index=False)
+        (folder / "settings.json").write_text(json.dumps(settings | {"full": full}, indent=2) + "\n")
+    study.draw(log, folder / path.stem)
+    return folder
+
+
+def _read_log(folder: Path) -> pd.DataFrame:
+    if not (folder / "log.csv").exists():
+        raise InputError(f"there is no log {str(folder / 'log.csv')!r} to draw from. Run it without --from-logs.")
+    return pd.read_csv(folder / "log.csv")
 
 
 def compare(config: str | None = None, out: str | None = None, methods: Sequence[str] = (), **flags: Any) -> Path:
