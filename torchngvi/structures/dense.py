@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchngvi import sparse
-from torchngvi.linalg import cholesky, positive_columns, reverse_cholesky, tril_half
+from torchngvi.linalg import cholesky, gram, positive_columns, reverse_cholesky, tril_half
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Dense:
         weights: Tensor,  # broadcasts to (*batch, D)
     ) -> Tensor:
         """Π(Cᵀ diag(w) C)."""
-        return (root * weights[..., None]).mT @ root
+        return gram(root, weights)
 
     def sparse_gram(
         self,

@@ -11,8 +11,9 @@ from torchngvi.adapters.gpytorch.distribution import (
     natural_optimizer,
     variational_posteriors,
 )
+from torchngvi.adapters.gpytorch.refinement import refine_svgp
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
-from torchngvi.adapters.gpytorch.training import TrainingResult, refine_svgp, train_svgp
+from torchngvi.adapters.gpytorch.training import TrainingResult, train_svgp
 
 __all__ = [
     "NaturalGradientVariationalDistribution",

@@ -8,23 +8,21 @@ so that the negative ELBO is a generalised linear model with rows a_n (Hensman e
 gradient follows from α = ∂F/∂e and β = 2 ∂F/∂v of each datum (Bonnet, Price) without a derivative of S:
 
     g = Σ α_n a_n + m     H = Σ β_n a_n a_nᵀ + I     F_n = -E[log p(y_n | f_n)] num_data/rows
+
+Several latent functions are a batch of such posteriors, with one F_n of all their e_n and v_n; see `latents`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, final
 
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
-from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 from gpytorch.settings import _linalg_dtype_cholesky
-from gpytorch.variational import LargeBatchVariationalStrategy, VariationalStrategy
-from linear_operator.operators import DiagLinearOperator
+from gpytorch.variational import VariationalStrategy
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
+from torchngvi.adapters.gpytorch.latents import energy, latents_of
 from torchngvi.errors import InputError, PairError
 from torchngvi.gaussian_integrals import Moments
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget, Versions
@@ -33,9 +31,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 _KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to the next
 
-_STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
-
-Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B)
+Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B), or (B, tasks)
 
 
 class Kernels(NamedTuple):
@@ -49,8 +45,9 @@ class Kernels(NamedTuple):
     @torch.no_grad()
     def projection(self, dtype: torch.dtype) -> "Projection":
         """The rows L⁻¹ k(Z, x_n), without a graph."""
-        rows = torch.linalg.solve_triangular(self.factor, self.cross.to(self.factor.dtype), upper=False)
-        rows = rows.to(dtype).mT
+        # from the right, where the transposed view is in the order that LAPACK takes without a copy
+        cross = self.cross.to(self.factor.dtype).mT
+        rows = torch.linalg.solve_triangular(self.factor.mT, cross, upper=True, left=False).to(dtype)
         return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - rows.square().sum(-1))
 
     @torch.no_grad()
@@ -91,18 +88,21 @@ class SparseGP(TractableTarget):
     """-log p(y, v) of an `ApproximateGP` with the standard whitened strategy; steps q of that model.
 
     Args:
-        model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`.
-        likelihood: of one latent value a datum: Gaussian, Bernoulli, Poisson, Student-t, ...
+        model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or within an
+            `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
+        likelihood: Gaussian, Bernoulli, Poisson, Student-t, multitask Gaussian, softmax, or one of your own:
+            where GPyTorch would draw, over 64 draws for each datum that stay the same.
         batches: pairs (x, y); summed, so that a list of all of them is the whole data.
         num_data: of the whole data, where the batches are a part of it; by default they are all.
         learn: whether `backward` will be asked for the gradient of the hyper-parameters.
 
     Raises:
-        PairError: another strategy, another distribution, a likelihood of several latent values.
+        PairError: another strategy, another distribution.
         InputError: targets of another shape than the latent values.
     """
 
     temperature = 1.0
+    force: Tensor  # g of the last evaluation with learn=True, (*batch, M)
 
     def __init__(
         self,
@@ -113,13 +113,14 @@ class SparseGP(TractableTarget):
         *,
         learn: bool = False,
     ) -> None:
-        self.model, self.likelihood = model, _scalar(likelihood)
+        self.model, self.likelihood = model, likelihood
         self.batches = batches if num_data is None else list(batches)
-        self.strategy = whitened_strategy(model)
+        self.latents = latents_of(model, likelihood)
+        self.strategy, self.coupled = self.latents.strategy, self.latents.coupled
         self.num_data, self.learn = num_data, learn
-        self.comparable = num_data is None and deterministic(likelihood)
+        self.comparable = num_data is None
         self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
-        self._likelihood_gradients: list[Tensor] = []
+        self._energy_gradients: list[Tensor] = []
         self._kept: tuple[Versions, list[Projection]] | None = None
         self._values: Values | None = None
         self._changes = torch.zeros((), dtype=torch.long)
@@ -136,7 +137,7 @@ class SparseGP(TractableTarget):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """One that is written to when a hyper-parameter has changed, and the data where they are in memory."""
-        values = Values(self.strategy, self.likelihood)
+        values = Values(self.strategy, self._energy_parameters())
         if values != self._values:
             self._values = values
             self._changes.add_(1)
@@ -147,19 +148,21 @@ class SparseGP(TractableTarget):
         value = -self._prior(theta).energy(theta)
         for _, projection, y in self._projections(theta.dtype):
             mean = projection.mean + (projection.rows @ theta[..., None])[..., 0]
-            value = value - self._share() * self._energy(y, mean, projection.variance.expand_as(mean)).sum(-1)
+            values = self.latents.values(mean, projection.variance.expand_as(mean))
+            value = value - self._share() * self.latents.shared(energy(self.likelihood, y, values))
         return value
 
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
         """E_q[ℓ] (*batch,), to first order differentiable in the frame, and its derivative."""
-        self._pulls, self._likelihood_gradients = [], []
+        self._pulls, self._energy_gradients = [], []
         prior = self._prior(frame.mean)
         value = prior.expected_energy(frame)
         parts: list[Raw | Sites] = []
         for prior_at_batch, projection, y in self._projections(frame.mean.dtype):
             mean, variance, projected = projection.moments(frame)
-            energy, alpha, beta = self._moments(y, mean, variance, self._share())
-            value = value + energy.sum(-1)
+            moments = self._moments(y, mean, variance, self._share())
+            _, alpha, beta = moments
+            value = value + self.latents.shared(moments.value)
             if torch.is_grad_enabled():
                 value = value + (alpha * (mean - mean.detach()) + 0.5 * beta * (variance - variance.detach())).sum(-1)
             nothing = prior if not parts else prior.scaled(0.0)
@@ -174,6 +177,8 @@ class SparseGP(TractableTarget):
             g, H = total if isinstance(total, Raw) else total.raw()
             more = part if isinstance(part, Raw) else part.raw()
             total = Raw(g + more.g, H.add_(more.H))
+        if isinstance(total, Raw):
+            self.force = total.g
         return value, total
 
     def _summand(self, sites: Sites, prior_at_batch: Kernels | None, frame: Frame) -> Raw | Sites:
@@ -199,14 +204,14 @@ class SparseGP(TractableTarget):
             for tensor, gradient in zip(prior_at_batch, pulls, strict=True):
                 if tensor.requires_grad:
                     tensors.append(tensor)
-                    gradients.append((per_datum * gradient).to(tensor.dtype))
+                    gradients.append((per_datum * gradient).sum_to_size(tensor.shape).to(tensor.dtype))
         if tensors:
             torch.autograd.backward(tensors, gradients)
-        learnt = [p for p in self.likelihood.parameters() if p.requires_grad]
-        for parameter, gradient in zip(learnt, self._likelihood_gradients, strict=bool(self._likelihood_gradients)):
+        learnt = [p for p in self._energy_parameters() if p.requires_grad]
+        for parameter, gradient in zip(learnt, self._energy_gradients, strict=bool(self._energy_gradients)):
             part = (per_datum * gradient).to(parameter.dtype)
             parameter.grad = part if parameter.grad is None else parameter.grad + part
-        self._pulls, self._likelihood_gradients = [], []
+        self._pulls, self._energy_gradients = [], []
 
     # -------------------------------------------------------------------------------- parts
 
@@ -245,35 +250,35 @@ class SparseGP(TractableTarget):
     def _counted(self) -> Iterable[Batch]:
         """The batches; a single one is counted before it is used."""
         if isinstance(self.batches, list):
-            self._rows = sum(y.shape[-1] for _, y in self.batches)
+            self._rows = sum(count(x) for x, _ in self.batches)
             yield from self.batches
             return
         self._rows = 0
         for x, y in self.batches:
-            self._rows += y.shape[-1]
+            self._rows += count(x)
             yield x, y
 
-    def _energy(self, y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """-E[log p(y_n | f_n)], (*batch, B)."""
-        marginal = MultivariateNormal(mean, DiagLinearOperator(variance))
-        energy = -self.likelihood.expected_log_prob(y, marginal)
-        if energy.shape != mean.shape:
-            raise InputError(
-                f"the likelihood gives {tuple(energy.shape)} expectations for {tuple(mean.shape)} latent values: "
-                f"check the shape of the targets, {tuple(y.shape)}."
-            )
-        return energy
+    def _energy_parameters(self) -> list[Tensor]:
+        """Those that no kernel has: of the likelihood, and of the map from latent functions to values."""
+        return [*self.likelihood.parameters(), *self.latents.parameters()]
 
     def _moments(self, y: Tensor, mean: Tensor, variance: Tensor, share: float) -> Moments:
-        """F_n with α_n and β_n, from one backward pass over numbers; the likelihood's own gradient beside it."""
-        learnt = [p for p in self.likelihood.parameters() if p.requires_grad] if self.learn else []
+        """F_n with α_n and β_n, from one backward pass over numbers; the gradient of `_energy_parameters` beside it."""
+        learnt = [p for p in self._energy_parameters() if p.requires_grad] if self.learn else []
         with torch.enable_grad():
             mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
-            energy = share * self._energy(y, mean, variance)
-            alpha, half, *rest = torch.autograd.grad(energy.sum(), (mean, variance, *learnt), materialize_grads=True)
-        old = self._likelihood_gradients or [torch.zeros_like(gradient) for gradient in rest]
-        self._likelihood_gradients = [a + b for a, b in zip(old, rest, strict=True)]
-        return Moments(energy.detach(), alpha, 2 * half)
+            energies = share * energy(self.likelihood, y, self.latents.values(mean, variance))
+            alpha, half, *rest = torch.autograd.grad(energies.sum(), (mean, variance, *learnt), materialize_grads=True)
+        old = self._energy_gradients or [torch.zeros_like(gradient) for gradient in rest]
+        self._energy_gradients = [a + b for a, b in zip(old, rest, strict=True)]
+        return Moments(energies.detach(), alpha, 2 * half)
+
+
+def count(
+    x: Tensor,  # (*batch, B, features), or (B,)
+) -> int:
+    """B."""
+    return x.shape[-1 if x.ndim == 1 else -2]
 
 
 def kernels(
@@ -290,20 +295,19 @@ def kernels(
         x = x[:, None]
     if Z.shape[:-2] != x.shape[:-2]:
         x, Z = strategy._expand_inputs(x, Z)
-    count, jitter = Z.shape[-2], strategy.jitter_val
+    size, jitter = Z.shape[-2], strategy.jitter_val
     joint = strategy.model.forward(torch.cat([Z, x], -2))
     covariance = joint.lazy_covariance_matrix
-    L = _factor_of_inducing_covariance(strategy, lambda: covariance[..., :count, :count].add_jitter(jitter).to_dense())
-    variance = covariance[..., count:, count:].diagonal(dim1=-1, dim2=-2) + jitter
-    return Kernels(L, covariance[..., :count, count:].to_dense(), joint.mean[..., count:], variance)
+    L = _factor_of_inducing_covariance(strategy, lambda: covariance[..., :size, :size].add_jitter(jitter).to_dense())
+    variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + jitter
+    return Kernels(L, covariance[..., :size, size:].to_dense(), joint.mean[..., size:], variance)
 
 
 class Values:
     """Copies of hyper-parameters: GPyTorch sets them behind torch's count of writes."""
 
-    def __init__(self, strategy: VariationalStrategy, likelihood: Likelihood | None = None) -> None:
-        parameters = [*strategy.model.parameters(), strategy.inducing_points]
-        parameters += [] if likelihood is None else list(likelihood.parameters())
+    def __init__(self, strategy: VariationalStrategy, others: Iterable[Tensor] = ()) -> None:
+        parameters = [*strategy.model.parameters(), strategy.inducing_points, *others]
         self.copies, self.jitter = [p.detach().clone() for p in parameters], strategy.jitter_val
 
     def __eq__(self, other: object) -> bool:
@@ -336,46 +340,3 @@ def _factor_of_inducing_covariance(strategy: VariationalStrategy, covariance: Ca
         )
     q.kept_factor = None if now is None else (now, L)
     return L
-
-
-def whitened_strategy(model: ApproximateGP) -> VariationalStrategy:
-    """The strategy of the model, its q started as GPyTorch would.
-
-    Raises:
-        PairError: a strategy that is not the standard one, or a q that is not ours.
-    """
-    strategy = getattr(model, "variational_strategy", None)
-    if not isinstance(strategy, VariationalStrategy) or type(strategy) not in _STANDARD:
-        raise PairError(
-            f"steps from the derivatives of each datum are for the whitened VariationalStrategy; got "
-            f"{type(strategy).__name__}. Use loss.backward() with natural_optimizer(mll)."
-        )
-    q = strategy._variational_distribution
-    if not isinstance(q, NaturalGradientVariationalDistribution):
-        raise PairError(
-            f"the model's q is a {type(q).__name__}. Give its strategy a NaturalGradientVariationalDistribution."
-        )
-    if not bool(strategy.variational_params_initialized):
-        q.initialize_variational_distribution(strategy.prior_distribution)
-        strategy.variational_params_initialized.fill_(1)
-    return strategy
-
-
-def deterministic(likelihood: Likelihood) -> bool:
-    """Whether its expectations are formulas or quadrature, not draws."""
-    return isinstance(likelihood, _OneDimensionalLikelihood | _GaussianLikelihoodBase)
-
-
-def log_concave(likelihood: Likelihood) -> bool:
-    """Whether every β_n is known not to be negative."""
-    names = ("BernoulliLikelihood", "PoissonLikelihood", "LaplaceLikelihood", "NegativeBinomialLikelihood")
-    return isinstance(likelihood, GaussianLikelihood | _GaussianLikelihoodBase) or type(likelihood).__name__ in names
-
-
-def _scalar(likelihood: Likelihood) -> Likelihood:
-    if isinstance(likelihood, MultitaskGaussianLikelihood) or not deterministic(likelihood):
-        raise PairError(
-            f"steps from the derivatives of each datum need a likelihood of one latent value, with expectations by "
-            f"formula or quadrature; got {type(likelihood).__name__}. Use loss.backward() with natural_optimizer(mll)."
-        )
-    return likelihood

@@ -1,53 +1,49 @@
-"""Training without a learning rate for q: mini-batches with hyper-parameters, site after site without.
+"""Joint training: natural steps for q, any torch optimizer for the hyper-parameters, one evaluation a batch.
 
-With hyper-parameters that move, q takes natural steps of length
+A stationary run of natural steps ρ on batches is noise about an optimum: one step undoes what the step before took from
+its batch.  With g_t = x_t + ξ_t in the frame of q, x the distance to the optimum and ξ the noise of a batch,
 
-    ρ = min(½, max(B/N, B/(5M)))
+    E⟨g_t, g_t+1⟩ = -½ρ E|g|²            at rest
+    E⟨g_t, g_t+1⟩ > -½ρ E|g|²            where the optimum moves on with the hyper-parameters and q lags behind
 
-A stationary run of steps ρ on batches of B rows is about ρ/(2 - ρ) M/(2B) nats per datum above the optimum, at most
-0.05 with the second bound; within that the longest step is best, since q has to follow the hyper-parameters.  B/N is
-the length at which q forgets in a pass about as much as it sees.
+so that the cosine c of successive gradients of the mean tells which of the two prevails, and the length follows it,
 
-With hyper-parameters that stand still q is a sum of sites, one a datum, b_n aᵀv - ½ c_n (aᵀv)² with
-c_n = β_n and b_n = β_n a_nᵀm - α_n (the dual form of Adam et al. 2021).  To visit a batch is to replace its
-sites by those at the present q,
+    log ρ ← log ρ + 0.1 clip(c/ρ + 0.3, -1, 1)        from  min(½, max(B/N, B/(5M))),  within  [B/(10N), ½]
 
-    S' = S + Σ (c_n' - c_n) a_n a_nᵀ        S'm' = Sm + Σ (b_n' - b_n) a_n
-
-from the prior, where all sites are zero: exact after one pass where the likelihood is Gaussian, and where it is
-log-concave in practice linear, a digit or two a pass, without noise and without a step size.  Full steps by
-trial (`fit`) end it with a verdict.
+At rest c/ρ is -½ and ρ falls; at a lag it rises.  -0.3 is where the lag costs about a third of what the noise costs.
+(Kesten 1958 for the sign of successive errors as a signal to the step length.)
 
 In a float32 model the sums over all data are in float64, and so is q from the first mini-batch whose step
 float32 cannot take; at the end q has the model's dtype again.
 """
 
-import contextlib
+import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import Likelihood
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, log_concave
+from torchngvi import checkpoints
+from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
+from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
+from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, count
 from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.fit import fit
-from torchngvi.interfaces import Coordinates
-from torchngvi.linalg import cholesky
 from torchngvi.methods import IBLR, VN, Method
-from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import FitResult
 from torchngvi.stepsizes import KLRadius
 
-_NOISE = 0.05  # nats per datum that the noise of a mini-batch may cost
+_NOISE = 0.05  # nats per datum that the noise of a mini-batch may cost at first
 _CAP = 0.5  # longest natural step on a part of the data
 _RADIUS = 4.0  # nats a step may move q, where the likelihood is not log-concave
+_RATE = 0.1  # largest change of log ρ a step
+_LAG = 0.3  # -c/ρ at which ρ stays
 
 
 class TrainingResult(NamedTuple):
@@ -56,12 +52,16 @@ class TrainingResult(NamedTuple):
     losses: list[float]  # negative ELBO per datum, the mean over the batches of each epoch
     rejections: int  # natural steps that were not taken
     refined: FitResult | None  # the verdict on q, where asked
+    interrupted: bool = False  # from the keyboard, within an epoch that is not counted
 
     def __str__(self) -> str:
         """One line."""
-        last = f"negative ELBO per datum {self.losses[-1]:.4f}" if self.losses else "no epochs"
+        last = f"negative ELBO per datum {self.losses[-1]:.4f}" if self.losses else "none complete"
+        if len(self.losses) > 1:
+            last += f", {self.losses[-2] - self.losses[-1]:.2g} less than an epoch before"
         verdict = "" if self.refined is None else f"; q {self.refined}"
-        return f"{len(self.losses)} epochs, {last}, {self.rejections} natural steps not taken{verdict}"
+        stopped = ", then interrupted" if self.interrupted else ""
+        return f"{len(self.losses)} epochs{stopped}, {last}, {self.rejections} natural steps not taken{verdict}"
 
 
 def train_svgp(
@@ -75,12 +75,14 @@ def train_svgp(
     refine: bool = False,
     callbacks: Iterable[Callable[[int, float], Any]] = (),
     progress: bool = True,
+    checkpoint: str | Path | None = None,
 ) -> TrainingResult:
     """Train q by natural gradients and the hyper-parameters by any torch optimizer, from one evaluation a batch.
 
     Args:
-        model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`.
-        likelihood: of one latent value a datum.
+        model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or within an
+            `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
+        likelihood: see `SparseGP`.
         batches: a ``DataLoader`` of (x, y), or a list of such pairs; gone through once an epoch.
         num_data: rows of an epoch.
         hyper_optimizer: over parameters of the model and the likelihood, as you like it; without it the
@@ -89,13 +91,36 @@ def train_svgp(
         refine: end with `refine_svgp`, at the final hyper-parameters.
         callbacks: called with the epoch and its loss; a true result ends the epochs.
         progress: show a bar.
+        checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's
+            default generator as it was.
+
+    Returns:
+        What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.
 
     Raises:
-        InputError: no data, another number of rows than ``num_data``, an hyper-optimizer that holds q.
+        InputError: no data, another number of rows than ``num_data``, an hyper-optimizer that holds q, a
+            checkpoint of another model.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
+
+    >>> import gpytorch
+    >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    >>> class Model(gpytorch.models.ApproximateGP):
+    ...     def __init__(self, Z):
+    ...         q = NaturalGradientVariationalDistribution(len(Z))
+    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
+    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> x = torch.linspace(-2, 2, 100)[:, None]
+    >>> model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
+    >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.05)
+    >>> batches = list(zip(x.split(25), torch.sin(3 * x[:, 0]).split(25)))
+    >>> result = train_svgp(model, likelihood, batches, 100, adam, epochs=5, progress=False)
+    >>> len(result.losses), result.losses[-1] < result.losses[0]
+    (5, True)
     """
     losses: list[float] = []
-    rejections, callbacks = 0, tuple(callbacks)
+    rejections, interrupted, callbacks = 0, False, tuple(callbacks)
     if num_data < 1:
         raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
     if hyper_optimizer is not None:
@@ -103,90 +128,159 @@ def train_svgp(
         likelihood.train()
         q = SparseGP(model, likelihood, []).posterior
         held = {id(p) for group in hyper_optimizer.param_groups for p in group["params"]}
-        if held & {id(part) for part in (*q.buffers(),)}:
+        if held & {id(part) for part in q.buffers()}:
             raise InputError(
                 "hyper_optimizer holds the posterior, which moves by natural gradients; give it model.parameters() and "
                 "likelihood.parameters(), which leave q out."
             )
-        natural = _natural_steps(q, likelihood)
-        with _restored_dtype(q), tqdm(total=epochs, disable=not progress, desc="SVGP", unit="epoch") as bar:
-            for epoch in range(epochs):
-                losses.append(_epoch(model, likelihood, batches, num_data, natural, hyper_optimizer))
-                bar.set_postfix(loss=f"{losses[-1]:.4f}", rejected=natural.rejections)
-                bar.update()
-                answers = [callback(epoch, losses[-1]) for callback in callbacks]
-                if any(answers):
-                    break
-        rejections = natural.rejections
-    refined = None
-    if refine or hyper_optimizer is None:
-        refined = refine_svgp(model, likelihood, batches, progress=progress)
-    return TrainingResult(losses, rejections, refined)
-
-
-def _natural_steps(q: Gaussian, likelihood: Likelihood) -> Method:
-    """VN; where curvature may be negative the form that stays positive definite, in short steps."""
-    if log_concave(likelihood):
-        return VN(q, lr=1.0)
-    return IBLR(q, lr=1.0, step_size=KLRadius(_RADIUS))
-
-
-def _epoch(
-    model: ApproximateGP,
-    likelihood: Likelihood,
-    batches: Iterable[Batch],
-    num_data: int,
-    natural: Method,
-    hyper_optimizer: torch.optim.Optimizer,
-) -> float:
-    """One pass; the mean loss per datum."""
-    total, rows, size = 0.0, 0, natural.posteriors[0].dim
-    for x, y in batches:
-        count = y.shape[-1]
-        natural.param_groups[0]["lr"] = _step_length(size, count, num_data, likelihood)
-        hyper_optimizer.zero_grad()
-        target = SparseGP(model, likelihood, [(x, y)], num_data, learn=True)
-        loss = _stepped(natural, target)
-        target.backward()
-        _backward_priors(model, likelihood, num_data)
-        hyper_optimizer.step()
-        total, rows = total + float(loss) * count / num_data, rows + count
-    if rows != num_data:
-        raise InputError(
-            f"an epoch has {rows} rows where num_data is {num_data}: the expected log likelihood would have the wrong "
-            "weight beside the KL divergence. Give the number of rows, and a DataLoader without drop_last."
-        )
+        with restored_dtype(q):
+            run = _Run(model, likelihood, num_data, hyper_optimizer)
+            losses = run.resumed(checkpoint)
+            with tqdm(total=epochs * num_data, disable=not progress, desc="SVGP", unit="row", unit_scale=True) as bar:
+                bar.update(len(losses) * num_data)
+                try:
+                    while len(losses) < epochs:
+                        losses.append(run.epoch(batches, bar))
+                        if checkpoint is not None:
+                            run.save(checkpoint, losses)
+                        answers = [callback(len(losses) - 1, losses[-1]) for callback in callbacks]
+                        if any(answers):
+                            break
+                except KeyboardInterrupt:
+                    interrupted = True
+            rejections = run.natural.rejections
     model.variational_strategy._clear_cache()
-    return total / num_data
+    refined = None
+    if not interrupted and (refine or hyper_optimizer is None):
+        refined = refine_svgp(model, likelihood, batches, progress=progress)
+    return TrainingResult(losses, rejections, refined, interrupted)
 
 
-def _step_length(size: int, count: int, num_data: int, likelihood: Likelihood) -> float:
-    """ρ = min(½, max(B/N, 4 · 0.05 B/M)); 1 on all of the data of a Gaussian likelihood, where it is exact."""
-    share = count / num_data
-    cap = max(_CAP, share) if isinstance(likelihood, _GaussianLikelihoodBase) else _CAP
-    return min(cap, max(share, 4 * _NOISE * count / size))
+class _Run:
+    """Everything that changes from step to step."""
 
+    def __init__(
+        self, model: ApproximateGP, likelihood: Likelihood, num_data: int, hyper_optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.model, self.likelihood, self.num_data, self.hyper = model, likelihood, num_data, hyper_optimizer
+        self.q: Gaussian = SparseGP(model, likelihood, []).posterior
+        # where curvature may be negative the form that stays positive definite, in short steps
+        self.natural: Method = (
+            VN(self.q, lr=1.0) if log_concave(likelihood) else IBLR(self.q, lr=1.0, step_size=KLRadius(_RADIUS))
+        )
+        self.log_rho: Tensor | None = None
+        self.force: Tensor | None = None  # of the batch before
 
-def _stepped(natural: Method, target: SparseGP) -> Tensor:
-    """The loss before the step; where float32 is not enough for it, q is in float64 from here on."""
-    q = target.posterior
-    if q.dtype == torch.float64:
-        loss = natural.step(target)
-    else:
-        refused = natural.rejections
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RejectedStepWarning)
-            loss = natural.step(target)
-        if natural.rejections > refused:
-            warnings.warn(
-                f"a natural step could not be taken in {str(q.dtype).removeprefix('torch.')}: q is kept in float64 for "
-                "the rest of the training.",
-                RejectedStepWarning,
-                stacklevel=4,
+    def epoch(self, batches: Iterable[Batch], bar: Any) -> float:
+        """One pass; the mean loss per datum."""
+        total, rows = torch.zeros((), dtype=torch.float64), 0
+        for x, y in batches:
+            target = SparseGP(self.model, self.likelihood, [(x, y)], self.num_data, learn=True)
+            rows_here = count(x)
+            self._set_length(rows_here)
+            self.hyper.zero_grad()
+            loss = self._stepped(target)
+            target.backward()
+            _backward_priors(self.model, self.likelihood, self.num_data)
+            self.hyper.step()
+            self._follow(target.force, rows_here)
+            total, rows = total + loss.detach().to(total) * (rows_here / self.num_data), rows + rows_here
+            bar.update(rows_here)
+            bar.set_postfix(loss=f"{float(total) / rows:.4f}", refresh=False) if not bar.disable else None
+        if rows != self.num_data:
+            raise InputError(
+                f"an epoch has {rows} rows where num_data is {self.num_data}: the expected log likelihood would have "
+                "the wrong weight beside the KL divergence. "
+                "Give the number of rows, and a DataLoader without drop_last."
             )
-            q.double()
-    assert loss is not None
-    return loss
+        return float(total) / self.num_data
+
+    def _set_length(self, rows: int) -> None:
+        """ρ of the next step; 1 on all of the data of a Gaussian likelihood, where it is exact."""
+        if self.log_rho is None:
+            share = rows / self.num_data
+            first = min(_CAP, max(share, 4 * _NOISE * rows / self.q.dim))
+            self.log_rho = torch.tensor(first, dtype=torch.float64, device=self.q.device).log()
+        whole = conjugate(self.likelihood) and rows == self.num_data
+        self.natural.param_groups[0]["lr"] = 1.0 if whole else self.log_rho.exp().to(self.q.dtype)
+
+    def _follow(self, force: Tensor, rows: int) -> None:
+        """The length follows the cosine of successive gradients of the mean, in the frame of q."""
+        assert self.log_rho is not None
+        before, self.force = self.force, force.detach().to(self.q.dtype)
+        if before is None:
+            return
+        a, b = (self.q.frame().pull(g.to(self.q.dtype)).flatten() for g in (before, self.force))
+        cosine = ((a @ b) / (a.norm() * b.norm()).clamp_min(1e-300)).double()
+        change = _RATE * (cosine / self.log_rho.exp() + _LAG).clamp(-1.0, 1.0)
+        lowest = torch.tensor(0.1 * rows / self.num_data, dtype=torch.float64, device=change.device).log()
+        rho = (self.log_rho + change.nan_to_num(0.0)).clamp_max(torch.tensor(_CAP).double().log().to(change.device))
+        self.log_rho = torch.maximum(rho, lowest)
+
+    def _stepped(self, target: SparseGP) -> Tensor:
+        """The loss before the step; where float32 is not enough for it, q is in float64 from here on."""
+        if self.q.dtype == torch.float64:
+            loss = self.natural.step(target)
+        else:
+            refused = self.natural.rejections
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RejectedStepWarning)
+                loss = self.natural.step(target)
+            if self.natural.rejections > refused:
+                warnings.warn(
+                    f"a natural step could not be taken in {str(self.q.dtype).removeprefix('torch.')}: q is kept in "
+                    "float64 for the rest of the training.",
+                    RejectedStepWarning,
+                    stacklevel=5,
+                )
+                self.q.double()
+        assert loss is not None
+        return loss
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def save(self, path: str | Path, losses: list[float]) -> None:
+        """After an epoch."""
+        state = {
+            "svgp": 1,
+            "losses": losses,
+            "dtype": str(self.q.dtype),
+            "model": self.model.state_dict(),
+            "likelihood": self.likelihood.state_dict(),
+            "hyper": self.hyper.state_dict(),
+            "natural": self.natural.state_dict(),
+            "log_rho": self.log_rho,
+            "force": self.force,
+            "generator": torch.get_rng_state(),
+        }
+        checkpoints.save(path, state)
+
+    def resumed(self, path: str | Path | None) -> list[float]:
+        """The losses of the epochs done, with everything as it was after them.
+
+        Raises:
+            InputError: a file that is no checkpoint, or one of another model.
+        """
+        if path is None or not Path(path).exists():
+            return []
+        try:
+            state = torch.load(path, weights_only=True, map_location=self.q.device)
+            if "svgp" not in state:
+                raise KeyError("svgp")
+        except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, pickle.UnpicklingError) as error:
+            raise InputError(f"{path} is no checkpoint of train_svgp ({error}). Remove it, or name another.") from error
+        if state["dtype"] == "torch.float64":
+            self.q.double()
+        try:
+            self.model.load_state_dict(state["model"])
+            self.likelihood.load_state_dict(state["likelihood"])
+            self.hyper.load_state_dict(state["hyper"])
+        except (RuntimeError, ValueError) as error:
+            raise InputError(f"{path} belongs to another model ({error}). Remove it, or name another file.") from error
+        self.natural.load_state_dict(state["natural"])
+        self.log_rho, self.force = state["log_rho"], state["force"]
+        torch.set_rng_state(state["generator"].cpu())
+        return list(state["losses"])
 
 
 def _backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:
@@ -200,77 +294,3 @@ def _backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int
     needed = [term for term in terms if term.requires_grad]
     if needed:
         torch.stack(needed).sum().backward()
-
-
-@torch.no_grad()
-def refine_svgp(
-    model: ApproximateGP,
-    likelihood: Likelihood,
-    batches: Iterable[Batch],
-    *,
-    passes: int = 4,
-    tolerance: float | None = None,
-    max_evaluations: int = 100,
-    progress: bool = True,
-) -> FitResult:
-    """The optimal q(u) for hyper-parameters as they are: sites first, then full steps until the gradient vanishes.
-
-    Args:
-        model, likelihood: see `train_svgp`.
-        batches: all of the data, kept in memory.
-        passes: over the sites; where the likelihood is Gaussian one is exact, and where it is not log-concave
-            there are none.
-        tolerance, max_evaluations: see `torchngvi.fit`.
-        progress: show a bar.
-
-    Raises:
-        InputError: a number of passes below 0, no data, a K_ZZ that is not positive definite.
-        PairError: a model or a likelihood it cannot serve.
-    """
-    if passes < 0:
-        raise InputError(f"passes counts rounds over the sites and must not be negative; got {passes}.")
-    training = model.training
-    model.train()
-    likelihood.train()
-    target = SparseGP(model, likelihood, list(batches))
-    with _restored_dtype(target.posterior) as q:
-        # beside a small noise float32 loses the prior, which is 1 in S
-        optimizer = VN(q.double())
-        if passes and log_concave(likelihood):
-            before, old = optimizer.evaluate(target).loss, q.snapshot()
-            work = _visited(target, 1 if isinstance(likelihood, _GaussianLikelihoodBase) else passes)
-            q.initialize_(work.mean, work.stddev if q.mean_field else work.scale_tril)
-            q.assign(old, ~(optimizer.evaluate(target).loss < before))  # where it did not help
-        result = fit(q, target, optimizer, tolerance=tolerance, max_evaluations=max_evaluations, progress=progress)
-    model.variational_strategy._clear_cache()
-    model.train(training)
-    likelihood.train(training)
-    return result
-
-
-@contextlib.contextmanager
-def _restored_dtype(q: Gaussian) -> Iterator[Gaussian]:
-    """q may be converted for a while, and has the model's dtype again at the end."""
-    dtype = q.dtype
-    try:
-        yield q
-    finally:
-        q.to(dtype)
-
-
-def _visited(target: SparseGP, passes: int) -> NaturalGaussian:
-    """q after so many passes over the sites, from the prior."""
-    like = target.posterior
-    work = NaturalGaussian(like.dim, like.batch_shape, dtype=like.dtype, device=like.device)
-    sites: list[tuple[Tensor, Tensor]] = []
-    for _ in range(passes):
-        seen = sites or None
-        sites = []
-        for index, (rows, b, c) in enumerate(target.sites(work)):
-            old_b, old_c = seen[index] if seen else (torch.zeros_like(b), torch.zeros_like(c))
-            S = work.precision + rows.mT @ (rows * (c - old_c)[..., None])
-            vector = work.precision_mean + ((b - old_b)[..., None, :] @ rows)[..., 0, :]
-            ok = cholesky(S)[1] & torch.isfinite(vector).all(-1)
-            work.assign(Coordinates(vector, S), ok)
-            sites.append((torch.where(ok[..., None], b, old_b), torch.where(ok[..., None], c, old_c)))
-    return work

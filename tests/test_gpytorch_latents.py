@@ -1,0 +1,207 @@
+"""Several latent functions on the direct path: tasks, coregionalization, classes, a noise that depends on x."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from torchngvi import VN
+from torchngvi.adapters.gpytorch import (
+    NaturalGradientVariationalDistribution,
+    SparseGP,
+    natural_optimizer,
+    refine_svgp,
+    train_svgp,
+)
+from torchngvi.adapters.gpytorch.latents import energy
+from torchngvi.errors import PairError
+
+gp = pytest.importorskip("gpytorch")
+v = gp.variational
+N, M, IDENTITY = 60, 8, 1e-10
+
+
+class Several(gp.models.ApproximateGP):
+    """Tasks of their own, or mixtures of latent functions."""
+
+    def __init__(self, functions, tasks=None):
+        q = NaturalGradientVariationalDistribution(M, (functions,), mean_init_std=0.0)
+        Z = torch.linspace(-2, 2, M)[:, None].repeat(functions, 1, 1)
+        base = v.VariationalStrategy(self, Z, q)
+        if tasks is None:
+            super().__init__(v.IndependentMultitaskVariationalStrategy(base, num_tasks=functions))
+        else:
+            super().__init__(v.LMCVariationalStrategy(base, num_tasks=tasks, num_latents=functions))
+        shape = torch.Size([functions])
+        self.mean_module = gp.means.ConstantMean(batch_shape=shape)
+        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=shape), batch_shape=shape)
+
+    def forward(self, x):
+        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Heteroskedastic(gp.likelihoods.Likelihood):
+    """y ~ N(f_1, exp(f_2)²): not log-concave in its second value."""
+
+    def forward(self, f, *_, **__):
+        return torch.distributions.Normal(f[..., 0], f[..., 1].exp())
+
+
+def inputs(rows=N):
+    torch.manual_seed(1)
+    return 4 * torch.rand(rows, 1).double() - 2
+
+
+def model_of(*arguments):
+    torch.manual_seed(0)
+    return Several(*arguments).double().train()
+
+
+def regression():
+    x = inputs()
+    y = torch.cat([torch.sin(3 * x), torch.cos(2 * x), x], -1)
+    return x, y + 0.1 * torch.randn(N, 3).double()
+
+
+def classes():
+    x = inputs()
+    return x, (x[:, 0] > -0.5).long() + (x[:, 0] > 0.8).long()
+
+
+def close(a, b, tolerance):
+    assert float((a - b).abs().max()) <= tolerance * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["tasks", "coregionalization"])
+def test_same_as_through_autograd(kind):
+    """Loss, steps of every function, gradients of every hyper-parameter, the mixing and the noise, on mini-batches."""
+    x, y = regression()
+    drop_in = model_of(3) if kind == "tasks" else model_of(2, 3)
+    likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
+    direct = copy.deepcopy(drop_in)
+    mll = gp.mlls.VariationalELBO(likelihood, drop_in, num_data=N)
+    natural = natural_optimizer(mll, lr=0.2)
+    natural_direct = VN(SparseGP(direct, likelihood, []).posterior, lr=0.2)
+    for batch in torch.arange(N).split(20):
+        gradients = []
+        for model in (drop_in, direct):
+            model.zero_grad()
+            likelihood.zero_grad()
+            if model is drop_in:
+                natural.zero_grad()
+                loss = -mll(model(x[batch]), y[batch])
+                loss.backward()
+                natural.step()
+            else:
+                target = SparseGP(model, likelihood, [(x[batch], y[batch])], num_data=N, learn=True)
+                close(natural_direct.step(target) / N, loss.detach(), IDENTITY)
+                target.backward()
+            gradients.append([p.grad for p in (*model.parameters(), *likelihood.parameters())])
+        assert all(g is not None for g in gradients[0])
+        for a, b in zip(*gradients, strict=True):
+            close(b, a, IDENTITY)
+    a, b = natural.posteriors[0], natural_direct.posteriors[0]
+    close(a.covariance, b.covariance, IDENTITY)
+    close(a.mean, b.mean, IDENTITY)
+
+
+def test_independent_tasks_are_regressions_of_their_own():
+    """With one noise for all, each task ends at the q of a fit to it alone."""
+    x, y = regression()
+    model, likelihood = model_of(3), gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3, rank=0).double()
+    likelihood.noise, likelihood.task_noises = 0.02, torch.full((3,), 0.01).double()
+    assert refine_svgp(model, likelihood, [(x, y)], progress=False).converged
+    q = model.variational_strategy.base_variational_strategy._variational_distribution.posterior
+
+    class One(gp.models.ApproximateGP):
+        def __init__(self):
+            own = NaturalGradientVariationalDistribution(M)
+            super().__init__(v.VariationalStrategy(self, torch.linspace(-2, 2, M)[:, None], own))
+            self.mean_module = gp.means.ConstantMean()
+            self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
+
+        forward = Several.forward
+
+    for task in range(3):
+        single, noise = One().double(), gp.likelihoods.GaussianLikelihood().double()
+        noise.noise = 0.03
+        refine_svgp(single, noise, [(x, y[:, task])], progress=False)
+        alone = single.variational_strategy._variational_distribution.posterior
+        close(q.mean[task], alone.mean, 1e-6)
+        close(q.covariance[task], alone.covariance, 1e-6)
+
+
+@pytest.mark.parametrize("functions", [3, 2])
+def test_softmax(functions):
+    """Classes, each with a function or of mixed features: converges by trial, never up, and tells the classes apart."""
+    x, y = classes()
+    torch.manual_seed(0)
+    mixed = functions == 2
+    likelihood = gp.likelihoods.SoftmaxLikelihood(num_features=functions, num_classes=3, mixing_weights=mixed).double()
+    model, seen = model_of(functions), []
+    target = SparseGP(model, likelihood, [(x, y)])
+    natural = VN(target.posterior)
+    for _ in range(10):
+        seen.append(float(natural.step(target)))
+    assert all(b <= a + 1e-9 for a, b in zip(seen, seen[1:], strict=False))
+    result = refine_svgp(model, likelihood, [(x, y)], progress=False)
+    assert result.converged
+    assert result.loss < seen[-1] + 0.1  # rows in another order have other draws
+    model.eval()
+    if not mixed:
+        assert float((model(x).mean.argmax(-1) == y).double().mean()) > 0.9
+
+
+def test_the_draws_of_a_likelihood_without_a_formula():
+    """Within Monte Carlo error of GPyTorch's own draws, the same at each call, exact for quadratics."""
+    x, y = classes()
+    model, likelihood = model_of(3), gp.likelihoods.SoftmaxLikelihood(num_classes=3, mixing_weights=False).double()
+    target = SparseGP(model, likelihood, [(x, y)])
+    mean, variance = torch.randn(3, N).double(), torch.rand(3, N).double()
+    values = target.latents.values(mean, variance)
+    ours = energy(likelihood, y, values)
+    assert torch.equal(ours, energy(likelihood, y, values))
+    likelihood.train()
+    with gp.settings.num_likelihood_samples(4000):
+        samples = torch.stack([-likelihood.expected_log_prob(y, values) for _ in range(5)])
+    spread = float((ours - samples.mean(0)).std())
+    assert abs(float((ours - samples.mean(0)).mean())) < 5 * spread / N**0.5
+    assert spread < 0.05
+
+    class Unit(gp.likelihoods.Likelihood):
+        def forward(self, f, *_, **__):
+            return torch.distributions.Independent(torch.distributions.Normal(f, torch.ones_like(f)), 1)
+
+    target_values = torch.randn(N, 3).double()
+    exact = 0.5 * ((target_values - mean.mT).square() + variance.mT + math.log(2 * math.pi)).sum(-1)
+    close(energy(Unit(), target_values, values), exact, 1e-12)
+
+
+def test_a_noise_that_depends_on_x():
+    """Two functions, mean and log noise; hyper-parameters learnt on mini-batches, and the noise is found."""
+    x = inputs(600)
+    noise = torch.exp(-2 + x[:, 0])
+    y = torch.sin(2 * x[:, 0]) + noise * torch.randn(600).double()
+    model, likelihood = model_of(2), Heteroskedastic()
+    adam = torch.optim.Adam(model.parameters(), lr=0.02)
+    batches = list(zip(x.split(100), y.split(100), strict=True))
+    result = train_svgp(model, likelihood, batches, 600, adam, epochs=15, refine=True, progress=False)
+    assert result.refined.converged
+    assert result.losses[-1] < result.losses[0]
+    model.eval()
+    with torch.no_grad():
+        found = model(x).mean
+    assert float((found[:, 0] - torch.sin(2 * x[:, 0])).abs().mean()) < 0.1
+    assert float((found[:, 1] - noise.log()).abs().mean()) < 0.25
+
+
+def test_refusals():
+    x, y = regression()
+    likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2).double()
+    with pytest.raises(PairError, match="takes 2 latent values a datum, and the model gives 3. Wrap the Variational"):
+        SparseGP(model_of(3), likelihood, [(x, y)])
+    model = model_of(3)
+    model.variational_strategy.task_dim = -2
+    with pytest.raises(PairError, match=r"take one batch dimension, that of the tasks .* got batch shape \(3,\)"):
+        SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])

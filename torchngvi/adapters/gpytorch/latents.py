@@ -1,0 +1,212 @@
+"""How the latent functions of a model make the values that its likelihood sees.
+
+The latent functions g_l of a strategy are independent under q, with means e_l and variances v_l at a datum:
+
+    one function            f = g
+    independent tasks       f_t = g_t
+    coregionalization       f_t = Σ_l w_lt g_l,  of mean Σ_l w_lt e_l and variance Σ_l w_lt² v_l + jitter
+
+(Álvarez, Rosasco and Lawrence 2012 for the last).  As GPyTorch's own objectives, a likelihood of several values
+sees their marginals.  The energy F of a datum is a function of all e_l and v_l; since q is independent over l, its
+natural gradient needs of the curvature of F the diagonal entries 2 ∂F/∂v_l only.
+"""
+
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import Any, final
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
+from gpytorch.models import ApproximateGP
+from gpytorch.variational import (
+    IndependentMultitaskVariationalStrategy,
+    LargeBatchVariationalStrategy,
+    LMCVariationalStrategy,
+    VariationalStrategy,
+)
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
+from torchngvi.errors import InputError, PairError
+
+_STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
+_DRAWS = 64  # of the latent values of each datum, where a likelihood has no formula
+
+
+class Latents(ABC):
+    """The latent functions of a model: abstract, see `latents_of`."""
+
+    coupled: bool  # the energy of a datum is no sum over the batch members of q
+    count: int  # values a datum
+
+    def __init__(self, strategy: VariationalStrategy) -> None:
+        self.strategy = strategy  # of the latent functions
+
+    @abstractmethod
+    def values(
+        self,
+        mean: Tensor,  # (*batch, B)
+        variance: Tensor,  # (*batch, B)
+    ) -> MultivariateNormal:
+        """The marginals of the values that the likelihood sees."""
+
+    def parameters(self) -> list[Tensor]:
+        """Those of the map from latent functions to values."""
+        return []
+
+    def shared(
+        self,
+        energy: Tensor,  # (*batch, B), or (B,) of several functions
+    ) -> Tensor:
+        """Σ_n F_n (*batch,); of several functions to equal parts."""
+        return energy.sum(-1)
+
+
+@final
+class _One(Latents):
+    """One latent function, or a batch of models with data of their own."""
+
+    coupled, count = False, 1
+
+    def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
+        return MultivariateNormal(mean, DiagLinearOperator(variance))
+
+
+class _Several(Latents):
+    """A batch of latent functions of one model."""
+
+    coupled = True
+    functions: int
+
+    def __init__(self, strategy: VariationalStrategy, dim: int) -> None:
+        super().__init__(strategy)
+        shape = strategy._variational_distribution.batch_shape
+        if len(shape) != 1 or dim != -1:
+            raise PairError(
+                f"steps from the derivatives of each datum take one batch dimension, that of the tasks or latent "
+                f"functions; got batch shape {tuple(shape)}. Use loss.backward() with natural_optimizer(mll)."
+            )
+        self.functions = self.count = shape[0]
+
+    def shared(self, energy: Tensor) -> Tensor:
+        return (energy.sum(-1) / self.functions).expand(self.functions)
+
+
+@final
+class _Tasks(_Several):
+    """A function a task."""
+
+    def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
+        return _marginals(mean.mT, variance.mT)
+
+
+@final
+class _Mixed(_Several):
+    """Tasks as linear combinations."""
+
+    def __init__(self, strategy: LMCVariationalStrategy) -> None:
+        super().__init__(strategy.base_variational_strategy, strategy.latent_dim)
+        self.mixing, self.jitter, self.count = strategy.lmc_coefficients, strategy.jitter_val, strategy.num_tasks
+
+    def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
+        return _marginals(mean.mT @ self.mixing, variance.mT @ self.mixing.square() + self.jitter)
+
+    def parameters(self) -> list[Tensor]:
+        return [self.mixing]
+
+
+def _marginals(
+    mean: Tensor,  # (B, T)
+    variance: Tensor,  # (B, T)
+) -> MultitaskMultivariateNormal:
+    return MultitaskMultivariateNormal(mean, DiagLinearOperator(variance.flatten(-2)))
+
+
+def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
+    """The latent functions of a model, their q started as GPyTorch would.
+
+    Raises:
+        PairError: a strategy that is not whitened, a q that is not ours, a likelihood of another number of values.
+    """
+    outer: Any = getattr(model, "variational_strategy", None)
+    strategy: Any = getattr(outer, "base_variational_strategy", outer)
+    if not isinstance(strategy, VariationalStrategy) or type(strategy) not in _STANDARD:
+        raise PairError(
+            f"steps from the derivatives of each datum are for the whitened VariationalStrategy; got "
+            f"{type(strategy).__name__}. Use loss.backward() with natural_optimizer(mll)."
+        )
+    q = strategy._variational_distribution
+    if not isinstance(q, NaturalGradientVariationalDistribution):
+        raise PairError(
+            f"the model's q is a {type(q).__name__}. Give its strategy a NaturalGradientVariationalDistribution."
+        )
+    latents: Latents
+    if outer is strategy:
+        latents = _One(strategy)
+    elif isinstance(outer, LMCVariationalStrategy):
+        latents = _Mixed(outer)
+    else:
+        assert isinstance(outer, IndependentMultitaskVariationalStrategy)
+        latents = _Tasks(strategy, outer.task_dim)
+    wanted = getattr(likelihood, "num_features", getattr(likelihood, "num_tasks", latents.count))
+    if wanted != latents.count:
+        raise PairError(
+            f"{type(likelihood).__name__} takes {wanted} latent values a datum, and the model gives {latents.count}. "
+            "Wrap the VariationalStrategy, of as many functions, in an IndependentMultitaskVariationalStrategy or an "
+            "LMCVariationalStrategy."
+        )
+    if not bool(strategy.variational_params_initialized):
+        q.initialize_variational_distribution(strategy.prior_distribution)
+        strategy.variational_params_initialized.fill_(1)
+    return latents
+
+
+# ------------------------------------------------------------------------------------ likelihoods
+
+
+def energy(
+    likelihood: Likelihood,
+    y: Tensor,
+    values: MultivariateNormal,
+) -> Tensor:
+    """-E[log p(y_n | f_n)] of each datum: by formula or quadrature, else over draws that are the same at each call.
+
+    Raises:
+        InputError: targets of another shape than the values.
+    """
+    if isinstance(likelihood, _OneDimensionalLikelihood | _GaussianLikelihoodBase):
+        result = -likelihood.expected_log_prob(y, values)
+    else:
+        z = _draws(_DRAWS, values.mean.shape, values.mean.dtype, values.mean.device)
+        result = -likelihood(values.mean + values.variance.sqrt() * z).log_prob(y).mean(0)
+    several = isinstance(values, MultitaskMultivariateNormal)
+    wanted = values.mean.shape[:-1] if several else values.mean.shape
+    if result.shape != wanted:
+        raise InputError(
+            f"the likelihood gives {tuple(result.shape)} expectations for {tuple(wanted)} latent values: "
+            f"check the shape of the targets, {tuple(y.shape)}."
+        )
+    return result
+
+
+@lru_cache(maxsize=4)
+def _draws(count: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """z (count, *shape), in pairs z and -z and of variance 1 for each value."""
+    z = torch.randn(count // 2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = z / z.square().mean(0).sqrt()
+    return torch.cat([z, -z]).to(dtype=dtype, device=device)
+
+
+def conjugate(likelihood: Likelihood) -> bool:
+    """Whether every F_n is quadratic."""
+    return isinstance(likelihood, _GaussianLikelihoodBase)
+
+
+def log_concave(likelihood: Likelihood) -> bool:
+    """Whether every 2 ∂F/∂v is known not to be negative."""
+    names = ("BernoulliLikelihood", "PoissonLikelihood", "LaplaceLikelihood", "NegativeBinomialLikelihood")
+    return conjugate(likelihood) or type(likelihood).__name__ in names

@@ -1,0 +1,141 @@
+"""The optimal q(u) for hyper-parameters that stand still, without a step size.
+
+Then q is a sum of sites, one a datum, b_n aᵀv - ½ c_n (aᵀv)² with c_n = β_n and b_n = β_n a_nᵀm - α_n (the dual
+form of Adam et al. 2021).  To visit a batch is to replace its sites by those at the present q,
+
+    S' = S + Σ (c_n' - c_n) a_n a_nᵀ        S'm' = Sm + Σ (b_n' - b_n) a_n
+
+from the prior, where all sites are zero: exact after one pass where the likelihood is Gaussian.  Where it is
+log-concave a visit to a quarter of the data brings q so near that one more to all of them leaves about 1e-5 nats a
+datum.  Full steps by trial (`fit`) end it with a verdict.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
+from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP
+from torchngvi.fit import fit
+from torchngvi.interfaces import Coordinates, Tangent
+from torchngvi.linalg import gram
+from torchngvi.methods import IBLR, VN
+from torchngvi.posteriors import NaturalGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.records import FitResult
+
+_FIRST = 4  # the first visit is to a part of the data of one in so many
+_AT_THE_PRIOR = 1.0  # nats from the prior within which q has seen no data
+_ROWS = 1024  # of a visit, or M if that is more: a visit factors S once
+
+
+@torch.no_grad()
+def refine_svgp(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Batch],
+    *,
+    tolerance: float | None = None,
+    max_evaluations: int = 1000,
+    progress: bool = True,
+) -> FitResult:
+    """The optimal q(u) for hyper-parameters as they are.
+
+    A q that has not left the prior visits its sites first; any other goes on from where it is.
+
+    Args:
+        model, likelihood: see `train_svgp`.
+        batches: all of the data, kept in memory.
+        tolerance, max_evaluations: see `torchngvi.fit`.
+        progress: show a bar.
+
+    Returns:
+        The verdict; its loss is the negative ELBO, summed over data.
+
+    Raises:
+        InputError: no data, a K_ZZ that is not positive definite.
+        PairError: a model or a likelihood it cannot serve.
+
+    >>> import gpytorch
+    >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    >>> class Model(gpytorch.models.ApproximateGP):
+    ...     def __init__(self, Z):
+    ...         q = NaturalGradientVariationalDistribution(len(Z))
+    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
+    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> x = torch.linspace(-2, 2, 50).double()[:, None]
+    >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.BernoulliLikelihood()
+    >>> refine_svgp(model, likelihood, [(x, (x[:, 0] > 0).double())], progress=False).converged
+    True
+    """
+    training = model.training, likelihood.training
+    model.train()
+    likelihood.train()
+    try:
+        target = SparseGP(model, likelihood, [])
+        target.batches = _pieces(batches, target)
+        with restored_dtype(target.posterior) as q:
+            # beside a small noise float32 loses the prior, which is 1 in S
+            q.double()
+            if not target.coupled and log_concave(likelihood) and _at_the_prior(q):
+                visited = _visited(target)
+                q.initialize_(visited.mean, visited.stddev if q.mean_field else visited.scale_tril)
+            steps = VN(q) if log_concave(likelihood) else IBLR(q)
+            result = fit(q, target, steps, tolerance=tolerance, max_evaluations=max_evaluations, progress=progress)
+    finally:
+        model.train(training[0])
+        likelihood.train(training[1])
+    target.strategy._clear_cache()
+    return result
+
+
+@contextlib.contextmanager
+def restored_dtype(q: Gaussian) -> Iterator[Gaussian]:
+    """q may be converted for a while, and has the model's dtype again at the end."""
+    dtype = q.dtype
+    try:
+        yield q
+    finally:
+        q.to(dtype)
+
+
+def _pieces(batches: Iterable[Batch], target: SparseGP) -> list[Batch]:
+    """The data in an order of no meaning, in pieces of a good size; untouched where each row has its own noise."""
+    given = list(batches)
+    if not given or given[0][0].ndim == 1 or isinstance(target.likelihood, FixedNoiseGaussianLikelihood):
+        return given
+    row = -2 if target.coupled and given[0][1].ndim > 1 else -1  # of y: (B, T), or (*batch, B)
+    x, y = torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)
+    order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(0)).to(x.device)
+    size = max(_ROWS, target.posterior.dim)
+    return [(x.index_select(-2, part), y.index_select(row, part)) for part in order.split(size)]
+
+
+def _at_the_prior(q: Gaussian) -> bool:
+    prior = NaturalGaussian(q.dim, q.batch_shape, dtype=q.dtype, device=q.device)
+    return bool((q.kl(prior) < _AT_THE_PRIOR).all())
+
+
+def _visited(target: SparseGP) -> NaturalGaussian:
+    """q after a visit to the first part of the data, and one to all of them."""
+    like = target.posterior
+    work = NaturalGaussian(like.dim, like.batch_shape, dtype=like.dtype, device=like.device)
+    sites: list[tuple[Tensor, Tensor]] = []
+    assert isinstance(target.batches, list)
+    count = len(target.batches)
+    for visits in (count,) if conjugate(target.likelihood) else (-(-count // _FIRST), count):
+        for index, (rows, b, c) in enumerate(itertools.islice(target.sites(work), visits)):
+            old_b, old_c = sites[index] if index < len(sites) else (torch.zeros_like(b), torch.zeros_like(c))
+            change = Coordinates(((b - old_b)[..., None, :] @ rows)[..., 0, :], gram(rows, c - old_c))
+            new, ok = work.moved(Tangent(change))
+            work.assign(new, ok)
+            kept = torch.where(ok[..., None], b, old_b), torch.where(ok[..., None], c, old_c)
+            sites[index : index + 1] = [kept]
+    return work
