@@ -32,6 +32,7 @@ from torchngvi.expectations import (
     HessianVector,
     Independent,
     LeastSquaresStein,
+    PathDerivative,
     Quadrature,
     Quasi,
     ScoreFunction,
@@ -39,13 +40,15 @@ from torchngvi.expectations import (
 )
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Raw
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, GeneralizedLinear, Likelihood, PoissonLog
-from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.rules import (
     SVGD,
     BuresWasserstein,
     CenteredSVGD,
     CovarianceGradient,
     Geodesic,
+    LogNaturalGradient,
+    LogRootGradient,
     NaturalGradient,
     Retraction,
     RootGradient,
@@ -67,7 +70,12 @@ TEMPERATURES = [0.5, 1.0, 2.0]
 # each batch and each temperature, not every pair of them
 BATCHES_AT = [((), 0.5), ((), 1.0), ((), 2.0), ((2,), 1.0), ((3,), 0.5), ((2, 3), 2.0)]
 
-POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian, "natural": NaturalGaussian}
+POSTERIORS = {
+    "cholesky": CholeskyGaussian,
+    "diagonal": DiagonalGaussian,
+    "natural": NaturalGaussian,
+    "precision_cholesky": PrecisionCholeskyGaussian,
+}
 RULES = {
     "newton": VariationalNewton,
     "natural_gradient": NaturalGradient,
@@ -79,6 +87,8 @@ RULES = {
     "centered_svgd": CenteredSVGD,
     "covariance_gradient": CovarianceGradient,
     "root_gradient": RootGradient,
+    "log_natural_gradient": LogNaturalGradient,
+    "log_root_gradient": LogRootGradient,
 }
 STEP_SIZES = {"constant": Constant, "kl_radius": KLRadius, "sufficient_decrease": SufficientDecrease}
 DRAWS = {"independent": Independent, "antithetic": Antithetic, "quasi": Quasi, "fixed": Fixed}
@@ -87,6 +97,7 @@ BLACK_BOX = {  # of any log joint, from draws
     "closed_entropy": ClosedEntropyStein,
     "least_squares": LeastSquaresStein,
     "score_function": ScoreFunction,
+    "path_derivative": PathDerivative,
     "hessian": Hessian,
     "hessian_vector": HessianVector,
 }
@@ -105,7 +116,14 @@ EXCLUDED_RULES = {
     ("natural", "centered_svgd"): "as above",
     ("natural", "symmetric_root"): "it moves a root of V",
     ("natural", "covariance_gradient"): "it gives a root of V",
-    ("natural", "root_gradient"): "it moves a root of V",
+    ("natural", "root_gradient"): "it moves a root",
+    ("natural", "log_natural_gradient"): "it moves the logarithms of a root's diagonal",
+    ("natural", "log_root_gradient"): "as above",
+    ("precision_cholesky", "bures_wasserstein"): "an affine map of theta acts on a root of V; it holds one of S",
+    ("precision_cholesky", "svgd"): "as above",
+    ("precision_cholesky", "centered_svgd"): "as above",
+    ("precision_cholesky", "symmetric_root"): "it moves a root of V",
+    ("precision_cholesky", "covariance_gradient"): "it gives a root of V",
 }
 EXCLUDED_STEP_SIZES = {
     (name, "sufficient_decrease"): "a trial compares two values, and Monte Carlo values are noisy" for name in BLACK_BOX
@@ -118,7 +136,12 @@ DRAWN = [pair for pair in itertools.product(BLACK_BOX, DRAWS) if pair not in EXC
 PAIRS = [pair for pair in itertools.product(POSTERIORS, RULES) if pair not in EXCLUDED_RULES]
 
 # the reference coordinates in which each posterior's own straight line runs
-OWN_COORDINATES = {"cholesky": "mean_root", "diagonal": "mean_scale", "natural": "natural"}
+OWN_COORDINATES = {
+    "cholesky": "mean_root",
+    "diagonal": "mean_scale",
+    "natural": "natural",
+    "precision_cholesky": "mean_precision_root",
+}
 
 
 @dataclass(frozen=True)
@@ -290,6 +313,8 @@ def moments_of(q, new: Coordinates) -> tuple[Tensor, Tensor]:
     """Mean and covariance of coordinates, from their definition."""
     if isinstance(q, NaturalGaussian):
         return torch.linalg.solve(new.matrix, new.vector), torch.linalg.inv(new.matrix)
+    if isinstance(q, PrecisionCholeskyGaussian):
+        return new.vector, torch.linalg.inv(new.matrix @ new.matrix.mT)
     root = torch.diag_embed(new.matrix) if isinstance(q, DiagonalGaussian) else new.matrix
     return new.vector, root @ root.mT
 

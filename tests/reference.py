@@ -61,6 +61,56 @@ def symmetric(entries: Tensor) -> Tensor:
     return lower + lower.tril(-1).mT
 
 
+# ------------------------------------------------------------------- matrices of matrix calculus
+
+
+def vec(A: Tensor) -> Tensor:
+    """The columns, one below the other."""
+    return A.mT.reshape(-1)
+
+
+def linear_map(function: Callable[[Tensor], Tensor], size: int) -> Tensor:
+    """The matrix of a linear map of vectors of this size."""
+    return torch.stack([function(unit) for unit in torch.eye(size, dtype=torch.float64)], 1)
+
+
+def commutation(dim: int) -> Tensor:
+    """K vec A = vec Aᵀ."""
+    return linear_map(lambda x: vec(x.reshape(dim, dim)), dim * dim)  # x = vec A holds the rows of Aᵀ
+
+
+def elimination(dim: int) -> Tensor:
+    """L vec A = vech A."""
+    return linear_map(lambda x: vech(x.reshape(dim, dim).mT), dim * dim)
+
+
+def duplication(dim: int) -> Tensor:
+    """D vech A = vec A for a symmetric A."""
+    return linear_map(lambda x: vec(symmetric(x)), dim * (dim + 1) // 2)
+
+
+def kron(A: Tensor, B: Tensor) -> Tensor:
+    """A ⊗ B."""
+    return torch.einsum("ij,kl->ikjl", A, B).reshape(len(A) * len(B), -1)
+
+
+def root_fisher(root: Tensor) -> Tensor:
+    """I(Λ) = L{(Λ⁻¹ ⊗ Λ⁻ᵀ)K + I ⊗ Λ⁻ᵀΛ⁻¹}Lᵀ (Tan, Lemma 1)."""
+    dim, inverse = len(root), torch.linalg.inv(root)
+    L, eye = elimination(dim), torch.eye(dim, dtype=root.dtype)
+    first = kron(inverse, inverse.mT) @ commutation(dim)
+    return L @ (first + kron(eye, inverse.mT @ inverse)) @ L.mT
+
+
+def root_fisher_inverse(root: Tensor) -> Tensor:
+    """I(Λ)⁻¹ = ½ L(I ⊗ Λ)Lᵀ (LNLᵀ)⁻¹ L(I ⊗ Λᵀ)Lᵀ, N = (K + I)/2 (Tan, Lemma 1)."""
+    dim = len(root)
+    L, K, eye = elimination(dim), commutation(dim), torch.eye(dim, dtype=root.dtype)
+    N = 0.5 * (K + torch.eye(dim * dim, dtype=root.dtype))
+    left = L @ kron(eye, root) @ L.mT
+    return 0.5 * left @ torch.linalg.inv(L @ N @ L.mT) @ left.mT
+
+
 # ----------------------------------------------------------------------------- coordinates
 
 
@@ -91,10 +141,41 @@ def _mean_covariance(flat: Tensor) -> tuple[Tensor, Tensor]:
     return m, symmetric(entries)
 
 
+def _mean_precision_root(flat: Tensor) -> tuple[Tensor, Tensor]:
+    m, entries = _split(flat)
+    T = unvech(entries)
+    return m, torch.linalg.inv(T @ T.mT)
+
+
 def _natural(flat: Tensor) -> tuple[Tensor, Tensor]:
     vector, entries = _split(flat)
     S = symmetric(entries)
     return torch.linalg.solve(S, vector), torch.linalg.inv(S)
+
+
+def _log_diagonal(root: Tensor) -> Tensor:
+    return root.tril(-1) + torch.diag(root.diagonal().log())
+
+
+def _exp_diagonal(root: Tensor) -> Tensor:
+    return root.tril(-1) + torch.diag(root.diagonal().exp())
+
+
+def _mean_log_root(flat: Tensor) -> tuple[Tensor, Tensor]:
+    m, entries = _split(flat)
+    C = _exp_diagonal(unvech(entries))
+    return m, C @ C.mT
+
+
+def _mean_log_precision_root(flat: Tensor) -> tuple[Tensor, Tensor]:
+    m, entries = _split(flat)
+    T = _exp_diagonal(unvech(entries))
+    return m, torch.linalg.inv(T @ T.mT)
+
+
+def _mean_log_scale(flat: Tensor) -> tuple[Tensor, Tensor]:
+    m, c = flat.chunk(2)
+    return m, torch.diag((2 * c).exp())
 
 
 def _mean_scale(flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,6 +187,17 @@ COORDINATES = {
     "mean_root": Coordinates(lambda m, V: torch.cat([m, vech(torch.linalg.cholesky(V))]), _mean_root),
     "mean_covariance": Coordinates(lambda m, V: torch.cat([m, vech(V)]), _mean_covariance),
     "natural": Coordinates(lambda m, V: torch.cat([torch.linalg.solve(V, m), vech(torch.linalg.inv(V))]), _natural),
+    "mean_precision_root": Coordinates(
+        lambda m, V: torch.cat([m, vech(torch.linalg.cholesky(torch.linalg.inv(V)))]), _mean_precision_root
+    ),
+    "mean_log_root": Coordinates(
+        lambda m, V: torch.cat([m, vech(_log_diagonal(torch.linalg.cholesky(V)))]), _mean_log_root
+    ),
+    "mean_log_precision_root": Coordinates(
+        lambda m, V: torch.cat([m, vech(_log_diagonal(torch.linalg.cholesky(torch.linalg.inv(V))))]),
+        _mean_log_precision_root,
+    ),
+    "mean_log_scale": Coordinates(lambda m, V: torch.cat([m, V.diagonal().log() / 2]), _mean_log_scale),
     "mean_scale": Coordinates(lambda m, V: torch.cat([m, V.diagonal().sqrt()]), _mean_scale),
 }
 
@@ -150,6 +242,40 @@ def srvn(m: Tensor, C: Tensor, g: Tensor, H: Tensor, rho: float, gamma: float = 
 def tan(m: Tensor, C: Tensor, grad_m: Tensor, G: Tensor, rho: float) -> tuple[Tensor, Tensor]:
     """Tan's Theorem 2 for descent: m' = m - ρ CCᵀ ∂L/∂m,  C' = C - ρ C tril½[Cᵀ tril(G)], G = ∂L/∂C."""
     return m - rho * C @ C.mT @ grad_m, C - rho * C @ tril_half(C.mT @ torch.tril(G))
+
+
+@dataclass(frozen=True)
+class TanStep:
+    """One draw of an algorithm of Tan: the printed lines, with explicit inverses."""
+
+    form: str  # "C" or "T"
+    natural: bool
+    log_diagonal: bool = False
+
+    def gradient(self, root: Tensor, z: Tensor, mean: Tensor, slope: Callable[[Tensor], Tensor]) -> tuple:
+        """∇h at the draw, the lower part of G, and the step (mean, root) of ρ = 1; slope is ∇ log p(y, ·)."""
+        inverse = torch.linalg.inv(root)
+        if self.form == "C":
+            grad = slope(root @ z + mean) + inverse.mT @ z
+            G = torch.outer(grad, z).tril()
+            mean_step = root @ root.mT @ grad if self.natural else grad
+        else:
+            grad = slope(inverse.mT @ z + mean) + root @ z
+            v = inverse @ grad
+            G = torch.outer(-inverse.mT @ z, v).tril()
+            mean_step = inverse.mT @ v if self.natural else grad
+        root_step = root @ tril_half(root.mT @ G) if self.natural else G
+        if self.log_diagonal:
+            scale = 1 / root.diagonal() if self.natural else root.diagonal()
+            R = torch.ones_like(root).tril(-1) + torch.diag(scale)
+            root_step = R * root_step
+        return grad, G, mean_step, root_step
+
+    def applied(self, mean: Tensor, root: Tensor, mean_step: Tensor, root_step: Tensor) -> tuple[Tensor, Tensor]:
+        """The step taken."""
+        if self.log_diagonal:
+            return mean + mean_step, _exp_diagonal(_log_diagonal(root) + root_step)
+        return mean + mean_step, root + root_step
 
 
 def bwgd(m: Tensor, V: Tensor, g: Tensor, H: Tensor, alpha: float, gamma: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -3,11 +3,24 @@
 import torch
 from torch import Tensor
 
-from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian
+from torchngvi import (
+    SRVN,
+    VN,
+    CholeskyGaussian,
+    DiagonalGaussian,
+    GeneralizedLinear,
+    NaturalGaussian,
+    PrecisionCholeskyGaussian,
+)
 from torchngvi.interfaces import Posterior
 
 DIM, ROWS = 3, 20
-POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian, "natural": NaturalGaussian}
+POSTERIORS = {
+    "cholesky": CholeskyGaussian,
+    "diagonal": DiagonalGaussian,
+    "natural": NaturalGaussian,
+    "precision_cholesky": PrecisionCholeskyGaussian,
+}
 METHODS = {"VN": VN, "SRVN": SRVN}
 # SRVN moves a root of the covariance; NaturalGaussian has none
 PAIRS = [(m, p) for m in METHODS for p in POSTERIORS if (m, p) != ("SRVN", "natural")]

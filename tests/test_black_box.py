@@ -311,6 +311,7 @@ COSTS = {
     "closed_entropy": Cost(8, 0),
     "least_squares": Cost(8, 0),
     "score_function": Cost(0, 0, 8),
+    "path_derivative": Cost(8, 0),
     "hessian": Cost(8, 8),
     "hessian_vector": Cost(8, 8),
 }
@@ -327,7 +328,7 @@ def test_what_may_be_compared(kind):
     """Fixed draws of an estimator that differentiates their mean, and of a target that stays as it is."""
     q, model = random_posterior("cholesky"), random_model("bernoulli_logit").target
     estimator = BLACK_BOX[kind](Fixed(8))
-    differentiates = kind in ("stein", "closed_entropy")
+    differentiates = kind in ("stein", "closed_entropy", "path_derivative")
     assert estimator.comparable is estimator(q, model, {}).comparable is differentiates
     assert estimator(q, model.minibatch([0, 1]), {}).comparable is False
     assert MonteCarlo(Fixed(8)).comparable is MonteCarlo(Fixed(8))(q, model, {}).comparable is False

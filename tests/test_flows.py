@@ -14,6 +14,7 @@ from torchngvi.models import GaussianNoise
 
 COORDINATES = ["covariance", "root", "precision"]
 coordinates = pytest.mark.parametrize("coordinates", COORDINATES)
+FULL = {"cholesky", "natural", "precision_cholesky"}
 TIMES = [0.0, 0.3, 1.0, 2.5]
 
 
@@ -88,7 +89,7 @@ def test_a_batch_is_its_members(coordinates):
     close(flow.covariance[:, 1, 0], alone.covariance, 1e-8)
 
 
-@pytest.mark.parametrize("name", ["cholesky", "natural"])
+@pytest.mark.parametrize("name", sorted(FULL))
 def test_the_start_is_left_alone(name):
     q = random_posterior(name, seed=1)
     before = [x.clone() for x in q.coordinates]
@@ -134,7 +135,7 @@ class TestRefusals:
     def test_patterns(self):
         text = "flows are those of full covariances; got DiagonalGaussian. Use a CholeskyGaussian."
         self.refused(PairError, text, [1.0], q=DiagonalGaussian(DIM))
-        assert {name for name, kind in POSTERIORS.items() if kind(2).structure.rank == 2} == {"cholesky", "natural"}
+        assert {name for name, kind in POSTERIORS.items() if kind(2).structure.rank == 2} == FULL
 
     @pytest.mark.parametrize("name", ["rtol", "atol"])
     @pytest.mark.parametrize("value", [0.0, float("nan")])

@@ -40,6 +40,12 @@ FULL = [CholeskyGaussian, NaturalGaussian]
 M, N = 12, 60
 
 
+@pytest.fixture(autouse=True)
+def exact_probit(monkeypatch):
+    """GPyTorch's log Φ jumps by 0.0019 at -1; ours does not, and cannot be compared with that."""
+    monkeypatch.setattr(gp.likelihoods.bernoulli_likelihood, "log_normal_cdf", torch.special.log_ndtr)
+
+
 class Model(gp.models.ApproximateGP):
     """A sparse GP in one dimension; the distribution and the strategy are the test's."""
 

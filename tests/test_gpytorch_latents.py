@@ -178,6 +178,17 @@ def test_the_draws_of_a_likelihood_without_a_formula():
     close(energy(Unit(), target_values, values), exact, 1e-12)
 
 
+def test_log_of_the_normal_distribution_function():
+    """GPyTorch's jumps at -1 by 0.0019, where no derivative tells; ours is smooth."""
+    z = torch.tensor([-1.0 - 1e-9, -1.0 + 1e-9], dtype=torch.float64)
+    assert abs(float(gp.functions.log_normal_cdf(z).diff())) > 1e-3
+    likelihood = gp.likelihoods.BernoulliLikelihood().double()
+    y, variance = torch.tensor([1.0, 0.0, -1.0]).double(), torch.full((3,), 1e-8).double()
+    values = gp.distributions.MultivariateNormal(torch.tensor([-1.5, -1.5, 1.5]).double(), torch.diag(variance))
+    exact = -torch.special.log_ndtr(torch.tensor([-1.5, 1.5, -1.5]).double())
+    close(energy(likelihood, y, values), exact, 1e-7)
+
+
 def test_a_noise_that_depends_on_x():
     """Two functions, mean and log noise; hyper-parameters learnt on mini-batches, and the noise is found."""
     x = inputs(600)

@@ -393,12 +393,18 @@ def restart(q, model):
     q.initialize_(0.5, 0.5)
 
 
+def like(q):
+    """Another posterior of that kind."""
+    name = next(name for name, kind in POSTERIORS.items() if type(q) is kind)
+    return make_posterior(name, seed=9)
+
+
 def load_another(q, model):
-    q.load_state_dict(make_posterior(type(q).__name__.removesuffix("Gaussian").lower(), seed=9).state_dict())
+    q.load_state_dict(like(q).state_dict())
 
 
 def assign_another(q, model):
-    other = make_posterior(type(q).__name__.removesuffix("Gaussian").lower(), seed=9)
+    other = like(q)
     q.load_state_dict(other.state_dict(), assign=True)
 
 

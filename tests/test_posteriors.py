@@ -27,8 +27,8 @@ from cases import (
 )
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Affine, Congruence, Root, Tangent
-from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+from torchngvi.interfaces import Affine, Congruence, LogTangent, Root, RootTangent, Tangent
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 
 batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 posteriors = pytest.mark.parametrize("name", POSTERIORS)
@@ -320,7 +320,7 @@ class TestConformance:
         V = q.covariance.clone()
         matrix = q.coordinates.matrix
         matrix.mul_(4.0)
-        factor = 1 / 4 if name == "natural" else 16
+        factor = {"natural": 1 / 4, "precision_cholesky": 1 / 16}.get(name, 16)
         close(q.covariance, factor * V, IDENTITY)
 
 
@@ -486,7 +486,9 @@ class TestErrors:
 
 
 def test_which_moves_each_takes():
-    assert CholeskyGaussian.takes == DiagonalGaussian.takes == {Congruence, Tangent, Affine, Root}
+    straight = {Tangent, RootTangent, LogTangent}
+    assert CholeskyGaussian.takes == DiagonalGaussian.takes == {Congruence, *straight, Affine, Root}
+    assert PrecisionCholeskyGaussian.takes == {Congruence, *straight}
     assert NaturalGaussian.takes == {Congruence, Tangent}
 
 

@@ -2,9 +2,9 @@
 
 import copy
 import io
+import math
 import pickle
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from cases import DTYPE, EXACT, IDENTITY, POSTERIORS, close
 
 import torchngvi as ngvi
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError, PairError, RejectedStepWarning
+from torchngvi.expectations import Hessian
 
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
@@ -21,7 +22,13 @@ import pyro.distributions as dist  # noqa: E402
 from pyro import poutine  # noqa: E402
 from pyro.distributions import constraints  # noqa: E402
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, config_enumerate  # noqa: E402
-from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal, init_to_value  # noqa: E402
+from pyro.infer.autoguide import (  # noqa: E402
+    AutoDelta,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoNormal,
+    init_to_value,  # noqa: E402
+)
 from pyro.infer.importance import psis_diagnostic  # noqa: E402
 from pyro.infer.mcmc.util import initialize_model  # noqa: E402
 from pyro.infer.reparam import NeuTraReparam  # noqa: E402
@@ -30,6 +37,13 @@ from pyro.nn import PyroModule, PyroParam, PyroSample  # noqa: E402
 from torchngvi.adapters.pyro import AutoGaussian, LatentGaussian, NaturalSVI, fit_guide, log_joint  # noqa: E402
 
 QUIET = {"progress": False}
+pytestmark = pytest.mark.filterwarnings("ignore:the model is run for one draw after another")
+
+
+def raises(text):
+    return pytest.raises(InputError, match=re.escape(text))
+
+
 families = pytest.mark.parametrize("family", POSTERIORS.values(), ids=POSTERIORS)
 
 
@@ -298,6 +312,53 @@ def test_sequential_plates_and_deterministic_sites():
     close(density(theta), expected, EXACT)
 
 
+def test_masks_scales_and_data_alone_in_one_run():
+    """A site that does not depend on θ counts for each draw, also where draws are as many as rows."""
+
+    def model():
+        x = pyro.sample("x", dist.Normal(0, 1))
+        with pyro.plate("rows", 3), poutine.scale(scale=2.0), poutine.mask(mask=torch.tensor([True, True, False])):
+            pyro.sample("alone", dist.Normal(0, 1), obs=torch.arange(3.0))
+            pyro.sample("y", dist.Normal(x, 1), obs=torch.arange(3.0))
+
+    density, theta = log_joint(model), torch.randn(3, 1)
+    assert density.batched_by == "plate"
+    unit = dist.Normal(0, 1)
+    expected = unit.log_prob(theta[:, 0]) + 2 * unit.log_prob(torch.arange(2.0)).sum()
+    close(density(theta), expected + 2 * dist.Normal(theta, 1).log_prob(torch.arange(2.0)).sum(-1), EXACT)
+
+
+def test_a_model_that_takes_one_draw_is_said_to_be_slow():
+    with pytest.warns(
+        UserWarning, match=r"one draw after another, which is slow: it does not broadcast over draws \(Ru"
+    ):
+        log_joint(conjugate_by_items, X, Y)
+
+    def wrong_value():  # of several draws
+        x = pyro.sample("x", dist.Normal(0, 1))
+        pyro.factor("f", -(x - 1).square() + (x.ndim > 0) * x.detach())
+
+    def wrong_gradient():
+        x = pyro.sample("x", dist.Normal(0, 1))
+        pyro.factor("f", -((x.detach() if x.ndim else x) - 1).square())
+
+    for model in (wrong_value, wrong_gradient):
+        assert log_joint(model).batched_by == "vmap"
+
+
+def test_rounding_is_no_reason_for_a_loop():
+    """In single precision gradients through an ill-conditioned Cholesky factor differ in the fourth digit."""
+    x = torch.linspace(0, 1, 25, dtype=torch.float32)
+
+    def model():
+        scale = pyro.sample("scale", dist.InverseGamma(torch.tensor(5.0).float(), torch.tensor(1.0).float()))
+        K = torch.exp(-0.5 * (x[:, None] - x) ** 2 / scale**2) + 1e-4 * torch.eye(25, dtype=torch.float32)
+        pyro.sample("f", dist.MultivariateNormal(torch.zeros(25, dtype=torch.float32), K))
+
+    torch.set_default_dtype(torch.float32)
+    assert log_joint(model).batched_by == "vmap"
+
+
 # ------------------------------------------------------------------------------------ identities
 
 
@@ -324,6 +385,24 @@ def test_conjugate_posterior_in_one_step(model, family):
         opt.step(density)
     close(guide.posterior.mean, mean, IDENTITY)
     close(guide.posterior.covariance, covariance, IDENTITY)
+
+
+@pytest.mark.parametrize("model", [conjugate, conjugate_by_product])
+def test_conjugate_posterior_by_exact_curvature_and_by_random_draws(model):
+    mean, covariance = exact_moments()
+    guide, density = AutoGaussian(model).setup(X, Y), log_joint(model, X, Y)
+    ngvi.VN(guide.posterior, lr=1.0, estimator=Hessian(2)).step(density)  # a pair of draws has the gradient at the mean
+    close(guide.posterior.mean, mean, IDENTITY)
+    close(guide.posterior.covariance, covariance, IDENTITY)
+
+    # Stein's precision is I + R zᵀ with R = (H - I) z whitened at the start: its error is known
+    guide, draws = AutoGaussian(model, init_scale=0.3).setup(X, Y), 4096
+    ngvi.VN(guide.posterior, lr=1.0, estimator=ngvi.Stein(ngvi.Independent(draws))).step(density)
+    z = torch.linalg.cholesky(covariance).mT @ torch.linalg.inv(guide.posterior.covariance) @ torch.linalg.cholesky(
+        covariance
+    ) - torch.eye(3)
+    assert z.abs().max() < 5 * 4 / draws**0.5
+    assert z.abs().max() > 1e-6
 
 
 def test_fit_guide_on_a_conjugate_model():
@@ -438,6 +517,29 @@ def test_beside_pyros_svi():
     assert abs(pyro.param("scale").item() - BEST) < 2e-2
 
 
+def test_svi_alone_speaks():
+    """It updates parameters, and the guide has none: said once, at its second step."""
+    guide = AutoGaussian(with_noise).setup(LARGE)
+    svi = SVI(with_noise, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
+    svi.step(LARGE)
+    with pytest.warns(
+        UserWarning, match="a second step of Pyro's SVI finds the posterior of AutoGaussian where the fir"
+    ):
+        svi.step(LARGE)
+    svi.step(LARGE)
+    copy.deepcopy(guide)
+    pickle.dumps(guide)
+    # particles one after another, losses and predictions are no steps
+    guide = AutoGaussian(schools).setup(SIGMA, EFFECT)
+    svi = SVI(schools, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO(num_particles=3))
+    svi.step(SIGMA, EFFECT)
+    for _ in range(3):
+        svi.evaluate_loss(SIGMA, EFFECT)
+        guide(SIGMA, EFFECT)
+    with pytest.warns(UserWarning, match="SVI updates parameters, and this guide has none"):
+        svi.step(SIGMA, EFFECT)
+
+
 def test_importance_sampling():
     guide = fitted()
     assert psis_diagnostic(schools, guide, SIGMA, EFFECT, num_particles=1000, max_simultaneous_particles=1000) < 0.9
@@ -492,10 +594,97 @@ def test_neural_transport():
     close(-potential({f"{name}_shared_latent": z}), expected, IDENTITY)
 
 
-def test_laplace_start():
-    guide = AutoGaussian(schools).setup(SIGMA, EFFECT)
-    result = ngvi.laplace(guide.posterior, log_joint(schools, SIGMA, EFFECT))
-    assert bool(result.converged)
+# ------------------------------------------------------------------------------------ Laplace
+
+
+@families
+def test_laplace_is_exact_for_a_conjugate_model(family):
+    guide = AutoGaussian(conjugate, family)
+    assert guide.laplace_approximation(X, Y) is guide
+    mean, covariance = exact_moments()
+    close(guide.posterior.mean, mean, IDENTITY)
+    if guide.posterior.mean_field:
+        covariance = torch.diag(1 / torch.linalg.inv(covariance).diagonal())
+    close(guide.posterior.covariance, covariance, IDENTITY)
+
+
+def test_laplace_is_that_of_pyro():
+    """At the mode, where Pyro's guide is put by hand."""
+
+    def model(y):
+        rate = pyro.sample("rate", dist.Gamma(2.0, torch.tensor([1.0, 2.0])).to_event(1))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Poisson(rate).to_event(1), obs=y)
+
+    y = torch.tensor([[1.0, 4.0], [2.0, 3.0], [0.0, 5.0]])
+    ours = AutoGaussian(model).laplace_approximation(y)
+    close(ours.median()["rate"], (y.sum(0) + 2) / torch.tensor([4.0, 5.0]), IDENTITY)
+    theirs = AutoLaplaceApproximation(model)
+    theirs(y)
+    theirs.loc = torch.nn.Parameter(ours.posterior.mean.clone())
+    q = theirs.laplace_approximation(y).get_posterior()
+    close(ours.posterior.covariance, q.covariance_matrix, IDENTITY)
+
+
+def test_laplace_repairs_and_says_so():
+    def flat():  # the Hessian vanishes at the mode of b
+        a = pyro.sample("a", dist.Normal(0, 2))
+        b = pyro.sample("b", dist.Normal(0, 1).mask(False))
+        pyro.factor("f", -((b - 1) ** 4) - 0 * a)
+
+    guide = AutoGaussian(flat, init_loc_fn=init_to_value(values={"a": torch.ones(()), "b": torch.ones(())}))
+    with pytest.warns(
+        UserWarning, match="1 of the 2 eigenvalues of the Hessian at the mode are not positive, the smal"
+    ):
+        guide.laplace_approximation()
+    close(guide.posterior.stddev[0], torch.tensor(2.0), IDENTITY)
+    assert bool(guide.posterior.stddev.isfinite().all())
+
+    def unbounded():
+        x = pyro.sample("x", dist.Normal(0, 1).mask(False))
+        pyro.factor("f", x.exp())
+
+    with (
+        pytest.warns(UserWarning, match="Newton's method ended at a decrement of"),
+        pytest.warns(UserWarning, match="1 of the 1 eigenvalues"),
+    ):
+        AutoGaussian(unbounded).laplace_approximation()
+
+
+def test_laplace_wants_all_data():
+    def model():
+        mu = pyro.sample("mu", dist.Normal(0, 1))
+        with pyro.plate("data", 20, subsample_size=5):
+            pyro.sample("y", dist.Normal(mu, 1), obs=torch.zeros(5))
+
+    with raises("Newton's method minimises one objective, and a model that subsamples its data has another in each"):
+        AutoGaussian(model).laplace_approximation()
+
+
+def test_what_draws_has_no_minimum():
+    """A latent that poutine.block hides is drawn in each run."""
+    part = AutoGaussian(poutine.block(schools, hide=["tau"]))
+    with raises("Newton's method minimises one objective, and the model gives"):
+        part.laplace_approximation(SIGMA, EFFECT)
+
+    def noisy():
+        pyro.factor("f", -((pyro.sample("x", dist.Normal(0, 1)) - torch.randn(())) ** 2))
+
+    with raises("fit_guide minimises one objective, and the model gives"):
+        fit_guide(noisy, AutoGaussian(noisy))
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_every_support_is_fitted_and_predicted(parallel):
+    guide = AutoGaussian(supports).laplace_approximation()
+    draws = Predictive(
+        supports, guide=guide, num_samples=20, parallel=parallel, return_sites=("simplex", "lkj", "ordered")
+    )
+    draws = {name: value.squeeze() for name, value in draws().items()}
+    assert (draws["simplex"].shape, draws["lkj"].shape, draws["ordered"].shape) == ((20, 3), (20, 3, 3), (20, 4))
+    close(draws["simplex"].sum(-1), torch.ones(20), EXACT)
+    close(draws["lkj"].square().sum(-1), torch.ones(20, 3), EXACT)
+    assert bool((draws["ordered"].diff(dim=-1) > 0).all())
 
 
 # ------------------------------------------------------------------------------------ copies
@@ -506,6 +695,8 @@ def test_copies_leave_the_original_alone(tmp_path):
     twin = copy.deepcopy(guide)
     assert twin.posterior is not guide.posterior
     assert twin.model is guide.model is not None
+    assert twin.laplace_approximation(SIGMA, EFFECT) is twin
+    assert pickle.loads(pickle.dumps(guide))._bare is None
     ngvi.VN(twin.posterior, lr=0.1).step(log_joint(schools, SIGMA, EFFECT))
     assert not torch.equal(twin.posterior.mean, guide.posterior.mean)
 
@@ -690,6 +881,54 @@ def test_a_run_goes_on_from_its_state():
     assert torch.equal(other.posterior.scale_tril, guide.posterior.scale_tril)
 
 
+def test_a_run_with_parameters_goes_on_from_its_state(tmp_path):
+    """The guide by its state_dict, parameters by the store, the optimizers by theirs."""
+
+    def start():
+        guide, adam = AutoGaussian(with_noise).setup(LARGE), pyro.optim.Adam({"lr": 0.1})
+        return guide, adam, NaturalSVI(with_noise, guide, adam)
+
+    guide, adam, svi = start()
+    for _ in range(4):
+        svi.step(LARGE)
+    pyro.get_param_store().save(tmp_path / "store")
+    adam.save(tmp_path / "adam")
+    torch.save((guide.state_dict(), svi.natural.state_dict(), torch.get_rng_state()), tmp_path / "rest")
+    expected = [svi.step(LARGE) for _ in range(4)]
+
+    pyro.clear_param_store()
+    other, adam, resumed = start()
+    pyro.get_param_store().load(tmp_path / "store")
+    adam.load(tmp_path / "adam")
+    q, natural, generator = torch.load(tmp_path / "rest", weights_only=False)
+    other.load_state_dict(q)
+    resumed.natural.load_state_dict(natural)
+    resumed.evaluate_loss(LARGE)
+    torch.set_rng_state(generator)
+    assert [resumed.step(LARGE) for _ in range(4)] == expected
+
+
+def test_module_local_params():
+    """The guide in the drop-in route, beside a model with parameters of its own."""
+    with pyro.settings.context(module_local_params=True):
+        model = WithNoise()
+        guide = AutoGaussian(model, ngvi.DiagonalGaussian).setup(LARGE)
+        elbo = Trace_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=1)(model, guide)
+        assert [name for name, _ in elbo.named_parameters()] == ["model.scale_unconstrained"]
+        adam, natural = torch.optim.Adam(elbo.parameters(), lr=0.1), half(guide.posterior)
+        for _ in range(150):
+            adam.zero_grad()
+            natural.zero_grad()
+            elbo(LARGE).backward()
+            adam.step()
+            natural.step()
+        assert abs(model.scale.item() - BEST) < 5e-2
+        assert len(pyro.get_param_store()) == 0
+        fresh = Trace_ELBO()(WithNoise(), AutoGaussian(model, ngvi.DiagonalGaussian).setup(LARGE))
+        fresh.load_state_dict(elbo.state_dict())
+        assert torch.equal(fresh.guide.posterior.mean, guide.posterior.mean)
+
+
 def test_a_loss_that_is_not_finite_moves_nothing():
     state = {"broken": False}
 
@@ -701,7 +940,9 @@ def test_a_loss_that_is_not_finite_moves_nothing():
     svi = NaturalSVI(model, guide)
     svi.step()
     before, state["broken"] = guide.posterior.mean.clone(), True
-    assert svi.step() != svi.step()
+    with pytest.warns(RejectedStepWarning, match="the loss of NaturalSVI is nan: the log joint is not finite at some"):
+        loss = svi.step()
+    assert loss != svi.step()  # NaN, without another warning
     assert torch.equal(guide.posterior.mean, before)
     result = svi.run(8, progress=False)
     assert not result.converged
@@ -749,6 +990,49 @@ def test_enumerated_latents():
     loss = TraceEnum_ELBO(max_plate_nesting=1).loss(broadcasting_mixture, frozen, MIXED)
     close(torch.tensor(loss), (guide.get_posterior().log_prob(theta) - density(theta)).detach(), IDENTITY)
     assert fit_guide(broadcasting_mixture, guide, MIXED, options=QUIET).converged
+
+
+def masked_and_subsampled(at, scale=1.0):
+    """Some observations are missing, half of the rows are subsampled; one x, or one a row."""
+
+    @config_enumerate
+    def model():
+        x = pyro.sample("x", dist.Normal(0, 1))
+        pyro.sample("alone", dist.Normal(x, 1), obs=torch.tensor(0.3))
+        mask = torch.tensor([True, False, True])
+        with pyro.plate("rows", 6, subsample=torch.arange(3)), poutine.mask(mask=mask):
+            z = pyro.sample("z", dist.Categorical(torch.tensor([0.2, 0.3, 0.5])))
+            with poutine.scale(scale=scale):
+                pyro.sample("y", dist.Normal(at(x, z), 0.7), obs=torch.arange(3.0))
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("at", "way"), [(lambda x, z: x + z, "plate"), (lambda x, z: torch.stack([x, x + 1, -x])[z], "vmap")]
+)
+def test_masks_and_scales_of_enumerated_sites(at, way):
+    """The mask is inside the sum over z and leaves z alone, the scale of the subsample outside, as in TraceEnum_ELBO."""
+    model = masked_and_subsampled(at)
+    density, theta = log_joint(model), torch.randn(4, 1)
+    assert density.batched_by == way
+    x, prior = theta, torch.tensor([0.2, 0.3, 0.5]).log()
+    parts = [dist.Normal(at(x[:, 0], torch.tensor(k)), 0.7).log_prob(torch.tensor([[0.0], [2.0]])) for k in range(3)]
+    rows = torch.stack([prior[k] + parts[k] for k in range(3)]).logsumexp(0).sum(0)
+    expected = 2 * rows + dist.Normal(0, 1).log_prob(x[:, 0]) + dist.Normal(x[:, 0], 1).log_prob(torch.tensor(0.3))
+    close(density(theta), expected, IDENTITY)
+    close(torch.stack([density._one(each) for each in theta]), expected, IDENTITY)
+    for each, value in zip(theta, expected, strict=True):
+        point = poutine.condition(AutoGaussian(model).setup(), {"_AutoGaussian_latent": each})
+        trace = poutine.trace(point).get_trace()
+        loss = TraceEnum_ELBO(max_plate_nesting=1).loss(model, point)
+        close(torch.tensor(loss), (trace.nodes["_AutoGaussian_latent"]["fn"].log_prob(each) - value).detach(), IDENTITY)
+
+
+def test_scales_of_enumerated_sites_must_agree():
+    for scale in (3.0, torch.tensor([1.0, 2.0, 3.0])):
+        with raises("all sites that depend on an enumerated one must have the same scale, one number"):
+            log_joint(masked_and_subsampled(lambda x, z: x + z, scale))
 
 
 # ------------------------------------------------------------------------------------ models of Pyro's own pages
@@ -820,10 +1104,6 @@ def test_models_of_pyros_pages_run_unchanged(model, args):
 # ------------------------------------------------------------------------------------ refusals
 
 
-def raises(text):
-    return pytest.raises(InputError, match=re.escape(text))
-
-
 def test_discrete_latents_are_refused():
     def model(mark=None):
         x = pyro.sample("x", dist.Normal(0, 1))
@@ -879,8 +1159,23 @@ def test_unknown_supports_are_refused():
 
 
 def test_a_model_without_latents_is_refused():
-    with raises("the model has no continuous latent site: there is nothing to fit."):
-        log_joint(lambda: pyro.sample("y", dist.Normal(0, 1), obs=torch.tensor(0.0)))
+    def observed():
+        pyro.sample("y", dist.Normal(0, 1), obs=torch.tensor(0.0))
+
+    def enumerated():
+        with pyro.plate("rows", 3):
+            pyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+
+    nothing = "the model has no continuous latent site, so that there is nothing to fit: its sample sites are "
+    cases = {lambda: None: "none.", observed: "y (observed).", enumerated: "z (enumerated)."}
+    for model, sites in cases.items():
+        for use in (
+            log_joint,
+            lambda model: fit_guide(model, AutoGaussian(model)),
+            lambda model: AutoGaussian(model)(),
+        ):
+            with raises(nothing + sites):
+                use(model)
 
 
 def test_nan_at_the_start_is_refused():
@@ -894,9 +1189,98 @@ def test_nan_at_the_start_is_refused():
         fit_guide(model, AutoGaussian(model))
 
 
+def local(y):
+    with pyro.plate("rows", len(y)):
+        x = pyro.sample("x", dist.Normal(0, 1))
+        pyro.sample("y", dist.Normal(x, 1), obs=y)
+
+
+def shared(y):
+    x = pyro.sample("x", dist.Normal(y.new_zeros(()), 1))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(x, 1), obs=y)
+
+
+@config_enumerate
+def shared_and_enumerated(y):
+    x = pyro.sample("x", dist.Normal(0, 1))
+    with pyro.plate("rows", len(y)):
+        z = pyro.sample("z", dist.Bernoulli(0.5))
+        pyro.sample("y", dist.Normal(x + z, 1), obs=y)
+
+
+@config_enumerate
+def local_and_enumerated(y):
+    with pyro.plate("rows", len(y)):
+        x = pyro.sample("x", dist.Normal(0, 1))
+        z = pyro.sample("z", dist.Bernoulli(0.5))
+        pyro.sample("y", dist.Normal(x + z, 1), obs=y)
+
+
+@pytest.mark.parametrize(("mine", "other"), [(local, shared), (local_and_enumerated, shared_and_enumerated)])
+def test_changing_shapes_are_refused(mine, other):
+    """Data of another size, or another model."""
+    y, longer = torch.arange(3.0), torch.arange(5.0)
+    guide = AutoGaussian(mine)
+    svi = NaturalSVI(mine, guide)
+    svi.step(y)
+    grown = "the latent site 'x' has shape (3,) in the guide and comes with (5,) in this run of the model"
+    uses = [lambda: svi.step(longer), lambda: svi.evaluate_loss(longer), lambda: fit_guide(mine, guide, longer)]
+    for use in [
+        *uses,
+        lambda: guide.laplace_approximation(longer),
+        lambda: log_joint(mine, y).on(longer)(torch.zeros(3)),
+    ]:
+        with raises(grown):
+            use()
+    with raises("the latent site 'x' has shape (3,) in the guide and comes with () in this run of the model"):
+        fit_guide(other, guide, y)
+    with raises("the latent site 'x' has shape () in the guide and comes with (3,) in this run of the model"):
+        fit_guide(mine, AutoGaussian(other).setup(y), y)
+    assert math.isfinite(svi.step(y))
+
+
+def test_other_dtypes_of_the_data_give_the_same():
+    """What the latents are in was settled by the set-up; data are promoted."""
+    y = torch.tensor([1.0, -2.0, 3.0])
+    guide = AutoGaussian(shared)
+    first = fit_guide(shared, guide, y, options=QUIET)
+    again = fit_guide(shared, guide, y.float(), options=QUIET)
+    assert guide.posterior.mean.dtype == torch.float64
+    assert abs(first.loss - again.loss) < 1e-6
+    half = AutoGaussian(shared)
+    assert fit_guide(shared, half, y.float(), options=QUIET).converged
+    assert half.posterior.mean.dtype == torch.float32
+    assert fit_guide(shared, half, y, options=QUIET).converged
+    close(half.posterior.mean.double(), guide.posterior.mean, 1e-3)
+
+
+def test_a_start_for_some_sites_leaves_enumerated_ones_alone():
+    start = init_to_value(values={"x": torch.tensor(0.7)})
+    guide = AutoGaussian(shared_and_enumerated, init_loc_fn=start).setup(torch.arange(3.0))
+    close(guide.median()["x"], torch.tensor(0.7), EXACT)
+    with raises("the latent site 'z' is discrete, and a Gaussian cannot stand for it."):
+        AutoGaussian(lambda: pyro.sample("z", dist.Bernoulli(0.5)), init_loc_fn=init_to_value(values={})).setup()
+
+
+def test_a_guide_from_a_pickle_has_no_model():
+    guide = pickle.loads(pickle.dumps(AutoGaussian(schools)))
+    gone = "the guide comes from a pickle, which holds no model: set it up before it is pickled, or build a new one"
+    for use in (guide.setup, guide, guide.laplace_approximation):
+        with raises(gone):
+            use(SIGMA, EFFECT)
+    ready = pickle.loads(pickle.dumps(fitted()))
+    assert ready(SIGMA, EFFECT)["eta"].shape == (8,)
+    assert fit_guide(schools, ready, SIGMA, EFFECT, options=QUIET).converged
+
+
 def test_a_guide_before_its_set_up_is_refused():
     guide = AutoGaussian(schools)
-    for use in (lambda: guide.posterior, guide.median, guide.get_posterior, guide.get_transform, guide.get_base_dist):
+    state = AutoGaussian(schools).setup(SIGMA, EFFECT).state_dict()
+    uses = [lambda: guide.posterior, guide.median, guide.get_posterior, guide.get_transform, guide.get_base_dist]
+    uses += [lambda: guide.quantiles([0.5]), guide.sample_latent, lambda: NaturalSVI(schools, guide).natural]
+    uses += [lambda: guide.load_state_dict(state)]
+    for use in uses:
         with raises("the guide has no posterior before it has seen the model: call guide.setup(*args, **kwargs)"):
             use()
 
@@ -934,35 +1318,6 @@ def test_latent_gaussian_keeps_its_coordinates_constant():
 
 
 # ------------------------------------------------------------------------------------ what is written
-
-
-def example(name, *arguments):
-    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 120
-    return runpy.run_path(str(path))["main"](list(arguments))
-
-
-def test_eight_schools(tmp_path, capsys):
-    pytest.importorskip("matplotlib", reason="the examples draw")
-    out = tmp_path / "figure.png"
-    result, corrected = example("pyro_eight_schools", "--draws", "500", "--out", str(out))
-    assert result.converged
-    assert out.stat().st_size > 10_000
-    assert "importance sampling keeps" in capsys.readouterr().out
-    # the reference draws of posteriordb: 6.2 and 3.9 are the means of the first and third school
-    assert abs(corrected[0] - 6.2) < 1
-    assert abs(corrected[2] - 3.9) < 1
-
-
-def test_regression(tmp_path, capsys):
-    pytest.importorskip("sklearn", reason="the example reads its data")
-    pytest.importorskip("matplotlib", reason="the examples draw")
-    out = tmp_path / "figure.png"
-    result, noise = example("pyro_regression", "--steps", "100", "--out", str(out))
-    assert result.converged
-    assert abs(noise - 0.8) < 0.02
-    assert out.stat().st_size > 10_000
-    assert "spread of intercepts" in capsys.readouterr().out
 
 
 def test_documentation():

@@ -116,6 +116,32 @@ def covariance_gradient(m, V, g, H, rho, gamma):
     return m - rho * g, V - 0.5 * rho * (H - gamma * torch.linalg.inv(V))
 
 
+def precision_root_gradient(m, V, g, H, rho, gamma):
+    """m' = m - ρg, T' = T + ρ tril[V(H - γS)T⁻ᵀ]: minus the derivative of L in T, V = (TTᵀ)⁻¹."""
+    S = torch.linalg.inv(V)
+    T = torch.linalg.cholesky(S)
+    new = T + rho * torch.tril(V @ (H - gamma * S) @ torch.linalg.inv(T).mT)
+    return m - rho * g, torch.linalg.inv(new @ new.mT)
+
+
+def log_root(natural, inverse):
+    """A step in the mean, log Λ_ii and Λ_ij, Λ the root of V or of S."""
+
+    def update(m, V, g, H, rho, gamma):
+        G = H - gamma * torch.linalg.inv(V)
+        root = torch.linalg.cholesky(torch.linalg.inv(V) if inverse else V)
+        gradient = torch.tril(-V @ G @ torch.linalg.inv(root).mT if inverse else G @ root)
+        velocity = root @ reference.tril_half(root.mT @ gradient)
+        ratio = (velocity if natural else gradient).diagonal()
+        ratio = ratio / root.diagonal() if natural else ratio * root.diagonal()
+        below = (velocity if natural else gradient).tril(-1)
+        new = torch.diag(root.diagonal() * torch.exp(-rho * ratio)) + root.tril(-1) - rho * below
+        product = new @ new.mT
+        return m - rho * (V @ g if natural else g), torch.linalg.inv(product) if inverse else product
+
+    return update
+
+
 def root_gradient(m, V, g, H, rho, gamma):
     """m' = m - ρg, C' = C - ρ tril[HC - γC⁻ᵀ]."""
     C = torch.linalg.cholesky(V)
@@ -131,6 +157,15 @@ PRINTED = {  # and a step that stays in the cone
     "centered_svgd": (centered_svgd, 0.05),
     "covariance_gradient": (covariance_gradient, 0.01),
     "root_gradient": (root_gradient, 0.05),
+    "log_natural_gradient": (log_root(natural=True, inverse=False), 0.4),
+    "log_root_gradient": (log_root(natural=False, inverse=False), 0.05),
+}
+
+
+ON_PRECISION = {  # rules whose line depends on the coordinates
+    "root_gradient": precision_root_gradient,
+    "log_natural_gradient": log_root(natural=True, inverse=True),
+    "log_root_gradient": log_root(natural=False, inverse=True),
 }
 
 
@@ -141,6 +176,8 @@ def test_the_printed_update(name, rule, batch, gamma):
     H, (printed, rho) = kept(name, e.derivative.H), PRINTED[rule]
     if (name, rule) == ("diagonal", "svgd"):
         printed = svgd_by_coordinate
+    if name == "precision_cholesky":
+        printed = ON_PRECISION.get(rule, printed)
     expected = [
         for_each(lambda *x, i=i: printed(*x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)
         for i in (0, 1)
@@ -278,6 +315,13 @@ def test_symmetric_root_keeps_a_positive_diagonal(name):
 BUDGET = {"covariance_gradient": 3000, "root_gradient": 1500, "svgd": 1500, "centered_svgd": 400}
 
 
+ON_PRECISION = {  # rules whose line depends on the coordinates
+    "root_gradient": precision_root_gradient,
+    "log_natural_gradient": log_root(natural=True, inverse=True),
+    "log_root_gradient": log_root(natural=False, inverse=True),
+}
+
+
 @pytest.mark.parametrize(("name", "rule"), [pair for pair in PAIRS if pair[1] in PRINTED])
 def test_sufficient_decrease_works_with_every_rule(name, rule):
     """No learning rate, from a wrong start: never up, to the optimum of the reference."""
@@ -343,7 +387,7 @@ def test_named_methods_refuse_what_they_cannot_move(method):
 
 def test_the_sentence_of_a_refusal():
     text = (
-        "RootGradient moves q by Root, which NaturalGaussian cannot do (it takes Congruence, Tangent). "
+        "RootGradient moves q by RootTangent, which NaturalGaussian cannot do (it takes Congruence, Tangent). "
         "Use a CholeskyGaussian or a DiagonalGaussian."
     )
     with pytest.raises(PairError, match=f"^{re.escape(text)}$"):

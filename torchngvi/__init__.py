@@ -1,13 +1,27 @@
 """Natural-gradient variational inference for PyTorch."""
 
 from torchngvi import errors, expectations, models, posteriors, rules, stepsizes
+from torchngvi.averaging import ExpectationAverage
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
 from torchngvi.fit import fit
 from torchngvi.laplace import LaplaceResult, laplace
-from torchngvi.methods import BWGD, IBLR, SRVN, VN, CovarianceGD, RootGD, SVGDDensity, SymmetricSRVN
+from torchngvi.methods import (
+    BBVI,
+    BWGD,
+    IBLR,
+    NGVI,
+    SRVN,
+    VN,
+    CovarianceGD,
+    ProximalBBVI,
+    RootGD,
+    Snngm,
+    SVGDDensity,
+    SymmetricSRVN,
+)
 from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.records import FitResult
 from torchngvi.row_space import RowSpace
 from torchngvi.rules import QuasiNewton, SiteNewton
@@ -16,8 +30,10 @@ from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 __version__ = "0.1.0"
 
 __all__ = [
+    "BBVI",
     "BWGD",
     "IBLR",
+    "NGVI",
     "SRVN",
     "VN",
     "Antithetic",
@@ -27,6 +43,7 @@ __all__ = [
     "CovarianceGD",
     "DataLogJoint",
     "DiagonalGaussian",
+    "ExpectationAverage",
     "FitResult",
     "Fixed",
     "GeneralizedLinear",
@@ -36,6 +53,8 @@ __all__ = [
     "LogJoint",
     "NaturalGaussian",
     "NaturalGradientVI",
+    "PrecisionCholeskyGaussian",
+    "ProximalBBVI",
     "Quadrature",
     "Quasi",
     "QuasiNewton",
@@ -43,6 +62,7 @@ __all__ = [
     "RowSpace",
     "SVGDDensity",
     "SiteNewton",
+    "Snngm",
     "Stein",
     "SufficientDecrease",
     "SymmetricSRVN",

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from torchngvi import sparse
 from torchngvi.gaussian_integrals import Moments
+from torchngvi.linalg import gram
 
 Structured = Tensor  # a matrix in the storage of q's pattern: (*batch, D, D) dense, (*batch, D) diagonal
 
@@ -276,7 +277,7 @@ class Sites(NamedTuple):
         if self.projected is None:
             H = sparse.gram(self.rows, self.beta)
         else:
-            H = self.rows.mT @ (self.rows * self.beta[..., None])
+            H = gram(self.rows, self.beta)
         return Raw(self._gradient(), self.prior.add_to(H))
 
     def _gradient(self) -> Tensor:
@@ -335,7 +336,7 @@ class Local(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """What a posterior stores: (m, C), (Sm, S)."""
+    """What a posterior stores: (m, C), (m, T), (Sm, S)."""
 
     vector: Tensor  # (*batch, D)
     matrix: Structured
@@ -352,6 +353,14 @@ class Tangent(NamedTuple):
     """λ' = λ + change, in the posterior's own coordinates: another curve in each."""
 
     change: Coordinates
+
+
+class RootTangent(Tangent):
+    """A tangent in mean and root, for posteriors that hold a root of V or of S."""
+
+
+class LogTangent(RootTangent):
+    """The same with the diagonal of the root moving by its logarithm: Λ_ii' = Λ_ii exp(change_ii)."""
 
 
 class Affine(NamedTuple):
@@ -397,6 +406,7 @@ class Target(ABC):
 
     temperature: float
     comparable: bool = True  # every evaluation sees one objective: False for a mini-batch
+    coupled: bool = False  # the objective is no sum over the batch members of q: they are judged together
     draws_at_once: int = 2048  # of a call of log_joint that is differentiated: bounds the memory
 
     @abstractmethod
@@ -532,6 +542,26 @@ class Acceleration(ABC):
         """q or the target was changed: drop what is known, but for the members (*batch,) of the mask."""
 
 
+class Momentum(ABC):
+    """Averages the changes of q's own coordinates over the steps; state, in raw coordinates."""
+
+    needs_natural: bool  # it normalises natural gradients
+
+    @abstractmethod
+    def init(self, q: "Posterior") -> dict[str, Tensor]:
+        """State tensors; ``mean_matrix`` holds the averaged change, its columns turn with those of the root."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        q: "Posterior",
+        change: Coordinates,  # -λ̇, of a step of ρ = 1
+        norm2: Callable[[], Tensor],  # squared natural norm of λ̇, (*batch,)
+        state: dict[str, Tensor],
+    ) -> tuple[Coordinates, dict[str, Tensor]]:
+        """The change to make instead, and what of the state is new once the step is taken."""
+
+
 class Posterior(torch.nn.Module, ABC):
     """A variational family in one system of coordinates, kept in buffers.
 
@@ -567,6 +597,10 @@ class Posterior(torch.nn.Module, ABC):
     @abstractmethod
     def tangent(self, e: Expectation) -> Coordinates:
         """The natural gradient λ̇ = F⁻¹∇L in q's own coordinates."""
+
+    def euclidean(self, e: Expectation) -> Coordinates:
+        """∇L in q's own coordinates, lower triangular, where q takes a `RootTangent`."""
+        raise NotImplementedError  # `takes` refuses it before
 
     @abstractmethod
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:

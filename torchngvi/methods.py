@@ -4,33 +4,40 @@ The docstring of a method says what it updates and where it was published.  All 
 arguments of `Method`, and without ``lr`` find their steps by trial.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from torchngvi.errors import PairError
-from torchngvi.interfaces import Acceleration, Estimator, Posterior, Rule, StepSize
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations import Independent, PathDerivative, Reparametrized
+from torchngvi.interfaces import Acceleration, Estimator, Momentum, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.posteriors import NaturalGaussian
+from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.rules import (
     SVGD,
     BuresWasserstein,
     CovarianceGradient,
     NaturalGradient,
+    NormalizedMomentum,
+    ProjectedRootGradient,
+    ProximalRootGradient,
     Retraction,
     RootGradient,
     SymmetricRoot,
     VariationalNewton,
 )
+from torchngvi.stepsizes import Convex
 
 
 class Method(NaturalGradientVI):
     """A rule under its published name: abstract, `NaturalGradientVI` with the rule filled in.
 
     Args:
-        posterior, lr, step_size, estimator, acceleration, loss_scale: see `NaturalGradientVI`.
+        posterior, lr, step_size, estimator, acceleration, momentum, loss_scale: see `NaturalGradientVI`.
 
     Raises:
         PairError: a posterior the rule cannot move.
@@ -44,6 +51,7 @@ class Method(NaturalGradientVI):
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
         acceleration: Acceleration | None = None,
+        momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         super().__init__(
@@ -53,6 +61,7 @@ class Method(NaturalGradientVI):
             step_size=step_size,
             estimator=estimator,
             acceleration=acceleration,
+            momentum=momentum,
             loss_scale=loss_scale,
         )
 
@@ -88,10 +97,12 @@ class SRVN(Method):
 
     Kumar et al. (2025), Algorithm 1 and Eq 17; the same update as Tan (2025), Theorem 2.  A constant
     lr must satisfy lr (W_ii - γ) < 2 (from the printed update: the diagonal changes sign otherwise),
-    so that start and lr have to fit each other.
+    so that start and lr have to fit each other.  With ``estimator=PathDerivative()`` it is Algorithm 1b of
+    Tan on a `CholeskyGaussian`, 1c with blocks of one on a `DiagonalGaussian`, and 2b on a
+    `PrecisionCholeskyGaussian`: T' = T + ρ T tril½[P], m' = m - ρ T⁻ᵀa.
 
     Raises:
-        PairError: a posterior that holds no root of the covariance.
+        PairError: a posterior that holds no root, of the covariance or the precision.
 
     >>> from torchngvi import CholeskyGaussian
     >>> q = CholeskyGaussian(1)
@@ -101,7 +112,7 @@ class SRVN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The natural gradient in (m, C)."""
+        """The natural gradient in (m, C), or (m, T)."""
         return NaturalGradient()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -198,7 +209,9 @@ class RootGD(Method):
     """Gradient descent in (m, C): m' = m - ρ g, C' = C - ρ tril[(H - γS) C].
 
     The update of Titsias and Lázaro-Gredilla (2014), "doubly stochastic" with `Stein` and a batch of
-    rows; with exact expectations the gradient descent whose convexity Domke (2020) has shown.
+    rows; with exact expectations the gradient descent whose convexity Domke (2020) has shown.  With
+    ``estimator=PathDerivative()`` it is Algorithm 1a of Tan (2025); on a `PrecisionCholeskyGaussian` it is 2a,
+    T' = T + ρ tril[V (H - γS) T⁻ᵀ].
 
     >>> from torchngvi import CholeskyGaussian
     >>> opt = RootGD(CholeskyGaussian(3), lr=1e-2)
@@ -206,5 +219,185 @@ class RootGD(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The Euclidean gradient in (m, C)."""
+        """The Euclidean gradient in (m, C), or (m, T)."""
         return RootGradient()
+
+
+class NGVI(Method):
+    """Stochastic natural-gradient VI: η' = (1 - γ)η + γ(∇_ω E_q[log p(y|z)] + η_prior), 0 ≤ γ ≤ 1.
+
+    Wu and Gardner (2024), section 3: `VN` whose steps are convex combinations, which stay in the cone with any
+    curvature estimate that is positive semi-definite (mini-batches of a linear regression, `BonnetPrice`, `Hessian`).
+    ``LambdaLR(opt, theorem_schedule)`` gives γ_t = 2/(2 + t), `ExpectationAverage` the output of Theorem 1.
+
+    >>> import torch
+    >>> from torchngvi import GeneralizedLinear, NaturalGaussian
+    >>> from torchngvi.stepsizes import theorem_schedule
+    >>> X, y = torch.arange(8.0).reshape(8, 1) - 3, torch.arange(8.0)
+    >>> model, q = GeneralizedLinear(X, y, "gaussian"), NaturalGaussian(1)
+    >>> opt = NGVI(q, lr=1.0)
+    >>> schedule = torch.optim.lr_scheduler.LambdaLR(opt, theorem_schedule)
+    >>> for _ in range(20):
+    ...     loss = opt.step(model.minibatch(torch.randint(8, (4,))))
+    ...     schedule.step()
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor = 1.0,
+        *,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__(posterior, lr, step_size=Convex(), estimator=estimator, loss_scale=loss_scale)
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """As `VN`."""
+        return VN.rule_for(posterior)
+
+
+class Snngm(Method):
+    """Stochastic normalised natural gradient with momentum: λ' = λ - α m_t/(1 - βᵗ).
+
+    m_t = β m_{t-1} + (1 - β) g̃_t/‖g̃_t‖ with g̃ the natural gradient in (m, C) or (m, T); Tan (2025), section 4.
+    Its steps have the length α whatever the gradient: it needs no careful start, and ends in a ball about the
+    optimum.  Published with one draw a step: ``estimator=PathDerivative()``.
+
+    Args:
+        posterior: see `NaturalGradientVI`; all of one kind of coordinates, unless a norm is given.
+        lr: α, by default 0.001 √ℓ for the ℓ coordinates of q.
+        beta, bias_correction, norm: see `NormalizedMomentum`; the norm is by default Riemannian on a
+            `PrecisionCholeskyGaussian` and Euclidean otherwise.
+        step_size, estimator, loss_scale: see `NaturalGradientVI`.
+
+    Raises:
+        InputError: a beta outside [0, 1), an unknown norm.
+        PairError: posteriors of several kinds without a norm, steps found by trial.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = Snngm(CholeskyGaussian(49))
+    >>> round(opt.param_groups[0]["lr"], 4)  # ℓ = 49 + 49·50/2
+    0.0357
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor | None = None,
+        *,
+        beta: float = 0.9,
+        bias_correction: bool = True,
+        norm: str | None = None,
+        step_size: StepSize | None = None,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        items = posterior if isinstance(posterior, Iterable) and not isinstance(posterior, Posterior) else [posterior]
+        groups: list[dict[str, Any]] = [dict(item) if isinstance(item, dict) else {"posterior": item} for item in items]
+        known = [group for group in groups if isinstance(group.get("posterior"), Posterior)]
+        for group in known:
+            group.setdefault("lr", _small_step(group["posterior"]) if lr is None else lr)
+        norms = {_usual_norm(group["posterior"]) for group in known} if norm is None else {norm}
+        if len(norms) > 1:
+            raise PairError(
+                "Snngm has one norm, Riemannian on a PrecisionCholeskyGaussian and Euclidean otherwise; got posteriors "
+                "of both kinds. Say norm=, or use one optimizer each."
+            )
+        momentum = NormalizedMomentum(*norms, beta=beta, bias_correction=bias_correction)
+        super().__init__(
+            groups,
+            known[0]["lr"] if known else 1.0,  # of groups added later
+            step_size=step_size,
+            estimator=estimator,
+            momentum=momentum,
+            loss_scale=loss_scale,
+        )
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The natural gradient in q's own coordinates."""
+        return NaturalGradient()
+
+
+def _small_step(q: Posterior) -> float:
+    """0.001 √ℓ: a thousandth a coordinate."""
+    pattern = q.structure.tril(torch.ones(q.root_probe.shape[len(q.batch_shape) :]))
+    return 0.001 * math.sqrt(q.dim + int(pattern.sum()))
+
+
+def _usual_norm(q: Posterior) -> str:
+    return "riemannian" if isinstance(q, PrecisionCholeskyGaussian) else "euclidean"
+
+
+class BBVI(NaturalGradientVI):
+    """Black-box VI by projected stochastic gradients in (m, C): the diagonal of C stays at or above 1/√L.
+
+    m' = m - ρ g,  C' = C - ρ tril[∂L/∂C],  C'_ii = max(C'_ii, 1/√L) (Kim, Ma and Gardner 2024).  By default one draw
+    that sticks the landing, `PathDerivative`; the closed-form entropy is ``estimator=Reparametrized(Independent(1))``.
+    Where the posterior is Gaussian, ρ = μ/(8L²(D + 3)) converges linearly in spite of the noise; `torchngvi.bbvi` has
+    the steps for other cases.  A Euclidean method: its steps pay for conditioning.
+
+    Args:
+        posterior, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
+        lr: ρ, or 1 with a scheduler that sets it.
+        smoothness: L, the largest curvature of the negative log joint.
+
+    Raises:
+        InputError: a smoothness that is not positive.
+        PairError: a posterior that holds no root of the covariance.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(1, mean=1.0, dtype=torch.float64)
+    >>> opt = BBVI(q, lr=1 / 32, smoothness=1.0)
+    >>> for _ in range(1000):
+    ...     loss = opt.step(lambda theta: -0.5 * theta.square().sum(-1))
+    >>> bool(q.mean.abs() < 1e-6), bool((q.stddev - 1).abs() < 1e-6)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor,
+        smoothness: float,
+        *,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        if not (smoothness > 0 and math.isfinite(smoothness)):
+            raise InputError(
+                f"smoothness is L, the largest curvature of the negative log joint, positive; got {smoothness:g}."
+            )
+        rule = ProjectedRootGradient(smoothness**-0.5)
+        super().__init__(posterior, rule, lr, estimator=estimator or PathDerivative(), loss_scale=loss_scale)
+
+
+class ProximalBBVI(NaturalGradientVI):
+    """Black-box VI by proximal stochastic gradients in (m, C): the entropy enters by its proximal map.
+
+    C'_ii = ½(c + √(c² + 4ργ)), c = C_ii - ρ (HC)_ii (Domke 2020).  No smoothness constant and no projection; one draw
+    without the entropy, `Reparametrized`, by default.
+
+    Args:
+        posterior, lr, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
+
+    Raises:
+        PairError: a posterior that holds no root of the covariance.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = ProximalBBVI(CholeskyGaussian(3), lr=1e-2)
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor,
+        *,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        estimator = estimator or Reparametrized(Independent(1))
+        super().__init__(posterior, ProximalRootGradient(), lr, estimator=estimator, loss_scale=loss_scale)

@@ -25,15 +25,20 @@ from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
     Acceleration,
+    Coordinates,
     Cost,
     Estimator,
     Expectation,
     Framed,
     Local,
+    LogTangent,
+    Momentum,
+    Move,
     Path,
     Posterior,
     Rule,
     StepSize,
+    Tangent,
     Target,
     TractableTarget,
     Trial,
@@ -60,7 +65,7 @@ class Heading(NamedTuple):
 
     path: Path
     norm2: Callable[[], Tensor]  # squared natural norm of ∇L, (*batch,)
-    memory: dict[str, Tensor]  # of the acceleration, for the state once the step is taken
+    memory: dict[str, Tensor]  # of the acceleration or momentum, for the state once the step is taken
 
 
 class Status(NamedTuple):
@@ -92,6 +97,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
             otherwise `Stein()`.
         acceleration: `QuasiNewton` memory, or `SiteNewton`, for the slow tail; the first is on by default
             where steps are found by trial (neither lr nor step_size given) along a natural gradient.
+        momentum: `NormalizedMomentum` or `Adam`, which averages the changes over the steps; with a learning rate.
         loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
 
     Raises:
@@ -108,12 +114,13 @@ class NaturalGradientVI(torch.optim.Optimizer):
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
         acceleration: Acceleration | None = None,
+        momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
         self.rule = rule
-        if acceleration is None and lr is None and step_size is None and rule.natural:
+        if acceleration is None and momentum is None and lr is None and step_size is None and rule.natural:
             acceleration = QuasiNewton()
-        self.acceleration = acceleration
+        self.acceleration, self.momentum = acceleration, momentum
         self.step_size = step_size or (SufficientDecrease() if lr is None else Constant())
         self.estimator = estimator
         self.posteriors: list[Posterior] = []
@@ -133,6 +140,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 f"it did by trial; got {type(rule).__name__} with {type(self.step_size).__name__}. "
                 "Use VN or SRVN with SufficientDecrease(), or leave the acceleration out."
             )
+        if momentum is not None:
+            self._check_momentum(momentum)
         if self.step_size.needs_natural and not rule.natural:
             raise PairError(
                 f"{type(self.step_size).__name__} measures steps in the natural norm, which says nothing of the curve "
@@ -171,6 +180,21 @@ class NaturalGradientVI(torch.optim.Optimizer):
         super().add_param_group(group)
         self.posteriors.append(q)
 
+    def _check_momentum(self, momentum: Momentum) -> None:
+        name, rule = type(momentum).__name__, type(self.rule).__name__
+        if not issubclass(self.rule.emits, Tangent):
+            raise PairError(
+                f"{name} averages changes of q's own coordinates; {rule} moves q by {self.rule.emits.__name__}. "
+                "Use NaturalGradient() or RootGradient()."
+            )
+        if momentum.needs_natural and not self.rule.natural:
+            raise PairError(f"{name} normalises natural gradients; those of {rule} are not. Use Adam().")
+        if self.step_size.needs_trial or self.step_size.needs_natural:
+            raise PairError(
+                f"{name} goes where the steps before have gone; {type(self.step_size).__name__} needs the direction "
+                "of the gradient. Pass a learning rate, for example lr=0.001."
+            )
+
     # -------------------------------------------------------------------------------- evaluate
 
     @torch.no_grad()
@@ -199,6 +223,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         unit = 1 / e.temperature if self._found and e.temperature > 0 else 1.0
         if self.acceleration is None:
             path = self.rule(q, e)
+            if self.momentum is not None:
+                return self._averaged(q, path, self._state(index))
             return Heading(path.in_units_of(unit), path.norm2, {})
         gradient = q.local(e)
         # the memory sees L/γ, whose curvature in the frame is about 1 whatever γ
@@ -207,6 +233,21 @@ class NaturalGradientVI(torch.optim.Optimizer):
         path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
         path = replace(path.in_units_of(unit), slope=lambda: bent.slope / unit)
         return Heading(path, lambda: q.norm2(gradient), memory)
+
+    def _averaged(self, q: Posterior, path: Path, state: dict[str, Tensor]) -> Heading:
+        """The path along the average of the changes; a change that is not finite is not remembered."""
+        assert self.momentum is not None
+        move = path.at(torch.ones_like(state["rejections"]))
+        assert isinstance(move, Tangent)
+        kind, (vector, matrix) = type(move), move.change
+        change, memory = self.momentum(q, move.change, path.norm2, state)
+        finite = vector.isfinite().all(-1) & matrix.isfinite().flatten(-q.structure.rank).all(-1)
+        memory = {name: where_members(finite, value, state[name]) for name, value in memory.items()}
+
+        def at(rho: Tensor) -> Move:
+            return kind(Coordinates(rho[..., None] * change.vector, q.structure.scaled(rho, change.matrix)))
+
+        return Heading(Path(at, path.norm2, path.slope), path.norm2, memory)
 
     def _state(self, index: int) -> dict[str, Tensor]:
         """Everything of this posterior that changes from step to step, on first use made."""
@@ -224,8 +265,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
         like = q.mean_probe.detach()[..., 0]
         fresh = {"rejections": torch.zeros_like(like), "loss": torch.full_like(like, torch.inf)}
         fresh.update(self.step_size.init(like))
-        if self.acceleration is not None:
-            fresh.update(self.acceleration.init(q))
+        for part in (self.acceleration, self.momentum):
+            if part is not None:
+                fresh.update(part.init(q))
         for name, value in fresh.items():
             state.setdefault(name, value)
 
@@ -332,7 +374,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
     def _step_on_target(self, target: Target) -> Tensor:
         q = self._only_posterior("a target")
         evaluation, heading = self._evaluated(target)
-        trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q))
+        trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
         if trial is not None:
             stamp = (target, Versions((*target.tensors(), *q.coordinates)))
             self._cache = (stamp, trial, self._heading(0, trial.e))
@@ -421,13 +463,20 @@ class NaturalGradientVI(torch.optim.Optimizer):
         return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
 
     def _advance(
-        self, index: int, start: Evaluation, heading: Heading, evaluate: Callable[[], Evaluation] | None
+        self,
+        index: int,
+        start: Evaluation,
+        heading: Heading,
+        evaluate: Callable[[], Evaluation] | None,
+        coupled: bool = False,
     ) -> Evaluation | None:
         """Move along the path; with a trial, keep it or restore, and return the packet that holds."""
         q, lr = self.posteriors[index], self.param_groups[index]["lr"]
         state, path = self._state(index), heading.path
         rho = self.step_size.propose(path, lr, state["rejections"], state)
-        new, accept = q.moved(path.at(rho))
+        move = path.at(rho)
+        new, accept = q.moved(move)
+        memory = heading.memory if self.momentum is None else _turned(q, move, accept, heading.memory)
         result = None
         if not self.step_size.needs_trial or evaluate is None:
             q.assign(new, accept)
@@ -443,7 +492,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 q.assign(old, torch.ones_like(accept))
                 raise
             slack = 0.0 if start.e.noise2 is None else _SLACK * start.e.noise2
-            kept, control = self.step_size.judge(Trial(start.loss, trial.loss, slope, length, rho, slack), state)
+            tried = Trial(start.loss, trial.loss, slope, length, rho, slack)
+            kept, control = self.step_size.judge(_together(tried) if coupled else tried, state)
             accept = accept & kept
             q.assign(old, ~accept)
             usable = rho.isfinite() & slope.isfinite() & start.loss.isfinite()
@@ -451,7 +501,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
             result = _merged(accept, trial, start)
             state["loss"] = result.loss
         state["rejections"] += ~accept
-        state.update(heading.memory)
+        state.update(memory)
         if self.acceleration is not None:
             state["went"] = torch.where(accept, rho, 0.0)
         self.last = Report(rho, accept)
@@ -482,7 +532,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         """As torch's, with the parts."""
-        parts = (self.rule, self.step_size, self.estimator, self.acceleration)
+        parts = (self.rule, self.step_size, self.estimator, self.acceleration, self.momentum)
         names = ", ".join(type(part).__name__ for part in parts if part is not None)
         return f"{super().__repr__()[:-1].rstrip()}\n    parts: {names}\n)"
 
@@ -512,6 +562,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
             "step_size",
             "estimator",
             "acceleration",
+            "momentum",
             "posteriors",
             "evaluations",
             "gradients",
@@ -524,6 +575,26 @@ class NaturalGradientVI(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._cache = self.last = None
         super().__setstate__(state)
+
+
+def _turned(q: Posterior, move: Move, accept: Tensor, memory: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The averaged change with its columns turned where `moved` turns those of the root to a positive diagonal."""
+    if isinstance(move, LogTangent):  # its diagonal stays positive
+        return memory
+    assert isinstance(move, Tangent)
+    diagonal = q.structure.diagonal(q.coordinates.matrix + move.change.matrix)
+    turned = (diagonal < 0) & accept[..., None]
+    sign = torch.where(turned, -torch.ones_like(diagonal), torch.ones_like(diagonal))[..., None, :]
+    columns = q.structure.outer(torch.ones_like(sign), sign)
+    return memory | {"mean_matrix": columns * memory["mean_matrix"]}
+
+
+def _together(trial: Trial) -> Trial:
+    """One trial of all batch members, each with its own ρ."""
+    before, after, promised = (x.sum().expand_as(x) for x in (trial.before, trial.after, trial.rho * trial.slope))
+    length = trial.length.square().sum().sqrt().expand_as(trial.length)
+    slack = trial.slack.sum().expand_as(trial.slack) if isinstance(trial.slack, Tensor) else trial.slack
+    return Trial(before, after, promised / trial.rho, length, trial.rho, slack)
 
 
 def _merged(where: Tensor, new: Evaluation, old: Evaluation) -> Evaluation:

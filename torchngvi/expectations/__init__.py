@@ -1,6 +1,7 @@
 """Ways to E_q[ℓ] and its derivatives: one estimator a file, and the draws some of them take."""
 
 from torchngvi.expectations.autograd import Autograd
+from torchngvi.expectations.bonnet_price import BonnetPrice
 from torchngvi.expectations.closed_entropy_stein import ClosedEntropyStein
 from torchngvi.expectations.draws import Antithetic, Draws, Fixed, Independent, Quasi
 from torchngvi.expectations.gauss_newton import GaussNewton
@@ -8,14 +9,17 @@ from torchngvi.expectations.hessian import Hessian
 from torchngvi.expectations.hessian_vector import HessianVector
 from torchngvi.expectations.least_squares_stein import LeastSquaresStein
 from torchngvi.expectations.monte_carlo import MonteCarlo
+from torchngvi.expectations.path_derivative import PathDerivative
 from torchngvi.expectations.piecewise import PiecewiseBound
 from torchngvi.expectations.quadrature import Quadrature
+from torchngvi.expectations.reparametrized import Reparametrized
 from torchngvi.expectations.score_function import ScoreFunction
 from torchngvi.expectations.stein import Stein
 
 __all__ = [
     "Antithetic",
     "Autograd",
+    "BonnetPrice",
     "ClosedEntropyStein",
     "Draws",
     "Fixed",
@@ -25,9 +29,11 @@ __all__ = [
     "Independent",
     "LeastSquaresStein",
     "MonteCarlo",
+    "PathDerivative",
     "PiecewiseBound",
     "Quadrature",
     "Quasi",
+    "Reparametrized",
     "ScoreFunction",
     "Stein",
 ]

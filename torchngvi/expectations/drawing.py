@@ -62,5 +62,14 @@ class Drawing(Estimator):
                 f"with fewer the objective has no minimum; got {self.draws.num_samples}. "
                 f"Use Fixed({least}) or more, or a DiagonalGaussian."
             )
-        pulled = seen.pulled / len(seen.z)
-        return Framed(pulled.sum(0), q.one_sided(q.outer(pulled, seen.z)))
+        return self.one_triangle(q, seen.pulled, seen.z)
+
+    def one_triangle(
+        self,
+        q: Posterior,
+        force: Tensor,  # (S, *batch, D)
+        z: Tensor,  # (S, *batch, D)
+    ) -> Framed:
+        """a and W as means of f and f zᵀ, of which W takes the triangle that belongs to the root."""
+        force = force / len(z)
+        return Framed(force.sum(0), q.one_sided(q.outer(force, z)))

@@ -2,5 +2,6 @@
 
 from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.natural import NaturalGaussian
+from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
 
-__all__ = ["CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian"]
+__all__ = ["CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"]

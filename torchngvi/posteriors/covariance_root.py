@@ -4,6 +4,7 @@ The four moves in these coordinates, from N = U Uᵀ with U upper triangular:
 
     Congruence   C' = C U⁻ᵀ,  m' = m + C' U⁻¹ f
     Tangent      C' = C + Ċ,  m' = m + ṁ,  with natural gradient (C a, C tril½[P])
+                 and Euclidean gradient (C⁻ᵀ a, tril[C⁻ᵀ P])
     Affine       C' = qr(M C), m' = m + s
     Root         C', m' as they stand
 
@@ -15,15 +16,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Affine, Congruence, Coordinates, Expectation, Frame, Move, Root, Tangent
-from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.interfaces import (
+    Affine,
+    Congruence,
+    Coordinates,
+    Expectation,
+    Frame,
+    LogTangent,
+    Move,
+    Root,
+    RootTangent,
+    Tangent,
+)
+from torchngvi.posteriors.gaussian import Gaussian, log_moved
 from torchngvi.structures import Dense, Diagonal
 
 
 class CovarianceRoot(Gaussian):
     """N(m, C Cᵀ) over a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`."""
 
-    takes = frozenset({Congruence, Tangent, Affine, Root})
+    takes = frozenset({Congruence, Tangent, RootTangent, LogTangent, Affine, Root})
     root_name: str  # the buffer that holds C
 
     @property
@@ -54,6 +66,14 @@ class CovarianceRoot(Gaussian):
         frame = self.frame()
         return Coordinates(frame.push(a), self.structure.matmul(frame.root, self.structure.tril_half(P)))
 
+    def euclidean(self, e: Expectation) -> Coordinates:
+        """(C⁻ᵀ a, tril[C⁻ᵀ P])."""
+        a, P = self.local(e)
+        upper = self.structure.transpose(self.coordinates.matrix)
+        # C⁻ᵀ P = (P C⁻¹)ᵀ
+        gradient = self.structure.transpose(self.structure.right_solve_transposed(P, upper))
+        return Coordinates(self.structure.solve_upper(upper, a), self.structure.tril(gradient))
+
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
         """(m', C') with a positive diagonal, and where it is one."""
         mean, root = self.coordinates
@@ -64,6 +84,8 @@ class CovarianceRoot(Gaussian):
                 upper, in_cone = structure.reverse_cholesky(N)
                 new = structure.right_solve_transposed(root, upper)
                 vector = mean + structure.mv(new, structure.solve_upper(upper, force))
+            case LogTangent((vector_change, matrix_change)):
+                vector, new = mean + vector_change, log_moved(structure, root, matrix_change)
             case Tangent((vector_change, matrix_change)):
                 vector, new = mean + vector_change, root + matrix_change
             case Affine(M, s):

@@ -408,3 +408,13 @@ class _PushNoise(torch.autograd.Function):
         mean_gradient = pulled.sum(tuple(range(samples))) if samples else pulled
         root_gradient = q.structure.symmetric_part(q.outer(pulled, z))
         return (pulled if ctx.needs_input_grad[0] else None), mean_gradient, root_gradient, None, None, None
+
+
+def log_moved(
+    structure: Structure,
+    root: Tensor,  # Λ, triangular, in q's pattern
+    change: Tensor,  # of log Λ_ii on the diagonal, of Λ_ij elsewhere
+) -> Tensor:
+    """The root after that change: Λ_ii exp(change_ii) and Λ_ij + change_ij."""
+    diagonal = structure.eye(structure.diagonal(root)) != 0
+    return torch.where(diagonal, root * change.exp(), root + change)

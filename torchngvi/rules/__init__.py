@@ -1,10 +1,21 @@
-"""Curves from q, one rule a file; and what may bend the gradient before: QuasiNewton, SiteNewton."""
+"""Curves from q, one rule a file.
 
+What may bend the gradient before: QuasiNewton, SiteNewton; what may average the changes after:
+NormalizedMomentum, Adam.
+"""
+
+from torchngvi.rules.adam import Adam
 from torchngvi.rules.bures_wasserstein import BuresWasserstein
 from torchngvi.rules.centered_svgd import CenteredSVGD
 from torchngvi.rules.covariance_gradient import CovarianceGradient
 from torchngvi.rules.geodesic import Geodesic
+from torchngvi.rules.log_natural_gradient import LogNaturalGradient
+from torchngvi.rules.log_root_gradient import LogRootGradient
 from torchngvi.rules.natural_gradient import NaturalGradient
+from torchngvi.rules.normalized_momentum import NormalizedMomentum
+from torchngvi.rules.projected_root_gradient import ProjectedRootGradient
+from torchngvi.rules.projected_square_root import ProjectedSquareRoot
+from torchngvi.rules.proximal_root_gradient import ProximalRootGradient
 from torchngvi.rules.quasi_newton import QuasiNewton
 from torchngvi.rules.retraction import Retraction
 from torchngvi.rules.root_gradient import RootGradient
@@ -15,11 +26,18 @@ from torchngvi.rules.variational_newton import VariationalNewton
 
 __all__ = [
     "SVGD",
+    "Adam",
     "BuresWasserstein",
     "CenteredSVGD",
     "CovarianceGradient",
     "Geodesic",
+    "LogNaturalGradient",
+    "LogRootGradient",
     "NaturalGradient",
+    "NormalizedMomentum",
+    "ProjectedRootGradient",
+    "ProjectedSquareRoot",
+    "ProximalRootGradient",
     "QuasiNewton",
     "Retraction",
     "RootGradient",

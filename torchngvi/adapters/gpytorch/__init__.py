@@ -11,11 +11,13 @@ from torchngvi.adapters.gpytorch.distribution import (
     natural_optimizer,
     variational_posteriors,
 )
+from torchngvi.adapters.gpytorch.dual import DualELBO
 from torchngvi.adapters.gpytorch.refinement import refine_svgp
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.adapters.gpytorch.training import TrainingResult, train_svgp
 
 __all__ = [
+    "DualELBO",
     "NaturalGradientVariationalDistribution",
     "SparseGP",
     "TrainingResult",

@@ -12,15 +12,17 @@ Hensman, Matthews and Ghahramani (2015) for the bound; Salimbeni, Eleftheriadis 
 gradients of it, here those of Khan and Rue (2023).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
 from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
-from gpytorch.variational import CholeskyVariationalDistribution
+from gpytorch.variational import BatchDecoupledVariationalStrategy, CholeskyVariationalDistribution
 from gpytorch.variational._variational_distribution import _VariationalDistribution
+from gpytorch.variational._variational_strategy import _VariationalStrategy
 from linear_operator.operators import CholLinearOperator, DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
 
@@ -34,27 +36,35 @@ from torchngvi.stepsizes import Constant
 _SAME = 1e-3  # relative error at which two weights of the KL divergence differ
 
 
-class _RootCovariance(CholLinearOperator):
-    """C Cᵀ for a triangular root, upper or lower, that tells how much of its log determinant a loss holds."""
+class _Watched:
+    """Of a linear operator: tells how much of its log determinant a loss holds."""
 
-    entropy_weights: list[Tensor] | None = None
+    watch: Callable[[Tensor], None] | None = None  # called in the backward pass, with that weight
+
+    def inv_quad_logdet(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+        """As GPyTorch's; the gradient that reaches the log determinant is shown."""
+        inv_quad, logdet = super().inv_quad_logdet(*arguments, **options)  # type: ignore[misc]
+        if self.watch is not None and logdet is not None and logdet.requires_grad:
+            logdet.register_hook(self.watch)
+        return inv_quad, logdet
+
+    def _expand_batch(self, batch_shape: Any) -> "_Watched":
+        expanded = super()._expand_batch(batch_shape)  # type: ignore[misc]
+        expanded.watch = self.watch
+        return expanded
+
+
+class _DiagonalCovariance(_Watched, DiagLinearOperator):
+    """diag(c)²."""
+
+
+class _RootCovariance(_Watched, CholLinearOperator):
+    """C Cᵀ for a triangular root, upper or lower."""
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         """(C Cᵀ)⁻¹ x by two substitutions; GPyTorch's own takes every root for a lower one."""
         solved = self.root._transpose_nonbatch().solve(self.root.solve(right_tensor))
         return solved if left_tensor is None else left_tensor @ solved
-
-    def inv_quad_logdet(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
-        """As GPyTorch's; the gradient that reaches the log determinant is kept."""
-        inv_quad, logdet = super().inv_quad_logdet(*arguments, **options)
-        if self.entropy_weights is not None and logdet is not None and logdet.requires_grad:
-            logdet.register_hook(self.entropy_weights.append)
-        return inv_quad, logdet
-
-    def _expand_batch(self, batch_shape: Any) -> "_RootCovariance":
-        expanded = super()._expand_batch(batch_shape)
-        expanded.entropy_weights = self.entropy_weights
-        return expanded
 
 
 class NaturalGradientVariationalDistribution(_VariationalDistribution):
@@ -94,7 +104,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             )
         self.posterior = family(num_inducing_points, batch_shape)  # type: ignore[call-arg]
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
-        self._entropy_weights: list[Tensor] | None = None  # kept while `natural_optimizer` asks
+        self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
         self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,15 +121,33 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         return self._like.dtype
 
     def forward(self) -> MultivariateNormal:
-        """q(u), differentiable in the probes."""
+        """q(u), differentiable in the probes.
+
+        Raises:
+            InputError: the probes are no longer zero.
+        """
+        if any(bool(probe.any()) for probe in (self.posterior.mean_probe, self.posterior.root_probe)):
+            raise InputError(
+                "the probes of q have to stay zero, and another optimizer has moved them. Give it model.parameters() "
+                "and likelihood.parameters(), which leave q out, not buffers()."
+            )
         frame = self.posterior.probed()
         mean, root = frame.mean.to(self.dtype), frame.root.to(self.dtype)
+        covariance: _DiagonalCovariance | _RootCovariance
         if frame.structure.rank == 1:
-            return MultivariateNormal(mean, DiagLinearOperator(root.square()))
-        upper = isinstance(self.posterior, NaturalGaussian)
-        covariance = _RootCovariance(TriangularLinearOperator(root, upper=upper))
-        covariance.entropy_weights = self._entropy_weights
+            covariance = _DiagonalCovariance(root.square())
+        else:
+            upper = isinstance(self.posterior, NaturalGaussian)
+            covariance = _RootCovariance(TriangularLinearOperator(root, upper=upper))
+        if self._entropy_weights is not None:
+            covariance.watch = self._weigh
         return MultivariateNormal(mean, covariance)
+
+    def _weigh(self, weight: Tensor) -> None:
+        """Keep the weight of the log determinant in a loss, and whether the probes had no gradient before it."""
+        gradient = self.posterior.root_probe.grad
+        if self._entropy_weights is not None:
+            self._entropy_weights.append((gradient is None or not bool(gradient.any()), weight.sum()))
 
     @torch.no_grad()
     def initialize_variational_distribution(
@@ -162,7 +190,7 @@ def variational_posteriors(model: torch.nn.Module) -> list[Gaussian]:
     """The posteriors of every layer, task and latent function of a model, for one of our optimizers.
 
     Raises:
-        InputError: a model without any.
+        InputError: a model without any, or one that does not fit its inducing points or kernels.
 
     >>> q = NaturalGradientVariationalDistribution(4)
     >>> variational_posteriors(q) == [q.posterior]
@@ -170,6 +198,9 @@ def variational_posteriors(model: torch.nn.Module) -> list[Gaussian]:
     """
     found = [d.posterior for d in model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
     if found:
+        for strategy in model.modules():
+            if isinstance(strategy, _VariationalStrategy):
+                check_shapes(strategy)
         return found
     others = sorted({type(d).__name__ for d in model.modules() if isinstance(d, _VariationalDistribution)})
     if not others:
@@ -187,6 +218,37 @@ def variational_posteriors(model: torch.nn.Module) -> list[Gaussian]:
     )
 
 
+def check_shapes(strategy: _VariationalStrategy) -> None:
+    """Hold q against the inducing points and the kernels of its strategy.
+
+    Raises:
+        InputError: another number of inducing values than points, or fewer posteriors than the batch of models needs.
+    """
+    q = getattr(strategy, "_variational_distribution", None)
+    if not isinstance(q, NaturalGradientVariationalDistribution):
+        return
+    Z = strategy.inducing_points
+    if q.num_inducing_points != Z.shape[-2]:
+        raise InputError(
+            f"q holds {q.num_inducing_points} inducing values where the strategy has {Z.shape[-2]} inducing points: "
+            f"build NaturalGradientVariationalDistribution({Z.shape[-2]})."
+        )
+    kernels = [module for module in strategy.model.children() if isinstance(module, Kernel)]
+    wanted = torch.broadcast_shapes(Z.shape[:-2], *(kernel.batch_shape for kernel in kernels))
+    if isinstance(strategy, BatchDecoupledVariationalStrategy):  # one dimension is of the mean and of the covariance
+        sizes = list(wanted)
+        del sizes[strategy.mean_var_batch_dim or -1]
+        wanted = torch.Size(sizes)
+    padded = (1,) * (len(q.batch_shape) - len(wanted)) + wanted
+    if len(padded) > len(q.batch_shape) or any(
+        size not in (1, own) for size, own in zip(padded, q.batch_shape, strict=True)
+    ):
+        raise InputError(
+            f"q has the batch shape {tuple(q.batch_shape)} where the inducing points and kernels have {tuple(wanted)}: "
+            f"build NaturalGradientVariationalDistribution({Z.shape[-2]}, batch_shape={tuple(wanted)})."
+        )
+
+
 def natural_optimizer(
     mll: _ApproximateMarginalLogLikelihood,
     lr: float | Tensor = 0.1,
@@ -195,8 +257,9 @@ def natural_optimizer(
 ) -> Method:
     """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
 
-    GPyTorch's objectives are divided by the number of data, and the optimizer takes that back: lr = 1 is the
-    full step.  The first step checks it, by the weight that the KL divergence really has in the loss.
+    GPyTorch's objectives are divided by the number of data and weigh the KL divergence by β.  The optimizer takes
+    both back: lr = 1 is the full step, whatever β.  The first step checks it, by the weight that the KL divergence
+    really has in the loss.  After every step GPyTorch's memory of q is cleared.
 
     Args:
         mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
@@ -206,41 +269,53 @@ def natural_optimizer(
         options: of the method, such as ``step_size=KLRadius(0.1)``.
 
     Raises:
-        InputError: a model without posteriors; at the first step, a loss that is not -mll(...), or its sum over a
-            batch of models.
+        InputError: a model without posteriors, or with one of another shape than its inducing points; ``num_data`` or
+            ``beta`` not positive; at the first step, a loss that is not -mll(...), or its sum over a batch of models.
     """
     if not isinstance(mll, _ApproximateMarginalLogLikelihood):
         raise InputError(
             f"natural_optimizer reads the model and the number of data from the objective; got {type(mll).__name__}. "
             "Give a VariationalELBO, or build VN(variational_posteriors(model), lr=..., loss_scale=num_data)."
         )
-    optimizer = method(
-        variational_posteriors(mll.model), lr, loss_scale=float(mll.num_data), **({"step_size": Constant()} | options)
-    )
+    if not (mll.num_data > 0 and mll.beta > 0):
+        raise InputError(
+            f"the objective has num_data = {mll.num_data} and beta = {mll.beta}: the number of data and the weight of "
+            "the KL divergence must be larger than 0."
+        )
+    posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
+    optimizer = method(posteriors, lr, loss_scale=float(scale), **({"step_size": Constant()} | options))
     _check_scale_once(optimizer, mll)
+    strategies = [m for m in mll.model.modules() if isinstance(m, _VariationalStrategy)]
+
+    def forget(*_: Any) -> None:
+        for strategy in strategies:
+            strategy._clear_cache()
+
+    optimizer.register_step_post_hook(forget)
     return optimizer
 
 
 def _check_scale_once(optimizer: Method, mll: _ApproximateMarginalLogLikelihood) -> None:
     """At the first step, ask whether the KL divergence had the weight β/num_data in the loss."""
-    weights: list[Tensor] = []
     distributions = [d for d in mll.model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
     for distribution in distributions:
-        distribution._entropy_weights = weights
+        distribution._entropy_weights = []
 
-    def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def check(*_: Any) -> None:
         handle.remove()
-        for distribution in distributions:
-            distribution._entropy_weights = None
-        members = sum(d.batch_shape.numel() for d in distributions)
-        # the KL divergence holds -½ log|S| of each posterior
-        weight = -2 * float(sum(w.sum() for w in weights)) / members
         wanted = mll.beta / mll.num_data
-        if weights and abs(weight - wanted) > _SAME * wanted:
-            raise InputError(
-                f"the KL divergence has the weight {weight:.4g} in the loss where the objective has "
-                f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong size. "
-                "Use loss = -mll(model(x), y), summed over the members of a batch of models, not averaged."
-            )
+        for distribution in distributions:
+            weights, distribution._entropy_weights = distribution._entropy_weights or [], None
+            # the KL divergence holds -½ log|S| of each posterior; gradients were last empty at one of these
+            starts = [start for start, (empty, _) in enumerate(weights) if empty] or [0]
+            members = distribution.batch_shape.numel()
+            sums = [-2 * float(sum(w for _, w in weights[start:])) / members for start in starts]
+            if weights and not any(abs(weight - wanted) <= _SAME * wanted for weight in sums):
+                raise InputError(
+                    f"the KL divergence has the weight {sums[-1]:.4g} in the loss where the objective has "
+                    f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong "
+                    "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, and "
+                    "zero_grad() before it."
+                )
 
     handle = optimizer.register_step_pre_hook(check)

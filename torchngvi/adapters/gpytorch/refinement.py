@@ -46,7 +46,8 @@ def refine_svgp(
 ) -> FitResult:
     """The optimal q(u) for hyper-parameters as they are.
 
-    A q that has not left the prior visits its sites first; any other goes on from where it is.
+    A q that has not left the prior visits its sites first, and so does that of a Gaussian likelihood, for which this is
+    exact; any other goes on from where it is.
 
     Args:
         model, likelihood: see `train_svgp`.
@@ -84,7 +85,8 @@ def refine_svgp(
         with restored_dtype(target.posterior) as q:
             # beside a small noise float32 loses the prior, which is 1 in S
             q.double()
-            if not target.coupled and log_concave(likelihood) and _at_the_prior(q):
+            fresh = conjugate(likelihood) or (log_concave(likelihood) and _at_the_prior(q))
+            if fresh and not target.coupled:
                 visited = _visited(target)
                 q.initialize_(visited.mean, visited.stddev if q.mean_field else visited.scale_tril)
             steps = VN(q) if log_concave(likelihood) else IBLR(q)

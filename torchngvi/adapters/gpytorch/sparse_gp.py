@@ -191,10 +191,19 @@ class SparseGP(TractableTarget):
 
     def sites(self, q: Gaussian) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Batch after batch a_n, b_n = β_n a_nᵀm - α_n and c_n = β_n at q, which may move in between."""
+        for projection, mean, alpha, beta in self._linearized(q):
+            yield projection.rows, beta * (mean - projection.mean) - alpha, beta
+
+    def sites_of_values(self, q: Gaussian) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batch after batch t_n = β_n e_n - α_n and c_n = β_n: the same sites in f_n."""
+        for _, mean, alpha, beta in self._linearized(q):
+            yield beta * mean - alpha, beta
+
+    def _linearized(self, q: Gaussian) -> Iterator[tuple[Projection, Tensor, Tensor, Tensor]]:
         for _, projection, y in self._projections(q.dtype):
             mean, variance, _ = projection.moments(q.frame())
             _, alpha, beta = self._moments(y, mean, variance, 1.0)
-            yield projection.rows, beta * (mean - projection.mean) - alpha, beta
+            yield projection, mean, alpha, beta
 
     def backward(self) -> None:
         """Add the gradient of the last value per datum, with q as it was, to the hyper-parameters' ``grad``."""

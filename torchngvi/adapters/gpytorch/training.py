@@ -99,7 +99,7 @@ def train_svgp(
 
     Raises:
         InputError: no data, another number of rows than ``num_data``, an hyper-optimizer that holds q, a
-            checkpoint of another model.
+            loss that is not finite, a checkpoint of another model.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
     >>> import gpytorch
@@ -180,6 +180,8 @@ class _Run:
             self._set_length(rows_here)
             self.hyper.zero_grad()
             loss = self._stepped(target)
+            if loss.device.type == "cpu" and not bool(loss.isfinite()):  # elsewhere it would wait for the device
+                raise InputError(_not_finite(float(loss), y))
             target.backward()
             _backward_priors(self.model, self.likelihood, self.num_data)
             self.hyper.step()
@@ -219,21 +221,18 @@ class _Run:
 
     def _stepped(self, target: SparseGP) -> Tensor:
         """The loss before the step; where float32 is not enough for it, q is in float64 from here on."""
-        if self.q.dtype == torch.float64:
+        refused = self.natural.rejections if self.q.dtype != torch.float64 else 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RejectedStepWarning)  # there is no learning rate to lower
             loss = self.natural.step(target)
-        else:
-            refused = self.natural.rejections
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RejectedStepWarning)
-                loss = self.natural.step(target)
-            if self.natural.rejections > refused:
-                warnings.warn(
-                    f"a natural step could not be taken in {str(self.q.dtype).removeprefix('torch.')}: q is kept in "
-                    "float64 for the rest of the training.",
-                    RejectedStepWarning,
-                    stacklevel=5,
-                )
-                self.q.double()
+        if self.q.dtype != torch.float64 and self.natural.rejections > refused:
+            warnings.warn(
+                f"a natural step could not be taken in {str(self.q.dtype).removeprefix('torch.')}: q is kept in "
+                "float64 for the rest of the training.",
+                RejectedStepWarning,
+                stacklevel=5,
+            )
+            self.q.double()
         assert loss is not None
         return loss
 
@@ -268,7 +267,8 @@ class _Run:
             if "svgp" not in state:
                 raise KeyError("svgp")
         except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, pickle.UnpicklingError) as error:
-            raise InputError(f"{path} is no checkpoint of train_svgp ({error}). Remove it, or name another.") from error
+            why = str(error).partition("\n")[0]
+            raise InputError(f"{path} is no checkpoint of train_svgp ({why}). Remove it, or name another.") from error
         if state["dtype"] == "torch.float64":
             self.q.double()
         try:
@@ -281,6 +281,17 @@ class _Run:
         self.log_rho, self.force = state["log_rho"], state["force"]
         torch.set_rng_state(state["generator"].cpu())
         return list(state["losses"])
+
+
+def _not_finite(loss: float, y: Tensor) -> str:
+    missing = int(y.isnan().sum())
+    what = (
+        f"{missing} of {y.numel()} targets of this batch are NaN" if missing else "check the data and hyper-parameters"
+    )
+    return (
+        f"the negative ELBO of a batch is {loss}: {what}. Everything is as the last step left it. For missing targets "
+        'say gpytorch.settings.observation_nan_policy("mask").'
+    )
 
 
 def _backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:

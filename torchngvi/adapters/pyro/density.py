@@ -15,19 +15,22 @@ import string
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Self, final
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, final
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.ops import packed
 from pyro.ops.contract import contract_to_tensor
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 from torch.distributions import biject_to
 
 from torchngvi.adapters.pyro.sites import (
+    Conditioned,
     Enumerated,
-    SameIndices,
+    Scored,
     Values,
     check_latents,
     is_enumerated,
@@ -72,7 +75,7 @@ class ModelLogJoint(Target):
         self.layout, self.initial = prototype(model, args, self.kwargs, latents)
         self._indices: dict[str, Tensor] = {}
         self._enumerates, self._nesting = False, 0
-        trace = self._trace(self.layout.constrained(self.initial)[0])
+        trace = self._traced(self.layout.constrained(self.initial)[0])[0]
         check_latents(trace)
         uncovered = [site["name"] for site in latents_of(trace)]
         if uncovered:
@@ -142,61 +145,87 @@ class ModelLogJoint(Target):
                 f"build q with dtype={self.initial.dtype}, or convert one of them."
             )
 
+    @torch.no_grad()
+    def check_comparable(self, method: str) -> None:
+        """Raise where each run has an objective of its own, for a method that minimises.
+
+        Raises:
+            InputError: a model that subsamples its data, or that draws.
+        """
+        if not self.comparable:
+            raise InputError(
+                f"{method} minimises one objective, and a model that subsamples its data has another in each run. "
+                "Pass all data, or take the steps of NaturalSVI."
+            )
+        first, second = self(self.initial), self(self.initial)
+        if bool(((first - second).abs() > 1e3 * torch.finfo(first.dtype).eps * first.abs().clamp_min(1.0)).any()):
+            raise InputError(
+                f"{method} minimises one objective, and the model gives {float(first):.6g} and then "
+                f"{float(second):.6g} at the same θ: it draws. Look for a latent site that poutine.block hides, or "
+                "dropout, or take the steps of NaturalSVI."
+            )
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Unknown, as for any function."""
         return ()
 
     # -------------------------------------------------------------------------------- one run of the model
 
-    def _run(self, values: Values, plate: pyro.plate | None = None) -> Trace:
-        """The model at these values, with log probabilities at its sites."""
-        trace = self._trace(values, plate)
-        moved = [name for name in values if name not in trace] + [site["name"] for site in latents_of(trace)]
-        if moved:
-            raise InputError(
-                f"the model must have the same latent sites in each run; {', '.join(moved)} came or went. "
-                "Draw every site in every run, and choose between them with torch.where or a mask."
-            )
+    def _scored(self, values: Values) -> list[Tensor]:
+        """The log probabilities of a run of the model at these values, without enumerated sites."""
+        with pyro.validation_enabled(False), Scored(values, self.layout.shapes, self._indices) as scored:
+            self.model(*self.args, **self.kwargs)
+        scored.check()
+        return scored.log_probs
+
+    def _trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
+        """The run as a trace, with log probabilities at its sites."""
+        trace, conditioned = self._traced(values, plate)
+        conditioned.check()
         with pyro.validation_enabled(False):
             trace.compute_log_prob()
         return trace
 
-    def _trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
+    def _traced(self, values: Values, plate: pyro.plate | None = None) -> tuple[Trace, Conditioned]:
         model = self.model
         if self._enumerates:
             model = Enumerated(-1 - self._nesting - (plate is not None))(model)
-        model = poutine.condition(model if plate is None else plate(model), values)
-        with pyro.validation_enabled(False), SameIndices(self._indices):
-            return poutine.trace(model).get_trace(*self.args, **self.kwargs)
+        model = model if plate is None else plate(model)
+        conditioned = Conditioned(values, self.layout.shapes, self._indices)
+        with pyro.validation_enabled(False), poutine.trace() as tracer, conditioned:
+            model(*self.args, **self.kwargs)
+        return tracer.trace, conditioned
 
     def _one(self, theta: Tensor) -> Tensor:
         """(D,) -> ()."""
         values, log_jacobian = self.layout.constrained(theta)
-        return log_jacobian + self._total(self._run(values))
-
-    def _total(self, trace: Trace) -> Tensor:
         if self._enumerates:
-            return contract_to_tensor(*_factors(trace))
-        return sum(site["log_prob_sum"] for site in random_sites(trace))
+            return log_jacobian + _Factors.of(self._trace(values)).sum_out(frozenset())
+        return log_jacobian + sum(log_prob.sum() for log_prob in self._scored(values))
+
+    def _by_broadcasting(self, theta: Tensor) -> Tensor:
+        """All draws in one run, the dimension of draws on the left of those of the plates."""
+        if self._enumerates:
+            return self._by_plate(theta)
+        count = len(theta)
+        values, log_jacobian = self.layout.constrained(theta, self._nesting)
+        terms = [log_jacobian[:, None]]
+        for log_prob in self._scored(values):
+            if log_prob.ndim <= self._nesting:  # it does not depend on θ
+                log_prob = log_prob.sum().expand(count)
+            terms.append(log_prob.reshape(count, -1))
+        return torch.cat(terms, -1).sum(-1)
 
     def _by_plate(self, theta: Tensor) -> Tensor:
-        """All draws in one run, the dimension of draws on the left of those of the plates."""
-        count, room = len(theta), (1,) * self._nesting
-        if self._enumerates and count == 1:  # the packing of factors drops dimensions of size one
+        """The same in an outermost plate, which Pyro's contraction of enumerated sites asks for."""
+        count = len(theta)
+        if count == 1:  # the packing of factors drops dimensions of size one
             return self._by_loop(theta)
         values, log_jacobian = self.layout.constrained(theta, self._nesting)
         with pyro.validation_enabled(False):
             plate = pyro.plate(_PLATE, count, dim=-1 - self._nesting)
-        trace = self._run(values, plate)
-        if self._enumerates:
-            tree, dims = _factors(trace)
-            draws = frozenset(trace.plate_to_symbol[_PLATE])
-            return log_jacobian + contract_to_tensor(tree, dims, target_ordinal=draws)
-        for site in random_sites(trace):
-            log_prob = site["log_prob"]
-            shape = torch.broadcast_shapes(log_prob.shape, (count, *room))
-            log_jacobian = log_jacobian + log_prob.expand(shape).reshape(count, -1).sum(-1)
-        return log_jacobian
+        trace = self._trace(values, plate)
+        return log_jacobian + _Factors.of(trace).sum_out(frozenset(trace.plate_to_symbol[_PLATE]))
 
     def _by_vmap(self, theta: Tensor) -> Tensor:
         if self._enumerates:
@@ -205,24 +234,15 @@ class ModelLogJoint(Target):
 
     def _by_vmap_and_contraction(self, theta: Tensor) -> Tensor:
         """The factors of each draw by vmap, which cannot take Pyro's contraction; their contraction as of one plate."""
-        names: list[tuple[frozenset, str]] = []
-        summed: set[str] = set()
+        seen: list[_Factors] = []
 
         def factors(one: Tensor) -> tuple[Tensor, list[Tensor]]:
             values, log_jacobian = self.layout.constrained(one)
-            tree, dims = _factors(self._run(values))
-            summed.update(dims)
-            terms = [(plates, term) for plates, some in tree.items() for term in some]
-            names.extend((plates, term._pyro_dims) for plates, term in terms)  # type: ignore[attr-defined]
-            return log_jacobian, [term for _, term in terms]
+            seen.append(_Factors.of(self._trace(values)))
+            return log_jacobian, [factor.log_prob for factor in seen[-1].factors]
 
-        log_jacobian, terms = torch.func.vmap(factors, randomness="same")(theta)
-        draw = next(letter for letter in string.ascii_letters if letter not in "".join(dims for _, dims in names))
-        tree: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
-        for (plates, dims), term in zip(names, terms, strict=True):
-            term._pyro_dims = draw + dims  # type: ignore[attr-defined]
-            tree.setdefault(plates | {draw}, []).append(term)
-        return log_jacobian + contract_to_tensor(tree, summed, target_ordinal=frozenset(draw))
+        log_jacobian, log_probs = torch.func.vmap(factors, randomness="same")(theta)
+        return log_jacobian + seen[-1].for_all_draws(log_probs)
 
     def _by_loop(self, theta: Tensor) -> Tensor:
         return torch.stack([self._one(each) for each in theta.unbind()])
@@ -235,41 +255,42 @@ class ModelLogJoint(Target):
         noise = torch.randn(_POINTS, self.dim, generator=generator, dtype=torch.float64)
         points = self.initial + _SPREAD * noise.to(self.initial)
         self._check_density()
-        for point in points:
-            self._check_supports(point)
-        truth, tolerance = _derivative(self._by_loop, points), torch.finfo(points.dtype).eps ** 0.5
-        for name, way in (("plate", self._by_plate), ("vmap", self._by_vmap)):
+        self._check_supports(points[0])
+        truth, reasons = _derivative(self._by_loop, points), []
+        for name, way in (("plate", self._by_broadcasting), ("vmap", self._by_vmap)):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     answers = [_derivative(way, points), _derivative(way, points[:2])]
-            except Exception:  # whatever a model does that was not written for a batch
+            except Exception as error:  # whatever a model does that was not written for a batch
+                reasons.append(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
                 continue
-            right = (
-                torch.allclose(mine, its[: len(mine)], rtol=tolerance, atol=tolerance, equal_nan=True)
-                for answer in answers
-                for mine, its in zip(answer, truth, strict=True)
-            )
-            if all(right):
+            if all(_agree(answer, truth) for answer in answers):
                 return name, way
+            reasons.append("other values")
+        warnings.warn(
+            "the model is run for one draw after another, which is slow: it does not broadcast over draws "
+            f"({reasons[0]}), and torch.func.vmap cannot take it ({reasons[1]}).",
+            stacklevel=4,
+        )
         return "loop", self._by_loop
 
     def _check_density(self) -> None:
         """Not NaN at the initial point, and data within their supports, where Pyro is set to look."""
         values = self.layout.constrained(self.initial)[0]
-        trace = self._run(values)
+        trace = self._trace(values)
         for site in random_sites(trace):
             if bool(site["log_prob"].isnan().any()):
                 raise InputError(
                     f"the log density of the model is NaN at its initial point, at the site {site['name']!r}. "
                     "Look for missing data or parameters out of range there, or choose another init_loc_fn."
                 )
-        self._trace(values).compute_log_prob()
+        self._traced(values)[0].compute_log_prob()
 
     def _check_supports(self, theta: Tensor) -> None:
         """The supports must be those of the prototype."""
         values = self.layout.constrained(theta)[0]
-        trace = self._run(values)
+        trace = self._trace(values)
         for site in self.layout.sites:
             u = theta[site.where].reshape(site.free)
             fn: Any = trace.nodes[site.name]["fn"]
@@ -312,14 +333,80 @@ def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJ
     return ModelLogJoint(model, args, kwargs)
 
 
-def _factors(trace: Trace) -> tuple[OrderedDict[frozenset, list[Tensor]], set]:
-    """The log probabilities of a trace with enumerated sites by their plates, and the dimensions to sum out."""
-    trace.pack_tensors()
-    tree: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
-    for site in random_sites(trace):
-        plates = frozenset(trace.plate_to_symbol[frame.name] for frame in site["cond_indep_stack"] if frame.vectorized)
-        tree.setdefault(plates, []).append(site["packed"]["log_prob"])
-    return tree, set(trace.symbol_to_dim) - set(trace.plate_to_symbol.values())
+class _Factor(NamedTuple):
+    """The log probability of one site, or of all draws of one."""
+
+    plates: frozenset[str]
+    dims: str  # a letter for each of its dimensions
+    log_prob: Tensor
+
+
+@dataclass
+class _Factors:
+    """What a trace with enumerated sites is a product of, letters for the dimensions to sum out, and their scale.
+
+    As TraceEnum_ELBO has it: a mask is inside the sum over the values of an enumerated site and leaves the site
+    itself alone, a scale is outside.
+    """
+
+    factors: list[_Factor]
+    summed: frozenset[str]
+    scale: Any
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        """From a trace with log probabilities."""
+        trace.pack_tensors()
+        summed = frozenset(trace.symbol_to_dim) - set(trace.plate_to_symbol.values())
+        factors, scales = [], []
+        for site in random_sites(trace):
+            parts: Any = site["packed"]
+            log_prob = parts["log_prob"]
+            if not summed.isdisjoint(log_prob._pyro_dims):
+                scales.append(site["scale"])
+                mask = None if is_enumerated(site) else parts["mask"]
+                log_prob = packed.scale_and_mask(parts["unscaled_log_prob"], mask=mask)
+            frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+            plates = frozenset(trace.plate_to_symbol[frame.name] for frame in frames)
+            factors.append(_Factor(plates, log_prob._pyro_dims, log_prob))
+        return cls(factors, summed, _common(scales))
+
+    def for_all_draws(self, log_probs: list[Tensor]) -> Tensor:
+        """The sum for each draw, from log probabilities with draws in front, which count as one more plate."""
+        known = "".join(factor.dims for factor in self.factors)
+        draw = next(letter for letter in string.ascii_letters if letter not in known)
+        factors = []
+        for (plates, dims, _), log_prob in zip(self.factors, log_probs, strict=True):
+            log_prob._pyro_dims = draw + dims  # type: ignore[attr-defined]
+            factors.append(_Factor(plates | {draw}, draw + dims, log_prob))
+        return _Factors(factors, self.summed, self.scale).sum_out(frozenset(draw))
+
+    def sum_out(self, draws: frozenset[str]) -> Tensor:
+        """The log of the sum, over plates but that of draws."""
+        inside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
+        outside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
+        for plates, dims, log_prob in self.factors:
+            (outside if self.summed.isdisjoint(dims) else inside).setdefault(plates, []).append(log_prob)
+        total = self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws)
+        return total + contract_to_tensor(outside, set(), target_ordinal=draws) if outside else total
+
+
+def _common(scales: list[Any]) -> Any:
+    """The one scale of all sites that hang together with enumerated ones."""
+    if any(isinstance(scale, Tensor) and scale.ndim for scale in scales) or len({float(scale) for scale in scales}) > 1:
+        raise InputError(
+            "all sites that depend on an enumerated one must have the same scale, one number, since it multiplies the "
+            "log of their sum: subsample them by the same plate, or give poutine.scale to all of them."
+        )
+    return scales[0]
+
+
+def _agree(answer: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor]) -> bool:
+    """Up to rounding: gradients through an ill-conditioned factorisation lose most digits, values few."""
+    eps, (values, gradients), count = torch.finfo(truth[0].dtype).eps, truth, len(answer[0])
+    largest = float(gradients.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp_min(1.0))
+    close = torch.allclose(answer[0], values[:count], rtol=eps**0.6, atol=eps**0.6, equal_nan=True)
+    return close and torch.allclose(answer[1], gradients[:count], rtol=0, atol=eps ** (1 / 3) * largest, equal_nan=True)
 
 
 def _derivative(way: Batched, points: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,10 @@ which sticks the landing (Roeder, Wu and Duvenaud 2017): where q is exact, no dr
 
 import copy
 import math
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self, final
 
 import pyro
@@ -21,10 +24,14 @@ from pyro.distributions import TorchDistribution, constraints
 from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.initialization import init_to_median
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
 
-from torchngvi.adapters.pyro.sites import check_latents, is_enumerable
+from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.sites import is_enumerable, latents
 from torchngvi.errors import InputError
+from torchngvi.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -86,7 +93,7 @@ class AutoGaussian(AutoContinuous):
 
     Raises:
         InputError: a family that is no class, an init_scale that is not positive; on set-up, sites that θ cannot
-            hold (`check_latents`); on use, a guide that was not set up.
+            hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up.
 
     >>> import pyro
     >>> def model(y):
@@ -114,7 +121,9 @@ class AutoGaussian(AutoContinuous):
         if not init_scale > 0:
             raise InputError(f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale}.")
         self.family, self.init_scale = family, float(init_scale)
-        super().__init__(model, init_loc_fn=init_loc_fn)
+        self._bare = (model,)  # without the start
+        self._seen: tuple[weakref.ref[TraceMessenger], int] | None = None  # the last step of SVI, and q there
+        super().__init__(model, init_loc_fn=partial(_start, init_loc_fn))
 
     @staticmethod
     def _prototype_hide_fn(msg: Any) -> bool:
@@ -122,7 +131,7 @@ class AutoGaussian(AutoContinuous):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         with torch.no_grad(), pyro.validation_enabled(False):  # what is wrong is said in our words
-            check_latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs))
+            latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs))
             super()._setup_prototype(*args, **kwargs)
             trace: Any = self.prototype_trace
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
@@ -132,9 +141,89 @@ class AutoGaussian(AutoContinuous):
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model once to size q, unless that was done before; with the arguments of the model."""
         if self.prototype_trace is None:
+            self._check_model()
             self._setup_prototype(*args, **kwargs)
             self._create_plates(*args, **kwargs)
         return self
+
+    def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
+        """Set q to N(mode, H⁻¹), H the Hessian of the negative log joint, by Newton's method from where q is now.
+
+        The start of a fit, or an approximation of its own, of the same name as that of AutoLaplaceApproximation, but
+        in place and without training.  Where H has eigenvalues that are not positive it is repaired, with a warning;
+        see `torchngvi.laplace`, which returns what it found.
+
+        Args:
+            args, kwargs: of the model, all of whose continuous latents the guide covers.
+
+        Returns:
+            The guide.
+
+        Raises:
+            InputError: a model that subsamples its data, a guide from a pickle; as `ModelLogJoint` and `laplace`.
+
+        >>> import pyro
+        >>> def model(y):
+        ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        ...     with pyro.plate("data", len(y)):
+        ...         pyro.sample("y", dist.Poisson(rate), obs=y)
+        >>> guide = AutoGaussian(model).laplace_approximation(torch.tensor([3.0, 2.0]))
+        >>> round(guide.median()["rate"].item(), 3), round(guide.posterior.variance.item(), 3)  # 7/3, 1/7
+        (2.333, 0.143)
+        """
+        self._check_model()
+        density = self.setup(*args, **kwargs).density(self._bare[0], args, kwargs)
+        density.check_comparable("Newton's method")
+        result = laplace(self.posterior, density)
+        if bool(result.repaired):
+            warnings.warn(
+                f"{int(result.repaired)} of the {density.dim} eigenvalues of the Hessian at the mode are not positive, "
+                f"the smallest is {float(result.smallest):.2g}: their absolute values took their place, and q is no "
+                "approximation in these directions. Fit the guide from here.",
+                stacklevel=2,
+            )
+        if not bool(result.converged):
+            warnings.warn(
+                f"Newton's method ended at a decrement of {float(result.decrement):.2g} after {result.iterations} "
+                "steps: q is not at a mode. Start from another init_loc_fn, or fit the guide from here.",
+                stacklevel=2,
+            )
+        return self
+
+    def density(
+        self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> ModelLogJoint:
+        """The log joint of a model over the θ of this guide, once it is set up."""
+        density = ModelLogJoint(model, args, kwargs, self.prototype_trace)
+        density.check(self.posterior)
+        return density
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Draw θ and unpack it, as `AutoContinuous`."""
+        if self.prototype_trace is None:
+            self._check_model()
+        result = super().forward(*args, **kwargs)
+        self._watch()
+        return result
+
+    def _watch(self) -> None:
+        """Warn where SVI takes its second step and nobody has moved q since the first."""
+        step = next((frame for frame in _PYRO_STACK if isinstance(frame, TraceMessenger) and frame.param_only), None)
+        if step is None:  # not in a step of SVI
+            return
+        version = sum(buffer._version for buffer in self.posterior.buffers())
+        if self._seen is not None and self._seen[0]() is not step and self._seen[1] == version:
+            warnings.warn(_NOT_MOVED, stacklevel=2)
+            version = -1  # said once
+        if self._seen is None or self._seen[1] >= 0:
+            self._seen = weakref.ref(step), version
+
+    def _check_model(self) -> None:
+        if self._model is None:
+            raise InputError(
+                "the guide comes from a pickle, which holds no model: set it up before it is pickled, or build a new "
+                "one on the model and load the state_dict of the old."
+            )
 
     @property
     def posterior(self) -> Gaussian:
@@ -145,10 +234,7 @@ class AutoGaussian(AutoContinuous):
         """
         q = self._modules.get("q")
         if q is None:
-            raise InputError(
-                "the guide has no posterior before it has seen the model: call guide.setup(*args, **kwargs) with the "
-                "arguments of the model first."
-            )
+            raise InputError(_NOT_SET_UP)
         assert isinstance(q, Gaussian)
         return q
 
@@ -171,14 +257,35 @@ class AutoGaussian(AutoContinuous):
 
     # -------------------------------------------------------------------------------- copies
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if self.prototype_trace is None:
+            raise InputError(_NOT_SET_UP)
+        super()._load_from_state_dict(*args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         """Without the model, as Pyro's guides, and without a change to this one."""
-        return {**self.__dict__, "_model": None, "master": None}
+        return {**self.__dict__, "_model": None, "_bare": None, "master": None, "_seen": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A guide of its own for the same model."""
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
-        new.__dict__["_model"] = self._model
+        new.__dict__.update(_model=self._model, _bare=self._bare)
         return new
+
+
+def _start(init_loc_fn: Callable[..., Any], site: Any) -> Any:
+    """A value by the strategy, which knows no discrete sites."""
+    return site["fn"].sample() if site["fn"].support.is_discrete else init_loc_fn(site)
+
+
+_NOT_SET_UP = (
+    "the guide has no posterior before it has seen the model: call guide.setup(*args, **kwargs) with the arguments of "
+    "the model first."
+)
+_NOT_MOVED = (
+    "a second step of Pyro's SVI finds the posterior of AutoGaussian where the first left it: SVI updates parameters, "
+    "and this guide has none. Fit it with NaturalSVI(model, guide, optim) or fit_guide, or step an optimizer of "
+    "torchngvi on guide.posterior beside SVI."
+)

@@ -8,6 +8,7 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions.util import scale_and_mask
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
@@ -47,6 +48,7 @@ class Layout:
                 Site(site["name"], transform, value.shape, free, value.ndim - site["fn"].event_dim, where)
             )
             self.dim = where.stop
+        self.shapes = {site.name: site.shape for site in self.sites}
 
     def constrained(self, theta: Tensor, nesting: int = 0) -> tuple[Values, Tensor]:
         """Values (*sample, *shape), with room for `nesting` plates between the two, and log|∂x/∂θ| (*sample,)."""
@@ -73,21 +75,77 @@ class Layout:
         return torch.cat(parts, -1)
 
 
-class SameIndices(Messenger):
-    """Random subsamples are drawn once and kept, so that a value and its derivatives see the same rows."""
+class Conditioned(Messenger):
+    """Latent sites take given values; random subsamples are drawn once and kept, so that a value and its derivatives
+    see the same rows.
+    """
 
-    def __init__(self, kept: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        values: Values,
+        shapes: Mapping[str, torch.Size],  # of the sites in θ
+        kept: dict[str, Tensor],  # indices, by the name of the plate
+    ) -> None:
         super().__init__()
-        self.kept = kept
+        self.values, self.shapes, self.kept = values, shapes, kept
+        self.met: set[str] = set()
+        self.unknown: list[str] = []  # latent sites without a value
 
     def _pyro_sample(self, msg: Any) -> None:
-        if not site_is_subsample(msg) or msg["value"] is not None:
-            return
+        name = msg["name"]
+        if site_is_subsample(msg):
+            self._keep(msg)
+        elif name in self.values:
+            check_shape(name, msg["fn"], self.values[name], self.shapes[name])
+            msg["value"], msg["is_observed"] = self.values[name], True
+            self.met.add(name)
+        elif not (msg["is_observed"] or is_enumerable(msg)):
+            self.unknown.append(name)
+
+    def _keep(self, msg: Any) -> None:
         fn = msg["fn"]
-        if fn.subsample_size is not None and fn.subsample_size < fn.size:
+        if msg["value"] is None and fn.subsample_size is not None and fn.subsample_size < fn.size:
             if msg["name"] not in self.kept:
                 self.kept[msg["name"]] = fn.sample()
             msg["value"] = self.kept[msg["name"]]
+
+    def check(self) -> None:
+        """After a run: each site was met, and no other.
+
+        Raises:
+            InputError: sites that came or went.
+        """
+        moved = [name for name in self.values if name not in self.met] + self.unknown
+        if moved:
+            raise InputError(
+                f"the model must have the same latent sites in each run; {', '.join(moved)} came or went. "
+                "Draw every site in every run, and choose between them with torch.where or a mask."
+            )
+
+
+class Scored(Conditioned):
+    """And keeps the log probabilities of all sites: what a trace does, and no more."""
+
+    def __init__(self, values: Values, shapes: Mapping[str, torch.Size], kept: dict[str, Tensor]) -> None:
+        super().__init__(values, shapes, kept)
+        self.log_probs: list[Tensor] = []
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not site_is_subsample(msg):
+            log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
+            self.log_probs.append(scale_and_mask(log_prob, msg["scale"], msg["mask"]))
+
+
+class Parameters(Messenger):
+    """The leaves behind the parameters that a run meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: Any = set()
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        value = msg["value"]
+        self.met.add(value.unconstrained() if hasattr(value, "unconstrained") else value)
 
 
 class Enumerated(EnumMessenger):
@@ -136,8 +194,36 @@ def latents(trace: Trace) -> list[Any]:
     check_latents(trace)
     found = latents_of(trace)
     if not found:
-        raise InputError("the model has no continuous latent site: there is nothing to fit.")
+        sites = random_sites(trace)
+        seen = [f"{site['name']} ({'enumerated' if is_enumerated(site) else 'observed'})" for site in sites]
+        raise InputError(
+            "the model has no continuous latent site, so that there is nothing to fit: "
+            f"its sample sites are {', '.join(seen) or 'none'}."
+        )
     return found
+
+
+def check_shape(
+    name: str,
+    fn: Any,  # the distribution of a latent site in this run
+    value: Tensor,  # (*sample, 1, .., *shape)
+    shape: torch.Size,  # of the site in θ
+) -> None:
+    """The site must be as large as where θ was laid out.
+
+    Raises:
+        InputError: another shape.
+    """
+    now = fn.shape()
+    fits = len(now) <= value.ndim and all(
+        mine in (1, its) for mine, its in zip(reversed(now), reversed(value.shape), strict=False)
+    )
+    if not fits or now[max(0, len(now) - len(shape)) :] != shape:
+        comes = tuple(now[value.ndim - len(shape) :] or now)  # without the dimension of draws
+        raise InputError(
+            f"the latent site {name!r} has shape {tuple(shape)} in the guide and comes with {comes} in this run "
+            "of the model: θ has one size. Build another guide for data of another size, or for another model."
+        )
 
 
 def check_latents(trace: Trace) -> None:

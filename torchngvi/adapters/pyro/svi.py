@@ -10,19 +10,19 @@ rule turns into a natural-gradient step, the second goes to any optimizer.
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
-from torchngvi.errors import InputError
+from torchngvi.adapters.pyro.sites import Parameters
+from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
 from torchngvi.fit import fit
 from torchngvi.interfaces import Local
@@ -69,11 +69,7 @@ def fit_guide(
     (tensor([3.]), tensor([0.5000]))
     """
     density = _density(model, guide, args, kwargs)
-    if not density.comparable:
-        raise InputError(
-            "fit_guide minimises one objective, and a model that subsamples its data has another in each run. "
-            "Pass all data, or take the steps of NaturalSVI."
-        )
+    density.check_comparable("fit_guide")
     return fit(guide.posterior, density, **(options or {}))
 
 
@@ -129,6 +125,7 @@ class NaturalSVI:
         self._make = natural or (lambda q: IBLR(q, lr=0.1, step_size=KLRadius(0.5)))
         self._natural: NaturalGradientVI | None = None
         self._density: ModelLogJoint | None = None
+        self._warned = False
         self.norm = math.nan  # of the natural gradient in q, as the last step saw it
 
     @property
@@ -145,25 +142,33 @@ class NaturalSVI:
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Take one step with the arguments of the model; an estimate of the loss -ELBO before it.
 
-        A loss that is not finite moves nothing.
+        A loss that is not finite moves nothing, with a warning the first time.
         """
         density, q = self._on(args, kwargs), self.guide.posterior
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
-        with torch.enable_grad(), poutine.trace(param_only=True) as capture:
+        with torch.enable_grad(), Parameters() as parameters:
             theta = q.push_noise(self._draws(q.mean_probe.detach()))
             loss = (LatentGaussian(q).log_prob(theta) - density(theta)).mean()
-        parameters: Any = {_unconstrained(site["value"]) for site in capture.trace.nodes.values()}
         if bool(loss.isfinite()):
             loss.backward()
             self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
             self.natural.step()
             if isinstance(self.optim, PyroOptim):
-                self.optim(parameters)
+                self.optim(parameters.met)
             elif self.optim is not None:
                 self.optim.step()
-        zero_grads(parameters)
+        elif not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the loss of NaturalSVI is {loss.item()}: the log joint is not finite at some of the draws from q. "
+                "Nothing was moved, and steps like it will be skipped without another warning. Start nearer "
+                "(init_loc_fn, a smaller init_scale), or look for parameters out of range.",
+                RejectedStepWarning,
+                stacklevel=2,
+            )
+        zero_grads(parameters.met)
         return loss.item()
 
     @torch.no_grad()
@@ -218,10 +223,7 @@ def _density(
 ) -> ModelLogJoint:
     """The log joint over the latents of the guide."""
     _check_guide(guide)
-    guide.setup(*args, **kwargs)
-    density = ModelLogJoint(model, args, kwargs, guide.prototype_trace)
-    density.check(guide.posterior)
-    return density
+    return guide.setup(*args, **kwargs).density(model, args, kwargs)
 
 
 def _check_guide(guide: object) -> None:
@@ -230,11 +232,6 @@ def _check_guide(guide: object) -> None:
             f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Other guides, and lists of "
             "guides, go through Trace_ELBO()(model, guide)."
         )
-
-
-def _unconstrained(value: Any) -> Tensor:
-    """The leaf behind a parameter."""
-    return value.unconstrained() if hasattr(value, "unconstrained") else value
 
 
 def _mean(losses: list[float]) -> tuple[float, float]:

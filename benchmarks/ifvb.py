@@ -1,0 +1,124 @@
+"""Cost of the recursion for the inverse Fisher matrix, in units of the BLAS calls it stands for, of the same run.
+
+    python benchmarks/ifvb.py [--dims 200 1000 2000] [--repeat 20] [--device cpu]
+
+A unit is one symmetric matrix-vector product and one symmetric rank-one update of a D x D matrix a vector, by
+SciPy's dsymv and dsyr in place on one triangle (on a GPU torch.mv and addr_); for a block of S scores one D x D x S
+product and one rank-S update.  With c_beta > 0 a score brings two vectors.  Timed is all of ``absorb``: finite
+check, draws of Z, the waiting vectors and their share of the block updates; and a whole step of IFVB.
+"""
+
+import argparse
+import time
+
+import torch
+from scipy.linalg import blas
+
+from torchngvi.ifvb import ClosedForm, MeanFieldGaussian, PreconditionedVI, Recursive
+
+CALLS = 32  # timed together: the waiting vectors are subtracted once in them
+
+
+def seconds(run, repeat, device):
+    """Fastest of some repeats of CALLS calls, a call: time of this thread on a CPU, so that others' work counts little."""
+    clock = time.thread_time if device.type == "cpu" else time.perf_counter
+    times = []
+    for _ in range(repeat):
+        synchronize(device)
+        start = clock()
+        for _ in range(CALLS):
+            run()
+        synchronize(device)
+        times.append((clock() - start) / CALLS)
+    return min(times)
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def unit_of_one(dim, device):
+    """One symmetric product and one symmetric rank-one update."""
+    P, x = (
+        1e3 * torch.eye(dim, dtype=torch.float64, device=device),
+        torch.randn(dim, dtype=torch.float64, device=device),
+    )
+    if device.type == "cuda":
+
+        def run():
+            u = torch.mv(P, x)
+            P.addr_(u, u, alpha=-1e-12)
+
+        return run
+    matrix, vector = P.numpy().copy(order="F"), x.numpy()
+
+    def run():
+        u = blas.dsymv(1.0, matrix, vector, lower=1)
+        blas.dsyr(-1e-12, u, lower=1, a=matrix, overwrite_a=1)
+
+    return run
+
+
+def unit_of_block(dim, count, device):
+    """One D x D x S product and one rank-S update."""
+    P = 1e3 * torch.eye(dim, dtype=torch.float64, device=device)
+    X = torch.randn(dim, count, dtype=torch.float64, device=device)
+
+    def run():
+        U = P @ X
+        P.addmm_(U, U.mT, alpha=-1e-12)
+
+    return run
+
+
+def absorb(dim, samples, c_beta, device):
+    q = MeanFieldGaussian(torch.zeros(dim, dtype=torch.float64, device=device))
+    rule, generator = Recursive(samples, eps=1.0, c_beta=c_beta), torch.Generator(device).manual_seed(0)
+    state = rule.init(q)
+    scores = torch.randn(samples, dim, dtype=torch.float64, device=device, generator=generator)
+    return lambda: rule.absorb(state, scores, generator)
+
+
+def step(dim, samples, device):
+    """A whole step with c_beta = 0, the gradient free: also t P g and a draw."""
+    q = MeanFieldGaussian(torch.zeros(dim, dtype=torch.float64, device=device))
+    rule = Recursive(samples, eps=1.0, c_beta=0.0)
+    opt = PreconditionedVI(q, rule, 1e-9, estimator=ClosedForm(), warmup=1, generator=torch.Generator(device))
+    return lambda: opt.step(lambda lam: -lam.square().sum())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dims", type=int, nargs="+", default=[200, 1000, 2000])
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    torch.set_num_threads(1)
+    print(f"{torch.get_num_threads()} thread(s), {device}; times in units of the BLAS calls they stand for")
+    print(f"{'D':>6}{'unit of 1':>12}{'S=1':>8}{'S=1, Z':>8}{'step':>8}{'unit of 16':>12}{'S=16':>8}{'S=16, Z':>9}")
+    for dim in arguments.dims:
+        one, block, both = (
+            seconds(run, arguments.repeat, device)
+            for run in (unit_of_one(dim, device), unit_of_block(dim, 16, device), unit_of_block(dim, 32, device))
+        )
+        ratios = [
+            seconds(run, arguments.repeat, device) / unit
+            for run, unit in (
+                (absorb(dim, 1, 0.0, device), one),
+                (absorb(dim, 1, 1.0, device), 2 * one),
+                (step(dim, 1, device), one),
+                (absorb(dim, 16, 0.0, device), block),
+                (absorb(dim, 16, 1.0, device), both),
+            )
+        ]
+        print(
+            f"{dim:>6}{1e3 * one:>10.3f}ms{ratios[0]:>8.2f}{ratios[1]:>8.2f}{ratios[2]:>8.2f}"
+            f"{1e3 * block:>10.3f}ms{ratios[3]:>8.2f}{ratios[4]:>9.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

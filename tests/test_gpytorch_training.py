@@ -1,0 +1,222 @@
+"""Joint training: the length of natural steps, interruption and resumption, what cannot be trained on."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from torchngvi.adapters.gpytorch import (
+    NaturalGradientVariationalDistribution,
+    refine_svgp,
+    train_svgp,
+    variational_posteriors,
+)
+from torchngvi.adapters.gpytorch.training import TrainingResult, _Run
+from torchngvi.errors import InputError
+
+gp = pytest.importorskip("gpytorch")
+N, M = 200, 8
+
+
+class Model(gp.models.ApproximateGP):
+    def __init__(self, size=M):
+        q = NaturalGradientVariationalDistribution(size, mean_init_std=0.0)
+        super().__init__(gp.variational.VariationalStrategy(self, torch.linspace(-2, 2, size)[:, None], q))
+        self.mean_module = gp.means.ConstantMean()
+        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
+
+    def forward(self, x):
+        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def data():
+    torch.manual_seed(0)
+    x = 4 * torch.rand(N, 1).double() - 2
+    return x, torch.sin(3 * x[:, 0]) + 0.2 * torch.randn(N).double()
+
+
+def set_up(noise=0.05):
+    torch.manual_seed(0)
+    model, likelihood = Model().double(), gp.likelihoods.GaussianLikelihood().double()
+    likelihood.noise = noise
+    adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
+    x, y = data()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20, shuffle=True)
+    return model, likelihood, adam, loader
+
+
+class TestLength:
+    def run(self):
+        model, likelihood, adam, _ = set_up()
+        return _Run(model.train(), likelihood.train(), N, adam)
+
+    def test_the_start(self):
+        """ρ = min(½, max(B/N, B/(5M))), and 1 on all rows of a Gaussian likelihood."""
+        run = self.run()
+        run._set_length(4)
+        assert math.isclose(float(run.natural.param_groups[0]["lr"]), 4 / (5 * M))
+        run._set_length(N)
+        assert run.natural.param_groups[0]["lr"] == 1.0
+
+    def test_follows_the_cosine_of_successive_gradients(self):
+        """Up by the full rate where they agree, down where they are opposed, and within its bounds."""
+        run = self.run()
+        run._set_length(4)
+        force = torch.ones(M).double()
+        run._follow(force, 4)
+        start = float(run.log_rho)
+        run._follow(force, 4)
+        assert math.isclose(float(run.log_rho), start + 0.1)
+        run._follow(-force, 4)
+        assert math.isclose(float(run.log_rho), start)
+        run._follow(force * torch.nan, 4)
+        assert math.isclose(float(run.log_rho), start)
+        run.force = force
+        for _ in range(200):
+            run._follow(force, 4)
+        assert math.isclose(float(run.log_rho.exp()), 0.5)
+        for _ in range(200):
+            run._follow(-run.force, 4)
+        assert math.isclose(float(run.log_rho.exp()), 0.1 * 4 / N)
+
+    def test_at_rest_successive_gradients_are_opposed(self):
+        """E⟨g_t, g_t+1⟩ = -½ρ E|g|² for steps ρ on x with gradients x + noise: within 5 standard errors."""
+        generator = torch.Generator().manual_seed(0)
+        for rho in (0.1, 0.5):
+            x, before, products, squares = torch.zeros(400).double(), None, [], []
+            for step in range(4000):
+                g = x + torch.randn(400, generator=generator).double()
+                if step > 200:
+                    products.append(float(g @ before))
+                    squares.append(float(g @ g))
+                x, before = x - rho * g, g
+            ratio = sum(products) / sum(squares)
+            assert abs(ratio + rho / 2) < 5 / math.sqrt(400 * 3800)
+
+    def test_the_length_falls_where_nothing_moves(self):
+        """With hyper-parameters at rest the noise of the batches prevails: ρ falls, and the loss with it."""
+        model, likelihood, _, loader = set_up()
+        still = torch.optim.SGD([*model.parameters(), *likelihood.parameters()], lr=1e-12)
+        run = _Run(model.train(), likelihood.train(), N, still)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torchngvi.adapters.gpytorch.training._RATE", 0.1)
+            bar = type("Bar", (), {"disable": True, "update": lambda *_: None})()
+            run.epoch(loader, bar)
+            first = float(run.log_rho)
+            for _ in range(15):
+                run.epoch(loader, bar)
+        assert float(run.log_rho) < first - 1.0
+
+
+class TestResume:
+    def test_bit_for_bit(self, tmp_path):
+        """Two epochs, then two more from the file, as four in one go: the shuffling included."""
+        whole = set_up()
+        result = train_svgp(*whole[:2], whole[3], N, whole[2], epochs=4, progress=False)
+        path = tmp_path / "run.pt"
+        first = set_up()
+        train_svgp(*first[:2], first[3], N, first[2], epochs=2, progress=False, checkpoint=path)
+        again = set_up()
+        torch.manual_seed(99)
+        resumed = train_svgp(*again[:2], again[3], N, again[2], epochs=4, progress=False, checkpoint=path)
+        assert resumed.losses == result.losses
+        for a, b in zip(whole[0].state_dict().values(), again[0].state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+        done = train_svgp(*again[:2], again[3], N, again[2], epochs=4, progress=False, checkpoint=path)
+        assert done.losses == result.losses
+
+    def test_an_interrupt_keeps_what_was_done(self):
+        model, likelihood, adam, loader = set_up()
+        count = []
+
+        def batches():
+            for batch in loader:
+                count.append(1)
+                if len(count) == 15:
+                    raise KeyboardInterrupt
+                yield batch
+
+        class Loader:
+            __iter__ = staticmethod(batches)
+
+        result = train_svgp(model, likelihood, Loader(), N, adam, epochs=5, refine=True, progress=False)
+        assert result.interrupted
+        assert result.refined is None
+        assert len(result.losses) == 1
+        assert str(result).startswith("1 epochs, then interrupted, negative ELBO per datum")
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+    def test_other_files(self, tmp_path):
+        model, likelihood, adam, loader = set_up()
+        path = tmp_path / "run.pt"
+        path.write_text("no")
+        with pytest.raises(InputError, match=r"run.pt is no checkpoint of train_svgp \(.*\). Remove it, or name anoth"):
+            train_svgp(model, likelihood, loader, N, adam, checkpoint=path)
+        path.unlink()
+        train_svgp(model, likelihood, loader, N, adam, epochs=1, progress=False, checkpoint=path)
+        other = Model(5).double()
+        with pytest.raises(InputError, match=r"run.pt belongs to another model \("):
+            train_svgp(other, likelihood, loader, N, torch.optim.Adam(other.parameters()), checkpoint=path)
+
+    def test_a_float64_q_in_a_float32_model(self, tmp_path):
+        """What the file holds of q is not rounded."""
+        model, likelihood, adam, loader = set_up()
+        model, likelihood = model.float(), likelihood.float()
+        batches = [(x.float(), y.float()) for x, y in loader]
+        adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
+        run = _Run(model.train(), likelihood.train(), N, adam)
+        run.q.double()
+        run.q.initialize_(1 / 3, 0.1)
+        wanted = copy.deepcopy(run.q)
+        run.save(tmp_path / "run.pt", [1.0])
+        run.q.initialize_(0.0, 1.0).float()
+        assert run.resumed(tmp_path / "run.pt") == [1.0]
+        assert torch.equal(run.q.mean, wanted.mean)
+        assert run.q.dtype == torch.float64
+        assert len(batches) == 10
+
+
+class TestRefusals:
+    def test_missing_targets(self):
+        """Named, before any hyper-parameter is touched; or masked, as the setting says."""
+        model, likelihood, adam, _ = set_up()
+        x, y = data()
+        y[3] = torch.nan
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(
+            InputError, match="of a batch is nan: 1 of 100 targets of this batch are NaN. Everything is"
+        ):
+            train_svgp(model, likelihood, [(x[:100], y[:100]), (x[100:], y[100:])], N, adam, progress=False)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        known = torch.arange(N) != 3
+        for policy in ("mask", "fill"):
+            masked, without = set_up()[0], set_up()[0]
+            with gp.settings.observation_nan_policy(policy):
+                assert refine_svgp(masked, likelihood, [(x, y)], progress=False).converged
+            refine_svgp(without, likelihood, [(x[known], y[known])], progress=False)
+            a, b = variational_posteriors(masked)[0], variational_posteriors(without)[0]
+            assert float((a.mean - b.mean).abs().max()) < 1e-8
+            assert float((a.covariance - b.covariance).abs().max()) < 1e-8
+
+    def test_infinite_loss(self):
+        model, likelihood, adam, _ = set_up()
+        x, y = data()
+        y[0] = torch.inf
+        with pytest.raises(InputError, match="of a batch is inf: check the data and hyper-parameters"):
+            train_svgp(model, likelihood, [(x, y)], N, adam, progress=False)
+
+    def test_a_noise_for_each_row(self):
+        model, _, _, _ = set_up()
+        x, y = data()
+        likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.full((N,), 0.05).double())
+        assert refine_svgp(model, likelihood, [(x, y)], progress=False).converged
+        with pytest.raises(InputError, match="holds a noise for each of 200 rows and cannot tell which a batch of 100"):
+            refine_svgp(model, likelihood, [(x[:100], y[:100]), (x[100:], y[100:])], progress=False)
+
+
+def test_the_line_of_a_result():
+    assert str(TrainingResult([2.0, 1.5], 3, None)) == (
+        "2 epochs, negative ELBO per datum 1.5000, 0.5 less than an epoch before, 3 natural steps not taken"
+    )
+    assert str(TrainingResult([], 0, None)) == "0 epochs, none complete, 0 natural steps not taken"

@@ -1,0 +1,717 @@
+"""IFVB and AIFVB as optimizers: their steps, estimators, averages, state, and what they do with bad input."""
+
+import contextlib
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+
+from torchngvi import DataLogJoint, LogJoint
+from torchngvi.errors import InputError, PairError, RejectedStepWarning
+from torchngvi.ifvb import (
+    AIFVB,
+    IFVB,
+    Adam,
+    AffineCoupling,
+    Averaging,
+    BatchFisher,
+    Beta,
+    Blocks,
+    ClosedForm,
+    ControlVariate,
+    Exact,
+    FlatCholesky,
+    Identity,
+    MatrixFree,
+    MeanFieldGaussian,
+    ModuleFlow,
+    OrthogonalFlow,
+    Pathwise,
+    PreconditionedVI,
+    RankOneGaussian,
+    Recursive,
+    ScoreFunction,
+    VecGaussian,
+    Window,
+    asymptotic_covariance,
+    lower_bound,
+    marginal_sample,
+    run,
+)
+
+FLOAT = torch.float64
+Z_LIMIT = 4.5
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def gaussian(*batch, dim=2):
+    return MeanFieldGaussian(torch.full((*batch, 2 * dim), 0.3, dtype=FLOAT))
+
+
+def log_joint(theta):
+    """A normal posterior N(1, ½) in each coordinate, up to a constant."""
+    return -(theta - 1).square().sum(-1)
+
+
+def bound(lam):
+    """LB of a mean-field Gaussian on `log_joint`, its own constant left out."""
+    mean, log_sd = lam.chunk(2, -1)
+    return (log_sd - (mean - 1).square() - (2 * log_sd).exp()).sum(-1)
+
+
+def gradient_of(function, lam):
+    lam = lam.detach().requires_grad_()
+    return torch.autograd.grad(function(lam).sum(), lam)[0]
+
+
+# ------------------------------------------------------------------------------------ one step
+
+
+def test_ifvb_step_by_hand():
+    """Algorithm 1: gradient draws, then Fisher draws, two updates of P, step with α_{s+1} (s+1) P."""
+    q = gaussian()
+    opt = IFVB(
+        q, 2.0, alpha=0.8, offset=3.0, samples=1, eps=0.7, c_beta=0.4, beta=0.2, warmup=0, clip=5.0,
+        estimator=ScoreFunction(6), generator=seeded(),
+    )  # fmt: skip
+    generator, lam, P = seeded(), q.vector.detach().clone(), torch.eye(4, dtype=FLOAT) / 0.7
+    for s in range(4):
+        theta = q.sample(6, generator, lam)
+        h = log_joint(theta) - q.log_prob(theta, lam)
+        g = -(q.score(theta, lam) * h[:, None]).mean(0)
+        phi = q.score(q.sample(1, generator, lam), lam)[0]
+        Z = torch.randn((1, 4), generator=generator, dtype=FLOAT)[0]
+        for vector, weight in ((phi, 1.0), (Z, 0.4 * (s + 1) ** -0.2)):
+            u = P @ vector
+            P = P - weight * torch.outer(u, u) / (1 + weight * vector @ u)
+        direction = (s + 1) * P @ g
+        direction = direction * min(1.0, 5.0 / float(direction.norm()))
+        lam = lam - 2.0 * (3.0 + s + 1) ** -0.8 * direction
+        loss = opt.step(log_joint)
+        assert torch.allclose(q.vector, lam, rtol=1e-10)
+        assert loss.item() == pytest.approx(-float(h.mean()))
+    assert opt.memory["fisher_draws"] == 4
+    assert opt.memory["log_joint_draws"] == 24
+
+
+@pytest.mark.parametrize("at_average", [True, False])
+def test_aifvb_step_by_hand(at_average):
+    """Algorithm 2: Fisher draws at the average (Eq 4.8) or at the iterate (Remark 4.2); step at the iterate."""
+    q = gaussian()
+    opt = AIFVB(
+        q, samples=3, eps=0.7, c_beta=0.0, warmup=5, w=1.0, fisher_at_average=at_average, estimator=ClosedForm(),
+        generator=seeded(),
+    )  # fmt: skip
+    generator, lam, H = seeded(), q.vector.detach().clone(), 0.7 * torch.eye(4, dtype=FLOAT)
+    average, weights, count = lam.clone(), [], 5
+    phi = q.score(q.sample(5, generator, lam), lam)
+    H = H + phi.mT @ phi
+    iterates = []
+    for s in range(5):
+        g = -gradient_of(bound, lam)
+        at = average if at_average else lam
+        phi = q.score(q.sample(3, generator, at), at)
+        H, count = H + phi.mT @ phi, count + 3
+        lam = lam - (100.0 + s + 1) ** -0.75 * count * torch.linalg.solve(H, g)
+        iterates.append(lam)
+        weights.append(math.log(s + 1))
+        total = sum(weights)
+        average = sum(w * x for w, x in zip(weights, iterates, strict=True)) / total if total else lam
+        opt.step(bound)
+        assert torch.allclose(q.vector, lam, rtol=1e-10)
+        assert torch.allclose(opt.average, average, rtol=1e-10)
+    assert opt.memory["fisher_draws"] == 20
+    assert torch.allclose(opt.inverse_fisher(), count * torch.linalg.inv(H), rtol=1e-9)
+
+
+@pytest.mark.parametrize("w", [0.0, 0.5, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("burn_in", [0, 4])
+def test_average_is_the_weighted_mean(w, burn_in):
+    """Recursion = direct mean with log(k)^w, k = 1.. after the burn-in; 0⁰ = 1; no 0/0 at the first."""
+    rule, state = Averaging(w, burn_in), {"average": torch.zeros(3, dtype=FLOAT), "weight": 0.0}
+    iterates = torch.randn(30, 3, generator=seeded(), dtype=FLOAT)
+    for index, iterate in enumerate(iterates):
+        rule.update(state, iterate, index)
+        used = iterates[burn_in : index + 1]
+        weight = torch.arange(1, len(used) + 1, dtype=FLOAT).log() ** w
+        if len(used) == 0 or float(weight.sum()) == 0:
+            assert torch.equal(state["average"], iterate)
+        else:
+            assert torch.allclose(state["average"], (weight[:, None] * used).sum(0) / weight.sum())
+
+
+def test_weights_inflate_the_variance_little():
+    """s Σw²/(Σw)² for w = 2 is 1.155, 1.077, 1.045 at s = 100, 1000, 10,000."""
+    for s, expected in ((100, 1.155), (1000, 1.077), (10_000, 1.045)):
+        w = torch.arange(1, s + 1, dtype=FLOAT).log() ** 2
+        assert float(s * w.square().sum() / w.sum() ** 2) == pytest.approx(expected, abs=6e-4)
+
+
+def test_schedule_is_in_the_param_group():
+    """α_k = c/(c' + k)^α; a scheduler of torch may change c."""
+    q = gaussian()
+    opt = PreconditionedVI(q, Identity(), 0.5, alpha=0.6, offset=10.0, estimator=ClosedForm())
+    half = torch.optim.lr_scheduler.LambdaLR(opt, lambda epoch: 0.5**epoch)
+    for k in range(1, 5):
+        before, g = q.vector.detach().clone(), gradient_of(bound, q.vector)
+        opt.step(bound)
+        alpha_k = 0.5 * 0.5 ** (k - 1) * (10 + k) ** -0.6
+        assert torch.allclose(q.vector - before, alpha_k * g)
+        assert opt.last.step == pytest.approx(alpha_k)
+        half.step()
+
+
+def test_clipping_bounds_the_step():
+    q = gaussian(3)
+    opt = PreconditionedVI(q, Identity(), 1.0, alpha=0.0, clip=0.1, estimator=ClosedForm())
+    before = q.vector.detach().clone()
+    opt.step(bound)
+    assert torch.allclose((q.vector - before).norm(dim=-1), torch.full((3,), 0.1, dtype=FLOAT))
+    assert opt.last.clipped.tolist() == [True] * 3
+    assert opt.memory["clips"].tolist() == [1.0] * 3
+    assert (opt.last.norm > 0.1).all()
+
+
+def test_momentum():
+    """M ← ωM + (1 - ω) direction, and the step along M."""
+    q = gaussian()
+    opt = PreconditionedVI(q, Exact(), 0.1, alpha=0.0, momentum=0.6, estimator=ClosedForm())
+    lam, M = q.vector.detach().clone(), 0.0
+    for _ in range(4):
+        M = 0.6 * M + 0.4 * q.exact_fisher_solve(gradient_of(bound, lam), lam)
+        lam = lam + 0.1 * M
+        opt.step(bound)
+        assert torch.allclose(q.vector, lam)
+
+
+def test_exponential_family_natural_gradient():
+    """I_F⁻¹∇LB in natural coordinates is ∇LB in mean coordinates: no Fisher matrix is needed (Example 3)."""
+    rows = torch.tensor([0.3, -0.8], dtype=FLOAT)  # natural (V⁻¹m, -1/(2V)) of N(m, V)
+    lam = rows.clone().requires_grad_()
+
+    def moments(lam):
+        V = -0.5 / lam[1]
+        return torch.stack([V * lam[0], V + (V * lam[0]) ** 2])
+
+    def objective(mean):
+        return mean[0].sin() + mean[0] * mean[1].exp()
+
+    fisher = torch.autograd.functional.jacobian(moments, lam)  # Cov(s) = ∂(mean)/∂λ
+    (gradient,) = torch.autograd.grad(objective(moments(lam)), lam)
+    by_mean = gradient_of(objective, moments(lam))
+    assert torch.allclose(torch.linalg.solve(fisher, gradient), by_mean)
+    V, m = -0.5 / rows[1], -0.5 / rows[1] * rows[0]
+    theta = m + V.sqrt() * torch.randn(400_000, generator=seeded(), dtype=FLOAT)
+    assert torch.allclose(torch.cov(torch.stack([theta, theta.square()])), fisher, rtol=0.02, atol=5e-3)
+
+
+# ------------------------------------------------------------------------------------ estimators
+
+
+def family_and_bound():
+    """Full covariance, so that gradients mix, and a bound in closed form."""
+    q = FlatCholesky(torch.tensor([0.3, -0.4], dtype=FLOAT), torch.tensor([[1.0, 0.4], [0.4, 0.5]], dtype=FLOAT))
+
+    def closed(lam):
+        mean, T = q.parts(lam)
+        entropy = T.diagonal().log().sum() + 1 + math.log(2 * math.pi)
+        return -(mean - 1).square().sum() - T.square().sum() + entropy
+
+    return q, closed
+
+
+@pytest.mark.parametrize("estimator", [ScoreFunction(50), ControlVariate(50), Pathwise(50)])
+def test_estimates_are_unbiased(estimator):
+    """Value and gradient of the bound against their closed forms, by a z-test over repeats."""
+    q, closed = family_and_bound()
+    state, generator, target = estimator.init(q), seeded(3), LogJoint(log_joint)
+    drawn = []
+    for _ in range(400):
+        with torch.no_grad():
+            estimate = estimator(q, target, state, generator)
+        drawn.append(torch.cat([estimate.lower_bound[None], estimate.gradient]))
+    drawn = torch.stack(drawn)
+    expected = torch.cat([closed(q.vector)[None], gradient_of(closed, q.vector)]).detach()
+    z = (drawn.mean(0) - expected) / (drawn.std(0) / math.sqrt(len(drawn)))
+    assert float(z.abs().max()) < Z_LIMIT
+
+
+def test_variances_are_in_order():
+    """A constant in the log joint costs the plain estimator dear, the control variate nothing, the path nothing."""
+    q, _ = family_and_bound()
+    spread = []
+    for estimator in (ScoreFunction(50), ControlVariate(50), Pathwise(50)):
+        for constant in (0.0, 100.0):
+            state, generator = estimator.init(q), seeded(4)
+            target = LogJoint(lambda theta, constant=constant: log_joint(theta) + constant)
+            with torch.no_grad():
+                drawn = torch.stack([estimator(q, target, state, generator).gradient for _ in range(100)])
+            spread.append(float(drawn.var(0).sum()))
+    plain, plain_shifted, control, control_shifted, path, path_shifted = spread
+    assert plain_shifted > 100 * plain
+    assert control_shifted == pytest.approx(control, rel=1e-6)
+    assert path_shifted == pytest.approx(path, rel=1e-6)
+    assert plain > path
+    assert control > path
+    assert control_shifted < 0.1 * plain_shifted
+
+
+def test_pathwise_is_free_of_noise_at_the_posterior():
+    q = MeanFieldGaussian(torch.tensor([1.0, 1.0, -0.5 * math.log(2), -0.5 * math.log(2)], dtype=FLOAT))
+    estimate = Pathwise(3)(q, LogJoint(log_joint), {}, seeded())
+    assert float(estimate.gradient.abs().max()) < 1e-14
+
+
+def test_control_variate_uses_the_batch_before():
+    """c_i = Cov(φ_i h, φ_i)/Var(φ_i) of draws that are independent of those it is used on; one pilot batch."""
+    q, _ = family_and_bound()
+    estimator, target = ControlVariate(20), LogJoint(log_joint)
+    state, generator, twin = estimator.init(q), seeded(5), seeded(5)
+    with torch.no_grad():
+        first = estimator(q, target, state, generator)
+        batches = []
+        for _ in range(2):
+            theta = q.sample(20, twin)
+            batches.append((q.score(theta), log_joint(theta) - q.log_prob(theta)))
+        score, h = batches[0]
+        both = torch.stack([torch.cov(torch.stack([s * h, s])) for s in score.T])
+        c = both[:, 0, 1] / both[:, 1, 1]
+        score, h = batches[1]
+        assert torch.allclose(first.gradient, (score * (h[:, None] - c)).mean(0))
+        assert first.draws == 40
+        assert estimator(q, target, state, generator).draws == 20
+
+
+def test_temperature_weighs_the_entropy():
+    q, _ = family_and_bound()
+    q.requires_grad_(False)
+    for estimator in (ScoreFunction(9), Pathwise(9)):
+        hot = estimator(q, LogJoint(log_joint, 2.0), {}, seeded(1))
+        cold = estimator(q, LogJoint(log_joint, 0.0), {}, seeded(1))
+        theta = q.sample(9, seeded(1))
+        assert hot.lower_bound.item() == pytest.approx(float((log_joint(theta) - 2 * q.log_prob(theta)).mean()))
+        assert cold.lower_bound.item() == pytest.approx(float(log_joint(theta).mean()))
+        assert not torch.allclose(hot.gradient, cold.gradient)
+
+
+def test_minibatches_of_data():
+    """The mean over all mini-batches of an epoch is the gradient from all rows, for the same draws."""
+    X = torch.randn(12, 2, generator=seeded(), dtype=FLOAT)
+    target = DataLogJoint(
+        lambda theta, x: -(theta[:, None] - x).square().sum((-2, -1)), lambda theta: -theta.square().sum(-1), [X], 12
+    )
+    q, _ = family_and_bound()
+
+    def gradient(target):
+        return Pathwise(5)(q, target, {}, seeded(2)).gradient
+
+    parts = torch.stack([gradient(target.minibatch(rows)) for rows in X.split(4)])
+    assert torch.allclose(parts.mean(0), gradient(target))
+    assert not torch.allclose(parts[0], parts[1])
+    opt = IFVB(q, 0.5, generator=seeded())
+    for epoch in range(20):
+        for rows in X[torch.randperm(12, generator=seeded(epoch))].split(4):
+            opt.step(target.minibatch(rows))
+    assert torch.allclose(q.parts()[0], X.sum(0) / 13, atol=0.15)
+
+
+# ------------------------------------------------------------------------------------ runs
+
+
+PRECONDITIONERS = {
+    "identity": Identity,
+    "exact": Exact,
+    "recursive": lambda: Recursive(5),
+    "matrix-free": lambda: MatrixFree(5),
+    "window": lambda: Window(50, 5),
+    "batch": lambda: BatchFisher(20),
+    "blocks": lambda: Blocks(Recursive(5), [2, 2]),
+    "adam": Adam,
+}
+
+
+@pytest.mark.parametrize("name", PRECONDITIONERS)
+def test_every_preconditioner_gets_there(name):
+    """The bound is that of the posterior, N(1, ½), from a batch of starts."""
+    q = gaussian(4)
+    opt = PreconditionedVI(q, PRECONDITIONERS[name](), 2.0, estimator=Pathwise(5), warmup=100, generator=seeded())
+    for _ in range(400):
+        opt.step(log_joint)
+    assert float((bound(q.vector.detach()) + 1 + math.log(2)).abs().max()) < 2e-3
+    assert opt.rejections == 0
+
+
+@pytest.mark.parametrize("at_average", [True, False])
+def test_both_variants_of_aifvb_have_one_limit(at_average):
+    q = gaussian(4)
+    opt = AIFVB(q, 2.0, fisher_at_average=at_average, estimator=ControlVariate(20), generator=seeded())
+    for _ in range(600):
+        opt.step(log_joint)
+    assert float((bound(opt.average) + 1 + math.log(2)).abs().max()) < 2e-3
+
+
+def test_flows_of_both_kinds_improve():
+    """The orthogonal flow by manifold IFVB, W orthogonal throughout; the coupling flow past what a Gaussian can."""
+
+    def crescent(theta):
+        return -0.5 * theta[..., 0].square() - 2 * (theta[..., 1] - theta[..., 0].square()).square()
+
+    torch.manual_seed(0)
+    q = ModuleFlow(AffineCoupling(2, layers=2, hidden=6).double(), 2)
+    opt = IFVB(q, 1.0, samples=20, estimator=Pathwise(20), clip=5.0, generator=seeded())
+    for _ in range(400):
+        opt.step(crescent)
+    best = math.log(2 * math.pi) - 0.5 * math.log(4)  # log evidence
+    value, error = lower_bound(q, crescent, 4000, seeded(1))
+    gaussian_q = FlatCholesky(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
+    rival = PreconditionedVI(gaussian_q, Exact(), 1.0, estimator=Pathwise(20), generator=seeded())
+    for _ in range(400):
+        rival.step(crescent)
+    assert float(value) > float(lower_bound(gaussian_q, crescent, 4000, seeded(1))[0]) + 0.2
+    assert float(value) < best + 4 * float(error)
+
+    zero = torch.zeros(2, dtype=FLOAT)
+    flow = OrthogonalFlow(zero, torch.eye(2, dtype=FLOAT), zero + 1)
+    for rule in (Recursive(10, eps=1.0), Identity()):  # manifold IFVB, and the ordinary gradient on the manifold
+        q = flow.at(flow.vector)
+        start = float(lower_bound(q, crescent, 2000, seeded(1))[0])
+        opt = PreconditionedVI(q, rule, 1.0, momentum=0.6, clip=10.0, estimator=Pathwise(20), generator=seeded())
+        for _ in range(150):
+            opt.step(crescent)
+        W = q.parts()[1].detach()
+        assert float((W.mT @ W - torch.eye(2, dtype=FLOAT)).abs().max()) < 1e-12
+        assert float(lower_bound(q, crescent, 2000, seeded(1))[0]) > start + 1
+
+
+def test_low_cost_mode():
+    """Remark 5.1: B = D and S = 1: O(sBD) in all, and it converges."""
+    q = gaussian()
+    opt = IFVB(q, 1.0, samples=1, estimator=ControlVariate(4), generator=seeded())
+    for _ in range(1500):
+        opt.step(log_joint)
+    assert float((bound(q.vector.detach()) + 1 + math.log(2)).abs()) < 0.01
+    assert opt.memory["log_joint_draws"] == 1501 * 4
+    assert opt.memory["fisher_draws"] == 1500 + 1000
+
+
+# ------------------------------------------------------------------------------------ state
+
+
+@pytest.mark.parametrize("name", PRECONDITIONERS)
+def test_resume_is_bit_equal(name):
+    """Stop, save, load into new objects, go on: as if nothing had happened, draws included."""
+
+    def fresh(seed):
+        q = gaussian(2, dim=8)
+        rule = Blocks(Recursive(5), [8, 8]) if name == "blocks" else PRECONDITIONERS[name]()
+        opt = PreconditionedVI(
+            q, rule, 0.1, estimator=ControlVariate(10), averaging=Averaging(), momentum=0.5, warmup=20,
+            generator=seeded(seed),
+        )  # fmt: skip
+        return q, opt
+
+    q, opt = fresh(0)
+    for _ in range(5):
+        opt.step(log_joint)
+    file = io.BytesIO()
+    torch.save({"q": q.state_dict(), "opt": opt.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other, opt2 = fresh(77)
+    other.load_state_dict(saved["q"])
+    opt2.load_state_dict(saved["opt"])
+    for _ in range(5):
+        assert torch.equal(opt.step(log_joint), opt2.step(log_joint))
+    assert torch.equal(q.vector, other.vector)
+    assert torch.equal(opt.average, opt2.average)
+    assert opt.memory["iterations"] == opt2.memory["iterations"] == 10
+
+
+def test_copies_and_pickles_go_on_alike():
+    q = gaussian()
+    opt = AIFVB(q, samples=3, warmup=10, generator=seeded())
+    opt.step(log_joint)
+    for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        assert twin.family is not q
+        reference = copy.deepcopy(opt)
+        assert torch.equal(twin.step(log_joint), reference.step(log_joint))
+        assert torch.equal(twin.average, reference.average)
+        assert torch.equal(twin.family.vector, reference.family.vector)
+        assert not torch.equal(twin.family.vector, q.vector)
+
+
+def test_members_of_a_batch_do_not_touch_one_another():
+    """A member that is spoiled is left where it is; the others take the steps they take without it."""
+    start = torch.full((3, 4), 0.3, dtype=FLOAT)
+
+    def spoiled(theta):
+        value = log_joint(theta)
+        value[:, 1] = torch.nan
+        return value
+
+    ends = []
+    for target in (log_joint, spoiled):
+        q = MeanFieldGaussian(start)
+        opt = IFVB(q, samples=3, warmup=10, estimator=ScoreFunction(10), generator=seeded())
+        with pytest.warns(RejectedStepWarning) if target is spoiled else contextlib.nullcontext():
+            for _ in range(3):
+                opt.step(target)
+        ends.append(q.vector.detach().clone())
+    assert torch.equal(ends[0][[0, 2]], ends[1][[0, 2]])
+    assert torch.equal(ends[1][1], start[1])
+    assert opt.memory["rejections"].tolist() == [0, 3, 0]
+    assert opt.memory["preconditioner"]["P"].isfinite().all()
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+def test_a_step_out_of_the_domain_is_not_taken():
+    """(μ, vec Σ) with a step that is too long: λ stays, is counted, and one warning says what to do."""
+    q = VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
+    opt = PreconditionedVI(q, Identity(), 100.0, alpha=0.0, estimator=ClosedForm(), averaging=Averaging())
+    before = q.vector.detach().clone()
+    message = (
+        r"PreconditionedVI: a step of VecGaussian was not finite or left its domain \(Sigma is positive definite\); "
+        r"lambda was left as it is.*Use a smaller lr, a clip, or a larger eps or warmup"
+    )
+    with pytest.warns(RejectedStepWarning, match=message):
+        opt.step(lambda lam: -lam.square().sum())
+    for _ in range(2):  # no other warning, which would be an error here
+        opt.step(lambda lam: -lam.square().sum())
+    assert torch.equal(q.vector, before)
+    assert torch.equal(opt.average, before)
+    assert opt.rejections == 3
+    assert opt.last.accepted.item() is False
+
+
+def test_nan_gradients_and_scores_leave_the_state_whole():
+    q = gaussian()
+    opt = AIFVB(q, samples=3, warmup=10, momentum=0.5, estimator=ControlVariate(10), generator=seeded())
+    opt.step(log_joint)
+    before = copy.deepcopy(opt.memory)
+    with pytest.warns(RejectedStepWarning):
+        opt.step(lambda theta: log_joint(theta) * torch.nan)
+    assert torch.equal(opt.memory["momentum"], before["momentum"])
+    assert torch.equal(opt.average, before["average"])
+    opt.step(log_joint)  # the constants of the control variate recover
+    opt.step(log_joint)
+    assert opt.rejections == 1
+    assert all(opt.memory["preconditioner"][name].isfinite().all() for name in ("P", "V"))
+
+
+def test_a_singular_fisher_matrix_is_not_stepped_along():
+    """Two factors of four: I_F is singular at this λ; the exact direction is refused, the block one works."""
+    b = torch.tensor([1.0, 0.7, 0.0, 0.0], dtype=FLOAT)
+    q = RankOneGaussian(torch.zeros(4, dtype=FLOAT), b, torch.ones(4, dtype=FLOAT))
+    opt = PreconditionedVI(q, Exact(), estimator=Pathwise(3), generator=seeded())
+    with pytest.warns(RejectedStepWarning, match="RankOneGaussian was not finite"):
+        opt.step(log_joint)
+    assert opt.rejections == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": 0.5}, r"alpha must lie in \(1/2, 1\); got 0.5"),
+        ({"alpha": 1.0}, r"alpha must lie in \(1/2, 1\); got 1.0"),
+        ({"alpha": 0.6, "beta": 0.1}, r"beta must lie in \(0, alpha - 1/2\), here \(0, 0.1\); got 0.1"),
+        ({"beta": 0.0}, r"beta must lie in \(0, alpha - 1/2\), here \(0, 0.25\); got 0.0"),
+        ({"eps": 0.0}, r"eps of H_0 = eps I must be positive"),
+        ({"c_beta": -1.0}, r"c_beta must not be negative"),
+        ({"samples": 0}, r"samples is a number of draws, at least 1; got 0"),
+        ({"lr": 0.0}, r"lr is c of c/\(c' \+ k\)\^alpha and must be positive; got 0.0"),
+        ({"lr": math.nan}, r"lr is c of"),
+        ({"offset": -1.0}, r"offset is c' of .* must not be negative; got -1.0"),
+        ({"warmup": -1}, r"warmup counts scores before the first step, not negative; got -1"),
+        ({"clip": 0.0}, r"clip is the largest norm of a direction, positive; got 0.0"),
+        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\); got 1.0"),
+    ],
+)
+def test_ranges(arguments, message):
+    for method in (IFVB, AIFVB):
+        with pytest.raises(InputError, match=message):
+            method(gaussian(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: AIFVB(gaussian(), w=-1.0), InputError, r"w is the power of the logarithm.*got -1.0"),
+        (lambda: AIFVB(gaussian(), burn_in=-1), InputError, r"burn_in counts iterations, not negative; got -1"),
+        (
+            lambda: PreconditionedVI(gaussian(), Exact(), alpha=1.5),
+            InputError,
+            r"alpha is the power.*\[0, 1\]; got 1.5",
+        ),
+        (lambda: IFVB(torch.zeros(2)), InputError, r"IFVB updates a family of torchngvi.ifvb.*got Tensor"),
+        (lambda: IFVB(Beta(torch.ones(2)), estimator=Pathwise(3)), PairError, r"Pathwise.*Use ControlVariate"),
+        (lambda: PreconditionedVI(gaussian(), Exact(), fisher_at_average=True), PairError, r"needs an average"),
+        (
+            lambda: AIFVB(OrthogonalFlow(torch.zeros(2), torch.eye(2), torch.zeros(2))),
+            PairError,
+            r"the average of points of the manifold of OrthogonalFlow is no point of it. Use IFVB",
+        ),
+        (lambda: ScoreFunction(0), InputError, r"draws is the number B of draws of the log joint, at least 1; got 0"),
+        (lambda: ControlVariate(1), InputError, r"at least 2; got 1"),
+        (lambda: Pathwise(0), InputError, r"at least 1; got 0"),
+        (
+            lambda: IFVB(gaussian()).step(),
+            InputError,
+            r"IFVB.step takes the log joint, a function of theta; got nothing",
+        ),
+        (
+            lambda: IFVB(gaussian(), estimator=ClosedForm()).step(3.0),
+            InputError,
+            r"ClosedForm takes the lower bound as a function of lambda; got float",
+        ),
+        (lambda: IFVB(gaussian()).average, PairError, r"this IFVB keeps no average. Use AIFVB"),
+        (
+            lambda: PreconditionedVI(gaussian(), Exact()).inverse_fisher(),
+            PairError,
+            r"Exact keeps no inverse Fisher matrix. Use Recursive or MatrixFree",
+        ),
+        (
+            lambda: IFVB(gaussian()).add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]}),
+            InputError,
+            r"IFVB updates one family. Use an optimizer for each",
+        ),
+        (
+            lambda: PreconditionedVI(VecGaussian(torch.zeros(2), torch.eye(2)), Exact()),
+            PairError,
+            r"Fisher matrix of VecGaussian is singular",
+        ),
+    ],
+)
+def test_what_is_refused(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_defaults():
+    """Pathwise where it exists, a control variate elsewhere; max(2D, 1000) scores first; β = (α - ½)/2."""
+    assert isinstance(IFVB(gaussian()).estimator, Pathwise)
+    assert isinstance(IFVB(Beta(torch.ones(2))).estimator, ControlVariate)
+    assert IFVB(gaussian(dim=400)).warmup == 1600
+    assert IFVB(gaussian()).warmup == 1000
+    assert IFVB(gaussian(), alpha=0.7).preconditioner.perturbation.beta == pytest.approx(0.1)
+    torch.manual_seed(5)
+    a = IFVB(gaussian()).generator.initial_seed()
+    torch.manual_seed(5)
+    assert IFVB(gaussian()).generator.initial_seed() == a
+
+
+# ------------------------------------------------------------------------------------ run
+
+
+def test_run_keeps_the_best_and_says_why():
+    q = gaussian()
+    opt = IFVB(q, estimator=Pathwise(10), generator=seeded())
+    outcome = run(opt, log_joint, 3000, window=50, patience=100)
+    assert outcome.converged
+    assert outcome.reason == "the smoothed value has not improved for 100 steps."
+    assert str(outcome).startswith("converged, the smoothed value has not improved for 100 steps. Best ")
+    assert outcome.best == min(line.smoothed for line in outcome.trace)
+    assert outcome.trace[-1].iteration == outcome.iteration + 100
+    assert outcome.trace[-1].log_joint_draws == 10 * len(outcome.trace)
+    assert float(bound(q.vector.detach())) == pytest.approx(-1 - math.log(2), abs=1e-3)
+
+
+def test_run_by_a_monitor():
+    """Early stopping on a value of one's own, asked at the average; the best iterate is put back; replays alike."""
+    ends = []
+    for _ in range(2):
+        q = gaussian()
+        opt = AIFVB(q, 1.0, estimator=Pathwise(2), generator=seeded(3))
+        seen = []
+
+        def monitor(q=q, seen=seen):
+            seen.append((float((q.vector[0] - 0.8).abs()), q.vector.detach().clone()))
+            return seen[-1][0]
+
+        outcome = run(opt, log_joint, 400, monitor=monitor, window=1, patience=30)
+        best = min(range(len(seen)), key=lambda i: seen[i][0])
+        assert outcome.converged
+        assert outcome.iteration == best + 1
+        assert torch.equal(q.vector, seen[best][1])
+        assert [line.value for line in outcome.trace] == [value for value, _ in seen]
+        ends.append((outcome.iteration, q.vector.detach().clone()))
+    assert ends[0][0] == ends[1][0]
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
+def test_run_that_does_not_converge():
+    q = gaussian()
+    outcome = run(IFVB(q, 0.01, generator=seeded()), log_joint, 20, window=5, patience=50)
+    assert not outcome.converged
+    assert "because the budget of 20 steps is used up; raise max_steps." in str(outcome)
+
+    q = VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
+    opt = PreconditionedVI(q, Identity(), 100.0, alpha=0.0, estimator=ClosedForm())
+    with pytest.warns(RejectedStepWarning):
+        outcome = run(opt, lambda lam: -lam.square().sum(), 100, window=1, patience=10)
+    assert not outcome.converged
+    assert "10 of the last 10 steps were not finite or left the domain: use a smaller lr" in outcome.reason
+
+    opt = PreconditionedVI(gaussian(), Identity(), estimator=ClosedForm())
+    outcome = run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
+    assert not outcome.converged
+    assert "the value was never finite" in outcome.reason
+
+
+def test_run_refuses():
+    with pytest.raises(InputError, match=r"run follows one lambda; this family holds \(2,\). Call step"):
+        run(IFVB(gaussian(2)), log_joint)
+    for name in ("max_steps", "window", "patience"):
+        with pytest.raises(InputError, match=f"{name} counts steps and must be at least 1; got 0"):
+            run(IFVB(gaussian()), log_joint, **{name: 0})
+
+
+# ------------------------------------------------------------------------------------ uncertainty of λ
+
+
+def test_asymptotic_covariance():
+    """I_F⁻¹ Cov(g) I_F⁻¹/s: for h = C the covariance of the gradient is C² I_F/B, so C² I_F⁻¹/(Bs)."""
+    q = MeanFieldGaussian(torch.zeros(2, dtype=FLOAT))
+    opt = AIFVB(q, 1e-9, samples=50, c_beta=0.0, estimator=ScoreFunction(4), warmup=10_000, generator=seeded())
+    target = lambda theta: torch.distributions.Normal(0.0, 1.0).log_prob(theta).sum(-1) + 3.0  # noqa: E731
+    for _ in range(10):
+        opt.step(target)
+    covariance = asymptotic_covariance(opt, target, 4000)
+    expected = torch.diag(torch.tensor([9.0, 4.5], dtype=FLOAT)) / (4 * 10)
+    assert torch.allclose(covariance, expected, rtol=0.1, atol=0.01)
+
+    theta = marginal_sample(q, covariance, 20_000, seeded(1))
+    widened = float(theta.var())
+    # E exp(2 l) + Var m for l ~ N(0, v)
+    assert widened == pytest.approx(math.exp(2 * float(covariance[1, 1])) + float(covariance[0, 0]), rel=0.1)
+    assert widened > float(q.sample(20_000, seeded(1)).var()) * 1.3
+
+
+def test_marginal_sample_stays_in_the_domain():
+    q = Beta(torch.tensor([1.0, 1.0], dtype=FLOAT))
+    theta = marginal_sample(q, torch.eye(2, dtype=FLOAT), 500, seeded())
+    assert theta.shape == (500, 1)
+    assert bool(((theta > 0) & (theta < 1)).all())
+
+
+def test_uncertainty_refuses():
+    q = gaussian()
+    with pytest.raises(InputError, match=r"needs at least 2 repeats; got 1"):
+        asymptotic_covariance(AIFVB(q), log_joint, 1)
+    with pytest.raises(InputError, match=r"no step was taken yet"):
+        asymptotic_covariance(AIFVB(q), log_joint)
+    with pytest.raises(InputError, match=r"integrates over one lambda; got shape \(2, 4\)"):
+        marginal_sample(gaussian(2), torch.eye(4, dtype=FLOAT), 3)
+    with pytest.raises(InputError, match=r"must be symmetric and positive definite: take more repeats than D"):
+        marginal_sample(q, -torch.eye(4, dtype=FLOAT), 3)
+    with pytest.raises(InputError, match=r"stay outside the domain \(a and b are positive\)"):
+        marginal_sample(
+            Beta(torch.ones(2, dtype=FLOAT)), torch.eye(2, dtype=FLOAT), 9, seeded(), -9 * torch.ones(2, dtype=FLOAT)
+        )

@@ -1,0 +1,187 @@
+"""The network with the group lasso, its closed forms, and the studies and the example of the IFVB paper."""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import integrate, stats
+
+from torchngvi.adapters.papers import ifvb as studies
+from torchngvi.adapters.papers import study
+from torchngvi.config import read_toml
+from torchngvi.errors import InputError
+from torchngvi.ifvb import AIFVB, GroupLassoNetwork, Pathwise, RankOneGaussian, run
+
+FLOAT = torch.float64
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=seeded(seed), dtype=FLOAT)
+
+
+def network(hidden=(4, 3), rows=30, **settings):
+    X = randn(rows, 2)
+    return GroupLassoNetwork(X, X[:, 0].sin() + 0.1 * randn(rows, seed=1), hidden, **settings)
+
+
+def test_layout_and_size():
+    """Two hidden layers of ten on eleven inputs: 241 weights, as in Example 4."""
+    assert GroupLassoNetwork(torch.zeros(3, 11), torch.ones(3), (10, 10), prior=(10.0, 9.0)).dim == 241
+    net = network()
+    theta = randn(5, net.dim)
+    one = theta[2]
+    W1, b1, W2, b2, W3, b3 = one.split([8, 4, 12, 3, 3, 1])
+    layer = (net.X @ W1.view(4, 2).mT + b1).relu()
+    layer = (layer @ W2.view(3, 4).mT + b2).relu()
+    expected = (layer @ W3.view(1, 3).mT + b3)[:, 0]
+    assert torch.allclose(net.predict(theta)[2], expected)
+    assert torch.equal(net.groups(one), W1.view(4, 2))
+
+
+def test_log_joint():
+    """-½E[1/σ²] RSS - ½ Σ E[1/τ_j]|w_j|², first-layer weights alone penalised."""
+    net = network()
+    net.inverse_tau = torch.tensor([2.0, 5.0], dtype=FLOAT)
+    theta = randn(3, net.dim)
+    rss = (net.y - net.predict(theta)).square().sum(-1)
+    w = net.groups(theta)
+    penalty = 2 * w[..., 0].square().sum(-1) + 5 * w[..., 1].square().sum(-1)
+    assert torch.allclose(net.log_joint(theta), -0.5 * (net.inverse_variance * rss + penalty))
+    parts = torch.stack([net.minibatch(rows).log_joint(theta) for rows in torch.arange(30).split(10)])
+    assert torch.allclose(parts.mean(0), net.log_joint(theta))
+    assert not net.minibatch(torch.arange(3)).comparable
+    assert len(net.tensors()) == 4
+
+
+def test_groups_in_closed_form():
+    """q(τ) ∝ τ^{-1/2} exp(-E|w|²/(2τ) - γ²τ/2): E[1/τ] and E[τ] by quadrature; γ maximises E log p(τ | γ)."""
+    net = network(gamma=0.7)
+    mean, variance = randn(net.dim), 0.1 + randn(net.dim, seed=2).square()
+    square = net.groups(mean.square() + variance).sum(0)
+    net.update_groups(mean, variance)
+    for j in range(2):
+        E = float(square[j])
+
+        def density(tau, E=E):
+            return tau**-0.5 * math.exp(-E / (2 * tau) - 0.7**2 * tau / 2)
+
+        total, inverse, first = (
+            integrate.quad(lambda tau, p=p: tau**p * density(tau), 0, math.inf)[0] for p in (0, -1, 1)
+        )
+        assert net.inverse_tau[j].item() == pytest.approx(inverse / total, rel=1e-6)
+        tau = first / total
+
+        def expected_log_prior(gamma, tau=tau):
+            return (4 + 1) / 2 * math.log(gamma**2 / 2) - gamma**2 / 2 * tau
+
+        best = net.gamma[j].item()
+        assert expected_log_prior(best) > max(expected_log_prior(0.99 * best), expected_log_prior(1.01 * best))
+        assert best != 0.7
+
+
+def test_noise_in_closed_form():
+    """q(σ²) = IG(a₀ + n/2, b₀ + RSS/2), E[1/σ²] its ratio; b₀ = 9 sd(y) by default."""
+    net = network(prior=(3.0, 2.0))
+    mean = randn(net.dim)
+    rss = float((net.y - net.predict(mean)).square().sum())
+    net.update_noise(mean)
+    law = stats.invgamma(3 + 15, scale=2 + rss / 2)
+    assert net.inverse_variance.item() == pytest.approx(law.expect(lambda v: 1 / v), rel=1e-6)
+    assert network().prior == (10.0, pytest.approx(9 * float(net.y.std())))
+
+
+def test_the_input_that_matters_is_kept():
+    """y depends on the first input alone: its group is penalised less; early stopping keeps the best iterate."""
+    net = network((6,), rows=80)
+    valid = randn(40, 2, seed=7)
+    target = valid[:, 0].sin()
+    start = net.start(seeded(3))
+    q = RankOneGaussian(start, 0.1 * randn(net.dim, seed=5), torch.full((net.dim,), 0.1, dtype=FLOAT))
+    opt = AIFVB(q, 1.0, alpha=0.6, offset=100.0, estimator=Pathwise(5), clip=5.0, generator=seeded())
+
+    def monitor():
+        mean, b, c = q.vector.detach().chunk(3)
+        net.update_groups(mean, b.square() + c.square())
+        net.update_noise(mean)
+        return float((net.predict(mean, valid) - target).square().mean())
+
+    outcome = run(opt, net, 400, monitor=monitor, window=1, patience=200)
+    assert outcome.best < 0.15
+    assert outcome.best == pytest.approx(monitor())
+    assert float(net.inverse_tau[0]) < float(net.inverse_tau[1])
+
+
+def test_start_is_in_its_range():
+    net = network()
+    start = net.start(seeded())
+    assert start.shape == (net.dim,)
+    assert float(start[:8].abs().max()) <= 1.0  # √(6/(2 + 4))
+    assert start[8:12].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: GroupLassoNetwork(torch.zeros(3), torch.zeros(3)), r"X is \(n, p\) and y \(n,\); got \(3,\)"),
+        (lambda: GroupLassoNetwork(torch.zeros(3, 2), torch.zeros(4)), r"X is \(n, p\) and y \(n,\)"),
+        (lambda: network(()), r"hidden lists the widths of one layer or more; got \[\]"),
+        (lambda: network((0,)), r"hidden lists the widths"),
+        (lambda: network(gamma=0.0), r"gamma and both constants of the prior are positive; got 0.0"),
+        (lambda: network(prior=(0.0, 1.0)), r"gamma and both constants of the prior are positive"),
+    ],
+)
+def test_networks_that_are_refused(build, message):
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+# ------------------------------------------------------------------------------------ studies
+
+
+SMALL = {
+    "fig1": {"iterations": 5, "seeds": 2},
+    "fig2": {"iterations": 5, "seeds": 2, "draws": 20},
+    "fig3": {"iterations": 5, "seeds": 2, "draws": 50, "gibbs": 200},
+    "fig4": {"iterations": 5, "seeds": 2, "data": [0]},
+    "fig5": {"iterations": 4, "seeds": 1, "hidden": [3]},
+    "fig6": {"iterations": 3, "seeds": 1, "draws": 3, "samples": 3, "hidden": 1},
+}
+
+
+@pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
+@pytest.mark.parametrize("name", SMALL)
+def test_studies_run_and_draw_from_their_log(name, tmp_path, capsys):
+    settings = read_toml(str(CONFIGS / f"ifvb-{name}.toml"))
+    found, arguments = study(settings, CONFIGS)
+    if name in ("fig5", "fig6") and "TORCHNGVI_DATA" not in os.environ:
+        pytest.skip("needs uci_regression/wine_red.npz and uci/vblab_germancredit.csv.gz: set TORCHNGVI_DATA")
+    log = found.run(**(arguments | SMALL[name]))
+    log.to_csv(tmp_path / "log.csv", index=False)
+    again = pd.read_csv(tmp_path / "log.csv")
+    found.draw(again, tmp_path / f"ifvb-{name}")
+    assert (tmp_path / f"ifvb-{name}.png").stat().st_size > 10_000
+    table = pd.read_csv(tmp_path / f"ifvb-{name}-table.csv")
+    assert {"damped batch Fisher", "Adam"} <= set(table["method"])
+    assert any("IFVB" in method for method in table["method"])
+    assert "Example" in capsys.readouterr().out
+    runs = again[~again["method"].isin(["Gibbs", "torchngvi.fit", "Gaussian by fit"])]
+    last = runs[runs["iteration"] == runs["iteration"].max()]
+    budgets = last[~last["method"].str.contains("iterate")]["log_joint_draws"]
+    assert budgets.nunique() == 1  # equal for all methods
+    assert np.isfinite(last["seconds"]).all()
+
+
+@pytest.mark.parametrize(("name", "missing"), [("fig5", "wine_red.npz"), ("fig6", "vblab_germancredit.csv.gz")])
+def test_studies_say_which_data_are_missing(name, missing, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
+    with pytest.raises(InputError, match=f"are not here. Set TORCHNGVI_DATA to a folder that holds .*{missing}"):
+        studies.STUDIES[name].run(iterations=1, seeds=1)

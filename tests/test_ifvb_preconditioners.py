@@ -1,0 +1,350 @@
+"""Preconditioners as matrices: the recursion, its block and matrix-free forms, and what the others invert."""
+
+import math
+
+import pytest
+import torch
+
+from torchngvi.errors import InputError, PairError
+from torchngvi.ifvb import (
+    NAGVAC,
+    Adam,
+    BatchFisher,
+    Beta,
+    Blocks,
+    Exact,
+    Identity,
+    MatrixFree,
+    MeanFieldGaussian,
+    PreconditionedVI,
+    PublishedNAGVAC,
+    RankOneGaussian,
+    Recursive,
+    Window,
+    preconditioners,
+)
+
+FLOAT = torch.float64
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def family(D, *batch):
+    """Any family of this size: preconditioners that learn see its shape alone."""
+    return MeanFieldGaussian(torch.zeros(*batch, D, dtype=FLOAT))
+
+
+def scores(n, D, *batch, seed=0, spread=4.0):
+    """Rows of a Fisher matrix with eigenvalues from 1 to 10^spread."""
+    scale = torch.logspace(0, spread / 2, D, dtype=FLOAT)
+    turn = torch.linalg.qr(torch.randn(D, D, generator=seeded(99), dtype=FLOAT))[0]
+    return torch.randn(n, *batch, D, generator=seeded(seed), dtype=FLOAT) * scale @ turn
+
+
+def absorbed(rule, rows, block, generator=None):
+    state = rule.init(family(rows.shape[-1], *rows.shape[1:-1]))
+    generator = generator or seeded(1)
+    for piece in rows.split(block):
+        rule.absorb(state, piece, generator)
+    return state
+
+
+def test_many_scores_at_once_are_taken_in_pieces():
+    """A warm-up of any size: no factorisation of more than some hundred rows."""
+    rows = scores(5000, 4, spread=1.0)
+    rule = Recursive(eps=1.0, c_beta=0.0)
+    assert relative(rule.inverse(absorbed(rule, rows, 5000)), rule.inverse(absorbed(rule, rows, 50))) < 1e-12
+
+
+def relative(a, b):
+    return float((a - b).abs().max() / b.abs().max())
+
+
+@pytest.mark.parametrize(("D", "block"), [(50, 1), (50, 40), (300, 1), (300, 7), (300, 64)])
+def test_t1_recursion_is_the_inverse(D, block):
+    """Theorem 4.1 for fixed λ: P is the inverse of εI + Σφφᵀ, whatever the block and with vectors waiting."""
+    rows = scores(1500 if D == 300 else 6000, D)
+    rule = Recursive(eps=0.5, c_beta=0.0)
+    state = absorbed(rule, rows, block)
+    H = 0.5 * torch.eye(D, dtype=FLOAT) + rows.mT @ rows
+    inverse = rule.inverse(state) / len(rows)
+    assert relative(inverse @ H, torch.eye(D, dtype=FLOAT)) < 1e-9
+    rounding = 10 * torch.finfo(FLOAT).eps * 2.0 / float(inverse.max())  # of P₀ = 2I, seen from the last P
+    assert rounding < 1e-9
+    assert relative(inverse, torch.linalg.inv(H)) < rounding
+    assert float((inverse - inverse.mT).abs().max()) <= 1e-13 * float(inverse.abs().max())
+    assert float(torch.linalg.eigvalsh(inverse)[0]) > 0
+    assert state["count"].item() == len(rows)
+
+
+def test_t1_in_single_precision():
+    """After 20,000 updates with eigenvalues from 1 to 10^4."""
+    rows = scores(20_000, 50).float()
+    rule = Recursive(eps=1.0, c_beta=0.0)
+    state = rule.init(family(50).float())
+    for piece in rows.split(10):
+        rule.absorb(state, piece, seeded())
+    H = torch.eye(50, dtype=FLOAT) + rows.double().mT @ rows.double()
+    assert relative(rule.inverse(state).double() / len(rows), torch.linalg.inv(H)) < 1e-4
+
+
+@pytest.mark.parametrize("c_beta", [0.0, 0.7])
+@pytest.mark.parametrize("D", [6, 80])
+def test_block_equals_sequential(D, c_beta):
+    """Remark 4.1: S scores at once are S updates one after the other, their Z included."""
+    rows, Z = scores(60, D, spread=1.0), torch.randn(60, D, generator=seeded(5), dtype=FLOAT)
+    rule = Recursive(eps=2.0, c_beta=c_beta, beta=0.2)
+
+    P = torch.eye(D, dtype=FLOAT) / 2.0
+    for index, (phi, z) in enumerate(zip(rows, Z, strict=True)):
+        u = P @ phi
+        P = P - torch.outer(u, u) / (1 + phi @ u)
+        b = c_beta * (index + 1) ** -0.2
+        u = P @ z
+        P = P - b * torch.outer(u, u) / (1 + b * z @ u)
+    for block in (1, 6, 20):
+        state = rule.init(family(D))
+        for start in range(0, 60, block):
+            _absorb_with(rule, state, rows[start : start + block], Z[start : start + block])
+        assert relative(rule.inverse(state) / 60, P) < 1e-12
+
+
+def _absorb_with(rule, state, rows, Z):
+    """Absorb with these normal draws."""
+    real, torch.randn = torch.randn, lambda *args, **kwargs: Z.clone()
+    try:
+        rule.absorb(state, rows, seeded())
+    finally:
+        torch.randn = real
+
+
+def test_t2_bias_of_the_perturbation():
+    """E[H̃_s/s] - I_F = (ε/s) I + (c_β/s) Σ k^{-β} I exactly, so s^β times it tends to c_β/(1 - β) I."""
+    s, D, runs, eps, c_beta, beta = 2000, 4, 400, 1.0, 0.5, 0.1
+    F = torch.diag(torch.tensor([0.2, 0.5, 1.0, 3.0], dtype=FLOAT))
+    rows = torch.randn(s, runs, D, generator=seeded(3), dtype=FLOAT) * F.diagonal().sqrt()
+    rule = Recursive(eps=eps, c_beta=c_beta, beta=beta)
+    H = torch.linalg.inv(rule.inverse(absorbed(rule, rows, 50)))
+    excess = H - F
+    k = torch.arange(1, s + 1, dtype=FLOAT)
+    expected = (eps + c_beta * float((k**-beta).sum())) / s
+    error = excess.std(0) / math.sqrt(runs)
+    assert ((excess.mean(0) - expected * torch.eye(D, dtype=FLOAT)).abs() < 4.5 * error).all()
+    scaled = s**beta * excess.mean(0).diagonal()
+    assert ((scaled - c_beta / (1 - beta)).abs() < 4.5 * s**beta * error.diagonal() + 0.005).all()
+    # without Z the error is noise, s^{-1/2}
+    rule = Recursive(eps=eps, c_beta=0.0)
+    sizes = []
+    for count in (200, 2000):
+        state = absorbed(rule, rows[:count], 50)
+        sizes.append(float((torch.linalg.inv(rule.inverse(state)) - F).square().mean().sqrt()))
+    assert math.log(sizes[0] / sizes[1]) / math.log(10) == pytest.approx(0.5, abs=0.1)
+
+
+def test_matrix_free_is_the_dense_recursion():
+    rows, g = scores(40, 30, 2, spread=1.0), scores(1, 30, 2, seed=7)[0]
+    dense, free = Recursive(eps=2.0, c_beta=0.3, beta=0.2), MatrixFree(eps=2.0, c_beta=0.3, beta=0.2)
+    a, b = absorbed(dense, rows, 5), absorbed(free, rows, 5)
+    assert relative(free.direction(b, g, None), dense.direction(a, g, None)) < 1e-12
+    assert relative(free.inverse(b), dense.inverse(a)) < 1e-12
+    assert b["V"].shape == (2, 80, 30)
+
+
+def test_matrix_free_with_vectors_dropped():
+    """Positive definite, and not the inverse of what remains."""
+    rows = scores(40, 20, spread=1.0)
+    rule = MatrixFree(2, eps=1.0, c_beta=0.0, keep=10)
+    state = absorbed(rule, rows, 2)
+    assert state["V"].shape == (10, 20)
+    P = rule.inverse(state) / 40
+    assert float(torch.linalg.eigvalsh(P)[0]) > 0
+    remains = torch.linalg.inv(torch.eye(20, dtype=FLOAT) + rows[-10:].mT @ rows[-10:])
+    assert relative(P, remains) > 0.05
+
+
+def test_lambda_max_is_bounded_by_the_perturbation():
+    """λ_max of t P is below t^β/(c_β (1 - β)..): O(t^β) where no score was ever seen, and t/ε without Z."""
+    silent = torch.zeros(3000, 4, dtype=FLOAT)
+    with_z = Recursive(eps=1.0, c_beta=0.5, beta=0.1)
+    largest = []
+    for count in (300, 3000):
+        state = absorbed(with_z, silent[:count], 10)
+        largest.append(float(torch.linalg.eigvalsh(with_z.inverse(state))[-1]))
+    assert largest[1] == pytest.approx(3000**0.1 * 0.9 / 0.5, rel=0.15)
+    assert largest[1] / largest[0] == pytest.approx(10**0.1, rel=0.15)
+    without = Recursive(eps=1.0, c_beta=0.0)
+    assert float(without.inverse(absorbed(without, silent, 10))[0, 0]) == pytest.approx(3000.0)
+
+
+def test_scale_of_the_scores_sets_eps_and_c_beta():
+    """Rescaled scores give a rescaled inverse, where eps and c_beta are left to them."""
+    rows = scores(50, 6, spread=1.0)
+    rule = Recursive()
+    a, b = (rule.inverse(absorbed(rule, factor * rows, 10)) for factor in (1.0, 10.0))
+    assert relative(100 * b, a) < 1e-10
+    first = rows[:10].square().mean()
+    state = absorbed(Recursive(c_beta=0.0), rows, 10)
+    H = torch.linalg.inv(Recursive(c_beta=0.0).inverse(state)) * 50
+    assert relative(H, first * torch.eye(6, dtype=FLOAT) + rows.mT @ rows) < 1e-10
+
+
+def test_scores_that_are_not_finite_are_left_out():
+    rows = scores(9, 4, 2, spread=1.0)
+    spoiled = rows.clone()
+    spoiled[4, 1, 2] = torch.nan
+    clean = torch.cat([rows[:4, 1], rows[5:, 1]])
+    for rule in (Recursive(eps=1.0, c_beta=0.0), MatrixFree(eps=1.0, c_beta=0.0)):
+        state = absorbed(rule, spoiled, 3)
+        assert state["count"].tolist() == [9, 8]
+        assert relative(rule.inverse(state)[1], rule.inverse(absorbed(rule, clean, 3))) < 1e-12
+        assert relative(rule.inverse(state)[0], rule.inverse(absorbed(rule, rows[:, 0], 3))) < 1e-12
+    g = torch.ones(2, 4, dtype=FLOAT)
+    for rule in (Window(9, 3, 0.1), BatchFisher(9, 0.1)):
+        state = absorbed(rule, spoiled, 3 if isinstance(rule, Window) else 9)
+        expected = damped(clean, 0.1, g[1])
+        assert torch.allclose(rule.direction(state, g, None)[1], expected)
+
+
+def damped(rows, rho, g):
+    """(F̂ + ρ tr(F̂)/D I)⁻¹g, by an inverse."""
+    F, D = rows.mT @ rows / len(rows), rows.shape[-1]
+    return torch.linalg.inv(F + rho * F.trace() / D * torch.eye(D, dtype=FLOAT)) @ g
+
+
+@pytest.mark.parametrize("samples", [5, 30])
+def test_damped_batch_fisher(samples):
+    """By Woodbury for S < D and by Cholesky for S ≥ D: one formula; earlier batches leave no trace."""
+    rows, g = scores(2 * samples, 12), scores(1, 12, seed=8)[0]
+    rule = BatchFisher(samples, 0.03)
+    assert relative(rule.direction(absorbed(rule, rows, samples), g, None), damped(rows[samples:], 0.03, g)) < 1e-10
+
+
+@pytest.mark.parametrize("keep", [8, 30])
+def test_window(keep):
+    """Exact for the sum of the newest M."""
+    rows, g = scores(100, 12), scores(1, 12, seed=8)[0]
+    rule = Window(keep, 4, 0.03)
+    state = absorbed(rule, rows, 4)
+    assert relative(rule.direction(state, g, None), damped(rows[-keep:], 0.03, g)) < 1e-10
+    assert len(state["rows"]) == keep
+    few = absorbed(rule, rows[:4], 4)  # not yet full
+    assert relative(rule.direction(few, g, None), damped(rows[:4], 0.03, g)) < 1e-10
+
+
+def test_plain_batch_fisher_is_singular():
+    """Eq 4.1: rank S at most; refused for S < D, and solved without damping otherwise."""
+    rows = scores(5, 12)
+    assert int(torch.linalg.matrix_rank(rows.mT @ rows)) == 5
+    with pytest.raises(InputError, match=r"5 scores give a Fisher matrix of rank 5 at most, singular for D = 12"):
+        BatchFisher(5, 0.0).init(family(12))
+    rows, g = scores(40, 12), scores(1, 12, seed=8)[0]
+    rule = BatchFisher(40, 0.0)
+    assert relative(rule.direction(absorbed(rule, rows, 40), g, None), damped(rows, 0.0, g)) < 1e-9
+    singular = torch.zeros(40, 12, dtype=FLOAT)
+    assert rule.direction(absorbed(rule, singular, 40), g, None).isnan().all()
+
+
+def test_blocks():
+    """One rule a block; with a single block the rule itself."""
+    rows, g = scores(20, 6), scores(1, 6, seed=8)[0]
+    rule = Recursive(eps=1.0, c_beta=0.0)
+    split = Blocks(rule, [2, 4])
+    parts = [rule.direction(absorbed(rule, rows[:, s], 5), g[s], None) for s in (slice(0, 2), slice(2, 6))]
+    assert torch.allclose(split.direction(absorbed(split, rows, 5), g, None), torch.cat(parts))
+    whole = Blocks(rule, [6])
+    assert torch.equal(
+        whole.direction(absorbed(whole, rows, 5), g, None), rule.direction(absorbed(rule, rows, 5), g, None)
+    )
+
+
+def test_blocks_of_a_product_are_exact():
+    """A mean-field Gaussian: blocks and the whole tend to the same closed form."""
+    q = MeanFieldGaussian(torch.tensor([0.0, 1.0, 0.5, -1.0], dtype=FLOAT))
+    rule = Blocks(Recursive(eps=1.0, c_beta=0.0), [1, 1, 1, 1])
+    state = rule.init(q)
+    rule.absorb(state, q.score(q.sample(20_000, seeded())).detach(), seeded())
+    g = torch.ones(4, dtype=FLOAT)
+    assert torch.allclose(rule.direction(state, g, q), q.exact_fisher_solve(g), rtol=0.05)
+
+
+def test_exact_identity_and_nagvac_ask_the_family():
+    q = RankOneGaussian(*(torch.tensor(row, dtype=FLOAT) for row in ([0, 0, 0], [1, 2, 1], [1, 1, 2])))
+    g = torch.arange(1.0, 10.0, dtype=FLOAT)
+    for rule, expected in (
+        (Identity(), g),
+        (Exact(), q.exact_fisher_solve(g)),
+        (NAGVAC(), q.block_fisher_solve(g)),
+        (PublishedNAGVAC(), q.published_block_solve(g)),
+    ):
+        assert torch.equal(rule.direction(rule.init(q), g, q), expected)
+        assert (rule.samples, rule.remembers) == (0, False)
+
+
+def test_adam_is_torchs():
+    """Ten steps at a constant rate, on a fixed sequence of gradients."""
+    gradients = scores(10, 4, seed=2)
+    q, other = family(4), torch.nn.Parameter(torch.zeros(4, dtype=FLOAT))
+    rule, opt = Adam((0.8, 0.95), 1e-6), torch.optim.Adam([other], 0.1, (0.8, 0.95), 1e-6)
+    state, lam = rule.init(q), torch.zeros(4, dtype=FLOAT)
+    for g in gradients:
+        lam = lam - 0.1 * rule.direction(state, g, q)
+        other.grad = g
+        opt.step()
+    assert torch.allclose(lam, other.detach(), rtol=1e-12)
+    before = state["first"].clone()
+    assert rule.direction(state, g * torch.nan, q).isnan().all()
+    assert torch.equal(state["first"], before)
+
+
+def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
+    """D = 10,000 where there is not enough, in GiB."""
+    monkeypatch.setattr(preconditioners.recursive, "free_bytes", lambda device: 0.5 * 2**30)
+    message = (
+        r"the inverse Fisher matrix of 10,000 variational parameters needs 0.747 GiB and 0.5 GiB of cpu memory are "
+        r"free. Use Blocks, Window or BatchFisher"
+    )
+    with pytest.raises(InputError, match=message):
+        PreconditionedVI(family(10_000), Recursive())
+    Recursive().init(family(100))
+    assert Blocks(Recursive(), [1000] * 10).init(family(10_000)).keys() == {str(i) for i in range(10)}
+
+
+def test_free_memory_is_a_number():
+    free = preconditioners.recursive.free_bytes(torch.device("cpu"))
+    assert free > 0
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Recursive(eps=0.0), r"eps of H_0 = eps I must be positive.*got 0.0"),
+        (lambda: Recursive(eps=-1.0), r"eps of H_0 = eps I must be positive"),
+        (lambda: Recursive(c_beta=-1.0), r"c_beta must not be negative; got -1.0"),
+        (lambda: Recursive(beta=0.5), r"beta must lie in \(0, alpha - 1/2\), so below 1/2; got 0.5"),
+        (lambda: Recursive(beta=0.0), r"beta must lie in"),
+        (lambda: Recursive(0), r"samples is a number of draws, at least 1; got 0"),
+        (lambda: MatrixFree(eps=0.0), r"eps of H_0"),
+        (lambda: MatrixFree(5, keep=9), r"keep counts the vectors of at least one iteration, 10; got 9"),
+        (lambda: BatchFisher(0), r"samples is a number of draws, at least 1; got 0"),
+        (lambda: BatchFisher(5, -0.1), r"rho is the damping.*not negative; got -0.1"),
+        (lambda: Window(0), r"keep is a number of draws, at least 1; got 0"),
+        (lambda: Window(5, 6), r"samples are new scores among the 5 kept; got 6"),
+        (lambda: Window(5, 5, 0.0), r"rho must be positive"),
+        (lambda: Blocks(Recursive(), []), r"sizes lists the length of each block; got none"),
+        (lambda: Blocks(Recursive(), [0]), r"a block size is a number of draws, at least 1; got 0"),
+        (lambda: Blocks(Exact(), [1]), r"Blocks splits a rule that learns from scores; got Exact"),
+        (lambda: Blocks(Recursive(), [3]).init(family(4)), r"the blocks have 3 entries and lambda has 4"),
+        (lambda: Adam((1.0, 0.9)), r"betas lie in \[0, 1\)"),
+    ],
+)
+def test_values_that_are_refused(build, message):
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+def test_pairs_that_are_refused():
+    for rule in (NAGVAC(), PublishedNAGVAC()):
+        with pytest.raises(PairError, match=r"NAGVAC is for a RankOneGaussian; got Beta. Use Exact, or IFVB"):
+            rule.init(Beta(torch.ones(2)))

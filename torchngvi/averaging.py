@@ -1,0 +1,89 @@
+"""Averages of posteriors in expectation parameters: the output of stochastic natural-gradient VI.
+
+    ω̄_{T+1} = 2/((T + 1)(T + 2)) Σ_t (t + 1) ω_{t+1},      ω = (E z, E zzᵀ)
+
+(Wu and Gardner 2024, Theorem 1).  It has the moments of the mixture of all iterates with these weights: averages of
+natural parameters, or of m and V, are others.  Kept as m̄ and V̄, which stay exact and positive definite,
+
+    m̄' = m̄ + w(m - m̄)     V̄' = (1 - w)V̄ + wV + w(1 - w)(m - m̄)(m - m̄)ᵀ     w = (t + 1)/Σ_{s ≤ t} (s + 1) = 2/(t + 2)
+
+in the place of Ξ̄ - m̄m̄ᵀ, which cancels where the mean is large.
+"""
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError, PairError
+from torchngvi.posteriors.gaussian import Gaussian
+
+
+class ExpectationAverage(torch.nn.Module):
+    """A running average of a posterior's expectation parameters, the iterate after step t with weight t + 1.
+
+    Buffers, so that ``state_dict``, ``.to()`` and ``deepcopy`` carry it.  A factor of V a call, O(D³), in natural
+    coordinates; mean field keeps the marginal second moments.  Members that are not finite are left out.
+
+    Args:
+        q: the posterior to be followed, for family, shape, dtype and device; its state is not read yet.
+
+    Raises:
+        PairError: a posterior that is not Gaussian; on use, another family or shape.
+        InputError: on use, a posterior asked for before the first update.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(1, mean=3.0)
+    >>> average = ExpectationAverage(q)
+    >>> average.update(q)
+    >>> average.update(q.initialize_(mean=0.0))  # weights 1 and 2
+    >>> round(average.posterior().mean.item(), 6), round(average.posterior().variance.item(), 6)  # 1, 1 + 2
+    (1.0, 3.0)
+    """
+
+    steps: Tensor
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, q: Gaussian) -> None:
+        super().__init__()
+        if not isinstance(q, Gaussian):
+            raise PairError(
+                f"ExpectationAverage averages E z and E zzᵀ of a Gaussian posterior; got {type(q).__name__}. "
+                "Give it a CholeskyGaussian, DiagonalGaussian or NaturalGaussian."
+            )
+        self.family = type(q)
+        like = q.mean_probe.detach()
+        shape = like.shape if q.mean_field else (*like.shape, q.dim)
+        self.register_buffer("steps", torch.zeros_like(like[..., 0]))
+        self.register_buffer("mean", torch.zeros_like(like))
+        self.register_buffer("spread", like.new_zeros(shape))
+
+    @torch.no_grad()
+    def update(self, q: Gaussian) -> None:
+        """Take in the posterior as it is now, after a step."""
+        if type(q) is not self.family or q.mean_probe.shape != self.mean.shape:
+            raise PairError(
+                f"this average follows a {self.family.__name__} of shape {tuple(self.mean.shape)}; got "
+                f"a {type(q).__name__} of shape {tuple(q.mean_probe.shape)}. Make another ExpectationAverage for it."
+            )
+        mean, spread = q.mean, q.variance if q.mean_field else q.covariance
+        matrix = (..., *(None,) * (spread.ndim - self.steps.ndim))
+        finite = mean.isfinite().all(-1) & spread.isfinite().flatten(self.steps.ndim).all(-1)
+        weight = 2 / (self.steps + 2)
+        shift = mean - self.mean
+        outer = shift.square() if q.mean_field else shift[..., :, None] * shift[..., None, :]
+        w = weight[matrix]
+        new_spread = torch.lerp(self.spread, spread, w) + w * (1 - w) * outer
+        self.spread.copy_(torch.where(finite[matrix], new_spread, self.spread))
+        self.mean.copy_(torch.where(finite[..., None], self.mean + weight[..., None] * shift, self.mean))
+        self.steps.add_(finite)
+
+    def posterior(self) -> Gaussian:
+        """The Gaussian of the averaged parameters, of the family that is followed.
+
+        Raises:
+            InputError: before the first update.
+        """
+        if not bool((self.steps > 0).all()):
+            raise InputError("the average is empty: call update(q) after a step, then posterior().")
+        covariance = torch.diag_embed(self.spread) if self.spread.shape == self.mean.shape else self.spread
+        return self.family.from_moments(self.mean, covariance)

@@ -1,0 +1,159 @@
+"""A neural network for regression whose inputs compete under an adaptive group lasso.
+
+    y = η(x; w) + N(0, σ²)      w_j | τ_j ~ N(0, τ_j I)      τ_j | γ_j ~ Gamma((m + 1)/2, rate γ_j²/2)
+
+w_j are the m weights that leave input j; all other weights have a flat prior, σ² an inverse gamma one
+(Godichon-Baggioni, Nguyen and Tran 2023, Example 4, after Tran, Nguyen, Nott and Kohn 2020).  q(w) is fitted by any
+optimizer of the library to the log joint below, expected over mean-field q(τ) and q(σ²) which are closed:
+
+    E[1/τ_j] = γ_j/√(E|w_j|²)       E[τ_j] = 1/E[1/τ_j] + 1/γ_j²       γ_j ← √((m + 1)/E[τ_j])
+    q(σ²) = IG(a₀ + n/2, b₀ + RSS/2), RSS at the mean weights
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Target
+from torchngvi.models import LogJoint
+
+
+@final
+class GroupLassoNetwork(nn.Module, Target):
+    """log p(y, w) of a ReLU network, up to a constant, with the expectations of τ and σ² as buffers.
+
+    Weights lie in one vector: for each layer its matrix row after row (outputs first), then its biases.
+
+    Args:
+        X: inputs.
+        y: responses.
+        hidden: widths of the hidden layers.
+        gamma: start of every γ_j.
+        prior: a₀ and b₀ of σ²; by default 10 and 9 sd(y).
+
+    Raises:
+        InputError: shapes that do not fit, no hidden layer, constants that are not positive.
+
+    >>> network = GroupLassoNetwork(torch.zeros(5, 11), torch.ones(5), (10, 10), prior=(10.0, 9.0))
+    >>> network.dim
+    241
+    """
+
+    temperature = 1.0
+    X: Tensor
+    y: Tensor
+    gamma: Tensor
+    inverse_tau: Tensor
+    inverse_variance: Tensor
+
+    def __init__(
+        self,
+        X: Tensor,  # (n, p)
+        y: Tensor,  # (n,)
+        hidden: Sequence[int] = (10,),
+        *,
+        gamma: float = 0.01,
+        prior: tuple[float, float] | None = None,
+    ) -> None:
+        super().__init__()
+        if X.ndim != 2 or y.shape != X.shape[:1]:
+            raise InputError(f"X is (n, p) and y (n,); got {tuple(X.shape)} and {tuple(y.shape)}.")
+        if not hidden or min(hidden) < 1:
+            raise InputError(f"hidden lists the widths of one layer or more; got {list(hidden)}.")
+        shape, rate = (10.0, 9.0 * float(y.std())) if prior is None else prior
+        if not (gamma > 0 and shape > 0 and rate > 0):
+            raise InputError(f"gamma and both constants of the prior are positive; got {gamma}, {shape}, {rate}.")
+        self.sizes = (X.shape[1], *hidden, 1)
+        self.prior = shape, rate
+        self.register_buffer("X", X)
+        self.register_buffer("y", y)
+        self.register_buffer("gamma", X.new_full((X.shape[1],), gamma))
+        self.register_buffer("inverse_tau", X.new_ones(X.shape[1]))
+        self.register_buffer("inverse_variance", X.new_tensor(shape / rate))
+
+    @property
+    def dim(self) -> int:
+        """d, the number of weights and biases."""
+        return sum((inputs + 1) * outputs for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False))
+
+    def start(
+        self,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:  # (d,)
+        """Weights uniform in ±√(6/(inputs + outputs)), biases 0."""
+        pieces = []
+        for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False):
+            uniform = torch.rand(inputs * outputs, dtype=self.X.dtype, device=self.X.device, generator=generator)
+            pieces += [(2 * uniform - 1) * (6 / (inputs + outputs)) ** 0.5, self.X.new_zeros(outputs)]
+        return torch.cat(pieces)
+
+    def predict(
+        self,
+        theta: Tensor,  # (*sample, d)
+        X: Tensor | None = None,  # (n, p)
+    ) -> Tensor:  # (*sample, n)
+        """η(x; w)."""
+        layer, start = self.X if X is None else X, 0
+        for depth, (inputs, outputs) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
+            end = start + inputs * outputs
+            W = theta[..., start:end].unflatten(-1, (outputs, inputs))
+            bias = theta[..., end : end + outputs]
+            layer = layer @ W.mT + bias[..., None, :]
+            layer = layer if depth == len(self.sizes) - 2 else layer.relu()
+            start = end + outputs
+        return layer[..., 0]
+
+    def groups(
+        self,
+        theta: Tensor,  # (*sample, d)
+    ) -> Tensor:  # (*sample, m, p)
+        """The first layer: column j are the weights of input j."""
+        p, m = self.sizes[:2]
+        return theta[..., : p * m].unflatten(-1, (m, p))
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """-½ E[1/σ²] Σ (y - η)² - ½ Σ_j E[1/τ_j] |w_j|²."""
+        return self._log_joint(theta, self.X, self.y)
+
+    def _log_joint(self, theta: Tensor, X: Tensor, y: Tensor) -> Tensor:
+        residual = (y - self.predict(theta, X)).square().sum(-1) * (len(self.y) / len(y))
+        penalty = (self.inverse_tau * self.groups(theta).square().sum(-2)).sum(-1)
+        return -0.5 * (self.inverse_variance * residual + penalty)
+
+    def minibatch(
+        self,
+        rows: Tensor,  # indices
+    ) -> LogJoint:
+        """The log joint with the likelihood of some rows, scaled to all of them."""
+        part = LogJoint(lambda theta: self._log_joint(theta, self.X[rows], self.y[rows]))
+        part.comparable = False
+        return part
+
+    @torch.no_grad()
+    def update_groups(
+        self,
+        mean: Tensor,  # (d,), of q(w)
+        variance: Tensor,  # (d,)
+    ) -> None:
+        """q(τ) and γ given the moments of q(w)."""
+        m = self.sizes[1]
+        square = self.groups(mean.square() + variance).sum(-2)
+        self.inverse_tau = self.gamma / square.sqrt()
+        tau = 1 / self.inverse_tau + 1 / self.gamma.square()
+        self.gamma = ((m + 1) / tau).sqrt()
+
+    @torch.no_grad()
+    def update_noise(
+        self,
+        mean: Tensor,  # (d,), of q(w)
+    ) -> None:
+        """q(σ²) given the mean of q(w)."""
+        rss = (self.y - self.predict(mean)).square().sum()
+        self.inverse_variance = (self.prior[0] + len(self.y) / 2) / (self.prior[1] + rss / 2)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What the log joint depends on."""
+        return (self.X, self.y, self.inverse_tau, self.inverse_variance)

@@ -1,0 +1,51 @@
+"""The Fisher matrix of S fresh scores at the current λ, with no memory of earlier ones.
+
+Without damping it is Eq 4.1 of Godichon-Baggioni, Nguyen and Tran (2023), of rank S at most; they reject it.
+With damping it is the plain alternative to their recursion: scores cost no likelihood.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.ifvb.family import Family
+from torchngvi.ifvb.preconditioners.base import Preconditioner, State, check_count, finite_rows
+from torchngvi.ifvb.preconditioners.damped import check_damping, damped_solve
+
+
+@final
+class BatchFisher(Preconditioner):
+    """(F̂ + ρ tr(F̂)/D I)⁻¹∇L with F̂ the mean of S outer products.
+
+    Args:
+        samples: S.
+        rho: damping in units of the mean eigenvalue of F̂; 0 is the undamped estimate, for S ≥ D alone.
+
+    Raises:
+        InputError: S < 1, ρ < 0; at construction of an optimizer ρ = 0 with S < D.
+    """
+
+    remembers = False
+
+    def __init__(self, samples: int = 50, rho: float = 0.01) -> None:
+        self.samples, self.rho = check_count("samples", samples), check_damping(rho)
+
+    def init(self, family: Family) -> State:
+        """No scores yet."""
+        if self.rho == 0 and self.samples < family.size:
+            raise InputError(
+                f"{self.samples} scores give a Fisher matrix of rank {self.samples} at most, singular for "
+                f"D = {family.size}. Use rho > 0, samples of D and more, or IFVB."
+            )
+        return {"rows": family.vector.new_zeros(self.samples, *family.vector.shape), "count": None}
+
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+        """Replaces the last batch; a score that is not finite is left out."""
+        state["rows"], fine = finite_rows(scores)
+        state["count"] = fine.sum(0).to(scores)
+
+    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+        """By Woodbury where S < D, else by Cholesky."""
+        return damped_solve(state["rows"], state["count"], self.rho, gradient)

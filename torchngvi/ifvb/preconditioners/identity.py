@@ -1,0 +1,32 @@
+"""No preconditioner: the ordinary gradient (Godichon-Baggioni, Nguyen and Tran 2023, Eq 2.5)."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.ifvb.family import Family
+from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+
+
+@final
+class Identity(Preconditioner):
+    """direction = ∇L: the step depends on the units and coordinates of λ.
+
+    >>> from torchngvi.ifvb import Beta
+    >>> Identity().direction({}, torch.ones(2), Beta(torch.ones(2))).tolist()
+    [1.0, 1.0]
+    """
+
+    samples, remembers = 0, False
+
+    def init(self, family: Family) -> State:
+        """Nothing."""
+        return {}
+
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+        """Never asked."""
+
+    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+        """The gradient."""
+        return gradient

@@ -1,0 +1,151 @@
+"""The inverse Fisher matrix by recursion, dense (Godichon-Baggioni, Nguyen and Tran 2023, Theorem 4.1, Eqs 4.3-4.6).
+
+P of `recursion` in full.  The last vectors W wait beside it and are subtracted many at a time,
+
+    P = P₀ - VᵀV,        P x = P₀ x - Vᵀ(Vx),
+
+so that a score costs one product with P₀, and the D² writes of its rank-one update are shared by a block.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.ifvb.family import Family
+from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+from torchngvi.ifvb.preconditioners.recursion import AT_ONCE, Perturbation, downdate
+
+_WAITING = 32  # vectors beside P₀, for large D
+_TILE = 1024  # rows symmetrised at a time
+_SYMMETRISE = 32  # blocks between two symmetrisations
+_GIB = 2**30
+
+
+@final
+class Recursive(Preconditioner):
+    """direction = t P ∇L with P = (εI + Σ φφᵀ + Σ β_j ZZᵀ)⁻¹, scores taken at different past iterates.
+
+    Args:
+        samples: S, scores an iteration.
+        eps: ε of H₀ = εI; None takes the mean square of the first scores, which is tr(I_F)/D.
+        c_beta: c_β of β_j = c_β j^{-β}; 0 leaves the Z terms out, None takes 10⁻³ of that scale. The theory
+            wants it positive; its bias c_β/(1 - β) t^{-β} I decays slowly and hides small eigenvalues of I_F.
+        beta: β in (0, α - ½).
+
+    Raises:
+        InputError: values out of range; at construction of an optimizer, more memory than there is.
+
+    >>> from torchngvi.ifvb import Beta
+    >>> rule, q = Recursive(eps=1.0, c_beta=0.0), Beta(torch.ones(2))
+    >>> state = rule.init(q)
+    >>> rule.absorb(state, torch.tensor([[1.0, 0.0]]), torch.Generator())
+    >>> rule.inverse(state).tolist()  # (I + φφᵀ)⁻¹, t = 1
+    [[0.5, 0.0], [0.0, 1.0]]
+    """
+
+    remembers = True
+
+    def __init__(
+        self, samples: int = 10, *, eps: float | None = None, c_beta: float | None = None, beta: float = 0.1
+    ) -> None:
+        self.perturbation = Perturbation(samples, eps, c_beta, beta)
+        self.samples = samples
+
+    def init(self, family: Family) -> State:
+        """An empty sum; P₀ is set by the first scores."""
+        lam, D = family.vector, family.size
+        waiting = min(_WAITING, D // 8)
+        needed = lam.element_size() * lam.numel() * (D + waiting)
+        free = free_bytes(lam.device)
+        if needed > free:
+            raise InputError(
+                f"the inverse Fisher matrix of {D:,} variational parameters needs {needed / _GIB:.3g} GiB and "
+                f"{free / _GIB:.3g} GiB of {lam.device.type} memory are free. Use Blocks, Window or BatchFisher, or a "
+                "family with fewer parameters."
+            )
+        empty = {
+            "P": lam.new_zeros(*lam.shape, D),
+            "V": lam.new_zeros(*lam.shape[:-1], waiting, D),
+            "waiting": 0,
+            "blocks": 0,
+        }
+        return self.perturbation.init(lam) | empty
+
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+        """The two updates of Eqs 4.4 and 4.5 for S scores at once."""
+        first = not state["started"]
+        rows = self.perturbation.rows(state, scores, generator)
+        if first:
+            state["P"].diagonal(dim1=-2, dim2=-1).copy_((1 / self.perturbation.start(state))[..., None])
+        for part in rows.split(AT_ONCE, -2):
+            self._take(state, downdate(part, lambda x: self._times(state, x)))
+        if state["blocks"] >= _SYMMETRISE:
+            state["blocks"] = 0
+            _symmetrise(state["P"])
+
+    def _take(self, state: State, W: Tensor) -> None:
+        """P ← P - WᵀW, now or with the next full block."""
+        count, room = W.shape[-2], state["V"].shape[-2]
+        if state["waiting"] + count > room:
+            _subtract(state["P"], state["V"][..., : state["waiting"], :])
+            state["waiting"] = 0
+            state["blocks"] += 1
+        if count > room:
+            _subtract(state["P"], W)
+        else:
+            state["V"][..., state["waiting"] : state["waiting"] + count, :] = W
+            state["waiting"] += count
+
+    def _times(self, state: State, rows: Tensor) -> Tensor:
+        """Rows x P; P is symmetric, and BLAS reads a column-major one faster."""
+        P = state["P"]
+        single = P.ndim == 2 and rows.shape[-2] == 1
+        product = torch.mv(P.mT, rows[0])[None] if single else (P.mT @ rows.mT).mT
+        if state["waiting"]:
+            V = state["V"][..., : state["waiting"], :]
+            product = product - (rows @ V.mT) @ V
+        return product
+
+    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+        """t P ∇L."""
+        return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
+
+    def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
+        """t P, the estimate of I_F⁻¹."""
+        V = state["V"][..., : state["waiting"], :]
+        return state["count"][..., None, None] * (state["P"] - V.mT @ V)
+
+
+def _subtract(P: Tensor, V: Tensor) -> None:
+    """P ← P - VᵀV in place."""
+    if P.ndim == 2:
+        P.addmm_(V.mT, V, alpha=-1)
+    else:
+        P.flatten(0, -3).baddbmm_(V.flatten(0, -3).mT, V.flatten(0, -3), alpha=-1)
+
+
+def _symmetrise(P: Tensor) -> None:
+    """P ← (P + Pᵀ)/2 in place, a strip at a time."""
+    for start in range(0, P.shape[-1], _TILE):
+        stop = min(start + _TILE, P.shape[-1])
+        strip = 0.5 * (P[..., start:stop, start:] + P[..., start:, start:stop].mT)
+        P[..., start:stop, start:] = strip
+        P[..., start:, start:stop] = strip.mT
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory that can be had on a device; ∞ where nobody says."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    limits = [float("inf")]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits.append(1024 * float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        group = Path("/sys/fs/cgroup")
+        limits.append(float((group / "memory.max").read_text()) - float((group / "memory.current").read_text()))
+    return min(limits)

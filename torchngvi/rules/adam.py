@@ -1,0 +1,74 @@
+"""Adam on q's own coordinates (Kingma and Ba 2015, Algorithm 1), fed Euclidean or natural gradients.
+
+    m = β₁ m + (1 - β₁) g,   v = β₂ v + (1 - β₂) g²,   λ' = λ - ρ m̂ / (√v̂ + ε)
+
+entry by entry, m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ).  Tan (2025), section 4, compares it on both
+gradients with normalised natural gradients: its scaling by coordinates repeats what F⁻¹ has done.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Coordinates, Momentum, Posterior
+
+
+@final
+class Adam(Momentum):
+    """Adam's change of the coordinates, from a rule that moves along a straight line in them.
+
+    Args:
+        betas: weights of the past, of g and of g².
+        eps: added to √v̂.
+
+    Raises:
+        InputError: a beta outside [0, 1), an eps that is not positive.
+
+    >>> from torchngvi import SRVN, CholeskyGaussian, RootGD
+    >>> q = CholeskyGaussian(2)
+    >>> euclidean, natural = RootGD(q, lr=1e-3, momentum=Adam()), SRVN(q, lr=1e-3, momentum=Adam())
+    """
+
+    needs_natural = False
+
+    def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise InputError(f"betas are weights of the past, at least 0 and below 1; got {betas}.")
+        if not eps > 0:
+            raise InputError(f"eps must be positive; got {eps:g}.")
+        self.betas, self.eps = betas, eps
+
+    def init(self, q: Posterior) -> dict[str, Tensor]:
+        """Zeros, and no steps."""
+        vector, matrix = q.mean_probe.detach(), q.root_probe.detach()
+        return {
+            "mean_vector": torch.zeros_like(vector),
+            "mean_matrix": torch.zeros_like(matrix),
+            "square_vector": torch.zeros_like(vector),
+            "square_matrix": torch.zeros_like(matrix),
+            "averaged": torch.zeros_like(vector[..., 0]),
+        }
+
+    def __call__(
+        self,
+        q: Posterior,
+        change: Coordinates,
+        norm2: Callable[[], Tensor],
+        state: dict[str, Tensor],
+    ) -> tuple[Coordinates, dict[str, Tensor]]:
+        """Both parts, with one count of the steps."""
+        (first, second), structure = self.betas, q.structure
+        steps = state["averaged"] + 1
+        scale, scale2 = 1 / (1 - first**steps), 1 / (1 - second**steps)
+        memory = {"averaged": steps}
+        for name, part in (("vector", change.vector), ("matrix", change.matrix)):
+            memory[f"mean_{name}"] = torch.lerp(part, state[f"mean_{name}"], first)
+            memory[f"square_{name}"] = torch.lerp(part.square(), state[f"square_{name}"], second)
+        vector = scale[..., None] * memory["mean_vector"]
+        matrix = structure.scaled(scale, memory["mean_matrix"])
+        size = (scale2[..., None] * memory["square_vector"]).sqrt() + self.eps
+        sizes = structure.scaled(scale2, memory["square_matrix"]).sqrt() + self.eps
+        return Coordinates(vector / size, matrix / sizes), memory

@@ -1,0 +1,40 @@
+"""The natural gradient in the unique coordinates of a root Λ: log Λ_ii on the diagonal, Λ_ij below it.
+
+    change of log Λ_ii = -ρ Λ̇_ii / Λ_ii        change of Λ_ij = -ρ Λ̇_ij
+
+with Λ̇ the natural gradient in Λ: natural gradients change coordinates as velocities do (Tan 2025, Eq 4, and
+section 3, R*⊙∇̃L with 1/Λ_ii on the diagonal of R*).  The diagonal stays positive for every ρ.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.interfaces import Coordinates, Expectation, LogTangent, Path, Posterior, Rule
+
+
+@final
+class LogNaturalGradient(Rule):
+    """LogTangent(-ρλ̇), λ̇ the natural gradient in the logarithms of the diagonal.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> opt = NaturalGradientVI(CholeskyGaussian(3), LogNaturalGradient(), lr=0.1)
+    """
+
+    emits = LogTangent
+    natural = True
+
+    def __call__(self, q: Posterior, e: Expectation) -> Path:
+        """The path that is straight in the logarithms of the diagonal."""
+        vector, matrix = q.tangent(e)
+        diagonal = q.structure.eye(vector) != 0
+        velocity = torch.where(diagonal, matrix / q.coordinates.matrix, matrix)
+
+        def at(rho: Tensor) -> LogTangent:
+            return LogTangent(Coordinates(-rho[..., None] * vector, q.structure.scaled(-rho, velocity)))
+
+        def norm2() -> Tensor:
+            return q.norm2(q.local(e))
+
+        return Path(at, norm2, norm2)

@@ -1,0 +1,40 @@
+"""Euclidean gradient descent in the unique coordinates of a root Λ: log Λ_ii on the diagonal, Λ_ij below it.
+
+    change of log Λ_ii = -ρ Λ_ii ∂L/∂Λ_ii        change of Λ_ij = -ρ ∂L/∂Λ_ij
+
+by the chain rule.  Tan (2025), section 3, R⊙∇L with Λ_ii on the diagonal of R; the printed line has the gradient
+in the new coordinates on both sides, the right one is that in Λ.  The diagonal stays positive for every ρ.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.interfaces import Coordinates, Expectation, LogTangent, Path, Posterior, Rule
+
+
+@final
+class LogRootGradient(Rule):
+    """LogTangent(-ρ∇L), ∇L the gradient in the logarithms of the diagonal.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> opt = NaturalGradientVI(CholeskyGaussian(3), LogRootGradient(), lr=0.1)
+    """
+
+    emits = LogTangent
+    natural = False
+
+    def __call__(self, q: Posterior, e: Expectation) -> Path:
+        """The path that is straight in the logarithms of the diagonal."""
+        vector, matrix = q.euclidean(e)
+        diagonal = q.structure.eye(vector) != 0
+        gradient = torch.where(diagonal, matrix * q.coordinates.matrix, matrix)
+
+        def at(rho: Tensor) -> LogTangent:
+            return LogTangent(Coordinates(-rho[..., None] * vector, q.structure.scaled(-rho, gradient)))
+
+        def slope() -> Tensor:
+            return vector.square().sum(-1) + q.structure.norm2(gradient)
+
+        return Path(at, lambda: q.norm2(q.local(e)), slope)

@@ -1,0 +1,83 @@
+"""Averages of normalised natural gradients, as in Snngm of Tan (2025), section 4.
+
+    m_t = β m_{t-1} + (1 - β) g̃_t / ‖g̃_t‖        λ' = λ - ρ m_t / (1 - βᵗ)
+
+What is normalised is the natural gradient at hand, not its average (as in Cutkosky and Mehta 2020).  The
+norm is one of
+
+    euclidean     ‖g̃‖₂ = √(g̃ᵀg̃) over the coordinates that q has: a triangle, or a diagonal
+    riemannian    ‖g̃‖_F = √(g̃ᵀFg̃) = √(|a|² + ½‖P‖²_F)
+
+The paper prints both without the root; steps have unit length with it only.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Coordinates, Momentum, Posterior
+
+NORMS = ("euclidean", "riemannian")
+
+
+@final
+class NormalizedMomentum(Momentum):
+    """The averaged unit vector along natural gradients; where one vanishes, nothing is added.
+
+    Args:
+        norm: "euclidean" or "riemannian".
+        beta: weight of the past.
+        bias_correction: divide by 1 - βᵗ, so that the first step is a unit vector; without it, the form that is
+            analysed in the paper.
+
+    Raises:
+        InputError: another norm, a beta outside [0, 1).
+
+    >>> from torchngvi import SRVN, CholeskyGaussian
+    >>> opt = SRVN(CholeskyGaussian(2), lr=0.01, momentum=NormalizedMomentum())
+    """
+
+    needs_natural = True
+
+    def __init__(self, norm: str = "euclidean", *, beta: float = 0.9, bias_correction: bool = True) -> None:
+        if norm not in NORMS:
+            raise InputError(f"norm is one of {', '.join(NORMS)}; got {norm!r}.")
+        if not 0 <= beta < 1:
+            raise InputError(f"beta is the weight of the past, at least 0 and below 1; got {beta}.")
+        self.norm, self.beta, self.bias_correction = norm, beta, bias_correction
+
+    def init(self, q: Posterior) -> dict[str, Tensor]:
+        """Zero, and no steps."""
+        vector = torch.zeros_like(q.mean_probe.detach())
+        return {
+            "mean_vector": vector,
+            "mean_matrix": torch.zeros_like(q.root_probe.detach()),
+            "averaged": vector[..., 0].clone(),
+        }
+
+    def __call__(
+        self,
+        q: Posterior,
+        change: Coordinates,
+        norm2: Callable[[], Tensor],
+        state: dict[str, Tensor],
+    ) -> tuple[Coordinates, dict[str, Tensor]]:
+        """The average with this unit vector in it."""
+        structure, beta = q.structure, self.beta
+        if self.norm == "riemannian":
+            size2 = norm2()
+        else:
+            size2 = change.vector.square().sum(-1) + structure.norm2(structure.tril(change.matrix))
+        # g̃ = 0 at the optimum of an exact fit: nothing is added
+        weight = (1 - beta) * torch.where(size2 == 0, 0.0, size2.rsqrt())
+        vector = beta * state["mean_vector"] + weight[..., None] * change.vector
+        matrix = beta * state["mean_matrix"] + structure.scaled(weight, change.matrix)
+        steps = state["averaged"] + 1
+        memory = {"mean_vector": vector, "mean_matrix": matrix, "averaged": steps}
+        if not self.bias_correction:
+            return Coordinates(vector, matrix), memory
+        scale = 1 / (1 - beta**steps)
+        return Coordinates(scale[..., None] * vector, structure.scaled(scale, matrix)), memory
