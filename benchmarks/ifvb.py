@@ -20,7 +20,7 @@ CALLS = 32  # timed together: the waiting vectors are subtracted once in them
 
 
 def seconds(run, repeat, device):
-    """Fastest of some repeats of CALLS calls, a call: time of this thread on a CPU, so that others' work counts little."""
+    """Fastest of some repeats of CALLS calls, a call; on a CPU the time of this thread, free of others' work."""
     clock = time.thread_time if device.type == "cpu" else time.perf_counter
     times = []
     for _ in range(repeat):
@@ -63,11 +63,11 @@ def unit_of_one(dim, device):
 def unit_of_block(dim, count, device):
     """One D x D x S product and one rank-S update."""
     P = 1e3 * torch.eye(dim, dtype=torch.float64, device=device)
-    X = torch.randn(dim, count, dtype=torch.float64, device=device)
+    X = torch.randn(count, dim, dtype=torch.float64, device=device)
 
     def run():
-        U = P @ X
-        P.addmm_(U, U.mT, alpha=-1e-12)
+        U = X @ P  # the fastest way round
+        P.addmm_(U.mT, U, alpha=-1e-12)
 
     return run
 

@@ -1,6 +1,6 @@
 """A neural likelihood in Pyro: natural gradients for the latents, Adam for the network, one backward pass for both.
 
-    python examples/pyro_decoder.py [--steps 1000] [--out pyro_decoder.png]
+    python examples/pyro_decoder.py [--steps 1500] [--out pyro_decoder.png]
 
 Each of 150 irises (Fisher 1936) gets two latent coordinates, from which a small network makes its four measurements;
 its weights and the noise are found by empirical Bayes.  The three species, which the model never sees, come apart.
@@ -36,7 +36,7 @@ class Decoder(torch.nn.Module):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--out", default="pyro_decoder.png")
     options = parser.parse_args(arguments)
 
@@ -52,7 +52,7 @@ def main(arguments=None):
     svi = NaturalSVI(
         decoder.model,
         guide,
-        pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.99}),
+        pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.995}),
         natural=lambda q: ngvi.IBLR(q, lr=0.1, step_size=ngvi.KLRadius(5.0)),
     )
     result = svi.run(options.steps, y, progress=False)

@@ -16,6 +16,7 @@ def test_every_example_is_tested():
     elsewhere |= {"pyro_baseball", "pyro_correlations", "pyro_neutra"}
     elsewhere |= {"svgp_classification", "svgp_regression"}  # in test_gpytorch.py
     elsewhere |= {"svgp_poisson", "svgp_multitask", "deep_gp", "deep_kernel"}  # in test_gpytorch_examples.py
+    elsewhere |= {"ifvb_flow"}  # in test_ifvb_network.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {"logistic_regression", "training_script"} | elsewhere
 
 

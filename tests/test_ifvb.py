@@ -715,3 +715,16 @@ def test_uncertainty_refuses():
         marginal_sample(
             Beta(torch.ones(2, dtype=FLOAT)), torch.eye(2, dtype=FLOAT), 9, seeded(), -9 * torch.ones(2, dtype=FLOAT)
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", PRECONDITIONERS)
+def test_on_a_gpu(name):
+    """λ, draws and P stay on the device, and the run gets where it gets on the host."""
+    q = gaussian(4).to("cuda")
+    opt = PreconditionedVI(q, PRECONDITIONERS[name](), 2.0, estimator=Pathwise(5), warmup=100)
+    for _ in range(400):
+        opt.step(log_joint)
+    assert q.vector.device.type == opt.generator.device.type == "cuda"
+    assert float((bound(q.vector.detach()) + 1 + math.log(2)).abs().max()) < 5e-3

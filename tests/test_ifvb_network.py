@@ -2,6 +2,7 @@
 
 import math
 import os
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,14 @@ def test_studies_say_which_data_are_missing(name, missing, tmp_path, monkeypatch
     monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
     with pytest.raises(InputError, match=f"are not here. Set TORCHNGVI_DATA to a folder that holds .*{missing}"):
         studies.STUDIES[name].run(iterations=1, seeds=1)
+
+
+def test_the_example(tmp_path, capsys):
+    """Where the answer is known it is found, and a flow passes the best Gaussian on a crescent."""
+    path = Path(__file__).parents[1] / "examples" / "ifvb_flow.py"
+    arguments = ["--steps", "250", "--out", str(tmp_path / "figure.png")]
+    beta, flow, gaussian = runpy.run_path(str(path))["main"](arguments)
+    assert beta.vector.tolist() == pytest.approx([58, 144], rel=0.02)
+    assert gaussian < flow < math.log(math.pi) + 0.05
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "nats below the evidence: flow" in capsys.readouterr().out

@@ -264,7 +264,7 @@ def test_parameters_get_the_same_gradient_in_each_way():
     density = log_joint(with_noise, LARGE)
     theta, gradients = torch.randn(4, density.dim), []
     (leaf,) = pyro.get_param_store()._params.values()
-    for way in (density._by_plate, density._by_vmap, density._by_loop):
+    for way in (density._by_broadcasting, density._by_vmap, density._by_loop):
         gradients.append(torch.autograd.grad(way(theta).sum(), leaf)[0])
     close(gradients[0], gradients[2], IDENTITY)
     close(gradients[1], gradients[2], IDENTITY)
@@ -695,10 +695,11 @@ def test_copies_leave_the_original_alone(tmp_path):
     twin = copy.deepcopy(guide)
     assert twin.posterior is not guide.posterior
     assert twin.model is guide.model is not None
-    assert twin.laplace_approximation(SIGMA, EFFECT) is twin
     assert pickle.loads(pickle.dumps(guide))._bare is None
     ngvi.VN(twin.posterior, lr=0.1).step(log_joint(schools, SIGMA, EFFECT))
     assert not torch.equal(twin.posterior.mean, guide.posterior.mean)
+    start = copy.deepcopy(AutoGaussian(conjugate)).laplace_approximation(X, Y)
+    close(start.posterior.mean, exact_moments()[0], IDENTITY)
 
     loaded = pickle.loads(pickle.dumps(guide))
     assert guide.model is not None
@@ -1012,7 +1013,7 @@ def masked_and_subsampled(at, scale=1.0):
     ("at", "way"), [(lambda x, z: x + z, "plate"), (lambda x, z: torch.stack([x, x + 1, -x])[z], "vmap")]
 )
 def test_masks_and_scales_of_enumerated_sites(at, way):
-    """The mask is inside the sum over z and leaves z alone, the scale of the subsample outside, as in TraceEnum_ELBO."""
+    """As in TraceEnum_ELBO: the mask inside the sum over z, but not on z, the scale of the subsample outside."""
     model = masked_and_subsampled(at)
     density, theta = log_joint(model), torch.randn(4, 1)
     assert density.batched_by == way
@@ -1135,6 +1136,14 @@ def test_changing_structure_is_refused():
     with raises("the model must have the same latent sites in each run; sometimes came or went."):
         guide = AutoGaussian(model, init_loc_fn=init_to_value(values={"x": torch.zeros(())})).setup()
         fit_guide(model, guide)
+
+    def shrinking(both=True):
+        pyro.sample("x", dist.Normal(0, 1))
+        if both:
+            pyro.sample("y", dist.Normal(0, 1))
+
+    with raises("the model must have the same latent sites in each run; y came or went."):
+        log_joint(shrinking).on(both=False)(torch.zeros(2))
 
 
 def test_changing_supports_are_refused():

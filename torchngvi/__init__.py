@@ -1,9 +1,10 @@
 """Natural-gradient variational inference for PyTorch."""
 
-from torchngvi import errors, expectations, models, posteriors, rules, stepsizes
+from torchngvi import errors, expectations, ifvb, models, posteriors, rules, stepsizes
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
 from torchngvi.fit import fit
+from torchngvi.ifvb import AIFVB, IFVB
 from torchngvi.laplace import LaplaceResult, laplace
 from torchngvi.methods import (
     BBVI,
@@ -30,9 +31,11 @@ from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 __version__ = "0.1.0"
 
 __all__ = [
+    "AIFVB",
     "BBVI",
     "BWGD",
     "IBLR",
+    "IFVB",
     "NGVI",
     "SRVN",
     "VN",
@@ -70,6 +73,7 @@ __all__ = [
     "errors",
     "expectations",
     "fit",
+    "ifvb",
     "laplace",
     "models",
     "posteriors",

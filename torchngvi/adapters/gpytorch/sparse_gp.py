@@ -76,6 +76,10 @@ class Projection(NamedTuple):
     mean: Tensor  # μ(x_n), (*batch, B)
     variance: Tensor  # k(x_n, x_n) + jitter - |a_n|², (*batch, B)
 
+    def part(self, rows: slice) -> "Projection":
+        """Of some of the rows."""
+        return Projection(self.rows[..., rows, :], self.mean[..., rows], self.variance[..., rows])
+
     def moments(self, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
         """e_n and v_n, (*batch, B), with the rows' A C."""
         projected = frame.rows(self.rows)
@@ -189,9 +193,9 @@ class SparseGP(TractableTarget):
         self._pulls.append((prior_at_batch, prior_at_batch.pulled(sites, H, frame)))
         return Raw(g + sites.prior.force(sites.mean), sites.prior.add_to(H))
 
-    def sites(self, q: Gaussian) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Batch after batch a_n, b_n = β_n a_nᵀm - α_n and c_n = β_n at q, which may move in between."""
-        for projection, mean, alpha, beta in self._linearized(q):
+    def sites(self, q: Gaussian, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of so many rows at a time a_n, b_n = β_n a_nᵀm - α_n and c_n = β_n at q, which may move in between."""
+        for projection, mean, alpha, beta in self._linearized(q, rows):
             yield projection.rows, beta * (mean - projection.mean) - alpha, beta
 
     def sites_of_values(self, q: Gaussian) -> Iterator[tuple[Tensor, Tensor]]:
@@ -199,11 +203,15 @@ class SparseGP(TractableTarget):
         for _, mean, alpha, beta in self._linearized(q):
             yield beta * mean - alpha, beta
 
-    def _linearized(self, q: Gaussian) -> Iterator[tuple[Projection, Tensor, Tensor, Tensor]]:
-        for _, projection, y in self._projections(q.dtype):
-            mean, variance, _ = projection.moments(q.frame())
-            _, alpha, beta = self._moments(y, mean, variance, 1.0)
-            yield projection, mean, alpha, beta
+    def _linearized(self, q: Gaussian, rows: int | None = None) -> Iterator[tuple[Projection, Tensor, Tensor, Tensor]]:
+        """Of whole batches, or of so many rows of one at a time."""
+        for _, whole, y in self._projections(q.dtype):
+            total = whole.mean.shape[-1]
+            for first in range(0, total, rows or total):
+                projection = whole.part(slice(first, first + (rows or total)))
+                mean, variance, _ = projection.moments(q.frame())
+                _, alpha, beta = self._moments(y[..., first : first + (rows or total)], mean, variance, 1.0)
+                yield projection, mean, alpha, beta
 
     def backward(self) -> None:
         """Add the gradient of the last value per datum, with q as it was, to the hyper-parameters' ``grad``."""

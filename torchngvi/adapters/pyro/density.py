@@ -6,30 +6,25 @@ as `pyro.infer.mcmc.util.initialize_model` has it for one θ, and Trace_ELBO wit
 al. 2017, Eq 5); the log Jacobian is neither scaled nor masked.  Discrete sites that are marked for parallel
 enumeration are summed out.
 
-All draws are evaluated in one run of the model inside an outermost plate, if the model broadcasts over it; else one θ
-at a time under `torch.func.vmap`, else one after another.  Which of them is right is not assumed but tried, at three
-points, against the last.
+All draws are evaluated in one run of the model, their dimension on the left of those of its plates, if the model
+broadcasts over it; else one θ at a time under `torch.func.vmap`, else one after another.  Which of them is right is not
+assumed but tried, at three points, against the last.
 """
 
-import string
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, final
+from typing import Any, Self, final
 
 import pyro
 import torch
 from pyro import poutine
-from pyro.ops import packed
-from pyro.ops.contract import contract_to_tensor
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 from torch.distributions import biject_to
 
+from torchngvi.adapters.pyro.enumeration import Enumerated, Factors
 from torchngvi.adapters.pyro.sites import (
     Conditioned,
-    Enumerated,
     Scored,
     Values,
     check_latents,
@@ -200,7 +195,7 @@ class ModelLogJoint(Target):
         """(D,) -> ()."""
         values, log_jacobian = self.layout.constrained(theta)
         if self._enumerates:
-            return log_jacobian + _Factors.of(self._trace(values)).sum_out(frozenset())
+            return log_jacobian + Factors.of(self._trace(values)).sum_out(frozenset())
         return log_jacobian + sum(log_prob.sum() for log_prob in self._scored(values))
 
     def _by_broadcasting(self, theta: Tensor) -> Tensor:
@@ -225,7 +220,7 @@ class ModelLogJoint(Target):
         with pyro.validation_enabled(False):
             plate = pyro.plate(_PLATE, count, dim=-1 - self._nesting)
         trace = self._trace(values, plate)
-        return log_jacobian + _Factors.of(trace).sum_out(frozenset(trace.plate_to_symbol[_PLATE]))
+        return log_jacobian + Factors.of(trace).sum_out(frozenset(trace.plate_to_symbol[_PLATE]))
 
     def _by_vmap(self, theta: Tensor) -> Tensor:
         if self._enumerates:
@@ -234,11 +229,11 @@ class ModelLogJoint(Target):
 
     def _by_vmap_and_contraction(self, theta: Tensor) -> Tensor:
         """The factors of each draw by vmap, which cannot take Pyro's contraction; their contraction as of one plate."""
-        seen: list[_Factors] = []
+        seen: list[Factors] = []
 
         def factors(one: Tensor) -> tuple[Tensor, list[Tensor]]:
             values, log_jacobian = self.layout.constrained(one)
-            seen.append(_Factors.of(self._trace(values)))
+            seen.append(Factors.of(self._trace(values)))
             return log_jacobian, [factor.log_prob for factor in seen[-1].factors]
 
         log_jacobian, log_probs = torch.func.vmap(factors, randomness="same")(theta)
@@ -331,74 +326,6 @@ def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJ
     {'scale': tensor(1.)}
     """
     return ModelLogJoint(model, args, kwargs)
-
-
-class _Factor(NamedTuple):
-    """The log probability of one site, or of all draws of one."""
-
-    plates: frozenset[str]
-    dims: str  # a letter for each of its dimensions
-    log_prob: Tensor
-
-
-@dataclass
-class _Factors:
-    """What a trace with enumerated sites is a product of, letters for the dimensions to sum out, and their scale.
-
-    As TraceEnum_ELBO has it: a mask is inside the sum over the values of an enumerated site and leaves the site
-    itself alone, a scale is outside.
-    """
-
-    factors: list[_Factor]
-    summed: frozenset[str]
-    scale: Any
-
-    @classmethod
-    def of(cls, trace: Trace) -> Self:
-        """From a trace with log probabilities."""
-        trace.pack_tensors()
-        summed = frozenset(trace.symbol_to_dim) - set(trace.plate_to_symbol.values())
-        factors, scales = [], []
-        for site in random_sites(trace):
-            parts: Any = site["packed"]
-            log_prob = parts["log_prob"]
-            if not summed.isdisjoint(log_prob._pyro_dims):
-                scales.append(site["scale"])
-                mask = None if is_enumerated(site) else parts["mask"]
-                log_prob = packed.scale_and_mask(parts["unscaled_log_prob"], mask=mask)
-            frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
-            plates = frozenset(trace.plate_to_symbol[frame.name] for frame in frames)
-            factors.append(_Factor(plates, log_prob._pyro_dims, log_prob))
-        return cls(factors, summed, _common(scales))
-
-    def for_all_draws(self, log_probs: list[Tensor]) -> Tensor:
-        """The sum for each draw, from log probabilities with draws in front, which count as one more plate."""
-        known = "".join(factor.dims for factor in self.factors)
-        draw = next(letter for letter in string.ascii_letters if letter not in known)
-        factors = []
-        for (plates, dims, _), log_prob in zip(self.factors, log_probs, strict=True):
-            log_prob._pyro_dims = draw + dims  # type: ignore[attr-defined]
-            factors.append(_Factor(plates | {draw}, draw + dims, log_prob))
-        return _Factors(factors, self.summed, self.scale).sum_out(frozenset(draw))
-
-    def sum_out(self, draws: frozenset[str]) -> Tensor:
-        """The log of the sum, over plates but that of draws."""
-        inside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
-        outside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
-        for plates, dims, log_prob in self.factors:
-            (outside if self.summed.isdisjoint(dims) else inside).setdefault(plates, []).append(log_prob)
-        total = self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws)
-        return total + contract_to_tensor(outside, set(), target_ordinal=draws) if outside else total
-
-
-def _common(scales: list[Any]) -> Any:
-    """The one scale of all sites that hang together with enumerated ones."""
-    if any(isinstance(scale, Tensor) and scale.ndim for scale in scales) or len({float(scale) for scale in scales}) > 1:
-        raise InputError(
-            "all sites that depend on an enumerated one must have the same scale, one number, since it multiplies the "
-            "log of their sum: subsample them by the same plate, or give poutine.scale to all of them."
-        )
-    return scales[0]
 
 
 def _agree(answer: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor]) -> bool:

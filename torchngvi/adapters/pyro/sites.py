@@ -10,7 +10,6 @@ import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
-from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
@@ -146,18 +145,6 @@ class Parameters(Messenger):
     def _pyro_post_param(self, msg: Any) -> None:
         value = msg["value"]
         self.met.add(value.unconstrained() if hasattr(value, "unconstrained") else value)
-
-
-class Enumerated(EnumMessenger):
-    """As Pyro's, which asks a value for its `data`, and vmap forbids that; only the shape is needed."""
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        if site_is_subsample(msg) or msg["value"] is None:
-            return
-        value, dims = msg["value"], msg["infer"].setdefault("_dim_to_id", {})
-        shape = value.shape[: value.ndim - msg["fn"].event_dim]
-        dims.update(self._param_dims.get(msg["name"], {}))
-        self._value_dims[msg["name"]] = {d: i for d, i in dims.items() if len(shape) >= -d and shape[d] > 1}
 
 
 def is_enumerable(site: Any) -> bool:

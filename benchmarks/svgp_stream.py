@@ -1,0 +1,103 @@
+"""A sparse GP with 1,024 inducing points on a million rows that are never in memory together: time, memory, resuming.
+
+    python benchmarks/svgp_stream.py [--rows 1000000] [--inducing 1024] [--batch 4096] [--interrupt --epochs 2]
+
+The rows come from a `DataLoader` over an `IterableDataset` that makes them as they are asked for.  With ``--interrupt`` a
+first run breaks off in the middle of its second epoch, and a new model goes on from the checkpoint of the first.
+float32, with K_ZZ factored in float64.
+"""
+
+import argparse
+import resource
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import gpytorch as gp
+
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+
+
+def truth(x):
+    return torch.sin(3 * x[:, 0]) * torch.cos(2 * x[:, 1]) + 0.5 * torch.sin(4 * x[:, 2])
+
+
+class Rows(torch.utils.data.IterableDataset):
+    """Batches of x (B, 4) and y (B,), the same in each epoch."""
+
+    def __init__(self, rows, batch, stop_after=None):
+        self.rows, self.batch, self.stop_after = rows, batch, stop_after
+
+    def __iter__(self):
+        generator, epoch = torch.Generator().manual_seed(1), 0
+        for first in range(0, self.rows, self.batch):
+            size = min(self.batch, self.rows - first)
+            x = 2 * torch.rand(size, 4, generator=generator) - 1
+            yield x, truth(x) + 0.3 * torch.randn(size, generator=generator)
+            epoch += size
+            if self.stop_after is not None and epoch >= self.stop_after:
+                raise KeyboardInterrupt
+
+
+class Model(gp.models.ApproximateGP):
+    def __init__(self, Z):
+        q = NaturalGradientVariationalDistribution(len(Z))
+        super().__init__(gp.variational.VariationalStrategy(self, Z, q))
+        self.mean_module = gp.means.ConstantMean()
+        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(ard_num_dims=4))
+
+    def forward(self, x):
+        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def made(inducing):
+    torch.manual_seed(0)
+    model = Model(2 * torch.rand(inducing, 4) - 1)
+    likelihood = gp.likelihoods.GaussianLikelihood()
+    adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
+    return model, likelihood, adam
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--inducing", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--interrupt", action="store_true", help="first break off in the second epoch, then resume")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.pt"
+        if options.interrupt:
+            model, likelihood, adam = made(options.inducing)
+            once = torch.utils.data.DataLoader(Rows(options.rows, options.batch), batch_size=None)
+            train_svgp(model, likelihood, once, options.rows, adam, epochs=1, checkpoint=path)
+            broken = Rows(options.rows, options.batch, stop_after=options.rows // 2)
+            loader = torch.utils.data.DataLoader(broken, batch_size=None)
+            print(train_svgp(model, likelihood, loader, options.rows, adam, epochs=2, checkpoint=path), flush=True)
+        model, likelihood, adam = made(options.inducing)
+        loader = torch.utils.data.DataLoader(Rows(options.rows, options.batch), batch_size=None)
+        start = time.perf_counter()
+        result = train_svgp(model, likelihood, loader, options.rows, adam, epochs=options.epochs, checkpoint=path)
+        seconds = time.perf_counter() - start
+    print(result)
+    model.eval()
+    x = 2 * torch.rand(4000, 4, generator=torch.Generator().manual_seed(2)) - 1
+    with torch.no_grad():
+        error = float((model(x).mean - truth(x)).square().mean().sqrt())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{options.epochs} epochs of {options.rows} rows, M = {options.inducing}: {seconds:.0f} s, peak memory "
+        f"{peak:.2f} GiB, error of the function {error:.3f}, noise {float(likelihood.noise.sqrt()):.3f} (true 0.3)"
+    )
+
+
+if __name__ == "__main__":
+    main()
