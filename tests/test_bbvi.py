@@ -498,6 +498,9 @@ class TestRates:
         assert self.worst(variance, mu, [gamma] * T, delta2)[-1] <= eps
         largest = max(4 * beta / (mu**2 * eps), 2 * alpha / mu**2, 0.5)
         assert math.ceil(largest * math.log(2 * delta2 / eps)) == T
+        gentle = QuadraticVariance(0.01, 0.0)  # α < μ²/4, of no stochastic gradient: the third branch
+        assert gentle.fixed_step(mu, eps) == AdaptiveVariance(0.01, 0.0, 1.0).fixed_step(mu, eps) == 2 / mu
+        assert gentle.fixed_iterations(mu, eps, delta2) == math.ceil(0.5 * math.log(2 * delta2 / eps))
         with pytest.raises(InputError, match=r"gamma must be at most μ/\(2α\)"):
             variance.fixed_bound(mu, mu / alpha, 3, delta2)
 
@@ -713,6 +716,24 @@ class TestConvergence:
         batch.advance(500)
         assert float(batch.distances2().max()) < 1e-5
 
+    def test_the_symmetric_root_too(self):
+        # z = m + Cu with C the triangle of the same V: nothing is left at the optimum, and the floor binds on the way
+        target, runs = study.reference_target(), 20
+        q = CholeskyGaussian(5, (runs,), scale=4.0, dtype=F64)
+        opt = NaturalGradientVI(q, ProjectedSquareRoot(0.5), 32 * 9.765625e-4, estimator=PathDerivative(fixed(0)))
+        trace, lowest = [], 1.0
+        for step in range(0, 601, 50):
+            shift, V = q.mean - target.mean, q.covariance
+            wrong = (V @ target.precision - eye(5)).square().sum((-2, -1))
+            trace.append({"iteration": step, "distance2": float((shift.square().sum(-1) + wrong).mean())})
+            for _ in range(50):
+                opt.step(LogJoint(target.log_joint))
+                lowest = min(lowest, float(torch.linalg.eigvalsh(q.covariance)[:, 0].min()))
+        assert lowest == pytest.approx(0.25, rel=1e-9)
+        assert trace[-1]["distance2"] < 1e-14
+        assert study.decay(pd.DataFrame(trace)) >= 32 * 9.765625e-4
+        assert opt.rejections == 0
+
     def test_the_closed_entropy_has_a_floor(self):
         # ∝ γ and ∝ 1/M: 0.18 at 16 γ₁, 0.45 at 32 γ₁
         target, first, found = study.reference_target(), 9.765625e-4, {}
@@ -877,6 +898,7 @@ class TestStudies:
         small = {"dims": (1, 2), "kappas": (1, 2), "inverse_eps": (10, 100), "inverse_eps_closed": (4, 8)}
         log = study.run_complexity(**small, eps=0.1, runs=4)
         study.draw_complexity(log, tmp_path / "complexity")
+        assert bool((log["end"] <= log["eps"]).all())  # before the count that is proved, where a run ends anyway
         assert bool((log["steps"] <= log["proved"]).all())
         assert "CFE against 1/ε: log-log slope" in capsys.readouterr().out
         assert (tmp_path / "complexity.png").stat().st_size > 10_000

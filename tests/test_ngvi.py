@@ -388,6 +388,9 @@ class TestSteps:
         assert one.variance_bound(3) == pytest.approx(other.variance_bound(3), rel=1e-12)
         assert one.gradient_variances(3) == pytest.approx(other.gradient_variances(3), rel=1e-12)
         assert one.b == pytest.approx(other.b, rel=1e-12)
+        # ν from a prior that is a number, a diagonal or a matrix
+        for precision, nu in ((4.0, 1.0), (torch.tensor([4.0, 0.5]), 2.0), (torch.eye(2) * 0.2, 5.0)):
+            assert SubSampling.of(regression(prior_precision=precision)).nu == pytest.approx(nu)
         limits = [limiting_variance(x, exact_posterior(x), 3) for x in (model, same)]
         assert limits[0] == pytest.approx(limits[1], rel=1e-10)
 

@@ -135,6 +135,29 @@ class TestMode:
         assert not found.found
         assert found.gradients <= 10 + 4 + 30
 
+    def test_searches_side_by_side(self):
+        """Each ends where it would alone, in as many calls as the longest takes; one outside the support is lost."""
+        calls = []
+
+        def f(theta):
+            calls.append(len(theta))
+            return torch.where(theta[..., 0] > -5, -(theta.pow(4).sum(-1) + (theta.sum(-1) - 1).square()), torch.nan)
+
+        starts = 2 * torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        starts[2, 0] = -6.0
+        together = mode.find_modes(LogJoint(f), starts, 500)
+        most, rounds = 0, len(calls)
+        for start, found in zip(starts, together, strict=True):
+            calls.clear()
+            alone = mode.find_mode(LogJoint(f), start, 500)
+            most = max(most, len(calls))
+            assert (alone is None) == (found is None)
+            if alone is not None:
+                torch.testing.assert_close(found.theta, alone.theta, rtol=1e-10, atol=1e-10)
+                assert (found.found, found.gradients) == (alone.found, alone.gradients)
+        assert together[2] is None
+        assert rounds == most
+
     def test_flat(self):
         found = mode.find_mode(LogJoint(lambda theta: 0 * theta.sum(-1)), torch.zeros(2, dtype=torch.float64), 50)
         torch.testing.assert_close(found.root, torch.eye(2, dtype=torch.float64))

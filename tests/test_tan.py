@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import io
 import itertools
 import math
 import os
@@ -981,6 +982,31 @@ class TestSlopeStop:
     def test_defaults(self):
         step, stop = self.run(itertools.repeat(torch.tensor(-3.0)))
         assert (step, stop.means) == (3000, [-3.0] * 3)
+        rising = (float(k) for k in itertools.count())
+        assert self.run(rising)[0] == 100_000
+        assert self.run(0.0099e-3 * k for k in range(5000))[0] == 3000  # 0.0099 nats a block
+        assert self.run(0.0101e-3 * k for k in range(5000))[0] is None
+
+    def test_float32(self):
+        """Bounds of millions of nats that rise by a quarter of a nat each five hundred steps: 0.5 a block."""
+        bounds = (torch.tensor(-2e6, dtype=torch.float32) + 0.25 * (k // 500) for k in range(4000))
+        step, stop = self.run(bounds)
+        assert step is None
+        assert stop.rise() == pytest.approx(0.5, rel=1e-6)
+
+    def test_resume(self):
+        """Saved in the middle of a block, through a file of weights."""
+        bounds = randn(600, seed=0).cumsum(0).mul(0.1)
+        step, whole = self.run(bounds, block=20, slope=-1.0)
+        assert step is not None
+        half = self.run(bounds[:47], block=20, slope=-1.0)[1]
+        file = io.BytesIO()
+        torch.save(half.state_dict(), file)
+        file.seek(0)
+        resumed = SlopeStop(block=20, slope=-1.0)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        assert next(t for t, bound in enumerate(bounds[47:], 48) if resumed.add(bound)) == step
+        assert (resumed.means, resumed.steps) == (whole.means, whole.steps)
 
     def test_a_falling_bound_stops_and_a_rising_one_is_capped(self):
         assert self.run(-0.1 * k for k in range(100))[0] is None

@@ -230,6 +230,15 @@ class NGVI(Method):
     curvature estimate that is positive semi-definite (mini-batches of a linear regression, `BonnetPrice`, `Hessian`).
     ``LambdaLR(opt, theorem_schedule)`` gives γ_t = 2/(2 + t), `ExpectationAverage` the output of Theorem 1.
 
+    Args:
+        posterior, estimator, loss_scale: see `NaturalGradientVI`.
+        lr: γ, at most 1, which erases q: for conjugate models, or the start of a schedule on one.  For other models
+            0.1, or 0.5 with a schedule.
+
+    Raises:
+        InputError: an lr that is not positive; in a step, one above 1.
+        PairError: in a step, a target that the estimator cannot evaluate.
+
     >>> import torch
     >>> from torchngvi import GeneralizedLinear, NaturalGaussian
     >>> from torchngvi.stepsizes import theorem_schedule

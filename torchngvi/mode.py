@@ -4,10 +4,14 @@ Newton's method with BFGS updates (Nocedal and Wright 2006, section 6.1).  The H
 difference of gradients, D + 1 of them in one call, at steps that are a share of a standard deviation;
 it is taken anew only where the quadratic model has failed.  Where the Hessian has negative or vanishing
 eigenvalues, absolute values above a floor take their place, as in `laplace`.
+
+Searches from several starts go side by side: each yields the points at which it wants ℓ and ∇ℓ, and those of all are
+one call.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,33 +51,62 @@ def find_mode(
     >>> mode.found, [round(x, 6) for x in mode.theta.tolist()], mode.gradients
     (True, [3.0, 3.0], 6)
     """
-    search = _Search(target, start, budget)
-    if not search.finite(search.energy, search.gradient):
-        return None
-    return search.run()
+    return find_modes(target, start[None], budget)[0]
+
+
+def find_modes(
+    target: Target,
+    starts: Tensor,  # (K, D)
+    budget: int,  # of gradients for each
+) -> list[Mode | None]:
+    """As `find_mode` from each of the starts, side by side."""
+    gamma = target.temperature or 1.0
+    modes: list[Mode | None] = [None] * len(starts)
+    searches = {k: _Search(start, budget).run(gamma) for k, start in enumerate(starts)}
+    wanted = {k: next(search) for k, search in searches.items()}
+    while wanted:
+        energies, gradients = energy_and_gradient(target, torch.cat(list(wanted.values())))
+        sizes = [len(points) for points in wanted.values()]
+        answers = zip(energies.split(sizes), gradients.split(sizes), strict=True)
+        asked, wanted = list(wanted), {}
+        for k, answer in zip(asked, answers, strict=True):
+            try:
+                wanted[k] = searches[k].send(answer)
+            except StopIteration as done:
+                modes[k] = done.value
+    return modes
+
+
+_T = TypeVar("_T")
+_Asking = Generator[Tensor, tuple[Tensor, Tensor], _T]  # yields points, takes ℓ and ∇ℓ there
 
 
 class _Search:
     """θ, ℓ, ∇ℓ and the model H of ∇²ℓ."""
 
-    def __init__(self, target: Target, start: Tensor, budget: int) -> None:
-        self.target, self.theta, self.budget, self.gradients = target, start.detach().clone(), budget, 0
-        self.energy, self.gradient = (part[0] for part in self._at(self.theta[None]))
+    def __init__(self, start: Tensor, budget: int) -> None:
+        self.theta, self.budget, self.gradients = start.detach().clone(), budget, 0
         self.scale = 0.1 * self.theta.abs().clamp_min(1.0)  # about a standard deviation of each coordinate
 
     @staticmethod
     def finite(*tensors: Tensor) -> bool:
         return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
-    def _at(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def _at(self, theta: Tensor) -> _Asking[tuple[Tensor, Tensor]]:
         """ℓ and ∇ℓ at points (S, D)."""
         self.gradients += len(theta)
-        return energy_and_gradient(self.target, theta)
+        return (yield theta)
 
-    def _hessian(self) -> bool:
+    def _here(self, theta: Tensor) -> _Asking[tuple[Tensor, Tensor]]:
+        """ℓ and ∇ℓ at one point (D,)."""
+        energy, gradient = yield from self._at(theta[None])
+        return energy[0], gradient[0]
+
+    def _hessian(self) -> _Asking[bool]:
         """Take H anew; False where it is not finite."""
         step = torch.finfo(self.theta.dtype).eps ** (1 / 3) * self.scale
-        H = (self._at(self.theta + torch.diag(step))[1] - self.gradient) / step[:, None]
+        _, gradients = yield from self._at(self.theta + torch.diag(step))
+        H = (gradients - self.gradient) / step[:, None]
         self.H, self.age = 0.5 * (H + H.mT), 0
         return self.finite(self.H)
 
@@ -92,8 +125,10 @@ class _Search:
         self.scale = self.half.square().sum(-1).sqrt()
         self.log_det = float(repaired.log().sum() - 2 * unit.log().sum())
 
-    def run(self) -> Mode | None:
-        if not self._hessian():
+    def run(self, gamma: float) -> _Asking[Mode | None]:
+        """Search, and say where it ended."""
+        self.energy, self.gradient = yield from self._here(self.theta)
+        if not self.finite(self.energy, self.gradient) or not (yield from self._hessian()):
             return None
         while True:
             self._decompose()
@@ -101,34 +136,34 @@ class _Search:
             direction, square = -(self.half @ along), float(along.square().sum())
             near = square < _NEAR**2 and self.definite
             spent = self.gradients >= self.budget
-            if not self.definite and square < _SADDLE**2 and not spent and self._left_saddle():
+            if not self.definite and square < _SADDLE**2 and not spent and (yield from self._left_saddle()):
                 continue
-            if near or spent or not self._step(direction, square):
-                if self.age == 0 or not self._hessian():
+            if near or spent or not (yield from self._step(direction, square)):
+                if self.age == 0 or not (yield from self._hessian()):
                     break
                 if spent:
                     self._decompose()
                     break
-        gamma, dim = self.target.temperature or 1.0, len(self.theta)
+        dim = len(self.theta)
         root = Dense().positive_root(Dense().lower_root(math.sqrt(gamma) * self.half))[0]
         evidence = -float(self.energy) / gamma - 0.5 * (self.log_det - dim * math.log(2 * math.pi * gamma))
         return Mode(self.theta, root, evidence, near, self.gradients)
 
-    def _left_saddle(self) -> bool:
+    def _left_saddle(self) -> _Asking[bool]:
         """Go down along the most negative curvature, either way; False where ℓ does not fall."""
         for length in (1.0, -1.0, 0.25, -0.25):
             theta = self.theta + length * self.downhill
-            energy, gradient = (part[0] for part in self._at(theta[None]))
+            energy, gradient = yield from self._here(theta)
             if self.finite(energy, gradient) and float(energy) < float(self.energy):
                 self.theta, self.energy, self.gradient = theta, energy, gradient
-                return self._hessian()
+                return (yield from self._hessian())
         return False
 
-    def _step(self, direction: Tensor, square: float) -> bool:
+    def _step(self, direction: Tensor, square: float) -> _Asking[bool]:
         """Go along the direction as far as ℓ falls enough, and update H; False where it does not fall."""
         for length in _CUTS:
             theta = self.theta + length * direction
-            energy, gradient = (part[0] for part in self._at(theta[None]))
+            energy, gradient = yield from self._here(theta)
             fallen = float(self.energy - energy)
             if self.finite(energy, gradient) and fallen >= _ENOUGH * length * square:
                 break
@@ -138,7 +173,7 @@ class _Search:
         self.theta, self.energy, self.gradient = theta, energy, gradient
         share = fallen / (length * square * (1 - length / 2))
         if length < 1 or not _TRUSTED[0] < share < _TRUSTED[1]:
-            return self._hessian()
+            return (yield from self._hessian())
         H = torch.linalg.pinv(self.half @ self.half.mT, hermitian=True) if not self.definite else self.H
         if float(s @ y) > 1e-10 * float(s.norm() * y.norm()):
             Hs = H @ s

@@ -30,7 +30,7 @@ from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.guarded import Guarded
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.methods import VN
-from torchngvi.mode import Mode, find_mode
+from torchngvi.mode import Mode, find_mode, find_modes
 from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import FitResult, Record, show
@@ -198,7 +198,10 @@ class _Run:
             self._place(mode, or_stay=True)
 
     def _mode(self, start: Tensor) -> Mode | None:
-        return find_mode(self.target, start, 200 + 20 * self.q.dim)
+        return find_mode(self.target, start, self._budget())
+
+    def _budget(self) -> int:
+        return 200 + 20 * self.q.dim
 
     @torch.no_grad()
     def _check_repeats(self) -> None:
@@ -395,7 +398,7 @@ class _Run:
         if not self._can_start() or self.looked:
             return False
         starts, self.looked = self.first_mean + self._shifts(self._starts()), True
-        modes = [mode for mode in map(self._mode, starts) if mode is not None]
+        modes = [mode for mode in find_modes(self.target, starts, self._budget()) if mode is not None]
         found = max(modes, key=lambda mode: mode.log_evidence, default=None)
         if found is None or found.log_evidence < 1 + self.evidence:
             return False

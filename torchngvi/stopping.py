@@ -6,6 +6,7 @@ block, falling lines included, or after 10⁵ iterations.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from torchngvi.records import Record
 class SlopeStop:
     """Block averages of noisy bounds, and the slope of the last of them: a callback of `fit`, or in one's own loop.
 
-    The bound of a step is that before it.  A slope that is not finite ends nothing.
+    The bound of a step is that before it.  A slope that is not finite ends nothing.  To resume a run save
+    ``state_dict()`` with its optimizer.
 
     Args:
         block: iterations in an average.
@@ -47,7 +49,7 @@ class SlopeStop:
         self.block, self.blocks, self.slope, self.max_steps = block, blocks, slope, max_steps
         self.means: list[float] = []
         self.steps = 0
-        self._sum: Tensor | float = 0.0
+        self._bounds: list[Tensor] = []  # of the block that is not full, read once it is
 
     def __call__(self, record: Record) -> bool:
         """Whether to end the run of `fit`, whose bound is minus the loss."""
@@ -55,14 +57,23 @@ class SlopeStop:
 
     def add(self, bound: Tensor | float) -> bool:
         """Take the bound of one more step; whether to end the run.  Read once a block."""
-        bound = bound.detach() if isinstance(bound, Tensor) else bound
-        self._sum = self._sum + bound
+        self._bounds.append(torch.as_tensor(bound).detach())
         self.steps += 1
         if self.steps % self.block:
             return self.steps >= self.max_steps
-        self.means.append(float(self._sum) / self.block)
-        self._sum = 0.0
+        # in double precision: a thousand bounds of -10⁶ nats, added in float32, would hide a slope of 0.01
+        self.means.append(float(torch.stack(self._bounds).cpu().double().mean()))
+        self._bounds = []
         return self.steps >= self.max_steps or self.rise() < self.slope
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages so far, and the bounds of the block that is not full."""
+        return {"means": list(self.means), "bounds": list(self._bounds), "steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there, with the settings of this object."""
+        self.means, self._bounds = list(state_dict["means"]), list(state_dict["bounds"])
+        self.steps = state_dict["steps"]
 
     def rise(self) -> float:
         """The slope of the line through the last averages, in nats a block; infinite while there are too few."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.bbvi.bases import Gaussian
 from torchngvi.bbvi.scales import Gradient, Scale
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
@@ -65,10 +66,10 @@ class GaussianTarget(NamedTuple):
         h, A, _ = self.residuals(mean, C)
         return Gradient(h, scale.kept(A) - scale.entropy_gradient(C))
 
-    def landing_moment(self, scale: Scale, mean: Tensor, C: Tensor, kurtosis: float = 3.0) -> Tensor:
-        """E|g|² of one draw that sticks the landing, (); Gaussian q."""
+    def landing_moment(self, scale: Scale, mean: Tensor, C: Tensor) -> Tensor:
+        """E|g|² of one draw that sticks the landing, (); Gaussian q, whose score is linear in u."""
         h, _, G = self.residuals(mean, C)
-        return _weighted(scale, h, G, kurtosis)
+        return _weighted(scale, h, G, Gaussian.kurtosis)
 
     def closed_entropy_moment(self, scale: Scale, mean: Tensor, C: Tensor, kurtosis: float = 3.0) -> Tensor:
         """E|g|² of one draw with the closed-form entropy, (); any base of that kurtosis."""

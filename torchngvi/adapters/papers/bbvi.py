@@ -349,7 +349,8 @@ def _reached(method: str, dim: int, kappa: float, eps: float, runs: int) -> dict
     while float(batch.distances2().mean()) > eps and steps < proved:
         batch.advance(stride)
         steps += stride
-    return {"method": method, "dim": dim, "kappa": kappa, "eps": eps, "steps": steps, "proved": proved}
+    end = float(batch.distances2().mean())
+    return {"method": method, "dim": dim, "kappa": kappa, "eps": eps, "steps": steps, "proved": proved, "end": end}
 
 
 def draw_complexity(log: pd.DataFrame, path: Path) -> None:
