@@ -39,6 +39,18 @@ def save(path: str | Path, snapshot: dict[str, Any]) -> None:
     os.replace(new, path)
 
 
+def check_writable(path: str | Path) -> None:
+    """Before the first step, not after the last.
+
+    Raises:
+        InputError: a file in a folder that does not exist, or a folder.
+    """
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise InputError(f"the checkpoint {path} {what}. Name a file in a folder that exists.")
+
+
 def loaded(path: str | Path | None, q: Posterior, method: str) -> dict[str, Any] | None:
     """What a checkpoint of this method holds, with q set to its posterior; None where there is no file.
 

@@ -43,6 +43,7 @@ class Latents(ABC):
 
     coupled: bool  # the energy of a datum is no sum over the batch members of q
     count: int  # values a datum
+    longest: float = 1.0  # natural step of all functions at once by which a quadratic energy never rises
 
     def __init__(self, strategy: VariationalStrategy) -> None:
         self.strategy = strategy  # of the latent functions
@@ -107,14 +108,20 @@ class _Tasks(_Several):
 
 @final
 class _Mixed(_Several):
-    """Tasks as linear combinations."""
+    """Tasks as linear combinations.
+
+    Functions that explain the same data overshoot together, since each steps by its own curvature: a positive
+    definite matrix of L blocks a side is at most L times its diagonal blocks, so that steps up to 1/L are safe.
+    """
 
     def __init__(self, strategy: LMCVariationalStrategy) -> None:
         super().__init__(strategy.base_variational_strategy, strategy.latent_dim)
+        self.longest = 1.0 / self.functions
         self.mixing, self.jitter, self.count = strategy.lmc_coefficients, strategy.jitter_val, strategy.num_tasks
 
     def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
-        return _marginals(mean.mT @ self.mixing, variance.mT @ self.mixing.square() + self.jitter)
+        mixing = self.mixing.to(mean.dtype)
+        return _marginals(mean.mT @ mixing, variance.mT @ mixing.square() + self.jitter)
 
     def parameters(self) -> list[Tensor]:
         return [self.mixing]
@@ -135,6 +142,11 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     """
     outer: Any = getattr(model, "variational_strategy", None)
     strategy: Any = getattr(outer, "base_variational_strategy", outer)
+    if outer is None:
+        raise PairError(
+            f"the model must be an ApproximateGP, with a variational_strategy; got {type(model).__name__}. "
+            "A DeepGP goes through loss.backward() with natural_optimizer(mll)."
+        )
     if not isinstance(strategy, VariationalStrategy) or type(strategy) not in _STANDARD:
         raise PairError(
             f"steps from the derivatives of each datum are for the whitened VariationalStrategy; got "
@@ -198,7 +210,10 @@ def energy(
             result = -likelihood.expected_log_prob(y, values)
     else:
         z = _draws(_DRAWS, values.mean.shape, values.mean.dtype, values.mean.device)
-        result = -likelihood(values.mean + values.variance.sqrt() * z).log_prob(y).mean(0)
+        f = values.mean + values.variance.sqrt() * z
+        # q may be in float64 beside a float32 likelihood
+        state = {name: p.to(f.dtype) for name, p in likelihood.named_parameters()}
+        result = -torch.func.functional_call(likelihood, state, (f,)).log_prob(y).mean(0)
     several = isinstance(values, MultitaskMultivariateNormal)
     wanted = values.mean.shape[:-1] if several else values.mean.shape
     if result.shape != wanted:

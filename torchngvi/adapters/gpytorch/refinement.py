@@ -20,7 +20,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
-from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP
+from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, pairs, row_dimension
 from torchngvi.fit import fit
 from torchngvi.interfaces import Coordinates, Tangent
 from torchngvi.linalg import gram
@@ -111,10 +111,10 @@ def restored_dtype(q: Gaussian) -> Iterator[Gaussian]:
 
 def _pieces(batches: Iterable[Batch], target: SparseGP) -> list[Batch]:
     """The data in an order of no meaning, in pieces of a good size; untouched where each row has its own noise."""
-    given = list(batches)
+    given = list(pairs(batches, target.latents))
     if not given or given[0][0].ndim == 1 or isinstance(target.likelihood, FixedNoiseGaussianLikelihood):
         return given
-    row = -2 if target.coupled and given[0][1].ndim > 1 else -1  # of y: (B, T), or (*batch, B)
+    row = row_dimension(given[0][1], target.latents)
     x, y = torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)
     order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(0)).to(x.device)
     size = _PIECE * _visit(target)

@@ -13,7 +13,7 @@ Several latent functions are a batch of such posteriors, with one F_n of all the
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -22,7 +22,7 @@ from gpytorch.settings import _linalg_dtype_cholesky
 from gpytorch.variational import VariationalStrategy
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.latents import energy, latents_of
+from torchngvi.adapters.gpytorch.latents import Latents, energy, latents_of
 from torchngvi.errors import InputError, PairError
 from torchngvi.gaussian_integrals import Moments
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget, Versions
@@ -267,11 +267,12 @@ class SparseGP(TractableTarget):
     def _counted(self) -> Iterable[Batch]:
         """The batches; a single one is counted before it is used."""
         if isinstance(self.batches, list):
-            self._rows = sum(count(x) for x, _ in self.batches)
-            yield from self.batches
+            checked = list(pairs(self.batches, self.latents))
+            self._rows = sum(count(x) for x, _ in checked)
+            yield from checked
             return
         self._rows = 0
-        for x, y in self.batches:
+        for x, y in pairs(self.batches, self.latents):
             self._rows += count(x)
             yield x, y
 
@@ -296,6 +297,43 @@ def count(
 ) -> int:
     """B."""
     return x.shape[-1 if x.ndim == 1 else -2]
+
+
+def row_dimension(
+    y: Tensor,
+    latents: Latents,
+) -> int:
+    """Which dimension of the targets is that of the rows."""
+    return -2 if latents.coupled and y.ndim > 1 else -1
+
+
+def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
+    """The batches, each held against the model.
+
+    Raises:
+        InputError: what is no pair of tensors, inputs of another number of features, another number of targets.
+    """
+    features = latents.strategy.inducing_points.shape[-1]
+    for batch in batches:
+        parts = batch if isinstance(batch, tuple | list) else (batch,)
+        if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+            what = ", ".join(type(part).__name__ for part in parts)
+            raise InputError(
+                f"batches are pairs (x, y) of tensors; got {what}. Give a DataLoader over TensorDataset(x, y), or "
+                "[(x, y)] for all data at once."
+            )
+        x, y = parts
+        if x.ndim > 1 and x.shape[-1] != features or x.ndim == 1 and features != 1:
+            raise InputError(
+                f"the inducing points have {features} features; got inputs of shape {tuple(x.shape)}. "
+                "Give x as (rows, features)."
+            )
+        if y.ndim == 0 or y.shape[row_dimension(y, latents)] != count(x):
+            raise InputError(
+                f"a batch has {count(x)} rows of inputs and targets of shape {tuple(y.shape)}: check the shape of the "
+                "targets, (rows,) of one value a datum and (rows, tasks) of several."
+            )
+        yield x, y
 
 
 def kernels(

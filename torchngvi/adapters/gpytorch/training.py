@@ -10,6 +10,8 @@ so that the cosine c of successive gradients of the mean tells which of the two 
 
     log ρ ← log ρ + 0.1 clip(c/ρ + 0.3, -1, 1)        from  min(½, max(B/N, B/(5M))),  within  [B/(10N), ½]
 
+(at most 1/L where L latent functions are mixed, see `latents`).
+
 At rest c/ρ is -½ and ρ falls; at a lag it rises.  -0.3 is where the lag costs about a third of what the noise costs.
 (Kesten 1958 for the sign of successive errors as a signal to the step length.)
 
@@ -17,6 +19,7 @@ In a float32 model the sums over all data are in float64, and so is q from the f
 float32 cannot take; at the end q has the model's dtype again.
 """
 
+import math
 import pickle
 import warnings
 from collections.abc import Callable, Iterable
@@ -30,9 +33,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchngvi import checkpoints
-from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
+from torchngvi.adapters.gpytorch.latents import conjugate, latents_of, log_concave
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
-from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, count
+from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, count, pairs
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.methods import IBLR, VN, Method
 from torchngvi.posteriors.gaussian import Gaussian
@@ -98,8 +101,9 @@ def train_svgp(
         What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.
 
     Raises:
-        InputError: no data, another number of rows than ``num_data``, an hyper-optimizer that holds q, a
-            loss that is not finite, a checkpoint of another model.
+        InputError: no data, another number of rows than ``num_data``, a hyper-optimizer that holds q or none of the
+            parameters or evaluates more than once a step, a loss that is not finite, a checkpoint that cannot be
+            written or is of another model or optimizer.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
     >>> import gpytorch
@@ -124,15 +128,12 @@ def train_svgp(
     if num_data < 1:
         raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
     if hyper_optimizer is not None:
+        if checkpoint is not None:
+            checkpoints.check_writable(checkpoint)
         model.train()
         likelihood.train()
         q = SparseGP(model, likelihood, []).posterior
-        held = {id(p) for group in hyper_optimizer.param_groups for p in group["params"]}
-        if held & {id(part) for part in q.buffers()}:
-            raise InputError(
-                "hyper_optimizer holds the posterior, which moves by natural gradients; give it model.parameters() and "
-                "likelihood.parameters(), which leave q out."
-            )
+        _check_optimizer(hyper_optimizer, q, [*model.parameters(), *likelihood.parameters()])
         with restored_dtype(q):
             run = _Run(model, likelihood, num_data, hyper_optimizer)
             losses = run.resumed(checkpoint)
@@ -163,6 +164,7 @@ class _Run:
         self, model: ApproximateGP, likelihood: Likelihood, num_data: int, hyper_optimizer: torch.optim.Optimizer
     ) -> None:
         self.model, self.likelihood, self.num_data, self.hyper = model, likelihood, num_data, hyper_optimizer
+        self.latents = latents_of(model, likelihood)
         self.q: Gaussian = SparseGP(model, likelihood, []).posterior
         # where curvature may be negative the form that stays positive definite, in short steps
         self.natural: Method = (
@@ -174,7 +176,7 @@ class _Run:
     def epoch(self, batches: Iterable[Batch], bar: Any) -> float:
         """One pass; the mean loss per datum."""
         total, rows = torch.zeros((), dtype=torch.float64), 0
-        for x, y in batches:
+        for x, y in pairs(batches, self.latents):
             target = SparseGP(self.model, self.likelihood, [(x, y)], self.num_data, learn=True)
             rows_here = count(x)
             self._set_length(rows_here)
@@ -189,6 +191,11 @@ class _Run:
             total, rows = total + loss.detach().to(total) * (rows_here / self.num_data), rows + rows_here
             bar.update(rows_here)
             bar.set_postfix(loss=f"{float(total) / rows:.4f}", refresh=False) if not bar.disable else None
+        if not rows:
+            raise InputError(
+                f"the batches are empty in epoch {int(bar.n) // self.num_data + 1}: an iterator that was used up gives "
+                "nothing twice. Give a list or a DataLoader."
+            )
         if rows != self.num_data:
             raise InputError(
                 f"an epoch has {rows} rows where num_data is {self.num_data}: the expected log likelihood would have "
@@ -198,13 +205,13 @@ class _Run:
         return float(total) / self.num_data
 
     def _set_length(self, rows: int) -> None:
-        """ρ of the next step; 1 on all of the data of a Gaussian likelihood, where it is exact."""
+        """ρ of the next step; on all of the data of a Gaussian likelihood 1, where that is exact."""
         if self.log_rho is None:
             share = rows / self.num_data
-            first = min(_CAP, max(share, 4 * _NOISE * rows / self.q.dim))
+            first = min(_CAP, self.latents.longest, max(share, 4 * _NOISE * rows / self.q.dim))
             self.log_rho = torch.tensor(first, dtype=torch.float64, device=self.q.device).log()
         whole = conjugate(self.likelihood) and rows == self.num_data
-        self.natural.param_groups[0]["lr"] = 1.0 if whole else self.log_rho.exp().to(self.q.dtype)
+        self.natural.param_groups[0]["lr"] = self.latents.longest if whole else self.log_rho.exp().to(self.q.dtype)
 
     def _follow(self, force: Tensor, rows: int) -> None:
         """The length follows the cosine of successive gradients of the mean, in the frame of q."""
@@ -216,7 +223,7 @@ class _Run:
         cosine = ((a @ b) / (a.norm() * b.norm()).clamp_min(1e-300)).double()
         change = _RATE * (cosine / self.log_rho.exp() + _LAG).clamp(-1.0, 1.0)
         lowest = torch.tensor(0.1 * rows / self.num_data, dtype=torch.float64, device=change.device).log()
-        rho = (self.log_rho + change.nan_to_num(0.0)).clamp_max(torch.tensor(_CAP).double().log().to(change.device))
+        rho = (self.log_rho + change.nan_to_num(0.0)).clamp_max(math.log(min(_CAP, self.latents.longest)))
         self.log_rho = torch.maximum(rho, lowest)
 
     def _stepped(self, target: SparseGP) -> Tensor:
@@ -246,6 +253,7 @@ class _Run:
             "dtype": str(self.q.dtype),
             "model": self.model.state_dict(),
             "likelihood": self.likelihood.state_dict(),
+            "optimizer": type(self.hyper).__name__,
             "hyper": self.hyper.state_dict(),
             "natural": self.natural.state_dict(),
             "log_rho": self.log_rho,
@@ -269,6 +277,11 @@ class _Run:
         except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, pickle.UnpicklingError) as error:
             why = str(error).partition("\n")[0]
             raise InputError(f"{path} is no checkpoint of train_svgp ({why}). Remove it, or name another.") from error
+        if state["optimizer"] != type(self.hyper).__name__:
+            raise InputError(
+                f"{path} was written beside {state['optimizer']} and hyper_optimizer is {type(self.hyper).__name__}. "
+                "Remove it, or name another file."
+            )
         if state["dtype"] == "torch.float64":
             self.q.double()
         try:
@@ -276,11 +289,37 @@ class _Run:
             self.likelihood.load_state_dict(state["likelihood"])
             self.hyper.load_state_dict(state["hyper"])
         except (RuntimeError, ValueError) as error:
-            raise InputError(f"{path} belongs to another model ({error}). Remove it, or name another file.") from error
+            why = " ".join(str(error).split())
+            raise InputError(f"{path} belongs to another model ({why}). Remove it, or name another file.") from error
         self.natural.load_state_dict(state["natural"])
         self.log_rho, self.force = state["log_rho"], state["force"]
         torch.set_rng_state(state["generator"].cpu())
         return list(state["losses"])
+
+
+def _check_optimizer(optimizer: object, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:
+    """One evaluation a step, of hyper-parameters of this model."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"hyper_optimizer must be a torch optimizer over hyper-parameters; got {type(optimizer).__name__}. "
+            "Give torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS evaluates a batch several times a step, and train_svgp evaluates it once. Give Adam or SGD, or "
+            "let LBFGS step on DualELBO."
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held & {id(part) for part in q.buffers()}:
+        raise InputError(
+            "hyper_optimizer holds the posterior, which moves by natural gradients; give it model.parameters() and "
+            "likelihood.parameters(), which leave q out."
+        )
+    if not held & {id(p) for p in parameters}:
+        raise InputError(
+            "hyper_optimizer holds no parameter of this model or likelihood; was it built over an earlier model? "
+            "Build it over [*model.parameters(), *likelihood.parameters()]."
+        )
 
 
 def _not_finite(loss: float, y: Tensor) -> str:
