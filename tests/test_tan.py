@@ -996,14 +996,14 @@ class TestSlopeStop:
 
     def test_resume(self):
         """Saved in the middle of a block, through a file of weights."""
-        bounds = randn(600, seed=0).cumsum(0).mul(0.1)
-        step, whole = self.run(bounds, block=20, slope=-1.0)
-        assert step is not None
-        half = self.run(bounds[:47], block=20, slope=-1.0)[1]
+        bounds = randn(600, seed=0) + torch.arange(600.0).clamp(max=150)
+        step, whole = self.run(bounds, block=20, slope=0.5)
+        assert step > 150
+        half = self.run(bounds[:47], block=20, slope=0.5)[1]
         file = io.BytesIO()
         torch.save(half.state_dict(), file)
         file.seek(0)
-        resumed = SlopeStop(block=20, slope=-1.0)
+        resumed = SlopeStop(block=20, slope=0.5)
         resumed.load_state_dict(torch.load(file, weights_only=True))
         assert next(t for t, bound in enumerate(bounds[47:], 48) if resumed.add(bound)) == step
         assert (resumed.means, resumed.steps) == (whole.means, whole.steps)

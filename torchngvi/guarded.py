@@ -61,7 +61,7 @@ class Guarded(Target):
         """What went wrong, as a sentence; nothing where nothing did."""
         if not self._count:
             return ""
-        return f" The log joint failed {self._count} time{'s' * (self._count > 1)}: {self._last}."
+        return f" The log joint failed {self._count} time{'s' * (self._count > 1)}: {self._last.rstrip('.')}."
 
     def check(self, q: Posterior) -> None:
         """As the target's."""

@@ -57,7 +57,7 @@ class SlopeStop:
 
     def add(self, bound: Tensor | float) -> bool:
         """Take the bound of one more step; whether to end the run.  Read once a block."""
-        self._bounds.append(torch.as_tensor(bound).detach())
+        self._bounds.append(bound.detach() if isinstance(bound, Tensor) else torch.tensor(bound, dtype=torch.float64))
         self.steps += 1
         if self.steps % self.block:
             return self.steps >= self.max_steps
