@@ -96,6 +96,20 @@ def test_checkpoints_of_something_else(tmp_path):
         fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
 
 
+def test_a_place_that_cannot_be_written(tmp_path):
+    """Before the first evaluation, not after the last."""
+    model, q = make_model(), make_posterior("cholesky")
+    file = tmp_path / "runs" / "run.pt"
+    with pytest.raises(InputError) as error:
+        fit(q, model, progress=False, checkpoint=file)
+    assert str(error.value) == (
+        f"the checkpoint {file} is in a folder that does not exist. Name a file in a folder that exists."
+    )
+    with pytest.raises(InputError, match=r"is a folder\. Name a file in a folder that exists\.$"):
+        fit(q, model, progress=False, checkpoint=tmp_path)
+    assert torch.equal(q.mean, make_posterior("cholesky").mean)
+
+
 def test_checkpoints_of_another_problem_or_method(tmp_path):
     model, file = make_model(), tmp_path / "run.pt"
     fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)

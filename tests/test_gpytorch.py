@@ -348,7 +348,7 @@ class TestRefusals:
         with pytest.raises(PairError, match="SparseGP steps the posterior of its own model"):
             VN(CholeskyGaussian(M)).step(target)
         with pytest.raises(InputError, match=r"expectations for \(60,\) latent values"):
-            VN(target.posterior).step(SparseGP(target.model, gaussian(), [(x, y[:, None])]))
+            VN(target.posterior).step(SparseGP(target.model, gaussian(), [(x, y.expand(2, N))]))
         with pytest.raises(InputError, match="SparseGP got no data"):
             VN(target.posterior).step(SparseGP(target.model, gaussian(), []))
 

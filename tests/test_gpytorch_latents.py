@@ -15,6 +15,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp,
 )
 from torchngvi.adapters.gpytorch.latents import energy
+from torchngvi.adapters.gpytorch.training import _Run
 from torchngvi.errors import PairError
 
 gp = pytest.importorskip("gpytorch")
@@ -187,6 +188,55 @@ def test_log_of_the_normal_distribution_function():
     values = gp.distributions.MultivariateNormal(torch.tensor([-1.5, -1.5, 1.5]).double(), torch.diag(variance))
     exact = -torch.special.log_ndtr(torch.tensor([-1.5, 1.5, -1.5]).double())
     close(energy(likelihood, y, values), exact, 1e-7)
+
+
+def test_functions_that_explain_the_same_data():
+    """Full steps of all at once would overshoot together: mixed functions step by 1/L, tasks of their own by 1."""
+    x, y = regression()
+    y = y[:, :2]
+    likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2).double()
+    likelihood.noise, likelihood.task_noises = 1e-3, torch.full((2,), 1e-3).double()
+    still = torch.optim.SGD(likelihood.parameters(), lr=0.0)
+    for functions in (3, 5):
+        model = model_of(functions, 2)
+        result = train_svgp(model, likelihood, [(x, y)], N, still, epochs=12, progress=False)
+        assert all(b <= a for a, b in zip(result.losses, result.losses[1:], strict=False))
+        assert result.losses[-1] < 0.1 * result.losses[0]
+    own = train_svgp(model_of(2), likelihood, [(x, y)], N, still, epochs=3, progress=False)
+    assert abs(own.losses[2] - own.losses[1]) < 1e-9 * abs(own.losses[1])
+
+
+def test_the_length_is_held_below_that():
+    """Of mini-batches too, and where a tenth of the share of a batch is more."""
+    x, y = regression()
+    likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
+    for functions in (5, 12):
+        model = model_of(functions, 3)
+        run = _Run(model, likelihood, N, torch.optim.SGD(model.parameters(), lr=0.0))
+        run._set_length(N - 1)
+        assert math.isclose(float(run.natural.param_groups[0]["lr"]), 1 / functions)
+        for _ in range(3):
+            run._follow(torch.ones(functions, M).double(), N - 1)
+        assert math.isclose(float(run.log_rho.exp()), 1 / functions)
+
+
+@pytest.mark.parametrize("kind", ["mixed", "softmax"])
+def test_float32(kind):
+    """q is refined in float64 beside a mixing matrix in float32, of the strategy or of the likelihood."""
+    x, y = regression() if kind == "mixed" else classes()
+    model = (model_of(2, 3) if kind == "mixed" else model_of(2)).float()
+    if kind == "mixed":
+        likelihood, y = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), y.float()
+    else:
+        likelihood = gp.likelihoods.SoftmaxLikelihood(num_features=2, num_classes=3)
+    assert refine_svgp(model, likelihood, [(x.float(), y)], progress=False).converged
+    adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)
+    run = _Run(model, likelihood, N, adam)
+    run.q.double()
+    bar = type("Bar", (), {"disable": True, "update": lambda *_: None})()
+    first = run.epoch([(x.float(), y)], bar)
+    assert run.epoch([(x.float(), y)], bar) < first
+    assert all(p.dtype == torch.float32 for p in (*model.parameters(), *likelihood.parameters()))
 
 
 def test_a_noise_that_depends_on_x():

@@ -6,14 +6,17 @@ import math
 import pytest
 import torch
 
+from torchngvi import VN
 from torchngvi.adapters.gpytorch import (
+    DualELBO,
     NaturalGradientVariationalDistribution,
+    SparseGP,
     refine_svgp,
     train_svgp,
     variational_posteriors,
 )
 from torchngvi.adapters.gpytorch.training import TrainingResult, _Run
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
 
 gp = pytest.importorskip("gpytorch")
 N, M = 200, 8
@@ -198,6 +201,87 @@ class TestRefusals:
             a, b = variational_posteriors(masked)[0], variational_posteriors(without)[0]
             assert float((a.mean - b.mean).abs().max()) < 1e-8
             assert float((a.covariance - b.covariance).abs().max()) < 1e-8
+
+    def test_batches(self):
+        """What is no pair of tensors, or does not fit the model or itself; where the data are read at all."""
+        model, likelihood, adam, _ = set_up()
+        x, y = data()
+        wrong = {
+            "batches are pairs \\(x, y\\) of tensors; got Tensor. Give a DataLoader over TensorDataset": (x, y),
+            "batches are pairs \\(x, y\\) of tensors; got Tensor, Tensor, Tensor. Give": [(x, y, y)],
+            "batches are pairs \\(x, y\\) of tensors; got ndarray, Tensor. Give": [(x.numpy(), y)],
+            "have 1 features; got inputs of shape \\(200, 2\\). Give x as": [(x.repeat(1, 2), y)],
+            "has 200 rows of inputs and targets of shape \\(200, 1\\): check the shape": [(x, y[:, None])],
+            "has 200 rows of inputs and targets of shape \\(150,\\): check the shape": [(x, y[:150])],
+            "has 200 rows of inputs and targets of shape \\(\\): check the shape": [(x, y[0])],
+        }
+        for text, batches in wrong.items():
+            for ask in (
+                lambda b: train_svgp(model, likelihood, b, N, adam, progress=False),
+                lambda b: refine_svgp(model, likelihood, b, progress=False),
+                lambda b: DualELBO(model, likelihood, b),
+                lambda b: VN(variational_posteriors(model)[0]).step(SparseGP(model, likelihood, iter(b))),
+            ):
+                with pytest.raises(InputError, match=text):
+                    ask(batches)
+        two = NaturalGradientVariationalDistribution(M)
+        model.variational_strategy = gp.variational.VariationalStrategy(model, torch.randn(M, 2), two)
+        with pytest.raises(InputError, match="have 2 features; got inputs of shape \\(200,\\). Give x as"):
+            refine_svgp(model, likelihood, [(x[:, 0], y)], progress=False)
+
+    def test_an_iterator_that_is_used_up(self):
+        model, likelihood, adam, _ = set_up()
+        x, y = data()
+        with pytest.raises(InputError, match="the batches of an epoch are empty: an iterator is used up after one"):
+            train_svgp(model, likelihood, zip(x.split(50), y.split(50), strict=True), N, adam, progress=False)
+
+    def test_optimizers(self):
+        model, likelihood, _, loader = set_up()
+        for wrong, text in (
+            (0.1, "hyper_optimizer must be a torch optimizer over hyper-parameters; got float. Give torch.optim.Adam"),
+            (
+                torch.optim.LBFGS(model.parameters()),
+                "LBFGS evaluates a batch several times a step, and train_svgp eval",
+            ),
+            (set_up()[2], "hyper_optimizer holds no parameter of this model or likelihood; was it built over an earl"),
+        ):
+            with pytest.raises(InputError, match=text):
+                train_svgp(model, likelihood, loader, N, wrong, progress=False)
+        some = torch.optim.SGD(likelihood.parameters(), lr=0.01)
+        before = [p.detach().clone() for p in (*model.parameters(), *likelihood.parameters())]
+        train_svgp(model, likelihood, loader, N, some, epochs=1, progress=False)
+        after = [*model.parameters(), *likelihood.parameters()]
+        changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+        assert changed == [False] * (len(changed) - 1) + [True]
+
+    def test_a_callback_alone(self):
+        model, likelihood, adam, loader = set_up()
+        with pytest.raises(InputError, match="callbacks is a list of functions of the epoch and its loss; put the one"):
+            train_svgp(model, likelihood, loader, N, adam, callbacks=lambda *_: True)
+        seen = []
+        stop = lambda epoch, loss: seen.append((epoch, loss)) or epoch == 1  # noqa: E731
+        result = train_svgp(model, likelihood, loader, N, adam, callbacks=[stop], progress=False)
+        assert seen == list(enumerate(result.losses))
+        assert len(seen) == 2
+
+    def test_checkpoints(self, tmp_path):
+        model, likelihood, adam, loader = set_up()
+        with pytest.raises(InputError, match="run.pt is in a folder that does not exist. Name a file in a folder that"):
+            train_svgp(model, likelihood, loader, N, adam, checkpoint=tmp_path / "runs" / "run.pt", progress=False)
+        path = tmp_path / "run.pt"
+        train_svgp(model, likelihood, loader, N, adam, epochs=1, checkpoint=path, progress=False)
+        other = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(
+            InputError, match="run.pt was written beside Adam and hyper_optimizer is SGD. Remove it, or"
+        ):
+            train_svgp(model, likelihood, loader, N, other, checkpoint=path, progress=False)
+
+    def test_other_models(self):
+        _, likelihood, adam, loader = set_up()
+        with pytest.raises(
+            PairError, match="must be an ApproximateGP, with a variational_strategy; got GaussianLikeli"
+        ):
+            train_svgp(likelihood, likelihood, loader, N, adam)
 
     def test_infinite_loss(self):
         model, likelihood, adam, _ = set_up()

@@ -43,7 +43,7 @@ from torchngvi import BWGD, SRVN, VN
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Affine, Congruence, Frame, Framed, Local, Raw, Tangent
-from torchngvi.linalg import cholesky, positive_columns, reverse_cholesky, triangular_inverse, tril_half
+from torchngvi.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
 from torchngvi.models import GaussianNoise, GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
@@ -791,6 +791,18 @@ class TestAlgebra:
         fixed, ok = positive_columns(L * signs[..., None, :])
         close(fixed, L, 0.0)
         assert bool(ok.all())
+
+    @batches
+    @pytest.mark.parametrize("size", [3, 65, 129, 203])
+    def test_in_blocks(self, batch, size):
+        """Large matrices go block by block, in sizes that do not divide; rows may be shared by a batch of weights."""
+        for rows, weights in ((batch, batch), ((), batch), (batch, ())):
+            X, w = randn(*rows, 7, size, seed=0), randn(*weights, 7, seed=1)
+            close(gram(X, w), torch.einsum("...ni,...n,...nj->...ij", X, w, X), EXACT)
+        L = 0.05 * randn(*batch, size, size, seed=2).tril() + 2 * torch.eye(size, dtype=DTYPE)
+        inverse = triangular_inverse(L)
+        close(inverse @ L, torch.eye(size, dtype=DTYPE).expand_as(L), EXACT)
+        close(inverse.tril(), inverse, 0.0)
 
     def test_a_failed_factorisation_is_told_member_by_member(self):
         S = torch.stack([4 * torch.eye(2), -torch.eye(2), torch.full((2, 2), torch.nan)]).to(DTYPE)

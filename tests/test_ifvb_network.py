@@ -155,6 +155,7 @@ SMALL = {
     "fig4": {"iterations": 5, "seeds": 2, "data": [0]},
     "fig5": {"iterations": 4, "seeds": 1, "hidden": [3]},
     "fig6": {"iterations": 3, "seeds": 1, "draws": 3, "samples": 3, "hidden": 1},
+    "coupling": {"iterations": 3, "seeds": 1, "draws": 3},
 }
 
 

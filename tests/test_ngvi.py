@@ -2,6 +2,8 @@
 
 import copy
 import math
+import pathlib
+import re
 import warnings
 
 import pandas as pd
@@ -1080,11 +1082,26 @@ class TestStudies:
 
     def test_data_that_are_not_there(self, monkeypatch, tmp_path):
         monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
-        with pytest.raises(InputError, match="gp_uci/bike_data.csv.gz is not here: set TORCHNGVI_DATA to a folder"):
+        with pytest.raises(
+            InputError, match="UCI Bike of Figure 1 is not here. Set TORCHNGVI_DATA to .* holds gp_uci/bike_"
+        ):
             ngvi.bike()
-        with pytest.raises(InputError, match="mnist/train-labels-idx1-ubyte.gz is not here"):
+        with pytest.raises(
+            InputError, match="MNIST of Figure 2 is not here. Set TORCHNGVI_DATA to .* mnist/train-labels-idx1"
+        ):
             ngvi.digits()
 
     def test_the_slope(self):
         log = pd.DataFrame({"iteration": [1, 10, 100, 1000], "kl": [5.0, 1.0, 0.1, 0.01]})
         assert ngvi.slope(log, 10, 1000) == pytest.approx(-1)
+
+
+def test_documentation():
+    """The snippet of docs/ngvi.md runs as it stands, but for the number of its steps."""
+    text = (pathlib.Path(__file__).parents[1] / "docs/ngvi.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "range(1000)" in snippet
+    scope: dict = {}
+    exec(compile(snippet.replace("range(1000)", "range(30)"), "docs/ngvi.md", "exec"), scope)
+    assert scope["opt"].rejections == 0
+    assert float((scope["result"].mean - 1).abs().max()) < 0.1

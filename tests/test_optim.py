@@ -38,6 +38,7 @@ from torchngvi import (
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Independent
+from torchngvi.interfaces import Raw, TractableTarget
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
 
 STEPS = 5
@@ -351,6 +352,46 @@ def test_a_rejected_trial_leaves_the_packet_in_place():
     assert same_bits(q, start)
     assert torch.allclose(opt.step(model), loss, rtol=1e-14)
     assert model.calls == 3
+
+
+class Shared(TractableTarget):
+    """½τ|y - Σ_l θ_l|² + ½Σ_l|θ_l|² over L members of a batch, its mean field an equal share of each."""
+
+    temperature, coupled = 1.0, True
+
+    def __init__(self, members, tau, y):
+        self.members, self.tau, self.y = members, tau, y
+
+    def log_joint(self, theta):
+        raise NotImplementedError
+
+    def tensors(self):
+        return (self.y,)
+
+    def expected_energy(self, frame):
+        off, variance = frame.mean.sum(0) - self.y, frame.root.square().sum((-1, -2))
+        value = 0.5 * self.tau * (off.square().sum() + variance.sum())
+        value = value + 0.5 * (frame.mean.square().sum() + variance.sum())
+        g = self.tau * off + frame.mean
+        H = (self.tau + 1.0) * torch.eye(len(self.y), dtype=self.y.dtype).expand(self.members, -1, -1)
+        return (value / self.members).expand(self.members), Raw(g, H.clone())
+
+
+def test_members_with_one_objective_are_judged_together():
+    """Full steps of three members at once would rise without end: none does, all go or stay, to their optimum."""
+    members, tau, y = 3, 3.0, torch.tensor([1.0, -2.0], dtype=torch.float64)
+    target = Shared(members, tau, y)
+    q = CholeskyGaussian(2, (members,), dtype=torch.float64)
+    q.initialize_(torch.tensor([[0.0, 0.0], [3.0, 1.0], [-1.0, 5.0]]), torch.tensor([[1.0], [0.1], [3.0]]))
+    opt, losses, refused = VN(q), [], 0
+    for _ in range(60):
+        losses.append(float(opt.step(target)))
+        assert len(set(opt.last.accepted.tolist())) == 1
+        refused += not bool(opt.last.accepted.all())
+    assert refused > 0
+    assert all(b <= a + 1e-12 * abs(a) for a, b in zip(losses, losses[1:], strict=False))
+    assert torch.allclose(q.mean, (tau * y / (1 + members * tau)).expand(members, 2), atol=1e-6)
+    assert torch.allclose(q.covariance, torch.eye(2, dtype=torch.float64) / (1 + tau), atol=1e-8)
 
 
 def test_a_constant_step_takes_one_evaluation_which_a_look_before_it_shares():
@@ -1060,7 +1101,8 @@ def unit(name, batch=()):
 CURVED = torch.tensor([2.0, -1.0, 3.0], dtype=torch.float64)
 REJECTED = (
     "{}: a step of size {} left the positive definite cone or was not finite; q was left as it is, and steps like "
-    "it will be skipped without another warning. Use a smaller lr, or none at all for steps found by trial."
+    "it will be skipped without another warning. Use a smaller lr, or VN or SRVN without one, which find "
+    "their steps by trial."
 )
 
 

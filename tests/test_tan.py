@@ -1240,3 +1240,13 @@ class TestExperiments:
     def test_the_moves_are_tangents(self):
         assert issubclass(RootTangent, Tangent)
         assert RootGradient.emits is RootTangent
+
+
+def test_documentation():
+    """The snippet of docs/tan.md runs as it stands, but for the number of its steps."""
+    text = (pathlib.Path(__file__).parents[1] / "docs/tan.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "SlopeStop()" in snippet
+    scope: dict = {}
+    exec(compile(snippet.replace("SlopeStop()", "SlopeStop(block=20, max_steps=100)"), "docs/tan.md", "exec"), scope)
+    assert scope["stop"].steps == 100

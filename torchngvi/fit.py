@@ -93,6 +93,8 @@ def fit(
         raise InputError(f"max_evaluations must be at least 1; got {max_evaluations}.")
     if checkpoint_every < 1:
         raise InputError(f"checkpoint_every counts steps and must be at least 1; got {checkpoint_every}.")
+    if checkpoint is not None:
+        checkpoints.check_writable(checkpoint)
     callbacks, target = tuple(callbacks), as_target(target)
     if batch_size is not None:
         _check_batch_size(q, target, batch_size)

@@ -274,10 +274,7 @@ class Sites(NamedTuple):
 
     def raw(self) -> Raw:
         """g = Xᵀα + Λ(m - m₀),  H = Xᵀ diag(β) X + Λ."""
-        if self.projected is None:
-            H = sparse.gram(self.rows, self.beta)
-        else:
-            H = gram(self.rows, self.beta)
+        H = sparse.gram(self.rows, self.beta) if self.projected is None else gram(self.rows, self.beta)
         return Raw(self._gradient(), self.prior.add_to(H))
 
     def _gradient(self) -> Tensor:

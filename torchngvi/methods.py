@@ -275,7 +275,8 @@ class Snngm(Method):
     optimum.  Published with one draw a step: ``estimator=PathDerivative()``.
 
     Args:
-        posterior: see `NaturalGradientVI`; all of one kind of coordinates, unless a norm is given.
+        posterior: see `NaturalGradientVI`; all of one kind of coordinates, unless a norm is given.  With a root: the
+            natural coordinates of a narrow q are large, and steps of length α in them nothing.
         lr: α, by default 0.001 √ℓ for the ℓ coordinates of q.
         beta, bias_correction, norm: see `NormalizedMomentum`; the norm is by default Riemannian on a
             `PrecisionCholeskyGaussian` and Euclidean otherwise.

@@ -518,7 +518,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         warnings.warn(
             f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left the positive definite cone or was not "
             "finite; q was left as it is, and steps like it will be skipped without another warning. "
-            "Use a smaller lr, or none at all for steps found by trial.",
+            "Use a smaller lr, or VN or SRVN without one, which find their steps by trial.",
             RejectedStepWarning,
             stacklevel=depth,
         )

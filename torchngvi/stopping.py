@@ -19,7 +19,7 @@ class SlopeStop:
     """Block averages of noisy bounds, and the slope of the last of them: a callback of `fit`, or in one's own loop.
 
     The bound of a step is that before it.  A slope that is not finite ends nothing.  To resume a run save
-    ``state_dict()`` with its optimizer.
+    ``state_dict()`` with its optimizer; the checkpoints of `fit` do not hold it.
 
     Args:
         block: iterations in an average.

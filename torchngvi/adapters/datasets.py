@@ -126,3 +126,15 @@ def beside(name: str) -> Path:
     folder = os.environ.get("TORCHNGVI_DATA")
     here = Path(name)
     return here if here.exists() or not folder else Path(folder) / name
+
+
+def provided(name: str, what: str) -> Path:
+    """The file that `beside` finds.
+
+    Raises:
+        MissingDataError: there is none.
+    """
+    path = beside(name)
+    if not path.is_file():
+        raise MissingDataError(f"{what} is not here. Set TORCHNGVI_DATA to a folder that holds {name}.")
+    return path

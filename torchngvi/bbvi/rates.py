@@ -6,9 +6,9 @@
 their constants are corrected here: of the adaptive decreasing step, whose δ and 1/δ are exchanged in print; of the ε^-¾
 term of sticking the landing, 2 for 1/√2; and of the fixed step's δ for it, without the factor 4.
 
-The bounds of the triangular full-rank family hold where ‖C⁻¹‖ is at most √S.  A floor on the diagonal of C does not give
-that: from three dimensions on no α holds on the whole domain.  Start from a diagonal C, or watch ‖C⁻¹‖.  For mean field
-and the symmetric root the floor is enough.
+The bounds of the triangular full-rank family hold where ‖C⁻¹‖ is at most √S.  A floor on the diagonal of C does not
+give that: from three dimensions on no α holds on the whole domain.  Start from a diagonal C, or watch ‖C⁻¹‖.  For mean
+field and the symmetric root the floor is enough.
 """
 
 import math

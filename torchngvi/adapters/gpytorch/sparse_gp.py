@@ -102,7 +102,7 @@ class SparseGP(TractableTarget):
 
     Raises:
         PairError: another strategy, another distribution.
-        InputError: targets of another shape than the latent values.
+        InputError: batches that are no pairs of tensors, or fit neither the model nor one another.
     """
 
     temperature = 1.0
@@ -118,8 +118,9 @@ class SparseGP(TractableTarget):
         learn: bool = False,
     ) -> None:
         self.model, self.likelihood = model, likelihood
-        self.batches = batches if num_data is None else list(batches)
         self.latents = latents_of(model, likelihood)
+        kept = isinstance(batches, list) or num_data is not None
+        self.batches: Iterable[Batch] = list(pairs(batches, self.latents)) if kept else batches
         self.strategy, self.coupled = self.latents.strategy, self.latents.coupled
         self.num_data, self.learn = num_data, learn
         self.comparable = num_data is None
@@ -267,9 +268,8 @@ class SparseGP(TractableTarget):
     def _counted(self) -> Iterable[Batch]:
         """The batches; a single one is counted before it is used."""
         if isinstance(self.batches, list):
-            checked = list(pairs(self.batches, self.latents))
-            self._rows = sum(count(x) for x, _ in checked)
-            yield from checked
+            self._rows = sum(count(x) for x, _ in self.batches)
+            yield from self.batches
             return
         self._rows = 0
         for x, y in pairs(self.batches, self.latents):

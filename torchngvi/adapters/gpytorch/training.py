@@ -33,7 +33,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchngvi import checkpoints
-from torchngvi.adapters.gpytorch.latents import conjugate, latents_of, log_concave
+from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, count, pairs
 from torchngvi.errors import InputError, RejectedStepWarning
@@ -124,7 +124,10 @@ def train_svgp(
     (5, True)
     """
     losses: list[float] = []
-    rejections, interrupted, callbacks = 0, False, tuple(callbacks)
+    rejections, interrupted = 0, False
+    if callable(callbacks):
+        raise InputError("callbacks is a list of functions of the epoch and its loss; put the one you have in a list.")
+    callbacks = tuple(callbacks)
     if num_data < 1:
         raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
     if hyper_optimizer is not None:
@@ -164,8 +167,8 @@ class _Run:
         self, model: ApproximateGP, likelihood: Likelihood, num_data: int, hyper_optimizer: torch.optim.Optimizer
     ) -> None:
         self.model, self.likelihood, self.num_data, self.hyper = model, likelihood, num_data, hyper_optimizer
-        self.latents = latents_of(model, likelihood)
-        self.q: Gaussian = SparseGP(model, likelihood, []).posterior
+        target = SparseGP(model, likelihood, [])
+        self.latents, self.q = target.latents, target.posterior
         # where curvature may be negative the form that stays positive definite, in short steps
         self.natural: Method = (
             VN(self.q, lr=1.0) if log_concave(likelihood) else IBLR(self.q, lr=1.0, step_size=KLRadius(_RADIUS))
@@ -193,8 +196,7 @@ class _Run:
             bar.set_postfix(loss=f"{float(total) / rows:.4f}", refresh=False) if not bar.disable else None
         if not rows:
             raise InputError(
-                f"the batches are empty in epoch {int(bar.n) // self.num_data + 1}: an iterator that was used up gives "
-                "nothing twice. Give a list or a DataLoader."
+                "the batches of an epoch are empty: an iterator is used up after one. Give a list or a DataLoader."
             )
         if rows != self.num_data:
             raise InputError(
@@ -223,8 +225,8 @@ class _Run:
         cosine = ((a @ b) / (a.norm() * b.norm()).clamp_min(1e-300)).double()
         change = _RATE * (cosine / self.log_rho.exp() + _LAG).clamp(-1.0, 1.0)
         lowest = torch.tensor(0.1 * rows / self.num_data, dtype=torch.float64, device=change.device).log()
-        rho = (self.log_rho + change.nan_to_num(0.0)).clamp_max(math.log(min(_CAP, self.latents.longest)))
-        self.log_rho = torch.maximum(rho, lowest)
+        rho = torch.maximum(self.log_rho + change.nan_to_num(0.0), lowest)
+        self.log_rho = rho.clamp_max(math.log(min(_CAP, self.latents.longest)))
 
     def _stepped(self, target: SparseGP) -> Tensor:
         """The loss before the step; where float32 is not enough for it, q is in float64 from here on."""

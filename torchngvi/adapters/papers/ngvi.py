@@ -2,7 +2,6 @@
 
 import gzip
 import math
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,19 +34,6 @@ _LOST = 30.0  # times the starting objective: a run beyond it has diverged
 _ALL, _FEW = "17 features", "13 features"
 
 
-def _file(*parts: str) -> Path:
-    """A file of $TORCHNGVI_DATA.
-
-    Raises:
-        MissingDataError: no such folder or file.
-    """
-    folder = os.environ.get("TORCHNGVI_DATA", "")
-    path = Path(folder, *parts)
-    if not folder or not path.is_file():
-        raise datasets.MissingDataError(f"{'/'.join(parts)} is not here: set TORCHNGVI_DATA to a folder that holds it.")
-    return path
-
-
 def _due(iterations: int, points: int) -> set[int]:
     """Steps after which a run is looked at, even on a logarithmic axis."""
     return {0, *np.geomspace(1, iterations, points).round().astype(int).tolist()}
@@ -58,7 +44,8 @@ def _due(iterations: int, points: int) -> set[int]:
 
 def bike() -> dict[str, tuple[Tensor, Tensor]]:
     """UCI Bike with standardised inputs: all features, and those without copies and without parts of the target."""
-    table = pd.read_csv(_file("gp_uci", "bike_data.csv.gz"), header=None).to_numpy()
+    path = datasets.provided("gp_uci/bike_data.csv.gz", "UCI Bike of Figure 1")
+    table = pd.read_csv(path, header=None).to_numpy()
     X, y = torch.tensor(table[:, :-1]), torch.tensor(table[:, -1])
     X = (X - X.mean(0)) / X.std(0, unbiased=False)
     kept = [column for column in range(17) if column not in (4, 5, 15, 16)]
@@ -193,10 +180,11 @@ def mushrooms() -> tuple[Tensor, Tensor]:
 
 def digits(one: int = 1, other: int = 7) -> tuple[Tensor, Tensor]:
     """Two digits of MNIST's training part, pixels in [0, 1], float32."""
-    with gzip.open(_file("mnist", "train-labels-idx1-ubyte.gz")) as file:
-        labels = np.frombuffer(file.read(), np.uint8, offset=8)
-    with gzip.open(_file("mnist", "train-images-idx3-ubyte.gz")) as file:
-        pixels = np.frombuffer(file.read(), np.uint8, offset=16).reshape(len(labels), -1)
+    parts = []
+    for name, header in (("labels-idx1", 8), ("images-idx3", 16)):
+        with gzip.open(datasets.provided(f"mnist/train-{name}-ubyte.gz", "MNIST of Figure 2")) as file:
+            parts.append(np.frombuffer(file.read(), np.uint8, offset=header))
+    labels, pixels = parts[0], parts[1].reshape(len(parts[0]), -1)
     kept = (labels == one) | (labels == other)
     X = torch.as_tensor(pixels[kept].astype(np.float32) / 255)
     return X, torch.as_tensor((labels[kept] == other).astype(np.float32))

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
-from torchngvi.adapters.datasets import MissingDataError, beside
+from torchngvi.adapters.datasets import provided
 from torchngvi.adapters.experiments import blank_figure, color, style
 from torchngvi.adapters.papers import Study
 from torchngvi.diagnostics import elbo
@@ -86,11 +86,7 @@ def icu() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read(name: str, separator: str, header: int | None = 0) -> pd.DataFrame:
-    path = beside(f"uci/{name}")
-    if not path.is_file():
-        raise MissingDataError(
-            f"the data file {name} of Tan's Table 5 is not here. Set TORCHNGVI_DATA to a folder that holds uci/{name}."
-        )
+    path = provided(f"uci/{name}", f"the data file {name} of Tan's Table 5")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return pd.read_csv(file, sep=separator, header=header)
 
