@@ -12,7 +12,8 @@ quadrature as one, each a pass over the data.  With mini-batches passes are coun
 The gap is that of the exact negative ELBO, by quadrature (eight schools: 8,192 fixed draws), to its minimum.
 Seconds are of the processor, on one thread: the steps to the first look at which the median is within the gap, times
 those of a step of one run alone.  German credit and eight schools need TORCHNGVI_DATA and are left out without.
-10,000 gradients, 3,000 where D is about 50, three seeds; `--full`: 30,000 and five.
+10,000 gradients, 3,000 where D is about 50, 16 passes, three seeds: twelve minutes, nine without the data; `--full`:
+30,000, 32 passes and five seeds.
 """
 
 import argparse
@@ -257,15 +258,15 @@ CONTENDERS = {
     ),
     "SGD, STL": Contender(
         "BBVI", "C", lambda q, p, g: BBVI(q, 1.0, p.smoothness, estimator=one(g)),
-        over_smoothness(0.003, 0.01, 0.03, 0.1, 0.3), provable,
+        over_smoothness(0.003, 0.01, 0.03, 0.1, 0.3, 1), provable,
     ),
     "SGD, CFE": Contender(
         "BBVI", "C", lambda q, p, g: BBVI(q, 1.0, p.smoothness, estimator=Reparametrized(Independent(1, g))),
-        over_smoothness(0.003, 0.01, 0.03, 0.1, 0.3),
+        over_smoothness(0.003, 0.01, 0.03, 0.1, 0.3, 1),
     ),
     "proximal SGD": Contender(
         "BBVI", "C", lambda q, p, g: ProximalBBVI(q, 1.0, estimator=Reparametrized(Independent(1, g))),
-        over_smoothness(0.003, 0.01, 0.03, 0.1, 0.3),
+        over_smoothness(0.003, 0.01, 0.03, 0.1, 0.3, 1),
     ),
     "NGVI": Contender(
         "NGVI", "S", lambda q, p, g: NGVI(q, 1.0, estimator=with_hessians(p, g)), times(0.5, 0.1, 0.03, 0.01),
@@ -286,7 +287,7 @@ CONTENDERS = {
     "SGD, Price": Contender(
         "NGVI", "C",
         lambda q, p, g: NaturalGradientVI(q, ProjectedRootGradient(1e-10), 1.0, estimator=with_hessians(p, g)),
-        over_smoothness(0.03, 0.1, 0.3, 1), draws=DRAWS, hessians=True, by_model=True,
+        over_smoothness(0.1, 0.3, 1, 2), draws=DRAWS, hessians=True, by_model=True,
     ),
 }  # fmt: skip
 BY_MODEL, BY_BATCHES, BY_DRAWS = "fit(q, model)", "fit(q, model, batch_size=)", "fit(q, log_joint)"
@@ -430,7 +431,7 @@ def watched(name: str, method: str, problem: Problem, seed: int) -> Iterator[dic
         done = (rows_seen[0] if method == BY_DRAWS else Counted.seen) / len(model.y)
         rows.append(entry(name, method, seed, done, problem.gap(q), begin - start - paused[0]))
         paused[0] += time.process_time() - begin
-        return done > PASSES[-1]
+        return problem.in_batches and done > PASSES[-1]
 
     options = {"batch_size": BATCH} if method == BY_BATCHES else {}
     start = time.process_time()
@@ -470,7 +471,7 @@ def everything(names: list[str], seeds: int, full: bool, folder: Path) -> None:
 # ------------------------------------------------------------------------------------ tables
 
 
-def at_budgets(part: pd.DataFrame, budgets: list[int]) -> pd.DataFrame:
+def at_budgets(part: pd.DataFrame, budgets: list[float]) -> pd.DataFrame:
     """Median and worst over seeds, one row a rate and budget."""
     rows = []
     for (rate, own), runs in part.groupby(["rate", "own"], dropna=False):
@@ -500,11 +501,11 @@ def reached(part: pd.DataFrame, gap: float) -> tuple[float, float]:
 
 
 def number(x: float) -> str:
-    if not np.isfinite(x):
-        return "-"
+    if not x < 1e6:
+        return "lost"
     if x < 1e-6:
         return "0"
-    return f"{x:.1e}" if x < 1e-3 or x >= 1e5 else f"{x:.2g}" if x < 100 else f"{x:.0f}"
+    return f"{x:.1e}" if x < 1e-3 else f"{x:.2g}" if x < 100 else f"{x:,.0f}"
 
 
 def table(log: pd.DataFrame) -> str:
@@ -538,40 +539,94 @@ def table(log: pd.DataFrame) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
+MIDDLE, MIDDLE_PASSES = 3_000, 8  # budgets of the summary
+
+
+def summary(log: pd.DataFrame) -> str:
+    """Three tables over all problems: gaps at one budget, what 0.1 nats take, and the best rival at each budget."""
+    problems = list(dict.fromkeys(log["problem"]))
+    methods = [*DEFAULTS, *CONTENDERS]
+    gaps, costs, best = ["method", *problems], ["method", *problems], ["", *(f"{b:,}" for b in BUDGETS[:-1])]
+    tables = [[gaps], [costs], [best]]
+    for method in methods:
+        lines: list[list[str]] = [[method], [method]]
+        for name in problems:
+            runs = log[(log["problem"] == name) & (log["method"] == method)]
+            value = best_at(runs, MIDDLE_PASSES if name == "batches" else MIDDLE)
+            lines[0].append("" if value is None else f"{number(value[0])} ({number(value[1])})")
+            gradients, seconds = reached(runs, REACHED[0])
+            cost = f"{gradients:,.{int(name == 'batches')}f}, {number(seconds)} s"
+            lines[1].append("" if runs.empty else cost if np.isfinite(gradients) else "-")
+        for rows, line in zip(tables, lines, strict=False):
+            rows.append(line)
+    for name in problems:
+        part = log[log["problem"] == name]
+        ours, theirs = [f"{name}, {BY_DRAWS}"], [f"{name}, the best of the others"]
+        for budget in (1, 2, 4, 16) if name == "batches" else BUDGETS[:-1]:
+            here = best_at(part[part["method"] == BY_DRAWS], budget)
+            ours.append("-" if here is None else number(here[0]))
+            found = {m: best_at(part[part["method"] == m], budget) for m in CONTENDERS}
+            known = {m: value[0] for m, value in found.items() if value is not None}
+            first = min(known, key=known.__getitem__) if known else ""
+            most = part[part["method"] == first]["gradients"].max() if known else 0.0
+            theirs.append(f"{number(known[first])}, {first}" if most >= 0.999 * budget else "")
+        tables[2] += [ours, theirs]
+    marks = ["|".join(["", *["---"] * len(rows[0]), ""]) for rows in tables]
+    texts = [["| " + " | ".join(row) + " |" for row in rows] for rows in tables]
+    joined = [[text[0], mark, *text[1:], ""] for text, mark in zip(texts, marks, strict=True)]
+    return "\n".join(line for lines in joined for line in lines)
+
+
+def best_at(runs: pd.DataFrame, budget: float) -> tuple[float, float] | None:
+    """Median and worst at the rate with the best median."""
+    if runs.empty:
+        return None
+    values = at_budgets(runs, [budget])
+    if values.empty:
+        return None
+    row = values.loc[values["median"].idxmin()]
+    return float(row["median"]), float(row["worst"])
+
+
 # ------------------------------------------------------------------------------------ figure
 
 SHOWN = ("cancer", "student", "batches")
-CURVES = {  # method: number of its colour
-    BY_MODEL: 0, BY_BATCHES: 0, BY_DRAWS: 1, "Snngm, C": 2, "natural Adam, C": 3, "Euclid Adam, C": 4, "SGD, STL": 5,
-    "NGVI": 6,
+CURVES = {  # method: number of its colour, marker
+    BY_MODEL: (0, "."), BY_BATCHES: (0, "s"), BY_DRAWS: (1, "o"), "Snngm, C": (2, ""), "natural Adam, C": (3, ""),
+    "Euclid Adam, C": (4, ""), "SGD, STL": (5, ""), "NGVI": (6, ""), "NGVI, 2/(2 + t)": (6, "^"),
 }  # fmt: skip
+SMALLEST = 1e-4  # nats drawn
 
 
 def draw(log: pd.DataFrame, path: Path) -> None:
     """Median gaps at the best rate of each look, one panel a problem."""
     names = [name for name in SHOWN if name in set(log["problem"])]
-    note = "medians over seeds; fit has no setting, the others are at the rate that is best at each point, in hindsight"
-    figure = blank_figure(11.5, 4.2, "Gap to the best q", note)
+    note = (
+        f"medians over seeds, {SMALLEST:g} and less drawn there; fit has no setting, the others are at the rate that is"
+    )
+    figure = blank_figure(11.5, 4.2, "Gap to the best q", note + " best at each point, in hindsight")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
         part = log[log["problem"] == name]
-        batches = name == "batches"
-        style(axes, part["title"].iloc[0], "passes over the data" if batches else "gradients of the log joint",
-              "nats" if name == names[0] else "")  # fmt: skip
-        for method, index in CURVES.items():
+        what = "passes over the data" if name == "batches" else "gradients of the log joint"
+        style(axes, part["title"].iloc[0], what, "nats" if name == names[0] else "")
+        highest = 0.0
+        for method, (index, marker) in CURVES.items():
             runs = part[part["method"] == method]
-            if runs.empty or (batches and method == BY_MODEL):
+            if runs.empty:
                 continue
-            looks = sorted(runs["gradients"].unique())
-            values = at_budgets(runs, looks).groupby("budget")["median"].min()
-            label = method.replace("batch_size=", "…") if method == BY_BATCHES else method
-            axes.loglog(values.index, values.clip(lower=1e-4), color=color(index), linewidth=2.0 if index < 2 else 1.2,
-                        linestyle="-" if index < 2 else (0, (4, 1.5)), label=label)  # fmt: skip
-        axes.set_ylim(5e-4, 3e3)
+            values = at_budgets(runs, sorted(runs["gradients"].unique())).groupby("budget")["median"].min()
+            below = int((values > SMALLEST).sum()) + 1  # up to the first that is drawn at the lower edge
+            values, ours = values.clip(lower=SMALLEST).iloc[:below], method in DEFAULTS
+            highest = max(highest, float(values.iloc[0]))
+            axes.loglog(values.index, values, color=color(index), linewidth=1.8 if ours else 1.2, marker=marker,
+                        markersize=4.5, linestyle="-" if ours else (0, (4, 1.5)), label=method)  # fmt: skip
+        axes.set_ylim(0.7 * SMALLEST, min(3 * highest, 1e5))
         axes.xaxis.set_minor_locator(NullLocator())
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=8, frameon=False)
+    labels = [method for method in CURVES if method in handles]
+    figure.legend([handles[label] for label in labels], labels, loc="outside right center", fontsize=8, frameon=False)
     figure.savefig(path)
 
 
@@ -590,6 +645,7 @@ def main() -> None:
     logs = [pd.read_csv(options.out / f"{name}.csv") for name in PROBLEMS if (options.out / f"{name}.csv").exists()]
     log = pd.concat(logs, ignore_index=True)
     print(table(log))
+    print(summary(log))
     draw(log, options.out / "choosing.png")
 
 

@@ -107,9 +107,9 @@ def steps(sizes, rounds):
             best = dict.fromkeys(runs, float("inf"))
             for _ in range(rounds):  # in turns, so that a busy machine is busy for all
                 for name, run in runs.items():
-                    start = time.perf_counter()
+                    start = time.process_time()
                     run()
-                    best[name] = min(best[name], time.perf_counter() - start)
+                    best[name] = min(best[name], time.process_time() - start)
             print(f"M = {size}, {type(likelihood).__name__}, {'q and hyper-parameters' if learn else 'q alone'}")
             for name, seconds in best.items():
                 print(f"  {name:<36}{seconds * 1e3:8.1f}  ({best['NGD'] / seconds:.2f})", flush=True)

@@ -2,8 +2,8 @@
 
     python benchmarks/svgp_stream.py [--rows 1000000] [--inducing 1024] [--batch 4096] [--interrupt --epochs 2]
 
-The rows come from a `DataLoader` over an `IterableDataset` that makes them as they are asked for.  With ``--interrupt`` a
-first run breaks off in the middle of its second epoch, and a new model goes on from the checkpoint of the first.
+The rows come from a `DataLoader` over an `IterableDataset` that makes them as they are asked for.  With ``--interrupt``
+a first run breaks off in the middle of its second epoch, and a new model goes on from the checkpoint of the first.
 float32, with K_ZZ factored in float64.
 """
 

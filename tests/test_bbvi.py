@@ -649,6 +649,19 @@ class TestRules:
         exact = GaussianTarget(torch.zeros(3, dtype=F64), model.X.mT @ model.X + eye(3)).gradient(SquareRoot(), R[0], R)
         close(exact.scale, 0.5 * (G @ R + R @ G), IDENTITY)
 
+    @pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
+    def test_the_methods_are_these_rules(self, kind):
+        # the floor is 1/√L; one draw that sticks the landing, or one without the entropy
+        target = LogJoint(lambda theta: -50 * theta.square().sum(-1))
+        q = kind(2, dtype=F64)
+        opt = BBVI(q, 1.0, smoothness=16.0)
+        opt.step(target)
+        assert float(q.scale_tril.diagonal().min()) == 0.25
+        proximal = ProximalBBVI(kind(2), 0.1)
+        assert (type(opt.estimator), opt.estimator.draws.num_samples) == (PathDerivative, 1)
+        assert (type(proximal.estimator), proximal.estimator.draws.num_samples) == (Reparametrized, 1)
+        assert isinstance(proximal.rule, ProximalRootGradient)
+
     def test_a_slope_is_the_derivative_of_the_objective(self):
         target = random_target(3, 7)
         X = torch.linalg.cholesky(target.precision).mT

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from torchngvi import CholeskyGaussian, DiagonalGaussian
 from torchngvi.adapters.gpytorch import DualELBO, NaturalGradientVariationalDistribution, refine_svgp
 from torchngvi.errors import InputError
 
@@ -19,18 +20,18 @@ def exact_probit(monkeypatch):
 
 
 class Model(gp.models.ApproximateGP):
-    def __init__(self):
-        q = NaturalGradientVariationalDistribution(M)
+    def __init__(self, family=CholeskyGaussian):
+        q = NaturalGradientVariationalDistribution(M, family=family)
         Z = torch.linspace(-2, 2, M)[:, None]
         super().__init__(gp.variational.VariationalStrategy(self, Z, q, jitter_val=1e-6))
-        self.mean_module = gp.means.ZeroMean()
+        self.mean_module = gp.means.ConstantMean()
         self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
 
     def forward(self, x):
         return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def problem(name):
+def problem(name, family=CholeskyGaussian):
     torch.manual_seed(0)
     x = 4 * torch.rand(N, 1).double() - 2
     y = torch.sin(3 * x[:, 0]) + 0.2 * torch.randn(N).double()
@@ -38,7 +39,8 @@ def problem(name):
     y = y if name == "gaussian" else (y > 0).double()
     if name == "gaussian":
         likelihood.noise = 0.05
-    model = Model().double()
+    model = Model(family).double()
+    model.mean_module.constant = 0.3
     batches = list(zip(x.split(25), y.split(25), strict=True))
     refine_svgp(model, likelihood.double(), batches, progress=False)
     return model, likelihood, batches
@@ -72,6 +74,7 @@ def test_tighter_than_with_held_moments(name, lengthscale):
     dual = DualELBO(model, likelihood, batches)
     model.covar_module.base_kernel.lengthscale = lengthscale
     model.covar_module.outputscale = 1.5
+    model.mean_module.constant = -0.4
     followed, top = float(dual().detach()), best(model, likelihood, batches)
     assert followed <= top + 1e-9
     assert followed > float(held(model, likelihood, batches).detach()) + 1e-3
@@ -79,6 +82,22 @@ def test_tighter_than_with_held_moments(name, lengthscale):
         assert abs(followed - top) < 1e-8
     dual.assign()
     assert abs(float(held(model, likelihood, batches).detach()) - followed) < 1e-9
+
+
+def test_mean_field_takes_the_marginals():
+    """What the sites make is no member of the family: its mean and standard deviations are kept."""
+    model, likelihood, batches = problem("gaussian", DiagonalGaussian)
+    dual = DualELBO(model.eval(), likelihood, batches)
+    assert model.training
+    q = dual.target.posterior
+    model.covar_module.outputscale = 2.0
+    full = copy.deepcopy(model)
+    full.variational_strategy._variational_distribution = NaturalGradientVariationalDistribution(M).double()
+    refine_svgp(full, likelihood, batches, progress=False)
+    wanted = full.variational_strategy._variational_distribution.posterior
+    dual.assign()
+    assert float((q.mean - wanted.mean).abs().max()) < 1e-8
+    assert float((q.stddev - wanted.stddev).abs().max()) < 1e-8
 
 
 def test_gradient():

@@ -8,15 +8,16 @@ import torch
 
 from torchngvi import VN
 from torchngvi.adapters.gpytorch import (
+    DualELBO,
     NaturalGradientVariationalDistribution,
     SparseGP,
     natural_optimizer,
     refine_svgp,
     train_svgp,
 )
-from torchngvi.adapters.gpytorch.latents import energy
+from torchngvi.adapters.gpytorch.latents import _draws, energy, log_concave
 from torchngvi.adapters.gpytorch.training import _Run
-from torchngvi.errors import PairError
+from torchngvi.errors import InputError, PairError
 
 gp = pytest.importorskip("gpytorch")
 v = gp.variational
@@ -170,13 +171,19 @@ def test_the_draws_of_a_likelihood_without_a_formula():
     assert abs(float((ours - samples.mean(0)).mean())) < 5 * spread / N**0.5
     assert spread < 0.05
 
+    _draws.cache_clear()
+    assert torch.equal(ours, energy(likelihood, y, values))
+    seen = []
+
     class Unit(gp.likelihoods.Likelihood):
         def forward(self, f, *_, **__):
+            seen.append(f.shape)
             return torch.distributions.Independent(torch.distributions.Normal(f, torch.ones_like(f)), 1)
 
     target_values = torch.randn(N, 3).double()
     exact = 0.5 * ((target_values - mean.mT).square() + variance.mT + math.log(2 * math.pi)).sum(-1)
     close(energy(Unit(), target_values, values), exact, 1e-12)
+    assert seen == [(64, N, 3)]
 
 
 def test_log_of_the_normal_distribution_function():
@@ -188,6 +195,24 @@ def test_log_of_the_normal_distribution_function():
     values = gp.distributions.MultivariateNormal(torch.tensor([-1.5, -1.5, 1.5]).double(), torch.diag(variance))
     exact = -torch.special.log_ndtr(torch.tensor([-1.5, 1.5, -1.5]).double())
     close(energy(likelihood, y, values), exact, 1e-7)
+    assert energy(likelihood, torch.tensor([1.0, torch.nan, 0.0]).double(), values).isnan().tolist() == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_which_likelihoods_are_log_concave():
+    for likelihood in (
+        gp.likelihoods.GaussianLikelihood(),
+        gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2),
+        gp.likelihoods.BernoulliLikelihood(),
+        gp.likelihoods.PoissonLikelihood(),
+        gp.likelihoods.LaplaceLikelihood(),
+    ):
+        assert log_concave(likelihood)
+    for likelihood in (gp.likelihoods.StudentTLikelihood(), gp.likelihoods.BetaLikelihood(), Heteroskedastic()):
+        assert not log_concave(likelihood)
 
 
 def test_functions_that_explain_the_same_data():
@@ -200,8 +225,8 @@ def test_functions_that_explain_the_same_data():
     for functions in (3, 5):
         model = model_of(functions, 2)
         result = train_svgp(model, likelihood, [(x, y)], N, still, epochs=12, progress=False)
-        assert all(b <= a for a, b in zip(result.losses, result.losses[1:], strict=False))
-        assert result.losses[-1] < 0.1 * result.losses[0]
+        assert all(b <= a for a, b in zip(result.losses[6:], result.losses[7:], strict=False))
+        assert result.losses[-1] < 0.01 * result.losses[0]
     own = train_svgp(model_of(2), likelihood, [(x, y)], N, still, epochs=3, progress=False)
     assert abs(own.losses[2] - own.losses[1]) < 1e-9 * abs(own.losses[1])
 
@@ -262,6 +287,16 @@ def test_refusals():
     likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2).double()
     with pytest.raises(PairError, match="takes 2 latent values a datum, and the model gives 3. Wrap the Variational"):
         SparseGP(model_of(3), likelihood, [(x, y)])
+    model = model_of(3)
+    with pytest.raises(InputError, match="DualELBO is for one latent function a datum; got several. Use train_svgp."):
+        DualELBO(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double(), [(x, y)])
+    base = model.variational_strategy.base_variational_strategy
+    base._variational_distribution = NaturalGradientVariationalDistribution(M + 1, (3,))
+    with pytest.raises(InputError, match="q holds 9 inducing values where the strategy has 8 inducing points: build"):
+        SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])
+    base._variational_distribution = NaturalGradientVariationalDistribution(M, (2, 3))
+    with pytest.raises(PairError, match=r"take one batch dimension, that of the tasks .* got batch shape \(2, 3\)"):
+        SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])
     model = model_of(3)
     model.variational_strategy.task_dim = -2
     with pytest.raises(PairError, match=r"take one batch dimension, that of the tasks .* got batch shape \(3,\)"):

@@ -15,7 +15,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp,
     variational_posteriors,
 )
-from torchngvi.adapters.gpytorch.training import TrainingResult, _Run
+from torchngvi.adapters.gpytorch.training import TrainingResult, _backward_priors, _Run
 from torchngvi.errors import InputError, PairError
 
 gp = pytest.importorskip("gpytorch")
@@ -112,6 +112,78 @@ class TestLength:
         assert float(run.log_rho) < first - 1.0
 
 
+class TestParts:
+    def test_a_radius_where_the_likelihood_is_not_log_concave(self):
+        """4 nats a step, and more than 2 where it is what stops."""
+        model, _, adam, _ = set_up()
+        likelihood, (x, y) = gp.likelihoods.StudentTLikelihood().double(), data()
+        likelihood.noise = 1e-3
+        run = _Run(model.train(), likelihood.train(), N, adam)
+        run._set_length(N)
+        for _ in range(4):
+            before = copy.deepcopy(run.q)
+            run._stepped(SparseGP(model, likelihood, [(x, y)], N, learn=True))
+            assert 2.0 < float(run.q.kl(before).detach()) < 4.0
+
+    def test_what_is_left_behind(self):
+        """A model in training mode, from whichever, and a q of its dtype, though it was in float64 for a while."""
+        model, likelihood, _, _ = set_up()
+        model, likelihood = model.float().eval(), likelihood.float().eval()
+        adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
+        x, y = (part.float() for part in data())
+
+        def convert(*_):
+            variational_posteriors(model)[0].double()
+
+        train_svgp(model, likelihood, [(x, y)], N, adam, epochs=3, callbacks=[convert], progress=False)
+        assert model.training
+        assert likelihood.training
+        assert variational_posteriors(model)[0].dtype == torch.float32
+
+    def test_refining_visits_first_and_goes_on_after(self):
+        """At the prior visits to the sites save steps by trial; a q that is there already stays; modes are given back."""
+        x, y = data()
+        y = torch.bernoulli(torch.special.ndtr(y), generator=torch.Generator().manual_seed(0))
+        model, likelihood = set_up()[0].eval(), gp.likelihoods.BernoulliLikelihood()
+        assert refine_svgp(model, likelihood, [(x, y)], progress=False).evaluations <= 4  # 7 without
+        assert refine_svgp(model, likelihood, [(x, y)], progress=False).evaluations == 1
+        assert not model.training
+        assert likelihood.training
+        exact = refine_svgp(set_up()[0], gp.likelihoods.GaussianLikelihood().double(), [(x, y)], progress=False)
+        assert exact.evaluations == 1
+
+    def test_without_an_optimizer_q_is_refined(self):
+        model, likelihood, _, _ = set_up()
+        result = train_svgp(model, likelihood, [data()], N, progress=False)
+        assert result.losses == []
+        assert result.refined.converged
+
+    def test_priors_and_added_losses(self):
+        """Of the model and of the likelihood; the first divided by the number of data, as in GPyTorch's objectives."""
+        model, _, _, _ = set_up()
+        prior = gp.priors.GammaPrior(2.0, 3.0)
+        likelihood = gp.likelihoods.GaussianLikelihood(noise_prior=prior).double()
+        model.covar_module.register_prior("scale", prior, "outputscale")
+
+        class Added(gp.mlls.AddedLossTerm):
+            def loss(self):
+                return 3 * model.mean_module.constant.square()
+
+        model.register_added_loss_term("added")
+        model.update_added_loss_term("added", Added())
+        model.mean_module.constant = 0.7
+        _backward_priors(model, likelihood, N)
+        learnt = likelihood.raw_noise, model.covar_module.raw_outputscale, *model.mean_module.parameters()
+        found = [p.grad.clone() for p in learnt]
+        for module in (model, likelihood):
+            module.zero_grad()
+        prior_terms = prior.log_prob(likelihood.noise).sum() + prior.log_prob(model.covar_module.outputscale).sum()
+        (Added().loss() - prior_terms / N).backward()
+        for a, p in zip(found, learnt, strict=True):
+            assert float((a - p.grad).abs().max()) < 1e-14
+            assert float(a.abs().max()) > 0
+
+
 class TestResume:
     def test_bit_for_bit(self, tmp_path):
         """Two epochs, then two more from the file, as four in one go: the shuffling included."""
@@ -172,11 +244,14 @@ class TestResume:
         run.q.double()
         run.q.initialize_(1 / 3, 0.1)
         wanted = copy.deepcopy(run.q)
+        run.natural._state(0)["rejections"] += 3
         run.save(tmp_path / "run.pt", [1.0])
+        run.natural._state(0)["rejections"] -= 3
         run.q.initialize_(0.0, 1.0).float()
         assert run.resumed(tmp_path / "run.pt") == [1.0]
         assert torch.equal(run.q.mean, wanted.mean)
         assert run.q.dtype == torch.float64
+        assert run.natural.rejections == 3
         assert len(batches) == 10
 
 

@@ -378,13 +378,13 @@ class Shared(TractableTarget):
 
 
 def test_members_with_one_objective_are_judged_together():
-    """Full steps of three members at once would rise without end: none does, all go or stay, to their optimum."""
-    members, tau, y = 3, 3.0, torch.tensor([1.0, -2.0], dtype=torch.float64)
+    """Full steps of three members at once would overshoot: all of them go or stay, and end at the optimum."""
+    members, tau, y = 3, 1.0, torch.tensor([1.0, -2.0], dtype=torch.float64)
     target = Shared(members, tau, y)
     q = CholeskyGaussian(2, (members,), dtype=torch.float64)
     q.initialize_(torch.tensor([[0.0, 0.0], [3.0, 1.0], [-1.0, 5.0]]), torch.tensor([[1.0], [0.1], [3.0]]))
     opt, losses, refused = VN(q), [], 0
-    for _ in range(60):
+    for _ in range(150):
         losses.append(float(opt.step(target)))
         assert len(set(opt.last.accepted.tolist())) == 1
         refused += not bool(opt.last.accepted.all())

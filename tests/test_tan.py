@@ -370,6 +370,20 @@ class TestCoordinates:
         with pytest.raises(NotImplementedError):
             NaturalGaussian(2).euclidean(framed_packet(torch.zeros(2), torch.eye(2)))
 
+    @rooted
+    @naturals
+    def test_the_slope_on_logarithms(self, name, natural):
+        """-dL/dρ at the start of the path, and the natural norm of its direction."""
+        q, model = random_posterior(name, (2,), seed=1), random_model("bernoulli_logit", (2,), 17).target
+        path = rule_of(natural, True)(q, Quadrature()(q, model, {}))
+        other, losses = random_posterior(name, (2,), seed=1), []
+        for rho in (1e-4, -1e-4):
+            new, ok = q.moved(path.at(every(rho, (2,))))
+            other.assign(new, ok)
+            losses.append(model.negative_elbo(other).detach())
+        close(path.slope(), (losses[1] - losses[0]) / 2e-4, 1e-6)
+        close(path.norm2(), NaturalGradient()(q, Quadrature()(q, model, {})).norm2(), EXACT)
+
     def test_natural_parameters(self):
         """Eqs 6 and 7: with λ = (S m, -½Dᵀvec S) the natural gradient is ∂L/∂(m, vech(V + mmᵀ))."""
         q, model = random_posterior("natural", seed=1), random_model("bernoulli_logit", (), 17)
@@ -685,6 +699,19 @@ class TestSnngm:
             close(q.covariance, free.covariance, IDENTITY)
             close(q.mean.detach(), free.mean.detach(), IDENTITY)
         assert signs > 0, "the test needs a run in which a column turns"
+
+    @pytest.mark.parametrize("momentum", [NormalizedMomentum, Adam])
+    def test_a_step_that_is_not_taken_turns_nothing(self, momentum):
+        """A diagonal that would change its sign in a step whose mean is not finite."""
+        q = random_posterior("cholesky", seed=1)
+        opt = SRVN(q, lr=0.01, momentum=momentum())
+        opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
+        average = opt.state[q.mean_probe]["mean_matrix"].clone()
+        e = framed_packet(torch.full((DIM,), torch.nan, dtype=DTYPE), 50 * torch.eye(DIM, dtype=DTYPE))
+        opt.param_groups[0]["lr"] = 1e3
+        with pytest.warns(RejectedStepWarning):
+            opt._advance(0, None, opt._heading(0, e), None)
+        close(opt.state[q.mean_probe]["mean_matrix"], average, 0.0)
 
     @pytest.mark.parametrize(
         ("kind", "dim", "size", "lr"),

@@ -1,9 +1,9 @@
 """GPyTorch: natural-gradient steps for the inducing values of an `ApproximateGP`.
 
 Two ways.  A variational distribution that any strategy and objective take, for the usual loop
-(`NaturalGradientVariationalDistribution`, `natural_optimizer`); and, for the whitened strategy with one
-latent value a datum, steps from the derivatives of each datum, without autograd through a factor of the
-covariance (`SparseGP`, `train_svgp`).
+(`NaturalGradientVariationalDistribution`, `natural_optimizer`); and, for the whitened strategy, alone or of
+several tasks or latent functions, steps from the derivatives of each datum, without autograd through a
+factor of the covariance (`SparseGP`, `train_svgp`, `refine_svgp`, `DualELBO`).
 """
 
 from torchngvi.adapters.gpytorch.distribution import (

@@ -293,13 +293,14 @@ def draw_logistic(log: pd.DataFrame, path: Path) -> None:
                     continue
                 best, of_method = _best(part[part["method"] == method])
                 _band(axes, of_method, metric, f"{method}, {best:g}", index)
-        grid[row, -2].legend(fontsize=7, frameon=False)
+        grid[row, -2].legend(fontsize=7, frameon=False, loc="upper right")
         limits = (0.9 * part["objective"].min(), 1.6 * part[part["iteration"] == 0]["objective"].max())
         for place, axes in enumerate(grid[row]):
             axes.set_xscale("log")
             axes.set_yscale("log")
             if place < len(methods) + 1:
                 axes.set_ylim(*limits)
+        grid[row, -2].set_ylim(limits[0], 10 * limits[1])  # room for the names
     figure.savefig(path.with_suffix(".png"))
     _print_logistic(log)
 

@@ -65,8 +65,11 @@ class Perturbation:
             return scores.movedim(0, -2)
         size = _RELATIVE_C_BETA * state["scale"] if self.c_beta is None else self.c_beta
         weight = fine.to(scores) * size * index.clamp_min(1) ** -self.beta
-        Z = torch.randn(scores.shape, dtype=scores.dtype, device=scores.device, generator=generator)
-        return torch.cat([scores, weight.sqrt()[..., None] * Z]).movedim(0, -2)
+        both = scores.new_empty(2 * len(scores), *scores.shape[1:])
+        both[: len(scores)] = scores
+        Z = torch.randn(scores.shape, generator=generator, out=both[len(scores) :])
+        Z *= weight.sqrt()[..., None]
+        return both.movedim(0, -2)
 
     def start(self, state: State) -> Tensor:  # (*batch,)
         """ε: as given, or the scale of the scores."""
@@ -81,7 +84,8 @@ def downdate(
     U = times(rows)
     if rows.shape[-2] == 1:  # one vector: no factorisation
         return U * (1 + (U * rows).sum(-1, keepdim=True)).rsqrt().nan_to_num(0.0)
-    inner = U @ rows.mT + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
+    inner = U @ rows.mT
+    inner.diagonal(dim1=-2, dim2=-1).add_(1)
     L, ok = cholesky(inner)
     W = torch.linalg.solve_triangular(L, U, upper=False)
-    return torch.where(ok[..., None, None], W, 0.0)
+    return W.masked_fill_(~ok[..., None, None], 0.0)

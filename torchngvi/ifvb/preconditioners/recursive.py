@@ -20,7 +20,7 @@ from torchngvi.ifvb.preconditioners.base import Preconditioner, State
 from torchngvi.ifvb.preconditioners.recursion import AT_ONCE, Perturbation, downdate
 
 _WAITING = 32  # vectors beside P₀, for large D
-_TILE = 1024  # rows symmetrised at a time
+_TILE = 128  # rows symmetrised at a time
 _SYMMETRISE = 32  # blocks between two symmetrisations
 _GIB = 2**30
 
@@ -88,24 +88,32 @@ class Recursive(Preconditioner):
             _symmetrise(state["P"])
 
     def _take(self, state: State, W: Tensor) -> None:
-        """P ← P - WᵀW, now or with the next full block."""
+        """P ← P - WᵀW: now if two such blocks would not fit beside P₀, else with the others that wait."""
         count, room = W.shape[-2], state["V"].shape[-2]
+        if 2 * count > room:
+            self._subtract(state, W)
+            return
         if state["waiting"] + count > room:
-            _subtract(state["P"], state["V"][..., : state["waiting"], :])
+            self._subtract(state, state["V"][..., : state["waiting"], :])
             state["waiting"] = 0
-            state["blocks"] += 1
-        if count > room:
-            _subtract(state["P"], W)
+        state["V"][..., state["waiting"] : state["waiting"] + count, :] = W
+        state["waiting"] += count
+
+    def _subtract(self, state: State, V: Tensor) -> None:
+        """P₀ ← P₀ - VᵀV in place."""
+        P = state["P"]
+        if P.ndim == 2:
+            P.addmm_(V.mT, V, alpha=-1)
         else:
-            state["V"][..., state["waiting"] : state["waiting"] + count, :] = W
-            state["waiting"] += count
+            P.flatten(0, -3).baddbmm_(V.flatten(0, -3).mT, V.flatten(0, -3), alpha=-1)
+        state["blocks"] += 1
 
     def _times(self, state: State, rows: Tensor) -> Tensor:
         """Rows x P, which BLAS does up to five times faster than P x columns for a few of them."""
         product = rows @ state["P"]
         if state["waiting"]:
             V = state["V"][..., : state["waiting"], :]
-            product = product - (rows @ V.mT) @ V
+            product -= (rows @ V.mT) @ V
         return product
 
     def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
@@ -116,14 +124,6 @@ class Recursive(Preconditioner):
         """t P, the estimate of I_F⁻¹."""
         V = state["V"][..., : state["waiting"], :]
         return state["count"][..., None, None] * (state["P"] - V.mT @ V)
-
-
-def _subtract(P: Tensor, V: Tensor) -> None:
-    """P ← P - VᵀV in place."""
-    if P.ndim == 2:
-        P.addmm_(V.mT, V, alpha=-1)
-    else:
-        P.flatten(0, -3).baddbmm_(V.flatten(0, -3).mT, V.flatten(0, -3), alpha=-1)
 
 
 def _symmetrise(P: Tensor) -> None:
