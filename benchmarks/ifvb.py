@@ -19,18 +19,23 @@ from torchngvi.ifvb import ClosedForm, MeanFieldGaussian, PreconditionedVI, Recu
 CALLS = 32  # timed together: the waiting vectors are subtracted once in them
 
 
-def seconds(run, repeat, device):
-    """Fastest of some repeats of CALLS calls, a call; on a CPU the time of this thread, free of others' work."""
+def seconds(runs, repeat, device):
+    """Fastest of some repeats of CALLS calls, a call of each run; on a CPU the time of this thread.
+
+    The runs take turns, so that what else the machine does meets all of them.
+    """
     clock = time.thread_time if device.type == "cpu" else time.perf_counter
-    times = []
+    best = [float("inf")] * len(runs)
     for _ in range(repeat):
-        synchronize(device)
-        start = clock()
-        for _ in range(CALLS):
-            run()
-        synchronize(device)
-        times.append((clock() - start) / CALLS)
-    return min(times)
+        for index, run in enumerate(runs):
+            run()  # its matrix back into the cache
+            synchronize(device)
+            start = clock()
+            for _ in range(CALLS):
+                run()
+            synchronize(device)
+            best[index] = min(best[index], (clock() - start) / CALLS)
+    return best
 
 
 def synchronize(device):
@@ -99,20 +104,21 @@ def main():
     print(f"{torch.get_num_threads()} thread(s), {device}; times in units of the BLAS calls they stand for")
     print(f"{'D':>6}{'unit of 1':>12}{'S=1':>8}{'S=1, Z':>8}{'step':>8}{'unit of 16':>12}{'S=16':>8}{'S=16, Z':>9}")
     for dim in arguments.dims:
-        one, block, both = (
-            seconds(run, arguments.repeat, device)
-            for run in (unit_of_one(dim, device), unit_of_block(dim, 16, device), unit_of_block(dim, 32, device))
+        one, block, both, *times = seconds(
+            [
+                unit_of_one(dim, device),
+                unit_of_block(dim, 16, device),
+                unit_of_block(dim, 32, device),
+                absorb(dim, 1, 0.0, device),
+                absorb(dim, 1, 1.0, device),
+                step(dim, 1, device),
+                absorb(dim, 16, 0.0, device),
+                absorb(dim, 16, 1.0, device),
+            ],
+            arguments.repeat,
+            device,
         )
-        ratios = [
-            seconds(run, arguments.repeat, device) / unit
-            for run, unit in (
-                (absorb(dim, 1, 0.0, device), one),
-                (absorb(dim, 1, 1.0, device), 2 * one),
-                (step(dim, 1, device), one),
-                (absorb(dim, 16, 0.0, device), block),
-                (absorb(dim, 16, 1.0, device), both),
-            )
-        ]
+        ratios = [time / unit for time, unit in zip(times, (one, 2 * one, one, block, both), strict=True)]
         print(
             f"{dim:>6}{1e3 * one:>10.3f}ms{ratios[0]:>8.2f}{ratios[1]:>8.2f}{ratios[2]:>8.2f}"
             f"{1e3 * block:>10.3f}ms{ratios[3]:>8.2f}{ratios[4]:>9.2f}",

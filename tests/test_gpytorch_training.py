@@ -141,7 +141,7 @@ class TestParts:
         assert variational_posteriors(model)[0].dtype == torch.float32
 
     def test_refining_visits_first_and_goes_on_after(self):
-        """At the prior visits to the sites save steps by trial; a q that is there already stays; modes are given back."""
+        """Visits to the sites save steps by trial; a q that is there already stays; the modes are given back."""
         x, y = data()
         y = torch.bernoulli(torch.special.ndtr(y), generator=torch.Generator().manual_seed(0))
         model, likelihood = set_up()[0].eval(), gp.likelihoods.BernoulliLikelihood()
