@@ -747,6 +747,26 @@ def test_options_must_be_positive(option, value, shown):
         VN([{"posterior": CholeskyGaussian(2), option: value}], lr=0.1)
 
 
+def test_a_learning_rate_for_each_member():
+    """As one optimizer each; one that is not positive is refused."""
+
+    def take(q, lr):
+        loss = 3.0 * (q.mean_probe + q.mean - 1.0).square().sum() - q.entropy().sum()
+        loss = loss + 2.0 * q.root_probe.diagonal(dim1=-2, dim2=-1).sum()
+        loss.backward()
+        VN(q, lr=lr).step()
+        return q
+
+    together = take(CholeskyGaussian(2, (2,), dtype=torch.float64), torch.tensor([0.2, 0.1], dtype=torch.float64))
+    for member, lr in enumerate((0.2, 0.1)):
+        alone = take(CholeskyGaussian(2, dtype=torch.float64), lr)
+        torch.testing.assert_close(together.mean[member], alone.mean, rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(together.scale_tril[member], alone.scale_tril, rtol=1e-14, atol=1e-14)
+    assert not torch.equal(together.mean[0], together.mean[1])
+    with refuses(InputError, "lr must be positive; got -0.1."):
+        VN(CholeskyGaussian(2, (2,)), lr=torch.tensor([0.5, -0.1]))
+
+
 def test_one_posterior_twice_is_refused():
     q = CholeskyGaussian(2)
     with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):

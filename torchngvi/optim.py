@@ -174,8 +174,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
             )
         for name in ("lr", "loss_scale"):
             value = group.get(name, self.defaults[name])
-            if not float(value) > 0:
-                raise InputError(f"{name} must be positive; got {float(value):g}.")
+            lowest = float(torch.as_tensor(value).min())  # an lr may have one entry a member
+            if not lowest > 0:
+                raise InputError(f"{name} must be positive; got {lowest:g}.")
         group["params"] = [q.mean_probe, q.root_probe]
         super().add_param_group(group)
         self.posteriors.append(q)

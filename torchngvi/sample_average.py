@@ -49,6 +49,7 @@ _KEPT = (
     "evidence",
 )  # in a checkpoint
 _FEWEST, _MOST = 32, 16_384  # draws of one sample average
+_FEWEST_DIAGONAL = 128  # of a mean field in as many dimensions and more, or its start is left for the noise of few
 _STREAMED = 1024  # the fewest where each is a pass over data in batches
 _NEAR = 0.3  # norm² + noise² below which steps need no trial
 _RISE = 0.1  # share of noise² that the average may rise in such a step
@@ -263,7 +264,8 @@ class _Run:
         return loss if math.isfinite(loss) else math.inf
 
     def _first_draws(self) -> int:
-        fewest = 2 * self.q.dim + 2 if self.q.structure.rank == 2 else 0
+        whitened = 2 * self.q.dim + 2  # exact on a quadratic
+        fewest = whitened if self.q.structure.rank == 2 else min(whitened, _FEWEST_DIAGONAL)
         # a pass over data costs its reading, whatever the number of draws
         return max(_STREAMED if self._streamed() else _FEWEST, fewest)
 

@@ -24,6 +24,7 @@ from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.preconditioners import Preconditioner, Recursive
 
 _WARM_UP_AT_ONCE = 256  # scores
+RADIUS = 0.1  # nats
 
 
 class Report(NamedTuple):
@@ -54,6 +55,8 @@ class PreconditionedVI(torch.optim.Optimizer):
         warmup: scores at the start before the first step, for preconditioners that remember; by default
             max(2D, 1000).
         clip: largest norm of a direction.
+        radius: largest KL divergence of a step, ½ α_k² (direction)ᵀ∇L in the estimated metric; longer ones are
+            shortened to it. None for no limit, as in the paper; `Identity` and `Adam` have no such metric and no limit.
         momentum: ω of M ← ωM + (1 - ω) direction, in [0, 1); the step then goes along M.
         generator: of all draws; by default one seeded from torch's.
 
@@ -83,6 +86,7 @@ class PreconditionedVI(torch.optim.Optimizer):
         fisher_at_average: bool = False,
         warmup: int | None = None,
         clip: float | None = None,
+        radius: float | None = RADIUS,
         momentum: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -91,7 +95,7 @@ class PreconditionedVI(torch.optim.Optimizer):
                 f"{type(self).__name__} updates a family of torchngvi.ifvb, such as Beta; got {type(family).__name__}. "
                 "For a Gaussian posterior use torchngvi.fit, VN or SRVN."
             )
-        _check(lr=lr, alpha=alpha, offset=offset, warmup=warmup, clip=clip, momentum=momentum)
+        _check(lr=lr, alpha=alpha, offset=offset, warmup=warmup, clip=clip, radius=radius, momentum=momentum)
         if averaging is not None and not family.flat:
             raise PairError(
                 f"the average of points of the manifold of {type(family).__name__} is no point of it. Use IFVB."
@@ -111,7 +115,8 @@ class PreconditionedVI(torch.optim.Optimizer):
         self._target: tuple[Any, Any] = (None, None)
         self._warned = False
         group = {"params": [family.vector]}
-        super().__init__([group], {"lr": lr, "alpha": alpha, "offset": offset, "clip": clip, "momentum": momentum})
+        defaults = {"lr": lr, "alpha": alpha, "offset": offset, "clip": clip, "radius": radius, "momentum": momentum}
+        super().__init__([group], defaults)
         self.state[family.vector] = self._fresh()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -182,12 +187,17 @@ class PreconditionedVI(torch.optim.Optimizer):
         # 3. the step
         direction = family.tangent(lam, self.preconditioner.direction(memory, gradient, family))
         norm = torch.linalg.vector_norm(direction, dim=-1)
-        clipped = norm > group["clip"] if group["clip"] else torch.zeros_like(norm, dtype=torch.bool)
+        alpha_k = group["lr"] * (group["offset"] + state["iterations"] + 1) ** -group["alpha"]
+        share = torch.ones_like(norm)
         if group["clip"]:
-            direction = torch.where(clipped[..., None], direction * (group["clip"] / norm)[..., None], direction)
+            share = torch.where(norm > group["clip"], group["clip"] / norm, share)
+        if group["radius"] and self.preconditioner.natural:
+            divergence = 0.5 * alpha_k**2 * (direction * gradient).sum(-1)
+            share = torch.where(divergence > group["radius"], (group["radius"] / divergence).sqrt(), 1.0).minimum(share)
+        clipped = share < 1
+        direction = torch.where(clipped[..., None], direction * share[..., None], direction)
         omega = group["momentum"]
         heading = omega * family.tangent(lam, state["momentum"]) + (1 - omega) * direction if omega else direction
-        alpha_k = group["lr"] * (group["offset"] + state["iterations"] + 1) ** -group["alpha"]
         new = family.moved(lam, -alpha_k * heading)
         accepted = new.isfinite().all(-1) & heading.isfinite().all(-1) & family.in_domain(new)
         lam.copy_(torch.where(accepted[..., None], new, lam))
@@ -302,6 +312,8 @@ def _check(**values: Any) -> None:
         raise InputError(f"warmup counts scores before the first step, not negative; got {values['warmup']}.")
     if values["clip"] is not None and not values["clip"] > 0:
         raise InputError(f"clip is the largest norm of a direction, positive; got {values['clip']}.")
+    if values["radius"] is not None and not values["radius"] > 0:
+        raise InputError(f"radius is the largest KL divergence of a step, positive; got {values['radius']}.")
     if not 0 <= values["momentum"] < 1:
         raise InputError(f"momentum must lie in [0, 1); got {values['momentum']}.")
 
@@ -328,7 +340,7 @@ class IFVB(PreconditionedVI):
             of 1 is a full one: keep lr/offset^alpha well below it.
         samples: S, Fisher draws an iteration; they cost no likelihood.
         eps, c_beta, beta: see `Recursive`; beta is (alpha - ½)/2 if not given.
-        estimator, warmup, clip, momentum, generator: see `PreconditionedVI`.
+        estimator, warmup, clip, radius, momentum, generator: see `PreconditionedVI`.
 
     Raises:
         InputError: a value out of range, or more memory than there is.
@@ -357,6 +369,7 @@ class IFVB(PreconditionedVI):
         estimator: GradientEstimator | None = None,
         warmup: int | None = None,
         clip: float | None = None,
+        radius: float | None = RADIUS,
         momentum: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -369,6 +382,7 @@ class IFVB(PreconditionedVI):
             estimator=estimator,
             warmup=warmup,
             clip=clip,
+            radius=radius,
             momentum=momentum,
             generator=generator,
         )
@@ -406,6 +420,7 @@ class AIFVB(PreconditionedVI):
         estimator: GradientEstimator | None = None,
         warmup: int | None = None,
         clip: float | None = None,
+        radius: float | None = RADIUS,
         momentum: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -420,6 +435,7 @@ class AIFVB(PreconditionedVI):
             fisher_at_average=fisher_at_average,
             warmup=warmup,
             clip=clip,
+            radius=radius,
             momentum=momentum,
             generator=generator,
         )

@@ -25,7 +25,7 @@ class Adam(Preconditioner):
         InputError: values out of range.
     """
 
-    samples, remembers = 0, False
+    samples, remembers, natural = 0, False, False
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1 and eps > 0):

@@ -17,6 +17,7 @@ class Preconditioner(ABC):
 
     samples: int  # S: Fisher draws it wants an iteration
     remembers: bool  # past scores count, so that a warm-up helps
+    natural = True  # the direction estimates I_F⁻¹∇L, so that (direction)ᵀ∇L is a squared length in nats
 
     @abstractmethod
     def init(self, family: Family) -> State:

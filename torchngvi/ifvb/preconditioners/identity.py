@@ -18,7 +18,7 @@ class Identity(Preconditioner):
     [1.0, 1.0]
     """
 
-    samples, remembers = 0, False
+    samples, remembers, natural = 0, False, False
 
     def init(self, family: Family) -> State:
         """Nothing."""
