@@ -25,6 +25,7 @@ from torchngvi.ifvb import (
     Exact,
     FlatCholesky,
     Identity,
+    LowRankGaussian,
     MatrixFree,
     MeanFieldGaussian,
     ModuleFlow,
@@ -78,7 +79,7 @@ def test_ifvb_step_by_hand():
     """Algorithm 1: gradient draws, then Fisher draws, two updates of P, step with α_{s+1} (s+1) P."""
     q = gaussian()
     opt = IFVB(
-        q, 2.0, alpha=0.8, offset=3.0, samples=1, eps=0.7, c_beta=0.4, beta=0.2, warmup=0, clip=5.0,
+        q, 2.0, alpha=0.8, offset=3.0, samples=1, eps=0.7, c_beta=0.4, beta=0.2, warmup=0, clip=5.0, radius=None,
         estimator=ScoreFunction(6), generator=seeded(),
     )  # fmt: skip
     generator, lam, P = seeded(), q.vector.detach().clone(), torch.eye(4, dtype=FLOAT) / 0.7
@@ -177,6 +178,63 @@ def test_clipping_bounds_the_step():
     assert opt.last.clipped.tolist() == [True] * 3
     assert opt.memory["clips"].tolist() == [1.0] * 3
     assert (opt.last.norm > 0.1).all()
+
+
+def test_no_step_is_longer_than_the_radius():
+    """½ α² dᵀ∇L at most: the KL divergence of a step to second order; short steps are left alone, Adam's all are."""
+    for radius, shortened in ((1e-4, True), (1e3, False)):
+        q = gaussian(3)
+        opt = PreconditionedVI(q, Exact(), 0.01, alpha=0.0, radius=radius, estimator=ClosedForm())
+        before, g = q.vector.detach().clone(), gradient_of(bound, q.vector)
+        natural = q.exact_fisher_solve(g, before).detach()
+        opt.step(bound)
+        moved = q.vector.detach() - before
+        length = 0.5 * 0.01**2 * (natural * g).sum(-1)
+        share = (radius / length).sqrt() if shortened else torch.ones(3, dtype=FLOAT)
+        assert torch.allclose(moved, 0.01 * share[:, None] * natural)
+        assert opt.last.clipped.tolist() == [shortened] * 3
+        if shortened:  # in nats, by the divergence itself
+            there = torch.distributions.Normal(q.vector[..., :2], q.vector[..., 2:].exp())
+            here = torch.distributions.Normal(before[..., :2], before[..., 2:].exp())
+            kl = torch.distributions.kl_divergence(there, here).sum(-1).detach()
+            assert torch.allclose(kl, torch.full((3,), radius, dtype=FLOAT), rtol=0.02)
+    for rule in (Identity(), Adam()):
+        ends = []
+        for radius in (1e-9, None):
+            q = gaussian()
+            PreconditionedVI(q, rule, 0.1, radius=radius, estimator=ClosedForm()).step(bound)
+            ends.append(q.vector.detach())
+        assert torch.equal(*ends)
+    q = gaussian()  # both limits: the shorter one
+    opt = PreconditionedVI(q, Exact(), 0.01, alpha=0.0, radius=1e3, clip=1e-3, estimator=ClosedForm())
+    before = q.vector.detach().clone()
+    opt.step(bound)
+    assert (q.vector.detach() - before).norm().item() == pytest.approx(1e-5)
+
+
+SCALES = torch.tensor([1.0, 10.0, 100.0], dtype=FLOAT)
+FAR = {
+    "cholesky": lambda: FlatCholesky(torch.zeros(3, dtype=FLOAT), torch.eye(3, dtype=FLOAT)),
+    "low rank": lambda: LowRankGaussian(
+        torch.zeros(3, dtype=FLOAT), torch.full((3, 1), 0.1, dtype=FLOAT), torch.ones(3, dtype=FLOAT)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+@pytest.mark.parametrize("method", ["IFVB", "AIFVB", "batch"])
+def test_defaults_reach_a_posterior_far_away(name, method):
+    """Precisions from 1 to 100, three standard deviations off; without the radius every one of them is lost."""
+    build = {"IFVB": IFVB, "AIFVB": AIFVB, "batch": lambda q, **k: PreconditionedVI(q, BatchFisher(50), **k)}[method]
+    centre = torch.tensor([3.0, -2.0, 1.0], dtype=FLOAT)
+    target = lambda theta: -0.5 * (SCALES * (theta - centre).square()).sum(-1)  # noqa: E731
+    q = FAR[name]()
+    opt = build(q, generator=seeded())
+    for _ in range(300):
+        opt.step(target)
+    assert opt.rejections == 0
+    evidence = 1.5 * math.log(2 * math.pi) - 0.5 * math.log(1000)
+    assert float(lower_bound(q, target, 4000, seeded(1))[0]) > evidence - 0.03
 
 
 def test_momentum():
@@ -581,6 +639,7 @@ def test_a_singular_fisher_matrix_is_not_stepped_along():
         ({"offset": -1.0}, r"offset is c' of .* must not be negative; got -1.0"),
         ({"warmup": -1}, r"warmup counts scores before the first step, not negative; got -1"),
         ({"clip": 0.0}, r"clip is the largest norm of a direction, positive; got 0.0"),
+        ({"radius": 0.0}, r"radius is the largest KL divergence of a step, positive; got 0.0"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\); got 1.0"),
     ],
 )

@@ -185,6 +185,10 @@ def test_scale_of_the_scores_sets_eps_and_c_beta():
     a, b = (rule.inverse(absorbed(rule, factor * rows, 10)) for factor in (1.0, 10.0))
     assert relative(100 * b, a) < 1e-10
     first = rows[:10].square().mean()
+    Z = torch.randn(10, 6, generator=seeded(1), dtype=FLOAT)  # and c_beta = 0.03 of it
+    weight = 0.03 * first * torch.arange(1, 11, dtype=FLOAT) ** -0.1
+    H = first * torch.eye(6, dtype=FLOAT) + rows[:10].mT @ rows[:10] + (weight * Z.mT) @ Z
+    assert relative(rule.inverse(absorbed(rule, rows[:10], 10)), 10 * torch.linalg.inv(H)) < 1e-10
     state = absorbed(Recursive(c_beta=0.0), rows, 10)
     H = torch.linalg.inv(Recursive(c_beta=0.0).inverse(state)) * 50
     assert relative(H, first * torch.eye(6, dtype=FLOAT) + rows.mT @ rows) < 1e-10
@@ -205,6 +209,16 @@ def test_scores_that_are_not_finite_are_left_out():
         state = absorbed(rule, spoiled, 3 if isinstance(rule, Window) else 9)
         expected = damped(clean, 0.1, g[1])
         assert torch.allclose(rule.direction(state, g, None)[1], expected)
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_scores_beyond_the_range_are_not_absorbed(block):
+    """Finite, with squares that overflow: no factor, so that the sum stays as it was."""
+    for rule in (Recursive(eps=1.0, c_beta=0.0), MatrixFree(eps=1.0, c_beta=0.0)):
+        state = absorbed(rule, scores(6, 4, spread=1.0), block)
+        before = rule.inverse(state) / 6
+        rule.absorb(state, torch.full((block, 4), 1e200, dtype=FLOAT), seeded())
+        assert relative(rule.inverse(state) / (6 + block), before) < 1e-12
 
 
 def damped(rows, rho, g):

@@ -50,7 +50,7 @@ def benchmark(constant, draws, steps, seed):
     q = MeanFieldGaussian(torch.full((REPLICATES, 2), 0.1, dtype=FLOAT))
     opt = AIFVB(
         q, 1.0, alpha=0.75, offset=200.0, samples=1, eps=10.0, c_beta=0.1, beta=0.1, warmup=0,
-        estimator=ScoreFunction(draws), generator=seeded(seed),
+        radius=None, estimator=ScoreFunction(draws), generator=seeded(seed),
     )  # fmt: skip
 
     def log_joint(theta):
@@ -179,7 +179,7 @@ def test_example_1_bound(start, kl):
 def test_example_1_exact_natural_gradient(start, error):
     """The error after K steps of 1/(1 + k) is the first over K + 1."""
     q = coin(start)
-    opt = PreconditionedVI(q, Exact(), alpha=1.0, offset=1.0, estimator=ClosedForm())
+    opt = PreconditionedVI(q, Exact(), alpha=1.0, offset=1.0, radius=None, estimator=ClosedForm())
     first = float(error_of(q.vector))
     for step in range(1, 873):
         opt.step(coin_bound)
@@ -210,7 +210,8 @@ def test_example_1_ordinary_gradient_stalls(start, stall):
 
 def test_example_1_recursion_as_run():
     """10/(1 + k)^α, S = 10, c_β = 0, ε = 100: medians 104.8/74.4, average 103.4/62.2, its iterate 98.7/40.6."""
-    settings = {"offset": 1.0, "samples": 10, "eps": 100.0, "c_beta": 0.0, "warmup": 0, "estimator": ClosedForm()}
+    settings = {"offset": 1.0, "samples": 10, "eps": 100.0, "c_beta": 0.0, "warmup": 0, "radius": None}
+    settings["estimator"] = ClosedForm()
     q, other = coin("(5, 45)", 9), coin("(5, 45)", 9)
     plain = IFVB(q, 10.0, alpha=0.8, generator=seeded(0), **settings)
     averaged = AIFVB(other, 10.0, alpha=0.55, generator=seeded(1), **settings)
@@ -227,13 +228,24 @@ def test_example_1_perturbation_that_swamps():
     """c_β = 1, β = 0.1: the run hardly moves (108, 105 at 100, 1000), for the small eigenvalues are hidden."""
     q = coin("(5, 45)", 5)
     opt = IFVB(
-        q, 10.0, alpha=0.8, offset=1.0, samples=10, eps=100.0, c_beta=1.0, beta=0.1, warmup=0,
+        q, 10.0, alpha=0.8, offset=1.0, samples=10, eps=100.0, c_beta=1.0, beta=0.1, warmup=0, radius=None,
         estimator=ClosedForm(), generator=seeded(),
     )  # fmt: skip
     for step in range(1, 1001):
         opt.step(coin_bound)
         if step in (100, 1000):
             assert float(error_of(q.vector).median()) == pytest.approx(108 if step == 100 else 105, abs=1.0)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_example_1_by_default(start):
+    """No setting at all: from 31.5 and 19.8 nats to less than one in 200 steps, every run."""
+    q = coin(start, 9)
+    opt = IFVB(q, generator=seeded(1))
+    for _ in range(200):
+        opt.step(problems.coin_log_joint)
+    assert opt.rejections == 0
+    assert float((coin_bound(COIN) - coin_bound(q.vector.detach())).max()) < 1.5
 
 
 # ------------------------------------------------------------------------------------ Example 2
@@ -267,7 +279,7 @@ def test_example_2_gibbs():
 def test_example_2_runs():
     """IFVB as run -25.64 at 100; better with ε = 1, c' = 100; AIFVB -25.68; the exact natural gradient ahead of all."""
     ends = {}
-    as_run = {"alpha": 0.6, "offset": 1.0, "eps": 1e4, "beta": 0.099, "warmup": 0}
+    as_run = {"alpha": 0.6, "offset": 1.0, "eps": 1e4, "beta": 0.099, "warmup": 0, "radius": None}
     better = {"alpha": 0.75, "offset": 100.0, "samples": 10, "eps": 1.0, "c_beta": 0.01, "beta": 0.099, "warmup": 0}
     for name, build in {
         "ifvb": lambda q, **k: IFVB(q, 10.0, samples=10, c_beta=0.01, **as_run, **k),
@@ -366,11 +378,14 @@ def test_example_3_recommended():
         "c_beta": 1.0,
         "beta": 0.1,
         "warmup": 1000,
+        "radius": None,
         "estimator": ClosedForm(),
     }
     plain = IFVB(q, generator=seeded(0), **settings)
     averaged = AIFVB(other, generator=seeded(1), **settings)
-    damped = PreconditionedVI(rival, BatchFisher(50), offset=1000.0, estimator=ClosedForm(), generator=seeded(2))
+    damped = PreconditionedVI(
+        rival, BatchFisher(50), offset=1000.0, radius=None, estimator=ClosedForm(), generator=seeded(2)
+    )
     golden = {10: (-829.8, -898.5), 100: (-278.7, -321.1), 500: (-276.522, -277.24)}
     tolerance = {10: 6.0, 100: 1.0, 500: 0.1}
     for step in range(1, 501):
@@ -397,8 +412,8 @@ def test_example_3_as_printed_leaves_the_cone():
     for eps, rejected in ((1.0, 1), (1e5, 0)):
         q = VecGaussian(torch.zeros(4, 3, dtype=FLOAT), (0.01 * torch.eye(3, dtype=FLOAT)).expand(4, 3, 3))
         opt = IFVB(
-            q, offset=1000.0, samples=1, eps=eps, c_beta=1.0, beta=0.1, warmup=0, estimator=ClosedForm(),
-            generator=seeded(),
+            q, offset=1000.0, samples=1, eps=eps, c_beta=1.0, beta=0.1, warmup=0, radius=None,
+            estimator=ClosedForm(), generator=seeded(),
         )  # fmt: skip
         if rejected:
             with pytest.warns(RejectedStepWarning, match="Sigma is positive definite"):

@@ -66,7 +66,7 @@ class PreconditionedVI(torch.optim.Optimizer):
 
     >>> from torchngvi.ifvb import Beta, ClosedForm, Exact
     >>> q, target = Beta(torch.tensor([5.0, 45.0]).double()), Beta(torch.tensor([58.0, 144.0]).double())
-    >>> opt = PreconditionedVI(q, Exact(), alpha=0.0, offset=0.0, estimator=ClosedForm())
+    >>> opt = PreconditionedVI(q, Exact(), alpha=0.0, offset=0.0, radius=None, estimator=ClosedForm())
     >>> _ = opt.step(lambda lam: -torch.distributions.kl_divergence(
     ...     torch.distributions.Beta(*lam), torch.distributions.Beta(*target.vector)))
     >>> q.vector.round(decimals=6).tolist()  # a full natural step is exact

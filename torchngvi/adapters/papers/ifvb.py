@@ -177,13 +177,15 @@ def _coin_methods(draws: int) -> dict[str, Build]:
 
     def plain(rule: Callable[[], Any], lr: float = 1.0, **schedule: float) -> Build:
         settings: dict[str, Any] = {"alpha": 0.75, "offset": 100.0} | schedule
-        return lambda q, g: PreconditionedVI(q, rule(), lr, estimator=estimator(), generator=g, **settings)
+        return lambda q, g: PreconditionedVI(q, rule(), lr, estimator=estimator(), radius=None, generator=g, **settings)
 
     return {
         "ordinary gradient": plain(Identity, alpha=1.0, offset=1.0),
         "exact natural gradient": plain(Exact, alpha=1.0, offset=1.0),
-        "IFVB": lambda q, g: IFVB(q, 10.0, alpha=0.8, estimator=estimator(), generator=g, **_COIN_AS_RUN),
-        "AIFVB": lambda q, g: AIFVB(q, 10.0, alpha=0.55, estimator=estimator(), generator=g, **_COIN_AS_RUN),
+        "IFVB": lambda q, g: IFVB(q, 10.0, alpha=0.8, estimator=estimator(), radius=None, generator=g, **_COIN_AS_RUN),
+        "AIFVB": lambda q, g: AIFVB(
+            q, 10.0, alpha=0.55, estimator=estimator(), radius=None, generator=g, **_COIN_AS_RUN
+        ),
         "damped batch Fisher": plain(lambda: BatchFisher(50), alpha=0.55, offset=1.0),
         "Adam": plain(Adam, alpha=0.0),
     }
@@ -255,18 +257,18 @@ def _normal_methods(draws: int) -> dict[str, Build]:
         return ControlVariate(draws)
 
     def plain(rule: Callable[[], Any], lr: float = 1.0, **settings: Any) -> Build:
-        return lambda q, g: PreconditionedVI(q, rule(), lr, estimator=estimator(), generator=g, **settings)
+        return lambda q, g: PreconditionedVI(q, rule(), lr, estimator=estimator(), radius=None, generator=g, **settings)
 
     return {
         "exact natural gradient": plain(Exact),
         "IFVB, ε = 10⁴": lambda q, g: IFVB(
-            q, 10.0, samples=10, c_beta=0.01, estimator=estimator(), generator=g, **as_run
+            q, 10.0, samples=10, c_beta=0.01, estimator=estimator(), radius=None, generator=g, **as_run
         ),
         "AIFVB, ε = 10⁴": lambda q, g: AIFVB(
-            q, 10.0, samples=20, c_beta=0.001, estimator=estimator(), generator=g, **as_run
+            q, 10.0, samples=20, c_beta=0.001, estimator=estimator(), radius=None, generator=g, **as_run
         ),
         "IFVB, ε = 1": lambda q, g: IFVB(
-            q, samples=10, eps=1.0, c_beta=0.01, warmup=0, estimator=estimator(), generator=g
+            q, samples=10, eps=1.0, c_beta=0.01, warmup=0, estimator=estimator(), radius=None, generator=g
         ),
         "damped batch Fisher": plain(lambda: BatchFisher(50)),
         "Adam": plain(Adam, 0.03, alpha=0.0),
@@ -325,11 +327,13 @@ def _poisson_methods() -> dict[str, Build]:
     cautious: dict[str, Any] = {"offset": 1000.0, "estimator": ClosedForm()}
     recursion = cautious | {"samples": 1, "eps": 1.0, "c_beta": 1.0, "beta": 0.1, "warmup": 1000}
     return {
-        "exact natural gradient": lambda q, g: PreconditionedVI(q, Exact(), generator=g, **cautious),
-        "IFVB": lambda q, g: IFVB(q, generator=g, **recursion),
-        "AIFVB": lambda q, g: AIFVB(q, generator=g, **recursion),
-        "damped batch Fisher": lambda q, g: PreconditionedVI(q, BatchFisher(50), generator=g, **cautious),
-        "Adam": lambda q, g: PreconditionedVI(q, Adam(), 0.01, alpha=0.0, generator=g, estimator=ClosedForm()),
+        "exact natural gradient": lambda q, g: PreconditionedVI(q, Exact(), radius=None, generator=g, **cautious),
+        "IFVB": lambda q, g: IFVB(q, radius=None, generator=g, **recursion),
+        "AIFVB": lambda q, g: AIFVB(q, radius=None, generator=g, **recursion),
+        "damped batch Fisher": lambda q, g: PreconditionedVI(q, BatchFisher(50), radius=None, generator=g, **cautious),
+        "Adam": lambda q, g: PreconditionedVI(
+            q, Adam(), 0.01, alpha=0.0, radius=None, generator=g, estimator=ClosedForm()
+        ),
     }
 
 
@@ -412,7 +416,9 @@ def _network_methods(draws: int) -> dict[str, Build]:
     common: dict[str, Any] = {"alpha": 0.0, "momentum": 0.6, "clip": 100.0}
 
     def plain(rule: Callable[[], Any], lr: float, **settings: Any) -> Build:
-        return lambda q, g: PreconditionedVI(q, rule(), lr, estimator=Pathwise(draws), generator=g, **settings)
+        return lambda q, g: PreconditionedVI(
+            q, rule(), lr, estimator=Pathwise(draws), radius=None, generator=g, **settings
+        )
 
     def recursion() -> Recursive:
         return Recursive(20, eps=1.0, c_beta=0.001, beta=0.09)
@@ -521,7 +527,7 @@ def _flow_methods(draws: int, samples: int) -> dict[str, Build]:
     def plain(rule: Callable[[], Any], lr: float, clip: float, momentum: float = 0.6, **settings: Any) -> Build:
         common: dict[str, Any] = {"alpha": 0.0, "momentum": momentum, "clip": clip}
         return lambda q, g: PreconditionedVI(
-            q, rule(), lr, estimator=Pathwise(draws), generator=g, **common, **settings
+            q, rule(), lr, estimator=Pathwise(draws), radius=None, generator=g, **common, **settings
         )
 
     return {
@@ -590,10 +596,12 @@ def _crescent(theta: Tensor) -> Tensor:
 
 def _coupling_methods(draws: int) -> dict[str, Build]:
     def plain(rule: Callable[[], Any], lr: float = 1.0, **settings: Any) -> Build:
-        return lambda q, g: PreconditionedVI(q, rule(), lr, estimator=Pathwise(draws), generator=g, **settings)
+        return lambda q, g: PreconditionedVI(
+            q, rule(), lr, estimator=Pathwise(draws), radius=None, generator=g, **settings
+        )
 
     return {
-        "IFVB": lambda q, g: IFVB(q, samples=50, estimator=Pathwise(draws), clip=5.0, generator=g),
+        "IFVB": lambda q, g: IFVB(q, samples=50, estimator=Pathwise(draws), clip=5.0, radius=None, generator=g),
         "window": plain(lambda: Window(200, 50), clip=5.0),
         "damped batch Fisher": plain(lambda: BatchFisher(50), clip=5.0),
         "Adam": plain(Adam, 0.01, alpha=0.0),

@@ -18,7 +18,7 @@ from torchngvi.errors import InputError
 from torchngvi.ifvb.preconditioners.base import State, check_count, finite_rows
 from torchngvi.linalg import cholesky
 
-_RELATIVE_C_BETA = 1e-3
+_RELATIVE_C_BETA = 0.03
 AT_ONCE = 128  # vectors in one factorisation
 
 

@@ -32,7 +32,7 @@ class Recursive(Preconditioner):
     Args:
         samples: S, scores an iteration.
         eps: ε of H₀ = εI; None takes the mean square of the first scores, which is tr(I_F)/D.
-        c_beta: c_β of β_j = c_β j^{-β}; 0 leaves the Z terms out, None takes 10⁻³ of that scale. The theory
+        c_beta: c_β of β_j = c_β j^{-β}; 0 leaves the Z terms out, None takes 0.03 of that scale. The theory
             wants it positive; its bias c_β/(1 - β) t^{-β} I decays slowly and hides small eigenvalues of I_F.
         beta: β in (0, α - ½).
 
