@@ -7,7 +7,8 @@ form of Adam et al. 2021).  To visit a batch is to replace its sites by those at
 
 from the prior, where all sites are zero: exact after one pass where the likelihood is Gaussian.  Where it is
 log-concave a visit to an eighth of the data brings q so near that one more to all of them leaves little: 2e-7 to 4e-5
-nats a datum for noisy labels, up to 8e-3 for labels nearly without noise.  Full steps by trial (`fit`) end it with a verdict.
+nats a datum for noisy labels, up to 8e-3 for labels nearly without noise.  Full steps by trial (`fit`) end it with a
+verdict.
 """
 
 import contextlib
