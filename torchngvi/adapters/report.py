@@ -12,6 +12,7 @@ from torch import Tensor
 
 Z95 = 1.959963984540054  # half width of the central 95% of N(0, 1)
 _MOST_ROWS = 60
+_FILE_WIDTH = 120  # columns
 
 
 class Coefficient(NamedTuple):
@@ -84,5 +85,8 @@ def summary_block(title: str, lines: Sequence[tuple[str, str]], *, good: bool) -
 
 
 def show(*parts: RenderableType) -> None:
-    """Print to standard output."""
-    Console(highlight=False).print(Group(*parts))
+    """Print to standard output; into a file or a pipe at a width that cuts no column."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_FILE_WIDTH)
+    console.print(Group(*parts))

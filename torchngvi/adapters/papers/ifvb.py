@@ -147,13 +147,13 @@ def _summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
     table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (*case, "method", "steps", value, "lowest", "highest", "log p", "scores", "s"):
         side: Any = "left" if name in ("case", "method") else "right"
-        table.add_column(name, justify=side, no_wrap=True)
+        table.add_column(name, justify=side, no_wrap=side == "right")
     for key, part in last.groupby([*case, "method"], sort=False):
         values = part[value]
         row = [*key, int(part["iteration"].iloc[0]), values.median(), values.min(), values.max()]
         row += [int(part["log_joint_draws"].mean()), int(part["fisher_draws"].mean()), part["seconds"].mean()]
         rows.append(row)
-        cells = [str(cell) if not isinstance(cell, float) else f"{cell:.4g}" for cell in row]
+        cells = [str(cell) if not isinstance(cell, float) else f"{cell:.2g}" for cell in row]
         table.add_row(*(report.Text(cell) for cell in cells))
     report.show(report.Text(title, style="bold"), table)
     names = [*case, "method", "iterations", value, "lowest", "highest", "log_joint_draws", "fisher_draws", "seconds"]
