@@ -139,6 +139,10 @@ def _median_and_range(axes: Axes, log: pd.DataFrame, y: str, x: str = "iteration
             axes.fill_between(at, low, high, color=color(index), alpha=0.13, linewidth=0)
 
 
+def _shown(value: float) -> str:
+    return f"{value:.4g}" if abs(value) >= 0.01 else f"{value:.1e}"
+
+
 def _summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
     """Print, and write beside the figure, the last values of each method: median and range over the seeds."""
     case = ["case"] if "case" in log else []
@@ -153,7 +157,7 @@ def _summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
         row = [*key, int(part["iteration"].iloc[0]), values.median(), values.min(), values.max()]
         row += [int(part["log_joint_draws"].mean()), int(part["fisher_draws"].mean()), part["seconds"].mean()]
         rows.append(row)
-        cells = [str(cell) if not isinstance(cell, float) else f"{cell:.2g}" for cell in row]
+        cells = [_shown(cell) if isinstance(cell, float) else str(cell) for cell in row]
         table.add_row(*(report.Text(cell) for cell in cells))
     report.show(report.Text(title, style="bold"), table)
     names = [*case, "method", "iterations", value, "lowest", "highest", "log_joint_draws", "fisher_draws", "seconds"]
