@@ -185,7 +185,7 @@ def test_studies_run_and_draw_from_their_log(name, tmp_path, capsys):
 @pytest.mark.parametrize(("name", "missing"), [("fig5", "wine_red.npz"), ("fig6", "vblab_germancredit.csv.gz")])
 def test_studies_say_which_data_are_missing(name, missing, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
-    with pytest.raises(InputError, match=f"are not here. Set TORCHNGVI_DATA to a folder that holds .*{missing}"):
+    with pytest.raises(InputError, match=f"is not here. Set TORCHNGVI_DATA to a folder that holds .*{missing}"):
         studies.STUDIES[name].run(iterations=1, seeds=1)
 
 

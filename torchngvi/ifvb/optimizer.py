@@ -392,7 +392,8 @@ class AIFVB(PreconditionedVI):
     """IFVB with a weighted average of the iterates as its estimate (Algorithm 2): see ``average``.
 
     Args:
-        family, lr, alpha, offset, samples, eps, c_beta, beta, estimator, warmup, clip, momentum, generator: see `IFVB`.
+        family, lr, alpha, offset, samples, eps, c_beta, beta, estimator, warmup, clip, radius, momentum, generator:
+            see `IFVB`.
         w: power of the logarithm in the weights; 2 in the paper, 0 is the plain mean.
         burn_in: iterations before the average begins. Early iterates keep their weight for long: the average
             is behind the iterate until the run is in its noise.

@@ -21,7 +21,7 @@ from scipy import stats
 from torch import Tensor
 
 from torchngvi.adapters import report
-from torchngvi.adapters.datasets import MissingDataError, beside
+from torchngvi.adapters.datasets import provided
 from torchngvi.adapters.experiments import blank_figure, color, style
 from torchngvi.adapters.papers import Study
 from torchngvi.adapters.papers.ifvb_problems import (
@@ -402,12 +402,7 @@ def draw_poisson(log: pd.DataFrame, path: Path) -> None:
 
 def _wine(seed: int) -> tuple[Tensor, ...]:
     """800, 100 and 100 of the red wines, standardised by the first; 11 covariates as in the paper's data."""
-    path = beside("uci_regression/wine_red.npz")
-    if not path.is_file():
-        raise MissingDataError(
-            "the data of Example 4 (red wine in the place of Direct Marketing) are not here. Set TORCHNGVI_DATA to a "
-            "folder that holds uci_regression/wine_red.npz."
-        )
+    path = provided("uci_regression/wine_red.npz", "the table of Example 4 (red wine for Direct Marketing)")
     with np.load(path) as arrays:
         X, y = arrays["X"].astype(float), arrays["y"].astype(float).reshape(-1)
     rows = np.random.default_rng(seed).permutation(len(y))[:1000]
@@ -497,12 +492,7 @@ def draw_network(log: pd.DataFrame, path: Path) -> None:
 
 def _german() -> tuple[Tensor, Tensor]:
     """800 customers: intercept and 9 standardised columns, good = 1."""
-    path = beside("uci/vblab_germancredit.csv.gz")
-    if not path.is_file():
-        raise MissingDataError(
-            "the German credit data of Example 5 are not here. Set TORCHNGVI_DATA to a folder that holds "
-            "uci/vblab_germancredit.csv.gz."
-        )
+    path = provided("uci/vblab_germancredit.csv.gz", "the German credit table of Example 5")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         table = pd.read_csv(file)
     X = table.iloc[:800, :9].to_numpy(float)
