@@ -21,13 +21,8 @@ def _rank_one(family: Family) -> RankOneGaussian:
     return family
 
 
-@final
-class NAGVAC(Preconditioner):
-    """Each block inverted exactly (`RankOneGaussian.block_fisher_solve`).
-
-    Raises:
-        PairError: at construction of an optimizer, another family than `RankOneGaussian`.
-    """
+class _BlockSolve(Preconditioner):
+    """A closed form, which learns nothing from scores."""
 
     samples, remembers = 0, False
 
@@ -38,6 +33,15 @@ class NAGVAC(Preconditioner):
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
         """Never asked."""
+
+
+@final
+class NAGVAC(_BlockSolve):
+    """Each block inverted exactly (`RankOneGaussian.block_fisher_solve`).
+
+    Raises:
+        PairError: at construction of an optimizer, another family than `RankOneGaussian`.
+    """
 
     def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
         """Block by block."""
@@ -45,22 +49,12 @@ class NAGVAC(Preconditioner):
 
 
 @final
-class PublishedNAGVAC(Preconditioner):
+class PublishedNAGVAC(_BlockSolve):
     """Σ/(2a) in the block of b (`RankOneGaussian.published_block_solve`).
 
     Raises:
         PairError: at construction of an optimizer, another family than `RankOneGaussian`.
     """
-
-    samples, remembers = 0, False
-
-    def init(self, family: Family) -> State:
-        """Nothing."""
-        _rank_one(family)
-        return {}
-
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
-        """Never asked."""
 
     def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
         """Block by block."""
