@@ -342,7 +342,7 @@ class Spelled:
 
     def __init__(self, q, draws):
         self.z = draws(q.mean_probe.detach())
-        self.root = q.structure.to_dense(q.frame().root)
+        self.root = q.frame().dense()
         self.theta = [q.mean + self.root @ z for z in self.z]
         self.energies = torch.stack([-uneven(t) for t in self.theta])
         self.pulled = torch.stack([self.root.mT @ torch.func.grad(lambda t: -uneven(t))(t) for t in self.theta])
@@ -469,7 +469,7 @@ class TestFixed:
     @staticmethod
     def triangle(q):
         """The entries of C that the family has: its lower part, the diagonal, or of T⁻ᵀ the upper part."""
-        if q.structure.rank == 1:
+        if q.structure.widest == 1:
             return [(i, i) for i in range(DIM)]
         lower = [(i, j) for i in range(DIM) for j in range(i + 1)]
         return lower if isinstance(q, CholeskyGaussian) else [(j, i) for i, j in lower]
@@ -480,7 +480,7 @@ class TestFixed:
         """Of mean ℓ(m + C(p + (I + R)z)) - γ log|C(I + R)|, by finite differences of its definition."""
         q, draws = random_posterior(name, (), seed=1), Fixed(2 * DIM, seed=5)
         local = q.local(estimator(draws)(q, LogJoint(uneven, gamma), {}))
-        root, z, eye = q.structure.to_dense(q.frame().root), draws(q.mean.detach()), torch.eye(DIM, dtype=DTYPE)
+        root, z, eye = q.frame().dense(), draws(q.mean.detach()), torch.eye(DIM, dtype=DTYPE)
         P = q.structure.to_dense(local.P)
 
         def objective(p, R):

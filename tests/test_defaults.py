@@ -214,10 +214,12 @@ def test_the_triangle_that_is_right():
         q = make_posterior(name)
         frame = q.frame()
         H = torch.diag(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64))
-        W = frame.root.mT @ H @ frame.root
-        mask = torch.tril if name == "cholesky" else torch.triu
-        seen = frame.root.mT @ mask(H @ frame.root)  # the gradient as somebody's triangular operator passes it
-        torch.testing.assert_close(q.one_sided(seen), W, rtol=1e-12, atol=1e-12)
+        C = frame.dense()
+        W = C.mT @ H @ C
+        mask = torch.triu if frame.upper else torch.tril
+        seen = C.mT @ mask(H @ C)  # the gradient as somebody's triangular operator passes it
+        probe = seen.mT if frame.upper else seen  # of R in C(I + R)ᵀ, or in C(I + R)
+        torch.testing.assert_close(q.structure.one_sided(probe), W, rtol=1e-12, atol=1e-12)
 
 
 def test_a_conversion_is_noticed():

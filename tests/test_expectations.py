@@ -237,7 +237,7 @@ class TestEstimators:
         e = Quadrature()(q, model.target, {})
         moments = q.mean, q.covariance, model.problems
         close(e.value, for_each(lambda m, V, p: p.expected_energy(m, V), batch, *moments), IDENTITY)
-        root = q.structure.to_dense(q.frame().root)
+        root = q.frame().dense()
         g, H = (for_each(lambda m, V, p, i=i: p.derivative(m, V)[i], batch, *moments) for i in (0, 1))
         a, W = e.derivative.framed(q.frame())
         close(a, (root.mT @ g[..., None])[..., 0], IDENTITY)
@@ -336,7 +336,7 @@ class TestStein:
         z = Antithetic(6, torch.Generator().manual_seed(2))(q.mean_probe.detach())
         assert z.shape == (6, *batch, DIM)
         close(z[3:], -z[:3], 0.0)
-        root = q.structure.to_dense(q.frame().root)
+        root = q.frame().dense()
         theta = q.mean + (root @ z[..., None])[..., 0]
         r = (root.mT @ (w * theta.sinh())[..., None])[..., 0] - gamma * z
         M = (r[..., :, None] * z[..., None, :]).mean(0)

@@ -135,7 +135,7 @@ class TestRefusals:
     def test_patterns(self):
         text = "flows are those of full covariances; got DiagonalGaussian. Use a CholeskyGaussian."
         self.refused(PairError, text, [1.0], q=DiagonalGaussian(DIM))
-        assert {name for name, kind in POSTERIORS.items() if kind(2).structure.rank == 2} == FULL
+        assert {name for name, kind in POSTERIORS.items() if kind(2).structure.widest == 2} == FULL
 
     @pytest.mark.parametrize("name", ["rtol", "atol"])
     @pytest.mark.parametrize("value", [0.0, float("nan")])

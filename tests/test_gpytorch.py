@@ -464,7 +464,7 @@ class TestDirect:
         target.negative_elbo(q).backward()
         local = q.local(VN(q)._evaluate_target(target, q).e)
         close(q.mean_probe.grad, local.a, IDENTITY)
-        close(q.one_sided(q.root_probe.grad), local.P, IDENTITY)
+        close(q.structure.one_sided(q.root_probe.grad), local.P, IDENTITY)
 
 
 class TestTraining:

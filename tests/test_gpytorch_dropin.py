@@ -178,7 +178,7 @@ class TestObjectives:
         assert natural.rejections == 0
         assert losses[-1] < losses[0] - 0.5
         q = natural.posteriors[0]
-        assert float(q.mean_probe.grad.norm() + q.one_sided(q.root_probe.grad).norm()) * N < 1e-4
+        assert float(q.mean_probe.grad.norm() + q.structure.one_sided(q.root_probe.grad).norm()) * N < 1e-4
 
     def test_deep_sigma_points(self):
         """A DSPP: no draws, so that the objective is what it was when asked again; it rises, and every layer moves."""

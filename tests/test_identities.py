@@ -258,7 +258,7 @@ class TestNaturalGradient:
             action = q.structure.matmul(C, q.structure.tril_half(C.mT @ matrix))
             close(reference.vech(action), expected, IDENTITY)
             # as the probes deliver it: P one-sided from the lower part of CᵀG
-            local = framed_packet(torch.zeros(DIM, dtype=DTYPE), Dense().one_sided(C.mT @ matrix) + torch.eye(DIM))
+            local = framed_packet(torch.zeros(DIM, dtype=DTYPE), Dense(DIM).one_sided(C.mT @ matrix) + torch.eye(DIM))
             close(reference.vech(q.tangent(local).matrix), expected, IDENTITY)
 
     @posteriors
@@ -274,7 +274,7 @@ class TestNaturalGradient:
             H = for_each(lambda m, V, p: p.derivative(m, V)[1], batch, q.mean, q.covariance, model.problems)
             close(sites.raw().g, g, IDENTITY)
             close(sites.raw().H, H, IDENTITY)
-            root = q.structure.to_dense(q.frame().root)
+            root = q.frame().dense()
             W = root.mT @ H @ root
             close(sites.framed(q.frame()).a, (root.mT @ g[..., None])[..., 0], IDENTITY)
             close(sites.framed(q.frame()).W, q.structure.from_dense(W), IDENTITY)
@@ -426,7 +426,7 @@ class TestFrames:
         """C' = C A takes (a, W) to (Aᵀa, AᵀWA)."""
         C, A, m = random_root(batch, 1), randn(*batch, DIM, DIM, seed=2), randn(*batch, DIM, seed=3)
         raw = random_packet(batch, 53).derivative
-        here, there = (raw.framed(Frame(m, root, Dense())) for root in (C, C @ A))
+        here, there = (raw.framed(Frame(m, root, Dense(DIM))) for root in (C, C @ A))
         close(there.a, (A.mT @ here.a[..., None])[..., 0], EXACT)
         close(there.W, A.mT @ here.W @ A, EXACT)
 
@@ -434,7 +434,7 @@ class TestFrames:
     def test_transport_of_a_diagonal_root(self, batch):
         c, A, m = randn(*batch, DIM, seed=1).abs(), randn(*batch, DIM, seed=2), randn(*batch, DIM, seed=3)
         raw = random_packet(batch, 53).derivative
-        here, there = (raw.framed(Frame(m, root, Diagonal())) for root in (c, c * A))
+        here, there = (raw.framed(Frame(m, root, Diagonal(DIM))) for root in (c, c * A))
         close(there.a, A * here.a, EXACT)
         close(there.W, A**2 * here.W, EXACT)
 
@@ -445,7 +445,7 @@ class TestFrames:
         other = NaturalGaussian(DIM, batch, mean=q.mean, scale=q.scale_tril)
         e = random_packet(batch, 59)
         close(other.norm2(other.local(e)), q.norm2(q.local(e)), IDENTITY)
-        rotation = torch.linalg.solve(q.scale_tril, other.frame().root)
+        rotation = torch.linalg.solve(q.scale_tril, other.frame().dense())
         close(rotation @ rotation.mT, torch.eye(DIM, dtype=DTYPE).expand(*batch, DIM, DIM), IDENTITY)
         here, there = q.local(e), other.local(e)
         close(there.a, (rotation.mT @ here.a[..., None])[..., 0], IDENTITY)
@@ -532,7 +532,7 @@ class TestDivergence:
             start = torch.zeros(DIM, dtype=DTYPE), torch.zeros(*(DIM,) * (1 if name == "diagonal" else 2), dtype=DTYPE)
             return torch.func.grad(kl, argnums=(0, 1))(*start)[part]
 
-        root = q.structure.to_dense(q.frame().root)
+        root = q.frame().dense()
         for part in (0, 1):
             expected = for_each(lambda *x, part=part: one(*x, part), batch, q.mean, root, p.mean, p.covariance)
             close(actual[part], expected, IDENTITY)
@@ -717,66 +717,7 @@ class TestRefusedPairs:
 
 
 class TestAlgebra:
-    """The verbs of the two structures against dense matrices; the factorisations."""
-
-    STRUCTURES = {"dense": Dense(), "diagonal": Diagonal()}
-    structures = pytest.mark.parametrize("pattern", STRUCTURES)
-
-    @structures
-    @batches
-    @pytest.mark.parametrize("sample", [(), (3,), (2, 3)], ids=str)
-    def test_vectors(self, pattern, batch, sample):
-        """Samples on the left of the batch, with sizes that coincide."""
-        structure = self.STRUCTURES[pattern]
-        L, x = kept(pattern, random_root(batch, 1)), randn(*sample, *batch, DIM, seed=2)
-        stored, upper = structure.from_dense(L), structure.from_dense(L.mT.contiguous())
-        close(structure.mv(stored, x), torch.einsum("...ij,...j->...i", L, x), EXACT)
-        close(structure.solve_lower(stored, x), torch.linalg.solve(L, x[..., None])[..., 0], IDENTITY)
-        close(structure.mv(structure.transpose(stored), x), torch.einsum("...ji,...j->...i", L, x), EXACT)
-        frame = Frame(x, stored, structure)
-        close(frame.push(x), torch.einsum("...ij,...j->...i", L, x), EXACT)
-        close(frame.pull(x), torch.einsum("...ji,...j->...i", L, x), EXACT)
-        if not sample:
-            close(structure.solve_upper(upper, x), torch.linalg.solve(L.mT, x[..., None])[..., 0], IDENTITY)
-
-    @structures
-    @batches
-    def test_matrices(self, pattern, batch):
-        structure = self.STRUCTURES[pattern]
-        L, A = (kept(pattern, x) for x in (random_root(batch, 1), randn(*batch, DIM, DIM, seed=3)))
-        H, X = random_symmetric(batch, 4, definite=False), randn(*batch, 5, DIM, seed=5)
-        w = randn(*batch, DIM, seed=6)
-        low, stored, dense = structure.from_dense(L), structure.from_dense(A), structure.to_dense
-        eye = torch.eye(DIM, dtype=DTYPE).expand(*batch, DIM, DIM)
-        half = torch.stack([reference.tril_half(x) for x in A.reshape(-1, DIM, DIM)]).reshape(A.shape)
-        close(dense(structure.eye(w)), eye, 0.0)
-        close(dense(stored), A, 0.0)
-        close(structure.diagonal(stored), A.diagonal(dim1=-2, dim2=-1), 0.0)
-        close(dense(structure.transpose(stored)), A.mT, 0.0)
-        close(dense(structure.matmul(stored, low)), A @ L, EXACT)
-        close(dense(structure.scaled(w[..., 0], stored)), w[..., 0, None, None] * A, EXACT)
-        close(structure.rows(X, low), X @ L, EXACT)
-        close(structure.rows(X.reshape(-1, 5, DIM)[0], low), X.reshape(-1, 5, DIM)[0] @ L, EXACT)
-        close(structure.row_norms(stored), (A @ A.mT).diagonal(dim1=-2, dim2=-1), EXACT)
-        close(dense(structure.outer(X, 2 * X + 1)), kept(pattern, X.mT @ (2 * X + 1)), EXACT)
-        close(dense(structure.conjugate(low, H)), kept(pattern, L.mT @ H @ L), EXACT)
-        close(dense(structure.gram(low, w)), L.mT @ torch.diag_embed(w) @ L, EXACT)
-        close(dense(structure.symmetric_part(stored)), 0.5 * (A + A.mT), EXACT)
-        close(dense(structure.tril_half(stored)), half, EXACT)
-        close(dense(structure.one_sided(stored)), half + half.mT, EXACT)
-        close(structure.norm2(stored), A.square().sum((-2, -1)), EXACT)
-        close(dense(structure.lower_root(stored)).tril(), dense(structure.lower_root(stored)), 0.0)
-        root = dense(structure.lower_root(stored))
-        close(root @ root.mT, A @ A.mT, EXACT)
-        a, W = structure.unconjugate(low, w, stored)
-        close(a, torch.linalg.solve(L.mT, w[..., None])[..., 0], IDENTITY)
-        close(dense(W), torch.linalg.inv(L).mT @ A @ torch.linalg.inv(L), IDENTITY)
-        S = kept(pattern, random_symmetric(batch, 8))
-        upper, ok = structure.reverse_cholesky(structure.from_dense(S))
-        assert bool(ok.all())
-        close(dense(upper).triu(), dense(upper), 0.0)
-        close(dense(upper) @ dense(upper).mT, S, EXACT)
-        close(dense(structure.right_solve_transposed(stored, upper)), A @ torch.linalg.inv(dense(upper)).mT, IDENTITY)
+    """The factorisations behind the verbs of the structures."""
 
     @batches
     def test_factorisations(self, batch):

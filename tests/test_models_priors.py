@@ -48,7 +48,7 @@ class TestFullPrior:
         close(g - g0, gamma * (q.mean - mu) @ Lambda, IDENTITY)
         close(H - H0, gamma * Lambda.expand_as(H0), IDENTITY)
         a, W = e.derivative.framed(q.frame())
-        root = q.structure.to_dense(q.frame().root)
+        root = q.frame().dense()
         close(a, (root.mT @ g[..., None])[..., 0], IDENTITY)
         close(W, q.structure.from_dense(root.mT @ H @ root), IDENTITY)
         other = Autograd()(q, with_prior, {})

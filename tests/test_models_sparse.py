@@ -153,7 +153,7 @@ def test_the_design_is_never_written_out(monkeypatch):
     y = (torch.rand(rows, generator=generator) > 0.5).double()
     model = GeneralizedLinear(X, y)
     monkeypatch.setattr(torch.Tensor, "to_dense", None)
-    frame = Frame(torch.zeros(dim, dtype=DTYPE), torch.full((dim,), 0.1, dtype=DTYPE), Diagonal())
+    frame = Frame(torch.zeros(dim, dtype=DTYPE), torch.full((dim,), 0.1, dtype=DTYPE), Diagonal(dim))
     value, sites = model.expected_energy(frame)
     a, W = sites.framed(frame)
     e = torch.zeros(rows, dtype=DTYPE)

@@ -88,7 +88,7 @@ def batches(model, index):
 def loss(model, mean, covariance):
     """L at N(mean, covariance), differentiable."""
     root = torch.linalg.cholesky(covariance)
-    value = model.expected_energy(Frame(mean, root, Dense()))[0]
+    value = model.expected_energy(Frame(mean, root, Dense(mean.shape[-1])))[0]
     entropy = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * len(mean) * math.log(2 * math.pi * math.e)
     return value - entropy
 
@@ -863,7 +863,7 @@ class TestLandscape:
 
         def slope(h):
             V = torch.diag(torch.tensor([s, s + h], dtype=F64))
-            sites = model.expected_energy(Frame(torch.zeros(2, dtype=F64), V.sqrt(), Dense()))[1]
+            sites = model.expected_energy(Frame(torch.zeros(2, dtype=F64), V.sqrt(), Dense(2)))[1]
             return 0.5 * (sites.raw().H[1, 1] - 1)
 
         return float(difference(slope, 1e-3 * s))
@@ -931,7 +931,7 @@ class TestLandscape:
             def energy(x):
                 C = x.new_zeros(2, 2).index_put((rows, columns), x[2:])
                 # the root itself, not the factor of CCᵀ
-                value = _value(model, Frame(x[:2], C, Dense()))
+                value = _value(model, Frame(x[:2], C, Dense(2)))
                 return value - C.diagonal().log().sum()
 
             hessian = torch.autograd.functional.hessian(energy, start)

@@ -53,7 +53,7 @@ class TestSampleAverage:
         H, m, f = quadratic(3)
         q = family(3, mean=torch.tensor([0.3, -0.2, 0.1]), scale=torch.tensor([0.5, 1.0, 2.0]), dtype=torch.float64)
         e = SampleAverage(Fixed(8))(q, LogJoint(f, temperature=gamma), {})
-        root = q.structure.to_dense(q.frame().root)
+        root = q.frame().dense()
         expected = root.mT @ H @ root
         if family is DiagonalGaussian:
             expected = expected.diagonal()

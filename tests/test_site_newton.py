@@ -43,7 +43,7 @@ def conditions(q, target):
     frame = q.frame()
     with torch.no_grad():
         g, H = target.expected_energy(frame)[1].raw()
-    return g, H - target.temperature * torch.linalg.inv(frame.root @ frame.root.mT)
+    return g, H - target.temperature * torch.linalg.inv(frame.dense() @ frame.dense().mT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

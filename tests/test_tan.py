@@ -408,7 +408,7 @@ class TestCoordinates:
         H = random_symmetric((), 5, definite=False)
         for name in ("cholesky", "precision_cholesky"):
             q = random_posterior(name, seed=1)
-            root = q.frame().root
+            root = q.frame().dense()
             packet = e._replace(derivative=e.derivative._replace(W=root.mT @ H @ root))
             change, coordinate = -q.tangent(packet).matrix, q.coordinates.matrix
             product = change @ coordinate.mT + coordinate @ change.mT
@@ -524,13 +524,13 @@ class TestPathDerivative:
         q, z = from_root(form, randn(DIM, seed=1), random_root((), 2)), randn(6, DIM, seed=3)
         root, eye = q.coordinates.matrix, torch.eye(DIM, dtype=DTYPE)
         inverse, sign = torch.linalg.inv(root), 1 if form == "C" else -1
-        h = torch.stack([-log_joint(q.mean + q.frame().root @ one) - 0.5 * one @ one for one in z])
+        h = torch.stack([-log_joint(q.mean + q.frame().dense() @ one) - 0.5 * one @ one for one in z])
         h = (h - h.mean()) * 6 / 5  # minus the mean of the others
         if natural:
-            vectors = [q.frame().root @ one for one in z]
+            vectors = [q.frame().dense() @ one for one in z]
             matrices = [sign * root @ reference.tril_half(torch.outer(one, one) - eye) for one in z]
         else:
-            vectors = [torch.linalg.solve(q.frame().root.mT, one) for one in z]
+            vectors = [torch.linalg.solve(q.frame().dense().mT, one) for one in z]
             matrices = [(sign * inverse.mT @ (torch.outer(one, one) - eye)).tril() for one in z]
         e = ScoreFunction(Given(z))(q, LogJoint(log_joint), {})
         actual = q.tangent(e) if natural else q.euclidean(e)

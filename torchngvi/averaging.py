@@ -52,10 +52,10 @@ class ExpectationAverage(torch.nn.Module):
             )
         self.family = type(q)
         like = q.mean_probe.detach()
-        shape = like.shape if q.mean_field else (*like.shape, q.dim)
+        self.structure = q.structure
         self.register_buffer("steps", torch.zeros_like(like[..., 0]))
         self.register_buffer("mean", torch.zeros_like(like))
-        self.register_buffer("spread", like.new_zeros(shape))
+        self.register_buffer("spread", torch.zeros_like(q.root_probe.detach()))
 
     @torch.no_grad()
     def update(self, q: Gaussian) -> None:
@@ -65,12 +65,12 @@ class ExpectationAverage(torch.nn.Module):
                 f"this average follows a {self.family.__name__} of shape {tuple(self.mean.shape)}; got "
                 f"a {type(q).__name__} of shape {tuple(q.mean_probe.shape)}. Make another ExpectationAverage for it."
             )
-        mean, spread = q.mean, q.variance if q.mean_field else q.covariance
-        matrix = (..., *(None,) * (spread.ndim - self.steps.ndim))
-        finite = mean.isfinite().all(-1) & spread.isfinite().flatten(self.steps.ndim).all(-1)
+        structure, mean, spread = q.structure, q.mean, q.frame().marginals()
+        matrix = (..., *(None,) * structure.rank)
+        finite = mean.isfinite().all(-1) & structure.is_finite(spread)
         weight = 2 / (self.steps + 2)
         shift = mean - self.mean
-        outer = shift.square() if q.mean_field else shift[..., :, None] * shift[..., None, :]
+        outer = structure.lower(shift[..., None, :], shift[..., None, :])
         w = weight[matrix]
         new_spread = torch.lerp(self.spread, spread, w) + w * (1 - w) * outer
         self.spread.copy_(torch.where(finite[matrix], new_spread, self.spread))
@@ -85,5 +85,4 @@ class ExpectationAverage(torch.nn.Module):
         """
         if not bool((self.steps > 0).all()):
             raise InputError("the average is empty: call update(q) after a step, then posterior().")
-        covariance = torch.diag_embed(self.spread) if self.spread.shape == self.mean.shape else self.spread
-        return self.family.from_moments(self.mean, covariance)
+        return self.family.from_moments(self.mean, self.structure.full(self.spread), structure=self.structure)

@@ -29,7 +29,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,73 +37,67 @@ from torch import Tensor
 from torchngvi import sparse
 from torchngvi.gaussian_integrals import Moments
 from torchngvi.linalg import gram
-
-Structured = Tensor  # a matrix in the storage of q's pattern: (*batch, D, D) dense, (*batch, D) diagonal
-
-
-class Structure(Protocol):
-    """An algebra of matrices of one pattern; see `structures/dense.py` for what each verb means."""
-
-    rank: int
-
-    def eye(self, like: Tensor) -> Structured: ...
-    def from_dense(self, matrix: Tensor) -> Structured: ...
-    def to_dense(self, matrix: Structured) -> Tensor: ...
-    def diagonal(self, matrix: Structured) -> Tensor: ...
-    def scaled(self, factor: Tensor, matrix: Structured) -> Structured: ...
-    def transpose(self, matrix: Structured) -> Structured: ...
-    def matmul(self, left: Structured, right: Structured) -> Structured: ...
-    def mv(self, matrix: Structured, vector: Tensor) -> Tensor: ...
-    def rows(self, rows: Tensor, matrix: Structured) -> Tensor: ...
-    def row_norms(self, matrix: Structured) -> Tensor: ...
-    def outer(self, left: Tensor, right: Tensor) -> Structured: ...
-    def conjugate(self, root: Structured, dense: Tensor) -> Structured: ...
-    def gram(self, root: Structured, weights: Tensor) -> Structured: ...
-    def sparse_gram(self, root: Structured, rows: Tensor, weights: Tensor) -> Structured: ...
-    def sparse_row_norms(self, root: Structured, rows: Tensor) -> Tensor: ...
-    def symmetric_part(self, matrix: Structured) -> Structured: ...
-    def one_sided(self, matrix: Structured) -> Structured: ...
-    def tril_half(self, matrix: Structured) -> Structured: ...
-    def tril(self, matrix: Structured) -> Structured: ...
-    def exp(self, matrix: Structured) -> Structured: ...
-    def norm2(self, matrix: Structured) -> Tensor: ...
-    def cholesky(self, matrix: Structured) -> tuple[Structured, Tensor]: ...
-    def reverse_cholesky(self, matrix: Structured) -> tuple[Structured, Tensor]: ...
-    def solve_upper(self, upper: Structured, vector: Tensor) -> Tensor: ...
-    def right_solve_transposed(self, matrix: Structured, upper: Structured) -> Structured: ...
-    def solve_lower(self, lower: Structured, vector: Tensor) -> Tensor: ...
-    def unconjugate(self, lower: Structured, vector: Tensor, matrix: Structured) -> tuple[Tensor, Structured]: ...
-    def lower_root(self, matrix: Structured) -> Structured: ...
-    def positive_root(self, lower: Structured) -> tuple[Structured, Tensor]: ...
+from torchngvi.structures import FullAlgebra, Pattern
+from torchngvi.structures.pattern import Structured
 
 
 @dataclass(frozen=True)
 class Frame:
     """q as mean and root, θ = m + C z: what an expectation may read, in any coordinates.
 
-    Differentiable where it came from :meth:`Posterior.probed`.
+    The root is lower triangular in q's pattern: C itself, or, where q holds the precision S = T Tᵀ, L = T⁻¹ with
+    C = Lᵀ upper triangular.  Differentiable where it came from :meth:`Posterior.probed`.
     """
 
     mean: Tensor  # (*batch, D)
-    root: Structured  # C, V = C Cᵀ
-    structure: Structure
+    root: Structured  # L
+    structure: Pattern
+    upper: bool = False  # C = Lᵀ
 
     def push(self, z: Tensor) -> Tensor:
         """C z, (*sample, *batch, D)."""
-        return self.structure.mv(self.root, z)
+        return (self.structure.tmv if self.upper else self.structure.mv)(self.root, z)
 
     def pull(self, gradient: Tensor) -> Tensor:
         """Cᵀ g, (*sample, *batch, D)."""
-        return self.structure.mv(self.structure.transpose(self.root), gradient)
+        return (self.structure.mv if self.upper else self.structure.tmv)(self.root, gradient)
 
     def rows(self, rows: Tensor) -> Tensor:
         """X C, (*batch, N, D); the marginal variances of X θ are its squared row norms."""
-        return self.structure.rows(rows, self.root)
+        return self.structure.rows(rows, self.root, self.upper)
 
     @property
     def variance(self) -> Tensor:
         """diag(V), (*batch, D)."""
-        return self.structure.row_norms(self.root)
+        return self.structure.row_norms(self.root, self.upper)
+
+    def dense(self) -> Tensor:
+        """C written out, (*batch, D, D)."""
+        root = self.structure.to_dense(self.root)
+        return root.mT if self.upper else root
+
+    def marginals(self) -> Structured:
+        """The stored entries of V = C Cᵀ."""
+        structure, root = self.structure, self.root
+        if not isinstance(structure, FullAlgebra):
+            dense = self.dense()
+            return structure.from_dense(dense @ dense.mT)
+        pair = (structure.transpose(root), root) if self.upper else (root, structure.transpose(root))
+        return structure.matmul(*pair)
+
+    def gram(
+        self,
+        weights: Tensor,  # broadcasts to (*batch, D)
+    ) -> Structured:
+        """Π(Cᵀ diag(w) C)."""
+        return self.structure.gram(self.root, weights, self.upper)
+
+    def conjugate(
+        self,
+        H: Tensor,  # (*batch, D, D), symmetric
+    ) -> Structured:
+        """Π(Cᵀ H C)."""
+        return self.structure.conjugate(self.root, H, self.upper)
 
 
 class Versions:
@@ -162,7 +156,7 @@ class Prior(NamedTuple):
 
     def framed(self, frame: Frame) -> Structured:
         """Π(CᵀΛC)."""
-        return frame.structure.gram(frame.root, self.precision)
+        return frame.gram(self.precision)
 
     def add_to(
         self,
@@ -207,7 +201,7 @@ class FullPrior(NamedTuple):
     def framed(self, frame: Frame) -> Structured:
         """Π((RC)ᵀRC)."""
         projected = frame.rows(self.root)
-        return frame.structure.outer(projected, projected)
+        return frame.structure.lower(projected, projected)
 
     def add_to(
         self,
@@ -244,7 +238,7 @@ class Raw(NamedTuple):
 
     def framed(self, frame: Frame) -> Framed:
         """Whiten: two products of D x D matrices."""
-        return Framed(frame.pull(self.g), frame.structure.conjugate(frame.root, self.H))
+        return Framed(frame.pull(self.g), frame.conjugate(self.H))
 
     def merged(self, where: Tensor, old: "Raw") -> "Raw":
         """Itself for the members (*batch,) of the mask, the old packet for the others."""
@@ -265,11 +259,11 @@ class Sites(NamedTuple):
         """a = (XC)ᵀα + Cᵀ Λ(m - m₀),  W = Π((XC)ᵀ diag(β) XC + CᵀΛC)."""
         prior = self.prior.framed(frame)
         if self.projected is None:
-            W = frame.structure.sparse_gram(frame.root, self.rows, self.beta)
+            W = frame.structure.sparse_gram(frame.root, self.rows, self.beta, frame.upper)
             return Framed(frame.pull(self._gradient()), W + prior)
         pulled = (self.alpha[..., None, :] @ self.projected)[..., 0, :]
         a = pulled + frame.pull(self.prior.force(self.mean))
-        W = frame.structure.outer(self.projected * self.beta[..., None], self.projected)
+        W = frame.structure.lower(self.projected * self.beta[..., None], self.projected)
         return Framed(a, W + prior)
 
     def raw(self) -> Raw:
@@ -563,14 +557,16 @@ class Posterior(torch.nn.Module, ABC):
     """A variational family in one system of coordinates, kept in buffers.
 
     The coordinates never require grad, so ``parameters()`` hands nothing to another optimizer.
-    What requires grad is a pair of zero buffers, the *probes* p and R in θ = m + C(p + (I + R)z):
-    the gradient of any loss with respect to them is a and W (or P, if the entropy is in the loss).
+    What requires grad is a pair of zero buffers, the *probes* p and R in θ = m + C(p + (I + R)z), R lower triangular,
+    or (I + R)ᵀ in its place where C is upper triangular: the gradient of any loss with respect to p is a, and that
+    with respect to R has the lower triangle of W (or of P, if the entropy is in the loss).
     """
 
-    structure: Structure
+    structure: Pattern
     batch_shape: torch.Size
     dim: int
     takes: frozenset[type]  # the moves it can make
+    upper: bool  # the root C of its frame is upper triangular
     mean_probe: Tensor  # (*batch, D), zero
     root_probe: Structured  # zero
 
@@ -613,18 +609,29 @@ class Posterior(torch.nn.Module, ABC):
         a, W = e.derivative.framed(frame)
         return Local(a, W - e.temperature * self.structure.eye(a))
 
-    def one_sided(self, M: Structured) -> Structured:
-        """The symmetric matrix whose triangle is right in M = CᵀG, G having reached a triangular root."""
-        return self.structure.one_sided(M)
-
-    def outer(
+    def sym_outer(
         self,
         left: Tensor,  # (*sample, *batch, D)
         right: Tensor,  # (*sample, *batch, D)
     ) -> Structured:
-        """Π(Σ_s left_s right_sᵀ) in q's pattern, not symmetrised."""
-        shape = (-1, *self.batch_shape, self.dim)
-        return self.structure.outer(*(x.reshape(shape).movedim(0, -2) for x in (left, right)))
+        """Π(Σ_s ½(left_s right_sᵀ + right_s left_sᵀ))."""
+        return self.structure.sym_lower(self._by_member(left), self._by_member(right))
+
+    def one_triangle(
+        self,
+        force: Tensor,  # (*sample, *batch, D)
+        z: Tensor,  # (*sample, *batch, D)
+    ) -> Structured:
+        """The symmetric matrix whose triangle is right in M = Σ_s f_s z_sᵀ: the lower one of M, or that of Mᵀ.
+
+        Only that triangle reaches a triangular root: the lower one for a lower triangular C, else the upper one.
+        """
+        left, right = (z, force) if self.upper else (force, z)
+        return self.structure.one_sided(self.structure.lower(self._by_member(left), self._by_member(right)))
+
+    def _by_member(self, x: Tensor) -> Tensor:
+        """Samples (*sample, *batch, D) as (*batch, S, D)."""
+        return x.reshape(-1, *self.batch_shape, self.dim).movedim(0, -2)
 
     def norm2(self, local: Local) -> Tensor:
         """Squared natural norm |a|² + ½‖P‖²_F of ∇L, (*batch,)."""

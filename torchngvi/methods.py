@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
@@ -333,8 +332,7 @@ class Snngm(Method):
 
 def _small_step(q: Posterior) -> float:
     """0.001 √ℓ: a thousandth a coordinate."""
-    pattern = q.structure.tril(torch.ones(q.root_probe.shape[len(q.batch_shape) :]))
-    return 0.001 * math.sqrt(q.dim + int(pattern.sum()))
+    return 0.001 * math.sqrt(q.dim + q.structure.parameters)
 
 
 def _usual_norm(q: Posterior) -> str:

@@ -145,7 +145,8 @@ class _Search:
                     self._decompose()
                     break
         dim = len(self.theta)
-        root = Dense().positive_root(Dense().lower_root(math.sqrt(gamma) * self.half))[0]
+        dense = Dense(dim)
+        root = dense.positive_root(dense.lower_root(math.sqrt(gamma) * self.half))[0]
         evidence = -float(self.energy) / gamma - 0.5 * (self.log_det - dim * math.log(2 * math.pi * gamma))
         return Mode(self.theta, root, evidence, near, self.gradients)
 

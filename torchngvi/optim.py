@@ -242,7 +242,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         assert isinstance(move, Tangent)
         kind, (vector, matrix) = type(move), move.change
         change, memory = self.momentum(q, move.change, path.norm2, state)
-        finite = vector.isfinite().all(-1) & matrix.isfinite().flatten(-q.structure.rank).all(-1)
+        finite = vector.isfinite().all(-1) & q.structure.is_finite(matrix)
         memory = {name: where_members(finite, value, state[name]) for name, value in memory.items()}
 
         def at(rho: Tensor) -> Move:
@@ -460,7 +460,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         """a and W = P + I from the gradients of a whole loss."""
         q, scale = self.posteriors[index], self.param_groups[index]["loss_scale"]
         a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
-        W = q.one_sided(R) + q.structure.eye(a)
+        W = q.structure.one_sided(R) + q.structure.eye(a)
         return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
 
     def _advance(
@@ -585,9 +585,8 @@ def _turned(q: Posterior, move: Move, accept: Tensor, memory: dict[str, Tensor])
     assert isinstance(move, Tangent)
     diagonal = q.structure.diagonal(q.coordinates.matrix + move.change.matrix)
     turned = (diagonal < 0) & accept[..., None]
-    sign = torch.where(turned, -torch.ones_like(diagonal), torch.ones_like(diagonal))[..., None, :]
-    columns = q.structure.outer(torch.ones_like(sign), sign)
-    return memory | {"mean_matrix": columns * memory["mean_matrix"]}
+    sign = torch.where(turned, -torch.ones_like(diagonal), torch.ones_like(diagonal))
+    return memory | {"mean_matrix": q.structure.scale_columns(memory["mean_matrix"], sign)}
 
 
 def _together(trial: Trial) -> Trial:

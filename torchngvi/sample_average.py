@@ -241,10 +241,7 @@ class _Run:
         """q at the mode, narrower where its draws leave the support; or as it is, where that is better."""
         q, here = self.q, self.q.snapshot()
         best = self._sampled_loss(_FEWEST) if or_stay else math.inf
-        eye = torch.eye(q.dim, dtype=mode.root.dtype, device=mode.root.device)
-        precision_root = torch.linalg.solve_triangular(mode.root, eye, upper=False)
-        # mean field: 1/√diag H
-        scale = precision_root.square().sum(0).rsqrt() if q.mean_field else mode.root
+        scale = q.kept_precision(mode.root)  # of a mean field 1/√diag H
         for factor in _SHRINK:
             q.initialize_(mode.theta, factor * scale)
             loss = self._sampled_loss(_FEWEST)
@@ -265,7 +262,8 @@ class _Run:
 
     def _first_draws(self) -> int:
         whitened = 2 * self.q.dim + 2  # exact on a quadratic
-        fewest = whitened if self.q.structure.rank == 2 else min(whitened, _FEWEST_DIAGONAL)
+        # blocks are whitened by fewer draws than all coordinates together
+        fewest = max(2 * self.q.structure.widest + 2, min(whitened, _FEWEST_DIAGONAL))
         # a pass over data costs its reading, whatever the number of draws
         return max(_STREAMED if self._streamed() else _FEWEST, fewest)
 
@@ -342,7 +340,7 @@ class _Run:
 
     def _overfit(self) -> float:
         """S numbers a coordinate have to pay for 1 + (D + 1)/2 parameters a coordinate."""
-        parameters = 1 + (self.q.dim + 1) / 2 if self.q.structure.rank == 2 else 2
+        parameters = 1 + self.q.structure.parameters / self.q.dim
         return self.draws / max(self.draws - parameters, 0.25 * self.draws)
 
     def _more_draws(self, stage: _Stage) -> int:

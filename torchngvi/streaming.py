@@ -29,6 +29,7 @@ from torchngvi.methods import VN
 from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Dense
 
 _NORM = 0.5  # natural-gradient norm from which a full step ends the fit to a batch
 _STEPS = 12  # most steps by trial of one
@@ -73,7 +74,8 @@ def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: in
     """
     rows = model.X.shape[-2]
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).split(batch_size)
-    work, start = CholeskyGaussian.from_posterior(q), _natural(CholeskyGaussian.from_prior(model.prior))
+    work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
+    start = _natural(CholeskyGaussian.from_prior(model.prior))
 
     def part(index: Tensor) -> _Part:
         def posterior(known: _Natural) -> Target | None:
@@ -101,9 +103,9 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
     Raises:
         InputError: as a pass of the target; q then stays where it is.
     """
-    if q.batch_shape or (q.mean_field and q.dim > _WIDEST):
+    if q.batch_shape or (q.structure.widest < q.dim and q.dim > _WIDEST):
         return
-    work = CholeskyGaussian.from_posterior(q)
+    work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
     nothing = _Natural(torch.zeros_like(work.mean), torch.zeros_like(work.covariance))
     estimator = SampleAverage(Fixed(max(32, 2 * q.dim + 2), seed=seed))
     guarded = Guarded(target)  # of one batch after another: an error ends the fit at the first call only
@@ -202,5 +204,4 @@ def _repeats(batches: Any) -> bool:
 
 def _hand_over(work: CholeskyGaussian, q: Gaussian) -> None:
     """Mean field keeps the diagonal of the precision, as its optimum does."""
-    scale = _natural(work).S.diagonal().rsqrt() if q.mean_field else work.scale_tril
-    q.initialize_(work.mean, scale)
+    q.initialize_(work.mean, q.kept_precision(work.scale_tril))

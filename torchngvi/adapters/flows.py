@@ -111,7 +111,7 @@ def natural_gradient_flow(
             f"a flow needs deterministic expectations, and {type(estimator).__name__} gives noisy ones. "
             "Use Quadrature() with a model, or take small steps: VN(q, lr=1e-3)."
         )
-    if q.structure.rank != 2:
+    if q.structure.widest < q.dim:
         raise PairError(f"flows are those of full covariances; got {type(q).__name__}. Use a CholeskyGaussian.")
     system = _SYSTEMS[coordinates]
     root = q.scale_tril.clone()

@@ -24,5 +24,5 @@ class Autograd(Estimator):
         with torch.enable_grad():
             value = target.expected_energy(q.probed())[0]
             a, M = torch.autograd.grad(value.sum(), (q.mean_probe, q.root_probe))
-        packet = Framed(a, q.one_sided(M))
+        packet = Framed(a, q.structure.one_sided(M))
         return Expectation(value.detach(), packet, target.temperature, target.comparable, Cost(1, 0))

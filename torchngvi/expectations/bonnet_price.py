@@ -54,7 +54,7 @@ class BonnetPrice(Drawing):
             return Moments(torch.zeros_like(mean), torch.ones_like(mean), torch.ones_like(mean))
 
         # at the point m the sites are Xm; slopes of 1 come back as the weights of the rows
-        point = Frame(frame.mean, torch.zeros_like(frame.mean), Diagonal())
+        point = Frame(frame.mean, torch.zeros_like(frame.mean), Diagonal(q.dim))
         prior, sites = target.expected_energy(point, read)
         weights, (likelihood, mean, y) = sites.alpha, seen
         value, slope, curvature = _means(likelihood, mean + _predictor(sites.rows, noise), y)

@@ -40,6 +40,6 @@ class ClosedEntropyStein(Drawing):
             packet = self.derivative_of_mean(q, seen)
         else:
             pulled = seen.pulled / len(seen.z)
-            packet = Framed(pulled.sum(0), q.structure.symmetric_part(q.outer(pulled, seen.z)))
+            packet = Framed(pulled.sum(0), q.sym_outer(pulled, seen.z))
         comparable = self.comparable and target.comparable
         return Expectation(seen.energy.mean(0), packet, target.temperature, comparable, Cost(self.draws.num_samples, 0))

@@ -55,8 +55,8 @@ class Drawing(Estimator):
         Raises:
             InputError: draws that leave directions of a full covariance undetermined.
         """
-        least = 2 * q.dim
-        if q.structure.rank == 2 and self.draws.num_samples < least:
+        least = 2 * q.structure.widest
+        if q.structure.widest > 1 and self.draws.num_samples < least:
             raise InputError(
                 f"fixed draws determine a full covariance in {q.dim} dimensions if there are at least {least} of them: "
                 f"with fewer the objective has no minimum; got {self.draws.num_samples}. "
@@ -72,4 +72,4 @@ class Drawing(Estimator):
     ) -> Framed:
         """a and W as means of f and f zᵀ, of which W takes the triangle that belongs to the root."""
         force = force / len(z)
-        return Framed(force.sum(0), q.one_sided(q.outer(force, z)))
+        return Framed(force.sum(0), q.one_triangle(force, z))

@@ -42,8 +42,9 @@ class HessianVector(Drawing):
     def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """Evaluate at q."""
         seen, count, frame, structure = self.see(q, target), self.draws.num_samples, q.frame(), q.structure
-        columns = structure.to_dense(frame.root).movedim(-1, 0)
+        columns = frame.dense().movedim(-1, 0)
         products = mean_hessian_products(target, seen.theta, columns, self.chunk)
-        W = structure.symmetric_part(structure.from_dense(frame.pull(products).movedim(0, -1)))
+        W = frame.pull(products).movedim(0, -1)
+        W = structure.from_dense(0.5 * (W + W.mT))
         packet = Framed(seen.pulled.mean(0), W)
         return Expectation(seen.energy.mean(0), packet, target.temperature, False, Cost(count, count))

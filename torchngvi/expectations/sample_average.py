@@ -14,7 +14,6 @@ L is about half of noise² above its minimum.
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from torchngvi.expectations.drawing import Drawing, Seen
@@ -47,7 +46,7 @@ class SampleAverage(Drawing):
         residual = seen.pulled - gamma * seen.z
         share = residual / len(seen.z)
         a = share.sum(0)
-        W = q.structure.symmetric_part(q.outer(share, seen.z)) + gamma * q.structure.eye(a)
+        W = q.sym_outer(share, seen.z) + gamma * q.structure.eye(a)
         cost = Cost(self.draws.num_samples, 0)
         noise2 = _noise2(q, seen, residual)
         return Expectation(seen.energy.mean(0), Framed(a, W), gamma, target.comparable, cost, noise2)
@@ -57,9 +56,8 @@ def _noise2(q: Posterior, seen: Seen, residual: Tensor) -> Tensor:
     """(*batch,)."""
     (plus, minus), z = residual.chunk(2), seen.z.chunk(2)[0]
     even, odd = 0.5 * (plus + minus), 0.5 * (plus - minus)
-    if q.structure.rank == 1:
-        spread = 0.5 * (odd * z).square().sum(-1)
-    else:
-        spread = 0.25 * (odd.square().sum(-1) * z.square().sum(-1) + torch.linalg.vecdot(odd, z).square())
+    near, product = q.structure.neighbours, odd * z
+    # ½‖Π(½(r zᵀ + z rᵀ))‖²_F, entry by entry of the pattern
+    spread = 0.25 * (odd.square() * near(z.square()) + product * near(product)).sum(-1)
     each = (even - even.mean(0)).square().sum(-1) + spread
     return each.mean(0) / max(len(z) - 1, 1)

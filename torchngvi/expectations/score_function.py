@@ -63,5 +63,5 @@ class ScoreFunction(Drawing):
         others = (h.sum(0) - blocks.sum(0)) / (count - self._block)
         weighted = (blocks - others).flatten(0, 1)[..., None] * z / count
         a = weighted.sum(0)
-        W = q.structure.symmetric_part(q.outer(weighted, z)) + gamma * q.structure.eye(a)
+        W = q.sym_outer(weighted, z) + gamma * q.structure.eye(a)
         return Expectation(energy.mean(0), Framed(a, W), gamma, False, Cost(0, 0, count))

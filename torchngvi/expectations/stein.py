@@ -50,6 +50,6 @@ class Stein(Drawing):
         else:
             residual = (seen.pulled - gamma * seen.z) / len(seen.z)
             a = residual.sum(0)
-            packet = Framed(a, q.structure.symmetric_part(q.outer(residual, seen.z)) + gamma * q.structure.eye(a))
+            packet = Framed(a, q.sym_outer(residual, seen.z) + gamma * q.structure.eye(a))
         comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
         return Expectation(seen.energy.mean(0), packet, gamma, comparable, cost)

@@ -174,7 +174,7 @@ class GeneralizedLinear(LinearTarget):
                 f"a sparse X serves one posterior; got a batch of shape {tuple(frame.mean.shape[:-1])}. "
                 "Pass X.to_dense(), or fit the members one by one."
             )
-        return None, frame.structure.sparse_row_norms(frame.root, self.X)
+        return None, frame.structure.sparse_row_norms(frame.root, self.X, frame.upper)
 
 
 def _likelihood(family: str | Likelihood) -> Likelihood:

@@ -192,7 +192,7 @@ class SoftmaxRegression(TractableTarget):
 
     def _marginals(self, frame: Frame, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (*batch, N, K - 1) and covariance (*batch, N, K - 1, K - 1) of a row's predictors."""
-        root = frame.structure.to_dense(frame.root)
+        root = frame.dense()
         projected = X @ root.unflatten(-2, (self.num_classes - 1, -1))  # (*batch, K - 1, N, (K - 1) D)
         by_row = projected.transpose(-3, -2)
         return self.predictors(frame.mean, X), by_row @ by_row.mT

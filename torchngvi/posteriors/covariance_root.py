@@ -1,8 +1,8 @@
 """Gaussians stored as mean and covariance root: (m, C), V = C Cᵀ, C lower triangular.
 
-The four moves in these coordinates, from N = U Uᵀ with U upper triangular:
+The four moves in these coordinates, from N = Lᵀ L with L lower triangular:
 
-    Congruence   C' = C U⁻ᵀ,  m' = m + C' U⁻¹ f
+    Congruence   C' = C L⁻¹,  m' = m + C' L⁻ᵀ f
     Tangent      C' = C + Ċ,  m' = m + ṁ,  with natural gradient (C a, C tril½[P])
                  and Euclidean gradient (C⁻ᵀ a, tril[C⁻ᵀ P])
     Affine       C' = qr(M C), m' = m + s
@@ -12,10 +12,12 @@ The natural gradient is SR-VN of Kumar et al. (2025), Eq 17, and Theorem 2 of Ta
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from torchngvi.errors import PairError
 from torchngvi.interfaces import (
     Affine,
     Congruence,
@@ -29,19 +31,20 @@ from torchngvi.interfaces import (
     Tangent,
 )
 from torchngvi.posteriors.gaussian import Gaussian, log_moved
-from torchngvi.structures import Dense, Diagonal
+from torchngvi.structures import Diagonal, FullAlgebra, Pattern
 
 
 class CovarianceRoot(Gaussian):
     """N(m, C Cᵀ) over a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`."""
 
     takes = frozenset({Congruence, Tangent, RootTangent, LogTangent, Affine, Root})
-    root_name: str  # the buffer that holds C
+    structure: FullAlgebra
+    root_name = "scale_tril"  # the buffer that holds C
 
     @property
     def coordinates(self) -> Coordinates:
         """(m, C)."""
-        return Coordinates(self.mean, getattr(self, self.root_name))
+        return Coordinates(self.mean, self._buffers[self.root_name])  # type: ignore[arg-type]
 
     @property
     def precision(self) -> Tensor:
@@ -58,7 +61,11 @@ class CovarianceRoot(Gaussian):
 
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x, (*sample, *batch, D)."""
-        return self.structure.solve_lower(self.coordinates.matrix, x)
+        return self.structure.solve(self.coordinates.matrix, x)
+
+    def whitener(self) -> Tensor:
+        """C⁻¹."""
+        return self.structure.inverse(self.coordinates.matrix)
 
     def tangent(self, e: Expectation) -> Coordinates:
         """(C a, C tril½[P])."""
@@ -69,10 +76,9 @@ class CovarianceRoot(Gaussian):
     def euclidean(self, e: Expectation) -> Coordinates:
         """(C⁻ᵀ a, tril[C⁻ᵀ P])."""
         a, P = self.local(e)
-        upper = self.structure.transpose(self.coordinates.matrix)
-        # C⁻ᵀ P = (P C⁻¹)ᵀ
-        gradient = self.structure.transpose(self.structure.right_solve_transposed(P, upper))
-        return Coordinates(self.structure.solve_upper(upper, a), self.structure.tril(gradient))
+        root, structure = self.coordinates.matrix, self.structure
+        gradient = structure.transpose(structure.right_solve(P, root))  # C⁻ᵀ P = (P C⁻¹)ᵀ
+        return Coordinates(structure.tsolve(root, a), structure.tril(gradient))
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
         """(m', C') with a positive diagonal, and where it is one."""
@@ -81,9 +87,9 @@ class CovarianceRoot(Gaussian):
         in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)
         match move:
             case Congruence(N, force):
-                upper, in_cone = structure.reverse_cholesky(N)
-                new = structure.right_solve_transposed(root, upper)
-                vector = mean + structure.mv(new, structure.solve_upper(upper, force))
+                factor, in_cone = structure.reverse_cholesky(N)
+                new = structure.right_solve(root, factor)
+                vector = mean + structure.mv(new, structure.tsolve(factor, force))
             case LogTangent((vector_change, matrix_change)):
                 vector, new = mean + vector_change, log_moved(structure, root, matrix_change)
             case Tangent((vector_change, matrix_change)):
@@ -98,28 +104,43 @@ class CovarianceRoot(Gaussian):
 
     def log_det_root(self) -> Tensor:
         """Σ log C_ii, (*batch,)."""
-        return self.structure.diagonal(self.coordinates.matrix).log().sum(-1)
+        return self.structure.log_det(self.coordinates.matrix)
+
+    @property
+    def scale_tril(self) -> Tensor:
+        """C, the lower Cholesky factor of V, (*batch, D, D)."""
+        return self.structure.to_dense(self.coordinates.matrix)
+
+    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
+        matrix = scale.ndim > mean.ndim
+        return Coordinates(mean, self.structure.from_dense(scale) if matrix else self._diagonal_matrix(scale))
 
 
 class CholeskyGaussian(CovarianceRoot):
-    """N(m, C Cᵀ) with a full lower-triangular root, in the buffers ``mean`` and ``scale_tril``.
+    """N(m, C Cᵀ) with a lower-triangular root C, in the buffers ``mean`` and ``scale_tril``.
 
     Args:
         dim: D.
         batch_shape: that many independent posteriors.
         mean: the start, a scalar or (*batch, D).
-        scale: the start, a scalar, (*batch, D) standard deviations, or (*batch, D, D) a lower factor.
+        scale: the start, a scalar, (*batch, D) standard deviations, or (*batch, D, D) a lower factor, of which the
+            entries of the structure are kept.
+        structure: which entries C has: every one below the diagonal by default, `block_diagonal(sizes)` for
+            independent blocks of coordinates. The buffer holds them as the structure stores them.
         dtype, device: of the start, or torch's defaults.
 
     Raises:
-        InputError: a start that is not finite, not positive definite, or of the wrong shape.
+        InputError: a start that is not finite, not positive definite, or of the wrong shape; a structure over
+            another number of coordinates.
+        PairError: a structure whose pattern a covariance root does not have.
 
     >>> q = CholeskyGaussian(2, scale=3.0)
     >>> q.covariance.tolist()
     [[9.0, 0.0], [0.0, 9.0]]
+    >>> from torchngvi.structures import block_diagonal
+    >>> CholeskyGaussian(4, structure=block_diagonal([2, 2])).structure.parameters
+    6
     """
-
-    root_name = "scale_tril"
 
     def __init__(
         self,
@@ -128,27 +149,29 @@ class CholeskyGaussian(CovarianceRoot):
         *,
         mean: Tensor | float = 0.0,
         scale: Tensor | float = 1.0,
+        structure: Pattern | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(dim, batch_shape, Dense())
+        super().__init__(dim, batch_shape, structure)
+        if not isinstance(self.structure, FullAlgebra):
+            raise PairError(
+                f"CholeskyGaussian holds a root of the covariance, which {type(structure).__name__} does not have in "
+                "its pattern: only that of the precision. Use a PrecisionCholeskyGaussian or a NaturalGaussian."
+            )
         self._register(("mean", "scale_tril"), mean, scale, dtype, device)
-
-    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
-        return Coordinates(mean, scale if scale.ndim > mean.ndim else torch.diag_embed(scale))
 
 
 class DiagonalGaussian(CovarianceRoot):
     """N(m, diag(c)²), the mean-field Gaussian, in the buffers ``mean`` and ``scale``.
 
-    Arguments and errors as in :class:`CholeskyGaussian`; of a lower factor the diagonal is kept.
+    Arguments and errors as in :class:`CholeskyGaussian`, without a structure; of a lower factor the diagonal is kept.
 
     >>> DiagonalGaussian(2, scale=3.0).variance.tolist()
     [9.0, 9.0]
     """
 
     root_name = "scale"
-    mean_field = True
 
     def __init__(
         self,
@@ -160,13 +183,15 @@ class DiagonalGaussian(CovarianceRoot):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(dim, batch_shape, Diagonal())
+        super().__init__(dim, batch_shape, Diagonal)
         self._register(("mean", "scale"), mean, scale, dtype, device)
 
-    @property
-    def scale_tril(self) -> Tensor:
-        """diag(c), (*batch, D, D)."""
-        return torch.diag_embed(self.coordinates.matrix)
+    @classmethod
+    def _pattern(cls, dim: int, structure: Pattern | None) -> Pattern:
+        if structure is not None and not isinstance(structure, Diagonal):
+            raise PairError(f"a DiagonalGaussian has the structure Diagonal({dim}); got {structure}.")
+        return Diagonal(dim)
 
-    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
-        return Coordinates(mean, scale.diagonal(dim1=-2, dim2=-1) if scale.ndim > mean.ndim else scale)
+    @classmethod
+    def _of(cls, mean: Tensor, scale: Tensor, structure: Pattern) -> Self:
+        return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=scale)

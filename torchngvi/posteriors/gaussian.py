@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, Structure, Versions
+from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, Versions
 from torchngvi.linalg import cholesky
+from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
+from torchngvi.structures.pattern import Structured
 
 
 class Gaussian(Posterior):
     """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`."""
 
-    mean_field = False  # the family holds marginal variances only
+    upper = False
 
     if TYPE_CHECKING:  # buffers or properties, as the coordinates have it
 
@@ -36,7 +38,9 @@ class Gaussian(Posterior):
         def precision(self) -> Tensor:
             """S = V⁻¹, (*batch, D, D)."""
 
-    def __init__(self, dim: int, batch_shape: Sequence[int], structure: Structure) -> None:
+    def __init__(
+        self, dim: int, batch_shape: Sequence[int], structure: Pattern | Callable[[int], Pattern] | None
+    ) -> None:
         super().__init__()
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise InputError(f"dim is the number of latent variables, an integer of at least 1; got {dim!r}.")
@@ -48,6 +52,10 @@ class Gaussian(Posterior):
             ) from error
         if any(size < 1 for size in self.batch_shape):
             raise InputError(f"batch_shape must hold at least one posterior; got {tuple(batch_shape)}.")
+        structure = Dense if structure is None else structure
+        structure = structure if isinstance(structure, Pattern) else structure(dim)
+        if not isinstance(structure, Pattern) or structure.dim != dim:
+            raise InputError(f"the structure must have D = {dim} coordinates, as the posterior; got {structure}.")
         self.dim = dim
         self.structure = structure
         self._memory: dict[str, tuple[Versions, Any]] = {}
@@ -69,9 +77,9 @@ class Gaussian(Posterior):
                 f"a Gaussian posterior needs a floating-point dtype; got {dtype}. Pass dtype=torch.float64."
             )
         vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
-        matrix = torch.zeros(*vector.shape, *(self.dim,) * (self.structure.rank - 1), dtype=dtype, device=device)
+        matrix = torch.zeros(*self.batch_shape, *self.structure.shape, dtype=dtype, device=device)
         for name, buffer in zip(names, (vector, matrix), strict=True):
-            self.register_buffer(name, buffer)
+            self._buffers[name] = buffer  # a property of the class may write the same matrix out
         for name, like in zip(("mean_probe", "root_probe"), (vector, matrix), strict=True):
             self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
         self.initialize_(mean, scale)
@@ -91,6 +99,11 @@ class Gaussian(Posterior):
     def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
         """Coordinates in this family of a scale (*batch, D), or a lower factor (*batch, D, D)."""
         raise NotImplementedError
+
+    def _diagonal_matrix(self, entries: Tensor) -> Structured:
+        """A matrix of the pattern with this diagonal, (*batch, D), and zeros."""
+        zeros = entries.new_zeros(*entries.shape[:-1], *self.structure.shape)
+        return self.structure.with_diagonal(zeros, entries)
 
     @torch.no_grad()
     def initialize_(
@@ -140,8 +153,10 @@ class Gaussian(Posterior):
         cls,
         mean: Tensor,  # (*batch, D)
         covariance: Tensor,  # (*batch, D, D)
+        *,
+        structure: Pattern | None = None,
     ) -> Self:
-        """The member of the family with these moments; mean field keeps the marginal variances.
+        """The member of the family with these moments; of a structure with blocks, with the marginals of the blocks.
 
         Raises:
             InputError: of different shapes, not symmetric, or not positive definite.
@@ -164,23 +179,32 @@ class Gaussian(Posterior):
                 "covariance must be positive definite; its Cholesky factorisation failed. "
                 f"Its smallest eigenvalue is {float(torch.linalg.eigvalsh(covariance).min()):.3g}."
             )
-        return cls._start(mean, factor)
+        return cls._start(mean, factor, cls._pattern(mean.shape[-1], structure))
 
     @classmethod
-    def from_posterior(cls, other: "Gaussian") -> Self:
-        """The same Gaussian in these coordinates; mean field keeps the marginal variances.
+    def from_posterior(cls, other: "Gaussian", *, structure: Pattern | None = None) -> Self:
+        """The same Gaussian in these coordinates, in the same pattern; of a mean field, with a full covariance.
+
+        A `DiagonalGaussian` keeps the marginal variances; another ``structure`` with blocks keeps the marginals of
+        the blocks.
 
         >>> from torchngvi import CholeskyGaussian, NaturalGaussian
         >>> NaturalGaussian.from_posterior(CholeskyGaussian(1, scale=0.5)).precision.item()
         4.0
         """
-        return cls._start(other.mean, other.scale_tril)
+        kept = None if isinstance(other.structure, Diagonal) else other.structure
+        pattern = cls._pattern(other.dim, structure or kept)
+        if isinstance(pattern, Diagonal):
+            return cls._of(other.mean, other.stddev, pattern)
+        return cls._start(other.mean, other.scale_tril, pattern)
 
     @classmethod
     def from_prior(
         cls,
         prior: Prior | FullPrior,  # of a model: ``model.prior``
         batch_shape: Sequence[int] = (),
+        *,
+        structure: Pattern | None = None,
     ) -> Self:
         """Start at a model's prior.
 
@@ -189,27 +213,55 @@ class Gaussian(Posterior):
         >>> CholeskyGaussian.from_prior(model.prior).stddev.item()
         0.5
         """
+        mean, precision = prior.mean, prior.precision
         if isinstance(prior, FullPrior):
             factor = cholesky(torch.cholesky_inverse(prior.root, upper=True))[0]
-            mean = prior.mean.expand(factor.shape[:-1])
+            mean = mean.expand(factor.shape[:-1])
         else:
-            mean, precision = torch.broadcast_tensors(prior.mean, prior.precision)
-            factor = torch.diag_embed(precision.rsqrt())
-        shape = (*batch_shape, mean.shape[-1])
-        return cls._start(mean.expand(shape), factor.expand(*shape, mean.shape[-1]))
+            mean, precision = torch.broadcast_tensors(mean, precision)
+        pattern, shape = cls._pattern(mean.shape[-1], structure), (*batch_shape, mean.shape[-1])
+        if isinstance(prior, Prior):
+            return cls._of(mean.expand(shape), precision.rsqrt().expand(shape), pattern)
+        return cls._start(mean.expand(shape), factor.expand(*shape, mean.shape[-1]), pattern)
 
     @classmethod
-    def _start(cls, mean: Tensor, scale_tril: Tensor) -> Self:
-        """A new posterior of this family from a mean and a lower factor."""
-        scale = scale_tril.square().sum(-1).sqrt() if cls.mean_field else scale_tril
-        return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=scale)  # type: ignore[call-arg]
+    def _pattern(cls, dim: int, structure: Pattern | None) -> Pattern:
+        """The structure that was asked for, or the family's own."""
+        return Dense(dim) if structure is None else structure
+
+    @classmethod
+    def _start(cls, mean: Tensor, scale_tril: Tensor, structure: Pattern) -> Self:
+        """A new posterior of this family from a mean and a lower factor, with the marginals of a structure's blocks."""
+        return cls._of(mean, _kept_covariance(structure, scale_tril), structure)
+
+    @classmethod
+    def _of(cls, mean: Tensor, scale: Tensor, structure: Pattern) -> Self:
+        return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=scale, structure=structure)  # type: ignore[call-arg]
+
+    def kept_covariance(
+        self,
+        scale_tril: Tensor,  # (*batch, D, D)
+    ) -> Tensor:
+        """The lower factor of the member of the family with the same marginals of its blocks."""
+        return _kept_covariance(self.structure, scale_tril)
+
+    def kept_precision(
+        self,
+        scale_tril: Tensor,  # (*batch, D, D)
+    ) -> Tensor:
+        """The lower factor of the member of the family with the same entries of the precision: the nearest in KL."""
+        structure = self.structure
+        if structure.widest == structure.dim:
+            return scale_tril
+        root, _ = structure.cholesky(structure.from_dense(torch.cholesky_inverse(scale_tril)))
+        return root_of_inverse(Dense(self.dim), structure.to_dense(root))
 
     # -------------------------------------------------------------------------------- moments
 
     @property
     def covariance(self) -> Tensor:
         """V = C Cᵀ, (*batch, D, D)."""
-        root = self.structure.to_dense(self.frame().root)
+        root = self.frame().dense()
         return root @ root.mT
 
     @property
@@ -238,18 +290,19 @@ class Gaussian(Posterior):
     # -------------------------------------------------------------------------------- densities
 
     def probed(self) -> Frame:
-        """Mean and root as differentiable functions of the probes: m + C p and C(I + R)."""
-        base = self.frame()
+        """Mean and root as differentiable functions of the probes: m + C p, and C(I + R) or C(I + R)ᵀ."""
+        base, R = self.frame(), self.root_probe
         if not torch.is_grad_enabled():
             return base
-        return Frame(
-            base.mean + base.push(self.mean_probe),
-            base.root + self.structure.matmul(base.root, self.root_probe),
-            self.structure,
-        )
+        change = self.structure.matmul(R, base.root) if self.upper else self.structure.matmul(base.root, R)
+        return Frame(base.mean + base.push(self.mean_probe), base.root + change, self.structure, self.upper)
 
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x, (*sample, *batch, D)."""
+        raise NotImplementedError
+
+    def whitener(self) -> Structured:
+        """C⁻¹ where C is lower triangular, its transpose where C is upper triangular."""
         raise NotImplementedError
 
     def log_det_root(self) -> Tensor:
@@ -308,8 +361,9 @@ class Gaussian(Posterior):
         z = self.whiten(theta - self.frame().mean)
         log_det = self.log_det_root()
         if torch.is_grad_enabled():
-            # (I + R)⁻¹(z - p) to first order; p and R are zero
-            z = z - self.mean_probe - self.structure.mv(self.root_probe, z)
+            # (I + R)⁻¹(z - p) to first order, or its transpose; p and R are zero
+            turn = self.structure.tmv if self.upper else self.structure.mv
+            z = z - self.mean_probe - turn(self.root_probe, z)
             log_det = log_det + self._probe_trace()
         return -0.5 * z.square().sum(-1) - log_det - 0.5 * self.dim * math.log(2 * math.pi)
 
@@ -339,10 +393,7 @@ class Gaussian(Posterior):
             raise InputError(f"KL needs two posteriors over the same space; got D = {self.dim} and {other.dim}.")
         mine = self.probed()
         batch = torch.broadcast_shapes(self.batch_shape, other.batch_shape)
-        columns = self.structure.to_dense(mine.root).movedim(-1, 0)
-        columns = columns.reshape(self.dim, *(1,) * (len(batch) - len(self.batch_shape)), *columns.shape[1:])
-        columns = columns.expand(self.dim, *batch, self.dim)
-        spread = other.whiten(columns).square().sum((0, -1))
+        spread = _spread(mine, other, batch)
         shift = other.whiten((mine.mean - other.frame().mean).expand(*batch, self.dim)).square().sum(-1)
         log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
         return 0.5 * (spread + shift - self.dim) + other.log_det_root() - log_det
@@ -383,6 +434,26 @@ class Gaussian(Posterior):
         return f"{self.dim}{batch}, dtype={self.dtype}"
 
 
+def _kept_covariance(structure: Pattern, scale_tril: Tensor) -> Tensor:
+    if structure.widest == structure.dim or not isinstance(structure, FullAlgebra):
+        return scale_tril
+    root, _ = structure.cholesky(structure.from_dense(scale_tril @ scale_tril.mT))
+    return structure.to_dense(root)
+
+
+def _spread(mine: Frame, other: Gaussian, batch: torch.Size) -> Tensor:
+    """‖C₂⁻¹C‖²_F, (*batch,)."""
+    structure, theirs = mine.structure, other.frame()
+    if structure == theirs.structure and mine.upper == theirs.upper:
+        whitener = other.whitener()  # C₂⁻¹, or its transpose
+        product = structure.matmul(mine.root, whitener) if mine.upper else structure.matmul(whitener, mine.root)
+        return structure.entries_norm2(product)
+    columns = mine.dense().movedim(-1, 0)
+    columns = columns.reshape(len(columns), *(1,) * (len(batch) + 2 - columns.ndim), *columns.shape[1:])
+    columns = columns.expand(len(columns), *batch, columns.shape[-1])
+    return other.whiten(columns).square().sum((0, -1))
+
+
 class _PushNoise(torch.autograd.Function):
     """θ = m + C z; backward: p gets Σ Cᵀg and R the symmetric part of Σ (Cᵀg) zᵀ, in q's pattern."""
 
@@ -406,15 +477,23 @@ class _PushNoise(torch.autograd.Function):
         pulled = q.frame().pull(gradient)
         samples = pulled.ndim - len(q.batch_shape) - 1
         mean_gradient = pulled.sum(tuple(range(samples))) if samples else pulled
-        root_gradient = q.structure.symmetric_part(q.outer(pulled, z))
+        root_gradient = q.sym_outer(pulled, z)
         return (pulled if ctx.needs_input_grad[0] else None), mean_gradient, root_gradient, None, None, None
 
 
 def log_moved(
-    structure: Structure,
-    root: Tensor,  # Λ, triangular, in q's pattern
+    structure: Pattern,
+    root: Structured,  # Λ, triangular, in q's pattern
     change: Tensor,  # of log Λ_ii on the diagonal, of Λ_ij elsewhere
 ) -> Tensor:
     """The root after that change: Λ_ii exp(change_ii) and Λ_ij + change_ij."""
-    diagonal = structure.eye(structure.diagonal(root)) != 0
-    return torch.where(diagonal, root * change.exp(), root + change)
+    diagonal = structure.diagonal(root) * structure.diagonal(change).exp()
+    return structure.with_diagonal(root + change, diagonal)
+
+
+def root_of_inverse(
+    structure: FullAlgebra,
+    root: Structured,  # A, lower triangular
+) -> Structured:
+    """The lower root of (A Aᵀ)⁻¹, by a QR factorisation of A⁻ᵀ."""
+    return structure.positive_root(structure.lower_root(structure.transpose(structure.inverse(root))))[0]

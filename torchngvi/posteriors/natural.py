@@ -13,6 +13,7 @@ from torch import Tensor
 from torchngvi.interfaces import (
     Congruence,
     Coordinates,
+    Derivative,
     Expectation,
     Frame,
     Framed,
@@ -22,9 +23,10 @@ from torchngvi.interfaces import (
     Versions,
     where_members,
 )
-from torchngvi.linalg import cholesky, triangular_inverse
+from torchngvi.linalg import cholesky
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.structures import Dense
+from torchngvi.structures import FullAlgebra, Pattern
+from torchngvi.structures.pattern import Structured
 
 
 class _Factored(Coordinates):
@@ -40,15 +42,17 @@ class _Factored(Coordinates):
 
 
 class NaturalGaussian(Gaussian):
-    """N(m, S⁻¹) with a full precision, in the buffers ``precision_mean`` (S m) and ``precision``.
+    """N(m, S⁻¹), in the buffers ``precision_mean`` (S m) and ``precision``.
 
-    Arguments and errors as in :class:`CholeskyGaussian`.
+    Arguments and errors as in :class:`CholeskyGaussian`.  Every structure has a precision; the buffer holds it as the
+    structure stores it.
 
     >>> NaturalGaussian(2, mean=1.0, scale=0.5).precision_mean.tolist()
     [4.0, 4.0]
     """
 
     takes = frozenset({Congruence, Tangent})
+    upper = True
     precision_mean: Tensor
 
     def __init__(
@@ -58,10 +62,11 @@ class NaturalGaussian(Gaussian):
         *,
         mean: Tensor | float = 0.0,
         scale: Tensor | float = 1.0,
+        structure: Pattern | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(dim, batch_shape, Dense())
+        super().__init__(dim, batch_shape, structure)
         self._register(("precision_mean", "precision"), mean, scale, dtype, device)
 
     @property
@@ -70,27 +75,33 @@ class NaturalGaussian(Gaussian):
         return self._remembered("mean", self._mean)
 
     def _mean(self) -> Tensor:
-        return torch.cholesky_solve(self.precision_mean[..., None], self.factor())[..., 0]
+        factor = self.factor()
+        return self.structure.tsolve(factor, self.structure.solve(factor, self.precision_mean))
 
     @property
     def coordinates(self) -> Coordinates:
         """(S m, S)."""
-        return Coordinates(self.precision_mean, self.precision)
+        return Coordinates(self.precision_mean, self._buffers["precision"])  # type: ignore[arg-type]
 
-    def factor(self) -> Tensor:
+    @property
+    def precision(self) -> Tensor:
+        """S, (*batch, D, D)."""
+        return self.structure.full(self.coordinates.matrix)
+
+    def factor(self) -> Structured:
         """T with S = T Tᵀ, kept until S changes."""
-        return self._remembered("factor", lambda: cholesky(self.precision)[0])
+        return self._remembered("factor", lambda: self.structure.cholesky(self.coordinates.matrix)[0])
 
     def frame(self) -> Frame:
         """(m, T⁻ᵀ), kept until the coordinates change."""
         return self._remembered("frame", self._frame)
 
     def _frame(self) -> Frame:
-        return Frame(self.mean, triangular_inverse(self.factor()).mT, self.structure)
+        return Frame(self.mean, self.structure.inverse(self.factor()), self.structure, upper=True)
 
     def snapshot(self) -> Coordinates:
         """A copy of the coordinates with the factor."""
-        return _Factored.of(self.precision_mean.clone(), self.precision.clone(), self.factor())
+        return _Factored.of(*(buffer.clone() for buffer in self.coordinates), self.factor())
 
     def assign(self, new: Coordinates, where: Tensor) -> None:
         """As every posterior; the factor that the test of the cone has made is kept."""
@@ -110,33 +121,42 @@ class NaturalGaussian(Gaussian):
 
     def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
         if scale.ndim == mean.ndim:
-            return Coordinates(mean / scale.square(), torch.diag_embed(scale.pow(-2)))
-        precision = torch.cholesky_inverse(scale)
-        return Coordinates((precision @ mean[..., None])[..., 0], precision)
-
-    def one_sided(self, M: Tensor) -> Tensor:
-        """The root T⁻ᵀ is upper triangular: its upper part is right."""
-        return self.structure.one_sided(M.mT)
+            return Coordinates(mean / scale.square(), self._diagonal_matrix(scale.pow(-2)))
+        structure = self.structure
+        if isinstance(structure, FullAlgebra):  # the blocks of the factor are a factor of the blocks
+            scale = structure.to_dense(structure.from_dense(scale))
+        precision = structure.from_dense(torch.cholesky_inverse(scale))
+        return Coordinates(structure.smv(precision, mean), precision)
 
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
-        return self.structure.mv(self.factor().mT, x)
+        return self.structure.tmv(self.factor(), x)
+
+    def whitener(self) -> Structured:
+        """T."""
+        return self.factor()
 
     def log_det_root(self) -> Tensor:
         """-Σ log T_ii, (*batch,)."""
-        return -self.factor().diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return -self.structure.log_det(self.factor())
 
     def unframe(self, a: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
         """T a and T W Tᵀ."""
         factor = self.factor()
-        return self.structure.mv(factor, a), factor @ W @ factor.mT
+        return self.structure.mv(factor, a), self.structure.congruence(factor, W)
 
     def tangent(self, e: Expectation) -> Coordinates:
         """(g - G m, -G), G = H - γS."""
-        d = e.derivative
-        g, H = Raw(*self.unframe(d.a, d.W)) if isinstance(d, Framed) else d if isinstance(d, Raw) else d.raw()
-        G = torch.sub(H, self.precision, alpha=e.temperature)
-        return Coordinates(g - self.structure.mv(G, self.mean), G.neg_())
+        g, H = self._raw(e.derivative)
+        G = torch.sub(H, self.coordinates.matrix, alpha=e.temperature)
+        return Coordinates(g - self.structure.smv(G, self.mean), G.neg_())
+
+    def _raw(self, derivative: Derivative) -> tuple[Tensor, Structured]:
+        """g and H in the pattern, with no detour through the frame where squares can be cut out of H."""
+        if isinstance(derivative, Framed) or not isinstance(self.structure, FullAlgebra):
+            return self.unframe(*derivative.framed(self.frame()))
+        g, H = derivative if isinstance(derivative, Raw) else derivative.raw()
+        return g, self.structure.from_dense(H)
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
         """(S'm', S'), and where S' is positive definite."""
@@ -147,9 +167,9 @@ class NaturalGaussian(Gaussian):
             case Congruence(N, force):
                 # S' = T N Tᵀ,  S'm' = S'm + T f
                 shift, matrix = self.unframe(force, N)
-                matrix = 0.5 * (matrix + matrix.mT)
-                vector = self.structure.mv(matrix, self.mean) + shift
+                matrix = self.structure.one_sided(matrix)
+                vector = self.structure.smv(matrix, self.mean) + shift
             case _:
                 raise NotImplementedError  # `takes` refuses it before
-        factor, ok = cholesky(matrix)
+        factor, ok = self.structure.cholesky(matrix)
         return _Factored.of(vector, matrix, factor), ok & torch.isfinite(vector).all(-1)

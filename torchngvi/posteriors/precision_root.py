@@ -1,6 +1,7 @@
 """Gaussians stored as mean and root of the precision: (m, T), S = V⁻¹ = T Tᵀ, T lower triangular.
 
-The frame is C = T⁻ᵀ, upper triangular.  The moves in these coordinates, from N = L Lᵀ:
+The frame is C = T⁻ᵀ, upper triangular, held by T⁻¹, which has the pattern of T.  The moves in these coordinates,
+from N = L Lᵀ:
 
     Congruence   T' = T L,  m' = m + T'⁻ᵀ L⁻¹ f
     Tangent      T' = T + Ṫ,  m' = m + ṁ,  with natural gradient (T⁻ᵀ a, -T tril½[P])
@@ -24,22 +25,24 @@ from torchngvi.interfaces import (
     RootTangent,
     Tangent,
 )
-from torchngvi.linalg import triangular_inverse
-from torchngvi.posteriors.gaussian import Gaussian, log_moved
-from torchngvi.structures import Dense
+from torchngvi.linalg import cholesky
+from torchngvi.posteriors.gaussian import Gaussian, log_moved, root_of_inverse
+from torchngvi.structures import FullAlgebra, Pattern
+from torchngvi.structures.pattern import Structured
 
 
 class PrecisionCholeskyGaussian(Gaussian):
-    """N(m, (T Tᵀ)⁻¹) with a full lower-triangular T, in the buffers ``mean`` and ``precision_tril``.
+    """N(m, (T Tᵀ)⁻¹) with a lower-triangular T, in the buffers ``mean`` and ``precision_tril``.
 
-    Arguments and errors as in :class:`CholeskyGaussian`: the start is a scale of the covariance.
+    Arguments and errors as in :class:`CholeskyGaussian`: the start is a scale of the covariance.  Every structure
+    has a root of the precision; the buffer holds it as the structure stores it.
 
     >>> PrecisionCholeskyGaussian(2, scale=0.1).precision_tril.diagonal().tolist()
     [10.0, 10.0]
     """
 
     takes = frozenset({Congruence, Tangent, RootTangent, LogTangent})
-    precision_tril: Tensor
+    upper = True
 
     def __init__(
         self,
@@ -48,42 +51,49 @@ class PrecisionCholeskyGaussian(Gaussian):
         *,
         mean: Tensor | float = 0.0,
         scale: Tensor | float = 1.0,
+        structure: Pattern | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(dim, batch_shape, Dense())
+        super().__init__(dim, batch_shape, structure)
         self._register(("mean", "precision_tril"), mean, scale, dtype, device)
 
     @property
     def coordinates(self) -> Coordinates:
         """(m, T)."""
-        return Coordinates(self.mean, self.precision_tril)
+        return Coordinates(self.mean, self._buffers["precision_tril"])  # type: ignore[arg-type]
+
+    @property
+    def precision_tril(self) -> Tensor:
+        """T, (*batch, D, D)."""
+        return self.structure.to_dense(self.coordinates.matrix)
 
     @property
     def precision(self) -> Tensor:
         """S = T Tᵀ, (*batch, D, D)."""
-        return self.precision_tril @ self.precision_tril.mT
+        root = self.precision_tril
+        return root @ root.mT
 
     @property
     def scale_tril(self) -> Tensor:
         """The lower Cholesky factor of V, (*batch, D, D)."""
-        return self._lower_root_of_inverse(self.precision_tril)
+        if isinstance(self.structure, FullAlgebra):
+            return self.structure.to_dense(root_of_inverse(self.structure, self.coordinates.matrix))
+        return cholesky(self.covariance)[0]
 
     def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
         if scale.ndim == mean.ndim:
-            return Coordinates(mean, torch.diag_embed(scale.reciprocal()))
-        return Coordinates(mean, self._lower_root_of_inverse(scale))
-
-    def _lower_root_of_inverse(self, root: Tensor) -> Tensor:
-        """The lower root of (A Aᵀ)⁻¹, A lower triangular, by a QR factorisation of A⁻ᵀ."""
-        return self.structure.positive_root(self.structure.lower_root(triangular_inverse(root).mT))[0]
+            return Coordinates(mean, self._diagonal_matrix(scale.reciprocal()))
+        if isinstance(self.structure, FullAlgebra):
+            return Coordinates(mean, root_of_inverse(self.structure, self.structure.from_dense(scale)))
+        return Coordinates(mean, self.structure.cholesky(self.structure.from_dense(torch.cholesky_inverse(scale)))[0])
 
     def frame(self) -> Frame:
         """(m, T⁻ᵀ), kept until the coordinates change."""
         return self._remembered("frame", self._frame)
 
     def _frame(self) -> Frame:
-        return Frame(self.mean, triangular_inverse(self.precision_tril).mT, self.structure)
+        return Frame(self.mean, self.structure.inverse(self.coordinates.matrix), self.structure, upper=True)
 
     def assign(self, new: Coordinates, where: Tensor) -> None:
         """As every posterior; graphs through the old frame are told that they are stale."""
@@ -91,32 +101,34 @@ class PrecisionCholeskyGaussian(Gaussian):
             torch.autograd.graph.increment_version(self._memory["frame"][1].root)
         super().assign(new, where)
 
-    def one_sided(self, M: Tensor) -> Tensor:
-        """The root T⁻ᵀ is upper triangular: its upper part is right."""
-        return self.structure.one_sided(M.mT)
-
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
-        return self.structure.mv(self.precision_tril.mT, x)
+        return self.structure.tmv(self.coordinates.matrix, x)
+
+    def whitener(self) -> Structured:
+        """T."""
+        return self.coordinates.matrix
 
     def log_det_root(self) -> Tensor:
         """-Σ log T_ii, (*batch,)."""
-        return -self.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return -self.structure.log_det(self.coordinates.matrix)
 
     def unframe(self, a: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
         """T a and T W Tᵀ."""
-        root = self.precision_tril
-        return self.structure.mv(root, a), root @ W @ root.mT
+        root = self.coordinates.matrix
+        return self.structure.mv(root, a), self.structure.congruence(root, W)
 
     def tangent(self, e: Expectation) -> Coordinates:
         """(T⁻ᵀ a, -T tril½[P])."""
         a, P = self.local(e)
-        return Coordinates(self.frame().push(a), -(self.precision_tril @ self.structure.tril_half(P)))
+        half = self.structure.tril_half(P)
+        return Coordinates(self.frame().push(a), -self.structure.matmul(self.coordinates.matrix, half))
 
     def euclidean(self, e: Expectation) -> Coordinates:
         """(T a, -tril[T⁻ᵀ P])."""
         a, P = self.local(e)
-        return Coordinates(self.structure.mv(self.precision_tril, a), -(self.frame().root @ P).tril())
+        structure, (_, root) = self.structure, self.coordinates
+        return Coordinates(structure.mv(root, a), -structure.tmatmul(self.frame().root, P))
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
         """(m', T') with a positive diagonal, and where it is one."""
@@ -126,8 +138,8 @@ class PrecisionCholeskyGaussian(Gaussian):
         match move:
             case Congruence(N, force):
                 lower, in_cone = structure.cholesky(N)
-                new = root @ lower
-                vector = mean + structure.solve_upper(new.mT, structure.solve_lower(lower, force))
+                new = structure.matmul(root, lower)
+                vector = mean + structure.tsolve(new, structure.solve(lower, force))
             case LogTangent((vector_change, matrix_change)):
                 vector, new = mean + vector_change, log_moved(structure, root, matrix_change)
             case Tangent((vector_change, matrix_change)):

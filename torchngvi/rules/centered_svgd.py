@@ -32,6 +32,6 @@ class CenteredSVGD(Rule):
 
         def slope() -> Tensor:
             # dL/dε = -|g|² + tr(GBV) = -|g|² - ‖B‖²_F
-            return g.square().sum(-1) + structure.norm2(B)
+            return g.square().sum(-1) + structure.entries_norm2(B)
 
         return Path(at, lambda: q.norm2(local), slope)

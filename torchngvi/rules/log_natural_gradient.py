@@ -8,7 +8,6 @@ section 3, R*⊙∇̃L with 1/Λ_ii on the diagonal of R*).  The diagonal stays 
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Coordinates, Expectation, LogTangent, Path, Posterior, Rule
@@ -28,11 +27,12 @@ class LogNaturalGradient(Rule):
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path that is straight in the logarithms of the diagonal."""
         vector, matrix = q.tangent(e)
-        diagonal = q.structure.eye(vector) != 0
-        velocity = torch.where(diagonal, matrix / q.coordinates.matrix, matrix)
+        structure = q.structure
+        diagonal = structure.diagonal(matrix) / structure.diagonal(q.coordinates.matrix)
+        velocity = structure.with_diagonal(matrix, diagonal)
 
         def at(rho: Tensor) -> LogTangent:
-            return LogTangent(Coordinates(-rho[..., None] * vector, q.structure.scaled(-rho, velocity)))
+            return LogTangent(Coordinates(-rho[..., None] * vector, structure.scaled(-rho, velocity)))
 
         def norm2() -> Tensor:
             return q.norm2(q.local(e))

@@ -8,7 +8,6 @@ in the new coordinates on both sides, the right one is that in Λ.  The diagonal
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Coordinates, Expectation, LogTangent, Path, Posterior, Rule
@@ -28,13 +27,14 @@ class LogRootGradient(Rule):
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path that is straight in the logarithms of the diagonal."""
         vector, matrix = q.euclidean(e)
-        diagonal = q.structure.eye(vector) != 0
-        gradient = torch.where(diagonal, matrix * q.coordinates.matrix, matrix)
+        structure = q.structure
+        diagonal = structure.diagonal(matrix) * structure.diagonal(q.coordinates.matrix)
+        gradient = structure.with_diagonal(matrix, diagonal)
 
         def at(rho: Tensor) -> LogTangent:
-            return LogTangent(Coordinates(-rho[..., None] * vector, q.structure.scaled(-rho, gradient)))
+            return LogTangent(Coordinates(-rho[..., None] * vector, structure.scaled(-rho, gradient)))
 
         def slope() -> Tensor:
-            return vector.square().sum(-1) + q.structure.norm2(gradient)
+            return vector.square().sum(-1) + structure.entries_norm2(gradient)
 
         return Path(at, lambda: q.norm2(q.local(e)), slope)

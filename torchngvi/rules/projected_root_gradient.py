@@ -44,28 +44,10 @@ class ProjectedRootGradient(Rule):
             root = frame.root - structure.scaled(rho, gradient.matrix)
             diagonal = structure.diagonal(root)
             mean = frame.mean - rho[..., None] * gradient.vector
-            return Root(mean, with_diagonal(root, diagonal, diagonal.clamp_min(self.floor)))
+            return Root(mean, structure.with_diagonal(root, diagonal.clamp_min(self.floor)))
 
         def slope() -> Tensor:
             # where the floor does not bind
-            return gradient.vector.square().sum(-1) + structure.norm2(gradient.matrix)
+            return gradient.vector.square().sum(-1) + structure.entries_norm2(gradient.matrix)
 
         return Path(at, lambda: q.norm2(q.local(e)), slope)
-
-
-def with_diagonal(
-    matrix: Tensor,  # dense (*batch, D, D), or a diagonal (*batch, D)
-    old: Tensor,  # its diagonal, (*batch, D)
-    new: Tensor,  # (*batch, D)
-) -> Tensor:
-    """The matrix with another diagonal; the other entries are the same to the last bit.
-
-    >>> import torch
-    >>> with_diagonal(torch.ones(2, 2), torch.ones(2), torch.zeros(2)).tolist()
-    [[0.0, 1.0], [1.0, 0.0]]
-    """
-    if matrix.ndim == old.ndim:
-        return new
-    replaced = matrix.clone()
-    replaced.diagonal(dim1=-2, dim2=-1).copy_(new)
-    return replaced

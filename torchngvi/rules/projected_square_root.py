@@ -40,7 +40,7 @@ class ProjectedSquareRoot(Rule):
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The straight line from (m, R), projected point by point."""
-        if q.structure.rank != 2:
+        if q.structure.widest < q.dim:
             raise PairError(
                 f"ProjectedSquareRoot moves a full covariance; got {type(q).__name__}. "
                 "Use a CholeskyGaussian, or ProjectedRootGradient."
@@ -60,6 +60,6 @@ class ProjectedSquareRoot(Rule):
             return Root(frame.mean - rho[..., None] * g, torch.where(finite, root, torch.nan))
 
         def slope() -> Tensor:
-            return g.square().sum(-1) + structure.norm2(gradient)
+            return g.square().sum(-1) + structure.entries_norm2(gradient)
 
         return Path(at, lambda: q.norm2(local), slope)

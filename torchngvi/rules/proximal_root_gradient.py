@@ -12,7 +12,6 @@ from typing import final
 from torch import Tensor
 
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
-from torchngvi.rules.projected_root_gradient import with_diagonal
 
 
 @final
@@ -33,9 +32,9 @@ class ProximalRootGradient(Rule):
             diagonal = structure.diagonal(root)
             forward = diagonal - step * inverse
             backward = 0.5 * (forward + (forward.square() + 4 * e.temperature * step).sqrt())
-            return Root(frame.mean - step * gradient.vector, with_diagonal(root, diagonal, backward))
+            return Root(frame.mean - step * gradient.vector, structure.with_diagonal(root, backward))
 
         def slope() -> Tensor:
-            return gradient.vector.square().sum(-1) + structure.norm2(gradient.matrix)
+            return gradient.vector.square().sum(-1) + structure.entries_norm2(gradient.matrix)
 
         return Path(at, lambda: q.norm2(q.local(e)), slope)

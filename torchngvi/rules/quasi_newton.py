@@ -12,7 +12,6 @@ A gradient goes in, a gradient comes out, and any natural-gradient rule may foll
 memory of each batch member is its own.
 """
 
-import math
 from typing import final
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Acceleration, Bent, Local, Posterior
+from torchngvi.structures import Pattern
 
 _NEAR = 1.0  # length of a step, √(2 KL), beyond which its pair is not kept
 _CURVED = 1e-8  # smallest cosine of the angle between s and y
@@ -43,7 +43,7 @@ class QuasiNewton(Acceleration):
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """An empty memory: pairs (s, y), the last gradient and direction, and how far q went along it."""
-        flat = _flat(Local(q.mean_probe.detach(), q.root_probe.detach()), q.structure.rank)
+        flat = _flat(Local(q.mean_probe.detach(), q.root_probe.detach()), q.structure)
         return {
             "s": flat.new_zeros((self.memory, *flat.shape)),
             "y": flat.new_zeros((self.memory, *flat.shape)),
@@ -64,8 +64,7 @@ class QuasiNewton(Acceleration):
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Learn from the step before, then bend the gradient; returns what of the state is to change."""
-        rank = q.structure.rank
-        flat = _flat(gradient, rank)
+        flat = _flat(gradient, q.structure)
         s, y, kept = self._learned(flat, state)
         curvature = torch.where(kept > 0, _inner(s, y), 1.0)
         weight = (kept / curvature)[..., None]
@@ -87,7 +86,7 @@ class QuasiNewton(Acceleration):
             "gradient": torch.where(finite, flat, 0.0),
             "direction": torch.where(finite, bent, 0.0),
         }
-        return Bent(_unflat(bent, gradient), torch.where(downhill, slope, norm2)), new
+        return Bent(_unflat(bent, q), torch.where(downhill, slope, norm2)), new
 
     def _learned(self, gradient: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The memory with the pair of the last step, for the members that moved."""
@@ -106,15 +105,15 @@ class QuasiNewton(Acceleration):
         return pushed(s, state["s"]), pushed(y, state["y"]), kept
 
 
-def _flat(x: Local, rank: int) -> Tensor:
-    """(a, P/√2) as one vector (*batch, F): its dot product is the inner product of the frame."""
-    return torch.cat([x.a, x.P.flatten(-rank) * math.sqrt(0.5)], -1)
+def _flat(x: Local, structure: Pattern) -> Tensor:
+    """(a, P) as one vector (*batch, F) whose dot product is the inner product of the frame."""
+    return torch.cat([x.a, structure.flat(x.P)], -1)
 
 
-def _unflat(flat: Tensor, like: Local) -> Local:
+def _unflat(flat: Tensor, q: Posterior) -> Local:
     """The gradient of that vector."""
-    a, P = flat.split([like.a.shape[-1], flat.shape[-1] - like.a.shape[-1]], -1)
-    return Local(a, (P * math.sqrt(2)).reshape(like.P.shape))
+    a, P = flat.split([q.dim, flat.shape[-1] - q.dim], -1)
+    return Local(a, q.structure.unflat(P))
 
 
 def _inner(x: Tensor, y: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class SiteNewton(Acceleration):
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Whether the last step was one of Newton, and how far it went."""
-        if q.structure.rank != 2:
+        if q.structure.widest < q.dim:
             raise PairError(
                 f"SiteNewton moves a full covariance; got {type(q).__name__}. Use a CholeskyGaussian, or QuasiNewton()."
             )

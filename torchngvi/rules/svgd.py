@@ -27,7 +27,7 @@ class SVGD(Rule):
         local, frame, structure = q.local(e), q.frame(), q.structure
         g, G = q.unframe(local.a, local.P)
         V = structure.matmul(frame.root, structure.transpose(frame.root))
-        B = -structure.matmul(G, V) - structure.outer(g[..., None, :], frame.mean[..., None, :])
+        B = -structure.matmul(G, V) - structure.lower(g[..., None, :], frame.mean[..., None, :])
         velocity = structure.mv(B, frame.mean) - g
 
         def at(rho: Tensor) -> Affine:
@@ -35,6 +35,6 @@ class SVGD(Rule):
 
         def slope() -> Tensor:
             # dL/dε = gᵀ(Bm - g) + tr(GBV) = -|g|² - ‖B‖²_F
-            return g.square().sum(-1) + structure.norm2(B)
+            return g.square().sum(-1) + structure.entries_norm2(B)
 
         return Path(at, lambda: q.norm2(local), slope)

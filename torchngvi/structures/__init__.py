@@ -1,6 +1,8 @@
 """Algebras of matrix patterns: only these files know which entries a matrix has."""
 
-from torchngvi.structures.dense import Dense
+from torchngvi.structures.block_diagonal import UnequalBlocks, block_diagonal
+from torchngvi.structures.blocks import Dense, EqualBlocks
 from torchngvi.structures.diagonal import Diagonal
+from torchngvi.structures.pattern import FullAlgebra, Pattern
 
-__all__ = ["Dense", "Diagonal"]
+__all__ = ["Dense", "Diagonal", "EqualBlocks", "FullAlgebra", "Pattern", "UnequalBlocks", "block_diagonal"]

@@ -1,4 +1,4 @@
-"""Diagonal matrices: the algebra of a mean-field posterior."""
+"""Diagonal matrices: the algebra of a mean field, without a square anywhere."""
 
 from dataclasses import dataclass
 
@@ -6,173 +6,163 @@ import torch
 from torch import Tensor
 
 from torchngvi import sparse
+from torchngvi.structures.pattern import FullAlgebra, Structured
 
 
 @dataclass(frozen=True)
-class Diagonal:
-    """The pattern with the diagonal only, stored as (*batch, D); the verbs are Dense's.
+class Diagonal(FullAlgebra):
+    """The diagonal only, stored as (*batch, D): a mean field.
 
-    >>> Diagonal().mv(torch.tensor([2.0, 3.0]), torch.ones(4, 2))[0].tolist()
+    >>> Diagonal(2).mv(torch.tensor([2.0, 3.0]), torch.ones(4, 2))[0].tolist()
     [2.0, 3.0]
     """
 
-    rank = 1  # trailing dimensions of a stored matrix
+    dim: int
+    widest = 1
 
-    def eye(self, like: Tensor) -> Tensor:
-        """The identity for vectors such as ``like`` (*batch, D)."""
-        return torch.ones_like(like)
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """(D,)."""
+        return (self.dim,)
 
-    def from_dense(self, matrix: Tensor) -> Tensor:
-        """Keep the entries of the pattern."""
-        return matrix.diagonal(dim1=-2, dim2=-1)
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Row and column of every entry."""
+        return torch.arange(self.dim), torch.arange(self.dim)
 
-    def to_dense(self, matrix: Tensor) -> Tensor:
-        """Write the stored matrix out as (*batch, D, D)."""
-        return torch.diag_embed(matrix)
+    @property
+    def parameters(self) -> int:
+        """D."""
+        return self.dim
 
-    def diagonal(self, matrix: Tensor) -> Tensor:
-        """The diagonal (*batch, D)."""
-        return matrix
+    def mv(self, root: Structured, x: Tensor) -> Tensor:
+        """L x."""
+        return root * x
 
-    def scaled(self, factor: Tensor, matrix: Tensor) -> Tensor:
-        """One factor (*batch,) a member times its matrix."""
-        return factor[..., None] * matrix
+    tmv = smv = mv
 
-    def transpose(self, matrix: Tensor) -> Tensor:
-        """Aᵀ."""
-        return matrix
+    def solve(self, root: Structured, x: Tensor) -> Tensor:
+        """L⁻¹ x."""
+        return x / root
 
-    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
+    tsolve = solve
+
+    def matmul(self, left: Structured, right: Structured) -> Structured:
         """A B."""
         return left * right
 
-    def mv(
-        self,
-        matrix: Tensor,  # (*batch, D)
-        vector: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
-        """A x, for samples on the left of the batch."""
-        return matrix * vector
+    tmatmul = matmul
 
-    def rows(
-        self,
-        rows: Tensor,  # (N, D) or (*batch, N, D)
-        matrix: Tensor,
-    ) -> Tensor:
-        """X A, (*batch, N, D)."""
-        return rows * matrix[..., None, :]
+    def inverse(self, root: Structured) -> Structured:
+        """L⁻¹."""
+        return root.reciprocal()
 
-    def row_norms(self, matrix: Tensor) -> Tensor:
-        """diag(A Aᵀ), (*batch, D)."""
-        return matrix.square()
+    def cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
+        """The square root, and for which members it exists."""
+        ok = ((symmetric > 0) & torch.isfinite(symmetric)).all(-1)
+        return torch.where(ok[..., None], symmetric, 1.0).sqrt(), ok
 
-    def outer(
-        self,
-        left: Tensor,  # (*batch, N, D)
-        right: Tensor,  # (*batch, N, D)
-    ) -> Tensor:
-        """Π(Σ_n left_n right_nᵀ)."""
+    reverse_cholesky = cholesky
+
+    def congruence(self, root: Structured, symmetric: Structured) -> Structured:
+        """L A Lᵀ."""
+        return root.square() * symmetric
+
+    def lower(self, left: Tensor, right: Tensor) -> Structured:
+        """The diagonal of Σ_n left_n right_nᵀ."""
         return (left * right).sum(-2)
 
-    def conjugate(
-        self,
-        root: Tensor,
-        dense: Tensor,  # (*batch, D, D)
-    ) -> Tensor:
-        """Π(Cᵀ H C) of a dense H."""
-        return root.square() * dense.diagonal(dim1=-2, dim2=-1)
+    sym_lower = lower
 
-    def gram(
-        self,
-        root: Tensor,
-        weights: Tensor,  # broadcasts to (*batch, D)
-    ) -> Tensor:
-        """Π(Cᵀ diag(w) C)."""
-        return root.square() * weights
-
-    def sparse_gram(
-        self,
-        root: Tensor,
-        rows: Tensor,  # X, (N, D) sparse CSR
-        weights: Tensor,  # b, (N,)
-    ) -> Tensor:
-        """Π(Cᵀ Xᵀ diag(b) X C), without a D x D matrix."""
-        return root.square() * (sparse.square(rows).mT @ weights)
-
-    def sparse_row_norms(
-        self,
-        root: Tensor,
-        rows: Tensor,  # X, (N, D) sparse CSR
-    ) -> Tensor:
-        """‖Cᵀx_n‖², (N,)."""
-        return sparse.square(rows) @ root.square()
-
-    def symmetric_part(self, matrix: Tensor) -> Tensor:
-        """(A + Aᵀ)/2."""
+    def transpose(self, matrix: Structured) -> Structured:
+        """Aᵀ."""
         return matrix
 
-    def one_sided(self, matrix: Tensor) -> Tensor:
-        """tril½[A] + tril½[A]ᵀ."""
-        return matrix
+    tril = one_sided = diagonal = transpose
 
-    def tril_half(self, matrix: Tensor) -> Tensor:
-        """tril½[A]."""
-        return 0.5 * matrix
-
-    def tril(self, matrix: Tensor) -> Tensor:
-        """The lower part, diagonal included."""
-        return matrix
-
-    def exp(self, matrix: Tensor) -> Tensor:
+    def exp(self, symmetric: Structured) -> Structured:
         """The matrix exponential."""
-        return matrix.exp()
+        return symmetric.exp()
 
-    def norm2(self, matrix: Tensor) -> Tensor:
-        """‖A‖²_F (*batch,)."""
-        return matrix.square().sum(-1)
+    def right_solve(self, matrix: Structured, root: Structured) -> Structured:
+        """A L⁻¹."""
+        return matrix / root
 
-    def cholesky(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """A = L Lᵀ, and where that worked."""
-        ok = ((matrix > 0) & torch.isfinite(matrix)).all(-1)
-        return torch.where(ok[..., None], matrix, 1.0).sqrt(), ok
-
-    def reverse_cholesky(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """A = U Uᵀ, and where that worked."""
-        return self.cholesky(matrix)
-
-    def solve_upper(
-        self,
-        upper: Tensor,
-        vector: Tensor,  # (*batch, D)
-    ) -> Tensor:
-        """U⁻¹ x."""
-        return vector / upper
-
-    def right_solve_transposed(self, matrix: Tensor, upper: Tensor) -> Tensor:
-        """A U⁻ᵀ."""
-        return matrix / upper
-
-    def solve_lower(
-        self,
-        lower: Tensor,
-        vector: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
-        """L⁻¹ x."""
-        return vector / lower
-
-    def unconjugate(
-        self,
-        lower: Tensor,
-        vector: Tensor,  # (*batch, D)
-        matrix: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """C⁻ᵀ a and C⁻ᵀ W C⁻¹."""
-        return vector / lower, matrix / lower.square()
-
-    def lower_root(self, matrix: Tensor) -> Tensor:
+    def lower_root(self, matrix: Structured) -> Structured:
         """L with L Lᵀ = A Aᵀ."""
         return matrix
 
-    def positive_root(self, lower: Tensor) -> tuple[Tensor, Tensor]:
+    def unconjugate(self, root: Structured, vector: Tensor, matrix: Structured) -> tuple[Tensor, Structured]:
+        """L⁻ᵀ a and L⁻ᵀ W L⁻¹."""
+        return vector / root, matrix / root.square()
+
+    # what the pattern derives, without an index
+
+    def eye(self, like: Tensor) -> Structured:
+        """Ones."""
+        return torch.ones_like(like)
+
+    def with_diagonal(self, matrix: Structured, new: Tensor) -> Structured:
+        """The new diagonal."""
+        return new
+
+    def from_dense(self, matrix: Tensor) -> Structured:
+        """The diagonal of a matrix."""
+        return matrix.diagonal(dim1=-2, dim2=-1)
+
+    def to_dense(self, root: Structured) -> Tensor:
+        """Written out, (*batch, D, D)."""
+        return torch.diag_embed(root)
+
+    full = to_dense
+
+    def tril_half(self, symmetric: Structured) -> Structured:
+        """½ A."""
+        return 0.5 * symmetric
+
+    def flat(self, symmetric: Structured) -> Tensor:
+        """√½ A."""
+        return symmetric * 0.5**0.5
+
+    def unflat(self, vector: Tensor) -> Structured:
+        """√2 times the vector."""
+        return vector * 2**0.5
+
+    def norm2(self, symmetric: Structured) -> Tensor:
+        """‖A‖²_F, (*batch,)."""
+        return self.total(symmetric.square().sum(-1))
+
+    def neighbours(self, x: Tensor) -> Tensor:
+        """Each coordinate has none but itself."""
+        return x
+
+    def rows(self, rows: Tensor, root: Structured, transposed: bool = False) -> Tensor:
+        """X L, (*batch, N, D)."""
+        return rows * root[..., None, :]
+
+    def row_norms(self, root: Structured, transposed: bool = False) -> Tensor:
+        """The squares."""
+        return root.square()
+
+    def scale_columns(self, root: Structured, factors: Tensor) -> Structured:
+        """L diag(s)."""
+        return root * factors
+
+    def positive_root(self, root: Structured) -> tuple[Structured, Tensor]:
         """The positive root, and where it is finite and regular."""
-        return lower.abs(), ((lower != 0) & torch.isfinite(lower)).all(-1)
+        return root.abs(), ((root != 0) & torch.isfinite(root)).all(-1)
+
+    def gram(self, root: Structured, weights: Tensor, transposed: bool = False) -> Structured:
+        """Cᵀ diag(w) C."""
+        return root.square() * weights
+
+    def conjugate(self, root: Structured, dense: Tensor, transposed: bool = False) -> Structured:
+        """The diagonal of Cᵀ H C."""
+        return root.square() * dense.diagonal(dim1=-2, dim2=-1)
+
+    def sparse_gram(self, root: Structured, rows: Tensor, weights: Tensor, transposed: bool = False) -> Structured:
+        """The diagonal of Cᵀ Xᵀ diag(b) X C, without a D x D matrix."""
+        return root.square() * (sparse.square(rows).mT @ weights)
+
+    def sparse_row_norms(self, root: Structured, rows: Tensor, transposed: bool = False) -> Tensor:
+        """‖Cᵀx_n‖², (N,)."""
+        return sparse.square(rows) @ root.square()

@@ -29,7 +29,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.linalg import cholesky
 from torchngvi.methods import VN, Method
-from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian
+from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.stepsizes import Constant
 
@@ -132,13 +132,12 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
                 "and likelihood.parameters(), which leave q out, not buffers()."
             )
         frame = self.posterior.probed()
-        mean, root = frame.mean.to(self.dtype), frame.root.to(self.dtype)
+        mean = frame.mean.to(self.dtype)
         covariance: _DiagonalCovariance | _RootCovariance
-        if frame.structure.rank == 1:
-            covariance = _DiagonalCovariance(root.square())
+        if frame.structure.widest == 1:
+            covariance = _DiagonalCovariance(frame.variance.to(self.dtype))
         else:
-            upper = isinstance(self.posterior, NaturalGaussian)
-            covariance = _RootCovariance(TriangularLinearOperator(root, upper=upper))
+            covariance = _RootCovariance(TriangularLinearOperator(frame.dense().to(self.dtype), upper=frame.upper))
         if self._entropy_weights is not None:
             covariance.watch = self._weigh
         return MultivariateNormal(mean, covariance)
@@ -168,8 +167,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
                 "the jitter is too small for this dtype. Raise jitter_val, or use float64."
             )
         noise = self.mean_init_std * torch.randn_like(mean)
-        scale = root.square().sum(-1).sqrt() if self.posterior.mean_field else root.tril()
-        self.posterior.initialize_(mean + noise, scale)
+        self.posterior.initialize_(mean + noise, self.posterior.kept_covariance(root.tril()))
 
     @torch.no_grad()
     def to_cholesky(self) -> CholeskyVariationalDistribution:

@@ -108,7 +108,7 @@ class DualELBO:
         _, _, m, T = self._followed()
         q = self.target.posterior
         covariance = torch.cholesky_inverse(T)
-        scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt() if q.mean_field else cholesky(covariance)[0]
+        scale = q.kept_covariance(cholesky(covariance)[0])
         q.initialize_(m, scale)
         self.target.strategy._clear_cache()
 

@@ -90,7 +90,7 @@ def refine_svgp(
             fresh = conjugate(likelihood) or (log_concave(likelihood) and _at_the_prior(q))
             if fresh and not target.coupled:
                 visited = _visited(target)
-                q.initialize_(visited.mean, visited.stddev if q.mean_field else visited.scale_tril)
+                q.initialize_(visited.mean, q.kept_covariance(visited.scale_tril))
             steps = VN(q) if log_concave(likelihood) else IBLR(q)
             result = fit(q, target, steps, tolerance=tolerance, max_evaluations=max_evaluations, progress=progress)
     finally:

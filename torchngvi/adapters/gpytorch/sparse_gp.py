@@ -57,7 +57,7 @@ class Kernels(NamedTuple):
         With P = L⁻ᵀ(S - I) and w = L⁻ᵀm: for k(Z, x_n) it is w α_n + P β_n a_n, for L the lower part of
         -w (Σ α_n a_n)ᵀ - P H.
         """
-        root, dtype = frame.structure.to_dense(frame.root), self.factor.dtype
+        root, dtype = frame.dense(), self.factor.dtype
         S = root @ root.mT
         S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
         both = torch.cat([frame.mean[..., None], S], -1).to(dtype)

@@ -1,0 +1,184 @@
+"""Block-diagonal matrices with blocks of any sizes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.structures.blocks import Dense, EqualBlocks
+from torchngvi.structures.diagonal import Diagonal
+from torchngvi.structures.pattern import FullAlgebra, Structured
+
+
+def block_diagonal(
+    sizes: Sequence[int],  # of the blocks, in the order of θ
+) -> FullAlgebra:
+    """The pattern of independent blocks of coordinates: q factorises over them (structured mean field).
+
+    Raises:
+        InputError: no sizes, or one that is no positive integer.
+
+    >>> block_diagonal([2, 2]), block_diagonal([1, 1, 1]), block_diagonal([3])
+    (EqualBlocks(count=2, size=2), Diagonal(dim=3), Dense(dim=3))
+    >>> block_diagonal([1, 2]).dim
+    3
+    """
+    sizes = tuple(sizes)
+    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+        raise InputError(f"the sizes of blocks are positive integers, at least one; got {list(sizes)}.")
+    if len(sizes) == 1:
+        return Dense(sizes[0])
+    if set(sizes) == {1}:
+        return Diagonal(len(sizes))
+    if len(set(sizes)) == 1:
+        return EqualBlocks(len(sizes), sizes[0])
+    return UnequalBlocks(sizes)
+
+
+class UnequalBlocks(FullAlgebra):
+    """Blocks of several sizes, stored flat, (*batch, E): those of one size stand together and are worked on together.
+
+    Args:
+        sizes: of the blocks, in the order of θ.
+
+    >>> blocks = UnequalBlocks((1, 2, 1))
+    >>> blocks.to_dense(torch.arange(1.0, 7.0)).tolist()
+    [[1.0, 0.0, 0.0, 0.0], [0.0, 3.0, 4.0, 0.0], [0.0, 5.0, 6.0, 0.0], [0.0, 0.0, 0.0, 2.0]]
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        self._parts, order = [], []
+        for kind in sorted(set(sizes)):
+            first = [start for start, size in zip(starts, sizes, strict=True) if size == kind]
+            self._parts.append(block_diagonal([kind] * len(first)))
+            order += [start + k for start in first for k in range(kind)]
+        self._order = torch.tensor(order)
+        self._back = torch.argsort(self._order)
+        self._dims = [part.dim for part in self._parts]
+        self._entries = [len(part.positions()[0].flatten()) for part in self._parts]
+        self.dim, self.shape, self.widest = sum(sizes), (sum(self._entries),), max(sizes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnequalBlocks) and self.sizes == other.sizes
+
+    def __hash__(self) -> int:
+        return hash(self.sizes)
+
+    def __repr__(self) -> str:
+        return f"UnequalBlocks(sizes={self.sizes})"
+
+    # ---------------------------------------------------------------------------- taken apart, put together
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Row and column of every entry."""
+        placed = [part.positions() for part in self._parts]
+        order = self._order.split(self._dims)
+        rows, columns = (
+            torch.cat([place[pair[axis].flatten()] for place, pair in zip(order, placed, strict=True)])
+            for axis in (0, 1)
+        )
+        return rows, columns
+
+    def _vectors(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x[..., self._order.to(x.device)].split(self._dims, -1)
+
+    def _vector(self, parts: Iterable[Tensor]) -> Tensor:
+        joined = torch.cat(list(parts), -1)
+        return joined[..., self._back.to(joined.device)]
+
+    def _matrices(self, matrix: Structured) -> list[Structured]:
+        flat = matrix.split(self._entries, -1)
+        return [one.unflatten(-1, part.shape) for one, part in zip(flat, self._parts, strict=True)]
+
+    def _matrix(self, parts: Iterable[Structured]) -> Structured:
+        return torch.cat([one.flatten(-part.rank) for one, part in zip(parts, self._parts, strict=True)], -1)
+
+    def _each(self, verb: Callable[..., Any], *arguments: Iterable[Tensor]) -> list[Any]:
+        return [verb(*given) for given in zip(self._parts, *arguments, strict=True)]
+
+    # ---------------------------------------------------------------------------- the verbs, part by part
+
+    def mv(self, root: Structured, x: Tensor) -> Tensor:
+        """A x."""
+        return self._vector(self._each(lambda part, *xs: part.mv(*xs), self._matrices(root), self._vectors(x)))
+
+    def tmv(self, root: Structured, x: Tensor) -> Tensor:
+        """Aᵀ x."""
+        return self._vector(self._each(lambda part, *xs: part.tmv(*xs), self._matrices(root), self._vectors(x)))
+
+    def solve(self, root: Structured, x: Tensor) -> Tensor:
+        """L⁻¹ x."""
+        return self._vector(self._each(lambda part, *xs: part.solve(*xs), self._matrices(root), self._vectors(x)))
+
+    def tsolve(self, root: Structured, x: Tensor) -> Tensor:
+        """L⁻ᵀ x."""
+        return self._vector(self._each(lambda part, *xs: part.tsolve(*xs), self._matrices(root), self._vectors(x)))
+
+    def _map(self, name: str, *matrices: Structured) -> Structured:
+        """A verb from matrices to a matrix."""
+        parts = self._each(lambda part, *xs: getattr(part, name)(*xs), *(self._matrices(matrix) for matrix in matrices))
+        return self._matrix(parts)
+
+    def matmul(self, left: Structured, right: Structured) -> Structured:
+        """A B."""
+        return self._map("matmul", left, right)
+
+    def tmatmul(self, root: Structured, symmetric: Structured) -> Structured:
+        """The entries of Lᵀ A on and below the diagonal."""
+        return self._map("tmatmul", root, symmetric)
+
+    def inverse(self, root: Structured) -> Structured:
+        """L⁻¹."""
+        return self._map("inverse", root)
+
+    def congruence(self, root: Structured, symmetric: Structured) -> Structured:
+        """L A Lᵀ."""
+        return self._map("congruence", root, symmetric)
+
+    def transpose(self, matrix: Structured) -> Structured:
+        """Aᵀ."""
+        return self._map("transpose", matrix)
+
+    def exp(self, symmetric: Structured) -> Structured:
+        """The matrix exponential."""
+        return self._map("exp", symmetric)
+
+    def right_solve(self, matrix: Structured, root: Structured) -> Structured:
+        """A L⁻¹."""
+        return self._map("right_solve", matrix, root)
+
+    def lower_root(self, matrix: Structured) -> Structured:
+        """A lower-triangular L with L Lᵀ = A Aᵀ."""
+        return self._map("lower_root", matrix)
+
+    def cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
+        """L with A = L Lᵀ, and for which members it exists."""
+        return self._factored("cholesky", symmetric)
+
+    def reverse_cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
+        """L with A = Lᵀ L, and for which members it exists."""
+        return self._factored("reverse_cholesky", symmetric)
+
+    def _factored(self, name: str, symmetric: Structured) -> tuple[Structured, Tensor]:
+        factors, ok = zip(*self._each(lambda part, x: getattr(part, name)(x), self._matrices(symmetric)), strict=True)
+        return self._matrix(factors), torch.stack(ok).all(0)
+
+    def lower(self, left: Tensor, right: Tensor) -> Structured:
+        """The stored entries of Σ_n left_n right_nᵀ."""
+        return self._matrix(self._each(lambda part, *xs: part.lower(*xs), self._vectors(left), self._vectors(right)))
+
+    def unconjugate(self, root: Structured, vector: Tensor, matrix: Structured) -> tuple[Tensor, Structured]:
+        """L⁻ᵀ a and L⁻ᵀ W L⁻¹."""
+        pairs = self._each(
+            lambda part, *xs: part.unconjugate(*xs), self._matrices(root), self._vectors(vector), self._matrices(matrix)
+        )
+        return self._vector([a for a, _ in pairs]), self._matrix([W for _, W in pairs])
+
+    def conjugate(self, root: Structured, dense: Tensor, transposed: bool = False) -> Structured:
+        """The blocks of Cᵀ H C, C = L, or C = Lᵀ."""
+        H, turned = self.from_dense(dense), self.transpose(root)
+        return self.congruence(root if transposed else turned, H)
