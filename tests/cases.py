@@ -56,6 +56,7 @@ from torchngvi.rules import (
     VariationalNewton,
 )
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
+from torchngvi.structures import FullAlgebra, block_diagonal
 
 torch.set_num_threads(1)  # matrices of 3 x 3: threads would only wait for one another
 
@@ -70,12 +71,42 @@ TEMPERATURES = [0.5, 1.0, 2.0]
 # each batch and each temperature, not every pair of them
 BATCHES_AT = [((), 0.5), ((), 1.0), ((), 2.0), ((2,), 1.0), ((3,), 0.5), ((2, 3), 2.0)]
 
+
+def two_blocks(dim: int) -> FullAlgebra:
+    """The first coordinate, and all others."""
+    return block_diagonal([1, dim - 1]) if dim > 1 else block_diagonal([1])
+
+
+class TwoBlocks:
+    """The family over two blocks, whatever way it is made."""
+
+    def __init__(self, dim, batch_shape=(), *, structure=two_blocks, **start):
+        super().__init__(dim, batch_shape, structure=structure, **start)
+
+    @classmethod
+    def _pattern(cls, dim, structure):
+        return two_blocks(dim)
+
+
+class BlockCholesky(TwoBlocks, CholeskyGaussian): ...
+
+
+class BlockNatural(TwoBlocks, NaturalGaussian): ...
+
+
+class BlockPrecision(TwoBlocks, PrecisionCholeskyGaussian): ...
+
+
 POSTERIORS = {
     "cholesky": CholeskyGaussian,
     "diagonal": DiagonalGaussian,
     "natural": NaturalGaussian,
     "precision_cholesky": PrecisionCholeskyGaussian,
+    "cholesky_blocks": BlockCholesky,
+    "natural_blocks": BlockNatural,
+    "precision_blocks": BlockPrecision,
 }
+BASE = {"cholesky_blocks": "cholesky", "natural_blocks": "natural", "precision_blocks": "precision_cholesky"}
 RULES = {
     "newton": VariationalNewton,
     "natural_gradient": NaturalGradient,
@@ -125,6 +156,9 @@ EXCLUDED_RULES = {
     ("precision_cholesky", "symmetric_root"): "it moves a root of V",
     ("precision_cholesky", "covariance_gradient"): "it gives a root of V",
 }
+EXCLUDED_RULES |= {
+    (blocks, rule): why for blocks, base in BASE.items() for (name, rule), why in EXCLUDED_RULES.items() if name == base
+}
 EXCLUDED_STEP_SIZES = {
     (name, "sufficient_decrease"): "a trial compares two values, and Monte Carlo values are noisy" for name in BLACK_BOX
 }
@@ -142,6 +176,7 @@ OWN_COORDINATES = {
     "natural": "natural",
     "precision_cholesky": "mean_precision_root",
 }
+OWN_COORDINATES |= {name: OWN_COORDINATES[base] for name, base in BASE.items()}
 
 
 @dataclass(frozen=True)
@@ -226,7 +261,12 @@ def random_posterior(name: str, batch: tuple[int, ...] = (), seed: int = 0):
 
 def kept(name: str, matrix: Tensor) -> Tensor:
     """The dense matrix with the entries of that posterior's pattern."""
-    return torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1)) if name == "diagonal" else matrix
+    if name == "diagonal":
+        return torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
+    if name not in BASE:
+        return matrix
+    first = torch.arange(matrix.shape[-1]) == 0
+    return torch.where(first[:, None] == first, matrix, 0.0)
 
 
 def same_as(name: str, q, mean: Tensor | None = None, covariance: Tensor | None = None):
@@ -311,12 +351,12 @@ def step(q, move) -> tuple[Tensor, Tensor]:
 
 def moments_of(q, new: Coordinates) -> tuple[Tensor, Tensor]:
     """Mean and covariance of coordinates, from their definition."""
+    matrix = q.structure.to_dense(new.matrix)
     if isinstance(q, NaturalGaussian):
-        return torch.linalg.solve(new.matrix, new.vector), torch.linalg.inv(new.matrix)
+        return torch.linalg.solve(matrix, new.vector), torch.linalg.inv(matrix)
     if isinstance(q, PrecisionCholeskyGaussian):
-        return new.vector, torch.linalg.inv(new.matrix @ new.matrix.mT)
-    root = torch.diag_embed(new.matrix) if isinstance(q, DiagonalGaussian) else new.matrix
-    return new.vector, root @ root.mT
+        return new.vector, torch.linalg.inv(matrix @ matrix.mT)
+    return new.vector, matrix @ matrix.mT
 
 
 def every(rho: float, batch: tuple[int, ...]) -> Tensor:

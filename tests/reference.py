@@ -346,14 +346,14 @@ class Problem:
         return g, half + half.mT
 
 
-def stationary_point(problem: Problem, diagonal: bool = False) -> tuple[Tensor, Tensor]:
-    """(m, V) with g = 0 and γ V⁻¹ = H (Kumar et al., Eq 22), or its diagonal, by damped VN."""
+def stationary_point(problem: Problem, kept: Callable[[Tensor], Tensor] = lambda H: H) -> tuple[Tensor, Tensor]:
+    """(m, V) with g = 0 and γ V⁻¹ = H (Kumar et al., Eq 22), or what is kept of H, by damped VN."""
     dim = problem.X.shape[1]
     eye = torch.eye(dim, dtype=problem.X.dtype)
     m, V = torch.zeros_like(eye[0]), eye
     for iteration in range(400):
         g, H = problem.derivative(m, V)
-        H = H * eye if diagonal else H
+        H = kept(H)
         C = torch.linalg.cholesky(V)
         size = max(float((C.mT @ g).abs().max()), float((C.mT @ H @ C - problem.temperature * eye).abs().max()))
         if size < 2e-14 * max(1.0, float(H.abs().max())):

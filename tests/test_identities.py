@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from cases import (
+    BASE,
     BATCHES,
     BATCHES_AT,
     DIFFERENCE,
@@ -52,6 +53,7 @@ from torchngvi.structures import Dense, Diagonal
 
 batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 posteriors = pytest.mark.parametrize("name", POSTERIORS)
+unstructured = pytest.mark.parametrize("name", [name for name in POSTERIORS if name not in BASE])
 batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 temperatures = pytest.mark.parametrize("gamma", TEMPERATURES)
 pairs = pytest.mark.parametrize(("name", "rule"), PAIRS)
@@ -88,7 +90,11 @@ class TestQuadratics:
     @batches
     def test_one_step_of_vn_on_linear_regression(self, name, rule, batch):
         q = random_posterior(name, batch, seed=1)
-        X = torch.diag(torch.tensor([0.5, -2.0, 1.0], dtype=DTYPE)) if name == "diagonal" else randn(7, DIM, seed=2)
+        X = (
+            torch.diag(torch.tensor([0.5, -2.0, 1.0], dtype=DTYPE))
+            if name in ("diagonal", *BASE)
+            else randn(7, DIM, seed=2)
+        )
         y, precision, noise = randn(*batch, len(X), seed=3), torch.tensor([0.3, 1.0, 2.0], dtype=DTYPE), 0.4
         model = GeneralizedLinear(X, y, GaussianNoise(noise), prior_precision=precision, prior_mean=0.75)
         NaturalGradientVI(q, RULES[rule](), lr=1.0).step(model)
@@ -184,12 +190,12 @@ class TestAgainstLiteralAlgorithms:
             new = flat - rho * reference.natural_gradient(coordinates, flat, problem.loss)
             return torch.cat([x.flatten() for x in coordinates.moments(new)])
 
-        if name == "diagonal":  # masking to a diagonal commutes with natural coordinates
+        if name in ("diagonal", *BASE):  # masking to blocks commutes with natural coordinates
 
             def one(m, V, problem):
                 g, H = problem.derivative(m, V)
-                S = (1 - gamma * rho) / V.diagonal() + rho * H.diagonal()
-                return torch.cat([m - rho * g / S, torch.diag(1 / S).flatten()])
+                V = torch.linalg.inv((1 - gamma * rho) * torch.linalg.inv(V) + rho * kept(name, H))
+                return torch.cat([m - rho * V @ g, V.flatten()])
 
         expected = for_each(one, batch, q.mean, q.covariance, model.problems)
         mean, covariance = moved(q, RULES[rule](), Quadrature()(q, model.target, {}), rho)
@@ -200,7 +206,7 @@ class TestAgainstLiteralAlgorithms:
 class TestNaturalGradient:
     """The tangent and the norm against Fisher matrices from autograd."""
 
-    @posteriors
+    @unstructured  # the others: test_structures.py
     @batches_at
     @pytest.mark.parametrize("family", FAMILIES)
     def test_tangent_is_the_fisher_solve_in_own_coordinates(self, name, batch, gamma, family):
@@ -296,8 +302,8 @@ class TestCurves:
 
     @staticmethod
     @functools.cache
-    def stationary_point(family, gamma, diagonal):
-        return reference.stationary_point(random_model(family, (), 41, gamma).problems[0], diagonal)
+    def stationary_point(family, gamma, name):
+        return reference.stationary_point(random_model(family, (), 41, gamma).problems[0], lambda H: kept(name, H))
 
     @posteriors
     @batches_at
@@ -359,7 +365,7 @@ class TestCurves:
     def test_stationary_point(self, name, rule, gamma, family):
         """g = 0 and γ V⁻¹ = H (its pattern) is a fixed point of every rule, and nothing near it is."""
         model = random_model(family, (), 41, gamma)
-        m, V = self.stationary_point(family, gamma, name == "diagonal")
+        m, V = self.stationary_point(family, gamma, name)
         q = POSTERIORS[name](DIM, mean=m, scale=torch.linalg.cholesky(V))
         for rho in (0.05, 0.5):
             mean, covariance = moved(q, RULES[rule](), Quadrature()(q, model.target, {}), rho)
@@ -516,7 +522,7 @@ class TestDivergence:
         expected = for_each(lambda m, V: reference.gaussian_kl(m, V, p.mean, p.covariance), batch, q.mean, q.covariance)
         close(q.kl(p), expected, IDENTITY)
 
-    @posteriors
+    @unstructured
     @batches
     def test_its_gradient_in_the_probes(self, name, batch):
         """Autograd of the definition, V(R) = C(I + R)(I + R)ᵀCᵀ and m(p) = m + C p."""
@@ -569,7 +575,7 @@ class TestQuasiNewton:
             B = left @ B @ left.mT + torch.outer(s, s) / (s @ y)
         return B @ gradient
 
-    @posteriors
+    @unstructured
     @batches
     def test_it_is_bfgs(self, name, batch):
         """Five steps of a memory of three on a quadratic, each member its own."""

@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from cases import (
+    BASE,
     BATCHES,
     DIFFERENCE,
     DIM,
@@ -322,7 +323,7 @@ class TestConformance:
         V = q.covariance.clone()
         matrix = q.coordinates.matrix
         matrix.mul_(4.0)
-        factor = {"natural": 1 / 4, "precision_cholesky": 1 / 16}.get(name, 16)
+        factor = {"natural": 1 / 4, "precision_cholesky": 1 / 16}.get(BASE.get(name, name), 16)
         close(q.covariance, factor * V, IDENTITY)
 
 

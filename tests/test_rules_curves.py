@@ -3,12 +3,14 @@
 What every rule must do (slope, norm, fixed points, refusals) is in test_identities, over all of them.
 """
 
+import functools
 import re
 
 import pytest
 import reference
 import torch
 from cases import (
+    BASE,
     BATCHES,
     BATCHES_AT,
     DIFFERENCE,
@@ -90,18 +92,12 @@ def geodesic(m, V, g, H, rho, gamma):
     return m - rho * V @ g, half @ torch.linalg.matrix_exp(-rho * half @ G @ half) @ half
 
 
-def svgd(m, V, g, H, rho, gamma):
-    """m' = m + ε[(γI - HV)m - (1 + mᵀm)g], V' = (I + εB) V (I + εB)ᵀ, B = γI - HV - gmᵀ."""
+def svgd(m, V, g, H, rho, gamma, name="cholesky"):
+    """m' = m + ε(Bm - g), V' = (I + εB) V (I + εB)ᵀ, B = γI - HV - gmᵀ; a kernel a block of the pattern."""
     eye = torch.eye(len(m), dtype=m.dtype)
-    M = eye + rho * (gamma * eye - H @ V - torch.outer(g, m))
-    return m + rho * ((gamma * eye - H @ V) @ m - (1 + m @ m) * g), M @ V @ M.mT
-
-
-def svgd_by_coordinate(m, V, g, H, rho, gamma):
-    """The same in each coordinate."""
-    V, H = V.diagonal(), H.diagonal()
-    M = 1 + rho * (gamma - H * V - g * m)
-    return m + rho * ((gamma - H * V) * m - (1 + m**2) * g), torch.diag(M * V * M)
+    B = gamma * eye - H @ V - kept(name, torch.outer(g, m))
+    M = eye + rho * B
+    return m + rho * (B @ m - g), M @ V @ M.mT
 
 
 def centered_svgd(m, V, g, H, rho, gamma):
@@ -174,9 +170,9 @@ ON_PRECISION = {  # rules whose line depends on the coordinates
 def test_the_printed_update(name, rule, batch, gamma):
     q, e = random_posterior(name, batch, seed=1), random_packet(batch, 7, gamma)
     H, (printed, rho) = kept(name, e.derivative.H), PRINTED[rule]
-    if (name, rule) == ("diagonal", "svgd"):
-        printed = svgd_by_coordinate
-    if name == "precision_cholesky":
+    if rule == "svgd":
+        printed = functools.partial(svgd, name=name)
+    if BASE.get(name, name) == "precision_cholesky":
         printed = ON_PRECISION.get(rule, printed)
     expected = [
         for_each(lambda *x, i=i: printed(*x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)
@@ -327,7 +323,7 @@ ON_PRECISION = {  # rules whose line depends on the coordinates
 def test_sufficient_decrease_works_with_every_rule(name, rule):
     """No learning rate, from a wrong start: never up, to the optimum of the reference."""
     model = random_model("bernoulli_logit", (), 41)
-    m, V = reference.stationary_point(model.problems[0], name == "diagonal")
+    m, V = reference.stationary_point(model.problems[0], lambda H: kept(name, H))
     q = POSTERIORS[name](DIM, mean=torch.ones(DIM, dtype=DTYPE), scale=2.0)
     losses = []
     result = fit(

@@ -8,9 +8,10 @@ import torch
 from arrow import ScalarArrow
 from cases import BATCHES, DTYPE, EXACT, IDENTITY, close, randn
 
-from torchngvi import CholeskyGaussian
+from torchngvi import CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Frame
+from torchngvi.interfaces import Coordinates, Cost, Expectation, Frame, Local, Raw, RootTangent
+from torchngvi.rules import NormalizedMomentum, QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, FullAlgebra, UnequalBlocks, block_diagonal
 
 DIM = 6
@@ -232,6 +233,118 @@ class TestFullAlgebra:
         assert pattern.reverse_cholesky(pattern.from_dense(S))[1].tolist() == [True, False, False]
 
 
+FAMILIES = [(CholeskyGaussian, name) for name in FULL] + [
+    (kind, name) for kind in (PrecisionCholeskyGaussian, NaturalGaussian) for name in PATTERNS
+]
+
+
+def posterior_of(kind, name, batch=(), seed=0):
+    """Away from zero and the identity."""
+    pattern = PATTERNS[name]
+    q = kind(DIM, batch, structure=pattern, mean=randn(*batch, DIM, seed=seed), dtype=DTYPE)
+    matrix = root_of(pattern, batch, seed + 1)
+    matrix = matrix @ matrix.mT if kind is NaturalGaussian else matrix
+    mean = q.mean.clone()
+    vector = (matrix @ mean[..., None])[..., 0] if kind is NaturalGaussian else mean
+    q.assign(Coordinates(vector, pattern.from_dense(matrix)), torch.ones(batch, dtype=torch.bool))
+    return q
+
+
+@pytest.mark.parametrize(("kind", "name"), FAMILIES)
+class TestFisher:
+    """Norms, metrics and natural gradients against Fisher matrices from autograd, in the entries that q has."""
+
+    @staticmethod
+    def moments(kind, pattern, flat):
+        """Mean and covariance of the coordinates (vector, entries on and below the diagonal), written out."""
+        vector, entries = flat[:DIM], flat[DIM:]
+        rows, columns = torch.where(mask(pattern).tril() > 0)
+        lower = torch.zeros(DIM, DIM, dtype=DTYPE).index_put((rows, columns), entries)
+        if kind is CholeskyGaussian:
+            return vector, lower @ lower.mT
+        if kind is PrecisionCholeskyGaussian:
+            return vector, torch.linalg.inv(lower @ lower.mT)
+        V = torch.linalg.inv(lower + lower.tril(-1).mT)
+        return V @ vector, V
+
+    def test_the_tangent_and_every_norm(self, kind, name):
+        pattern = PATTERNS[name]
+        q = posterior_of(kind, name, seed=1)
+        g, H = randn(DIM, seed=3), symmetric_of(PATTERNS["dense"], (), 4)
+        rows, columns = torch.where(mask(pattern).tril() > 0)
+
+        def entries(vector, matrix):
+            return torch.cat([vector, pattern.to_dense(matrix)[rows, columns]])
+
+        here = entries(*q.coordinates)
+        V = q.covariance
+        G = H - torch.linalg.inv(V)
+
+        def divergence(there):
+            mean, other = self.moments(kind, pattern, there)
+            shift, inverse = mean - q.mean, torch.linalg.inv(other)
+            return 0.5 * ((inverse @ V).trace() + shift @ inverse @ shift + torch.logdet(other))
+
+        def objective(there):  # to first order, what the packet (g, H) is the derivative of
+            mean, other = self.moments(kind, pattern, there)
+            return g @ mean + 0.5 * (G * other).sum()
+
+        fisher = torch.func.hessian(divergence)(here)
+        slope = torch.func.grad(objective)(here)
+        expected = torch.linalg.solve(fisher, slope)
+        e = Expectation(torch.zeros((), dtype=DTYPE), Raw(g, H), 1.0, True, Cost(1, 1))
+        close(entries(*q.tangent(e)), expected, IDENTITY)
+        local = q.local(e)
+        close(q.norm2(local), slope @ expected, IDENTITY)
+        close(q.norm2(local), local.a @ local.a + pattern.flat(local.P).square().sum(), EXACT)
+        if RootTangent in q.takes:
+            close(entries(*q.euclidean(e)), slope, IDENTITY)
+        back = q.unframe(*Raw(g, H).framed(q.frame()))
+        close(back[0], g, IDENTITY)
+        if name == "dense":
+            close(pattern.full(back[1]), H, IDENTITY)
+
+    def test_the_memory_and_the_momentum_measure_with_it(self, kind, name):
+        """QuasiNewton's first pair, and a Riemannian unit step: both in the metric of q."""
+        q = posterior_of(kind, name, seed=1)
+        e = Expectation(
+            torch.zeros((), dtype=DTYPE),
+            Raw(randn(DIM, seed=3), 5 * definite_of(Dense(DIM), (), 4)),
+            1.0,
+            True,
+            Cost(1, 1),
+        )
+        local, memory = q.local(e), QuasiNewton()
+        (bent, slope), new = memory(q, local, memory.init(q))
+        close(slope, q.norm2(local), EXACT)
+        other = Local(0.9 * local.a, 0.9 * local.P)
+        state = {**memory.init(q), **new, "went": torch.tensor(0.01, dtype=DTYPE)}
+        (_, _), new = memory(q, other, state)
+        change = Local(other.a - local.a, other.P - local.P)
+        assert new["kept"].tolist()[0] == 1
+        close(new["y"][0].square().sum(), q.norm2(change), EXACT)
+        close(new["s"][0].norm(), 0.01 * q.norm2(local).sqrt(), EXACT)
+        momentum = NormalizedMomentum("riemannian", beta=0.0)
+        velocity = q.tangent(e)
+        change, _ = momentum(q, velocity, lambda: q.norm2(local), momentum.init(q))
+        close(change.vector, velocity.vector / q.norm2(local).sqrt(), EXACT)
+
+    @batches
+    def test_densities(self, kind, name, batch):
+        """Log density, entropy, draws and divergences are those of the Gaussian written out."""
+        q, p = posterior_of(kind, name, batch, 1), posterior_of(kind, name, batch, 5)
+        written, other = (
+            torch.distributions.MultivariateNormal(x.mean.detach(), x.covariance.detach()) for x in (q, p)
+        )
+        theta = randn(4, *batch, DIM, seed=9)
+        close(q.log_prob(theta), written.log_prob(theta), IDENTITY)
+        close(q.entropy(), written.entropy(), IDENTITY)
+        close(q.kl(p), torch.distributions.kl_divergence(written, other), IDENTITY)
+        close(q.variance, q.covariance.diagonal(dim1=-2, dim2=-1), EXACT)
+        z = randn(3, *batch, DIM, seed=10)
+        close(q.whiten(q.push_noise(z) - q.mean), z, IDENTITY)
+
+
 class TestBlockDiagonal:
     def test_the_simplest_pattern_is_chosen(self):
         assert block_diagonal([4]) == Dense(4)
@@ -253,8 +366,8 @@ class TestBlockDiagonal:
 
     def test_no_covariance_root_of_an_arrow(self):
         text = (
-            "CholeskyGaussian holds a root of the covariance, which ScalarArrow does not have in its pattern: only that "
-            "of the precision. Use a PrecisionCholeskyGaussian or a NaturalGaussian."
+            "CholeskyGaussian holds a root of the covariance, which ScalarArrow does not have in its pattern: only "
+            "that of the precision. Use a PrecisionCholeskyGaussian or a NaturalGaussian."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             CholeskyGaussian(3, structure=ScalarArrow(3))
