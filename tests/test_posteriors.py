@@ -90,6 +90,8 @@ class TestConformance:
         dense = q.structure.to_dense(frame.root)
         close(dense @ dense.mT, V, IDENTITY)
         close(frame.variance, V.diagonal(dim1=-2, dim2=-1), IDENTITY)
+        close(dense.triu() if frame.upper else dense.tril(), dense, 0.0)  # the triangle that it says it is
+        assert q.probed().upper is frame.upper
         close(q.log_det_root(), 0.5 * torch.logdet(V), IDENTITY)
 
     @pytest.mark.parametrize("own", [False, True])

@@ -87,6 +87,7 @@ class Frame:
     mean: Tensor  # (*batch, D)
     root: Structured  # C, V = C Cᵀ
     structure: Structure
+    upper: bool = False  # which triangle the root is
 
     def push(self, z: Tensor) -> Tensor:
         """C z, (*sample, *batch, D)."""
@@ -614,8 +615,8 @@ class Posterior(torch.nn.Module, ABC):
         return Local(a, W - e.temperature * self.structure.eye(a))
 
     def one_sided(self, M: Structured) -> Structured:
-        """The symmetric matrix whose triangle is right in M = CᵀG, G having reached a triangular root."""
-        return self.structure.one_sided(M)
+        """The symmetric matrix of which M = CᵀG, G having reached a triangular root C, is right in C's triangle."""
+        return self.structure.one_sided(self.structure.transpose(M) if self.frame().upper else M)
 
     def outer(
         self,

@@ -246,6 +246,7 @@ class Gaussian(Posterior):
             base.mean + base.push(self.mean_probe),
             base.root + self.structure.matmul(base.root, self.root_probe),
             self.structure,
+            base.upper,
         )
 
     def whiten(self, x: Tensor) -> Tensor:

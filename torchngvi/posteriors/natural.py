@@ -86,7 +86,7 @@ class NaturalGaussian(Gaussian):
         return self._remembered("frame", self._frame)
 
     def _frame(self) -> Frame:
-        return Frame(self.mean, triangular_inverse(self.factor()).mT, self.structure)
+        return Frame(self.mean, triangular_inverse(self.factor()).mT, self.structure, upper=True)
 
     def snapshot(self) -> Coordinates:
         """A copy of the coordinates with the factor."""
@@ -113,10 +113,6 @@ class NaturalGaussian(Gaussian):
             return Coordinates(mean / scale.square(), torch.diag_embed(scale.pow(-2)))
         precision = torch.cholesky_inverse(scale)
         return Coordinates((precision @ mean[..., None])[..., 0], precision)
-
-    def one_sided(self, M: Tensor) -> Tensor:
-        """The root T⁻ᵀ is upper triangular: its upper part is right."""
-        return self.structure.one_sided(M.mT)
 
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""

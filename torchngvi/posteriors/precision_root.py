@@ -83,17 +83,13 @@ class PrecisionCholeskyGaussian(Gaussian):
         return self._remembered("frame", self._frame)
 
     def _frame(self) -> Frame:
-        return Frame(self.mean, triangular_inverse(self.precision_tril).mT, self.structure)
+        return Frame(self.mean, triangular_inverse(self.precision_tril).mT, self.structure, upper=True)
 
     def assign(self, new: Coordinates, where: Tensor) -> None:
         """As every posterior; graphs through the old frame are told that they are stale."""
         if "frame" in self._memory:
             torch.autograd.graph.increment_version(self._memory["frame"][1].root)
         super().assign(new, where)
-
-    def one_sided(self, M: Tensor) -> Tensor:
-        """The root T⁻ᵀ is upper triangular: its upper part is right."""
-        return self.structure.one_sided(M.mT)
 
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.linalg import cholesky
 from torchngvi.methods import VN, Method
-from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian
+from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.stepsizes import Constant
 
@@ -77,7 +77,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         num_inducing_points: M.
         batch_shape: of the model, as in GPyTorch.
         mean_init_std: standard deviation of the noise on the mean where training starts.
-        family: `CholeskyGaussian` or `NaturalGaussian`, or `DiagonalGaussian` for mean field.
+        family: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`; `DiagonalGaussian` for mean field.
 
     Raises:
         InputError: a family that is none, fewer than one inducing point.
@@ -137,8 +137,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         if frame.structure.rank == 1:
             covariance = _DiagonalCovariance(root.square())
         else:
-            upper = isinstance(self.posterior, NaturalGaussian)
-            covariance = _RootCovariance(TriangularLinearOperator(root, upper=upper))
+            covariance = _RootCovariance(TriangularLinearOperator(root, upper=frame.upper))
         if self._entropy_weights is not None:
             covariance.watch = self._weigh
         return MultivariateNormal(mean, covariance)
