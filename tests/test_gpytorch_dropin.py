@@ -178,6 +178,7 @@ class TestObjectives:
         assert natural.rejections == 0
         assert losses[-1] < losses[0] - 0.5
         q = natural.posteriors[0]
+        (-mll(model(x), y)).backward()
         assert float(q.mean_probe.grad.norm() + q.one_sided(q.root_probe.grad).norm()) * N < 1e-4
 
     def test_deep_sigma_points(self):
@@ -548,8 +549,44 @@ class TestWrongUse:
         natural = natural_optimizer(mll)
         for _ in range(2):
             (-mll(model(x), y)).backward()
-        with pytest.raises(InputError, match=r"not averaged, and zero_grad\(\) before it"):
+        with pytest.raises(InputError, match=r"not averaged, of one batch a step; natural.zero_grad\(\) d"):
             natural.step()
+
+    @pytest.mark.parametrize("who", ["model", "adam"])
+    def test_gradients_that_nobody_clears(self, who):
+        """``model.zero_grad()`` or ``adam.zero_grad()`` alone, as beside NGD: each step has the gradient of its batch."""
+        ends = []
+        for clears_q in (False, True):
+            x, y = data()
+            model = model_with(NGVD(M, mean_init_std=0.0))
+            mll = elbo(model)
+            natural = natural_optimizer(mll, lr=0.3)
+            adam = torch.optim.Adam(model.parameters(), lr=0.02)
+            for batch in torch.arange(N).split(15) * 5:
+                (model if who == "model" else adam).zero_grad()
+                if clears_q:
+                    natural.zero_grad()
+                loss = -mll(model(x[batch]), y[batch])
+                loss.backward()
+                natural.step()
+                adam.step()
+            ends.append((loss.item(), natural.posteriors[0].mean.clone()))
+        assert ends[0][0] == ends[1][0]
+        assert torch.equal(ends[0][1], ends[1][1])
+
+    def test_gradients_of_before(self):
+        """Of a warm-up of the hyper-parameters, which ends where the optimizer of q is built."""
+        x, y = data()
+        model, other = model_with(NGVD(M, mean_init_std=0.0)), model_with(NGVD(M, mean_init_std=0.0))
+        for _ in range(3):
+            (-elbo(model)(model(x), y)).backward()
+        for each in (model, other):
+            mll = elbo(each)
+            natural = natural_optimizer(mll, lr=0.5)
+            (-mll(each(x), y)).backward()
+            natural.step()
+        a, b = (variational_posteriors(each)[0] for each in (model, other))
+        assert torch.equal(a.mean, b.mean)
 
     @pytest.mark.parametrize("which", ["mean_probe", "root_probe"])
     def test_another_optimizer_over_q(self, which):
@@ -560,6 +597,8 @@ class TestWrongUse:
         everything = [b for name, b in model.named_buffers() if b.is_floating_point() and name.endswith(which)]
         adam = torch.optim.Adam([*model.parameters(), *everything], lr=0.1)
         step(model, mll, natural, x, y)
+        adam.step()  # after the natural step, which has used up the gradients of q
+        (-mll(model(x), y)).backward()
         adam.step()
         with pytest.raises(InputError, match=r"probes of q have to stay zero, and another optimizer has moved them"):
             model(x)

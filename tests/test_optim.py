@@ -849,8 +849,8 @@ def test_a_trial_without_a_closure_is_refused():
 
 def test_missing_gradients_are_refused():
     text = (
-        "the posterior has no gradient: compute a loss from q.rsample(), q.log_prob(), q.entropy() or "
-        "model.negative_elbo(q), call loss.backward(), then step()."
+        "the posterior has no gradient, and each step uses up those it read: compute a loss from q.rsample(), "
+        "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
     )
     q, other = make_posterior("cholesky"), make_posterior("natural")
     with refuses(InputError, text):
@@ -975,6 +975,51 @@ def test_two_backward_passes_add():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     (0.25 * model.negative_elbo(q)).backward()
     (0.75 * model.negative_elbo(q)).backward()
+    VN(q, lr=0.4).step()
+    VN(q0, lr=0.4).step(model)
+    assert distance(q, q0) < 1e-13
+
+
+@pytest.mark.parametrize("way", ["gradients", "closure"])
+def test_a_step_uses_its_gradients_up(way):
+    """A step after ``backward`` takes the gradients since the last one, whether anybody calls ``zero_grad`` or not."""
+    model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
+    opt, opt0 = VN(q, lr=0.4), VN(q0, lr=0.4)
+    for index in range(4):
+        if way == "closure" and index % 2:
+            opt.step(lambda: model.negative_elbo(q))
+        else:
+            model.negative_elbo(q).backward()
+            opt.step()
+        assert all(probe.grad is None for probe in probes(opt))
+        opt0.step(model)
+        assert distance(q, q0) < 1e-13
+
+
+def test_one_backward_pass_is_one_step():
+    """A second step, of this optimizer or of another over the same q, has no gradient at where q is now."""
+    model, q = make_model(), make_posterior("cholesky")
+    opt, other = VN(q, lr=0.2), SRVN(q, lr=0.1)
+    model.negative_elbo(q).backward()
+    opt.step()
+    moved = coordinates(q)
+    for again in (opt, other):
+        with pytest.raises(InputError, match=r"the posterior has no gradient, and each step uses up those it read: com"):
+            again.step()
+    assert same_bits(q, moved)
+    model.negative_elbo(q).backward()
+    other.step()
+    q0 = make_posterior("cholesky")
+    VN(q0, lr=0.2).step(model)
+    SRVN(q0, lr=0.1).step(model)
+    assert distance(q, q0) < 1e-13
+
+
+def test_a_step_that_is_refused_uses_nothing_up():
+    model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
+    model.negative_elbo(q).backward()
+    with pytest.raises(PairError, match="cannot try a step"):
+        VN(q).step()
     VN(q, lr=0.4).step()
     VN(q0, lr=0.4).step(model)
     assert distance(q, q0) < 1e-13

@@ -6,7 +6,8 @@ Three ways to step, one loop:
     opt.step(closure)                      a closure returning the loss, as LBFGS takes one
     loss.backward(); opt.step()            gradients already in the probes
 
-In the second and third the loss is whole, entropy included: the probes receive a and P.  Nothing
+In the second and third the loss is whole, entropy included: the probes receive a and P, which the
+step uses up, so that no later one can add to them; without a step they add up, as in torch.  Nothing
 here reads a value back from the device; a step that leaves the positive definite cone or meets a
 non-finite value is not taken, member by member.
 """
@@ -353,7 +354,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         Args:
             closure: a `Target`; or a function of theta, the log joint, which goes up; or a function
                 without arguments, which returns the loss, which goes down; or nothing, where
-                ``loss.backward()`` has filled the probes.
+                ``loss.backward()`` has filled the probes: their ``grad`` is None after the step, and
+                ``zero_grad()`` drops gradients that no step is to follow.
 
         Returns:
             The loss before the step, 0-d (summed over batch members); None without an argument.
@@ -399,8 +401,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
             )
         if any(q.mean_probe.grad is None and q.root_probe.grad is None for q in self.posteriors):
             raise InputError(
-                "the posterior has no gradient: compute a loss from q.rsample(), q.log_prob(), q.entropy() or "
-                "model.negative_elbo(q), call loss.backward(), then step()."
+                "the posterior has no gradient, and each step uses up those it read: compute a loss from q.rsample(), "
+                "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
             )
         for index, q in enumerate(self.posteriors):
             e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
@@ -457,9 +459,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._repeats = True
 
     def _packet_from_probes(self, index: int, loss: Tensor) -> Expectation:
-        """a and W = P + I from the gradients of a whole loss."""
+        """a and W = P + I from the gradients of a whole loss, which are used up."""
         q, scale = self.posteriors[index], self.param_groups[index]["loss_scale"]
         a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
+        q.mean_probe.grad = q.root_probe.grad = None
         W = q.one_sided(R) + q.structure.eye(a)
         return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
 

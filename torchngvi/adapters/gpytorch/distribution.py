@@ -258,7 +258,8 @@ def natural_optimizer(
 
     GPyTorch's objectives are divided by the number of data and weigh the KL divergence by β.  The optimizer takes
     both back: lr = 1 is the full step, whatever β.  The first step checks it, by the weight that the KL divergence
-    really has in the loss.  After every step GPyTorch's memory of q is cleared.
+    really has in the loss.  Every step uses q's gradients up, so that nothing need clear them, and clears GPyTorch's
+    memory of q.
 
     Args:
         mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
@@ -283,6 +284,7 @@ def natural_optimizer(
         )
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     optimizer = method(posteriors, lr, loss_scale=float(scale), **({"step_size": Constant()} | options))
+    optimizer.zero_grad()  # of passes before it
     _check_scale_once(optimizer, mll)
     strategies = [m for m in mll.model.modules() if isinstance(m, _VariationalStrategy)]
 
@@ -313,8 +315,8 @@ def _check_scale_once(optimizer: Method, mll: _ApproximateMarginalLogLikelihood)
                 raise InputError(
                     f"the KL divergence has the weight {sums[-1]:.4g} in the loss where the objective has "
                     f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong "
-                    "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, and "
-                    "zero_grad() before it."
+                    "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, of one batch a "
+                    "step; natural.zero_grad() drops gradients of passes before it."
                 )
 
     handle = optimizer.register_step_pre_hook(check)
