@@ -27,6 +27,7 @@ from gpytorch.variational._variational_strategy import _VariationalStrategy
 from linear_operator.operators import CholLinearOperator, DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.errors import InputError
 from torchngvi.linalg import cholesky
 from torchngvi.methods import VN
@@ -291,13 +292,7 @@ def natural_optimizer(
     optimizer = method(posteriors, lr=lr, loss_scale=float(scale), **options)
     optimizer.zero_grad()  # of passes before it
     _check_scale_once(optimizer, mll)
-    strategies = [m for m in mll.model.modules() if isinstance(m, _VariationalStrategy)]
-
-    def forget(*_: Any) -> None:
-        for strategy in strategies:
-            strategy._clear_cache()
-
-    optimizer.register_step_post_hook(forget)
+    optimizer.register_step_post_hook(lambda *_: forget(mll.model))
     return optimizer
 
 
