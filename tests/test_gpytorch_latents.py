@@ -298,6 +298,12 @@ def test_refusals():
     with pytest.raises(PairError, match=r"take one batch dimension, that of the tasks .* got batch shape \(2, 3\)"):
         SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])
     model = model_of(3)
+    outer = gp.Module()
+    outer.base_variational_strategy = model.variational_strategy.base_variational_strategy
+    model.variational_strategy = outer
+    with pytest.raises(PairError, match="take an IndependentMultitaskVariationalStrategy or an LMC.*; got Module. Use"):
+        SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])
+    model = model_of(3)
     model.variational_strategy.task_dim = -2
     with pytest.raises(PairError, match=r"take one batch dimension, that of the tasks .* got batch shape \(3,\)"):
         SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])

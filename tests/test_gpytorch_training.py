@@ -426,6 +426,43 @@ class TestRefusals:
         ):
             train_svgp(model, likelihood, loader, N, other, checkpoint=path, progress=False)
 
+    def test_a_call_of_its_own(self):
+        """A network in ``__call__`` is not trained without a word; in ``forward`` it is."""
+        _, likelihood, adam, loader = set_up()
+        x, y = data()
+
+        class InCall(Model):
+            def __init__(self):
+                super().__init__()
+                self.network = torch.nn.Linear(1, 1)
+
+            def __call__(self, inputs, **options):
+                return super().__call__(self.network(inputs), **options)
+
+        class InForward(InCall):
+            __call__ = Model.__call__
+
+            def forward(self, inputs):
+                return super().forward(self.network(inputs))
+
+        model = InCall().double()
+        before = copy.deepcopy(model.state_dict())
+        text = "InCall overrides __call__, and steps from the derivatives of each datum call forward: what .* Do it"
+        for ask in (
+            lambda: train_svgp(model, likelihood, loader, N, adam, progress=False),
+            lambda: refine_svgp(model, likelihood, [(x, y)], progress=False),
+            lambda: DualELBO(model, likelihood, [(x, y)]),
+        ):
+            with pytest.raises(PairError, match=text):
+                ask()
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        model = InForward().double()
+        start = model.network.weight.detach().clone()
+        adam = torch.optim.Adam(model.parameters(), lr=0.02)
+        result = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False)
+        assert result.losses[-1] < result.losses[0]
+        assert float((model.network.weight.detach() - start).abs().min()) > 1e-3
+
     def test_other_models(self):
         _, likelihood, adam, loader = set_up()
         with pytest.raises(

@@ -138,10 +138,17 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     """The latent functions of a model, their q started as GPyTorch would.
 
     Raises:
-        PairError: a strategy that is not whitened, a q that is not ours, a likelihood of another number of values.
+        PairError: a model with a ``__call__`` of its own, a strategy that is not whitened, a q that is not ours, a
+            likelihood of another number of values.
     """
     outer: Any = getattr(model, "variational_strategy", None)
     strategy: Any = getattr(outer, "base_variational_strategy", outer)
+    if outer is not None and type(model).__call__ is not ApproximateGP.__call__:
+        raise PairError(
+            f"{type(model).__name__} overrides __call__, and steps from the derivatives of each datum call forward: "
+            "what __call__ does to the inputs would neither be seen nor trained. Do it in forward, where it applies to "
+            "the inducing points too, or use loss.backward() with natural_optimizer(mll)."
+        )
     if outer is None:
         raise PairError(
             f"the model must be an ApproximateGP, with a variational_strategy; got {type(model).__name__}. "
@@ -163,9 +170,14 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
         latents = _One(strategy)
     elif isinstance(outer, LMCVariationalStrategy):
         latents = _Mixed(outer)
-    else:
-        assert isinstance(outer, IndependentMultitaskVariationalStrategy)
+    elif isinstance(outer, IndependentMultitaskVariationalStrategy):
         latents = _Tasks(strategy, outer.task_dim)
+    else:
+        raise PairError(
+            f"of several latent functions steps from the derivatives of each datum take an "
+            f"IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy; got {type(outer).__name__}. "
+            "Use loss.backward() with natural_optimizer(mll)."
+        )
     wanted = getattr(likelihood, "num_features", getattr(likelihood, "num_tasks", latents.count))
     if wanted != latents.count:
         raise PairError(

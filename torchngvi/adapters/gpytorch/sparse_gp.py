@@ -101,7 +101,7 @@ class SparseGP(TractableTarget):
         learn: whether `backward` will be asked for the gradient of the hyper-parameters.
 
     Raises:
-        PairError: another strategy, another distribution.
+        PairError: a model with a ``__call__`` of its own, another strategy, another distribution.
         InputError: batches that are no pairs of tensors, or fit neither the model nor one another.
     """
 
