@@ -94,8 +94,9 @@ class SparseGP(TractableTarget):
     Args:
         model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or within an
             `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
-        likelihood: Gaussian, Bernoulli, Poisson, Student-t, multitask Gaussian, softmax, or one of your own:
-            where GPyTorch would draw, over 64 draws for each datum that stay the same.
+        likelihood: Gaussian, Bernoulli, Poisson, Student-t, multitask Gaussian, softmax, or one of your own: its
+            ``expected_log_prob`` is asked, an expectation of each datum; where GPyTorch would draw, over 64 draws for
+            each datum that stay the same.
         batches: pairs (x, y); summed, so that a list of all of them is the whole data.
         num_data: of the whole data, where the batches are a part of it; by default they are all.
         learn: whether `backward` will be asked for the gradient of the hyper-parameters.
