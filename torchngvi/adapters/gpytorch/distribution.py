@@ -269,7 +269,7 @@ def natural_optimizer(
         lr: the step size; a torch scheduler may change it.
         method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q.
         options: of the method, such as ``step_size=KLRadius(0.1)``, or the ``smoothness`` of `BBVI`, the largest
-            curvature of num_data/β times the loss.
+            curvature of num_data/β times the loss in the mean of q.
 
     Raises:
         InputError: a method that does not step Gaussians by gradients of the loss, or that does not have these options;
