@@ -22,7 +22,22 @@ pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[py
 import pyro.distributions as dist  # noqa: E402
 from pyro import poutine  # noqa: E402
 from pyro.distributions import constraints  # noqa: E402
-from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, config_enumerate  # noqa: E402
+from pyro.infer import (  # noqa: E402
+    SVI,
+    JitTrace_ELBO,
+    JitTraceEnum_ELBO,
+    JitTraceGraph_ELBO,
+    JitTraceMeanField_ELBO,
+    Predictive,
+    RenyiELBO,
+    ReweightedWakeSleep,
+    Trace_ELBO,
+    TraceEnum_ELBO,
+    TraceGraph_ELBO,
+    TraceMeanField_ELBO,
+    TraceTailAdaptive_ELBO,
+    config_enumerate,
+)
 from pyro.infer.autoguide import (  # noqa: E402
     AutoDelta,
     AutoGuideList,
@@ -518,6 +533,62 @@ def test_beside_pyros_svi():
     assert abs(pyro.param("scale").item() - BEST) < 2e-2
 
 
+CONSTANT = "it needs the derivative of log q in the coordinates of q, which this guide holds constant"
+JACOBIAN = "it leaves out the log Jacobians of the supports of the latent sites"
+NO_PROBES = "torch.jit takes no probes, through which the gradient reaches q"
+REFUSED = {
+    ReweightedWakeSleep: ({"num_particles": 4}, CONSTANT),
+    TraceTailAdaptive_ELBO: ({"num_particles": 4, "vectorize_particles": True}, CONSTANT),
+    RenyiELBO: ({"num_particles": 4}, CONSTANT),
+    TraceMeanField_ELBO: ({}, JACOBIAN),
+    JitTraceMeanField_ELBO: ({}, JACOBIAN),
+    JitTrace_ELBO: ({}, NO_PROBES),
+    JitTraceGraph_ELBO: ({}, NO_PROBES),
+    JitTraceEnum_ELBO: ({}, NO_PROBES),
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "why"), [(k, *v) for k, v in REFUSED.items()], ids=lambda x: getattr(x, "__name__", "")
+)
+def test_losses_that_cannot_fit_the_guide_are_refused_by_name(loss, settings, why):
+    """Each would end elsewhere than Trace_ELBO, or in an error of torch."""
+    guide = AutoGaussian(with_noise).setup(LARGE)
+    elbo = loss(max_plate_nesting=1, **settings)
+    svi = SVI(with_noise, guide, pyro.optim.Adam({"lr": 0.1}), elbo)
+    for use in (lambda: svi.step(LARGE), lambda: elbo.loss_and_grads(with_noise, guide, LARGE)):
+        with raises(f"{loss.__name__} cannot fit an AutoGaussian: {why}. Use Trace_ELBO or TraceEnum_ELBO, "):
+            use()
+    parts = AutoGuideList(with_noise)
+    parts.append(AutoGaussian(with_noise))
+    with raises(f"{loss.__name__} cannot fit an AutoGaussian: {why}."):
+        elbo.loss_and_grads(with_noise, parts, LARGE)
+
+
+def test_bounds_by_weighted_draws_may_be_evaluated():
+    """At the exact posterior every draw has the same weight."""
+    guide = AutoGaussian(conjugate).laplace_approximation(X, Y)
+    marginal = dist.MultivariateNormal(torch.zeros(12), 4 * X @ X.mT + 0.25 * torch.eye(12)).log_prob(Y)
+    svi = SVI(conjugate, guide, pyro.optim.Adam({}), RenyiELBO(num_particles=4, max_plate_nesting=1))
+    close(torch.tensor(-svi.evaluate_loss(X, Y)), marginal, 1e-8)
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_losses_that_can_fit_the_guide_have_one_gradient(vectorized):
+    """That of the packet, with the same draws."""
+    gradients = []
+    for loss in (Trace_ELBO, TraceGraph_ELBO, TraceEnum_ELBO):
+        torch.manual_seed(1)
+        guide = AutoGaussian(with_noise).setup(LARGE)
+        elbo = loss(8, 1, vectorize_particles=vectorized, strict_enumeration_warning=False)
+        SVI(with_noise, guide, pyro.optim.SGD({"lr": 0.0}), elbo).step(LARGE)
+        gradients.append((guide.posterior.mean_probe.grad, guide.posterior.root_probe.grad))
+    for others in gradients[1:]:
+        for mine, other in zip(gradients[0], others, strict=True):
+            assert bool(mine.any())
+            close(other, mine, IDENTITY)
+
+
 def test_svi_alone_speaks():
     """It updates parameters, and the guide has none: said once, at its second step."""
     guide = AutoGaussian(with_noise).setup(LARGE)
@@ -969,8 +1040,8 @@ def test_a_run_never_says_converged(lr):
     assert not result.converged
     assert not bool(result.members_converged)
     assert re.match(
-        r"as far as these steps can tell: the loss was steady at .* ± .*, which at a constant rate may be far above the "
-        r"best\. Lower the rate of svi\.natural and compare, or end with fit_guide on all data\.",
+        r"as far as these steps can tell: the loss was steady at .* ± .*, which at a constant rate may be far above "
+        r"the best\. Lower the rate of svi\.natural and compare, or end with fit_guide on all data\.",
         result.reason,
     )
     exact = ngvi.GeneralizedLinear(X, y, family=GaussianNoise(0.5), prior_precision=0.25)
@@ -1289,6 +1360,49 @@ def test_other_dtypes_of_the_data_give_the_same():
     assert half.posterior.mean.dtype == torch.float32
     assert fit_guide(shared, half, y, options=QUIET).converged
     close(half.posterior.mean.double(), guide.posterior.mean, 1e-3)
+
+
+def test_data_in_double_with_latents_in_single_precision():
+    """What users of NumPy have: the log joint is that of θ's dtype, in each way to batch, and every route fits."""
+    torch.set_default_dtype(torch.float32)
+    x = torch.linspace(-2, 2, 60, dtype=torch.float64)
+    y = 1 + 2 * x + 0.5 * torch.sin(9 * x)
+
+    def at_once(x, y):
+        a, b = (pyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab")
+        scale = pyro.sample("scale", dist.HalfNormal(5.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(a + b * x, scale), obs=y)
+
+    def under_vmap(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+        scale = pyro.sample("scale", dist.HalfNormal(5.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w[0] + w[1] * x, scale), obs=y)
+
+    def in_a_loop(x, y):
+        a, b = (pyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab")
+        scale = pyro.sample("scale", dist.HalfNormal(5.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(a + 0 * a.item() + b * x, scale), obs=y)
+
+    for model, way in {at_once: "plate", under_vmap: "vmap", in_a_loop: "loop"}.items():
+        density = log_joint(model, x, y)
+        assert density.batched_by == way
+        assert density(torch.zeros(4, 3)).dtype == torch.float32
+        guide = AutoGaussian(model)
+        for seed in range(2):
+            torch.manual_seed(seed)
+            guide.setup(x, y).posterior.initialize_(0.0, 0.1)
+            assert fit_guide(model, guide, x, y, options=QUIET).converged
+        assert guide.posterior.dtype == torch.float32
+        single = AutoGaussian(model)
+        fit_guide(model, single, x.float(), y.float(), options=QUIET)
+        assert guide.posterior.kl(single.posterior).item() < 0.01
+        svi = NaturalSVI(model, guide)
+        assert abs(svi.step(x, y) - svi.evaluate_loss(x.float(), y.float())) < 3
+        guide.laplace_approximation(x, y)
+        close(guide.posterior.mean[:2], single.posterior.mean[:2], 0.02)
 
 
 def test_a_start_for_some_sites_leaves_enumerated_ones_alone():

@@ -29,6 +29,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.losses import check_loss
 from torchngvi.adapters.pyro.sites import is_enumerable, latents
 from torchngvi.errors import InputError
 from torchngvi.laplace import laplace
@@ -93,7 +94,8 @@ class AutoGaussian(AutoContinuous):
 
     Raises:
         InputError: a family that is no class, an init_scale that is not positive; on set-up, sites that θ cannot
-            hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up.
+            hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up, a loss
+            that cannot fit it (`check_loss`).
 
     >>> import pyro
     >>> def model(y):
@@ -200,6 +202,7 @@ class AutoGaussian(AutoContinuous):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Draw θ and unpack it, as `AutoContinuous`."""
+        check_loss()
         if self.prototype_trace is None:
             self._check_model()
         result = super().forward(*args, **kwargs)

@@ -253,6 +253,6 @@ def _account(losses: list[float], interrupted: bool) -> str:
     if abs(fallen) > _STEADY + 2 * noise:
         return f"because the loss still changed by {-fallen:.3g} ± {noise:.1g} in the last quarter. Take more steps."
     return (
-        f"as far as these steps can tell: the loss was steady at {last:.6g} ± {error:.1g}, which at a constant rate may "
-        "be far above the best. Lower the rate of svi.natural and compare, or end with fit_guide on all data."
+        f"as far as these steps can tell: the loss was steady at {last:.6g} ± {error:.1g}, which at a constant rate "
+        "may be far above the best. Lower the rate of svi.natural and compare, or end with fit_guide on all data."
     )
