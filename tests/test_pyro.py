@@ -797,18 +797,6 @@ def test_copies_of_a_model_with_parameters():
     assert torch.equal(pickle.loads(pickle.dumps(guide)).posterior.mean, guide.posterior.mean)
 
 
-def test_param_store_is_left_alone():
-    guide = fitted()
-    NaturalSVI(schools, guide).step(SIGMA, EFFECT)
-    guide(SIGMA, EFFECT)
-    assert len(pyro.get_param_store()) == 0
-    before = guide.median()
-    pyro.clear_param_store()
-    for name, value in guide.median().items():
-        assert torch.equal(value, before[name])
-    guide(SIGMA, EFFECT)
-
-
 def test_other_dtype_and_device():
     guide = fitted().float()
     assert guide(SIGMA, EFFECT)["mu"].dtype == torch.float32

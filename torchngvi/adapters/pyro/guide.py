@@ -28,6 +28,7 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
 
+from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.losses import check_loss
 from torchngvi.adapters.pyro.sites import is_enumerable, latents
@@ -91,11 +92,12 @@ class AutoGaussian(AutoContinuous):
             `DiagonalGaussian`.
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
+        name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
 
     Raises:
         InputError: a family that is no class, an init_scale that is not positive; on set-up, sites that θ cannot
             hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up, a loss
-            that cannot fit it (`check_loss`).
+            that cannot fit it (`check_loss`), a parameter store that holds another posterior.
 
     >>> import pyro
     >>> def model(y):
@@ -115,6 +117,7 @@ class AutoGaussian(AutoContinuous):
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
+        name: str = "AutoGaussian",
     ) -> None:
         if isinstance(family, torch.nn.Module) or not callable(family):
             raise InputError(
@@ -126,6 +129,7 @@ class AutoGaussian(AutoContinuous):
         self._bare = (model,)  # without the start
         self._seen: tuple[weakref.ref[TraceMessenger], int] | None = None  # the last step of SVI, and q there
         super().__init__(model, init_loc_fn=partial(_start, init_loc_fn))
+        self._pyro_name = name
 
     @staticmethod
     def _prototype_hide_fn(msg: Any) -> bool:
@@ -146,6 +150,7 @@ class AutoGaussian(AutoContinuous):
             self._check_model()
             self._setup_prototype(*args, **kwargs)
             self._create_plates(*args, **kwargs)
+        store.write(self, self.posterior)
         return self
 
     def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
@@ -165,6 +170,7 @@ class AutoGaussian(AutoContinuous):
             InputError: a model that subsamples its data, a guide from a pickle; as `ModelLogJoint` and `laplace`.
 
         >>> import pyro
+        >>> _ = torch.manual_seed(0)
         >>> def model(y):
         ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
         ...     with pyro.plate("data", len(y)):
@@ -206,6 +212,7 @@ class AutoGaussian(AutoContinuous):
         if self.prototype_trace is None:
             self._check_model()
         result = super().forward(*args, **kwargs)
+        store.write(self, self.posterior)
         self._watch()
         return result
 
@@ -233,12 +240,13 @@ class AutoGaussian(AutoContinuous):
         """q, over unconstrained θ (D,).
 
         Raises:
-            InputError: a guide that was not set up.
+            InputError: a guide that was not set up, a parameter store that holds another posterior.
         """
         q = self._modules.get("q")
         if q is None:
             raise InputError(_NOT_SET_UP)
         assert isinstance(q, Gaussian)
+        store.sync(self, q)
         return q
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> LatentGaussian:
@@ -260,13 +268,19 @@ class AutoGaussian(AutoContinuous):
 
     # -------------------------------------------------------------------------------- copies
 
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if self.prototype_trace is not None:
+            _ = self.posterior  # as the parameter store has it
+        super()._save_to_state_dict(*args, **kwargs)
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        if self.prototype_trace is None:
-            raise InputError(_NOT_SET_UP)
+        _ = self.posterior  # what the store had before does not come back later
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the model, as Pyro's guides, and without a change to this one."""
+        if self.prototype_trace is not None:
+            _ = self.posterior
         return {**self.__dict__, "_model": None, "_bare": None, "master": None, "_seen": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
