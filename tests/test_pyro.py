@@ -23,6 +23,7 @@ import pyro.distributions as dist  # noqa: E402
 from pyro import poutine  # noqa: E402
 from pyro.distributions import constraints  # noqa: E402
 from pyro.infer import (  # noqa: E402
+    CSIS,
     SVI,
     JitTrace_ELBO,
     JitTraceEnum_ELBO,
@@ -565,6 +566,16 @@ def test_losses_that_cannot_fit_the_guide_are_refused_by_name(loss, settings, wh
         elbo.loss_and_grads(with_noise, parts, LARGE)
 
 
+def test_compiled_inference_is_refused():
+    def model(observations=None):
+        x = pyro.sample("x", dist.Normal(0, 1))
+        pyro.sample("y", dist.Normal(x, 1), obs=(observations or {"y": torch.zeros(())})["y"])
+
+    csis = CSIS(model, AutoGaussian(model).setup(), pyro.optim.Adam({"lr": 0.1}))
+    with raises(f"CSIS cannot fit an AutoGaussian: {CONSTANT}."):
+        csis.step()
+
+
 def test_bounds_by_weighted_draws_may_be_evaluated():
     """At the exact posterior every draw has the same weight."""
     guide = AutoGaussian(conjugate).laplace_approximation(X, Y)
@@ -1043,8 +1054,9 @@ def test_run_says_when_it_is_too_short(monkeypatch):
     result = svi.run(40, X, Y, progress=False)
     assert not result.converged
     assert re.match(r"because the loss still changed by -.* in the last quarter\. Take more steps\.", result.reason)
-    with pytest.raises(InputError, match="num_steps must be at least 8, to compare the last with those before; got 3"):
-        svi.run(3, X, Y)
+    for steps in (3, 10.0):
+        with raises(f"num_steps must be an integer of at least 8, to compare the last with those before; got {steps}"):
+            svi.run(steps, X, Y)
 
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
@@ -1211,6 +1223,26 @@ def test_local_latents_in_a_subsampled_plate_are_refused():
     for use in (log_joint, lambda model: AutoGaussian(model).setup()):
         with raises("the latent site 'x' is inside the plate 'rows', of which 4 of 10 members are subsampled"):
             use(model)
+
+
+def test_latents_in_a_loop_over_a_plate_are_refused_by_the_guide():
+    def model():
+        for i in pyro.plate("rows", 3):
+            pyro.sample(f"x{i}", dist.Normal(0, 1))
+
+    with raises(
+        "the latent site 'x0' is in the loop over the plate 'rows', which Pyro's automatic guides do not take."
+    ):
+        AutoGaussian(model).setup()
+    assert log_joint(model).dim == 3
+
+
+def test_a_guide_that_is_set_up_in_inference_mode_can_be_fitted():
+    guide = AutoGaussian(conjugate)
+    with torch.inference_mode():
+        guide(X, Y)
+    assert fit_guide(conjugate, guide, X, Y, options=QUIET).converged
+    close(guide.posterior.mean, exact_moments()[0], 1e-8)
 
 
 def test_changing_structure_is_refused():
@@ -1430,8 +1462,11 @@ def test_wrong_pairs_are_refused():
         NaturalSVI(schools, AutoGaussian(schools), {"lr": 0.1})
     with raises("num_samples must be even"):
         NaturalSVI(schools, AutoGaussian(schools), num_particles=3)
-    with raises("init_scale is a standard deviation in unconstrained space, positive; got 0."):
-        AutoGaussian(schools, init_scale=0)
+    for scale in (0, math.nan, "wide"):
+        with raises(f"init_scale is a standard deviation in unconstrained space, positive; got {scale!r}."):
+            AutoGaussian(schools, init_scale=scale)
+    with raises("the model is a function or a module that samples; got Tensor."):
+        AutoGaussian(Y)
     with raises(
         "family makes q once its size is known: pass a class such as CholeskyGaussian; got CholeskyGaussian(10"
     ):

@@ -95,7 +95,7 @@ class AutoGaussian(AutoContinuous):
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
 
     Raises:
-        InputError: a family that is no class, an init_scale that is not positive; on set-up, sites that θ cannot
+        InputError: a model or family that is none, an init_scale that is not positive; on set-up, sites that θ cannot
             hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up, a loss
             that cannot fit it (`check_loss`), a parameter store that holds another posterior.
 
@@ -123,8 +123,12 @@ class AutoGaussian(AutoContinuous):
             raise InputError(
                 f"family makes q once its size is known: pass a class such as CholeskyGaussian; got {family!r}."
             )
-        if not init_scale > 0:
-            raise InputError(f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale}.")
+        if not callable(model):
+            raise InputError(f"the model is a function or a module that samples; got {type(model).__name__}.")
+        if not (isinstance(init_scale, int | float) and init_scale > 0):
+            raise InputError(
+                f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale!r}."
+            )
         self.family, self.init_scale = family, float(init_scale)
         self._bare = (model,)  # without the start
         self._seen: tuple[weakref.ref[TraceMessenger], int] | None = None  # the last step of SVI, and q there
@@ -136,8 +140,9 @@ class AutoGaussian(AutoContinuous):
         return prototype_hide_fn(msg) or is_enumerable(msg)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        with torch.no_grad(), pyro.validation_enabled(False):  # what is wrong is said in our words
-            latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs))
+        # what is wrong is said in our words; tensors made in inference mode could not be moved outside
+        with torch.inference_mode(False), torch.no_grad(), pyro.validation_enabled(False):
+            _check_plates(latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs)))
             super()._setup_prototype(*args, **kwargs)
             trace: Any = self.prototype_trace
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
@@ -290,6 +295,18 @@ class AutoGaussian(AutoContinuous):
         new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         new.__dict__.update(_model=self._model, _bare=self._bare)
         return new
+
+
+def _check_plates(sites: list[Any]) -> None:
+    """Latent sites in loops over a plate have no place among those of Pyro's automatic guides."""
+    for site in sites:
+        for frame in site["cond_indep_stack"]:
+            if not frame.vectorized:
+                raise InputError(
+                    f"the latent site {site['name']!r} is in the loop over the plate {frame.name!r}, which Pyro's "
+                    "automatic guides do not take. Write it as `with pyro.plate(...)`, loop over a range, or fit "
+                    "log_joint(model, *args) itself."
+                )
 
 
 def _start(init_loc_fn: Callable[..., Any], site: Any) -> Any:

@@ -9,6 +9,7 @@ from types import FrameType
 
 import torch
 from pyro.infer import (
+    CSIS,
     ELBO,
     JitTrace_ELBO,
     JitTraceEnum_ELBO,
@@ -21,7 +22,7 @@ from pyro.infer import (
 
 from torchngvi.errors import InputError
 
-_WEIGHING = (RenyiELBO, ReweightedWakeSleep, TraceTailAdaptive_ELBO)
+_WEIGHING = (CSIS, RenyiELBO, ReweightedWakeSleep, TraceTailAdaptive_ELBO)
 _COMPILED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO)
 
 
@@ -46,12 +47,12 @@ def check_loss() -> None:
     )
 
 
-def _loss_in_progress(frame: FrameType | None) -> ELBO | None:
+def _loss_in_progress(frame: FrameType | None) -> ELBO | CSIS | None:
     """Pyro tells its guides nothing of it: the innermost one on the call stack."""
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("pyro.infer."):
             caller = frame.f_locals.get("self")
-            if isinstance(caller, ELBO):
+            if isinstance(caller, ELBO | CSIS):
                 return caller
         frame = frame.f_back
     return None

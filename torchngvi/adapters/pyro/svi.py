@@ -188,8 +188,10 @@ class NaturalSVI:
         Raises:
             InputError: fewer than 8 steps.
         """
-        if num_steps < 8:
-            raise InputError(f"num_steps must be at least 8, to compare the last with those before; got {num_steps}.")
+        if not isinstance(num_steps, int) or num_steps < 8:
+            raise InputError(
+                f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
+            )
         trace: list[Record] = []
         began, rejected, interrupted = time.perf_counter(), 0, False
         with tqdm(total=num_steps, disable=not progress, desc=type(self).__name__, unit="step") as bar:
