@@ -1225,6 +1225,28 @@ def test_local_latents_in_a_subsampled_plate_are_refused():
             use(model)
 
 
+@pytest.mark.parametrize("support", ["real", "positive", "simplex"])
+def test_improper_priors_start_at_zero(support):
+    """Nothing can be drawn from them; the posterior is that of the density 1."""
+    event = (3,) if support == "simplex" else ()
+
+    def model(counts):
+        x = pyro.sample("x", dist.ImproperUniform(getattr(constraints, support), (), event))
+        if support == "real":
+            pyro.factor("f", dist.Normal(2.0, 0.5).log_prob(x))
+        else:
+            pyro.factor("f", ((counts + 1) * x.log() - 4 * x).sum())
+
+    counts = torch.tensor([1.0, 3.0, 5.0])[: 3 if event else 1]
+    density, guide = log_joint(model, counts), AutoGaussian(model).setup(counts)
+    close(density.initial, torch.zeros(density.dim), EXACT)
+    close(guide.posterior.mean, torch.zeros(density.dim), EXACT)
+    assert fit_guide(model, guide, counts, options=QUIET).converged
+    if support == "real":
+        close(guide.posterior.mean, torch.tensor([2.0]), 1e-8)
+        close(guide.posterior.stddev, torch.tensor([0.5]), 1e-8)
+
+
 def test_latents_in_a_loop_over_a_plate_are_refused_by_the_guide():
     def model():
         for i in pyro.plate("rows", 3):

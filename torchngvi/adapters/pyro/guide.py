@@ -31,7 +31,7 @@ from torch import Tensor
 from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.losses import check_loss
-from torchngvi.adapters.pyro.sites import is_enumerable, latents
+from torchngvi.adapters.pyro.sites import is_enumerable, latents, start
 from torchngvi.errors import InputError
 from torchngvi.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
@@ -132,7 +132,7 @@ class AutoGaussian(AutoContinuous):
         self.family, self.init_scale = family, float(init_scale)
         self._bare = (model,)  # without the start
         self._seen: tuple[weakref.ref[TraceMessenger], int] | None = None  # the last step of SVI, and q there
-        super().__init__(model, init_loc_fn=partial(_start, init_loc_fn))
+        super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
         self._pyro_name = name
 
     @staticmethod
@@ -307,11 +307,6 @@ def _check_plates(sites: list[Any]) -> None:
                     "automatic guides do not take. Write it as `with pyro.plate(...)`, loop over a range, or fit "
                     "log_joint(model, *args) itself."
                 )
-
-
-def _start(init_loc_fn: Callable[..., Any], site: Any) -> Any:
-    """A value by the strategy, which knows no discrete sites."""
-    return site["fn"].sample() if site["fn"].support.is_discrete else init_loc_fn(site)
 
 
 _NOT_SET_UP = (
