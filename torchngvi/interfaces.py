@@ -38,6 +38,8 @@ from torchngvi import sparse
 from torchngvi.gaussian_integrals import Moments
 from torchngvi.linalg import gram
 
+_SMALL = 65_536  # entries up to which a copy of a tensor is kept, to know it by
+
 Structured = Tensor  # a matrix in the storage of q's pattern: (*batch, D, D) dense, (*batch, D) diagonal
 
 
@@ -107,19 +109,55 @@ class Frame:
 
 
 class Versions:
-    """Which tensors, and how often each was written to: equal as long as nothing has changed."""
+    """Which tensors, how often torch has counted a write to each, and what they held.
+
+    Writes through ``tensor.data`` or a NumPy array that shares the memory are not counted: the contents tell.  On an
+    accelerator they are compared only where the caller waits for the device in any case.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
-        # a conversion changes dtype or device and nothing else
-        self.counts = tuple((tensor._version, tensor.dtype, tensor.device) for tensor in self.tensors)
+        self.counts = tuple(map(_count, self.tensors))
+        self.contents = tuple(map(_contents, self.tensors))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Versions) or self.counts != other.counts:
+    def hold(
+        self,
+        tensors: Iterable[Tensor],
+        wait: bool = False,  # for an accelerator
+    ) -> bool:
+        """Whether these are the same tensors and nothing has changed."""
+        tensors = tuple(tensors)
+        if len(tensors) != len(self.tensors) or any(a is not b for a, b in zip(tensors, self.tensors, strict=True)):
             return False
-        return all(mine is theirs for mine, theirs in zip(self.tensors, other.tensors, strict=True))
+        if tuple(map(_count, tensors)) != self.counts:
+            return False
+        for tensor, content in zip(tensors, self.contents, strict=True):
+            if (wait or tensor.device.type == "cpu") and not _equal(_contents(tensor, copy=False), content):
+                torch.autograd.graph.increment_version(tensor)  # who else remembers it goes by the count
+                return False
+        return True
 
-    __hash__ = None  # type: ignore[assignment]
+
+def _count(tensor: Tensor) -> tuple[int, torch.dtype, torch.device]:
+    # a conversion changes dtype or device and nothing else
+    return tensor._version, tensor.dtype, tensor.device
+
+
+def _contents(tensor: Tensor, copy: bool = True) -> Tensor:
+    """A small tensor itself; of a large one a weighted sum of each row, in which any edit beyond rounding shows."""
+    tensor = tensor.detach()
+    small = tensor.ndim < 2 or not tensor.is_floating_point() or tensor.numel() <= _SMALL
+    if small and tensor.layout == torch.strided:
+        return tensor.clone() if copy else tensor
+    weights = torch.arange(1, tensor.shape[-1] + 1, dtype=tensor.dtype, device=tensor.device).sin()
+    return tensor @ weights  # irregular weights: no edit that one would think of cancels
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    """Where NaN equals NaN."""
+    if torch.equal(left, right):
+        return True
+    return left.is_floating_point() and torch.allclose(left, right, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

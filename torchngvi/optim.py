@@ -50,9 +50,6 @@ from torchngvi.stepsizes import Constant, SufficientDecrease
 
 _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
 
-Stamp = tuple[Target, Versions]  # what a packet was computed from
-
-
 class Evaluation(NamedTuple):
     """L and the packet at one q."""
 
@@ -66,6 +63,16 @@ class Heading(NamedTuple):
     path: Path
     norm2: Callable[[], Tensor]  # squared natural norm of ∇L, (*batch,)
     memory: dict[str, Tensor]  # of the acceleration or momentum, for the state once the step is taken
+
+
+class Cached(NamedTuple):
+    """An evaluation, and what it was computed from."""
+
+    target: Target
+    temperature: float
+    versions: Versions  # of the tensors of the target and the coordinates of q
+    evaluation: Evaluation
+    heading: Heading
 
 
 class Status(NamedTuple):
@@ -128,7 +135,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.gradients = 0  # of the log joint, one a draw; for a model, passes over its data
         self.last_cost = 0  # gradients of the last evaluation
         self.last: Report | None = None
-        self._cache: tuple[Stamp, Evaluation, Heading] | None = None
+        self._cache: Cached | None = None
         self._found = lr is None  # steps in units of 1/γ, the step of Newton
         self._warned = False
         self._repeats = False  # the closure was seen to give the same loss twice
@@ -204,19 +211,29 @@ class NaturalGradientVI(torch.optim.Optimizer):
         target = as_target(target)
         if not target.tensors():
             self._cache = None  # nobody knows whether the target has changed
-        evaluation, heading = self._evaluated(target)
+        evaluation, heading = self._evaluated(target, wait=True)
         return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
 
-    def _evaluated(self, target: Target) -> tuple[Evaluation, Heading]:
+    def _evaluated(self, target: Target, wait: bool = False) -> tuple[Evaluation, Heading]:
         """The packet and heading at q, from the cache while q and the target are what they were."""
-        q = self._only_posterior("a target")
-        stamp = (target, Versions((*target.tensors(), *q.coordinates)))
-        if self._cache is None or self._cache[0] != stamp:
+        q, kept = self._only_posterior("a target"), self._cache
+        if (
+            kept is None
+            or (kept.target, kept.temperature) != (target, target.temperature)
+            or not kept.versions.hold((*target.tensors(), *q.coordinates), wait)
+        ):
             target.check(q)
             evaluation = self._evaluate_target(target, q)
             self._forget_unless(evaluation.loss)
-            self._cache = (stamp, evaluation, self._heading(0, evaluation.e))
-        return self._cache[1:]
+            kept = self._keep(target, evaluation)
+        return kept.evaluation, kept.heading
+
+    def _keep(self, target: Target, evaluation: Evaluation) -> Cached:
+        """Into the cache: an evaluation at q as it is now, with the way from there."""
+        versions = Versions((*target.tensors(), *self.posteriors[0].coordinates))
+        heading = self._heading(0, evaluation.e)
+        self._cache = Cached(target, target.temperature, versions, evaluation, heading)
+        return self._cache
 
     def _heading(self, index: int, e: Expectation) -> Heading:
         """The rule's path along the gradient, or along the gradient bent by the memory."""
@@ -377,8 +394,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         evaluation, heading = self._evaluated(target)
         trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
         if trial is not None:
-            stamp = (target, Versions((*target.tensors(), *q.coordinates)))
-            self._cache = (stamp, trial, self._heading(0, trial.e))
+            self._keep(target, trial)
         return evaluation.loss.sum()
 
     @torch.no_grad()

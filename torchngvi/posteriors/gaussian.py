@@ -371,10 +371,10 @@ class Gaussian(Posterior):
 
     def _remembered(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value computed from the coordinates, kept until they change."""
-        versions = Versions(self.coordinates)
-        if name not in self._memory or self._memory[name][0] != versions:
+        coordinates = self.coordinates
+        if name not in self._memory or not self._memory[name][0].hold(coordinates):
             with torch.no_grad():
-                self._memory[name] = (versions, compute())
+                self._memory[name] = (Versions(coordinates), compute())
         return self._memory[name][1]
 
     def extra_repr(self) -> str:
