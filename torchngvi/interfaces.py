@@ -132,7 +132,7 @@ class Versions:
         if tuple(map(_count, tensors)) != self.counts:
             return False
         for tensor, content in zip(tensors, self.contents, strict=True):
-            if (wait or tensor.device.type == "cpu") and not _equal(_contents(tensor, copy=False), content):
+            if (wait or tensor.device.type == "cpu") and not _holds(tensor, content):
                 torch.autograd.graph.increment_version(tensor)  # who else remembers it goes by the count
                 return False
         return True
@@ -143,21 +143,24 @@ def _count(tensor: Tensor) -> tuple[int, torch.dtype, torch.device]:
     return tensor._version, tensor.dtype, tensor.device
 
 
-def _contents(tensor: Tensor, copy: bool = True) -> Tensor:
-    """A small tensor itself; of a large one a weighted sum of each row, in which any edit beyond rounding shows."""
-    tensor = tensor.detach()
+def _contents(tensor: Tensor) -> Tensor:
+    """A copy, or of a large tensor what would tell it from another."""
     small = tensor.ndim < 2 or not tensor.is_floating_point() or tensor.numel() <= _SMALL
-    if small and tensor.layout == torch.strided:
-        return tensor.clone() if copy else tensor
+    return tensor.detach().clone() if small and tensor.layout == torch.strided else _row_sums(tensor)
+
+
+def _row_sums(tensor: Tensor) -> Tensor:
+    """A weighted sum of each row, in which any edit beyond rounding shows: with such weights none cancels."""
     weights = torch.arange(1, tensor.shape[-1] + 1, dtype=tensor.dtype, device=tensor.device).sin()
-    return tensor @ weights  # irregular weights: no edit that one would think of cancels
+    return tensor.detach() @ weights
 
 
-def _equal(left: Tensor, right: Tensor) -> bool:
-    """Where NaN equals NaN."""
-    if torch.equal(left, right):
+def _holds(tensor: Tensor, content: Tensor) -> bool:
+    """Whether these are its contents, NaN equal to NaN."""
+    now = tensor if tensor.shape == content.shape else _row_sums(tensor)
+    if torch.equal(now, content):
         return True
-    return left.is_floating_point() and torch.allclose(left, right, rtol=0.0, atol=0.0, equal_nan=True)
+    return now.is_floating_point() and torch.allclose(now, content, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

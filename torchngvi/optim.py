@@ -50,6 +50,7 @@ from torchngvi.stepsizes import Constant, SufficientDecrease
 
 _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
 
+
 class Evaluation(NamedTuple):
     """L and the packet at one q."""
 
