@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import FullPrecision, as_target, classify
-from torchngvi.errors import InputError, PairError, RejectedStepWarning
+from torchngvi.distributed import ranks
+from torchngvi.errors import InputError, PairError, RejectedStepWarning, UnsummedRanksWarning
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
     Acceleration,
@@ -81,7 +82,7 @@ class Status(NamedTuple):
 
     loss: Tensor  # (*batch,)
     norm2: Tensor  # squared natural-gradient norm, (*batch,)
-    noise2: Tensor | None  # its expected value at the optimum, from the draws: see Expectation
+    noise2: Tensor | None  # its expected value at the optimum, known from the draws: a squared standard error
 
 
 class Report(NamedTuple):
@@ -139,6 +140,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._cache: Cached | None = None
         self._found = lr is None  # steps in units of 1/γ, the step of Newton
         self._warned = False
+        self._asked_ranks = False
         self._repeats = False  # the closure was seen to give the same loss twice
         if estimator is not None:
             self._check_comparable(estimator)
@@ -214,6 +216,25 @@ class NaturalGradientVI(torch.optim.Optimizer):
             self._cache = None  # nobody knows whether the target has changed
         evaluation, heading = self._evaluated(target, wait=True)
         return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
+
+    @torch.no_grad()
+    def averaged(self, target: Target, repeats: int) -> Status:
+        """L and the norm of the mean gradient of two fresh evaluations at q or more, with its squared standard error.
+
+        For a verdict where draws are noisy: the norm of one evaluation is small by chance too.
+        """
+        q = self._only_posterior("a target")
+        self._state(0)
+        first = self._evaluate_target(target, q)
+        loss, (a, P) = first.loss, q.local(first.e)
+        scatter = torch.zeros_like(loss)
+        for count in range(2, repeats + 1):  # as Welford (1962), without cancellation
+            loss_here, e = self._evaluate_target(target, q)
+            local = q.local(e)
+            change = Local(local.a - a, local.P - P)
+            loss, a, P = loss + (loss_here - loss) / count, a + change.a / count, P + change.P / count
+            scatter = scatter + (1 - 1 / count) * q.norm2(change)
+        return Status(loss, q.norm2(Local(a, P)), scatter / (repeats * (repeats - 1)))
 
     def _evaluated(self, target: Target, wait: bool = False) -> tuple[Evaluation, Heading]:
         """The packet and heading at q, from the cache while q and the target are what they were."""
@@ -489,6 +510,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         coupled: bool = False,
     ) -> Evaluation | None:
         """Move along the path; with a trial, keep it or restore, and return the packet that holds."""
+        self._warn_if_unsummed()
         q, lr = self.posteriors[index], self.param_groups[index]["lr"]
         state, path = self._state(index), heading.path
         rho = self.step_size.propose(path, lr, state["rejections"], state)
@@ -530,16 +552,34 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if accept.device.type != "cpu" or self._warned or bool(accept.all()):
             return
         self._warned = True
-        depth, frame = 1, sys._getframe()
-        while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torchngvi", "torch"):
-            depth, frame = depth + 1, frame.f_back
-        warnings.warn(
+        self._warn(
             f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left the positive definite cone or was not "
             "finite; q was left as it is, and steps like it will be skipped without another warning. "
             "Use a smaller lr, or VN or SRVN without one, which find their steps by trial.",
             RejectedStepWarning,
-            stacklevel=depth,
         )
+
+    def _warn_if_unsummed(self) -> None:
+        """At the first step: q is in buffers, whose gradients DistributedDataParallel does not reduce."""
+        if self._asked_ranks:
+            return
+        self._asked_ranks = True
+        if ranks() > 1:
+            self._warn(
+                f"{type(self).__name__}: this is one of {ranks()} processes, and nothing sums over them what the data "
+                "of each say of q, also inside DistributedDataParallel: every process fits its own q to its own data. "
+                "Give every process all the data, or sum the gradients of q.mean_probe and q.root_probe by "
+                "torch.distributed.all_reduce before step().",
+                UnsummedRanksWarning,
+            )
+
+    @staticmethod
+    def _warn(text: str, category: type[Warning]) -> None:
+        """At the line of the user that stepped."""
+        depth, frame = 2, sys._getframe(1)
+        while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torchngvi", "torch"):
+            depth, frame = depth + 1, frame.f_back
+        warnings.warn(text, category, stacklevel=depth)
 
     @property
     def rejections(self) -> int:
@@ -586,6 +626,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
             "gradients",
             "last_cost",
             "_warned",
+            "_asked_ranks",
             "_repeats",
         )
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}

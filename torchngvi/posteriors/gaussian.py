@@ -34,6 +34,7 @@ class Tested(Coordinates):
 
     @classmethod
     def of(cls, vector: Tensor, matrix: Tensor, **known: Tensor) -> "Tested":
+        """These, with what is known of them."""
         new = cls(vector, matrix)
         new.known = known
         return new
