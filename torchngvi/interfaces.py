@@ -445,6 +445,7 @@ class Target(ABC):
     temperature: float
     comparable: bool = True  # every evaluation sees one objective: False for a mini-batch
     coupled: bool = False  # the objective is no sum over the batch members of q: they are judged together
+    coding: tuple[float, ...] = ()  # the classes that its labels are, in their order
     draws_at_once: int = 2048  # of a call of log_joint that is differentiated: bounds the memory
 
     @abstractmethod

@@ -141,6 +141,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._found = lr is None  # steps in units of 1/γ, the step of Newton
         self._warned = False
         self._asked_ranks = False
+        self._coding: tuple[float, ...] = ()  # the classes of the first target that has some
         self._repeats = False  # the closure was seen to give the same loss twice
         if estimator is not None:
             self._check_comparable(estimator)
@@ -245,6 +246,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
             or not kept.versions.hold((*target.tensors(), *q.coordinates), wait)
         ):
             target.check(q)
+            self._check_coding(target)
             evaluation = self._evaluate_target(target, q)
             self._forget_unless(evaluation.loss)
             kept = self._keep(target, evaluation)
@@ -373,6 +375,17 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 f"{type(self.step_size).__name__} compares the objective before and after a step, and "
                 f"{type(estimator).__name__} gives noisy values. Pass a learning rate, for example lr=0.1, "
                 "or step_size=KLRadius(0.1)."
+            )
+
+    def _check_coding(self, target: Target) -> None:
+        """Parts of the data whose labels stand for other classes would fit one q to several problems."""
+        self._coding = self._coding or target.coding
+        if target.coding and target.coding != self._coding:
+            first, other = (", ".join(f"{label:g}" for label in coding) for coding in (self._coding, target.coding))
+            raise InputError(
+                f"this optimizer began on a model of the classes {first}; got one of the classes {other}, told from "
+                "the labels that its part of the data happens to hold. Name all classes in classes= of every model, or "
+                "use a new optimizer for another problem."
             )
 
     def _only_posterior(self, what: str) -> Posterior:
@@ -627,6 +640,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
             "last_cost",
             "_warned",
             "_asked_ranks",
+            "_coding",
             "_repeats",
         )
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
