@@ -329,6 +329,7 @@ class TestClasses:
             assert torch.equal(model.y, sign * (2 * y - 3))
             assert model.coding == classes
         assert GeneralizedLinear(X, y, family).coding == (1.0, 2.0)
+        assert GeneralizedLinear(X, y - 1, family).coding == GeneralizedLinear(X, 2 * y - 3, family).coding
         assert GeneralizedLinear(X, torch.ones(12), family, classes=(1, 2)).y.tolist() == [-1.0] * 12
 
     @pytest.mark.parametrize("kind", [GeneralizedLinear, SoftmaxRegression])

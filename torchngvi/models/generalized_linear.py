@@ -79,7 +79,10 @@ class GeneralizedLinear(LinearTarget):
         """Targets in the likelihood's coding, and the classes that it codes."""
         if classes is None:
             coded = self.likelihood.checked(y)
-            return coded, tuple(torch.stack(y.aminmax()).tolist()) if self.likelihood.two_classes else ()
+            if not self.likelihood.two_classes:
+                return coded, ()
+            labels = tuple(torch.stack(y.aminmax()).tolist())
+            return coded, (0.0, 1.0) if labels == (-1.0, 1.0) else labels  # two ways to write success and failure
         if not self.likelihood.two_classes:
             raise InputError(
                 "classes= is for the Bernoulli families, whose targets are labels; got "
