@@ -77,21 +77,22 @@ class GeneralizedLinear(LinearTarget):
 
     def _coded(self, y: Tensor, classes: Any) -> tuple[Tensor, tuple[float, ...]]:
         """Targets in the likelihood's coding, and the classes that it codes."""
-        if classes is None:
-            coded = self.likelihood.checked(y)
-            if not self.likelihood.two_classes:
-                return coded, ()
-            labels = tuple(torch.stack(y.aminmax()).tolist())
-            return coded, (0.0, 1.0) if labels == (-1.0, 1.0) else labels  # two ways to write success and failure
         if not self.likelihood.two_classes:
+            if classes is None:
+                return self.likelihood.checked(y), ()
             raise InputError(
                 "classes= is for the Bernoulli families, whose targets are labels; got "
                 f"{type(self.likelihood).__name__}. Leave it out."
             )
-        values = checks.class_values(classes, y)
-        if len(values) > 2:
-            raise InputError(f"a Bernoulli family has two classes; got classes {values.tolist()}.")
-        return (2 * checks.class_codes(y, values) - 1).to(y.dtype), tuple(values.tolist())
+        if classes is None:
+            coded, values = self.likelihood.checked(y), torch.stack(y.aminmax())
+        else:
+            values = checks.class_values(classes, y)
+            if len(values) > 2:
+                raise InputError(f"a Bernoulli family has two classes; got classes {values.tolist()}.")
+            coded = (2 * checks.class_codes(y, values) - 1).to(y.dtype)
+        labels = tuple(values.tolist())
+        return coded, (0.0, 1.0) if labels == (-1.0, 1.0) else labels  # two ways to write failure and success
 
     @property
     def dim(self) -> int:
