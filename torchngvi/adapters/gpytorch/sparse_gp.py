@@ -248,9 +248,9 @@ class SparseGP(TractableTarget):
                     prior = kernels(self.strategy, x)
                 yield prior, prior.projection(dtype), y.to(dtype)
             return
-        now = Versions(self.tensors())
-        if self._kept is None or self._kept[0] != now or any(p.rows.dtype != dtype for p in self._kept[1]):
-            self._kept = (now, [])
+        now = self.tensors()
+        if self._kept is None or not self._kept[0].hold(now) or any(p.rows.dtype != dtype for p in self._kept[1]):
+            self._kept = (Versions(now), [])
         kept, size = self._kept[1], sum(p.rows.numel() for p in self._kept[1])
         for index, (x, y) in enumerate(self._counted()):
             if index < len(kept):
