@@ -5,6 +5,7 @@ little memory or cannot read or write a file (nothing is written).
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -147,6 +148,9 @@ def _add_method_flags(group: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0 converged, 1 not converged, 2 bad input or a machine that cannot do it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of columns may be beyond the encoding of a terminal
+            stream.reconfigure(errors="backslashreplace")
     try:
         flags = vars(parser().parse_args(argv))
         command = flags.pop("command")

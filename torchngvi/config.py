@@ -17,7 +17,7 @@ from torchngvi.models.likelihoods import FAMILIES
 METHODS = ("vn", "srvn", "bwgd")
 POSTERIORS = ("cholesky", "natural", "diagonal")
 DTYPES = ("float64", "float32")
-_LONGEST_FILE = 1_000_000  # bytes of settings
+_LONGEST_FILE = 60_000  # bytes of settings
 _LARGEST = 2**63  # of a whole number
 
 

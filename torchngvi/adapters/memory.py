@@ -119,9 +119,9 @@ class Budget:
         """
         leaner = Budget("diagonal", self.trial, self.starts)
         fits = leaner != self and leaner.size(rows, columns) <= available()
-        remedy = "Use posterior diagonal (--posterior diagonal), or fewer columns." if fits else "Use a smaller table."
+        starts = f" from {self.starts} starts side by side" if self.starts > 1 else ""
         require(
             self.size(rows, columns),
-            f"a fit of posterior {self.posterior} to {what}, {rows} rows of {columns} columns,",
-            remedy,
+            f"a fit of posterior {self.posterior} to {what}, {rows} rows of {columns} columns{starts},",
+            "Use posterior diagonal, or fewer columns." if fits else "Use fewer rows, columns or starts.",
         )

@@ -73,8 +73,14 @@ def _check(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise InputError(f"out must be a folder; {str(existing)!r} is a file. Choose another name (--out).")
-    if not os.access(existing, os.W_OK):
-        raise InputError(f"out cannot be written: no permission in {str(existing)!r}. Choose another folder (--out).")
+    try:
+        with tempfile.TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"out must be a folder where files can be written; in {str(existing)!r} none can ({error}). "
+            "Choose another folder (--out)."
+        ) from error
 
 
 def _is_taken(folder: Path) -> bool:
@@ -109,7 +115,11 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]])
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """A frame as a csv file; texts as `cell` writes them."""
     texts = frame.select_dtypes(exclude="number")
-    frame.assign(**{name: texts[name].map(cell) for name in texts}).to_csv(path, index=False)
+    frame.assign(**{name: texts[name].map(cell) for name in texts}).to_csv(
+        path,
+        index=False,
+        lineterminator="\r\n",  # with which texts that hold either are quoted
+    )
 
 
 def read_frame(path: Path) -> pd.DataFrame:

@@ -210,8 +210,8 @@ def _too_few_rows(train: tables.Rows) -> tuple[str, ...]:
     if rows >= _FEWEST_ROWS:
         return ()
     return (
-        f"{rows} training row{'s' * (rows != 1)} are too few to believe the result: the posterior is little more than "
-        f"the prior, converged or not. Take at least {_FEWEST_ROWS}.",
+        f"{rows} training rows{'' if train.weights is None else ' of positive weight'} are too few to believe the "
+        f"result: the posterior is little more than the prior, converged or not. Take at least {_FEWEST_ROWS}.",
     )
 
 

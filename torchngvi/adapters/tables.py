@@ -230,11 +230,11 @@ def _npz_arrays(path: Path, wanted: Iterable[str], optional: str, budget: Budget
             _require_memory_for_arrays(path, headers, budget)
             with np.load(path, allow_pickle=False) as stored:
                 return {name: stored[name] for name in taken}
-    except (MemoryError, InputError):
+    except InputError:
         raise
     except Exception as error:  # of a broken archive zipfile, zlib, numpy and the parser of headers raise anything
         raise InputError(
-            f"{str(path)!r} cannot be read as an npz archive of numbers ({error}). "
+            f"{str(path)!r} cannot be read as an npz archive of numbers ({error or type(error).__name__}). "
             "Write it by numpy.savez(path, X=X, y=y) with numeric arrays."
         ) from error
     raise InputError(
