@@ -59,7 +59,7 @@ HUGE = {
     "svmlight index": ("1 99999999999999999999:1\n", (), "'a.svm' cannot be read as a svmlight file"),
     "claim": ({"X": array((10**12, 10)), "y": Y}, (), "reading the arrays of 'a.npz' takes about 8e+04 GB of memory"),
     "giant claim": ({"X": array((10**30, 10)), "y": Y}, (), "reading the arrays of 'a.npz' takes about 8e+22 GB"),
-    "no rows": ({"X": array((0, 10**15)), "y": array((0,))}, (), "0 rows of 1000000000000000 columns"),
+    "no rows": ({"X": array((0, 10**15)), "y": array((0,))}, (), "0 rows of 1000000000000000 columns, takes"),
     "giant texts": (
         {"X": array((2, 3)), "y": array((2,), kind="<U500000000")},
         (),
@@ -80,7 +80,8 @@ def test_what_is_too_large_is_refused_before_it_is_read(case, capsys, monkeypatc
         Path(name := "a.svm").write_text(content)
     else:
         name = archive(**content)
-        monkeypatch.setattr(np, "load", lambda *args, **kwargs: np.ones(-1))
+        if "takes" in sentence:
+            monkeypatch.delattr(np, "load")
     assert fit(name, *flags) == 2
     captured = capsys.readouterr()
     assert sentence in captured.err
@@ -106,7 +107,8 @@ class TestColumns:
         assert fit("a.npz", "--lr", "0.1") == 2
         assert "takes about 20.1 GB of memory" in capsys.readouterr().err
 
-    def test_a_mean_field_is_fitted(self):
+    def test_a_mean_field_is_fitted(self, monkeypatch):
+        monkeypatch.setattr(memory, "draws", lambda rows, columns: 200)
         assert fit("a.npz", "--posterior", "diagonal", "--max-evaluations", "3") == 1
         assert Path("runs/a/coefficients.csv").read_text().count("\n") == 20_002
 
