@@ -86,6 +86,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(case, capsys, monkeypatc
     captured = capsys.readouterr()
     assert sentence in captured.err
     assert re.fullmatch(r"torchngvi: error: [^\n]*\.\n", captured.err)
+    assert "()" not in captured.err  # the reason is named
     assert captured.out == ""
     assert not Path("runs").exists()
 

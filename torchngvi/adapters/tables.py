@@ -234,7 +234,7 @@ def _npz_arrays(path: Path, wanted: Iterable[str], optional: str, budget: Budget
         raise
     except Exception as error:  # of a broken archive zipfile, zlib, numpy and the parser of headers raise anything
         raise InputError(
-            f"{str(path)!r} cannot be read as an npz archive of numbers ({error or type(error).__name__}). "
+            f"{str(path)!r} cannot be read as an npz archive of numbers ({str(error) or type(error).__name__}). "
             "Write it by numpy.savez(path, X=X, y=y) with numeric arrays."
         ) from error
     raise InputError(
