@@ -47,6 +47,7 @@ from torchngvi.rules import (
     CenteredSVGD,
     CovarianceGradient,
     Geodesic,
+    LocalExponential,
     LogNaturalGradient,
     LogRootGradient,
     NaturalGradient,
@@ -120,6 +121,7 @@ RULES = {
     "root_gradient": RootGradient,
     "log_natural_gradient": LogNaturalGradient,
     "log_root_gradient": LogRootGradient,
+    "local_exponential": LocalExponential,
 }
 STEP_SIZES = {"constant": Constant, "kl_radius": KLRadius, "sufficient_decrease": SufficientDecrease}
 DRAWS = {"independent": Independent, "antithetic": Antithetic, "quasi": Quasi, "fixed": Fixed}
@@ -150,6 +152,7 @@ EXCLUDED_RULES = {
     ("natural", "root_gradient"): "it moves a root",
     ("natural", "log_natural_gradient"): "it moves the logarithms of a root's diagonal",
     ("natural", "log_root_gradient"): "as above",
+    ("natural", "local_exponential"): "it moves a root",
     ("precision_cholesky", "bures_wasserstein"): "an affine map of theta acts on a root of V; it holds one of S",
     ("precision_cholesky", "svgd"): "as above",
     ("precision_cholesky", "centered_svgd"): "as above",

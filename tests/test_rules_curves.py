@@ -138,6 +138,21 @@ def log_root(natural, inverse):
     return update
 
 
+def local_exponential(inverse):
+    """T' = T (I + ρK + ½ρ²K²) or C' = C (I - ρK + ½ρ²K²), K = tril½[Cᵀ(H - γS)C] with the C of each."""
+
+    def update(m, V, g, H, rho, gamma):
+        S = torch.linalg.inv(V)
+        root = torch.linalg.cholesky(S if inverse else V)
+        C = torch.linalg.inv(root).mT if inverse else root
+        K = (rho if inverse else -rho) * reference.tril_half(C.mT @ (H - gamma * S) @ C)
+        new = root @ (torch.eye(len(m), dtype=m.dtype) + K + 0.5 * K @ K)
+        product = new @ new.mT
+        return m - rho * V @ g, torch.linalg.inv(product) if inverse else product
+
+    return update
+
+
 def root_gradient(m, V, g, H, rho, gamma):
     """m' = m - ρg, C' = C - ρ tril[HC - γC⁻ᵀ]."""
     C = torch.linalg.cholesky(V)
@@ -155,6 +170,7 @@ PRINTED = {  # and a step that stays in the cone
     "root_gradient": (root_gradient, 0.05),
     "log_natural_gradient": (log_root(natural=True, inverse=False), 0.4),
     "log_root_gradient": (log_root(natural=False, inverse=False), 0.05),
+    "local_exponential": (local_exponential(inverse=False), 0.4),
 }
 
 
@@ -162,6 +178,7 @@ ON_PRECISION = {  # rules whose line depends on the coordinates
     "root_gradient": precision_root_gradient,
     "log_natural_gradient": log_root(natural=True, inverse=True),
     "log_root_gradient": log_root(natural=False, inverse=True),
+    "local_exponential": local_exponential(inverse=True),
 }
 
 
@@ -316,6 +333,7 @@ ON_PRECISION = {  # rules whose line depends on the coordinates
     "root_gradient": precision_root_gradient,
     "log_natural_gradient": log_root(natural=True, inverse=True),
     "log_root_gradient": log_root(natural=False, inverse=True),
+    "local_exponential": local_exponential(inverse=True),
 }
 
 

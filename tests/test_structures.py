@@ -8,10 +8,10 @@ import torch
 from arrow import ScalarArrow
 from cases import BATCHES, DTYPE, EXACT, IDENTITY, close, randn
 
-from torchngvi import CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi import CholeskyGaussian, NaturalGaussian, NaturalGradientVI, PrecisionCholeskyGaussian, rules
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Coordinates, Cost, Expectation, Frame, Local, Raw, RootTangent
-from torchngvi.rules import NormalizedMomentum, QuasiNewton
+from torchngvi.interfaces import Coordinates, Cost, Expectation, Frame, Framed, Local, Raw, RootTangent, Rule
+from torchngvi.rules import LocalExponential, NormalizedMomentum, QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, FullAlgebra, UnequalBlocks, block_diagonal
 
 DIM = 6
@@ -343,6 +343,41 @@ class TestFisher:
         close(q.variance, q.covariance.diagonal(dim1=-2, dim2=-1), EXACT)
         z = randn(3, *batch, DIM, seed=10)
         close(q.whiten(q.push_noise(z) - q.mean), z, IDENTITY)
+
+
+FACTORIES = {rules.ProjectedSquareRoot: lambda: rules.ProjectedSquareRoot(0.1)}
+NEED_FULL = [
+    rule for rule in vars(rules).values() if isinstance(rule, type) and issubclass(rule, Rule) and rule.full_algebra
+]
+
+
+@pytest.mark.parametrize("rule", NEED_FULL)
+def test_rules_that_leave_the_pattern_are_refused_by_name(rule):
+    q, made = PrecisionCholeskyGaussian(3, structure=ScalarArrow(3)), FACTORIES.get(rule, rule)()
+    if rule.emits not in q.takes:
+        with pytest.raises(PairError, match=f"^{rule.__name__} moves q by {rule.emits.__name__}, which"):
+            NaturalGradientVI(q, made, lr=0.1)
+        return
+    text = (
+        f"{rule.__name__} needs products of matrices that leave the pattern of ScalarArrow(dim=3). Use "
+        "VariationalNewton(), NaturalGradient() or LocalExponential(), or a structure of blocks."
+    )
+    with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+        NaturalGradientVI(q, made, lr=0.1)
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in FAMILIES if pair[0] is not NaturalGaussian])
+def test_the_local_exponential_never_leaves_the_cone(kind, name):
+    """diag Λ ≥ ½ for steps and curvatures of any size."""
+    q = posterior_of(kind, name, (50,), 1)
+    P = 50 * randn(50, *PATTERNS[name].shape, seed=2)
+    packet = Framed(randn(50, DIM, seed=3), PATTERNS[name].one_sided(P))
+    e = Expectation(torch.zeros(50, dtype=DTYPE), packet, 1.0, True, Cost(1, 1))
+    for rho in (0.01, 0.1, 1.0, 10.0):
+        new, ok = q.moved(LocalExponential()(q, e).at(torch.full((50,), rho, dtype=DTYPE)))
+        assert bool(ok.all())
+        ratio = q.structure.diagonal(new.matrix) / q.structure.diagonal(q.coordinates.matrix)
+        assert float(ratio.min()) >= 0.5
 
 
 class TestBlockDiagonal:

@@ -15,3 +15,7 @@ class PairError(TorchngviError, TypeError):
 
 class RejectedStepWarning(UserWarning):
     """A step that left the positive definite cone or met a non-finite value, and was not taken."""
+
+
+class UnsummedRanksWarning(UserWarning):
+    """Several processes step each on its own data, and nothing sums what they contribute."""

@@ -20,25 +20,11 @@ from torchngvi.interfaces import (
     Move,
     Raw,
     Tangent,
-    Versions,
-    where_members,
 )
 from torchngvi.linalg import cholesky
-from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.gaussian import Gaussian, Tested
 from torchngvi.structures import FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
-
-
-class _Factored(Coordinates):
-    """(S m, S) with the factor of S beside it."""
-
-    factor: Tensor
-
-    @classmethod
-    def of(cls, vector: Tensor, matrix: Tensor, factor: Tensor) -> "_Factored":
-        new = cls(vector, matrix)
-        new.factor = factor
-        return new
 
 
 class NaturalGaussian(Gaussian):
@@ -72,11 +58,14 @@ class NaturalGaussian(Gaussian):
     @property
     def mean(self) -> Tensor:
         """m, (*batch, D)."""
-        return self._remembered("mean", self._mean)
+        return self._computed("mean")["mean"]
 
-    def _mean(self) -> Tensor:
-        factor = self.factor()
-        return self.structure.tsolve(factor, self.structure.solve(factor, self.precision_mean))
+    def _compute_mean(self) -> Tensor:
+        return self._solved(self.factor(), self.precision_mean)
+
+    def _solved(self, factor: Structured, vector: Tensor) -> Tensor:
+        """(T Tᵀ)⁻¹ x."""
+        return self.structure.tsolve(factor, self.structure.solve(factor, vector))
 
     @property
     def coordinates(self) -> Coordinates:
@@ -90,29 +79,22 @@ class NaturalGaussian(Gaussian):
 
     def factor(self) -> Structured:
         """T with S = T Tᵀ, kept until S changes."""
-        return self._remembered("factor", lambda: self.structure.cholesky(self.coordinates.matrix)[0])
+        return self._computed("factor")["factor"]
+
+    def _compute_factor(self) -> Structured:
+        return self.structure.cholesky(self.coordinates.matrix)[0]
 
     def frame(self) -> Frame:
         """(m, T⁻ᵀ), kept until the coordinates change."""
-        return self._remembered("frame", self._frame)
+        known = self._computed("mean", "root")
+        return Frame(known["mean"], known["root"], self.structure, upper=True)
 
-    def _frame(self) -> Frame:
-        return Frame(self.mean, self.structure.inverse(self.factor()), self.structure, upper=True)
+    def _compute_root(self) -> Structured:
+        return self.structure.inverse(self.factor())
 
     def snapshot(self) -> Coordinates:
-        """A copy of the coordinates with the factor."""
-        return _Factored.of(*(buffer.clone() for buffer in self.coordinates), self.factor())
-
-    def assign(self, new: Coordinates, where: Tensor) -> None:
-        """As every posterior; the factor that the test of the cone has made is kept."""
-        factor = where_members(where, new.factor, self.factor()) if isinstance(new, _Factored) else None
-        # graphs through what was computed from the old coordinates are stale: let torch know
-        for _, (_, value) in self._memory.items():
-            parts = (value.mean, value.root) if isinstance(value, Frame) else value
-            torch.autograd.graph.increment_version(parts)
-        super().assign(new, where)
-        if factor is not None:
-            self._memory["factor"] = (Versions(self.coordinates), factor)
+        """A copy of the coordinates with what is known of them."""
+        return Tested.of(*super().snapshot(), **self._computed("mean", "factor", "root"))
 
     @property
     def scale_tril(self) -> Tensor:
@@ -159,7 +141,7 @@ class NaturalGaussian(Gaussian):
         return g, self.structure.from_dense(H)
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """(S'm', S'), and where S' is positive definite."""
+        """(S'm', S'), and where S' is positive definite and V' neither over- nor underflows."""
         vector, precision = self.coordinates
         match move:
             case Tangent((vector_change, matrix_change)):
@@ -172,4 +154,6 @@ class NaturalGaussian(Gaussian):
             case _:
                 raise NotImplementedError  # `takes` refuses it before
         factor, ok = self.structure.cholesky(matrix)
-        return _Factored.of(vector, matrix, factor), ok & torch.isfinite(vector).all(-1)
+        mean, root = self._solved(factor, vector), self.structure.inverse(factor)
+        new = Tested.of(vector, matrix, mean=mean, factor=factor, root=root)
+        return new, ok & torch.isfinite(vector).all(-1) & self._proper(mean, root)

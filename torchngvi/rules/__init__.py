@@ -9,6 +9,7 @@ from torchngvi.rules.bures_wasserstein import BuresWasserstein
 from torchngvi.rules.centered_svgd import CenteredSVGD
 from torchngvi.rules.covariance_gradient import CovarianceGradient
 from torchngvi.rules.geodesic import Geodesic
+from torchngvi.rules.local_exponential import LocalExponential
 from torchngvi.rules.log_natural_gradient import LogNaturalGradient
 from torchngvi.rules.log_root_gradient import LogRootGradient
 from torchngvi.rules.natural_gradient import NaturalGradient
@@ -31,6 +32,7 @@ __all__ = [
     "CenteredSVGD",
     "CovarianceGradient",
     "Geodesic",
+    "LocalExponential",
     "LogNaturalGradient",
     "LogRootGradient",
     "NaturalGradient",

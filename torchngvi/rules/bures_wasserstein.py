@@ -18,6 +18,7 @@ class BuresWasserstein(Rule):
 
     emits = Affine
     natural = False
+    full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path α -> (I - αG) V (I - αG)."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
+from torchngvi.structures import FullAlgebra
 
 
 @final
@@ -18,10 +19,12 @@ class CovarianceGradient(Rule):
 
     emits = Root
     natural = False
+    full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The straight line from (m, V)."""
         local, frame, structure = q.local(e), q.frame(), q.structure
+        assert isinstance(structure, FullAlgebra)
         g, G = q.unframe(local.a, local.P)
         V = structure.matmul(frame.root, structure.transpose(frame.root))
 

@@ -10,6 +10,7 @@ from typing import final
 from torch import Tensor
 
 from torchngvi.interfaces import Congruence, Expectation, Path, Posterior, Rule
+from torchngvi.structures import FullAlgebra
 
 
 @final
@@ -18,10 +19,12 @@ class Geodesic(Rule):
 
     emits = Congruence
     natural = True
+    full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path ρ -> C exp(-ρP) Cᵀ."""
         local, structure = q.local(e), q.structure
+        assert isinstance(structure, FullAlgebra)
 
         def at(rho: Tensor) -> Congruence:
             N = structure.exp(structure.scaled(rho, local.P))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
+from torchngvi.structures import FullAlgebra
 
 
 @final
@@ -29,6 +30,7 @@ class ProjectedSquareRoot(Rule):
 
     emits = Root
     natural = False
+    full_algebra = True
 
     def __init__(self, floor: float) -> None:
         if not 0 < floor < float("inf"):
@@ -46,6 +48,7 @@ class ProjectedSquareRoot(Rule):
                 "Use a CholeskyGaussian, or ProjectedRootGradient."
             )
         local, frame, structure = q.local(e), q.frame(), q.structure
+        assert isinstance(structure, FullAlgebra)
         g, G = q.unframe(local.a, local.P)
         # C = UΣWᵀ has the symmetric root UΣUᵀ
         U, sizes, _ = torch.linalg.svd(frame.root)

@@ -19,6 +19,7 @@ class Retraction(Rule):
 
     emits = Congruence
     natural = True
+    full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path ρ -> C (I + ρP + ½ρ²P²)⁻¹ Cᵀ."""

@@ -13,6 +13,7 @@ from typing import final
 from torch import Tensor
 
 from torchngvi.interfaces import Affine, Expectation, Path, Posterior, Rule
+from torchngvi.structures import FullAlgebra
 
 
 @final
@@ -21,10 +22,12 @@ class SVGD(Rule):
 
     emits = Affine
     natural = False
+    full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path ε -> (I + εB) V (I + εB)ᵀ."""
         local, frame, structure = q.local(e), q.frame(), q.structure
+        assert isinstance(structure, FullAlgebra)
         g, G = q.unframe(local.a, local.P)
         V = structure.matmul(frame.root, structure.transpose(frame.root))
         B = -structure.matmul(G, V) - structure.lower(g[..., None, :], frame.mean[..., None, :])

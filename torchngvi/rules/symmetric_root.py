@@ -10,6 +10,7 @@ from typing import final
 from torch import Tensor
 
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
+from torchngvi.structures import FullAlgebra
 
 
 @final
@@ -18,10 +19,12 @@ class SymmetricRoot(Rule):
 
     emits = Root
     natural = True
+    full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
         """The path ρ -> C (I - ½ρP)² Cᵀ."""
         local, frame, structure = q.local(e), q.frame(), q.structure
+        assert isinstance(structure, FullAlgebra)
         push, eye = frame.push(local.a), structure.eye(local.a)
 
         def at(rho: Tensor) -> Root:

@@ -38,7 +38,11 @@ class Diagonal(FullAlgebra):
         """L x."""
         return root * x
 
-    tmv = smv = mv
+    tmv = mv
+
+    def smv(self, symmetric: Structured, x: Tensor) -> Tensor:
+        """A x."""
+        return symmetric * x
 
     def solve(self, root: Structured, x: Tensor) -> Tensor:
         """L⁻¹ x."""
@@ -50,7 +54,9 @@ class Diagonal(FullAlgebra):
         """A B."""
         return left * right
 
-    tmatmul = matmul
+    def tmatmul(self, root: Structured, symmetric: Structured) -> Structured:
+        """L A."""
+        return root * symmetric
 
     def inverse(self, root: Structured) -> Structured:
         """L⁻¹."""
@@ -113,7 +119,9 @@ class Diagonal(FullAlgebra):
         """Written out, (*batch, D, D)."""
         return torch.diag_embed(root)
 
-    full = to_dense
+    def full(self, symmetric: Structured) -> Tensor:
+        """Written out, (*batch, D, D)."""
+        return torch.diag_embed(symmetric)
 
     def tril_half(self, symmetric: Structured) -> Structured:
         """½ A."""

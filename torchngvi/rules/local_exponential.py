@@ -1,0 +1,42 @@
+"""The natural gradient along a curve that stays positive definite for every step, in every pattern.
+
+    in (m, T)   T' = T Λ,  Λ = I + ρK + ½ρ²K²,   m' = m - ρ T⁻ᵀ a        K = tril½[P], P = K + Kᵀ
+    in (m, C)   C' = C Λ,  Λ = I - ρK + ½ρ²K²,   m' = m - ρ C a
+
+the first terms of the exponential of the triangular group (Lin, Nielsen, Khan and Schmidt 2021, local coordinates;
+the triangular root is their B).  The diagonal of Λ is 1 ± x + ½x² ≥ ½, whatever ρ and H, and products of triangular
+matrices keep the pattern: what `Retraction` is for dense matrices, for arrows and forests too.  Its tangent is that of
+`NaturalGradient`.
+"""
+
+from typing import final
+
+from torch import Tensor
+
+from torchngvi.interfaces import Coordinates, Expectation, Path, Posterior, RootTangent, Rule
+
+
+@final
+class LocalExponential(Rule):
+    """RootTangent(-ρCa, Λ's change of q's own root): positive definite for every ρ.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> opt = NaturalGradientVI(CholeskyGaussian(3), LocalExponential(), lr=1.0)
+    """
+
+    emits = RootTangent
+    natural = True
+
+    def __call__(self, q: Posterior, e: Expectation) -> Path:
+        """The path ρ -> q's root times I ± ρK + ½ρ²K²."""
+        local, structure = q.local(e), q.structure
+        half, root, push = structure.tril_half(local.P), q.coordinates.matrix, q.frame().push(local.a)
+        sign = 1.0 if q.upper else -1.0  # a root of the precision grows where one of the covariance shrinks
+
+        def at(rho: Tensor) -> RootTangent:
+            step = structure.scaled(sign * rho, half)
+            change = structure.matmul(root, step + 0.5 * structure.matmul(step, step))
+            return RootTangent(Coordinates(-rho[..., None] * push, change))
+
+        norm2 = q.norm2(local)
+        return Path(at, lambda: norm2, lambda: norm2)
