@@ -17,6 +17,7 @@ from torchngvi.arguments import as_target
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Congruence, Target, where_members
+from torchngvi.linalg import eigh
 from torchngvi.posteriors.gaussian import Gaussian
 
 _HALVINGS = 40  # of one step
@@ -118,9 +119,7 @@ def _derivatives(target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def _eigen(H: Tensor) -> _Curvature:
     """Eigenvalues by absolute value, none below rounding."""
-    finite = torch.isfinite(H).flatten(-2).all(-1)
-    eye = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
-    values, vectors = torch.linalg.eigh(where_members(finite, H, eye.expand_as(H)))
+    values, vectors, _ = eigh(H)
     floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
     floor = floor.clamp_min(torch.finfo(H.dtype).tiny ** 0.5)
     repaired = (values < floor).sum(-1)

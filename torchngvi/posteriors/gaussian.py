@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, Structure, Versions
-from torchngvi.linalg import cholesky
+from torchngvi.linalg import cholesky, eigh
 
 
 class Gaussian(Posterior):
@@ -160,9 +160,14 @@ class Gaussian(Posterior):
             raise InputError("covariance must be symmetric; pass (V + V.mT) / 2.")
         factor, ok = cholesky(covariance.to(mean.dtype))
         if not bool(ok.all()):
+            values, _, known = eigh(covariance)
             raise InputError(
                 "covariance must be positive definite; its Cholesky factorisation failed. "
-                f"Its smallest eigenvalue is {float(torch.linalg.eigvalsh(covariance).min()):.3g}."
+                + (
+                    f"Its smallest eigenvalue is {float(values.min()):.3g}."
+                    if bool(known.all())
+                    else "It is not finite."
+                )
             )
         return cls._start(mean, factor)
 
