@@ -8,7 +8,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
-_CALLS = 64  # to find the thetas of one batch at which the log joint fails
+_CALLS = 256  # to find the thetas of one batch at which the log joint fails
 
 
 @final
