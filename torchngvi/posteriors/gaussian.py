@@ -169,7 +169,7 @@ class Gaussian(Posterior):
                     else "It is not finite."
                 )
             )
-        return cls._start(mean, factor)
+        return cls._start(mean, covariance.diagonal(dim1=-2, dim2=-1).sqrt() if cls.mean_field else factor)
 
     @classmethod
     def from_posterior(cls, other: "Gaussian") -> Self:
@@ -179,7 +179,7 @@ class Gaussian(Posterior):
         >>> NaturalGaussian.from_posterior(CholeskyGaussian(1, scale=0.5)).precision.item()
         4.0
         """
-        return cls._start(other.mean, other.scale_tril)
+        return cls._start(other.mean, other.stddev if cls.mean_field else other.scale_tril)
 
     @classmethod
     def from_prior(
@@ -195,18 +195,22 @@ class Gaussian(Posterior):
         0.5
         """
         if isinstance(prior, FullPrior):
-            factor = cholesky(torch.cholesky_inverse(prior.root, upper=True))[0]
-            mean = prior.mean.expand(factor.shape[:-1])
+            covariance = torch.cholesky_inverse(prior.root, upper=True)
+            mean = prior.mean.expand(covariance.shape[:-1])
+            scale = covariance.diagonal().sqrt() if cls.mean_field else cholesky(covariance)[0]
         else:
             mean, precision = torch.broadcast_tensors(prior.mean, prior.precision)
-            factor = torch.diag_embed(precision.rsqrt())
+            scale = precision.rsqrt()
         shape = (*batch_shape, mean.shape[-1])
-        return cls._start(mean.expand(shape), factor.expand(*shape, mean.shape[-1]))
+        return cls._start(mean.expand(shape), scale.expand(*shape, *scale.shape[mean.ndim :]))
 
     @classmethod
-    def _start(cls, mean: Tensor, scale_tril: Tensor) -> Self:
-        """A new posterior of this family from a mean and a lower factor."""
-        scale = scale_tril.square().sum(-1).sqrt() if cls.mean_field else scale_tril
+    def _start(
+        cls,
+        mean: Tensor,  # (*batch, D)
+        scale: Tensor,  # (*batch, D), or a lower factor (*batch, D, D)
+    ) -> Self:
+        """A new posterior of this family."""
         return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=scale)  # type: ignore[call-arg]
 
     # -------------------------------------------------------------------------------- moments
@@ -344,9 +348,12 @@ class Gaussian(Posterior):
             raise InputError(f"KL needs two posteriors over the same space; got D = {self.dim} and {other.dim}.")
         mine = self.probed()
         batch = torch.broadcast_shapes(self.batch_shape, other.batch_shape)
-        columns = self.structure.to_dense(mine.root).movedim(-1, 0)
-        columns = columns.reshape(self.dim, *(1,) * (len(batch) - len(self.batch_shape)), *columns.shape[1:])
-        columns = columns.expand(self.dim, *batch, self.dim)
+        if self.mean_field and other.mean_field:
+            columns = mine.root[None]  # a diagonal map keeps them apart: their sum has the same norm
+        else:
+            columns = self.structure.to_dense(mine.root).movedim(-1, 0)
+        columns = columns.reshape(-1, *(1,) * (len(batch) - len(self.batch_shape)), *columns.shape[1:])
+        columns = columns.expand(-1, *batch, self.dim)
         spread = other.whiten(columns).square().sum((0, -1))
         shift = other.whiten((mine.mean - other.frame().mean).expand(*batch, self.dim)).square().sum(-1)
         log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
