@@ -111,8 +111,12 @@ class Versions:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
-        # a conversion changes dtype or device and nothing else
-        self.counts = tuple((tensor._version, tensor.dtype, tensor.device) for tensor in self.tensors)
+        # a conversion changes dtype or device and nothing else; what inference_mode made keeps no count, and is never
+        # the same again
+        self.counts = tuple(
+            (object() if tensor.is_inference() else tensor._version, tensor.dtype, tensor.device)
+            for tensor in self.tensors
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Versions) or self.counts != other.counts:

@@ -37,7 +37,8 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
             f"{name} must be finite; got {int((~finite).sum())} NaN or infinite of {entries.numel()} entries. "
             "Drop or impute those rows."
         )
-    return tensor.detach()
+    # the data of a model are read in backward passes, which what inference_mode made cannot be
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def design(value: Any) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, Structure, Versions
 from torchngvi.linalg import cholesky, eigh
+from torchngvi.modes import tracked
 
 
 class Gaussian(Posterior):
@@ -52,6 +53,7 @@ class Gaussian(Posterior):
         self.structure = structure
         self._memory: dict[str, tuple[Versions, Any]] = {}
 
+    @tracked
     def _register(
         self,
         names: tuple[str, str],
@@ -385,7 +387,7 @@ class Gaussian(Posterior):
         """A value computed from the coordinates, kept until they change."""
         versions = Versions(self.coordinates)
         if name not in self._memory or self._memory[name][0] != versions:
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():
                 self._memory[name] = (versions, compute())
         return self._memory[name][1]
 
