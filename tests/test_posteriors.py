@@ -663,3 +663,21 @@ def test_starts_agree_with_moments(name, batch):
     full = FullPrior(torch.zeros(3, dtype=DTYPE), root.mT @ root, root)
     q = POSTERIORS[name].from_prior(full, batch)
     close(q.variance, torch.linalg.inv(root.mT @ root).diagonal().expand(*batch, 3), IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"), [("natural", 1e-30), ("natural", 1e30), ("precision_cholesky", 1e-42), ("cholesky", 1e-50)]
+)
+def test_a_scale_without_coordinates(name, scale):
+    """In float32 1e-30 squared is 0 and 1e30 squared infinite: refused, and q keeps its place."""
+    text = (
+        r"^(mean and scale must have coordinates in torch\.float32; those of \w+ overflow or vanish, with a smallest "
+    )
+    text += r"scale of \S+\. Use float64 or other units of theta\.|scale must have a positive diagonal.*)$"
+    with pytest.raises(InputError, match=text):
+        POSTERIORS[name](2, scale=scale, dtype=torch.float32)
+    q = POSTERIORS[name](2, mean=1.0, dtype=torch.float32)
+    with pytest.raises(InputError, match=text):
+        q.initialize_(0.0, scale)
+    assert q.mean.tolist() == [1.0, 1.0]
+    assert q.stddev.tolist() == [1.0, 1.0]

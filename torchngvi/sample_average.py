@@ -246,8 +246,12 @@ class _Run:
         precision_root = torch.linalg.solve_triangular(mode.root, eye, upper=False)
         # mean field: 1/√diag H
         scale = precision_root.square().sum(0).rsqrt() if q.mean_field else mode.root
+        loss = math.inf
         for factor in _SHRINK:
-            q.initialize_(mode.theta, factor * scale)
+            try:
+                q.initialize_(mode.theta, factor * scale)
+            except InputError:  # no numbers of this dtype: q has kept its place
+                break
             loss = self._sampled_loss(_FEWEST)
             if loss < math.inf:
                 break

@@ -103,7 +103,8 @@ class Gaussian(Posterior):
         """Restart in place from N(mean, scale scaleᵀ).
 
         Raises:
-            InputError: not finite, of a shape that does not fit, or a scale whose diagonal is not positive.
+            InputError: not finite, of a shape that does not fit, a scale whose diagonal is not positive, or one whose
+                coordinates are not finite in this dtype.
         """
         like = self.mean_probe
         start = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
@@ -133,8 +134,16 @@ class Gaussian(Posterior):
             raise InputError(
                 f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."
             )
-        new = self._coordinates_of(start.expand(full), factor)
-        self.assign(new, torch.ones(self.batch_shape, dtype=torch.bool, device=like.device))
+        old, everywhere = self.snapshot(), torch.ones(self.batch_shape, dtype=torch.bool, device=like.device)
+        self.assign(self._coordinates_of(start.expand(full), factor), everywhere)
+        frame = self.frame()
+        regular = self.structure.positive_root(frame.root)[1].all() & torch.isfinite(frame.mean).all()
+        if not bool(regular):
+            self.assign(old, everywhere)
+            raise InputError(
+                f"mean and scale must have coordinates in {like.dtype}; those of {type(self).__name__} overflow or "
+                f"vanish, with a smallest scale of {smallest:.3g}. Use float64 or other units of theta."
+            )
         return self
 
     @classmethod
