@@ -106,6 +106,15 @@ class TestMode:
         assert found.log_evidence == pytest.approx(exact, abs=1e-5)
         assert found.gradients <= 1 + 5 + 2 + 5
 
+    def test_bends_that_cancel(self):
+        """Between kinks gradients do not change and sᵀHs vanishes: the update is left out."""
+        f = LogJoint(lambda theta: -theta.abs().sum(-1))
+        starts = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        for found in mode.find_modes(f, starts, 260):
+            assert found is not None
+            assert float(found.theta.abs().max()) < 0.1
+            assert bool(found.root.isfinite().all())
+
     def test_temperature(self):
         H, _, f = quadratic(3)
         found = mode.find_mode(LogJoint(f, temperature=0.25), torch.zeros(3, dtype=torch.float64), 100)
@@ -394,6 +403,14 @@ def test_kinks(family, dim):
     m, s = q.mean, q.stddev
     folded = s * math.sqrt(2 / math.pi) * torch.exp(-0.5 * (m / s).square()) + m * torch.erf(m / s / math.sqrt(2))
     assert best - 1e-9 < float((folded.sum() - q.entropy()).detach()) < best + 0.02
+
+
+def test_curvature_beyond_the_range_of_squares():
+    """Decrements underflow to 0 where the curvature is 1e200, and nothing is divided by them."""
+    q = DiagonalGaussian(1, scale=1e-3, dtype=torch.float64)
+    result = quiet(q, lambda theta: -0.5e200 * theta.square().sum(-1))
+    assert result.converged, result.reason
+    assert float(q.stddev) == pytest.approx(1e-100)
 
 
 def test_other_starts_that_fail_do_not_lose_the_fit(monkeypatch):

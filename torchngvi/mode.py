@@ -173,8 +173,8 @@ class _Search:
             return False
         s, y = theta - self.theta, gradient - self.gradient
         self.theta, self.energy, self.gradient = theta, energy, gradient
-        share = fallen / (length * square * (1 - length / 2))
-        if length < 1 or not _TRUSTED[0] < share < _TRUSTED[1]:
+        predicted = length * square * (1 - length / 2)  # may underflow to 0
+        if length < 1 or not _TRUSTED[0] * predicted < fallen < _TRUSTED[1] * predicted:
             return (yield from self._hessian())
         if not self.definite:
             self.H = self._repaired

@@ -411,7 +411,7 @@ class _Run:
         self.looked = True
         try:
             return self._found_better()
-        except (TorchngviError, RuntimeError) as error:  # whatever fails elsewhere, q is where it was
+        except (TorchngviError, RuntimeError, ArithmeticError) as error:  # whatever fails elsewhere, q is where it was
             self.halt = ""
             self.unseen = f", and other starts could not be looked at ({str(error).rstrip('.')})"
             return False
