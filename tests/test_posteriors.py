@@ -1,6 +1,7 @@
 """What every posterior offers its user: one class over all posteriors and batch shapes."""
 
 import copy
+import math
 import pickle
 import re
 
@@ -30,7 +31,7 @@ from cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchngvi import VN, GeneralizedLinear, fit, sparse
+from torchngvi import VN, GeneralizedLinear, fit, linalg, sparse
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import Extremes
 from torchngvi.errors import InputError
@@ -377,6 +378,35 @@ class TestFromMoments:
     def test_not_a_number(self):
         with pytest.raises(InputError, match="covariance must be positive definite"):
             CholeskyGaussian.from_moments(torch.zeros(2), torch.full((2, 2), torch.nan))
+
+
+def test_moments_that_are_not_finite():
+    covariance = torch.tensor([[1.0, math.nan], [math.nan, 1.0]], dtype=DTYPE)
+    text = "covariance must be positive definite; its Cholesky factorisation failed. It is not finite."
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        CholeskyGaussian.from_moments(torch.zeros(2, dtype=DTYPE), covariance)
+
+
+class TestEigenvalues:
+    """`linalg.eigh` never raises: it says where a decomposition failed."""
+
+    def test_members_apart(self, monkeypatch):
+        """Where torch gives up, it gives up on a whole batch: the members are then taken one by one."""
+        matrix = torch.diag_embed(torch.tensor([[2.0, 1.0], [4.0, 3.0], [math.inf, 1.0]], dtype=DTYPE))
+        own = torch.linalg.eigh
+
+        def gives_up(A):
+            if A.ndim > 2 or float(A[0, 0]) == 4:
+                raise torch.linalg.LinAlgError("the algorithm failed to converge")
+            return own(A)
+
+        values, vectors, ok = linalg.eigh(matrix)
+        assert ok.tolist() == [True, True, False]
+        monkeypatch.setattr(torch.linalg, "eigh", gives_up)
+        values, vectors, ok = linalg.eigh(matrix)
+        assert ok.tolist() == [True, False, False]
+        assert values.tolist() == [[1.0, 2.0], [1.0, 1.0], [1.0, 1.0]]
+        assert torch.equal(vectors[1:], torch.eye(2, dtype=DTYPE).expand(2, 2, 2))
 
 
 class TestErrors:

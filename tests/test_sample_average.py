@@ -656,11 +656,6 @@ class TestGuarded:
         assert first.found
         assert third.found
 
-    def test_a_fit_next_to_a_region_that_raises(self):
-        """Steps into it are rejected; the optimum of the rest of the draws lies on this side."""
-        q = CholeskyGaussian(2, dtype=torch.float64, scale=0.1)
-        assert quiet(q, self.target(bound=8.0)).converged
-
 
 def test_guarded_passes_on_its_own_errors():
     target = Guarded(LogJoint(lambda theta: theta))
