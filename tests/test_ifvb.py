@@ -567,6 +567,18 @@ def test_copies_and_pickles_go_on_alike():
         assert torch.equal(twin.family.vector, q.vector)
 
 
+def test_an_average_begins_as_a_copy_of_its_own():
+    q = gaussian()
+    opt = AIFVB(q, samples=3, warmup=10, generator=seeded())
+    start = q.vector.detach().clone()
+    twin = copy.deepcopy(opt)
+    with torch.no_grad():
+        q.vector.zero_()
+    assert torch.equal(opt.average, start)
+    assert torch.equal(twin.family.vector, start)
+    assert not opt.average.requires_grad
+
+
 def test_members_of_a_batch_do_not_touch_one_another():
     """A member that is spoiled is left where it is; the others take the steps they take without it."""
     start = torch.full((3, 4), 0.3, dtype=FLOAT)
