@@ -604,8 +604,16 @@ class TestRates:
     def test_refusals(self):
         variance, adaptive = QuadraticVariance(1.0, 1.0), AdaptiveVariance(1.0, 1.0, 1.0)
         calls = {
-            "mu": [lambda: variance.fixed_step(0.0, 1.0), lambda: variance.two_stage_step(0.0, 1)],
-            "eps": [lambda: adaptive.fixed_slack(0.0), lambda: variance.fixed_iterations(1.0, 0.0, 1.0)],
+            "mu": [
+                lambda: variance.fixed_step(0.0, 1.0),
+                lambda: variance.two_stage_step(0.0, 1),
+                lambda: adaptive.fixed_step(0.0, 1.0),
+            ],
+            "eps": [
+                lambda: adaptive.fixed_slack(0.0),
+                lambda: variance.fixed_iterations(1.0, 0.0, 1.0),
+                lambda: adaptive.fixed_step(1.0, 0.0),
+            ],
             "delta2": [
                 lambda: adaptive.two_stage_slack(1.0, 0.0),
                 lambda: variance.two_stage_bound(1.0, 1, 0.0),

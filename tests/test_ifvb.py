@@ -625,6 +625,16 @@ def test_a_step_out_of_the_domain_is_not_taken():
     assert opt.last.accepted.item() is False
 
 
+def test_a_clamp_does_not_hide_an_infinite_step():
+    """Beta ends steps at 0.01, but one that is not finite is no step, on either side."""
+    for sign in (1.0, -1.0):
+        q = Beta(torch.tensor([2.0, 3.0], dtype=FLOAT))
+        opt = PreconditionedVI(q, Identity(), estimator=ClosedForm())
+        with pytest.warns(RejectedStepWarning, match="Beta was not finite"):
+            opt.step(lambda lam, sign=sign: sign * math.inf * lam.sum())
+        assert (q.vector.tolist(), opt.rejections) == ([2.0, 3.0], 1)
+
+
 def test_nan_gradients_and_scores_leave_the_state_whole():
     q = gaussian()
     opt = AIFVB(q, samples=3, warmup=10, momentum=0.5, estimator=ControlVariate(10), generator=seeded())
