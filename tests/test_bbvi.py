@@ -344,6 +344,8 @@ class TestDivergences:
         assert found == pytest.approx((2.0, 1.5, 7.0))
         with pytest.raises(InputError, match=r"one number a point, \(N,\) each; got \(2,\) and \(1,\)"):
             empirical_variance(torch.ones(2), torch.ones(1), 0.0)
+        with pytest.raises(InputError, match=r"one number a point, \(N,\) each; got \(2, 2\) and \(2, 2\)"):
+            empirical_variance(torch.ones(2, 2), torch.ones(2, 2), 0.0)
         with pytest.raises(InputError, match="distances2 must be positive: the value at the optimum is passed"):
             empirical_variance(torch.ones(2), torch.zeros(2), 0.0)
 

@@ -180,6 +180,12 @@ def test_clipping_bounds_the_step():
     assert opt.last.clipped.tolist() == [True] * 3
     assert opt.memory["clips"].tolist() == [1.0] * 3
     assert (opt.last.norm > 0.1).all()
+    q = gaussian()  # a short direction is not made longer
+    before, g = q.vector.detach().clone(), gradient_of(bound, q.vector)
+    opt = PreconditionedVI(q, Identity(), 1.0, alpha=0.0, clip=100.0, estimator=ClosedForm())
+    opt.step(bound)
+    assert torch.allclose(q.vector - before, g)
+    assert opt.last.clipped.item() is False
 
 
 def test_no_step_is_longer_than_the_radius():
@@ -631,7 +637,7 @@ def test_a_clamp_does_not_hide_an_infinite_step():
         q = Beta(torch.tensor([2.0, 3.0], dtype=FLOAT))
         opt = PreconditionedVI(q, Identity(), estimator=ClosedForm())
         with pytest.warns(RejectedStepWarning, match="Beta was not finite"):
-            opt.step(lambda lam, sign=sign: sign * math.inf * lam.sum())
+            opt.step(lambda lam, sign=sign: sign * math.inf * lam[0] + lam[1])
         assert (q.vector.tolist(), opt.rejections) == ([2.0, 3.0], 1)
 
 
