@@ -482,6 +482,39 @@ def test_starts_that_are_refused(build, message):
         build()
 
 
+def test_one_bad_start_of_a_batch_is_refused():
+    both = torch.stack([torch.eye(2), -torch.eye(2)])
+    for build in (VecGaussian, VechGaussian, FlatCholesky):
+        with pytest.raises(InputError, match="positive definite"):
+            build(torch.zeros(2, 2), both)
+
+
+def test_a_start_is_copied():
+    """What is given is not what moves, in a constructor and in `at`."""
+    given = torch.ones(2, dtype=FLOAT)
+    q = Beta(given)
+    other = q.at(given)
+    with torch.no_grad():
+        q.vector += 1.0
+        other.vector += 2.0
+    assert (given.tolist(), q.vector.tolist(), other.vector.tolist()) == ([1.0] * 2, [2.0] * 2, [3.0] * 2)
+
+
+def test_a_coupling_flow_starts_where_it_is_told():
+    """Nearly mean + scale ε, whatever the network's first layer is; the determinants are those of the maps."""
+    torch.manual_seed(0)
+    flow, noise = AffineCoupling(3, layers=4, hidden=16, mean=1.0, scale=2.0).double(), randn(200, 3, seed=1)
+    theta, log_det = (part.detach() for part in flow(noise))
+    assert float((theta - 1 - 2 * noise).abs().max()) < 0.6
+    assert float((theta - 1 - 2 * noise).square().mean().sqrt()) < 0.15
+    assert all(not net[2].bias.any() for net in flow.nets)
+    jacobian = torch.autograd.functional.jacobian(lambda e: flow(e)[0], noise[0])
+    assert log_det[0].item() == pytest.approx(torch.linalg.slogdet(jacobian)[1].item())
+    back, inverse_log_det = flow(theta, inverse=True)
+    assert torch.allclose(back, noise)
+    assert torch.allclose(inverse_log_det, -log_det)
+
+
 def test_what_a_family_does_not_have():
     q = FAMILIES["beta"]()
     with pytest.raises(PairError, match=r"Beta has no map from noise to draws. Use the estimator ControlVariate"):
