@@ -14,7 +14,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, Versions, where_members
-from torchngvi.linalg import cholesky
+from torchngvi.linalg import cholesky, eigh
+from torchngvi.modes import tracked
 from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -74,6 +75,7 @@ class Gaussian(Posterior):
         self._memory: dict[str, Tensor] = {}  # what was computed from the coordinates
         self._memory_of: Versions | None = None
 
+    @tracked
     def _register(
         self,
         names: tuple[str, str],
@@ -128,7 +130,8 @@ class Gaussian(Posterior):
         """Restart in place from N(mean, scale scaleᵀ).
 
         Raises:
-            InputError: not finite, of a shape that does not fit, or a scale whose diagonal is not positive.
+            InputError: not finite, of a shape that does not fit, a scale whose diagonal is not positive, or one whose
+                coordinates are not finite in this dtype.
         """
         like = self.mean_probe
         start = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
@@ -158,8 +161,16 @@ class Gaussian(Posterior):
             raise InputError(
                 f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."
             )
-        new = self._coordinates_of(start.expand(full), factor)
-        self.assign(new, torch.ones(self.batch_shape, dtype=torch.bool, device=like.device))
+        old, everywhere = self.snapshot(), torch.ones(self.batch_shape, dtype=torch.bool, device=like.device)
+        self.assign(self._coordinates_of(start.expand(full), factor), everywhere)
+        frame = self.frame()
+        regular = self.structure.positive_root(frame.root)[1].all() & torch.isfinite(frame.mean).all()
+        if not bool(regular):
+            self.assign(old, everywhere)
+            raise InputError(
+                f"mean and scale must have coordinates in {like.dtype}; those of {type(self).__name__} overflow or "
+                f"vanish, with a smallest scale of {smallest:.3g}. Use float64 or other units of theta."
+            )
         return self
 
     @classmethod
@@ -189,11 +200,34 @@ class Gaussian(Posterior):
             raise InputError("covariance must be symmetric; pass (V + V.mT) / 2.")
         factor, ok = cholesky(covariance.to(mean.dtype))
         if not bool(ok.all()):
+            values, _, known = eigh(covariance)
             raise InputError(
                 "covariance must be positive definite; its Cholesky factorisation failed. "
-                f"Its smallest eigenvalue is {float(torch.linalg.eigvalsh(covariance).min()):.3g}."
+                + (
+                    f"Its smallest eigenvalue is {float(values.min()):.3g}."
+                    if bool(known.all())
+                    else "It is not finite."
+                )
             )
         return cls._start(mean, factor, cls._pattern(mean.shape[-1], structure))
+
+    @classmethod
+    def from_marginals(
+        cls,
+        mean: Tensor,  # (*batch, D)
+        marginals: Structured,  # the entries of V in the pattern
+        structure: FullAlgebra,
+    ) -> Self:
+        """The member of the family whose covariance has these blocks.
+
+        >>> from torchngvi import DiagonalGaussian
+        >>> from torchngvi.structures import Diagonal
+        >>> DiagonalGaussian.from_marginals(torch.zeros(2), torch.tensor([4.0, 9.0]), Diagonal(2)).stddev.tolist()
+        [2.0, 3.0]
+        """
+        root, _ = structure.cholesky(marginals)
+        scale = structure.diagonal(root) if structure.widest == 1 else structure.to_dense(root)
+        return cls._of(mean, scale, structure)
 
     @classmethod
     def from_posterior(cls, other: "Gaussian", *, structure: Pattern | None = None) -> Self:
@@ -207,7 +241,7 @@ class Gaussian(Posterior):
         4.0
         """
         kept = None if isinstance(other.structure, Diagonal) else other.structure
-        pattern = cls._pattern(other.dim, structure or kept)
+        pattern = cls._pattern(other.dim, structure, kept)
         if isinstance(pattern, Diagonal):
             return cls._of(other.mean, other.stddev, pattern)
         return cls._start(other.mean, other.scale_tril, pattern)
@@ -234,14 +268,14 @@ class Gaussian(Posterior):
         else:
             mean, precision = torch.broadcast_tensors(mean, precision)
         pattern, shape = cls._pattern(mean.shape[-1], structure), (*batch_shape, mean.shape[-1])
-        if isinstance(prior, Prior):
+        if not isinstance(prior, FullPrior):
             return cls._of(mean.expand(shape), precision.rsqrt().expand(shape), pattern)
         return cls._start(mean.expand(shape), factor.expand(*shape, mean.shape[-1]), pattern)
 
     @classmethod
-    def _pattern(cls, dim: int, structure: Pattern | None) -> Pattern:
-        """The structure that was asked for, or the family's own."""
-        return Dense(dim) if structure is None else structure
+    def _pattern(cls, dim: int, structure: Pattern | None, kept: Pattern | None = None) -> Pattern:
+        """The structure that was asked for, or that of where it comes from, or the family's own."""
+        return structure or kept or Dense(dim)
 
     @classmethod
     def _start(cls, mean: Tensor, scale_tril: Tensor, structure: Pattern) -> Self:
@@ -463,7 +497,7 @@ class Gaussian(Posterior):
             self._memory, self._memory_of = {}, Versions(coordinates)
         for name in names:
             if name not in self._memory:
-                with torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad():
                     self._memory[name] = getattr(self, f"_compute_{name}")()
         return self._memory
 
