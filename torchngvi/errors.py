@@ -15,3 +15,7 @@ class PairError(TorchngviError, TypeError):
 
 class RejectedStepWarning(UserWarning):
     """A step that left the positive definite cone or met a non-finite value, and was not taken."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint that could not be written; the run goes on, and the earlier checkpoint stays."""

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from torchngvi import checkpoints, records
 from torchngvi.arguments import as_target
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Posterior, Target, TractableTarget
+from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI
@@ -28,6 +28,15 @@ from torchngvi.streaming import stream_rows
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
+
+
+class _Kept(NamedTuple):
+    """The last q that was evaluated, complete: what an interrupt goes back to, and what a checkpoint holds."""
+
+    coordinates: Coordinates
+    members: Tensor  # converged, (*batch,)
+    records: int
+    state: checkpoints.State | None
 
 
 def fit(
@@ -93,8 +102,6 @@ def fit(
         raise InputError(f"max_evaluations must be at least 1; got {max_evaluations}.")
     if checkpoint_every < 1:
         raise InputError(f"checkpoint_every counts steps and must be at least 1; got {checkpoint_every}.")
-    if checkpoint is not None:
-        checkpoints.check_writable(checkpoint)
     callbacks, target = tuple(callbacks), as_target(target)
     if batch_size is not None:
         _check_batch_size(q, target, batch_size)
@@ -102,33 +109,41 @@ def fit(
         assert isinstance(q, Gaussian)
         return fit_by_draws(q, target, tolerance, max_evaluations, callbacks, progress, checkpoint)
 
-    if batch_size is not None and not (checkpoint is not None and Path(checkpoint).exists()):
+    file = None if checkpoint is None else checkpoints.of_fit(checkpoint, q, target, optimizer)
+    saved = None if file is None else checkpoints.resumed(file, q, optimizer, target)
+    if batch_size is not None and saved is None:
         assert isinstance(q, Gaussian)
         assert isinstance(target, GeneralizedLinear)
         stream_rows(q, target, batch_size, seed=int(torch.randint(2**31, ())))
     exact = optimizer.evaluates_exactly(target)
-    trace, step, seconds, done, expected = checkpoints.resumed(checkpoint, q, optimizer)
-    start, stalled = time.perf_counter() - seconds, 0
-    before = optimizer.evaluations - done[0], optimizer.gradients - done[1]
-    reason, converged, status = "", False, None
+    trace: list[Record] = []
+    step, stalled = 0.0, 0
+    start, before = time.perf_counter(), (optimizer.evaluations, optimizer.gradients)
+    if saved is not None:
+        trace, step, stalled = [Record(*values) for values in saved["trace"]], saved["step"], saved["stalled"]
+        start -= saved["seconds"]
+        # the evaluation at the saved q is done again, and has been counted
+        before = before[0] + 1 - saved["spent"][0], before[1] + optimizer.last_cost - saved["spent"][1]
+    reason, converged, origin = "", False, q.snapshot()
+    kept: _Kept | None = None
     with tqdm(total=max_evaluations, disable=not progress, desc=type(optimizer).__name__, unit="eval") as bar:
         try:
             while True:
-                if checkpoint is not None:
-                    # before the evaluation, which may draw
-                    done = optimizer.evaluations - before[0], optimizer.gradients - before[1]
-                    seconds = time.perf_counter() - start
-                    snapshot = checkpoints.snapshot(q, optimizer, trace, step, seconds, done)
-                    if trace and len(trace) % checkpoint_every == 0:
-                        checkpoints.save(checkpoint, snapshot)
+                here = q.snapshot()
+                # before the evaluation, which may draw
+                state = None if file is None else checkpoints.captured(file, q, optimizer)
                 status = optimizer.evaluate(target)
-                if expected is not None:
-                    checkpoints.check_same_problem(checkpoint, expected, status.loss)
-                    expected = None
                 norm = status.norm2.sqrt() / (target.temperature or 1.0)
                 members, alive = norm <= tolerance, status.loss.isfinite() & norm.isfinite()
                 record = records.record(optimizer, status.loss, norm, alive, step, before, time.perf_counter() - start)
+                if file is not None and state is not None:
+                    spent = record.evaluations, record.gradients
+                    now = {"loss": status.loss.clone(), "spent": spent, "step": step, "stalled": stalled}
+                    state = {**state, **now, "seconds": record.seconds}
                 trace.append(record)
+                kept = _Kept(here, members, len(trace), state)
+                if (kept.records - 1) % checkpoint_every == 0:
+                    _save(file, kept, trace)
                 records.show(bar, record)
                 converged = bool(members.all())
                 reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled, exact)
@@ -144,13 +159,26 @@ def fit(
             bar.total = bar.n if converged else bar.total  # done is done, whatever is left of the budget
             bar.refresh()
         except KeyboardInterrupt:
+            _go_back(q, origin if kept is None else kept.coordinates)
+            if kept is None:
+                raise
+            del trace[kept.records :]
             reason = reason if converged else "because it was interrupted."
-    if status is None:
-        raise KeyboardInterrupt
-    if checkpoint is not None:
-        checkpoints.save(checkpoint, snapshot)
+    assert kept is not None
+    _save(file, kept, trace)
     last = trace[-1]
-    return FitResult(converged, reason, last.loss, last.norm, last.evaluations, members, trace)
+    return FitResult(converged, reason, last.loss, last.norm, last.evaluations, kept.members, trace)
+
+
+def _save(file: checkpoints.Checkpoint | None, kept: _Kept, trace: list[Record]) -> None:
+    """What was evaluated last, with the records before it: its own is made again."""
+    if file is not None and kept.state is not None:
+        file.save({**kept.state, "trace": [tuple(record) for record in trace[: kept.records - 1]]})
+
+
+def _go_back(q: Posterior, coordinates: Coordinates) -> None:
+    with torch.no_grad():
+        q.assign(coordinates, torch.ones(q.batch_shape, dtype=torch.bool, device=q.mean_probe.device))
 
 
 def _check_batch_size(q: Posterior, target: Target, batch_size: int) -> None:
