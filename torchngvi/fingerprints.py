@@ -111,10 +111,10 @@ def described(part: object) -> str:
 
 
 def _with_settings(part: object) -> str:
-    """Its public attributes, apart from the generator, whose state is saved."""
+    """Its public attributes, and of a generator that there is one: its state is saved."""
     settings = {
         name: described(value)
         for name, value in sorted(vars(part).items())
-        if not name.startswith("_") and not isinstance(value, torch.Generator)
+        if not name.startswith("_") and value is not None
     }
     return f"{type(part).__name__}({', '.join(f'{name}={value}' for name, value in settings.items())})"
