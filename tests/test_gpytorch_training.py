@@ -1,7 +1,9 @@
 """Joint training: the length of natural steps, interruption and resumption, what cannot be trained on."""
 
 import copy
+import errno
 import math
+import os
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torchngvi.adapters.gpytorch import (
 )
 from torchngvi.adapters.gpytorch.training import TrainingResult, _backward_priors, _Run
 from torchngvi.checkpoints import Checkpoint
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import CheckpointWarning, InputError, PairError
 
 gp = pytest.importorskip("gpytorch")
 N, M = 200, 8
@@ -239,6 +241,75 @@ class TestResume:
         )
         with pytest.raises(InputError, match=text):
             train_svgp(other, likelihood, loader, N, torch.optim.Adam(other.parameters()), checkpoint=path)
+
+    def test_other_runs(self, tmp_path):
+        """Of other data, another rate, another kernel: each in a sentence, and nothing is changed."""
+        path = tmp_path / "run.pt"
+
+        def run(parts, epochs=1):
+            return train_svgp(*parts[:2], parts[3], N, parts[2], epochs=epochs, progress=False, checkpoint=path)
+
+        def another_rate(parts):
+            return (*parts[:2], torch.optim.Adam([*parts[0].parameters(), *parts[1].parameters()], lr=0.5), parts[3])
+
+        def another_kernel(parts):
+            parts[0].covar_module.base_kernel = gp.kernels.MaternKernel().double()
+            return another_rate(parts)
+
+        def other_data(parts):
+            x, y = parts[3].dataset.tensors
+            dataset = torch.utils.data.TensorDataset(x, -y)
+            return (*parts[:3], torch.utils.data.DataLoader(dataset, batch_size=20, shuffle=True))
+
+        run(set_up())
+        before = path.read_bytes()
+        for change, text in {
+            another_rate: r"its hyper_optimizer lr is \[0\.02\], here it is \[0\.5\]\. Remove it, or name",
+            another_kernel: r"its model covar_module\.base_kernel is RBFKernel, here it is MaternKernel\. Remove it",
+            other_data: r"its fingerprint of the data is \w+, here it is \w+\. Remove it, or name another file\.$",
+        }.items():
+            parts = change(set_up())
+            SparseGP(*parts[:2], [])  # q is initialised
+            start = copy.deepcopy(parts[0].state_dict())
+            with pytest.raises(InputError, match=text):
+                run(parts)
+            changed = [name for name, value in parts[0].state_dict().items() if not torch.equal(value, start[name])]
+            assert changed == []
+            assert path.read_bytes() == before
+
+    def test_a_loader_with_a_generator_of_its_own(self, tmp_path):
+        ends = []
+        for stops in ((4,), (2, 4)):
+            for epochs in stops:
+                model, likelihood, adam, loader = set_up()
+                generator = torch.Generator().manual_seed(3)
+                own = torch.utils.data.DataLoader(loader.dataset, batch_size=20, shuffle=True, generator=generator)
+                path = tmp_path / f"{len(stops)}.pt"
+                train_svgp(model, likelihood, own, N, adam, epochs=epochs, progress=False, checkpoint=path)
+            ends.append(model.state_dict())
+        assert all(torch.equal(a, b) for a, b in zip(ends[0].values(), ends[1].values(), strict=True))
+
+    def test_a_full_disk_loses_nothing(self, tmp_path, monkeypatch):
+        """The epochs go on, and the earlier file stays."""
+        path, replaced, replace = tmp_path / "run.pt", [], os.replace
+
+        def full(old, new):
+            replaced.append(1)
+            if len(replaced) > 2:  # the first is a trial
+                raise OSError(errno.ENOSPC, "No space left on device")
+            replace(old, new)
+
+        monkeypatch.setattr(os, "replace", full)
+        model, likelihood, adam, loader = set_up()
+        with pytest.warns(
+            CheckpointWarning, match=r"run.pt could not be written \(No space left on device\); the earlier"
+        ):
+            result = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False, checkpoint=path)
+        assert len(result.losses) == 3
+        monkeypatch.undo()
+        model, likelihood, adam, loader = set_up()
+        again = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False, checkpoint=path)
+        assert again.losses == result.losses
 
     def test_a_float64_q_in_a_float32_model(self, tmp_path):
         """What the file holds of q is not rounded."""
