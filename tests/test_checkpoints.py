@@ -13,6 +13,7 @@ from small_problems import POSTERIORS, make_model, make_posterior, same_bits
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, KLRadius, LogJoint, Stein, checkpoints, fit
 from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.expectations import Antithetic
+from torchngvi.fingerprints import fingerprint
 from torchngvi.rules import SiteNewton
 
 
@@ -211,6 +212,25 @@ def test_other_data_are_refused_where_a_rate_is_given(tmp_path):
     written(file, by_rate, noisy)
     q = make_posterior("cholesky")
     assert len(one_step(q, noisy, by_rate(q), file, max_evaluations=6).trace) == 6
+
+
+def test_other_data_are_refused_by_growing_averages(tmp_path):
+    """Of which the log joint at the start, where all classes are equally likely, says nothing."""
+    model, file = make_model(), tmp_path / "run.pt"
+    flipped = GeneralizedLinear(model.X, 1 - model.y)
+    q = CholeskyGaussian(3, dtype=torch.float64)
+    fit(q, model.log_joint, progress=False, checkpoint=file, max_evaluations=3)
+    q, start = CholeskyGaussian(3, dtype=torch.float64), CholeskyGaussian(3, dtype=torch.float64)
+    with pytest.raises(InputError, match="belongs to another problem: at its q the negative ELBO was"):
+        fit(q, flipped.log_joint, progress=False, checkpoint=file)
+    assert same_bits(q, start)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_fingerprints_of_sparse_data():
+    X = torch.eye(3).to_sparse_csr()
+    assert fingerprint([X]) == fingerprint([torch.eye(3).to_sparse_csr()])
+    assert len({fingerprint([x]) for x in (X, 2 * X, torch.eye(3), torch.eye(3).double(), torch.eye(3)[:2])}) == 5
 
 
 def test_another_dtype_is_refused(tmp_path):

@@ -58,11 +58,11 @@ class Checkpoint:
     def save(self, state: State) -> None:
         """Write what was captured; where that fails there is a warning, and the earlier file stays."""
         buffer = io.BytesIO()
-        torch.save({"settings": self.settings, "state": state}, buffer)
-        content = buffer.getvalue()
         try:
+            torch.save({"settings": self.settings, "state": state}, buffer)
+            content = buffer.getvalue()
             write_whole(self.path, b"%s%d\n%s%s" % (_MAGIC, _FORMAT, _digest(content), content))
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             earlier = "the earlier one stays" if self.path.exists() else "there is no earlier one"
             warnings.warn(
                 f"the checkpoint {self.path} could not be written ({_reason(error)}); {earlier}, and the run goes on.",
@@ -246,7 +246,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 # ------------------------------------------------------------------------------------ the state

@@ -65,22 +65,23 @@ def fit(
         max_evaluations: budget of expectations (value, gradient, curvature).
         callbacks: called with the `Record` of each step; a true result stops the run.
         progress: show a bar.
-        checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from
-            there, bit for bit as if it had not been interrupted (draws included where the estimator
-            has a generator of its own, ``Stein(Antithetic(16, generator=...))``).
-        checkpoint_every: steps between two writes; the end of a run is always written. A fit by growing
-            averages is written before each of them.
+        checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from there, bit for
+            bit as if it had not been interrupted, draws included (those of torch's default generator, and of the
+            estimator's own). One of other data, another optimizer or other settings is refused; the tolerance and the
+            budget may be others. A write that fails is a `CheckpointWarning`, and the run goes on.
+        checkpoint_every: steps between two writes; the end of a run, or an interrupt from the keyboard, is always
+            written. A fit by growing averages is written at the start of each of them, and does its last one again.
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
             the prior known from the first one on, which saves most of the passes over all of them. A
             `DataLogJoint` begins so by itself.
 
     Returns:
         The verdict with its reason, the loss and the trace.  An interrupt from the keyboard ends the
-        run as a callback would: q keeps its last accepted state.
+        run as a callback would: q is that of the last record.
 
     Raises:
         InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
-            q, a checkpoint of another problem.
+            q, a checkpoint that cannot be written or read, or is of another run.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear

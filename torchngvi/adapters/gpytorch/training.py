@@ -95,7 +95,7 @@ def train_svgp(
         callbacks: called with the epoch and its loss; a true result ends the epochs.
         progress: show a bar.
         checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's
-            default generator as it was.
+            default generator, and that of a ``DataLoader``, as they were.
 
     Returns:
         What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.
@@ -103,7 +103,7 @@ def train_svgp(
     Raises:
         InputError: no data, another number of rows than ``num_data``, a hyper-optimizer that holds q or none of the
             parameters or evaluates more than once a step, a loss that is not finite, a checkpoint that cannot be
-            written or is of another model or optimizer.
+            written or is of another model, optimizer or, where they are tensors in memory, other data.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
     >>> import gpytorch
