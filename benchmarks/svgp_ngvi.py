@@ -1,6 +1,6 @@
 """The rate of stochastic natural gradients on a sparse GP: KL(q‖q*) against iterations, bike data.
 
-    python benchmarks/svgp_ngvi.py [--rows 3000] [--points 50] [--steps 1000] [--seeds 2] [--out svgp_ngvi.png]
+    python benchmarks/svgp_ngvi.py [--rows 3000] [--points 50] [--steps 1000] [--seeds 2] [--out runs/svgp_ngvi.png]
 
 Wu and Gardner (2024), section 4: with fixed hyper-parameters a sparse GP with a Gaussian likelihood is Bayesian linear
 regression, for which natural steps of 2/(2 + t) converge as 1/t whatever the conditioning.  Beside them, on the same
@@ -104,7 +104,7 @@ def main(arguments=None):
     parser.add_argument("--points", type=int, default=50)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--out", default="svgp_ngvi.png")
+    parser.add_argument("--out", default="runs/svgp_ngvi.png")
     options = parser.parse_args(arguments)
     if "TORCHNGVI_DATA" not in os.environ:
         parser.error("set TORCHNGVI_DATA to the folder with gp_uci/bike_data.csv.gz")
@@ -134,6 +134,7 @@ def main(arguments=None):
     first = axes.lines[0].get_ydata()[middle]
     axes.loglog(asked, [1.6 * first * asked[middle] / t for t in asked], "k:", linewidth=1, label="slope -1")
     axes.legend(fontsize=8)
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.out, dpi=120)
     return slopes
 

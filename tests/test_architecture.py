@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
-    {"errors", "linalg", "gaussian_integrals", "sparse"},
+    {"errors", "linalg", "distributed", "gaussian_integrals", "sparse"},
     {"interfaces"},
     {"structures", "derivatives", "exponential_family"},
     {"posteriors", "expectations", "rules", "stepsizes", "models"},

@@ -335,6 +335,11 @@ class TestDivergences:
         distances2 = torch.tensor([0.5, 1.0, 4.0], dtype=F64)
         found = empirical_variance(7 + 3 * distances2, distances2, 7.0)
         assert found == pytest.approx((3.0, 3.0, 7.0))
+        # no line fits: the slope that leaves residuals orthogonal to the distances
+        distances2, above = torch.tensor([1.0, 2.0, 4.0], dtype=F64), torch.tensor([2.0, 10.0, 6.0], dtype=F64)
+        found = empirical_variance(7 + above, distances2, 7.0)
+        assert found == pytest.approx((5.0, (2 + 20 + 24) / 21, 7.0))
+        assert float(((above - found.slope * distances2) * distances2).sum()) == pytest.approx(0.0, abs=1e-12)
         found = empirical_variance(torch.tensor([9.0, 8.0]), torch.tensor([1.0, 1.0]), 7.0)
         assert found == pytest.approx((2.0, 1.5, 7.0))
         with pytest.raises(InputError, match=r"one number a point, \(N,\) each; got \(2,\) and \(1,\)"):
@@ -537,6 +542,17 @@ class TestRates:
         first = next(t for t, step in enumerate(steps) if step < steps[0])
         assert first == pytest.approx(8 * 20 / 0.7**2, rel=0.01)
 
+    def test_both_branches_of_the_two_stage_step(self):
+        # μ/(2α) up to the switch; then (4t + 2)/(μ(t + 1)²) = (2/μ)(1 - (t/(t + 1))²), which falls as 4/(μt)
+        variance = QuadraticVariance(4.0, 1.0)
+        assert [variance.two_stage_step(2.0, t) for t in (0, 1, 6)] == [0.25, 0.25, 0.25]
+        assert [variance.two_stage_step(2.0, t) for t in (7, 9)] == pytest.approx([30 / 128, 38 / 200], rel=1e-14)
+        for t in (10, 100):
+            assert variance.two_stage_step(0.7, 100 * t) == pytest.approx(
+                2 / 0.7 * (1 - (100 * t / (100 * t + 1)) ** 2)
+            )
+        assert 1e6 * variance.two_stage_step(0.7, 10**6) == pytest.approx(4 / 0.7, rel=1e-5)
+
     def test_the_adaptive_fixed_step(self):
         variance, mu, eps, delta2 = AdaptiveVariance(20.0, 0.3, 0.5), 0.7, 0.01, 3.0
         best = variance.fixed_slack(eps)
@@ -590,8 +606,20 @@ class TestRates:
         calls = {
             "mu": [lambda: variance.fixed_step(0.0, 1.0), lambda: variance.two_stage_step(0.0, 1)],
             "eps": [lambda: adaptive.fixed_slack(0.0), lambda: variance.fixed_iterations(1.0, 0.0, 1.0)],
-            "delta2": [lambda: adaptive.two_stage_slack(1.0, 0.0), lambda: variance.two_stage_bound(1.0, 1, 0.0)],
+            "delta2": [
+                lambda: adaptive.two_stage_slack(1.0, 0.0),
+                lambda: variance.two_stage_bound(1.0, 1, 0.0),
+                lambda: variance.fixed_iterations(1.0, 1.0, 0.0),
+                lambda: adaptive.fixed_iterations(1.0, 1.0, 0.0),
+                lambda: variance.two_stage_iterations(1.0, 1.0, 0.0),
+            ],
             "slack": [lambda: adaptive.at(0.0)],
+            "L": [lambda: landing_bound(0.0, 1.0, 2, 1.0, 1.0), lambda: closed_entropy_bound(0.0, 1.0, 2, 1.0, 1.0)],
+            "S": [lambda: landing_bound(1.0, 0.0, 2, 1.0, 1.0), lambda: closed_entropy_bound(1.0, 0.0, 2, 1.0, 1.0)],
+            "delta": [
+                lambda: landing_bound(1.0, 1.0, 2, 1.0, 0.0),
+                lambda: closed_entropy_bound(1.0, 1.0, 2, 1.0, 0.0),
+            ],
         }
         for name, refused in calls.items():
             for call in refused:

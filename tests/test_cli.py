@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -271,7 +272,7 @@ class TestSettings:
         options = {
             action.dest for group in parser()._subparsers._group_actions for action in group.choices["fit"]._actions
         }
-        assert options - {"help", "config"} == set(Settings.__dataclass_fields__)
+        assert options - {"help", "config", "overwrite"} == set(Settings.__dataclass_fields__)
 
     def test_toml_round_trip(self):
         settings = Settings(data='odd "name"\\.csv', lr=1e-7, drop=("a", "ß"), standardize=False, tolerance=1e16)
@@ -393,6 +394,41 @@ BAD_INPUT = {
         "noise cannot be found from",
     ),
     "svmlight junk": (lambda: ("--data", _file("a.svm", "junk\n")), "'a.svm' cannot be read as a svmlight file"),
+    "lists in lists": (
+        _toml("data = " + "[" * 20_000 + "]" * 20_000),
+        "'a.toml' cannot be read as TOML: maximum recursion depth exceeded. Write flat lines of short values",
+    ),
+    "tables in tables": (_toml("data" + ".a" * 2000 + " = 1"), "data must be text in quotes; got {'a': {"),
+    "thousands of digits": (_toml(f'data = "iris"\nseed = {"9" * 5000}\n'), "'a.toml' cannot be read as TOML: Exceeds"),
+    "beyond 64 bits": (_toml(f'data = "iris"\nseed = {"9" * 400}\n'), "seed must be less than 2^63 in size; got 99999"),
+    "beyond a float": (_toml(f'data = "iris"\nlr = {"9" * 400}\n'), "lr must be less than 2^63 in size; got 99999"),
+    "an endless config": (
+        lambda: ("/dev/zero",),
+        "a file of settings has at most 60000 bytes, and '/dev/zero' has more.",
+    ),
+    "a folder for a config": (lambda: (".",), "'.' is no readable TOML file"),
+    "NUL in the config": (
+        lambda: ("a\0.toml",),
+        "CONFIG.toml must be a name in UTF-8 without a NUL",
+    ),
+    "NUL in data": (
+        _toml('data = "a\\u0000.csv"\n'),
+        r"in UTF-8 without a NUL character; got 'a\x00.csv'",
+    ),
+    "NUL in out": (_csv(GOOD, "--out", "a\0"), r"out must be a name in UTF-8 without a NUL character; got 'a\x00'."),
+    "bytes in data": (lambda: ("--data", "caf\udce9.csv"), "data must be a name in UTF-8 without a NUL character"),
+    "entries of 1e308": (
+        _csv("x,y\n" + "1e308,0\n-1e308,1\n" * 20),
+        "column 'x' has entries of size 1e+308; sums of squares overflow from 1e+140 on. Divide it by a constant, or",
+    ),
+    "weights of 1e308": (
+        _csv("x,w,y\n" + "1,1e308,0\n2,1e308,1\n" * 20, "--weights", "w"),
+        "column 'w' has entries of size 1e+308;",
+    ),
+    "differences of 1e-200": (
+        _csv("x,y\n" + "1e-200,0\n2e-200,1\n" * 20),
+        "column 'x' differs by so little that its standard deviation rounds to 0. Multiply it by a constant, or leave",
+    ),
     "out is a file": (
         _csv(GOOD, "--out", "a.csv"),
         "out must be a folder; 'a.csv' is a file. Choose another name (--out).",
@@ -447,9 +483,14 @@ def test_no_command(capsys):
 
 
 def test_a_folder_without_permission(capsys, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    def denied(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", denied)
     assert run("--data", "iris", "--success", "setosa") == 2
-    assert "out cannot be written: no permission in" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "out must be a folder where files can be written; in " in error
+    assert " none can ([Errno 13] Permission denied). Choose another folder (--out)." in error
 
 
 def test_a_full_disk(capsys, monkeypatch):
@@ -458,7 +499,8 @@ def test_a_full_disk(capsys, monkeypatch):
 
     monkeypatch.setattr(torch, "save", full)
     assert run("--data", "iris", "--success", "setosa") == 2
-    assert (
-        "the results cannot be written into 'runs/iris' ([Errno 28] No space left on device)."
-        in capsys.readouterr().err
-    )
+    captured = capsys.readouterr()
+    assert "the results cannot be written into 'runs/iris' ([Errno 28] No space left on device)." in captured.err
+    assert "petal length" in captured.out  # the fit is not lost with the disk
+    assert "written to no folder" in unwrapped(captured.out)
+    assert list(Path("runs/iris").iterdir()) == []

@@ -16,7 +16,15 @@ gpytorch = pytest.importorskip("gpytorch", reason="needs the extra gpytorch: pip
 import linear_operator  # noqa: E402
 from cases import EXACT, IDENTITY, close  # noqa: E402
 
-from torchngvi import IBLR, VN, CholeskyGaussian, DiagonalGaussian, KLRadius, NaturalGaussian  # noqa: E402
+from torchngvi import (  # noqa: E402
+    IBLR,
+    VN,
+    CholeskyGaussian,
+    DiagonalGaussian,
+    KLRadius,
+    NaturalGaussian,
+    PrecisionCholeskyGaussian,
+)
 from torchngvi.adapters.gpytorch import (  # noqa: E402
     NaturalGradientVariationalDistribution,
     SparseGP,
@@ -36,7 +44,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[1]
 gp = gpytorch
 NGVD = NaturalGradientVariationalDistribution
-FULL = [CholeskyGaussian, NaturalGaussian]
+FULL = [CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian]
 M, N = 12, 60
 
 

@@ -25,9 +25,21 @@ from test_gpytorch import (  # noqa: E402
     strategies,
 )
 
-from torchngvi import IBLR, VN, CholeskyGaussian, DiagonalGaussian, KLRadius  # noqa: E402
-from torchngvi.adapters.gpytorch import natural_optimizer, refine_svgp, variational_posteriors  # noqa: E402
-from torchngvi.errors import InputError, RejectedStepWarning  # noqa: E402
+from torchngvi import (  # noqa: E402
+    BBVI,
+    IBLR,
+    IFVB,
+    NGVI,
+    VN,
+    CholeskyGaussian,
+    DiagonalGaussian,
+    KLRadius,
+    NaturalGaussian,
+    NaturalGradientVI,
+)
+from torchngvi.adapters.gpytorch import SparseGP, natural_optimizer, refine_svgp, variational_posteriors  # noqa: E402
+from torchngvi.errors import InputError, PairError, RejectedStepWarning  # noqa: E402
+from torchngvi.rules import ProjectedRootGradient  # noqa: E402
 
 gp = gpytorch
 v = gp.variational
@@ -178,6 +190,7 @@ class TestObjectives:
         assert natural.rejections == 0
         assert losses[-1] < losses[0] - 0.5
         q = natural.posteriors[0]
+        (-mll(model(x), y)).backward()
         assert float(q.mean_probe.grad.norm() + q.one_sided(q.root_probe.grad).norm()) * N < 1e-4
 
     def test_deep_sigma_points(self):
@@ -213,6 +226,56 @@ class TestObjectives:
         assert natural.rejections == 0
         assert losses[-1] < losses[0] - 0.2
         assert all(bool((q.mean != old).all()) for q, old in zip(natural.posteriors, before, strict=True))
+
+
+class TestMethods:
+    def test_steps_of_wu_and_gardner(self):
+        """NGVI is VN that stays a convex combination, on every family; longer steps are refused."""
+        x, y = data()
+        for family in [*FULL, DiagonalGaussian]:
+            models = [model_with(NGVD(M, mean_init_std=0.0, family=family)) for _ in range(2)]
+            for model, method in zip(models, (NGVI, VN), strict=True):
+                mll = elbo(model, beta=0.5)
+                natural = natural_optimizer(mll, lr=0.3, method=method)
+                for batch in torch.arange(N).split(20):
+                    step(model, mll, natural, x[batch], y[batch])
+            a, b = (variational_posteriors(model)[0] for model in models)
+            close(a.mean, b.mean, EXACT)
+            close(a.covariance, b.covariance, EXACT)
+        model = model_with(NGVD(M))
+        mll = elbo(model)
+        with pytest.raises(InputError, match=r"is a convex combination, with lr in \[0, 1\]; got 1.5"):
+            step(model, mll, natural_optimizer(mll, lr=1.5, method=NGVI), x, y)
+
+    @pytest.mark.parametrize("family", [CholeskyGaussian, DiagonalGaussian])
+    def test_projected_steps(self, family):
+        """BBVI goes along the gradient in (v, C), with the diagonal of C at 1/√L or above."""
+        x, y = data()
+        drop_in, direct = (model_with(NGVD(M, mean_init_std=0.0, family=family)) for _ in range(2))
+        mll, target = elbo(drop_in), SparseGP(direct, gaussian(0.05), [(x, y)])
+        natural = natural_optimizer(mll, lr=0.01, method=BBVI, smoothness=9.0)
+        exact = NaturalGradientVI(target.posterior, ProjectedRootGradient(1 / 3), lr=0.01)
+        for _ in range(3):
+            step(drop_in, mll, natural, x, y)
+            exact.step(target)
+        q = natural.posteriors[0]
+        close(q.mean, target.posterior.mean, IDENTITY)
+        close(q.scale_tril, target.posterior.scale_tril, IDENTITY)
+        close(q.scale_tril.diagonal().min(), torch.tensor(1 / 3, dtype=torch.float64), EXACT)
+
+    def test_methods_that_it_cannot_build(self):
+        mll = elbo(model_with(NGVD(M)))
+        for method, name in ((IFVB, "IFVB"), ("VN", "'VN'"), (torch.optim.Adam, "Adam")):
+            text = rf"steps Gaussian posteriors by gradients of the loss; got {name}. Give VN, SRVN, IBLR, NGVI or "
+            with pytest.raises(InputError, match=text + r"BBVI. \(IFVB and AIFVB estimate their metric from draws"):
+                natural_optimizer(mll, method=method)
+        text = r"BBVI cannot be built with the options given: missing a required argument: 'smoothness'. Beside mll, "
+        with pytest.raises(InputError, match=text + "lr and method give .* of BBVI, which are smoothness, estimator."):
+            natural_optimizer(mll, method=BBVI)
+        with pytest.raises(InputError, match="NGVI cannot be built with .*: got an unexpected keyword argument 'step"):
+            natural_optimizer(mll, method=NGVI, step_size=KLRadius(1.0))
+        with pytest.raises(PairError, match="ProjectedRootGradient moves q by Root, which NaturalGaussian cannot do"):
+            natural_optimizer(elbo(model_with(NGVD(M, family=NaturalGaussian))), method=BBVI, smoothness=9.0)
 
 
 class TestSettings:
@@ -548,8 +611,44 @@ class TestWrongUse:
         natural = natural_optimizer(mll)
         for _ in range(2):
             (-mll(model(x), y)).backward()
-        with pytest.raises(InputError, match=r"not averaged, and zero_grad\(\) before it"):
+        with pytest.raises(InputError, match=r"not averaged, of one batch a step; natural.zero_grad\(\) d"):
             natural.step()
+
+    @pytest.mark.parametrize("who", ["model", "adam"])
+    def test_gradients_that_nobody_clears(self, who):
+        """``model.zero_grad()`` or ``adam.zero_grad()`` alone, as beside NGD: a step has the gradient of its batch."""
+        ends = []
+        for clears_q in (False, True):
+            x, y = data()
+            model = model_with(NGVD(M, mean_init_std=0.0))
+            mll = elbo(model)
+            natural = natural_optimizer(mll, lr=0.3)
+            adam = torch.optim.Adam(model.parameters(), lr=0.02)
+            for batch in torch.arange(N).split(15) * 5:
+                (model if who == "model" else adam).zero_grad()
+                if clears_q:
+                    natural.zero_grad()
+                loss = -mll(model(x[batch]), y[batch])
+                loss.backward()
+                natural.step()
+                adam.step()
+            ends.append((loss.item(), natural.posteriors[0].mean.clone()))
+        assert ends[0][0] == ends[1][0]
+        assert torch.equal(ends[0][1], ends[1][1])
+
+    def test_gradients_of_before(self):
+        """Of a warm-up of the hyper-parameters, which ends where the optimizer of q is built."""
+        x, y = data()
+        model, other = model_with(NGVD(M, mean_init_std=0.0)), model_with(NGVD(M, mean_init_std=0.0))
+        for _ in range(3):
+            (-elbo(model)(model(x), y)).backward()
+        for each in (model, other):
+            mll = elbo(each)
+            natural = natural_optimizer(mll, lr=0.5)
+            (-mll(each(x), y)).backward()
+            natural.step()
+        a, b = (variational_posteriors(each)[0] for each in (model, other))
+        assert torch.equal(a.mean, b.mean)
 
     @pytest.mark.parametrize("which", ["mean_probe", "root_probe"])
     def test_another_optimizer_over_q(self, which):
@@ -560,6 +659,8 @@ class TestWrongUse:
         everything = [b for name, b in model.named_buffers() if b.is_floating_point() and name.endswith(which)]
         adam = torch.optim.Adam([*model.parameters(), *everything], lr=0.1)
         step(model, mll, natural, x, y)
+        adam.step()  # after the natural step, which has used up the gradients of q
+        (-mll(model(x), y)).backward()
         adam.step()
         with pytest.raises(InputError, match=r"probes of q have to stay zero, and another optimizer has moved them"):
             model(x)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from torchngvi import VN
+from torchngvi import IBLR, VN
 from torchngvi.adapters.gpytorch import (
     DualELBO,
     NaturalGradientVariationalDistribution,
@@ -15,11 +15,12 @@ from torchngvi.adapters.gpytorch import (
     refine_svgp,
     train_svgp,
 )
-from torchngvi.adapters.gpytorch.latents import _draws, energy, log_concave
+from torchngvi.adapters.gpytorch.latents import _draws, conjugate, energy, log_concave
 from torchngvi.adapters.gpytorch.training import _Run
 from torchngvi.errors import InputError, PairError
 
 gp = pytest.importorskip("gpytorch")
+linear_operator = pytest.importorskip("linear_operator")
 v = gp.variational
 N, M, IDENTITY = 60, 8, 1e-10
 
@@ -58,6 +59,21 @@ def inputs(rows=N):
 def model_of(*arguments):
     torch.manual_seed(0)
     return Several(*arguments).double().train()
+
+
+def single():
+    """One latent function."""
+
+    class One(gp.models.ApproximateGP):
+        def __init__(self):
+            own = NaturalGradientVariationalDistribution(M, mean_init_std=0.0)
+            super().__init__(v.VariationalStrategy(self, torch.linspace(-2, 2, M)[:, None], own))
+            self.mean_module = gp.means.ConstantMean()
+            self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
+
+        forward = Several.forward
+
+    return One().double().train()
 
 
 def regression():
@@ -115,21 +131,11 @@ def test_independent_tasks_are_regressions_of_their_own():
     likelihood.noise, likelihood.task_noises = 0.02, torch.full((3,), 0.01).double()
     assert refine_svgp(model, likelihood, [(x, y)], progress=False).converged
     q = model.variational_strategy.base_variational_strategy._variational_distribution.posterior
-
-    class One(gp.models.ApproximateGP):
-        def __init__(self):
-            own = NaturalGradientVariationalDistribution(M)
-            super().__init__(v.VariationalStrategy(self, torch.linspace(-2, 2, M)[:, None], own))
-            self.mean_module = gp.means.ConstantMean()
-            self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
-
-        forward = Several.forward
-
     for task in range(3):
-        single, noise = One().double(), gp.likelihoods.GaussianLikelihood().double()
+        one, noise = single(), gp.likelihoods.GaussianLikelihood().double()
         noise.noise = 0.03
-        refine_svgp(single, noise, [(x, y[:, task])], progress=False)
-        alone = single.variational_strategy._variational_distribution.posterior
+        refine_svgp(one, noise, [(x, y[:, task])], progress=False)
+        alone = one.variational_strategy._variational_distribution.posterior
         close(q.mean[task], alone.mean, 1e-6)
         close(q.covariance[task], alone.covariance, 1e-6)
 
@@ -202,17 +208,167 @@ def test_log_of_the_normal_distribution_function():
     ]
 
 
-def test_which_likelihoods_are_log_concave():
-    for likelihood in (
+class Own(Heteroskedastic):
+    """The same with the expectation in closed form, and a scale of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.eye(1))
+
+    def expected_log_prob(self, y, values):
+        (a, b), (v, w) = values.mean.unbind(-1), values.variance.unbind(-1)
+        square = (y - (a[:, None] @ self.scale)[:, 0]).square() + v
+        return -b - 0.5 * square * (2 * w - 2 * b).exp() - 0.5 * math.log(2 * math.pi)
+
+
+def marginals(mean, variance):
+    """Of one value a datum, or of two."""
+    if mean.ndim == 1:
+        return gp.distributions.MultivariateNormal(mean, linear_operator.operators.DiagLinearOperator(variance))
+    diagonal = linear_operator.operators.DiagLinearOperator(variance.flatten())
+    return gp.distributions.MultitaskMultivariateNormal(mean, diagonal)
+
+
+class TestTheLikelihoodIsAsked:
+    def test_an_expectation_of_its_own(self):
+        """In the place of draws of `forward`, with the derivatives of that formula; in float64 beside float32 too."""
+        y, mean, variance = torch.randn(N).double(), torch.randn(N, 2).double(), torch.rand(N, 2).double()
+        mean.requires_grad_()
+        for likelihood in (Own(), Own().double()):
+            values = marginals(mean, variance)
+            ours = energy(likelihood, y, values)
+            square = ((y - mean[:, 0]).square() + variance[:, 0]) * (2 * variance[:, 1] - 2 * mean[:, 1]).exp()
+            exact = mean[:, 1] + 0.5 * square + 0.5 * math.log(2 * math.pi)
+            close(ours.detach(), exact.detach(), 1e-12)
+            close(*(torch.autograd.grad(e.sum(), mean, retain_graph=True)[0] for e in (ours, exact)), 1e-12)
+            (gradient,) = torch.autograd.grad(ours.sum(), likelihood.scale)
+            assert gradient.dtype == likelihood.scale.dtype
+            assert float(gradient.abs()) > 0.1
+        drawn = energy(Heteroskedastic(), y, values)
+        assert float((drawn - ours).detach().abs().max()) > 0.01
+        replaced = Heteroskedastic()
+        replaced.expected_log_prob = lambda y, values: torch.ones(N)
+        close(energy(replaced, y, values), -torch.ones(N), 0.0)
+
+    def test_its_optimum(self):
+        """Counts with the expectation in closed form: refined to where a quadrature is, in as many evaluations."""
+
+        class ByQuadrature(gp.likelihoods._OneDimensionalLikelihood):
+            log_concave = True
+
+            def forward(self, f, *_, **__):
+                return torch.distributions.Poisson(f.exp())
+
+        class InClosedForm(gp.likelihoods.Likelihood):
+            log_concave, forward = True, ByQuadrature.forward
+
+            def expected_log_prob(self, y, values):
+                return y * values.mean - (values.mean + 0.5 * values.variance).exp() - (y + 1).lgamma()
+
+        x, y = regression()
+        y = (2 * y[:, 0].exp()).round()
+        own, other = (
+            refine_svgp(single(), kind().double(), [(x, y)], progress=False) for kind in (InClosedForm, ByQuadrature)
+        )
+        assert own.converged
+        assert abs(own.loss - other.loss) < 1e-6 * abs(other.loss)
+        assert own.evaluations == other.evaluations
+
+    def test_sums_over_the_data(self):
+        """The Pólya-Gamma bound as in GPyTorch's tutorial is refused for what it is; of each datum it is served."""
+
+        class PGLikelihood(gp.likelihoods._OneDimensionalLikelihood):
+            def expected_log_prob(self, y, values):
+                second = values.variance + values.mean.square()
+                c = second.detach().sqrt()
+                return self.gathered((y - 0.5) * values.mean - 0.25 * torch.tanh(0.5 * c) / c * second)
+
+            def gathered(self, terms):
+                return terms.sum(-1)
+
+            def forward(self, f, *_, **__):
+                return torch.distributions.Bernoulli(logits=f)
+
+        x, y = classes()
+        y = (y > 0).double()
+        text = r"PGLikelihood.expected_log_prob sums over the data: it gives \(\) where steps .* need \(60,\), an exp"
+        with pytest.raises(
+            InputError, match=text + r"ectation of each. Leave the sum to the objective, or use loss.ba"
+        ):
+            refine_svgp(single(), PGLikelihood(), [(x, y)], progress=False)
+        likelihood = PGLikelihood()
+        likelihood.gathered = lambda terms: terms
+        m, v = torch.randn(N).double(), torch.rand(N).double()
+        _, alpha, beta = SparseGP(single(), likelihood, [(x, y)])._moments(y, m, v, 1.0)
+        c = (m.square() + v).sqrt()
+        close(beta, 0.5 * torch.tanh(0.5 * c) / c, 1e-12)
+        close(alpha, beta * m - (y - 0.5), 1e-12)
+        likelihood.gathered = lambda terms: terms.expand(2, N)
+        with pytest.raises(InputError, match=r"the likelihood gives \(2, 60\) expectations for \(60,\) latent values"):
+            refine_svgp(single(), likelihood, [(x, y)], progress=False)
+
+    KNOWN = (
         gp.likelihoods.GaussianLikelihood(),
-        gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2),
         gp.likelihoods.BernoulliLikelihood(),
         gp.likelihoods.PoissonLikelihood(),
         gp.likelihoods.LaplaceLikelihood(),
-    ):
-        assert log_concave(likelihood)
-    for likelihood in (gp.likelihoods.StudentTLikelihood(), gp.likelihoods.BetaLikelihood(), Heteroskedastic()):
-        assert not log_concave(likelihood)
+    )
+    OTHERS = (
+        gp.likelihoods.StudentTLikelihood(),
+        gp.likelihoods.BetaLikelihood(),
+        gp.likelihoods.NegativeBinomialLikelihood(),
+    )
+
+    @pytest.mark.parametrize("likelihood", [*KNOWN, *OTHERS], ids=lambda likelihood: type(likelihood).__name__)
+    def test_which_of_gpytorchs_are_log_concave(self, likelihood):
+        """Those, and only those, whose 2 ∂F/∂v is nowhere negative over a grid of moments and targets."""
+        targets = [0.2, 0.9] if isinstance(likelihood, gp.likelihoods.BetaLikelihood) else [0.0, 1.0, 4.0, 20.0]
+        mean, variance, y = torch.meshgrid(
+            torch.linspace(-6, 6, 49).double(),
+            torch.tensor([0.01, 0.3]).double(),
+            torch.tensor(targets).double(),
+            indexing="ij",
+        )
+        mean, variance, y = mean.flatten(), variance.flatten().requires_grad_(), y.flatten()
+        (half,) = torch.autograd.grad(energy(likelihood.double(), y, marginals(mean, variance)).sum(), variance)
+        assert log_concave(likelihood) == (likelihood in self.KNOWN)
+        assert (float(half.min()) > -1e-6) == (likelihood in self.KNOWN), half.min()
+
+    def test_which_are_known(self):
+        """By what they inherit and what they say, not by what they are called."""
+
+        class Counts(gp.likelihoods.PoissonLikelihood):
+            pass
+
+        class PoissonLikelihood(gp.likelihoods._OneDimensionalLikelihood):
+            def forward(self, f, *_, **__):
+                return torch.distributions.Poisson(f.square() + 1e-3)
+
+        class Logit(gp.likelihoods._OneDimensionalLikelihood):
+            log_concave = True
+
+            def forward(self, f, *_, **__):
+                return torch.distributions.Bernoulli(logits=f)
+
+        class Robust(gp.likelihoods.GaussianLikelihood):
+            def expected_log_prob(self, y, values, *_, **__):
+                return -(1 + super().expected_log_prob(y, values).square()).log()
+
+        class Cautious(Counts):
+            log_concave = False
+
+        assert all(log_concave(kind()) for kind in (Counts, Logit))
+        assert log_concave(gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2))
+        assert not any(log_concave(kind()) for kind in (PoissonLikelihood, Robust, Cautious, Heteroskedastic))
+        assert conjugate(gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2))
+        assert not any(conjugate(kind()) for kind in (Robust, Logit))
+        x, y = classes()
+        still = torch.optim.SGD(model_of(1).parameters(), lr=0.0)
+        assert isinstance(_Run(single(), Logit(), N, still).natural, VN)
+        assert isinstance(_Run(single(), PoissonLikelihood(), N, still).natural, IBLR)
+        refined = refine_svgp(single(), Logit().double(), [(x, (y > 0).double())], progress=False)
+        assert refined.converged
+        assert refined.evaluations <= 6
 
 
 def test_functions_that_explain_the_same_data():
@@ -296,6 +452,12 @@ def test_refusals():
         SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])
     base._variational_distribution = NaturalGradientVariationalDistribution(M, (2, 3))
     with pytest.raises(PairError, match=r"take one batch dimension, that of the tasks .* got batch shape \(2, 3\)"):
+        SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])
+    model = model_of(3)
+    outer = gp.Module()
+    outer.base_variational_strategy = model.variational_strategy.base_variational_strategy
+    model.variational_strategy = outer
+    with pytest.raises(PairError, match="take an IndependentMultitaskVariationalStrategy or an LMC.*; got Module. Use"):
         SparseGP(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3), [(x, y)])
     model = model_of(3)
     model.variational_strategy.task_dim = -2

@@ -42,6 +42,30 @@ def data():
     return x, torch.sin(3 * x[:, 0]) + 0.2 * torch.randn(N).double()
 
 
+def several_tasks():
+    """Two tasks with a function of their own each."""
+    shape = torch.Size([2])
+
+    class Tasks(gp.models.ApproximateGP):
+        def __init__(self):
+            q = NaturalGradientVariationalDistribution(M, shape, mean_init_std=0.0)
+            base = gp.variational.VariationalStrategy(self, torch.linspace(-2, 2, M)[:, None].repeat(2, 1, 1), q)
+            super().__init__(gp.variational.IndependentMultitaskVariationalStrategy(base, num_tasks=2))
+            self.mean_module = gp.means.ConstantMean(batch_shape=shape)
+            self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=shape), batch_shape=shape)
+
+        forward = Model.forward
+
+    return Tasks()
+
+
+def fresh(model, make):
+    """Another model with the same coordinates and hyper-parameters, which remembers nothing."""
+    other = make().double().train(model.training)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
 def set_up(noise=0.05):
     torch.manual_seed(0)
     model, likelihood = Model().double(), gp.likelihoods.GaussianLikelihood().double()
@@ -154,6 +178,57 @@ class TestParts:
         assert likelihood.training
         exact = refine_svgp(set_up()[0], gp.likelihoods.GaussianLikelihood().double(), [(x, y)], progress=False)
         assert exact.evaluations == 1
+
+    @pytest.mark.parametrize("several", [False, True])
+    @pytest.mark.parametrize("who", ["eval", "eval_and_train", "as_it_is"])
+    def test_callbacks_that_evaluate_the_model(self, several, who):
+        """They see the model of their epoch, in whichever mode they call it; what trains is in the modes it had."""
+        x, y = data()
+        torch.manual_seed(0)
+        make = several_tasks if several else Model
+        model = make().double()
+        likelihood = gp.likelihoods.GaussianLikelihood().double()
+        if several:
+            likelihood, y = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2).double(), torch.stack([y, -y], -1)
+        adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.1)
+        seen, modes = [], []  # predicted means beside those of a model without a memory
+        new = torch.linspace(-1.5, 1.5, 5)[:, None].double()
+
+        def look(*_):
+            modes.append({module.training for owner in (model, likelihood) for module in owner.modules()})
+            if who != "as_it_is":
+                model.eval()
+                likelihood.eval()
+            with torch.no_grad():
+                seen.append((model(new).mean, fresh(model, make)(new).mean))
+            if who == "eval_and_train":
+                model.train()
+                likelihood.train()
+
+        train_svgp(model, likelihood, [(x, y)], N, adam, epochs=4, callbacks=[look], progress=False)
+        who = "as_it_is"
+        look()
+        errors = [float((got - expected).abs().max()) for got, expected in seen]
+        assert max(errors) < 1e-12, errors
+        moves = [float((a - b).abs().max()) for (_, a), (_, b) in zip(seen[:4], seen[1:4], strict=False)]
+        assert min(moves) > 1e-3
+        assert modes == [{True}] * 5
+
+    def test_parts_in_another_mode(self):
+        """A part that the callback, or `refine_svgp`, finds in eval mode is left in it."""
+        model, likelihood, adam, loader = set_up()
+        model.covar_module.eval()
+        refine_svgp(model, likelihood, [data()], progress=False)
+        assert model.training
+        assert not model.covar_module.training
+        assert not model.covar_module.base_kernel.training
+
+        def look(*_):
+            model.eval()
+            raise KeyboardInterrupt
+
+        assert train_svgp(model, likelihood, loader, N, adam, callbacks=[look], progress=False).interrupted
+        assert all(module.training for module in model.modules())
 
     def test_without_an_optimizer_q_is_refined(self):
         model, likelihood, _, _ = set_up()
@@ -428,6 +503,43 @@ class TestRefusals:
             InputError, match="of another run: its hyper_optimizer is Adam, here it is SGD. Remove it, o"
         ):
             train_svgp(model, likelihood, loader, N, other, checkpoint=path, progress=False)
+
+    def test_a_call_of_its_own(self):
+        """A network in ``__call__`` is not trained without a word; in ``forward`` it is."""
+        _, likelihood, adam, loader = set_up()
+        x, y = data()
+
+        class InCall(Model):
+            def __init__(self):
+                super().__init__()
+                self.network = torch.nn.Linear(1, 1)
+
+            def __call__(self, inputs, **options):
+                return super().__call__(self.network(inputs), **options)
+
+        class InForward(InCall):
+            __call__ = Model.__call__
+
+            def forward(self, inputs):
+                return super().forward(self.network(inputs))
+
+        model = InCall().double()
+        before = copy.deepcopy(model.state_dict())
+        text = "InCall overrides __call__, and steps from the derivatives of each datum call forward: what .* Do it"
+        for ask in (
+            lambda: train_svgp(model, likelihood, loader, N, adam, progress=False),
+            lambda: refine_svgp(model, likelihood, [(x, y)], progress=False),
+            lambda: DualELBO(model, likelihood, [(x, y)]),
+        ):
+            with pytest.raises(PairError, match=text):
+                ask()
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        model = InForward().double()
+        start = model.network.weight.detach().clone()
+        adam = torch.optim.Adam(model.parameters(), lr=0.02)
+        result = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False)
+        assert result.losses[-1] < result.losses[0]
+        assert float((model.network.weight.detach() - start).abs().min()) > 1e-3
 
     def test_other_models(self):
         _, likelihood, adam, loader = set_up()

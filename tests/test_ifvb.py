@@ -5,6 +5,7 @@ import copy
 import io
 import math
 import pickle
+import time
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ from torchngvi.ifvb import (
     Recursive,
     ScoreFunction,
     VecGaussian,
+    VechGaussian,
     Window,
     asymptotic_covariance,
     lower_bound,
@@ -235,6 +237,17 @@ def test_defaults_reach_a_posterior_far_away(name, method):
     assert opt.rejections == 0
     evidence = 1.5 * math.log(2 * math.pi) - 0.5 * math.log(1000)
     assert float(lower_bound(q, target, 4000, seeded(1))[0]) > evidence - 0.03
+
+
+def test_a_step_whose_length_overflows_is_not_taken():
+    """dᵀ∇L = ∞ - ∞ is no length that the radius could hold: λ stays, and the run says so."""
+    q = FlatCholesky(torch.zeros(2, dtype=FLOAT), torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=FLOAT))
+    opt = PreconditionedVI(q, Exact(), 1.0, alpha=0.0, estimator=ClosedForm())
+    before = q.vector.detach().clone()
+    with pytest.warns(RejectedStepWarning, match="FlatCholesky was not finite"):
+        opt.step(lambda lam: 1e200 * (lam[0] - 0.5 * lam[1]))
+    assert torch.equal(q.vector, before)
+    assert opt.rejections == 1
 
 
 def test_momentum():
@@ -589,8 +602,9 @@ def test_a_step_out_of_the_domain_is_not_taken():
         r"PreconditionedVI: a step of VecGaussian was not finite or left its domain \(Sigma is positive definite\); "
         r"lambda was left as it is.*Use a smaller lr, a clip, or a larger eps or warmup"
     )
-    with pytest.warns(RejectedStepWarning, match=message):
+    with pytest.warns(RejectedStepWarning, match=message) as caught:
         opt.step(lambda lam: -lam.square().sum())
+    assert caught[0].filename == __file__  # where the user's own loop is
     for _ in range(2):  # no other warning, which would be an error here
         opt.step(lambda lam: -lam.square().sum())
     assert torch.equal(q.vector, before)
@@ -707,13 +721,23 @@ def test_defaults():
     """Pathwise where it exists, a control variate elsewhere; max(2D, 1000) scores first; β = (α - ½)/2."""
     assert isinstance(IFVB(gaussian()).estimator, Pathwise)
     assert isinstance(IFVB(Beta(torch.ones(2))).estimator, ControlVariate)
+    zero, eye = torch.zeros(2), torch.eye(2)
+    flow, field = OrthogonalFlow(zero, eye, zero), ModuleFlow(AffineCoupling(2), 2)
+    for q in (VecGaussian(zero, eye), VechGaussian(zero, eye), FlatCholesky(zero, eye), flow, field):
+        assert isinstance(IFVB(q).estimator, Pathwise)
+    for q in (RankOneGaussian(zero, 1 + zero, 1 + zero), LowRankGaussian(zero, eye, 1 + zero)):
+        assert isinstance(IFVB(q).estimator, Pathwise)
+    algorithm_2 = AIFVB(gaussian())
+    assert (algorithm_2.fisher_at_average, algorithm_2.averaging.w, algorithm_2.averaging.burn_in) == (True, 2.0, 0)
     assert IFVB(gaussian(dim=400)).warmup == 1600
     assert IFVB(gaussian()).warmup == 1000
     assert IFVB(gaussian(), alpha=0.7).preconditioner.perturbation.beta == pytest.approx(0.1)
     torch.manual_seed(5)
     a = IFVB(gaussian()).generator.initial_seed()
     torch.manual_seed(5)
-    assert IFVB(gaussian()).generator.initial_seed() == a
+    seeds = [IFVB(gaussian()).generator.initial_seed() for _ in range(8)]
+    assert seeds[0] == a
+    assert len(set(seeds)) == 8
 
 
 # ------------------------------------------------------------------------------------ run
@@ -759,7 +783,7 @@ def test_run_that_does_not_converge():
     q = gaussian()
     outcome = run(IFVB(q, 0.01, generator=seeded()), log_joint, 20, window=5, patience=50)
     assert not outcome.converged
-    assert "because the budget of 20 steps is used up; raise max_steps." in str(outcome)
+    assert str(outcome).startswith("not converged, because the budget of 20 steps is used up; raise max_steps.")
 
     q = VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
     opt = PreconditionedVI(q, Identity(), 100.0, alpha=0.0, estimator=ClosedForm())
@@ -772,6 +796,47 @@ def test_run_that_does_not_converge():
     outcome = run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
     assert not outcome.converged
     assert "the value was never finite" in outcome.reason
+
+
+def test_run_goes_on_after_a_bad_start():
+    """Six steps are lost at first: more than half of ``patience``, but hardly of its last steps."""
+    q, seen = gaussian(), []
+
+    def target(lam):
+        seen.append(None)
+        return bound(lam) * (torch.nan if len(seen) <= 6 else 1.0)
+
+    opt = PreconditionedVI(q, Exact(), 0.5, alpha=0.0, estimator=ClosedForm())
+    start = time.perf_counter()
+    with pytest.warns(RejectedStepWarning):
+        outcome = run(opt, target, 200, window=1, patience=10)
+    assert outcome.converged
+    assert opt.rejections == 6
+    assert outcome.best == pytest.approx(1 + math.log(2))
+    seconds = [line.seconds for line in outcome.trace]
+    assert seconds == sorted(seconds)
+    assert 0 < seconds[-1] <= time.perf_counter() - start
+
+
+def test_run_by_a_monitor_without_an_average():
+    """The value is the monitor's own, asked at the iterate."""
+    q, seen = gaussian(), []
+
+    def monitor():
+        seen.append(float((q.vector.detach() - 0.2).square().sum()))
+        return seen[-1]
+
+    outcome = run(IFVB(q, samples=3, warmup=20, generator=seeded()), log_joint, 5, monitor=monitor, window=1)
+    assert [line.value for line in outcome.trace] == seen
+    assert outcome.best == min(seen)
+
+
+def test_lower_bound_knows_its_error():
+    """h = θ + const under N(0, 1): the mean of n draws has a standard error of 1/√n."""
+    q = MeanFieldGaussian(torch.zeros(2, dtype=FLOAT))
+    value, error = lower_bound(q, lambda theta: q.log_prob(theta).detach() + theta[..., 0], 10_000, seeded())
+    assert error.item() == pytest.approx(0.01, rel=0.04)
+    assert abs(value.item()) < 4.5 * 0.01
 
 
 def test_run_refuses():
@@ -808,6 +873,27 @@ def test_marginal_sample_stays_in_the_domain():
     theta = marginal_sample(q, torch.eye(2, dtype=FLOAT), 500, seeded())
     assert theta.shape == (500, 1)
     assert bool(((theta > 0) & (theta < 1)).all())
+
+
+def test_marginal_sample_draws_anew_what_fell_outside(monkeypatch):
+    """Every λ that θ is drawn at is inside, though a third of a first draw was not; and they spread as asked."""
+    q, asked = Beta(torch.tensor([1.0, 1.0], dtype=FLOAT)), []
+    plain = q.sample
+    monkeypatch.setattr(q, "sample", lambda n, generator, at: asked.append(at) or plain(n, generator, at))
+    marginal_sample(q, torch.eye(2, dtype=FLOAT), 4000, seeded())
+    (points,) = asked
+    assert q.in_domain(points).all()
+    # N(1, 1) cut off at 0 has the mean 1 + φ(1)/Φ(1) = 1.2876
+    assert torch.allclose(points.mean(0), torch.full((2,), 1.2876, dtype=FLOAT), atol=4.5 * 0.8 / math.sqrt(4000))
+
+
+def test_an_exact_gradient_leaves_nothing_open():
+    """Cov(g) = 0 wherever λ is, so that two repeats suffice to see it."""
+    q = gaussian()
+    opt = AIFVB(q, 0.01, samples=3, warmup=10, estimator=ClosedForm(), generator=seeded())
+    opt.step(bound)
+    assert gradient_of(bound, opt.average).abs().max() > 0.1
+    assert float(asymptotic_covariance(opt, bound, 2).abs().max()) < 1e-20
 
 
 def test_uncertainty_refuses():

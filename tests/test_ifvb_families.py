@@ -99,6 +99,23 @@ def test_scores_are_the_gradient_of_the_density(name):
         assert torch.allclose(score, q.tangent(lam.detach(), gradient), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["vec", "vech", "cholesky", "low rank", "rank one", "orthogonal flow"])
+def test_parts_are_those_given(name):
+    """Mean, covariance, factors and scale of the start, each by itself: nothing of λ is lost or exchanged."""
+    mean, V, B, c = randn(3, seed=1), covariance(3, seed=2), randn(3, 2, seed=3), 0.5 + randn(3, seed=4).abs()
+    W, corner = orthogonal(3, 5), randn(3, seed=6)
+    given, q = {
+        "vec": ((mean, V), VecGaussian(mean, V)),
+        "vech": ((mean, V), VechGaussian(mean, V)),
+        "cholesky": ((mean, torch.linalg.cholesky(V)), FlatCholesky(mean, V)),
+        "low rank": ((mean, B, c), LowRankGaussian(mean, B, c)),
+        "rank one": ((mean, B[:, 0], c), RankOneGaussian(mean, B[:, 0], c)),
+        "orthogonal flow": ((mean, W, corner), OrthogonalFlow(mean, W, corner)),
+    }[name]
+    parts = q.vector.chunk(3) if name == "rank one" else q.parts()
+    assert all(torch.allclose(part, value, rtol=1e-12) for part, value in zip(parts, given, strict=True))
+
+
 def test_scores_have_mean_zero(name):
     q = FAMILIES[name]()
     scores = q.score(q.sample(20_000, seeded(1))).detach()
@@ -366,6 +383,26 @@ def _with_W1(q, W1):
     return OrthogonalFlow(b1, W2, b2, W1)
 
 
+def test_flow_tangents_in_closed_form():
+    """Proj(WA) = W skew(A) for any A, all of it for a skew A and nothing for a symmetric one; b₁ and b₂ are free."""
+    q, A = FAMILIES["orthogonal flow"](), randn(3, 3, seed=11)
+    b1, b2 = randn(3, seed=12), randn(3, seed=13)
+    lam, (_, W, _) = q.vector.detach(), q.parts(q.vector.detach())
+    for part, skew in ((A, 0.5 * (A - A.mT)), (A - A.mT, A - A.mT), (A + A.mT, torch.zeros(3, 3))):
+        ends = (torch.cat([b1, (W @ matrix).flatten(), b2]) for matrix in (part, skew.double()))
+        ambient, tangent = ends
+        assert torch.allclose(q.tangent(lam, ambient), tangent, atol=1e-13)
+    # a score is what q.log_prob rises by along a geodesic W exp(tΩ), Ω skew, and along b₁ and b₂
+    theta, step = q.sample(2, seeded(7)), 1e-6
+    heading = torch.cat([b1, (W @ (A - A.mT)).flatten(), b2])
+
+    def at(t):
+        return torch.cat([lam[:3] + t * b1, (W @ torch.linalg.matrix_exp(t * (A - A.mT))).flatten(), lam[-3:] + t * b2])
+
+    rise = (q.log_prob(theta, at(step)) - q.log_prob(theta, at(-step))) / (2 * step)
+    assert torch.allclose(q.score(theta) @ heading, rise, rtol=1e-6)
+
+
 def test_flow_stays_orthogonal():
     """Projection: tangent, and a projection; retraction: WᵀW = I to 1e-12, first order right."""
     q = FAMILIES["orthogonal flow"]()
@@ -388,6 +425,14 @@ def test_flow_outside_its_support():
     """A rotated unit cube: no standard deviation above a half."""
     q = FAMILIES["orthogonal flow"]()
     assert q.log_prob(100 + q.sample(2, seeded())).tolist() == [-math.inf] * 2
+    # on the faces, and as far off them as a rotation is rounded, the density is finite and the same on both sides
+    zero, small = torch.zeros(3, dtype=FLOAT), torch.finfo(FLOAT).eps
+    cube = OrthogonalFlow(zero, torch.eye(3, dtype=FLOAT), zero)
+    ends = cube.log_prob(torch.tensor([[0.0] * 3, [1.0] * 3, [-small] * 3, [1 + small] * 3], dtype=FLOAT))
+    assert ends.isfinite().all()
+    assert torch.allclose(ends, ends[0], rtol=1e-2)  # logit(1 - ε) is a difference of rounded numbers
+    assert cube.score(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=FLOAT)).isfinite().all()
+    assert cube.log_prob(torch.full((1, 3), 1 + 9 * small, dtype=FLOAT)).tolist() == [-math.inf]
     assert float(q.sample(10_000, seeded()).std(0).max()) < 0.5
 
 

@@ -127,6 +127,20 @@ def test_start_is_in_its_range():
     assert start.shape == (net.dim,)
     assert float(start[:8].abs().max()) <= 1.0  # √(6/(2 + 4))
     assert start[8:12].tolist() == [0.0] * 4
+    wide = network((200,))
+    weights, bound = wide.start(seeded())[:400], math.sqrt(6 / 202)
+    assert 0.98 * bound < float(weights.max()) <= bound
+    assert -bound <= float(weights.min()) < -0.98 * bound
+    assert abs(float(weights.mean())) < 4.5 * bound / math.sqrt(3 * 400)
+
+
+def test_what_the_log_joint_depends_on():
+    """The buffers themselves, so that a change of one is seen; E[1/σ²] starts at a₀/b₀."""
+    net = network(prior=(10.0, 4.0))
+    assert net.inverse_variance.item() == 2.5
+    assert all(
+        a is b for a, b in zip(net.tensors(), (net.X, net.y, net.inverse_tau, net.inverse_variance), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,6 +150,8 @@ def test_start_is_in_its_range():
         (lambda: GroupLassoNetwork(torch.zeros(3, 2), torch.zeros(4)), r"X is \(n, p\) and y \(n,\)"),
         (lambda: network(()), r"hidden lists the widths of one layer or more; got \[\]"),
         (lambda: network((0,)), r"hidden lists the widths"),
+        (lambda: network((3, 0)), r"hidden lists the widths of one layer or more; got \[3, 0\]"),
+        (lambda: network(prior=(1.0, 0.0)), r"both constants of the prior are positive; got 0.01, 1.0, 0.0"),
         (lambda: network(gamma=0.0), r"gamma and both constants of the prior are positive; got 0.0"),
         (lambda: network(prior=(0.0, 1.0)), r"gamma and both constants of the prior are positive"),
     ],

@@ -1,6 +1,7 @@
 """Preconditioners as matrices: the recursion, its block and matrix-free forms, and what the others invert."""
 
 import math
+import pathlib
 
 import pytest
 import torch
@@ -325,9 +326,46 @@ def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
     assert Blocks(Recursive(), [1000] * 10).init(family(10_000)).keys() == {str(i) for i in range(10)}
 
 
-def test_free_memory_is_a_number():
-    free = preconditioners.recursive.free_bytes(torch.device("cpu"))
-    assert free > 0
+def test_free_memory_is_the_least_that_is_known(monkeypatch):
+    """Of the machine (in kB), and of the group of processes: its limit less what it holds; "max" is no limit."""
+    files = {"meminfo": "MemTotal: 9 kB\nMemAvailable: 8388608 kB\n", "memory.max": "9e9", "memory.current": "4e9"}
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: files[self.name])
+    cpu = torch.device("cpu")
+    assert preconditioners.recursive.free_bytes(cpu) == 5e9
+    files["memory.max"] = "max\n"
+    assert preconditioners.recursive.free_bytes(cpu) == 8 * 2**30
+    files["meminfo"] = ""
+    assert preconditioners.recursive.free_bytes(cpu) == math.inf
+
+
+def test_rounding_does_not_add_up_in_the_inverse():
+    """P is made symmetric again by every 32 blocks, in strips of 128 rows."""
+    rule = Recursive(10, c_beta=0.0)  # ten scores of 150 are a block
+    rows = scores(10, 150, spread=1.0)
+    state = absorbed(rule, rows, 10)
+    state["P"][0, -1] += 1e-6
+    state["P"][140, 3] += 1e-6
+    for _ in range(31):
+        assert not torch.equal(state["P"], state["P"].mT)
+        rule.absorb(state, rows, seeded())
+    assert torch.equal(state["P"], state["P"].mT)
+
+
+def test_adam_takes_a_gradient_as_a_whole():
+    """One entry that is not finite: no direction, and no moment of it is kept."""
+    rule, q = Adam(), family(2)
+    state = rule.init(q)
+    rule.direction(state, torch.tensor([1.0, -2.0], dtype=FLOAT), q)
+    before = state["first"].clone(), state["second"].clone()
+    assert rule.direction(state, torch.tensor([1.0, torch.nan], dtype=FLOAT), q).isnan().all()
+    assert torch.equal(state["first"], before[0])
+    assert torch.equal(state["second"], before[1])
+
+
+def test_defaults_of_the_damped_matrices():
+    """Fifty scores and a damping of a hundredth of the mean eigenvalue, which is level with a tuned IFVB."""
+    assert (BatchFisher().samples, BatchFisher().rho) == (50, 0.01)
+    assert (Window().keep, Window().samples, Window().rho) == (100, 10, 0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Runs that are cut off, at any line and at any moment, go on as if nothing had happened."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -166,6 +167,27 @@ def test_draws_of_the_default_generator_go_on(tmp_path):
             quiet(q, model.log_joint, VN(q, lr=0.1, estimator=Stein(8)), **options)
         ends.append(q)
     assert same_bits(*ends)
+
+
+def test_verdicts_over_fresh_evaluations_go_on(tmp_path):
+    """What was repeated at the last record is repeated again: the same counts, draws and reason."""
+    model = make_model()
+
+    def run(file, stop=None):
+        torch.manual_seed(0 if file is None or not file.exists() else 99)
+        q = make_posterior("cholesky")
+        stops = [lambda record: record.evaluations >= stop] if stop else []
+        options = {"tolerance": 0.2, "max_evaluations": 200, "checkpoint": file, "callbacks": stops}
+        result = quiet(q, model.log_joint, VN(q, lr=0.1, estimator=Stein(8)), **options)
+        return q, [record[:-1] for record in result.trace], str(result)
+
+    wanted = run(None)
+    repeated = [b[0] for a, b in itertools.pairwise(wanted[1]) if b[0] > a[0] + 1]
+    assert repeated
+    for stop in (*repeated, 3):
+        file = tmp_path / f"{stop}.pt"
+        run(file, stop)
+        assert same_run(run(file), wanted)
 
 
 @pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")

@@ -1,5 +1,7 @@
 """Softmax regression: several correlated predictors a row, a deterministic rule with exact derivatives."""
 
+import copy
+import math
 import re
 
 import numpy as np
@@ -13,7 +15,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.gaussian_integrals import softplus
 from torchngvi.interfaces import Raw
-from torchngvi.models import SoftmaxRegression
+from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
 from torchngvi.models.softmax import _block, nodes
 
 CPU = torch.device("cpu")
@@ -292,3 +294,89 @@ class TestModel:
 def test_refused(X, y, options, text):
     with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
         SoftmaxRegression(X, y, **options)
+
+
+class TestClasses:
+    """The coding of the labels does not depend on the rows that are at hand."""
+
+    def test_parts_without_some_classes_add_up(self):
+        """One part holds the classes 0 and 1, one 1 and 2, one 2 alone: with all of them named, the whole."""
+        X, y = randn(12, DIM, seed=1), torch.tensor([0.0, 1, 0, 1, 1, 2, 1, 2, 2, 2, 2, 2], dtype=DTYPE)
+        whole = SoftmaxRegression(X, y)
+        theta = randn(5, whole.dim, seed=3)
+        total = whole.prior.energy(theta)
+        for rows in (slice(0, 4), slice(4, 8), slice(8, 12)):
+            part = SoftmaxRegression(X[rows], y[rows], classes=[0, 1, 2])
+            assert part.dim == whole.dim
+            assert part.coding == whole.coding == (0.0, 1.0, 2.0)
+            total = total - (part.log_joint(theta) + part.prior.energy(theta))
+        close(total, -whole.log_joint(theta), EXACT)
+
+    def test_their_order_is_that_given(self):
+        X, y = randn(12, DIM, seed=1), labels(12, 3)
+        target = SoftmaxRegression(X, y, classes=[2, 0, 1])
+        assert target.y.tolist() == [[1, 2, 0][int(label)] for label in y]
+        assert target.classes.tolist() == [2.0, 0.0, 1.0]
+
+    @pytest.mark.parametrize("shape", [(12,), (2, 12)])
+    @pytest.mark.parametrize("family", ["bernoulli_logit", "bernoulli_probit"])
+    def test_of_a_bernoulli_family(self, family, shape):
+        """The success last; one class alone will do."""
+        y = 1.0 + (torch.arange(24.0, dtype=DTYPE)[: math.prod(shape)].reshape(shape) % 3 == 0)
+        X = randn(12, DIM, seed=1)
+        for classes, sign in (((1, 2), 1.0), ((2, 1), -1.0)):
+            model = GeneralizedLinear(X, y, family, classes=classes)
+            assert torch.equal(model.y, sign * (2 * y - 3))
+            assert model.coding == classes
+        assert GeneralizedLinear(X, y, family).coding == (1.0, 2.0)
+        assert GeneralizedLinear(X, y - 1, family).coding == GeneralizedLinear(X, 2 * y - 3, family).coding
+        assert GeneralizedLinear(X, torch.ones(12), family, classes=(1, 2)).y.tolist() == [-1.0] * 12
+
+    @pytest.mark.parametrize("kind", [GeneralizedLinear, SoftmaxRegression])
+    def test_a_label_that_is_no_class(self, kind):
+        text = (
+            "the labels in y must be among the classes [0.0, 1.0]; got 2, 3 in 3 rows. "
+            "Name every class of all the data in classes=."
+        )
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            kind(torch.ones(5, 2), [0.0, 1.0, 2.0, 3.0, 2.0], classes=(0, 1))
+
+    @pytest.mark.parametrize("kind", [GeneralizedLinear, SoftmaxRegression])
+    @pytest.mark.parametrize(("classes", "shown"), [([1], "[1.0]"), ([0, 1, 0], "[0.0, 1.0, 0.0]"), (3, "3.0")])
+    def test_classes_are_two_labels_or_more(self, kind, classes, shown):
+        text = f"classes must be two different labels or more, in their order; got {shown}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            kind(torch.ones(2, 2), [0.0, 1.0], classes=classes)
+
+    def test_of_a_family_that_has_no_two(self):
+        with pytest.raises(InputError, match=r"^a Bernoulli family has two classes; got classes \[0.0, 1.0, 2.0\].$"):
+            GeneralizedLinear(torch.ones(2, 2), [0.0, 1.0], classes=(0, 1, 2))
+        text = "classes= is for the Bernoulli families, whose targets are labels; got PoissonLog. Leave it out."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            GeneralizedLinear(torch.ones(2, 2), [0.0, 1.0], "poisson_log", classes=(0, 1))
+
+    @pytest.mark.parametrize(
+        ("kind", "first", "second", "shown"),
+        [
+            (GeneralizedLinear, [0.0, 1.0, 1.0], [1.0, 2.0, 2.0], ("0, 1", "1, 2")),
+            (SoftmaxRegression, [0.0, 1.0, 1.0], [1.0, 2.0, 2.0], ("0, 1", "1, 2")),
+            (SoftmaxRegression, [0.0, 1.0, 2.0], [0.0, 1.0, 3.0], ("0, 1, 2", "0, 1, 3")),
+        ],
+    )
+    def test_parts_coded_by_what_they_hold_do_not_merge(self, kind, first, second, shown):
+        X = randn(3, DIM, seed=1)
+        one, other = (kind(X, torch.tensor(y, dtype=DTYPE)) for y in (first, second))
+        opt = VN(CholeskyGaussian(one.dim, dtype=DTYPE), lr=0.1)
+        opt.step(one)
+        opt.step(one.minibatch([0, 2]))
+        text = (
+            f"this optimizer began on a model of the classes {shown[0]}; got one of the classes {shown[1]}, told from "
+            "the labels that its part of the data happens to hold. Name all classes in classes= of every model, or "
+            "use a new optimizer for another problem."
+        )
+        for again in (opt, copy.deepcopy(opt)):
+            with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+                again.step(other)
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            opt.evaluate(Regularized(other, ExpectedPenalty(0.1)))
+        opt.step(GeneralizedLinear(X.repeat(1, one.dim // DIM), [1.0, 2.0, 3.0], "poisson_log"))  # has no classes

@@ -29,6 +29,7 @@ from torchngvi import (
     VN,
     Autograd,
     CholeskyGaussian,
+    GeneralizedLinear,
     KLRadius,
     LogJoint,
     NaturalGaussian,
@@ -38,7 +39,7 @@ from torchngvi import (
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Independent
-from torchngvi.interfaces import Raw, TractableTarget
+from torchngvi.interfaces import Raw, TractableTarget, Versions
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
 
 STEPS = 5
@@ -454,6 +455,15 @@ def shift_in_place(q, model):
         q.coordinates.vector.add_(0.1)
 
 
+def shift_behind_torch(q, model):
+    q.coordinates.vector.data.add_(0.1)
+
+
+def double_rows_in_numpy(q, model):
+    rows = model.X.numpy()
+    rows *= 2.0
+
+
 CHANGES = [
     double_rows,
     flip_targets,
@@ -463,6 +473,8 @@ CHANGES = [
     load_another,
     assign_another,
     shift_in_place,
+    shift_behind_torch,
+    double_rows_in_numpy,
 ]
 
 
@@ -482,6 +494,77 @@ def test_what_changes_the_loss_is_noticed(name, change):
     assert opt.evaluations == 5
     opt.step(model)
     assert opt.evaluations == 6
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_a_frame_is_that_of_the_coordinates_now(name):
+    """Also where they were written to through ``.data``, of which torch counts nothing."""
+    q = make_posterior(name)
+    q.frame()
+    q.coordinates.matrix.data.mul_(2.0)
+    expected = copy.deepcopy(q).frame()
+    assert torch.equal(q.frame().mean, expected.mean)
+    assert torch.equal(q.frame().root, expected.root)
+
+
+def shift_mean(q, model):
+    q.mean.data.add_(1.0)
+
+
+def stretch_rows(q, model):
+    rows = (model.X.values() if model.X.is_sparse_csr else model.X).numpy()
+    rows *= 1.5
+
+
+def flip_in_numpy(q, model):
+    y = model.y.numpy()
+    y *= -1.0
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("edit", [shift_mean, stretch_rows, flip_in_numpy])
+@pytest.mark.parametrize("stored", [torch.Tensor.clone, torch.Tensor.to_sparse_csr])
+def test_a_norm_is_that_of_the_posterior_and_the_data_now(stored, edit):
+    """That of a converged posterior does not outlive edits that torch does not count, of many rows too."""
+    X = torch.randn(40_000, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model, q = GeneralizedLinear(stored(X), (X.sum(-1) > X[:, 0]).double()), CholeskyGaussian(DIM, dtype=torch.float64)
+    opt = VN(q)
+    while float(opt.evaluate(model).norm2) > 1e-12:
+        opt.step(model)
+    spent = opt.evaluations
+    opt.evaluate(model)
+    assert opt.evaluations == spent
+    edit(q, model)
+    expected = float(VN(copy.deepcopy(q)).evaluate(model).norm2)
+    assert expected > 1.0
+    assert float(opt.evaluate(model).norm2) == pytest.approx(expected, rel=1e-9)
+
+
+def test_one_entry_of_many_is_noticed():
+    X = torch.randn(40_000, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kept = Versions((X, X[:, 0]))
+    assert kept.hold(kept.tensors)
+    for edit in (lambda rows: rows.__setitem__((7, 1), 1e-12 + rows[7, 1]), lambda rows: rows.sort(0)):
+        edit(X.numpy())
+        assert not kept.hold(kept.tensors)
+        kept = Versions(kept.tensors)
+        assert kept.hold(kept.tensors)
+
+
+def test_entries_that_are_no_numbers_are_equal_to_themselves():
+    x = torch.tensor([1.0, math.nan])
+    kept = Versions((x,))
+    assert kept.hold((x,))
+    x.numpy()[0] = 2.0
+    assert not kept.hold((x,))
+
+
+def test_another_temperature_is_noticed():
+    model, q = make_model(), make_posterior("cholesky")
+    opt = VN(q)
+    opt.evaluate(model)
+    model.temperature = 0.5
+    assert torch.allclose(opt.evaluate(model).loss, model.negative_elbo(q).detach(), rtol=1e-12)
 
 
 def test_another_model_is_noticed():
@@ -849,8 +932,8 @@ def test_a_trial_without_a_closure_is_refused():
 
 def test_missing_gradients_are_refused():
     text = (
-        "the posterior has no gradient: compute a loss from q.rsample(), q.log_prob(), q.entropy() or "
-        "model.negative_elbo(q), call loss.backward(), then step()."
+        "the posterior has no gradient, and each step uses up those it read: compute a loss from q.rsample(), "
+        "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
     )
     q, other = make_posterior("cholesky"), make_posterior("natural")
     with refuses(InputError, text):
@@ -975,6 +1058,51 @@ def test_two_backward_passes_add():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     (0.25 * model.negative_elbo(q)).backward()
     (0.75 * model.negative_elbo(q)).backward()
+    VN(q, lr=0.4).step()
+    VN(q0, lr=0.4).step(model)
+    assert distance(q, q0) < 1e-13
+
+
+@pytest.mark.parametrize("way", ["gradients", "closure"])
+def test_a_step_uses_its_gradients_up(way):
+    """A step after ``backward`` takes the gradients since the last one, whether anybody calls ``zero_grad`` or not."""
+    model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
+    opt, opt0 = VN(q, lr=0.4), VN(q0, lr=0.4)
+    for index in range(4):
+        if way == "closure" and index % 2:
+            opt.step(lambda: model.negative_elbo(q))
+        else:
+            model.negative_elbo(q).backward()
+            opt.step()
+        assert all(probe.grad is None for probe in probes(opt))
+        opt0.step(model)
+        assert distance(q, q0) < 1e-13
+
+
+def test_one_backward_pass_is_one_step():
+    """A second step, of this optimizer or of another over the same q, has no gradient at where q is now."""
+    model, q = make_model(), make_posterior("cholesky")
+    opt, other = VN(q, lr=0.2), SRVN(q, lr=0.1)
+    model.negative_elbo(q).backward()
+    opt.step()
+    moved = coordinates(q)
+    for again in (opt, other):
+        with pytest.raises(InputError, match=r"the posterior has no gradient, and each step uses up those it read"):
+            again.step()
+    assert same_bits(q, moved)
+    model.negative_elbo(q).backward()
+    other.step()
+    q0 = make_posterior("cholesky")
+    VN(q0, lr=0.2).step(model)
+    SRVN(q0, lr=0.1).step(model)
+    assert distance(q, q0) < 1e-13
+
+
+def test_a_step_that_is_refused_uses_nothing_up():
+    model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
+    model.negative_elbo(q).backward()
+    with pytest.raises(PairError, match="cannot try a step"):
+        VN(q).step()
     VN(q, lr=0.4).step()
     VN(q0, lr=0.4).step(model)
     assert distance(q, q0) < 1e-13

@@ -90,6 +90,8 @@ class TestConformance:
         dense = q.structure.to_dense(frame.root)
         close(dense @ dense.mT, V, IDENTITY)
         close(frame.variance, V.diagonal(dim1=-2, dim2=-1), IDENTITY)
+        close(dense.triu() if frame.upper else dense.tril(), dense, 0.0)  # the triangle that it says it is
+        assert q.probed().upper is frame.upper
         close(q.log_det_root(), 0.5 * torch.logdet(V), IDENTITY)
 
     @pytest.mark.parametrize("own", [False, True])
@@ -510,3 +512,36 @@ def test_kl_of_one_to_a_batch(name, other, batch):
 def test_repr():
     assert repr(CholeskyGaussian(2, (3,))) == "CholeskyGaussian(2, batch_shape=(3,), dtype=torch.float32)"
     assert repr(NaturalGaussian(2, dtype=DTYPE)) == "NaturalGaussian(2, dtype=torch.float64)"
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_a_move_that_makes_a_variance_infinite_or_zero_is_refused(name):
+    """Of finite coordinates, member by member."""
+    wide, narrow = 1e150, 1e-100
+    scale = torch.tensor([wide, 1.0, narrow], dtype=DTYPE)[:, None].expand(3, 2)
+    q = POSTERIORS[name](2, (3,), scale=scale, dtype=DTYPE)
+    factor = torch.tensor([1e-9, 4.0, 1e130 if name == "natural" else 1e200], dtype=DTYPE)
+    N = factor[:, None, None] * torch.eye(2, dtype=DTYPE)
+    new, ok = q.moved(Congruence(q.structure.from_dense(N), torch.zeros(3, 2, dtype=DTYPE)))
+    assert all(bool(part.isfinite().all()) for part in new) or name == "natural"  # 1/V' is infinite there
+    assert ok.tolist() == [False, True, False]
+    q.assign(new, ok)
+    assert q.stddev[:, 0].tolist() == pytest.approx([wide, 0.5, narrow])
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_what_the_test_of_the_cone_has_computed_is_that_of_the_new_coordinates(name):
+    """After a move of some members, and after they are restored."""
+    q = POSTERIORS[name](2, (2,), mean=0.5, scale=2.0, dtype=DTYPE)
+    old, first = q.snapshot(), copy.deepcopy(q).frame()
+    N = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=DTYPE).expand(2, 2, 2)
+    new, ok = q.moved(Congruence(q.structure.from_dense(N), torch.ones(2, 2, dtype=DTYPE)))
+    for where in (torch.tensor([True, False]), ok):
+        q.assign(new, where)
+        fresh = copy.deepcopy(q).frame()
+        assert torch.equal(q.frame().mean, fresh.mean)
+        assert torch.equal(q.frame().root, fresh.root)
+    assert not torch.equal(q.frame().root, first.root)
+    q.assign(old, ok)
+    assert torch.equal(q.frame().mean, first.mean)
+    assert torch.equal(q.frame().root, first.root)

@@ -56,7 +56,7 @@ def test_the_move_solves_the_linearised_conditions(family, gamma, posterior):
     start = q.snapshot()
     opt = NaturalGradientVI(q, VariationalNewton(), acceleration=SiteNewton(target))
     opt.evaluate(target)
-    N, force = opt._cache[2].path.at(torch.ones((), dtype=torch.float64))  # to the Newton point
+    N, force = opt._cache.heading.path.at(torch.ones((), dtype=torch.float64))  # to the Newton point
     eye = torch.eye(5, dtype=torch.float64)
     D, delta = N - eye, torch.linalg.solve(N, force)
     g, residual = conditions(q, target)

@@ -268,6 +268,22 @@ class TestSufficientDecreaseAlone:
         accept, _ = self.judged(before, before + tensor(1e-10, 1e-4), tensor(1e-14, 1e-14), tensor(1.0, 1.0))
         assert accept.tolist() == [True, False]
 
+    def test_rounding_is_no_reason_to_stay_short(self):
+        """A promise below the last digits of the loss that is kept to those digits lets the reach grow."""
+        accept, state = self.judged(tensor(1e6), tensor(1e6), tensor(4e-14), tensor(1.0), reach=tensor(1e-9))
+        assert bool(accept)
+        close(state["reach"], tensor(4 * 2e-7), EXACT)
+
+    def test_noise_forgives_a_rise(self):
+        """A step may lose the slack of a derivative that is one up to noise, and no more; it does not count as good."""
+        rho, slope, slack = tensor(1.0, 1.0), tensor(0.04, 0.04), tensor(0.1, 0.1)
+        control = SufficientDecrease(decrease=0.25)
+        state = control.init(rho) | {"reach": tensor(0.3, 0.3)}
+        trial = Trial(tensor(1.0, 1.0), tensor(1.089, 1.091), slope, rho * slope.sqrt(), rho, slack)
+        accept, state = control.judge(trial, state)
+        assert accept.tolist() == [True, False]  # a rise of slack - cρs = 0.09
+        close(state["reach"], tensor(0.3, 0.05), EXACT)
+
     @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan])
     def test_radius(self, radius):
         text = f"radius is a KL divergence in nats, larger than 0; got {radius}."

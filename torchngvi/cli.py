@@ -1,9 +1,12 @@
 """The command line: ``torchngvi fit CONFIG.toml``, ``torchngvi fit --data breast_cancer``, ``compare``, ``reproduce``.
 
-Exit codes: 0 converged or done, 1 not converged (all results are written), 2 bad input (nothing is written).
+Exit codes: 0 converged or done, 1 not converged (all results are written), 2 bad input, or a machine that has too
+little memory or cannot read or write a file (nothing is written).
 """
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,7 +19,14 @@ from torchngvi.models.likelihoods import FAMILIES
 
 _EXTRAS = ("arviz", "matplotlib", "numpy", "pandas", "rich", "sklearn")
 
-_FLAGS = tuple("--" + field.name.replace("_", "-") for field in fields(Settings))
+_FLAGS = ("--overwrite", *("--" + field.name.replace("_", "-") for field in fields(Settings)))
+_DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
+_ENVIRONMENT = f"""environment:
+  TORCHNGVI_DATA   a folder of data sets, for compare and reproduce
+  {_DEBUG}  set to 1, the traceback of a stop for lack of memory or by a failing file is shown
+"""
+# what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
+_OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
 
 _EXAMPLES = """examples:
   torchngvi fit --data breast_cancer
@@ -38,7 +48,13 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Flags named as the keys of the TOML file; what is not given is not set."""
-    top = _Parser(prog="torchngvi", description="Natural-gradient variational inference.", allow_abbrev=False)
+    top = _Parser(
+        prog="torchngvi",
+        description="Natural-gradient variational inference.",
+        epilog=_ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     top.add_argument("--version", action="version", version=f"torchngvi {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     fit = commands.add_parser(
@@ -55,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
     _add_model_flags(fit.add_argument_group("model"))
     _add_method_flags(fit.add_argument_group("method and output"))
     _add_experiments(commands)
+    for command in commands.choices.values():
+        command.add_argument("--overwrite", action="store_true", help="replace files of an earlier run in the folder")
     return top
 
 
@@ -129,14 +147,17 @@ def _add_method_flags(group: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0 converged, 1 not converged, 2 bad input."""
+    """Run a command; the exit code is 0 converged, 1 not converged, 2 bad input or a machine that cannot do it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of columns may be beyond the encoding of a terminal
+            stream.reconfigure(errors="backslashreplace")
     try:
         flags = vars(parser().parse_args(argv))
         command = flags.pop("command")
         if command != "fit":
             return _experiment(command, flags)
-        config = flags.pop("config", None)
-        return _fit(settings_from({**(read_toml(config) if config else {}), **flags}))
+        config, overwrite = flags.pop("config", None), flags.pop("overwrite", False)
+        return _fit(settings_from({**(read_toml(config) if config else {}), **flags}), overwrite)
     except TorchngviError as error:
         return _refuse(str(error))
     except ImportError as error:
@@ -144,6 +165,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing not in _EXTRAS:
             raise
         return _refuse(f"{missing} is not installed, and the command line needs it: pip install 'torchngvi[cli]'.")
+    except (MemoryError, OSError, RuntimeError) as error:  # the last resort; RecursionError is a RuntimeError
+        sentence = _last_sentence(error)
+        if sentence is None or os.environ.get(_DEBUG):
+            raise
+        return _refuse(sentence)
+
+
+def _last_sentence(error: Exception) -> str | None:
+    """For errors of the machine, which no check can foresee; None for all others, which are faults of the library."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    trace = f"Set {_DEBUG}=1 to see where."
+    if isinstance(error, MemoryError) or any(sign in said for sign in _OUT_OF_MEMORY):
+        return f"there is too little memory ({said}). Use fewer rows or columns, or posterior diagonal. {trace}"
+    if isinstance(error, RecursionError):
+        return f"the input is nested too deeply ({said}). Write it flat. {trace}"
+    if isinstance(error, OSError):
+        return f"a file cannot be read or written ({said}). Check its name, its permissions and the disk. {trace}"
+    return None
 
 
 def _refuse(message: str) -> int:
@@ -151,15 +190,15 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _fit(settings: Settings) -> int:
+def _fit(settings: Settings, overwrite: bool) -> int:
     from torchngvi.adapters import runs  # the extras are needed from here on
 
-    outcome = runs.run(runs.build(settings))
+    outcome = runs.run(runs.build(settings, overwrite=overwrite))
+    folder = None
     try:
-        runs.write(outcome)
-    except OSError as error:
-        raise InputError(f"the results cannot be written into {str(settings.folder)!r} ({error}).") from error
-    runs.show(outcome)
+        folder = runs.write(outcome)
+    finally:
+        runs.show(outcome, folder)  # also where nothing could be written, so that the fit is not lost
     if not outcome.result.converged:
         print(f"torchngvi: not converged, {outcome.result.reason}", file=sys.stderr)
     return 0 if outcome.result.converged else 1
@@ -168,10 +207,7 @@ def _fit(settings: Settings) -> int:
 def _experiment(command: str, flags: dict[str, Any]) -> int:
     from torchngvi.adapters import reproduce
 
-    try:
-        folder = reproduce.reproduce(**flags) if command == "reproduce" else reproduce.compare(**flags)
-    except OSError as error:
-        raise InputError(f"the results cannot be written ({error}). Choose another folder (--out).") from error
+    folder = reproduce.reproduce(**flags) if command == "reproduce" else reproduce.compare(**flags)
     print(f"written to {folder}/")
     return 0
 

@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import reprlib
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,8 @@ from torchngvi.models.likelihoods import FAMILIES
 METHODS = ("vn", "srvn", "bwgd")
 POSTERIORS = ("cholesky", "natural", "diagonal")
 DTYPES = ("float64", "float32")
+_LONGEST_FILE = 60_000  # bytes of settings
+_LARGEST = 2**63  # of a whole number
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.data:
             raise InputError("data is empty; name a data file or a bundled set, such as breast_cancer.")
+        file_name("data", self.data)
         for name, choices in (
             ("family", tuple(FAMILIES)),
             ("method", METHODS),
@@ -119,24 +123,52 @@ def _key(name: str) -> str:
     return f"{name} (the learning rate)" if name == "lr" else name
 
 
+def file_name(what: str, name: str) -> str:
+    """The name, where a file can have it and a report can print it.
+
+    Raises:
+        InputError: a NUL character, or bytes that are not UTF-8.
+
+    >>> file_name("out", "runs/iris")
+    'runs/iris'
+    """
+    if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise InputError(f"{what} must be a name in UTF-8 without a NUL character; got {name!r}. Rename it.")
+    return name
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The keys of a TOML file.
 
     Raises:
         InputError: no such file, or not TOML.
     """
+    file_name("CONFIG.toml", str(path))
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            content = file.read(_LONGEST_FILE + 1)
+        text = content.decode("utf-8")
     except FileNotFoundError as error:
         raise InputError(
             f"there is no settings file {str(path)!r}. To fit a data file say: torchngvi fit --data FILE."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{str(path)!r} is no readable TOML file ({error}).") from error
+    if len(content) > _LONGEST_FILE:
+        raise InputError(
+            f"a file of settings has at most {_LONGEST_FILE} bytes, and {str(path)!r} has more. "
+            "For a data file say --data FILE."
+        )
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(
             f'{str(path)!r} is not TOML: {error}. Write lines such as data = "breast_cancer"; '
             "for a data file say --data FILE."
+        ) from error
+    except (RecursionError, ValueError) as error:  # lists in lists without end, a number of thousands of digits
+        raise InputError(
+            f"{str(path)!r} cannot be read as TOML: {error}. Write flat lines of short values, as in configs/."
         ) from error
 
 
@@ -160,6 +192,17 @@ def settings_from(keys: Mapping[str, Any]) -> Settings:
     return Settings(**{key: _converted(key, value, types_[key]) for key, value in keys.items()})
 
 
+def whole(key: str, value: int) -> int:
+    """The number, where it has a place in 64 bits.
+
+    Raises:
+        InputError: it has none.
+    """
+    if abs(value) >= _LARGEST:
+        raise InputError(f"{key} must be less than 2^63 in size; got {reprlib.repr(value)}. Take a smaller number.")
+    return value
+
+
 _WORDS: dict[Any, str] = {
     str: "text in quotes",
     float: "a number",
@@ -177,11 +220,11 @@ def _converted(key: str, value: Any, hinted: Any) -> Any:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             return tuple(value)
         hinted = tuple
-    elif hinted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    elif hinted is float and type(value) is int:
+        return float(whole(key, value))
     elif type(value) is hinted:
-        return value
-    raise InputError(f"{key} must be {_WORDS[hinted]}; got {value!r}.")
+        return whole(key, value) if hinted is int else value
+    raise InputError(f"{key} must be {_WORDS[hinted]}; got {reprlib.repr(value)}.")
 
 
 def to_toml(settings: Settings) -> str:

@@ -19,3 +19,7 @@ class RejectedStepWarning(UserWarning):
 
 class CheckpointWarning(UserWarning):
     """A checkpoint that could not be written; the run goes on, and the earlier checkpoint stays."""
+
+
+class UnsummedRanksWarning(UserWarning):
+    """Several processes step each on its own data, and nothing sums what they contribute."""

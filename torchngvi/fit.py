@@ -20,7 +20,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
-from torchngvi.optim import NaturalGradientVI
+from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import FitResult, Record
 from torchngvi.sample_average import fit_by_draws
@@ -28,6 +28,12 @@ from torchngvi.streaming import stream_rows
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
+_ERRORS = 3.0  # standard errors that a norm from draws must leave room for
+_REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean
+_NOISY = (
+    "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
+)
+_CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
 
 
 class _Kept(NamedTuple):
@@ -60,8 +66,8 @@ def fit(
         target: a model, or a function of theta returning the log joint.
         optimizer: built over q; by default `VN(q)`, which finds its own steps; for a log joint without a closed
             form over averages that grow, see `torchngvi.sample_average`.
-        tolerance: on the natural-gradient norm; by default 1e-5 in float64, 1e-2 in float32, and 0.1 where
-            it is known from draws: about half its square, in nats, is lost.
+        tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
+            default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
         max_evaluations: budget of expectations (value, gradient, curvature).
         callbacks: called with the `Record` of each step; a true result stops the run.
         progress: show a bar.
@@ -117,12 +123,13 @@ def fit(
         assert isinstance(target, GeneralizedLinear)
         stream_rows(q, target, batch_size, seed=int(torch.randint(2**31, ())))
     exact = optimizer.evaluates_exactly(target)
+    remedy = "Raise max_evaluations." if exact else _NOISY
     trace: list[Record] = []
     step, stalled = 0.0, 0
     start, before = time.perf_counter(), (optimizer.evaluations, optimizer.gradients)
     if saved is not None:
-        trace, step, stalled = [Record(*values) for values in saved["trace"]], saved["step"], saved["stalled"]
-        start -= saved["seconds"]
+        trace, start = [Record(*values) for values in saved["trace"]], start - saved["seconds"]
+        step, stalled, remedy = saved["step"], saved["stalled"], saved["remedy"]
         # the evaluation at the saved q is done again, and has been counted
         before = before[0] + 1 - saved["spent"][0], before[1] + optimizer.last_cost - saved["spent"][1]
     reason, converged, origin = "", False, q.snapshot()
@@ -134,20 +141,27 @@ def fit(
                 # before the evaluation, which may draw
                 state = None if file is None else checkpoints.captured(file, q, optimizer)
                 status = optimizer.evaluate(target)
-                norm = status.norm2.sqrt() / (target.temperature or 1.0)
-                members, alive = norm <= tolerance, status.loss.isfinite() & norm.isfinite()
+                if state is not None:
+                    spent = optimizer.evaluations - before[0], optimizer.gradients - before[1]
+                    now = {"loss": status.loss.clone(), "spent": spent, "seconds": time.perf_counter() - start}
+                    state |= {**now, "step": step, "stalled": stalled, "remedy": remedy}
+                norm, alive = _norm(status, target)
+                known, left = exact, max_evaluations - (optimizer.evaluations - before[0])
+                small = bool(alive.any() and (norm <= tolerance)[alive].all())
+                if small and not exact and target.comparable and left >= _REPEATS:
+                    # one evaluation is small by chance too, and of a mini-batch says nothing of the other rows
+                    status, known = optimizer.averaged(target, _REPEATS), True
+                    norm, alive = _norm(status, target)
+                    remedy = f"It was {float(norm[alive].max()):.2g} over {_REPEATS} fresh evaluations. {_NOISY}"
+                members = (norm <= tolerance) & known
                 record = records.record(optimizer, status.loss, norm, alive, step, before, time.perf_counter() - start)
-                if file is not None and state is not None:
-                    spent = record.evaluations, record.gradients
-                    now = {"loss": status.loss.clone(), "spent": spent, "step": step, "stalled": stalled}
-                    state = {**state, **now, "seconds": record.seconds}
                 trace.append(record)
                 kept = _Kept(here, members, len(trace), state)
                 if (kept.records - 1) % checkpoint_every == 0:
                     _save(file, kept, trace)
                 records.show(bar, record)
                 converged = bool(members.all())
-                reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled, exact)
+                reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled, remedy)
                 answers = [callback(record) for callback in callbacks]
                 if any(answers) and not reason:
                     reason = f"because a callback stopped it at natural-gradient norm {record.norm:.2g}."
@@ -182,6 +196,13 @@ def _go_back(q: Posterior, coordinates: Coordinates) -> None:
         q.assign(coordinates, torch.ones(q.batch_shape, dtype=torch.bool, device=q.mean_probe.device))
 
 
+def _norm(status: Status, target: Target) -> tuple[Tensor, Tensor]:
+    """The natural norm of L/γ with its standard errors, and where it is finite, (*batch,)."""
+    norm = status.norm2.sqrt() if status.noise2 is None else status.norm2.sqrt() + _ERRORS * status.noise2.sqrt()
+    norm = norm / (target.temperature or 1.0)
+    return norm, status.loss.isfinite() & norm.isfinite()
+
+
 def _check_batch_size(q: Posterior, target: Target, batch_size: int) -> None:
     if not isinstance(target, GeneralizedLinear) or not isinstance(q, Gaussian) or q.batch_shape:
         raise InputError(
@@ -200,12 +221,18 @@ def _why_stop(
     tolerance: float,
     budget: int,
     stalled: int,
-    exact: bool,
+    remedy: str,
 ) -> str:
     """The reason to end the run here, or nothing."""
     at = f"natural-gradient norm {record.norm:.2g} against a tolerance of {tolerance:.2g}"
+    climb = ""
+    if bool(alive.all()) and record.loss - first.loss > _CLIMB + abs(first.loss):
+        climb = (
+            f" The negative ELBO climbed from {first.loss:.6g} to {record.loss:.6g}, far above its start: use a "
+            "smaller lr or radius, or neither."
+        )
     if bool(members.all()):
-        return f"natural-gradient norm {record.norm:.2g}."
+        return f"natural-gradient norm {record.norm:.2g}.{climb}"
     if not bool((alive & ~members).any()):  # nobody is left who could get anywhere
         if members.ndim and bool(members.any()):
             lost = int((~alive).sum())
@@ -221,14 +248,8 @@ def _why_stop(
     if stalled >= _STALL:
         return (
             f"because {stalled} steps in a row were rejected ({at}): a smaller lr, float64, or a larger tolerance "
-            "may be needed."
+            f"may be needed.{climb}"
         )
     if record.evaluations >= budget:
-        remedy = (
-            "Raise max_evaluations."
-            if exact
-            else "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and "
-            "a smaller lr."
-        )
-        return f"because the budget of {budget} evaluations is used up ({at}). {remedy}"
+        return f"because the budget of {budget} evaluations is used up ({at}).{climb or f' {remedy}'}"
     return ""

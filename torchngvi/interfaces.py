@@ -38,6 +38,8 @@ from torchngvi import sparse
 from torchngvi.gaussian_integrals import Moments
 from torchngvi.linalg import gram
 
+_SMALL = 65_536  # entries up to which a copy of a tensor is kept, to know it by
+
 Structured = Tensor  # a matrix in the storage of q's pattern: (*batch, D, D) dense, (*batch, D) diagonal
 
 
@@ -87,6 +89,7 @@ class Frame:
     mean: Tensor  # (*batch, D)
     root: Structured  # C, V = C Cᵀ
     structure: Structure
+    upper: bool = False  # which triangle the root is
 
     def push(self, z: Tensor) -> Tensor:
         """C z, (*sample, *batch, D)."""
@@ -107,19 +110,58 @@ class Frame:
 
 
 class Versions:
-    """Which tensors, and how often each was written to: equal as long as nothing has changed."""
+    """Which tensors, how often torch has counted a write to each, and what they held.
+
+    Writes through ``tensor.data`` or a NumPy array that shares the memory are not counted: the contents tell.  On an
+    accelerator they are compared only where the caller waits for the device in any case.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
-        # a conversion changes dtype or device and nothing else
-        self.counts = tuple((tensor._version, tensor.dtype, tensor.device) for tensor in self.tensors)
+        self.counts = tuple(map(_count, self.tensors))
+        self.contents = tuple(map(_contents, self.tensors))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Versions) or self.counts != other.counts:
+    def hold(
+        self,
+        tensors: Iterable[Tensor],
+        wait: bool = False,  # for an accelerator
+    ) -> bool:
+        """Whether these are the same tensors and nothing has changed."""
+        tensors = tuple(tensors)
+        if len(tensors) != len(self.tensors) or any(a is not b for a, b in zip(tensors, self.tensors, strict=True)):
             return False
-        return all(mine is theirs for mine, theirs in zip(self.tensors, other.tensors, strict=True))
+        if tuple(map(_count, tensors)) != self.counts:
+            return False
+        for tensor, content in zip(tensors, self.contents, strict=True):
+            if (wait or tensor.device.type == "cpu") and not _holds(tensor, content):
+                torch.autograd.graph.increment_version(tensor)  # who else remembers it goes by the count
+                return False
+        return True
 
-    __hash__ = None  # type: ignore[assignment]
+
+def _count(tensor: Tensor) -> tuple[int, torch.dtype, torch.device]:
+    # a conversion changes dtype or device and nothing else
+    return tensor._version, tensor.dtype, tensor.device
+
+
+def _contents(tensor: Tensor) -> Tensor:
+    """A copy, or of a large tensor what would tell it from another."""
+    small = tensor.ndim < 2 or not tensor.is_floating_point() or tensor.numel() <= _SMALL
+    return tensor.detach().clone() if small and tensor.layout == torch.strided else _row_sums(tensor)
+
+
+def _row_sums(tensor: Tensor) -> Tensor:
+    """A weighted sum of each row, in which any edit beyond rounding shows: with such weights none cancels."""
+    weights = torch.arange(1, tensor.shape[-1] + 1, dtype=tensor.dtype, device=tensor.device).sin()
+    return tensor.detach() @ weights
+
+
+def _holds(tensor: Tensor, content: Tensor) -> bool:
+    """Whether these are its contents, NaN equal to NaN."""
+    now = tensor if tensor.shape == content.shape else _row_sums(tensor)
+    if torch.equal(now, content):
+        return True
+    return now.is_floating_point() and torch.allclose(now, content, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -404,6 +446,7 @@ class Target(ABC):
     temperature: float
     comparable: bool = True  # every evaluation sees one objective: False for a mini-batch
     coupled: bool = False  # the objective is no sum over the batch members of q: they are judged together
+    coding: tuple[float, ...] = ()  # the classes that its labels are, in their order
     draws_at_once: int = 2048  # of a call of log_joint that is differentiated: bounds the memory
 
     @abstractmethod
@@ -618,8 +661,8 @@ class Posterior(torch.nn.Module, ABC):
         return Local(a, W - e.temperature * self.structure.eye(a))
 
     def one_sided(self, M: Structured) -> Structured:
-        """The symmetric matrix whose triangle is right in M = CᵀG, G having reached a triangular root."""
-        return self.structure.one_sided(M)
+        """The symmetric matrix of which M = CᵀG, G having reached a triangular root C, is right in C's triangle."""
+        return self.structure.one_sided(self.structure.transpose(M) if self.frame().upper else M)
 
     def outer(
         self,

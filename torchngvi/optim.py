@@ -6,7 +6,8 @@ Three ways to step, one loop:
     opt.step(closure)                      a closure returning the loss, as LBFGS takes one
     loss.backward(); opt.step()            gradients already in the probes
 
-In the second and third the loss is whole, entropy included: the probes receive a and P.  Nothing
+In the second and third the loss is whole, entropy included: the probes receive a and P, which the
+step uses up, so that no later one can add to them; without a step they add up, as in torch.  Nothing
 here reads a value back from the device; a step that leaves the positive definite cone or meets a
 non-finite value is not taken, member by member.
 """
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import FullPrecision, as_target, classify
-from torchngvi.errors import InputError, PairError, RejectedStepWarning
+from torchngvi.distributed import ranks
+from torchngvi.errors import InputError, PairError, RejectedStepWarning, UnsummedRanksWarning
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
     Acceleration,
@@ -50,8 +52,6 @@ from torchngvi.stepsizes import Constant, SufficientDecrease
 
 _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
 
-Stamp = tuple[Target, Versions]  # what a packet was computed from
-
 
 class Evaluation(NamedTuple):
     """L and the packet at one q."""
@@ -68,12 +68,22 @@ class Heading(NamedTuple):
     memory: dict[str, Tensor]  # of the acceleration or momentum, for the state once the step is taken
 
 
+class Cached(NamedTuple):
+    """An evaluation, and what it was computed from."""
+
+    target: Target
+    temperature: float
+    versions: Versions  # of the tensors of the target and the coordinates of q
+    evaluation: Evaluation
+    heading: Heading
+
+
 class Status(NamedTuple):
     """Where q stands."""
 
     loss: Tensor  # (*batch,)
     norm2: Tensor  # squared natural-gradient norm, (*batch,)
-    noise2: Tensor | None  # its expected value at the optimum, from the draws: see Expectation
+    noise2: Tensor | None  # its expected value at the optimum, known from the draws: a squared standard error
 
 
 class Report(NamedTuple):
@@ -128,9 +138,11 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.gradients = 0  # of the log joint, one a draw; for a model, passes over its data
         self.last_cost = 0  # gradients of the last evaluation
         self.last: Report | None = None
-        self._cache: tuple[Stamp, Evaluation, Heading] | None = None
+        self._cache: Cached | None = None
         self._found = lr is None  # steps in units of 1/γ, the step of Newton
         self._warned = False
+        self._asked_ranks = False
+        self._coding: tuple[float, ...] = ()  # the classes of the first target that has some
         self._repeats = False  # the closure was seen to give the same loss twice
         if estimator is not None:
             self._check_comparable(estimator)
@@ -204,19 +216,49 @@ class NaturalGradientVI(torch.optim.Optimizer):
         target = as_target(target)
         if not target.tensors():
             self._cache = None  # nobody knows whether the target has changed
-        evaluation, heading = self._evaluated(target)
+        evaluation, heading = self._evaluated(target, wait=True)
         return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
 
-    def _evaluated(self, target: Target) -> tuple[Evaluation, Heading]:
-        """The packet and heading at q, from the cache while q and the target are what they were."""
+    @torch.no_grad()
+    def averaged(self, target: Target, repeats: int) -> Status:
+        """L and the norm of the mean gradient of two fresh evaluations at q or more, with its squared standard error.
+
+        For a verdict where draws are noisy: the norm of one evaluation is small by chance too.
+        """
         q = self._only_posterior("a target")
-        stamp = (target, Versions((*target.tensors(), *q.coordinates)))
-        if self._cache is None or self._cache[0] != stamp:
+        self._state(0)
+        first = self._evaluate_target(target, q)
+        loss, (a, P) = first.loss, q.local(first.e)
+        scatter = torch.zeros_like(loss)
+        for count in range(2, repeats + 1):  # as Welford (1962), without cancellation
+            loss_here, e = self._evaluate_target(target, q)
+            local = q.local(e)
+            change = Local(local.a - a, local.P - P)
+            loss, a, P = loss + (loss_here - loss) / count, a + change.a / count, P + change.P / count
+            scatter = scatter + (1 - 1 / count) * q.norm2(change)
+        return Status(loss, q.norm2(Local(a, P)), scatter / (repeats * (repeats - 1)))
+
+    def _evaluated(self, target: Target, wait: bool = False) -> tuple[Evaluation, Heading]:
+        """The packet and heading at q, from the cache while q and the target are what they were."""
+        q, kept = self._only_posterior("a target"), self._cache
+        if (
+            kept is None
+            or (kept.target, kept.temperature) != (target, target.temperature)
+            or not kept.versions.hold((*target.tensors(), *q.coordinates), wait)
+        ):
             target.check(q)
+            self._check_coding(target)
             evaluation = self._evaluate_target(target, q)
             self._forget_unless(evaluation.loss)
-            self._cache = (stamp, evaluation, self._heading(0, evaluation.e))
-        return self._cache[1:]
+            kept = self._keep(target, evaluation)
+        return kept.evaluation, kept.heading
+
+    def _keep(self, target: Target, evaluation: Evaluation) -> Cached:
+        """Into the cache: an evaluation at q as it is now, with the way from there."""
+        versions = Versions((*target.tensors(), *self.posteriors[0].coordinates))
+        heading = self._heading(0, evaluation.e)
+        self._cache = Cached(target, target.temperature, versions, evaluation, heading)
+        return self._cache
 
     def _heading(self, index: int, e: Expectation) -> Heading:
         """The rule's path along the gradient, or along the gradient bent by the memory."""
@@ -336,6 +378,17 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 "or step_size=KLRadius(0.1)."
             )
 
+    def _check_coding(self, target: Target) -> None:
+        """Parts of the data whose labels stand for other classes would fit one q to several problems."""
+        self._coding = self._coding or target.coding
+        if target.coding and target.coding != self._coding:
+            first, other = (", ".join(f"{label:g}" for label in coding) for coding in (self._coding, target.coding))
+            raise InputError(
+                f"this optimizer began on a model of the classes {first}; got one of the classes {other}, told from "
+                "the labels that its part of the data happens to hold. Name all classes in classes= of every model, or "
+                "use a new optimizer for another problem."
+            )
+
     def _only_posterior(self, what: str) -> Posterior:
         if len(self.posteriors) != 1:
             raise PairError(
@@ -353,7 +406,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         Args:
             closure: a `Target`; or a function of theta, the log joint, which goes up; or a function
                 without arguments, which returns the loss, which goes down; or nothing, where
-                ``loss.backward()`` has filled the probes.
+                ``loss.backward()`` has filled the probes: their ``grad`` is None after the step, and
+                ``zero_grad()`` drops gradients that no step is to follow.
 
         Returns:
             The loss before the step, 0-d (summed over batch members); None without an argument.
@@ -377,8 +431,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         evaluation, heading = self._evaluated(target)
         trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
         if trial is not None:
-            stamp = (target, Versions((*target.tensors(), *q.coordinates)))
-            self._cache = (stamp, trial, self._heading(0, trial.e))
+            self._keep(target, trial)
         return evaluation.loss.sum()
 
     @torch.no_grad()
@@ -399,8 +452,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
             )
         if any(q.mean_probe.grad is None and q.root_probe.grad is None for q in self.posteriors):
             raise InputError(
-                "the posterior has no gradient: compute a loss from q.rsample(), q.log_prob(), q.entropy() or "
-                "model.negative_elbo(q), call loss.backward(), then step()."
+                "the posterior has no gradient, and each step uses up those it read: compute a loss from q.rsample(), "
+                "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
             )
         for index, q in enumerate(self.posteriors):
             e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
@@ -457,9 +510,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._repeats = True
 
     def _packet_from_probes(self, index: int, loss: Tensor) -> Expectation:
-        """a and W = P + I from the gradients of a whole loss."""
+        """a and W = P + I from the gradients of a whole loss, which are used up."""
         q, scale = self.posteriors[index], self.param_groups[index]["loss_scale"]
         a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
+        q.mean_probe.grad = q.root_probe.grad = None
         W = q.one_sided(R) + q.structure.eye(a)
         return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
 
@@ -472,6 +526,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         coupled: bool = False,
     ) -> Evaluation | None:
         """Move along the path; with a trial, keep it or restore, and return the packet that holds."""
+        self._warn_if_unsummed()
         q, lr = self.posteriors[index], self.param_groups[index]["lr"]
         state, path = self._state(index), heading.path
         rho = self.step_size.propose(path, lr, state["rejections"], state)
@@ -513,16 +568,34 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if accept.device.type != "cpu" or self._warned or bool(accept.all()):
             return
         self._warned = True
-        depth, frame = 1, sys._getframe()
-        while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torchngvi", "torch"):
-            depth, frame = depth + 1, frame.f_back
-        warnings.warn(
+        self._warn(
             f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left the positive definite cone or was not "
             "finite; q was left as it is, and steps like it will be skipped without another warning. "
             "Use a smaller lr, or VN or SRVN without one, which find their steps by trial.",
             RejectedStepWarning,
-            stacklevel=depth,
         )
+
+    def _warn_if_unsummed(self) -> None:
+        """At the first step: q is in buffers, whose gradients DistributedDataParallel does not reduce."""
+        if self._asked_ranks:
+            return
+        self._asked_ranks = True
+        if ranks() > 1:
+            self._warn(
+                f"{type(self).__name__}: this is one of {ranks()} processes, and nothing sums over them what the data "
+                "of each say of q, also inside DistributedDataParallel: every process fits its own q to its own data. "
+                "Give every process all the data, or sum the gradients of q.mean_probe and q.root_probe by "
+                "torch.distributed.all_reduce before step().",
+                UnsummedRanksWarning,
+            )
+
+    @staticmethod
+    def _warn(text: str, category: type[Warning]) -> None:
+        """At the line of the user that stepped."""
+        depth, frame = 2, sys._getframe(1)
+        while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torchngvi", "torch"):
+            depth, frame = depth + 1, frame.f_back
+        warnings.warn(text, category, stacklevel=depth)
 
     @property
     def rejections(self) -> int:
@@ -569,6 +642,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
             "gradients",
             "last_cost",
             "_warned",
+            "_asked_ranks",
+            "_coding",
             "_repeats",
         )
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}

@@ -18,7 +18,7 @@ class Record(NamedTuple):
 
     evaluations: int
     loss: float  # negative ELBO
-    norm: float  # natural-gradient norm of L/γ
+    norm: float  # natural-gradient norm of L/γ, with three standard errors where they are known
     step: float  # ρ of the step that led here, the smallest; 0 at the start
     rejections: int  # so far
     gradients: int  # of the log joint so far, one a draw; for a model, passes over its data

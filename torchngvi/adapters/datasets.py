@@ -6,6 +6,7 @@ The checksum is therefore of the content: shape, classes and the entries to thre
 
 import hashlib
 import os
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -110,9 +111,10 @@ def _download(name: str) -> Path:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
             data = answer.read()
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_bytes(data)
-        os.replace(part, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            part = Path(folder) / path.name
+            part.write_bytes(data)
+            os.replace(part, path)
     except (urllib.error.URLError, OSError) as error:
         raise MissingDataError(
             f"data set {name} is not here, and {url} cannot be had ({error}). Set TORCHNGVI_DATA to a folder that "

@@ -5,6 +5,7 @@ method run as one batched posterior; figures are drawn from the logs alone.
 """
 
 import math
+import reprlib
 import time
 import types
 import warnings
@@ -22,7 +23,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from torchngvi.adapters import datasets, report, tables
-from torchngvi.config import hint, read_toml
+from torchngvi.adapters.fonts import drawable, families
+from torchngvi.adapters.memory import Budget
+from torchngvi.config import file_name, hint, read_toml, whole
 from torchngvi.diagnostics import accuracy
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, MonteCarlo, PiecewiseBound, Quadrature
@@ -126,6 +129,8 @@ class Case:
         _check_choice("estimator", self.estimator, ("quadrature", "piecewise"))
         _check_choice("family", self.family, FAMILIES)
         _check_choice("penalty", self.penalty, ("", *PENALTIES))
+        file_name("data", self.data)
+        file_name("bound", self.bound)
         for key in ("prior_precision", "iterations", "penalty_strength", "points"):
             _check_positive(self, key)
         if not self.skip and not self.methods:
@@ -215,7 +220,7 @@ _WORDS: dict[Any, str] = {str: "a text", float: "a number", int: "a whole number
 def _record(kind: Any, keys: Any, where: str) -> Any:
     """A dataclass from a table, nested ones included."""
     if not isinstance(keys, Mapping):
-        raise InputError(f"{where} must be a table; got {keys!r}.")
+        raise InputError(f"{where} must be a table; got {reprlib.repr(keys)}.")
     hinted = get_type_hints(kind)
     for key in keys:
         if key not in hinted:
@@ -231,16 +236,16 @@ def _value(key: str, value: Any, hinted: Any, where: str) -> Any:
         hinted = next(option for option in get_args(hinted) if option is not type(None))
     if get_origin(hinted) is tuple:
         if not isinstance(value, list | tuple):
-            raise InputError(f"{key} of {where} must be a list; got {value!r}.")
+            raise InputError(f"{key} of {where} must be a list; got {reprlib.repr(value)}.")
         inner = get_args(hinted)[0]
         return tuple(_value(f"{key}[{index}]", item, inner, where) for index, item in enumerate(value))
     if hinted in (Case, Contender):
         return _record(hinted, value, f"{key} of {where}")
     if hinted is float and type(value) is int:
-        return float(value)
+        return float(whole(key, value))
     if type(value) is not hinted:
-        raise InputError(f"{key} of {where} must be {_WORDS[hinted]}; got {value!r}.")
-    return value
+        raise InputError(f"{key} of {where} must be {_WORDS[hinted]}; got {reprlib.repr(value)}.")
+    return whole(key, value) if hinted is int else value
 
 
 # ------------------------------------------------------------------------------------ one case
@@ -256,14 +261,14 @@ class Problem:
     estimator: Estimator
 
 
-def build(case: Case) -> Problem:
-    """Read the data, split, and make the models.
+def build(case: Case, starts: int = 1) -> Problem:
+    """Read the data, split, and make the models, for so many starts side by side.
 
     Raises:
-        InputError: data or settings that cannot be used.
+        InputError: data or settings that cannot be used, too little memory.
         MissingDataError: a data set that is not to be had.
     """
-    (X, y), (X_test, y_test) = _data(case)
+    (X, y), (X_test, y_test) = _data(case, _budget(case, starts))
     model = GeneralizedLinear(X, y, case.family, prior_precision=case.prior_precision)
     held_out = None
     if len(y_test):
@@ -274,9 +279,17 @@ def build(case: Case) -> Problem:
     return Problem(target, model, held_out, _estimator(case))
 
 
-def _data(case: Case) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _budget(case: Case, starts: int) -> Budget:
+    """Of the largest of its methods, which run one after the other."""
+    dense = [contender for contender in case.methods if contender.posterior != "diagonal"]
+    trial = any(contender.lr is None for contender in dense)
+    return Budget(dense[0].posterior if dense else "diagonal", trial, starts)
+
+
+def _data(case: Case, budget: Budget) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Training and test rows, float64."""
     if case.data in ("synthetic", "quadratic"):
+        budget.require(f"case {case.name!r}", case.rows, case.features)
         X, y = _synthetic(case) if case.data == "synthetic" else quadratic(case.eigenvalues, case.prior_precision)
         count = round(case.test_fraction * len(y))
         return (X[count:], y[count:]), (X[:count], y[:count])
@@ -289,7 +302,7 @@ def _data(case: Case) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
             test_fraction=case.test_fraction, seed=case.seed,
         )  # fmt: skip
     else:
-        table = tables.read_table(case.data, target=case.target)
+        table = tables.read_table(case.data, target=case.target, budget=budget)
         classes_wanted = FAMILIES[case.family].discrete
         coded, named = tables.coded_target(table, classes=classes_wanted, success=case.success)
         prepared = tables.prepare(
@@ -415,7 +428,7 @@ def run_all(experiment: Experiment, say: Any = print) -> pd.DataFrame:
             say(f"{case.name} is skipped: {case.skip}")
             continue
         try:
-            problem = build(case)
+            problem = build(case, experiment.starts)
         except datasets.MissingDataError as error:
             say(f"{case.name} is skipped: {error}")
             continue
@@ -454,15 +467,16 @@ def blank_figure(width: float, height: float, title: str, note: str = "") -> Fig
     """A figure with a title and an Agg canvas."""
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+    look: dict[str, Any] = {"x": 0.01, "ha": "left", "fontfamily": families()}
+    figure.suptitle(drawable(title), fontsize=11, fontweight="bold", color=_INK, **look)
     if note:
-        figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color="#5f6368")
+        figure.supxlabel(drawable(note), fontsize=8, color="#5f6368", **look)
     return figure
 
 
 def style(axes: Axes, title: str, x: str = "", y: str = "") -> None:
     """The look of all panels."""
-    axes.set_title(title, loc="left", fontsize=9, color=_INK)
+    axes.set_title(drawable(title), loc="left", fontsize=9, color=_INK, fontfamily=families())
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
     axes.tick_params(which="both", labelsize=7.5, color=_FAINT, labelcolor=_INK)
@@ -494,7 +508,7 @@ def curves(log: pd.DataFrame, experiment: Experiment) -> Figure:
         for place, column in enumerate(columns):
             metric, _, axis = column.partition(" over ")
             _panel(grid[row, place], part, case, metric, axis)
-    grid[0, 0].legend(fontsize=7.5, frameon=False)
+    grid[0, 0].legend(prop={"size": 7.5, "family": families()}, frameon=False)
     return figure
 
 
@@ -509,7 +523,7 @@ def _panel(axes: Axes, log: pd.DataFrame, case: str, metric: str, axis: str) -> 
         x = grouped[axis].mean()
         mean, low, high = (grouped["value"].agg(name) for name in ("mean", "min", "max"))
         keep = mean > 0 if gap else mean > -1
-        axes.plot(x[keep], mean[keep], color=color(index), linewidth=1.4, label=method,
+        axes.plot(x[keep], mean[keep], color=color(index), linewidth=1.4, label=drawable(method),
                   linestyle=("-", (0, (5, 2)), "-", (0, (2, 1.5)))[index % 4])  # fmt: skip
         axes.fill_between(x[keep], low[keep].clip(lower=1e-9) if gap else low[keep], high[keep],
                           color=color(index), alpha=0.15, linewidth=0)  # fmt: skip

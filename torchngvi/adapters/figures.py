@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from torchngvi.adapters.fonts import drawable, families
 from torchngvi.adapters.report import Coefficient, most_certain
 from torchngvi.records import Record
 
@@ -37,7 +38,9 @@ def fit_figure(
         layout=layout,
     )
     FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.012, ha="left", fontsize=12, fontweight="bold", color=_INK)
+    figure.suptitle(
+        drawable(title), x=0.012, ha="left", fontsize=12, fontweight="bold", color=_INK, fontfamily=families()
+    )
     grid = figure.add_gridspec(2, 2, width_ratios=(1.0, 1.05))
     _gap(figure.add_subplot(grid[0, 0]), trace)
     _norm_and_step(figure.add_subplot(grid[1, 0]), trace, tolerance)
@@ -114,7 +117,7 @@ def _intervals(axes: Axes, shown: Sequence[Coefficient], total: int) -> None:
         color = _BLUE if row.low > 0 or row.high < 0 else _FAINT
         axes.plot([row.low, row.high], [place, place], color=color, linewidth=2.0, solid_capstyle="round")
         axes.plot([row.mean], [place], "o", color=color, markersize=4.5)
-    axes.set_yticks(range(len(ordered)), [_short(row.name) for row in ordered])
+    axes.set_yticks(range(len(ordered)), [drawable(_short(row.name)) for row in ordered], fontfamily=families())
     axes.set_ylim(-0.7, len(ordered) - 0.3)
     axes.set_xlabel("coefficient (grey: the interval contains 0)", fontsize=9, color=_INK)
     axes.grid(False, axis="y")

@@ -7,7 +7,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 
 from torchngvi.adapters import experiments, papers, report
 from torchngvi.adapters.experiments import Case, Contender, Experiment
+from torchngvi.adapters.fonts import drawable, families
+from torchngvi.adapters.outputs import OutputFolder, read_frame, write_frame
 from torchngvi.config import hint, read_toml
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Quadrature
@@ -47,15 +49,18 @@ def find(name: str) -> Path:
     raise InputError(f"there is no experiment {name!r}.{hint(name, known)} {where}")
 
 
-def reproduce(name: str, out: str | None = None, *, full: bool = False, from_logs: bool = False) -> Path:
+def reproduce(
+    name: str, out: str | None = None, *, full: bool = False, from_logs: bool = False, overwrite: bool = False
+) -> Path:
     """Run an experiment, write log.csv, settings.json and its figure or table, and return the folder.
 
     Raises:
-        InputError: an unknown experiment, settings that cannot be used, no data at all, no logs.
+        InputError: an unknown experiment, settings that cannot be used, no data at all, no logs, a folder in use.
     """
     path = find(name)
-    folder = Path(out) if out else Path("runs") / path.stem
     settings = read_toml(str(path))
+    # to draw again from logs is to replace what was drawn from them
+    folder = OutputFolder(out or Path("runs") / path.stem, overwrite=overwrite or from_logs)
     if "paper" in settings:
         return _study(path, settings, folder, full, from_logs)
     experiment = experiments.read(path, full)
@@ -63,43 +68,51 @@ def reproduce(name: str, out: str | None = None, *, full: bool = False, from_log
         log = _read_log(folder)
     else:
         log = _RUN[experiment.kind](experiment)
-        write_log(folder, experiment, log)
+        write_log(folder, experiments.to_dict(experiment), log)
     if experiment.kind == "table":
         show_comparison(experiment, log, folder)
-    else:
-        _DRAW[experiment.kind](log, experiment).savefig(folder / f"{path.stem}.png")
-        if experiment.kind == "curves":
-            experiments.show_table(log, experiment.title)
-        for pair, away in differences(log).items() if experiment.kind == "quadratic" else ():
-            print(f"{pair}: largest difference of m and V from VN {away:.2e}")
-    return folder
+        return folder.path
+    with folder.writing() as place:
+        _DRAW[experiment.kind](log, experiment).savefig(place / f"{path.stem}.png")
+    if experiment.kind == "curves":
+        experiments.show_table(log, experiment.title)
+    for pair, away in differences(log).items() if experiment.kind == "quadratic" else ():
+        print(f"{pair}: largest difference of m and V from VN {away:.2e}")
+    return folder.path
 
 
-def _study(path: Path, settings: dict[str, Any], folder: Path, full: bool, from_logs: bool) -> Path:
+def _study(path: Path, settings: dict[str, Any], folder: OutputFolder, full: bool, from_logs: bool) -> Path:
     """An experiment of `papers`."""
     study, arguments = papers.study(settings, path)
     if from_logs:
         log = _read_log(folder)
     else:
         log = study.run(**arguments, full=full)
-        folder.mkdir(parents=True, exist_ok=True)
-        log.to_csv(folder / "log.csv", index=False)
-        (folder / "settings.json").write_text(json.dumps(settings | {"full": full}, indent=2) + "\n")
-    study.draw(log, folder / path.stem)
-    return folder
+        write_log(folder, settings | {"full": full}, log)
+    with folder.writing() as place:
+        study.draw(log, place / path.stem)
+    return folder.path
 
 
-def _read_log(folder: Path) -> pd.DataFrame:
-    if not (folder / "log.csv").exists():
-        raise InputError(f"there is no log {str(folder / 'log.csv')!r} to draw from. Run it without --from-logs.")
-    return pd.read_csv(folder / "log.csv")
+def _read_log(folder: OutputFolder) -> pd.DataFrame:
+    path = folder.path / "log.csv"
+    if not path.exists():
+        raise InputError(f"there is no log {str(path)!r} to draw from. Run it without --from-logs.")
+    return read_frame(path)
 
 
-def compare(config: str | None = None, out: str | None = None, methods: Sequence[str] = (), **flags: Any) -> Path:
+def compare(
+    config: str | None = None,
+    out: str | None = None,
+    methods: Sequence[str] = (),
+    *,
+    overwrite: bool = False,
+    **flags: Any,
+) -> Path:
     """Several methods on one data set, from a TOML file or from flags; returns the folder.
 
     Raises:
-        InputError: settings that cannot be used, or both a file and flags.
+        InputError: settings that cannot be used, both a file and flags, or a folder in use.
     """
     if config is not None:
         if flags or methods:
@@ -110,12 +123,13 @@ def compare(config: str | None = None, out: str | None = None, methods: Sequence
             raise InputError(f"{config} is of kind {experiment.kind!r}: say torchngvi reproduce {config}.")
     else:
         experiment = _from_flags(methods or ("vn", "srvn"), **flags)
-    folder = Path(out) if out else Path("runs") / (Path(config).stem if config else "compare")
+    folder = OutputFolder(out or Path("runs") / (Path(config).stem if config else "compare"), overwrite=overwrite)
     log = experiments.run_all(experiment)
-    write_log(folder, experiment, log)
-    experiments.curves(log, experiment).savefig(folder / "compare.png")
+    write_log(folder, experiments.to_dict(experiment), log)
+    with folder.writing() as place:
+        experiments.curves(log, experiment).savefig(place / "compare.png")
     experiments.show_table(log, experiment.title)
-    return folder
+    return folder.path
 
 
 def _from_flags(methods: Sequence[str], **flags: Any) -> Experiment:
@@ -141,17 +155,17 @@ def _contender(text: str) -> dict[str, Any]:
         raise InputError(f"a method is written METHOD or METHOD=LR, such as bwgd=1e-3; got {text!r}.") from error
 
 
-def write_log(folder: Path, experiment: Experiment, log: pd.DataFrame) -> None:
+def write_log(folder: OutputFolder, settings: Mapping[str, Any], log: pd.DataFrame) -> None:
     """log.csv and settings.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log.to_csv(folder / "log.csv", index=False)
-    (folder / "settings.json").write_text(json.dumps(experiments.to_dict(experiment), indent=2) + "\n")
+    with folder.writing() as place:
+        write_frame(place / "log.csv", log)
+        (place / "settings.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 # ------------------------------------------------------------------------------------ Table 3
 
 
-def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: Path) -> None:
+def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: OutputFolder) -> None:
     """Print, and write as table.csv, each method's values beside the published."""
     last = experiments.last_values(log).set_index(["case", "method"])
     keys = ("train", "test_nll", "test_accuracy")
@@ -178,7 +192,8 @@ def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: Path) -> 
             )
             table.add_row(report.Text(case.name), contender.label, str(steps), *cells)
     report.show(report.Text(f"{experiment.title} (in brackets: as printed)", style="bold"), table)
-    pd.DataFrame(rows).to_csv(folder / "table.csv", index=False)
+    with folder.writing() as place:
+        write_frame(place / "table.csv", pd.DataFrame(rows))
 
 
 # ------------------------------------------------------------------------------------ Figure 1
@@ -261,11 +276,12 @@ def _draw_quadratic(log: pd.DataFrame, experiment: Experiment) -> Figure:
             marker = "o" if steps <= 60 else None
             axes.plot(run["m1"], run["m2"], color=experiments.color(index), linewidth=1.5, marker=marker, markersize=3,
                       linestyle=("-", (0, (4, 2)), (0, (1, 1)))[index % 3],
-                      label=f"{method.strip()}, step {lr:.2g}: {steps}{done}")  # fmt: skip
+                      label=drawable(f"{method.strip()}, step {lr:.2g}: {steps}{done}"))  # fmt: skip
             for row in (run.iloc[0], run.iloc[-1]):
                 axes.plot(*_ellipse(row), color=experiments.color(index), linewidth=0.8, alpha=0.7)
         axes.plot(*mean, "+", color="#222222", markersize=9)
-        axes.legend(fontsize=7, frameon=True, framealpha=0.9, edgecolor="none", loc="best")
+        font = {"size": 7, "family": families()}
+        axes.legend(prop=font, frameon=True, framealpha=0.9, edgecolor="none", loc="best")
     return figure
 
 
@@ -345,11 +361,11 @@ def _draw_time(log: pd.DataFrame, experiment: Experiment) -> Figure:
         model = np.array([_FLOPS[method](value) for value in d])
         base = np.array([_FLOPS["vn"](value) for value in d])
         kind = {"color": experiments.color(index), "linewidth": 1.4}
-        left.loglog(d, run.to_numpy(), marker="o", markersize=3.5, label=method, **kind)
+        left.loglog(d, run.to_numpy(), marker="o", markersize=3.5, label=drawable(method), **kind)
         left.loglog(d, unit * model, linestyle=(0, (4, 2)), alpha=0.7, **kind)
-        right.semilogx(d, run.to_numpy() / vn.to_numpy(), marker="o", markersize=3.5, label=method, **kind)
+        right.semilogx(d, run.to_numpy() / vn.to_numpy(), marker="o", markersize=3.5, label=drawable(method), **kind)
         right.semilogx(d, model / base, linestyle=(0, (4, 2)), alpha=0.7, **kind)
-    left.legend(fontsize=8, frameon=False)
+    left.legend(prop={"size": 8, "family": families()}, frameon=False)
     for axes in (left, right):
         axes.set_xticks(list(experiment.dims), [str(dim) for dim in experiment.dims])
         axes.set_xticks([], minor=True)

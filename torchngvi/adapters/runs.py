@@ -1,9 +1,7 @@
 """One run of ``torchngvi fit``: read and build, fit, judge, write.  Nothing is written before the end."""
 
-import csv
 import json
 import math
-import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchngvi.adapters import figures, psis, report, tables
+from torchngvi.adapters import figures, memory, psis, report, tables
+from torchngvi.adapters.outputs import OutputFolder, write_rows
 from torchngvi.config import Settings, to_dict, to_toml
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
 from torchngvi.errors import InputError, RejectedStepWarning
@@ -31,7 +30,7 @@ POSTERIORS: dict[str, type[CholeskyGaussian] | type[NaturalGaussian] | type[Diag
     "natural": NaturalGaussian,
     "diagonal": DiagonalGaussian,
 }
-_DRAWS = (1000, 20_000)  # fewest and most, for k-hat and the check of the ELBO by sampling
+_FEWEST_ROWS = 10  # of training, to say something about a posterior
 _PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
 
 
@@ -46,6 +45,7 @@ class Problem:
     optimizer: NaturalGradientVI
     tolerance: float
     notes: tuple[str, ...]  # values that were chosen from the data
+    out: OutputFolder
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Outcome:
 # ------------------------------------------------------------------------------------ build
 
 
-def build(settings: Settings) -> Problem:
+def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     """Read the data and make model, posterior and optimizer.
 
     Raises:
-        InputError: data, settings or an output folder that cannot be used.
+        InputError: data, settings or an output folder that cannot be used, too little memory.
         PairError: a method and a posterior that do not fit.
     """
-    _check_folder(settings.folder)
+    out = OutputFolder(settings.folder, overwrite=overwrite)
     table = tables.read_table(
         settings.data,
         target=settings.target,
@@ -92,6 +92,7 @@ def build(settings: Settings) -> Problem:
         offset=settings.offset,
         drop=settings.drop,
         n_features=settings.n_features,
+        budget=memory.Budget(settings.posterior, trial=settings.lr is None),
     )
     y, classes = tables.coded_target(table, classes=settings.has_classes, success=settings.success)
     _check_rows(settings, table, y)
@@ -120,15 +121,7 @@ def build(settings: Settings) -> Problem:
     scale = min(precision**-0.5, 1 / row_norm) if row_norm > 0 else precision**-0.5
     q = POSTERIORS[settings.posterior](model.dim, scale=scale, dtype=dtype)
     tolerance = settings.tolerance or (1e-5 if settings.dtype == "float64" else 1e-2)
-    return Problem(settings, data, model, q, _optimizer(settings, q), tolerance, notes)
-
-
-def _check_folder(folder: Path) -> None:
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise InputError(f"out must be a folder; {str(existing)!r} is a file. Choose another name (--out).")
-    if not os.access(existing, os.W_OK):
-        raise InputError(f"out cannot be written: no permission in {str(existing)!r}. Choose another folder (--out).")
+    return Problem(settings, data, model, q, _optimizer(settings, q), tolerance, notes, out)
 
 
 def _check_rows(settings: Settings, table: tables.Table, y: tables.Array) -> None:
@@ -195,7 +188,8 @@ def run(problem: Problem) -> Outcome:
             max_evaluations=settings.max_evaluations,
             progress=settings.progress,
         )
-    weights = log_weights(q, model, _draws(model), torch.Generator().manual_seed(settings.seed))
+    draws = memory.draws(model.num_data, model.dim)
+    weights = log_weights(q, model, draws, torch.Generator().manual_seed(settings.seed))
     terms = settings.temperature * weights
     return Outcome(
         problem,
@@ -206,14 +200,19 @@ def run(problem: Problem) -> Outcome:
         float(psis.k_hat(weights)),
         len(weights),
         _scores(problem),
-        tuple(str(warning.message) for warning in caught),
+        (*_too_few_rows(problem.data.train), *(str(warning.message) for warning in caught)),
     )
 
 
-def _draws(model: GeneralizedLinear) -> int:
-    """As many as a few seconds and 200 MB allow: k-hat is noisy below 10 000 draws."""
-    fewest, most = _DRAWS
-    return max(fewest, min(most, 200_000_000 // model.num_data, 25_000_000 // model.dim))
+def _too_few_rows(train: tables.Rows) -> tuple[str, ...]:
+    """A warning, where the data can say hardly anything."""
+    rows = len(train.y) if train.weights is None else int(np.count_nonzero(train.weights))
+    if rows >= _FEWEST_ROWS:
+        return ()
+    return (
+        f"{rows} training rows{'' if train.weights is None else ' of positive weight'} are too few to believe the "
+        f"result: the posterior is little more than the prior, converged or not. Take at least {_FEWEST_ROWS}.",
+    )
 
 
 def _scores(problem: Problem) -> HeldOut | None:
@@ -284,8 +283,8 @@ def _verdict(result: FitResult) -> str:
     return f"{'converged' if result.converged else 'not converged'}, {result.reason}"
 
 
-def show(outcome: Outcome) -> None:
-    """Print the table and the summary."""
+def show(outcome: Outcome, folder: Path | None) -> None:
+    """Print the table and the summary, and where they are written."""
     problem, held_out = outcome.problem, outcome.held_out
     s, result = problem.settings, outcome.result
     tempered = "" if s.temperature == 1 else f", at temperature {s.temperature:g}"
@@ -303,13 +302,19 @@ def show(outcome: Outcome) -> None:
         *(("note", note) for note in problem.notes),
         ("method", f"{s.method}, {s.posterior} posterior, " + (f"lr {s.lr:g}" if s.lr else "steps found by trial")),
         *(("warning", text) for text in outcome.warnings),
-        ("written to", f"{s.folder}/"),
+        ("written to", f"{folder}/" if folder else "no folder"),
     ]
     unit = "per standard deviation of a column" if s.standardize else "per unit of a column"
     report.show(
         report.coefficient_table(outcome.coefficients, unit),
-        report.summary_block("converged" if result.converged else "NOT CONVERGED", lines, good=result.converged),
+        report.summary_block(_title(outcome), lines, good=result.converged and not outcome.warnings),
     )
+
+
+def _title(outcome: Outcome) -> str:
+    if not outcome.result.converged:
+        return "NOT CONVERGED"
+    return "converged, with a warning" if outcome.warnings else "converged"
 
 
 def _held_out_line(held_out: HeldOut | None) -> str:
@@ -330,19 +335,24 @@ def _data_line(problem: Problem) -> str:
 # ------------------------------------------------------------------------------------ write
 
 
-def write(outcome: Outcome) -> None:
-    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml."""
-    problem, folder = outcome.problem, outcome.problem.settings.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(saved(outcome), folder / "posterior.pt")
-    _write_csv(folder / "coefficients.csv", report.Coefficient._fields, outcome.coefficients)
-    _write_csv(folder / "trace.csv", Record._fields, outcome.result.trace)
-    text = json.dumps(summary(outcome), indent=2, ensure_ascii=False)
-    (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-    (folder / "config.toml").write_text(to_toml(problem.settings), encoding="utf-8")
+def write(outcome: Outcome) -> Path:
+    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml; returns their folder.
+
+    Raises:
+        InputError: the files cannot be written.
+    """
+    problem = outcome.problem
     title = f"{Path(problem.settings.data).name}: {problem.settings.family}, {_short_verdict(outcome.result)}"
-    figure = figures.fit_figure(outcome.result.trace, outcome.coefficients, title=title, tolerance=problem.tolerance)
-    figure.savefig(folder / "fit.png")
+    with problem.out.writing() as folder:
+        torch.save(saved(outcome), folder / "posterior.pt")
+        write_rows(folder / "coefficients.csv", report.Coefficient._fields, outcome.coefficients)
+        write_rows(folder / "trace.csv", Record._fields, outcome.result.trace)
+        text = json.dumps(summary(outcome), indent=2, ensure_ascii=False)
+        (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        (folder / "config.toml").write_text(to_toml(problem.settings), encoding="utf-8")
+        trace, rows = outcome.result.trace, outcome.coefficients
+        figures.fit_figure(trace, rows, title=title, tolerance=problem.tolerance).savefig(folder / "fit.png")
+    return problem.out.path
 
 
 def _short_verdict(result: FitResult) -> str:
@@ -360,10 +370,3 @@ def saved(outcome: Outcome) -> dict[str, Any]:
         "scale": torch.as_tensor(problem.data.scale),
         "classes": None if problem.data.classes is None else list(problem.data.classes),
     }
-
-
-def _write_csv(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)

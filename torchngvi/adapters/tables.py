@@ -5,6 +5,7 @@ standardises with the statistics of the training rows, and adds the intercept.
 """
 
 import gzip
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
@@ -17,7 +18,9 @@ import pandas as pd
 from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
-from torchngvi.config import hint
+from torchngvi.adapters import memory
+from torchngvi.adapters.memory import Budget
+from torchngvi.config import file_name, hint
 from torchngvi.errors import InputError
 
 Array = np.ndarray[Any, Any]
@@ -34,7 +37,9 @@ _SVMLIGHT = (".svm", ".libsvm", ".txt")
 _FORMATS = ".csv, .tsv, .svm, .libsvm, .txt (svmlight), each also with .gz, and .npz"
 _MOST_LEVELS = 50  # of a text column
 _MOST_CLASSES = 10  # of a numeric target, before it is taken for counts or measurements
-_MOST_ENTRIES = 500_000_000  # of a dense design, 4 GB
+_LARGEST = 1e140  # entry of a column
+_CHUNK = 1 << 20  # bytes
+_TABLE_ALONE = Budget()
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ def read_table(
     offset: str | None = None,
     drop: Iterable[str] = (),
     n_features: int | None = None,
+    budget: Budget = _TABLE_ALONE,
 ) -> Table:
     """Read a bundled set by name, or a file by its ending.
 
@@ -91,27 +97,28 @@ def read_table(
         weights, offset: columns (in an npz file arrays) of row weights and predictor offsets.
         drop: columns to leave out.
         n_features: the number of features of a svmlight file, where trailing ones are empty.
+        budget: what the table is for, so that one too large for it is refused before it is read.
 
     Raises:
-        InputError: no such data, not readable, no rows, columns missing, entries missing.
+        InputError: no such data, not readable, no rows, columns missing, entries missing, too little memory.
     """
-    path = Path(data)
+    path = Path(file_name("data", data))
     ending = _ending(path)
     if n_features is not None and (data in BUNDLED or ending not in _SVMLIGHT):
         raise InputError(f"n_features is for svmlight files (.svm, .libsvm, .txt); {data!r} is none. Leave it out.")
     columns = {"target": target, "weights": weights, "offset": offset}
     if data in BUNDLED:
-        table = _from_bundled(data, columns, drop)
+        table = _from_bundled(data, columns, drop, budget)
     elif not path.exists():
         raise InputError(_no_such_data(data, path, ending))
     elif not path.is_file():
         raise InputError(f"data must be a file; {data!r} is a folder. Name one file in it.")
     elif ending in _DELIMITED:
-        table = _from_frame(_read_delimited(path, _DELIMITED[ending]), columns, drop)
+        table = _from_frame(_read_delimited(path, _DELIMITED[ending]), columns, drop, budget)
     elif ending in _SVMLIGHT:
-        table = _read_svmlight(path, columns, drop, n_features)
+        table = _read_svmlight(path, columns, drop, n_features, budget)
     elif ending == ".npz":
-        table = _read_npz(path, columns, drop)
+        table = _read_npz(path, columns, drop, budget)
     else:
         raise InputError(f"cannot tell the format of {data!r} from its ending; known are {_FORMATS}. Rename the file.")
     if len(table.y) == 0:
@@ -131,19 +138,40 @@ def _no_such_data(data: str, path: Path, ending: str) -> str:
     return f"{data!r} is neither a file nor a bundled set.{hint(data, BUNDLED)} {bundled}"
 
 
-def _from_bundled(data: str, columns: dict[str, str | None], drop: Iterable[str]) -> Table:
+def _from_bundled(data: str, columns: dict[str, str | None], drop: Iterable[str], budget: Budget) -> Table:
     bunch = BUNDLED[data](as_frame=True)
     frame = bunch.frame
-    table = _from_frame(frame, {**columns, "target": columns["target"] or "target"}, drop)
+    table = _from_frame(frame, {**columns, "target": columns["target"] or "target"}, drop, budget)
     labels = tuple(str(label) for label in bunch.get("target_names", ())) if table.target == "target" else ()
     return Table(table.X, table.y, table.names, table.target, labels, table.weights, table.offset)
 
 
+def _opened(path: Path) -> Any:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _require_memory_for_text(path: Path, separator: str) -> None:
+    """Go through a file piece by piece, as far as memory would suffice to read it whole; a few bytes may unpack to any
+    number.
+    """
+    need, size, separators, lines, header, free = 0, 0, 0, 0, 0, memory.available()
+    mark = separator.encode()
+    with _opened(path) as file:
+        while need <= free and (chunk := file.read(_CHUNK)):
+            size += len(chunk)
+            header += 0 if lines else chunk.split(b"\n", 1)[0].count(mark)
+            separators += chunk.count(mark)
+            lines += chunk.count(b"\n")
+            need = memory.of_text(size, separators + lines, header)
+    memory.require(need, f"reading {str(path)!r}, {size} bytes of text or more,", "Use a smaller file.")
+
+
 def _read_delimited(path: Path, separator: str) -> pd.DataFrame:
     try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+        with _opened(path) as file:
             if b"\0" in file.read(4096):
                 raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
+        _require_memory_for_text(path, separator)
         frame = pd.read_csv(path, sep=separator, skipinitialspace=True, low_memory=False)
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
@@ -162,7 +190,9 @@ def _read_delimited(path: Path, separator: str) -> pd.DataFrame:
     return frame
 
 
-def _read_svmlight(path: Path, columns: dict[str, str | None], drop: Iterable[str], n_features: int | None) -> Table:
+def _read_svmlight(
+    path: Path, columns: dict[str, str | None], drop: Iterable[str], n_features: int | None, budget: Budget
+) -> Table:
     for name, value in {**columns, "drop": next(iter(drop), None)}.items():
         if value is not None:
             raise InputError(
@@ -170,41 +200,70 @@ def _read_svmlight(path: Path, columns: dict[str, str | None], drop: Iterable[st
                 f"Leave {name} out, or save the data as csv."
             )
     try:
+        _require_memory_for_text(path, ":")
         X, y = datasets.load_svmlight_file(str(path), n_features=n_features, dtype=np.float64)
-    except (ValueError, OSError, EOFError, zlib.error) as error:
+    except InputError:
+        raise
+    except (ValueError, OverflowError, OSError, EOFError, zlib.error) as error:
         raise InputError(
             f"{str(path)!r} cannot be read as a svmlight file, lines such as '1 3:0.5 7:1' ({str(error).strip()}). "
             "A table with columns needs the ending .csv or .tsv."
         ) from error
     if X.shape[0] and X.nnz == 0:
         raise InputError(f"{str(path)!r} has targets and no features. Check the file.")
-    if X.shape[0] * X.shape[1] > _MOST_ENTRIES:
-        raise InputError(
-            f"the dense design of {str(path)!r} would be {X.shape[0]} x {X.shape[1]}, "
-            f"{X.shape[0] * X.shape[1] * 8 / 1e9:.0f} GB; at most 4 GB are taken. Use fewer rows or features."
-        )
+    budget.require(repr(str(path)), *X.shape)
     names = tuple(f"x{index + 1}" for index in range(X.shape[1]))
     table = Table(X.toarray(), y, names, "target")
-    _refuse_missing({**dict(zip(names, table.X.T, strict=True)), "target": y})
+    _refuse_unusable({**dict(zip(names, table.X.T, strict=True)), "target": y})
     return table
 
 
-def _read_npz(path: Path, columns: dict[str, str | None], drop: Iterable[str]) -> Table:
+def _npz_arrays(path: Path, wanted: Iterable[str], optional: str, budget: Budget) -> dict[str, Array]:
+    """The arrays with these names, of which headers are read first: a few bytes may unpack to any number."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            taken = [name for name in dict.fromkeys([*wanted, optional]) if name in names]
+            headers = {name: _npy_header(archive, name) for name in taken}
+        missing = next((name for name in wanted if name not in names), None)
+        if missing is None:
+            _require_memory_for_arrays(path, headers, budget)
+            with np.load(path, allow_pickle=False) as stored:
+                return {name: stored[name] for name in taken}
+    except InputError:
+        raise
+    except Exception as error:  # of a broken archive zipfile, zlib, numpy and the parser of headers raise anything
         raise InputError(
-            f"{str(path)!r} cannot be read as an npz archive of numbers ({error}). "
+            f"{str(path)!r} cannot be read as an npz archive of numbers ({str(error) or type(error).__name__}). "
             "Write it by numpy.savez(path, X=X, y=y) with numeric arrays."
         ) from error
+    raise InputError(
+        f"{str(path)!r} has no array {missing!r}, it has {', '.join(sorted(names)) or 'none'}."
+        f"{hint(missing, names)} Write it by numpy.savez(path, X=X, y=y)."
+    )
+
+
+def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array in an archive."""
+    with archive.open(f"{name}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    return shape, dtype
+
+
+def _require_memory_for_arrays(
+    path: Path, headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], budget: Budget
+) -> None:
+    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in headers.values())
+    memory.require(size, f"reading the arrays of {str(path)!r}", "Use a smaller file.")
+    if len(shape := headers["X"][0]) == 2:
+        budget.require(repr(str(path)), *shape)
+
+
+def _read_npz(path: Path, columns: dict[str, str | None], drop: Iterable[str], budget: Budget) -> Table:
     keys = {"X": "X", "y": columns["target"] or "y"} | {k: v for k, v in columns.items() if v and k != "target"}
-    for name in keys.values():
-        if name not in arrays:
-            raise InputError(
-                f"{str(path)!r} has no array {name!r}, it has {', '.join(sorted(arrays)) or 'none'}."
-                f"{hint(name, arrays)} Write it by numpy.savez(path, X=X, y=y)."
-            )
+    arrays = _npz_arrays(path, keys.values(), "feature_names", budget)
     for name in (k for role, k in keys.items() if role != "y"):
         if arrays[name].dtype.kind not in "buif":
             raise InputError(f"array {name!r} of {str(path)!r} must hold numbers; got dtype {arrays[name].dtype}.")
@@ -225,7 +284,7 @@ def _read_npz(path: Path, columns: dict[str, str | None], drop: Iterable[str]) -
     }
     kept = _kept(names, drop)
     table = Table(X[:, kept], y, tuple(names[k] for k in kept), keys["y"], (), **extra)
-    _refuse_missing({**dict(zip(table.names, table.X.T, strict=True)), keys["y"]: y, **extra})
+    _refuse_unusable({**dict(zip(table.names, table.X.T, strict=True)), keys["y"]: y, **extra})
     return table
 
 
@@ -251,7 +310,7 @@ def _require(column: str, role: str, columns: Iterable[str]) -> None:
         )
 
 
-def _from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Iterable[str]) -> Table:
+def _from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Iterable[str], budget: Budget) -> Table:
     """The columns of a frame: target, weights and offset apart, texts as indicators."""
     if columns["target"] is None:
         raise InputError(
@@ -267,9 +326,9 @@ def _from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Itera
     if features.shape[1] == 0:
         raise InputError(f"no column is left to predict {columns['target']!r} from. Check target and drop.")
     used = {name: frame[name] for name in [*features.columns, *named.values()]}
-    _refuse_missing({name: column.to_numpy() for name, column in used.items()})
+    _refuse_unusable({name: column.to_numpy() for name, column in used.items()})
     extra = {role: _numbers(frame[name], role) for role, name in named.items() if role != "target"}
-    design = _with_indicators(features)
+    design = _with_indicators(features, budget)
     return Table(
         design.to_numpy(dtype=np.float64),
         _plain(frame[named["target"]]),
@@ -295,9 +354,10 @@ def _numbers(column: pd.Series, role: str) -> Array:
     return column.to_numpy(dtype=np.float64)
 
 
-def _with_indicators(features: pd.DataFrame) -> pd.DataFrame:
+def _with_indicators(features: pd.DataFrame, budget: Budget) -> pd.DataFrame:
     """Texts as indicator columns name=level, without the first level."""
     texts = [name for name in features.columns if not _is_number(features[name])]
+    width = features.shape[1] - len(texts)
     for name in texts:
         column = features[name].astype(str)
         numeric = pd.to_numeric(column, errors="coerce").notna()
@@ -312,16 +372,23 @@ def _with_indicators(features: pd.DataFrame) -> pd.DataFrame:
                 f"text column {name!r} has {levels} different values, more than {_MOST_LEVELS}: it looks like names or "
                 f"dates, not categories. Leave it out (--drop {name})."
             )
+        width += levels - 1
+    budget.require("the table", len(features), width)
     return pd.get_dummies(features, columns=texts, drop_first=True, prefix_sep="=", dtype=float)
 
 
-def _refuse_missing(columns: dict[str, Array]) -> None:
-    """Raise if any column has missing or infinite entries."""
+def _refuse_unusable(columns: dict[str, Array]) -> None:
+    """Raise if any column has missing or infinite entries, or one whose square overflows."""
     bad = {}
     for name, column in columns.items():
         missing = ~np.isfinite(column) if column.dtype.kind == "f" else pd.isna(column)
         if missing.any():
             bad[name] = int(missing.sum())
+        elif column.dtype.kind == "f" and len(column) and (size := float(np.abs(column).max())) > _LARGEST:
+            raise InputError(
+                f"column {name!r} has entries of size {size:.3g}; sums of squares overflow from {_LARGEST:g} on. "
+                f"Divide it by a constant, or leave it out (--drop {name})."
+            )
     if not bad:
         return
     first = max(bad, key=lambda name: bad[name])
@@ -397,7 +464,7 @@ def prepare(
     """Split with scikit-learn's train_test_split, standardise by the training rows, add the intercept first.
 
     Raises:
-        InputError: too few rows for the split, training rows of one class.
+        InputError: too few rows for the split, training rows of one class, a column that cannot be standardised.
     """
     train, test = _split(len(y), test_fraction, seed)
     if classes is not None and len(np.unique(y[train])) < 2:
@@ -411,6 +478,12 @@ def prepare(
         constant = fitted.max(0) == fitted.min(0)
         center = np.where(constant, fitted[0], fitted.mean(0))
         scale = np.where(constant, 1.0, fitted.std(0))
+        if not scale.all():
+            name = table.names[int(np.argmin(scale))]
+            raise InputError(
+                f"column {name!r} differs by so little that its standard deviation rounds to 0. "
+                f"Multiply it by a constant, or leave it out (--drop {name})."
+            )
     X, names = (table.X - center) / scale, table.names
     if intercept:
         X, names = np.column_stack([np.ones(len(X)), X]), ("intercept", *names)

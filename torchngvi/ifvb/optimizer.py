@@ -193,9 +193,10 @@ class PreconditionedVI(torch.optim.Optimizer):
             share = torch.where(norm > group["clip"], group["clip"] / norm, share)
         if group["radius"] and self.preconditioner.natural:
             divergence = 0.5 * alpha_k**2 * (direction * gradient).sum(-1)
-            share = torch.where(divergence > group["radius"], (group["radius"] / divergence).sqrt(), 1.0).minimum(share)
+            short = divergence <= group["radius"]  # false for a NaN of overflow, which share then carries: no step
+            share = torch.where(short, 1.0, (group["radius"] / divergence).sqrt()).minimum(share)
         clipped = share < 1
-        direction = torch.where(clipped[..., None], direction * share[..., None], direction)
+        direction = direction * share[..., None]
         omega = group["momentum"]
         heading = omega * family.tangent(lam, state["momentum"]) + (1 - omega) * direction if omega else direction
         new = family.moved(lam, -alpha_k * heading)

@@ -80,6 +80,42 @@ def per_row(name: str, value: Any, X: Tensor) -> Tensor:
     return tensor
 
 
+def class_values(
+    value: Any,  # the classes, in their order
+    y: Tensor,  # labels
+) -> Tensor:
+    """The classes that labels may be, (K,).
+
+    Raises:
+        InputError: as `numbers`; fewer than two, one of them twice.
+    """
+    classes = numbers("classes", value, y)
+    if classes.ndim != 1 or len(classes) < 2 or len(torch.unique(classes)) < len(classes):
+        raise InputError(f"classes must be two different labels or more, in their order; got {classes.tolist()}.")
+    return classes
+
+
+def class_codes(
+    y: Tensor,
+    classes: Tensor,  # (K,)
+) -> Tensor:
+    """The place of each label among the classes, 0, .., K - 1.
+
+    Raises:
+        InputError: a label that is none of them.
+    """
+    order = classes.argsort()
+    place = torch.searchsorted(classes[order], y.contiguous()).clamp_max(len(classes) - 1)
+    other = y[classes[order][place] != y]
+    if len(other):
+        shown = ", ".join(f"{value:g}" for value in torch.unique(other)[:4].tolist())
+        raise InputError(
+            f"the labels in y must be among the classes {classes.tolist()}; got {shown} in {len(other)} rows. "
+            "Name every class of all the data in classes=."
+        )
+    return order[place]
+
+
 def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
     """Weights of the rows, ones if there are none.
 

@@ -29,7 +29,7 @@ class GeneralizedLinear(LinearTarget):
             storage, which is never written out and serves one posterior. Add a column of ones for
             an intercept.
         y: targets, (N,) or (*batch, N). Two classes in any coding for the Bernoulli families: the
-            larger value is the success.
+            larger value is the success, unless ``classes`` says otherwise.
         family: "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
             `Likelihood` such as ``GaussianNoise(0.1)``, ``StudentT(1.0, dof=4)`` or
             ``NegativeBinomial(2.0)``.
@@ -40,10 +40,13 @@ class GeneralizedLinear(LinearTarget):
         offset: added to the linear predictor, (N,) or (*batch, N).
         temperature: γ, the weight of KL(q‖prior); 1 is the posterior, 0 variational optimisation:
             then L(q) = E_q[-log likelihood] is at least its minimum over θ, and q collapses there.
+        classes: the two labels of a Bernoulli family, the success last. A part of the data need not hold both
+            then, and all parts are coded alike; without them the labels of this y are the classes.
 
     Raises:
         InputError: shapes that do not fit, values that are not finite, targets the family cannot
-            produce, a prior precision that is not positive (definite), a negative temperature.
+            produce, labels that are none of the classes, a prior precision that is not positive (definite), a
+            negative temperature.
 
     >>> model = GeneralizedLinear(torch.ones(4, 1), torch.tensor([0.0, 1.0, 1.0, 1.0]), prior_precision=1.0)
     >>> model.dim
@@ -61,15 +64,35 @@ class GeneralizedLinear(LinearTarget):
         weights: Any = None,
         offset: Any = None,
         temperature: float = 1.0,
+        classes: Any = None,
     ) -> None:
         self.X = checks.design(X)
         self.likelihood = _likelihood(family)
-        self.y = self.likelihood.checked(checks.per_row("y", y, self.X))
+        self.y, self.coding = self._coded(checks.per_row("y", y, self.X), classes)
         self.weights = checks.row_weights(weights, self.y, self.X)
         self.offset = torch.zeros_like(self.y) if offset is None else checks.per_row("offset", offset, self.X)
         self.temperature = checks.temperature(temperature)
         self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X)
         self.num_data = self.X.shape[-2]  # N, of a mini-batch that of all the data
+
+    def _coded(self, y: Tensor, classes: Any) -> tuple[Tensor, tuple[float, ...]]:
+        """Targets in the likelihood's coding, and the classes that it codes."""
+        if not self.likelihood.two_classes:
+            if classes is None:
+                return self.likelihood.checked(y), ()
+            raise InputError(
+                "classes= is for the Bernoulli families, whose targets are labels; got "
+                f"{type(self.likelihood).__name__}. Leave it out."
+            )
+        if classes is None:
+            coded, values = self.likelihood.checked(y), torch.stack(y.aminmax())
+        else:
+            values = checks.class_values(classes, y)
+            if len(values) > 2:
+                raise InputError(f"a Bernoulli family has two classes; got classes {values.tolist()}.")
+            coded = (2 * checks.class_codes(y, values) - 1).to(y.dtype)
+        labels = tuple(values.tolist())
+        return coded, (0.0, 1.0) if labels == (-1.0, 1.0) else labels  # two ways to write failure and success
 
     @property
     def dim(self) -> int:

@@ -22,6 +22,7 @@ class Likelihood(ABC):
     """-log p(y | η), elementwise."""
 
     discrete: bool  # the outcomes are classes, so that accuracy makes sense
+    two_classes = False  # `checked` tells from the targets which two classes there are
     of_softplus = False  # made of log(1 + eˣ), so that `expected` takes another way to E[log(1 + eˣ)]
 
     @abstractmethod
@@ -62,6 +63,7 @@ class BernoulliLogit(Likelihood):
     """p(y = ±1 | η) = 1/(1 + exp(-yη)); F = E[softplus(η)] - (1 + y)/2 e."""
 
     discrete = True
+    two_classes = True
     of_softplus = True
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -84,6 +86,7 @@ class BernoulliProbit(Likelihood):
     """p(y = ±1 | η) = Φ(yη), by quadrature of -log Φ."""
 
     discrete = True
+    two_classes = True
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
         """-log Φ(yη)."""

@@ -122,7 +122,7 @@ class Regularized(TractableTarget):
                 f"penalty must be MeanPenalty(strength) or ExpectedPenalty(strength); got {type(penalty).__name__}."
             )
         self.model, self.penalty = model, penalty
-        self.temperature, self.comparable = model.temperature, model.comparable
+        self.temperature, self.comparable, self.coding = model.temperature, model.comparable, model.coding
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The model's."""

@@ -43,17 +43,19 @@ class SoftmaxRegression(TractableTarget):
 
     Args:
         X: design, (N, D), dense. Add a column of ones for an intercept.
-        y: class labels, (N,), any numbers; sorted they are ``classes``, and the first has η = 0.
+        y: class labels, (N,), any numbers.
         prior_precision: of all (K - 1) D coefficients, class by class: a scalar, (K - 1) D numbers,
             or a matrix.
         prior_mean: a scalar or (K - 1) D numbers.
         weights: multiply the log likelihood of each row, (N,), not negative.
         temperature: γ, the weight of KL(q‖prior).
         num_nodes: of the Sobol rule, even.
+        classes: all labels there are, the first with η = 0. A part of the data need not hold all of them then, and
+            all parts are coded alike; without them the labels of this y, sorted, are the classes.
 
     Raises:
-        InputError: shapes that do not fit, values that are not finite, fewer than two classes, a sparse
-            X, an odd number of nodes.
+        InputError: shapes that do not fit, values that are not finite, fewer than two classes, a label that
+            is none of them, a sparse X, an odd number of nodes.
 
     >>> model = SoftmaxRegression(torch.eye(3), [0, 1, 2])
     >>> model.dim, model.classes.tolist()  # 2 classes beside the first, 3 coefficients each
@@ -70,6 +72,7 @@ class SoftmaxRegression(TractableTarget):
         weights: Any = None,
         temperature: float = 1.0,
         num_nodes: int = 512,
+        classes: Any = None,
     ) -> None:
         self.X = checks.design(X)
         if self.X.ndim != 2 or sparse.is_sparse(self.X):
@@ -78,18 +81,19 @@ class SoftmaxRegression(TractableTarget):
                 "Pass X.to_dense(), or fit the members one by one."
             )
         labels = checks.per_row("y", y, self.X)
-        self.classes = torch.unique(labels)
+        self.classes = torch.unique(labels) if classes is None else checks.class_values(classes, labels)
         if len(self.classes) < 2 or labels.ndim > 1:
             raise InputError(
                 f"y must be ({self.num_rows},) labels of at least two classes; got shape {tuple(labels.shape)} with "
                 f"{len(self.classes)}. Check the target column, or that the split has every class."
             )
+        self.coding = tuple(self.classes.tolist())
         if num_nodes < 2 * len(self.classes) or num_nodes % 2:
             raise InputError(
                 f"num_nodes must be even, since nodes come in antithetic pairs, and at least twice the number of "
                 f"classes, {len(self.classes)}; got {num_nodes}."
             )
-        self.y = torch.searchsorted(self.classes, labels)  # 0, .., K - 1
+        self.y = checks.class_codes(labels, self.classes)
         self.weights = checks.row_weights(weights, labels, self.X)
         self.temperature = checks.temperature(temperature)
         self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X)

@@ -75,7 +75,7 @@ class CovarianceRoot(Gaussian):
         return Coordinates(self.structure.solve_upper(upper, a), self.structure.tril(gradient))
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """(m', C') with a positive diagonal, and where it is one."""
+        """(m', C') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
         mean, root = self.coordinates
         structure = self.structure
         in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)
@@ -94,7 +94,7 @@ class CovarianceRoot(Gaussian):
             case Root(vector, new):
                 pass
         new, ok = structure.positive_root(new)
-        return Coordinates(vector, new), ok & in_cone & torch.isfinite(vector).all(-1)
+        return Coordinates(vector, new), ok & in_cone & self._proper(vector, new)
 
     def log_det_root(self) -> Tensor:
         """Σ log C_ii, (*batch,)."""

@@ -13,8 +13,31 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, Structure, Versions
+from torchngvi.interfaces import (
+    Coordinates,
+    Frame,
+    FullPrior,
+    Posterior,
+    Prior,
+    Structure,
+    Structured,
+    Versions,
+    where_members,
+)
 from torchngvi.linalg import cholesky
+
+
+class Tested(Coordinates):
+    """Coordinates after a move, with what the test of the cone has computed from them."""
+
+    known: dict[str, Tensor]  # (*batch, ...), by the names under which they are remembered
+
+    @classmethod
+    def of(cls, vector: Tensor, matrix: Tensor, **known: Tensor) -> "Tested":
+        """These, with what is known of them."""
+        new = cls(vector, matrix)
+        new.known = known
+        return new
 
 
 class Gaussian(Posterior):
@@ -50,7 +73,8 @@ class Gaussian(Posterior):
             raise InputError(f"batch_shape must hold at least one posterior; got {tuple(batch_shape)}.")
         self.dim = dim
         self.structure = structure
-        self._memory: dict[str, tuple[Versions, Any]] = {}
+        self._memory: dict[str, Tensor] = {}  # what was computed from the coordinates
+        self._memory_of: Versions | None = None
 
     def _register(
         self,
@@ -246,6 +270,7 @@ class Gaussian(Posterior):
             base.mean + base.push(self.mean_probe),
             base.root + self.structure.matmul(base.root, self.root_probe),
             self.structure,
+            base.upper,
         )
 
     def whiten(self, x: Tensor) -> Tensor:
@@ -347,11 +372,33 @@ class Gaussian(Posterior):
         log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
         return 0.5 * (spread + shift - self.dim) + other.log_det_root() - log_det
 
+    # -------------------------------------------------------------------------------- moves
+
+    def _proper(
+        self,
+        mean: Tensor,  # (*batch, D)
+        root: Structured,  # C
+    ) -> Tensor:
+        """Where the mean is finite and every variance finite and positive, (*batch,); covariances then are finite."""
+        variance = self.structure.row_norms(root)
+        return (mean.isfinite() & variance.isfinite() & (variance > 0)).all(-1)
+
+    def assign(self, new: Coordinates, where: Tensor) -> None:
+        """As every posterior; what the test of the cone has computed is kept."""
+        known = new.known if isinstance(new, Tested) else {}
+        old = self._computed(*known)
+        known = {name: where_members(where, value, old[name]) for name, value in known.items()}
+        # graphs through what was computed from the old coordinates are stale: let torch know
+        torch.autograd.graph.increment_version(tuple(self._memory.values()))
+        super().assign(new, where)
+        if known:
+            self._memory, self._memory_of = known, Versions(self.coordinates)
+
     # -------------------------------------------------------------------------------- torch
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert in place, as torch does for Parameters: optimizers keep the tensors they hold."""
-        self._memory.clear()
+        self._memory, self._memory_of = {}, None
         for name, buffer in self._buffers.items():
             if buffer is None:
                 continue
@@ -367,15 +414,18 @@ class Gaussian(Posterior):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memory": {}}
+        return {**self.__dict__, "_memory": {}, "_memory_of": None}
 
-    def _remembered(self, name: str, compute: Callable[[], Any]) -> Any:
-        """A value computed from the coordinates, kept until they change."""
-        versions = Versions(self.coordinates)
-        if name not in self._memory or self._memory[name][0] != versions:
-            with torch.no_grad():
-                self._memory[name] = (versions, compute())
-        return self._memory[name][1]
+    def _computed(self, *names: str) -> dict[str, Tensor]:
+        """What ``_compute_<name>`` makes of the coordinates, and all that is known of them: kept until they change."""
+        coordinates = self.coordinates
+        if names and (self._memory_of is None or not self._memory_of.hold(coordinates)):
+            self._memory, self._memory_of = {}, Versions(coordinates)
+        for name in names:
+            if name not in self._memory:
+                with torch.no_grad():
+                    self._memory[name] = getattr(self, f"_compute_{name}")()
+        return self._memory
 
     def extra_repr(self) -> str:
         """Shown by ``repr``."""

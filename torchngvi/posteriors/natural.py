@@ -19,24 +19,10 @@ from torchngvi.interfaces import (
     Move,
     Raw,
     Tangent,
-    Versions,
-    where_members,
 )
 from torchngvi.linalg import cholesky, triangular_inverse
-from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.gaussian import Gaussian, Tested
 from torchngvi.structures import Dense
-
-
-class _Factored(Coordinates):
-    """(S m, S) with the factor of S beside it."""
-
-    factor: Tensor
-
-    @classmethod
-    def of(cls, vector: Tensor, matrix: Tensor, factor: Tensor) -> "_Factored":
-        new = cls(vector, matrix)
-        new.factor = factor
-        return new
 
 
 class NaturalGaussian(Gaussian):
@@ -67,9 +53,9 @@ class NaturalGaussian(Gaussian):
     @property
     def mean(self) -> Tensor:
         """m, (*batch, D)."""
-        return self._remembered("mean", self._mean)
+        return self._computed("mean")["mean"]
 
-    def _mean(self) -> Tensor:
+    def _compute_mean(self) -> Tensor:
         return torch.cholesky_solve(self.precision_mean[..., None], self.factor())[..., 0]
 
     @property
@@ -79,29 +65,22 @@ class NaturalGaussian(Gaussian):
 
     def factor(self) -> Tensor:
         """T with S = T Tᵀ, kept until S changes."""
-        return self._remembered("factor", lambda: cholesky(self.precision)[0])
+        return self._computed("factor")["factor"]
+
+    def _compute_factor(self) -> Tensor:
+        return cholesky(self.precision)[0]
 
     def frame(self) -> Frame:
         """(m, T⁻ᵀ), kept until the coordinates change."""
-        return self._remembered("frame", self._frame)
+        known = self._computed("mean", "root")
+        return Frame(known["mean"], known["root"], self.structure, upper=True)
 
-    def _frame(self) -> Frame:
-        return Frame(self.mean, triangular_inverse(self.factor()).mT, self.structure)
+    def _compute_root(self) -> Tensor:
+        return triangular_inverse(self.factor()).mT
 
     def snapshot(self) -> Coordinates:
-        """A copy of the coordinates with the factor."""
-        return _Factored.of(self.precision_mean.clone(), self.precision.clone(), self.factor())
-
-    def assign(self, new: Coordinates, where: Tensor) -> None:
-        """As every posterior; the factor that the test of the cone has made is kept."""
-        factor = where_members(where, new.factor, self.factor()) if isinstance(new, _Factored) else None
-        # graphs through what was computed from the old coordinates are stale: let torch know
-        for _, (_, value) in self._memory.items():
-            parts = (value.mean, value.root) if isinstance(value, Frame) else value
-            torch.autograd.graph.increment_version(parts)
-        super().assign(new, where)
-        if factor is not None:
-            self._memory["factor"] = (Versions(self.coordinates), factor)
+        """A copy of the coordinates with what is known of them."""
+        return Tested.of(*super().snapshot(), **self._computed("mean", "factor", "root"))
 
     @property
     def scale_tril(self) -> Tensor:
@@ -113,10 +92,6 @@ class NaturalGaussian(Gaussian):
             return Coordinates(mean / scale.square(), torch.diag_embed(scale.pow(-2)))
         precision = torch.cholesky_inverse(scale)
         return Coordinates((precision @ mean[..., None])[..., 0], precision)
-
-    def one_sided(self, M: Tensor) -> Tensor:
-        """The root T⁻ᵀ is upper triangular: its upper part is right."""
-        return self.structure.one_sided(M.mT)
 
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
@@ -139,7 +114,7 @@ class NaturalGaussian(Gaussian):
         return Coordinates(g - self.structure.mv(G, self.mean), G.neg_())
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """(S'm', S'), and where S' is positive definite."""
+        """(S'm', S'), and where S' is positive definite and V' neither over- nor underflows."""
         vector, precision = self.coordinates
         match move:
             case Tangent((vector_change, matrix_change)):
@@ -152,4 +127,7 @@ class NaturalGaussian(Gaussian):
             case _:
                 raise NotImplementedError  # `takes` refuses it before
         factor, ok = cholesky(matrix)
-        return _Factored.of(vector, matrix, factor), ok & torch.isfinite(vector).all(-1)
+        mean = torch.cholesky_solve(vector[..., None], factor)[..., 0]
+        root = triangular_inverse(factor).mT
+        new = Tested.of(vector, matrix, mean=mean, factor=factor, root=root)
+        return new, ok & torch.isfinite(vector).all(-1) & self._proper(mean, root)

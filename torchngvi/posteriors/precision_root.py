@@ -25,7 +25,7 @@ from torchngvi.interfaces import (
     Tangent,
 )
 from torchngvi.linalg import triangular_inverse
-from torchngvi.posteriors.gaussian import Gaussian, log_moved
+from torchngvi.posteriors.gaussian import Gaussian, Tested, log_moved
 from torchngvi.structures import Dense
 
 
@@ -80,20 +80,14 @@ class PrecisionCholeskyGaussian(Gaussian):
 
     def frame(self) -> Frame:
         """(m, T⁻ᵀ), kept until the coordinates change."""
-        return self._remembered("frame", self._frame)
+        return Frame(self.mean, self._computed("root")["root"], self.structure, upper=True)
 
-    def _frame(self) -> Frame:
-        return Frame(self.mean, triangular_inverse(self.precision_tril).mT, self.structure)
+    def _compute_root(self) -> Tensor:
+        return triangular_inverse(self.precision_tril).mT
 
-    def assign(self, new: Coordinates, where: Tensor) -> None:
-        """As every posterior; graphs through the old frame are told that they are stale."""
-        if "frame" in self._memory:
-            torch.autograd.graph.increment_version(self._memory["frame"][1].root)
-        super().assign(new, where)
-
-    def one_sided(self, M: Tensor) -> Tensor:
-        """The root T⁻ᵀ is upper triangular: its upper part is right."""
-        return self.structure.one_sided(M.mT)
+    def snapshot(self) -> Coordinates:
+        """A copy of the coordinates with what is known of them."""
+        return Tested.of(*super().snapshot(), **self._computed("root"))
 
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
@@ -119,7 +113,7 @@ class PrecisionCholeskyGaussian(Gaussian):
         return Coordinates(self.structure.mv(self.precision_tril, a), -(self.frame().root @ P).tril())
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """(m', T') with a positive diagonal, and where it is one."""
+        """(m', T') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
         mean, root = self.coordinates
         structure = self.structure
         in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)
@@ -135,4 +129,5 @@ class PrecisionCholeskyGaussian(Gaussian):
             case _:
                 raise NotImplementedError  # `takes` refuses it before
         new, ok = structure.positive_root(new)
-        return Coordinates(vector, new), ok & in_cone & torch.isfinite(vector).all(-1)
+        inverse = triangular_inverse(new).mT
+        return Tested.of(vector, new, root=inverse), ok & in_cone & self._proper(vector, inverse)

@@ -12,6 +12,7 @@ Hensman, Matthews and Ghahramani (2015) for the bound; Salimbeni, Eleftheriadis 
 gradients of it, here those of Khan and Rue (2023).
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,12 +27,13 @@ from gpytorch.variational._variational_strategy import _VariationalStrategy
 from linear_operator.operators import CholLinearOperator, DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.errors import InputError
 from torchngvi.linalg import cholesky
-from torchngvi.methods import VN, Method
-from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian
+from torchngvi.methods import VN
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.stepsizes import Constant
 
 _SAME = 1e-3  # relative error at which two weights of the KL divergence differ
 
@@ -77,7 +79,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         num_inducing_points: M.
         batch_shape: of the model, as in GPyTorch.
         mean_init_std: standard deviation of the noise on the mean where training starts.
-        family: `CholeskyGaussian` or `NaturalGaussian`, or `DiagonalGaussian` for mean field.
+        family: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`; `DiagonalGaussian` for mean field.
 
     Raises:
         InputError: a family that is none, fewer than one inducing point.
@@ -137,8 +139,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         if frame.structure.rank == 1:
             covariance = _DiagonalCovariance(root.square())
         else:
-            upper = isinstance(self.posterior, NaturalGaussian)
-            covariance = _RootCovariance(TriangularLinearOperator(root, upper=upper))
+            covariance = _RootCovariance(TriangularLinearOperator(root, upper=frame.upper))
         if self._entropy_weights is not None:
             covariance.watch = self._weigh
         return MultivariateNormal(mean, covariance)
@@ -252,25 +253,29 @@ def check_shapes(strategy: _VariationalStrategy) -> None:
 def natural_optimizer(
     mll: _ApproximateMarginalLogLikelihood,
     lr: float | Tensor = 0.1,
-    method: type[Method] = VN,
+    method: type[NaturalGradientVI] = VN,
     **options: Any,
-) -> Method:
+) -> NaturalGradientVI:
     """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
 
     GPyTorch's objectives are divided by the number of data and weigh the KL divergence by β.  The optimizer takes
     both back: lr = 1 is the full step, whatever β.  The first step checks it, by the weight that the KL divergence
-    really has in the loss.  After every step GPyTorch's memory of q is cleared.
+    really has in the loss.  Every step uses q's gradients up, so that nothing need clear them, and clears GPyTorch's
+    memory of q.
 
     Args:
         mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
             `DeepApproximateMLL` over one of them.
         lr: the step size; a torch scheduler may change it.
-        method: `VN`, `SRVN`, `IBLR`, ...
-        options: of the method, such as ``step_size=KLRadius(0.1)``.
+        method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q.
+        options: of the method, such as ``step_size=KLRadius(0.1)``, or the ``smoothness`` of `BBVI`, the largest
+            curvature of num_data/β times the loss in the mean of q.
 
     Raises:
-        InputError: a model without posteriors, or with one of another shape than its inducing points; ``num_data`` or
-            ``beta`` not positive; at the first step, a loss that is not -mll(...), or its sum over a batch of models.
+        InputError: a method that does not step Gaussians by gradients of the loss, or that does not have these options;
+            a model without posteriors, or with one of another shape than its inducing points; ``num_data`` or ``beta``
+            not positive; at the first step, a loss that is not -mll(...), or its sum over a batch of models.
+        PairError: a family that the method cannot move.
     """
     if not isinstance(mll, _ApproximateMarginalLogLikelihood):
         raise InputError(
@@ -282,20 +287,34 @@ def natural_optimizer(
             f"the objective has num_data = {mll.num_data} and beta = {mll.beta}: the number of data and the weight of "
             "the KL divergence must be larger than 0."
         )
+    _check_method(method, options)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
-    optimizer = method(posteriors, lr, loss_scale=float(scale), **({"step_size": Constant()} | options))
+    optimizer = method(posteriors, lr=lr, loss_scale=float(scale), **options)
+    optimizer.zero_grad()  # of passes before it
     _check_scale_once(optimizer, mll)
-    strategies = [m for m in mll.model.modules() if isinstance(m, _VariationalStrategy)]
-
-    def forget(*_: Any) -> None:
-        for strategy in strategies:
-            strategy._clear_cache()
-
-    optimizer.register_step_post_hook(forget)
+    optimizer.register_step_post_hook(lambda *_: forget(mll.model))
     return optimizer
 
 
-def _check_scale_once(optimizer: Method, mll: _ApproximateMarginalLogLikelihood) -> None:
+def _check_method(method: Any, options: dict[str, Any]) -> None:
+    """A method that steps q by the gradients in its probes, with options that it has."""
+    if not (isinstance(method, type) and issubclass(method, NaturalGradientVI)):
+        raise InputError(
+            f"method is a class that steps Gaussian posteriors by gradients of the loss; got "
+            f"{getattr(method, '__name__', repr(method))}. Give VN, SRVN, IBLR, NGVI or BBVI. (IFVB and AIFVB estimate "
+            "their metric from draws of their own, of which an objective of GPyTorch knows nothing.)"
+        )
+    try:
+        inspect.signature(method).bind(None, lr=None, loss_scale=None, **options)
+    except TypeError as error:
+        known = [name for name in inspect.signature(method).parameters if name not in ("posterior", "lr", "loss_scale")]
+        raise InputError(
+            f"{method.__name__} cannot be built with the options given: {error}. Beside mll, lr and method give "
+            f"natural_optimizer options of {method.__name__}, which are {', '.join(known)}."
+        ) from error
+
+
+def _check_scale_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood) -> None:
     """At the first step, ask whether the KL divergence had the weight β/num_data in the loss."""
     distributions = [d for d in mll.model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
     for distribution in distributions:
@@ -314,8 +333,8 @@ def _check_scale_once(optimizer: Method, mll: _ApproximateMarginalLogLikelihood)
                 raise InputError(
                     f"the KL divergence has the weight {sums[-1]:.4g} in the loss where the objective has "
                     f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong "
-                    "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, and "
-                    "zero_grad() before it."
+                    "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, of one batch a "
+                    "step; natural.zero_grad() drops gradients of passes before it."
                 )
 
     handle = optimizer.register_step_pre_hook(check)

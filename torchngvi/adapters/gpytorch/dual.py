@@ -23,6 +23,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.latents import energy
+from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, Kernels, SparseGP, count, kernels
 from torchngvi.errors import InputError
 from torchngvi.linalg import cholesky
@@ -110,7 +111,7 @@ class DualELBO:
         covariance = torch.cholesky_inverse(T)
         scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt() if q.mean_field else cholesky(covariance)[0]
         q.initialize_(m, scale)
-        self.target.strategy._clear_cache()
+        forget(self.target.model)
 
     def _followed(self) -> tuple[list[Kernels], list[Tensor], Tensor, Tensor]:
         """The prior at each batch, its columns a_n (*batch, M, B), m, and T with S = T Tᵀ."""

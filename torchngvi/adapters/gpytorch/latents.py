@@ -17,7 +17,14 @@ from typing import Any, final
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import BernoulliLikelihood, FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihoodWithMissingObs,
+    LaplaceLikelihood,
+    Likelihood,
+    PoissonLikelihood,
+)
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from gpytorch.models import ApproximateGP
@@ -35,6 +42,10 @@ from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalD
 from torchngvi.errors import InputError, PairError
 
 _STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
+# of GPyTorch's likelihoods, asked by their methods: a class that inherits them has the same expectations
+_QUADRATIC = {kind.expected_log_prob for kind in (_GaussianLikelihoodBase, GaussianLikelihoodWithMissingObs)}
+_BY_QUADRATURE = {kind.expected_log_prob for kind in (_OneDimensionalLikelihood, BernoulliLikelihood)}
+_CONVEX = {kind.forward for kind in (BernoulliLikelihood, PoissonLikelihood, LaplaceLikelihood)}  # -log p(y | f) in f
 _DRAWS = 64  # of the latent values of each datum, where a likelihood has no formula
 
 
@@ -138,10 +149,17 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     """The latent functions of a model, their q started as GPyTorch would.
 
     Raises:
-        PairError: a strategy that is not whitened, a q that is not ours, a likelihood of another number of values.
+        PairError: a model with a ``__call__`` of its own, a strategy that is not whitened, a q that is not ours, a
+            likelihood of another number of values.
     """
     outer: Any = getattr(model, "variational_strategy", None)
     strategy: Any = getattr(outer, "base_variational_strategy", outer)
+    if outer is not None and type(model).__call__ is not ApproximateGP.__call__:
+        raise PairError(
+            f"{type(model).__name__} overrides __call__, and steps from the derivatives of each datum call forward: "
+            "what __call__ does to the inputs would neither be seen nor trained. Do it in forward, where it applies to "
+            "the inducing points too, or use loss.backward() with natural_optimizer(mll)."
+        )
     if outer is None:
         raise PairError(
             f"the model must be an ApproximateGP, with a variational_strategy; got {type(model).__name__}. "
@@ -163,9 +181,14 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
         latents = _One(strategy)
     elif isinstance(outer, LMCVariationalStrategy):
         latents = _Mixed(outer)
-    else:
-        assert isinstance(outer, IndependentMultitaskVariationalStrategy)
+    elif isinstance(outer, IndependentMultitaskVariationalStrategy):
         latents = _Tasks(strategy, outer.task_dim)
+    else:
+        raise PairError(
+            f"of several latent functions steps from the derivatives of each datum take an "
+            f"IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy; got {type(outer).__name__}. "
+            "Use loss.backward() with natural_optimizer(mll)."
+        )
     wanted = getattr(likelihood, "num_features", getattr(likelihood, "num_tasks", latents.count))
     if wanted != latents.count:
         raise PairError(
@@ -187,12 +210,14 @@ def energy(
     y: Tensor,
     values: MultivariateNormal,
 ) -> Tensor:
-    """-E[log p(y_n | f_n)] of each datum: by formula or quadrature, else over draws that are the same at each call.
+    """-E[log p(y_n | f_n)] of each datum: the likelihood's own, else over draws that are the same at each call.
 
+    Its own ``expected_log_prob`` is a formula or a quadrature; one that draws leaves noise in values that are compared.
     Of a Bernoulli likelihood with log Φ to rounding: GPyTorch's own jumps by 0.0019 at -1, where no gradient tells.
 
     Raises:
-        InputError: targets of another shape than the values, a noise of its own for each row of other data.
+        InputError: targets of another shape than the values, expectations that are summed over the data, a noise of
+            its own for each row of other data.
     """
     if isinstance(likelihood, FixedNoiseGaussianLikelihood) and likelihood.noise.shape[-1] != values.mean.shape[-1]:
         raise InputError(
@@ -200,28 +225,52 @@ def energy(
             f"which a batch of {values.mean.shape[-1]} are. Give all rows as one batch in their order, or use "
             "natural_optimizer with mll(model(x), y, noise=noise_of_the_batch)."
         )
-    if isinstance(likelihood, BernoulliLikelihood):
+    expected = _function(likelihood.expected_log_prob)
+    if expected is BernoulliLikelihood.expected_log_prob:
         sign = torch.where(y > 0, 1.0, torch.where(y.isnan(), torch.nan, -1.0)).to(values.mean)
         result = -likelihood.quadrature(lambda f: torch.special.log_ndtr(f * sign), values)
-    elif isinstance(likelihood, _OneDimensionalLikelihood | _GaussianLikelihoodBase):
+    else:
+        module = _Drawn(likelihood) if expected is Likelihood.expected_log_prob else _Own(likelihood)
+        # q may be in float64 beside a float32 likelihood
+        dtype = values.mean.dtype
+        state = {name: p.to(dtype) for name, p in module.named_parameters() if p.dtype != dtype}
         # to mask is to fill, in a way that keeps the shape
         policy = observation_nan_policy.value()
         with observation_nan_policy("fill" if policy == "mask" else policy):
-            result = -likelihood.expected_log_prob(y, values)
-    else:
-        z = _draws(_DRAWS, values.mean.shape, values.mean.dtype, values.mean.device)
-        f = values.mean + values.variance.sqrt() * z
-        # q may be in float64 beside a float32 likelihood
-        state = {name: p.to(f.dtype) for name, p in likelihood.named_parameters()}
-        result = -torch.func.functional_call(likelihood, state, (f,)).log_prob(y).mean(0)
+            result = -(torch.func.functional_call(module, state, (y, values)) if state else module(y, values))
     several = isinstance(values, MultitaskMultivariateNormal)
     wanted = values.mean.shape[:-1] if several else values.mean.shape
+    if result.shape == wanted[:-1]:
+        raise InputError(
+            f"{type(likelihood).__name__}.expected_log_prob sums over the data: it gives {tuple(result.shape)} where "
+            f"steps from the derivatives of each datum need {tuple(wanted)}, an expectation of each. Leave the sum to "
+            "the objective, or use loss.backward() with natural_optimizer(mll)."
+        )
     if result.shape != wanted:
         raise InputError(
             f"the likelihood gives {tuple(result.shape)} expectations for {tuple(wanted)} latent values: "
             f"check the shape of the targets, {tuple(y.shape)}."
         )
     return result
+
+
+class _Own(torch.nn.Module):
+    """A likelihood's ``expected_log_prob``, as a module whose parameters may be replaced."""
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+
+    def forward(self, y: Tensor, values: MultivariateNormal) -> Tensor:
+        return self.likelihood.expected_log_prob(y, values)
+
+
+class _Drawn(_Own):
+    """The same, of a likelihood of which only ``forward`` is known."""
+
+    def forward(self, y: Tensor, values: MultivariateNormal) -> Tensor:
+        z = _draws(_DRAWS, values.mean.shape, values.mean.dtype, values.mean.device)
+        return self.likelihood(values.mean + values.variance.sqrt() * z).log_prob(y).mean(0)
 
 
 @lru_cache(maxsize=4)
@@ -234,10 +283,22 @@ def _draws(count: int, shape: torch.Size, dtype: torch.dtype, device: torch.devi
 
 def conjugate(likelihood: Likelihood) -> bool:
     """Whether every F_n is quadratic."""
-    return isinstance(likelihood, _GaussianLikelihoodBase)
+    return _function(likelihood.expected_log_prob) in _QUADRATIC
 
 
 def log_concave(likelihood: Likelihood) -> bool:
-    """Whether every 2 ∂F/∂v is known not to be negative."""
-    names = ("BernoulliLikelihood", "PoissonLikelihood", "LaplaceLikelihood", "NegativeBinomialLikelihood")
-    return conjugate(likelihood) or type(likelihood).__name__ in names
+    """Whether every 2 ∂F/∂v is known not to be negative, so that full steps stay in the cone.
+
+    A likelihood says so itself by an attribute ``log_concave``: True where -log p(y | f) is convex in f for every y and
+    every parameter.  Without one it is known of GPyTorch's own densities, and of nothing else.
+    """
+    declared = getattr(likelihood, "log_concave", None)
+    if declared is not None:
+        return bool(declared)
+    by_quadrature = _function(likelihood.expected_log_prob) in _BY_QUADRATURE
+    return conjugate(likelihood) or (by_quadrature and _function(likelihood.forward) in _CONVEX)
+
+
+def _function(method: Any) -> Any:
+    """What a method calls; of one that was set on the object, itself."""
+    return getattr(method, "__func__", method)

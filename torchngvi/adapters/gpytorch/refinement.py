@@ -21,6 +21,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
+from torchngvi.adapters.gpytorch.memory import kept_modes
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, pairs, row_dimension
 from torchngvi.fit import fit
 from torchngvi.interfaces import Coordinates, Tangent
@@ -78,10 +79,9 @@ def refine_svgp(
     >>> refine_svgp(model, likelihood, [(x, (x[:, 0] > 0).double())], progress=False).converged
     True
     """
-    training = model.training, likelihood.training
-    model.train()
-    likelihood.train()
-    try:
+    with kept_modes(model, likelihood):
+        model.train()
+        likelihood.train()
         target = SparseGP(model, likelihood, [])
         target.batches = _pieces(batches, target)
         with restored_dtype(target.posterior) as q:
@@ -93,10 +93,6 @@ def refine_svgp(
                 q.initialize_(visited.mean, visited.stddev if q.mean_field else visited.scale_tril)
             steps = VN(q) if log_concave(likelihood) else IBLR(q)
             result = fit(q, target, steps, tolerance=tolerance, max_evaluations=max_evaluations, progress=progress)
-    finally:
-        model.train(training[0])
-        likelihood.train(training[1])
-    target.strategy._clear_cache()
     return result
 
 

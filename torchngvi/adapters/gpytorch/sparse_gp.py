@@ -94,14 +94,15 @@ class SparseGP(TractableTarget):
     Args:
         model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or within an
             `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
-        likelihood: Gaussian, Bernoulli, Poisson, Student-t, multitask Gaussian, softmax, or one of your own:
-            where GPyTorch would draw, over 64 draws for each datum that stay the same.
+        likelihood: Gaussian, Bernoulli, Poisson, Student-t, multitask Gaussian, softmax, or one of your own: its
+            ``expected_log_prob`` is asked, an expectation of each datum; where GPyTorch would draw, over 64 draws for
+            each datum that stay the same.
         batches: pairs (x, y); summed, so that a list of all of them is the whole data.
         num_data: of the whole data, where the batches are a part of it; by default they are all.
         learn: whether `backward` will be asked for the gradient of the hyper-parameters.
 
     Raises:
-        PairError: another strategy, another distribution.
+        PairError: a model with a ``__call__`` of its own, another strategy, another distribution.
         InputError: batches that are no pairs of tensors, or fit neither the model nor one another.
     """
 
@@ -251,9 +252,9 @@ class SparseGP(TractableTarget):
                     prior = kernels(self.strategy, x)
                 yield prior, prior.projection(dtype), y.to(dtype)
             return
-        now = Versions(self.tensors())
-        if self._kept is None or self._kept[0] != now or any(p.rows.dtype != dtype for p in self._kept[1]):
-            self._kept = (now, [])
+        now = self.tensors()
+        if self._kept is None or not self._kept[0].hold(now) or any(p.rows.dtype != dtype for p in self._kept[1]):
+            self._kept = (Versions(now), [])
         kept, size = self._kept[1], sum(p.rows.numel() for p in self._kept[1])
         for index, (x, y) in enumerate(self._counted()):
             if index < len(kept):

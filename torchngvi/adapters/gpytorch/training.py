@@ -34,6 +34,7 @@ from tqdm.auto import tqdm
 
 from torchngvi import checkpoints, fingerprints
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
+from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, count, pairs
 from torchngvi.errors import InputError, RejectedStepWarning
@@ -92,7 +93,8 @@ def train_svgp(
             hyper-parameters stay and the epochs are not run: `refine_svgp` alone is faster and exact.
         epochs: passes over the data.
         refine: end with `refine_svgp`, at the final hyper-parameters.
-        callbacks: called with the epoch and its loss; a true result ends the epochs.
+        callbacks: called with the epoch and its loss; a true result ends the epochs.  They may evaluate the model, in
+            whichever mode.
         progress: show a bar.
         checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's
             default generator, and that of a ``DataLoader``, as they were.
@@ -149,13 +151,14 @@ def train_svgp(
                         losses.append(run.epoch(batches, bar))
                         if file is not None:
                             file.save(run.captured(file, batches, losses))
-                        answers = [callback(len(losses) - 1, losses[-1]) for callback in callbacks]
+                        with kept_modes(model, likelihood):
+                            answers = [callback(len(losses) - 1, losses[-1]) for callback in callbacks]
                         if any(answers):
                             break
                 except KeyboardInterrupt:
                     interrupted = True
             rejections = run.natural.rejections
-    model.variational_strategy._clear_cache()
+    forget(model)
     refined = None
     if not interrupted and (refine or hyper_optimizer is None):
         refined = refine_svgp(model, likelihood, batches, progress=progress)

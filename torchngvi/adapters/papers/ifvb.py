@@ -23,6 +23,7 @@ from torch import Tensor
 from torchngvi.adapters import report
 from torchngvi.adapters.datasets import provided
 from torchngvi.adapters.experiments import blank_figure, color, style
+from torchngvi.adapters.outputs import write_frame
 from torchngvi.adapters.papers import Study
 from torchngvi.adapters.papers.ifvb_problems import (
     COIN,
@@ -161,7 +162,7 @@ def _summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
         table.add_row(*(report.Text(cell) for cell in cells))
     report.show(report.Text(title, style="bold"), table)
     names = [*case, "method", "iterations", value, "lowest", "highest", "log_joint_draws", "fisher_draws", "seconds"]
-    pd.DataFrame(rows, columns=names).to_csv(path.with_name(path.name + "-table.csv"), index=False)
+    write_frame(path.with_name(path.name + "-table.csv"), pd.DataFrame(rows, columns=names))
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -120,10 +120,10 @@ class ModelLogJoint(Target):
         return self
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """θ (*sample, D) -> (*sample,)."""
+        """θ (*sample, D) -> (*sample,), in the dtype of θ, whatever that of the data."""
         if theta.shape[-1:] != (self.dim,):
             raise InputError(f"theta must end in D = {self.dim}; got shape {tuple(theta.shape)}.")
-        return self._batched(theta.reshape(-1, self.dim)).reshape(theta.shape[:-1])
+        return self._batched(theta.reshape(-1, self.dim)).to(theta.dtype).reshape(theta.shape[:-1])
 
     __call__ = log_joint
 
@@ -340,7 +340,7 @@ def _derivative(way: Batched, points: Tensor) -> tuple[Tensor, Tensor]:
     """Values and gradients."""
     with torch.enable_grad():
         leaf = points.clone().requires_grad_()
-        values = way(leaf)
+        values = way(leaf).to(leaf.dtype)
         if values.shape != points.shape[:1]:
             raise ValueError
         (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)

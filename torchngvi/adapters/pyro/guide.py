@@ -28,8 +28,10 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
 
+from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.sites import is_enumerable, latents
+from torchngvi.adapters.pyro.losses import check_loss
+from torchngvi.adapters.pyro.sites import is_enumerable, latents, start
 from torchngvi.errors import InputError
 from torchngvi.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
@@ -90,10 +92,12 @@ class AutoGaussian(AutoContinuous):
             `DiagonalGaussian`.
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
+        name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
 
     Raises:
-        InputError: a family that is no class, an init_scale that is not positive; on set-up, sites that θ cannot
-            hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up.
+        InputError: a model or family that is none, an init_scale that is not positive; on set-up, sites that θ cannot
+            hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up, a loss
+            that cannot fit it (`check_loss`), a parameter store that holds another posterior.
 
     >>> import pyro
     >>> def model(y):
@@ -113,25 +117,32 @@ class AutoGaussian(AutoContinuous):
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
+        name: str = "AutoGaussian",
     ) -> None:
         if isinstance(family, torch.nn.Module) or not callable(family):
             raise InputError(
                 f"family makes q once its size is known: pass a class such as CholeskyGaussian; got {family!r}."
             )
-        if not init_scale > 0:
-            raise InputError(f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale}.")
+        if not callable(model):
+            raise InputError(f"the model is a function or a module that samples; got {type(model).__name__}.")
+        if not (isinstance(init_scale, int | float) and init_scale > 0):
+            raise InputError(
+                f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale!r}."
+            )
         self.family, self.init_scale = family, float(init_scale)
         self._bare = (model,)  # without the start
         self._seen: tuple[weakref.ref[TraceMessenger], int] | None = None  # the last step of SVI, and q there
-        super().__init__(model, init_loc_fn=partial(_start, init_loc_fn))
+        super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
+        self._pyro_name = name
 
     @staticmethod
     def _prototype_hide_fn(msg: Any) -> bool:
         return prototype_hide_fn(msg) or is_enumerable(msg)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        with torch.no_grad(), pyro.validation_enabled(False):  # what is wrong is said in our words
-            latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs))
+        # what is wrong is said in our words; tensors made in inference mode could not be moved outside
+        with torch.inference_mode(False), torch.no_grad(), pyro.validation_enabled(False):
+            _check_plates(latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs)))
             super()._setup_prototype(*args, **kwargs)
             trace: Any = self.prototype_trace
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
@@ -144,6 +155,7 @@ class AutoGaussian(AutoContinuous):
             self._check_model()
             self._setup_prototype(*args, **kwargs)
             self._create_plates(*args, **kwargs)
+        store.write(self, self.posterior)
         return self
 
     def laplace_approximation(self, *args: Any, **kwargs: Any) -> Self:
@@ -163,6 +175,7 @@ class AutoGaussian(AutoContinuous):
             InputError: a model that subsamples its data, a guide from a pickle; as `ModelLogJoint` and `laplace`.
 
         >>> import pyro
+        >>> _ = torch.manual_seed(0)
         >>> def model(y):
         ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
         ...     with pyro.plate("data", len(y)):
@@ -200,9 +213,11 @@ class AutoGaussian(AutoContinuous):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Draw θ and unpack it, as `AutoContinuous`."""
+        check_loss()
         if self.prototype_trace is None:
             self._check_model()
         result = super().forward(*args, **kwargs)
+        store.write(self, self.posterior)
         self._watch()
         return result
 
@@ -230,12 +245,13 @@ class AutoGaussian(AutoContinuous):
         """q, over unconstrained θ (D,).
 
         Raises:
-            InputError: a guide that was not set up.
+            InputError: a guide that was not set up, a parameter store that holds another posterior.
         """
         q = self._modules.get("q")
         if q is None:
             raise InputError(_NOT_SET_UP)
         assert isinstance(q, Gaussian)
+        store.sync(self, q)
         return q
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> LatentGaussian:
@@ -257,13 +273,19 @@ class AutoGaussian(AutoContinuous):
 
     # -------------------------------------------------------------------------------- copies
 
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if self.prototype_trace is not None:
+            _ = self.posterior  # as the parameter store has it
+        super()._save_to_state_dict(*args, **kwargs)
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        if self.prototype_trace is None:
-            raise InputError(_NOT_SET_UP)
+        _ = self.posterior  # what the store had before does not come back later
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the model, as Pyro's guides, and without a change to this one."""
+        if self.prototype_trace is not None:
+            _ = self.posterior
         return {**self.__dict__, "_model": None, "_bare": None, "master": None, "_seen": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -275,9 +297,16 @@ class AutoGaussian(AutoContinuous):
         return new
 
 
-def _start(init_loc_fn: Callable[..., Any], site: Any) -> Any:
-    """A value by the strategy, which knows no discrete sites."""
-    return site["fn"].sample() if site["fn"].support.is_discrete else init_loc_fn(site)
+def _check_plates(sites: list[Any]) -> None:
+    """Latent sites in loops over a plate have no place among those of Pyro's automatic guides."""
+    for site in sites:
+        for frame in site["cond_indep_stack"]:
+            if not frame.vectorized:
+                raise InputError(
+                    f"the latent site {site['name']!r} is in the loop over the plate {frame.name!r}, which Pyro's "
+                    "automatic guides do not take. Write it as `with pyro.plate(...)`, loop over a range, or fit "
+                    "log_joint(model, *args) itself."
+                )
 
 
 _NOT_SET_UP = (

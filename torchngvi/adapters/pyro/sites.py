@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyro
@@ -255,13 +256,25 @@ def _check_latent(name: str, site: Any) -> None:
         ) from error
 
 
+def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
+    """A value by the strategy, which knows no discrete sites; 0 in unconstrained space where there is none to draw."""
+    fn = site["fn"]
+    if fn.support.is_discrete:
+        return fn.sample()
+    try:
+        return init_loc_fn(site)
+    except NotImplementedError:  # an improper prior
+        transform = biject_to(fn.support)
+        return transform(torch.zeros(transform.inverse_shape(fn.shape())))
+
+
 def prototype(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace | None
 ) -> tuple[Layout, Tensor]:
     """The layout of θ and an initial point, from a given trace or from a run of the model."""
     with torch.no_grad():
         if trace is None:
-            started = InitMessenger(init_to_median)(model)
+            started = InitMessenger(partial(start, init_to_median))(model)
             with pyro.validation_enabled(False):  # what is wrong is said in our words
                 trace = poutine.block(poutine.trace(started).get_trace)(*args, **kwargs)
         layout = Layout(trace)

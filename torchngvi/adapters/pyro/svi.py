@@ -179,16 +179,19 @@ class NaturalSVI:
         return float((LatentGaussian(q).log_prob(theta) - density(theta)).mean())
 
     def run(self, num_steps: int, *args: Any, progress: bool = True, **kwargs: Any) -> FitResult:
-        """Take so many steps with the same arguments, and say whether the loss had come to rest.
+        """Take so many steps with the same arguments, and say what the loss did.
 
-        It has if its mean over the last quarter of the steps is within 0.1 nats and two standard errors of the mean
-        over the quarter before.  An interrupt from the keyboard ends the run and keeps q.
+        Never that it converged: the loss of steps of one size comes to rest above the optimum, by more the noisier they
+        are.  It is said to be steady where its mean over the last quarter of the steps is within 0.1 nats and two
+        standard errors of the mean over the quarter before.  An interrupt from the keyboard ends the run and keeps q.
 
         Raises:
             InputError: fewer than 8 steps.
         """
-        if num_steps < 8:
-            raise InputError(f"num_steps must be at least 8, to compare the last with those before; got {num_steps}.")
+        if not isinstance(num_steps, int) or num_steps < 8:
+            raise InputError(
+                f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
+            )
         trace: list[Record] = []
         began, rejected, interrupted = time.perf_counter(), 0, False
         with tqdm(total=num_steps, disable=not progress, desc=type(self).__name__, unit="step") as bar:
@@ -207,9 +210,9 @@ class NaturalSVI:
                 if not trace:
                     raise
                 interrupted = True
-        converged, reason = _verdict([record.loss for record in trace], interrupted)
+        reason = _account([record.loss for record in trace], interrupted)
         level = _mean([record.loss for record in trace[-(len(trace) // 4) :]])[0]
-        return FitResult(converged, reason, level, self.norm, len(trace), torch.tensor(converged), trace)
+        return FitResult(False, reason, level, self.norm, len(trace), torch.tensor(False), trace)
 
     def _on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelLogJoint:
         if self._density is None:
@@ -240,14 +243,18 @@ def _mean(losses: list[float]) -> tuple[float, float]:
     return float(values.mean()), float(values.std() / len(values) ** 0.5)
 
 
-def _verdict(losses: list[float], interrupted: bool) -> tuple[bool, str]:
+def _account(losses: list[float], interrupted: bool) -> str:
+    """Why a run is not known to have converged."""
     if interrupted or len(losses) < 8:
-        return False, "because it was interrupted."
+        return "because it was interrupted."
     quarter = len(losses) // 4
     (before, error_before), (last, error) = _mean(losses[-2 * quarter : -quarter]), _mean(losses[-quarter:])
     fallen, noise = before - last, math.hypot(error_before, error)
     if not math.isfinite(fallen):
-        return False, "because the loss was not finite in some of the last steps."
-    if abs(fallen) <= _STEADY + 2 * noise:
-        return True, f"the loss has come to rest at {last:.6g} ± {error:.1g}."
-    return False, f"because the loss still changed by {-fallen:.3g} ± {noise:.1g} in the last quarter. Take more steps."
+        return "because the loss was not finite in some of the last steps."
+    if abs(fallen) > _STEADY + 2 * noise:
+        return f"because the loss still changed by {-fallen:.3g} ± {noise:.1g} in the last quarter. Take more steps."
+    return (
+        f"as far as these steps can tell: the loss was steady at {last:.6g} ± {error:.1g}, which at a constant rate "
+        "may be far above the best. Lower the rate of svi.natural and compare, or end with fit_guide on all data."
+    )

@@ -1,0 +1,53 @@
+"""Several processes: nothing sums over them yet, and a step says so."""
+
+import copy
+
+import pytest
+import torch
+from small_problems import make_model, make_posterior
+
+from torchngvi import VN
+from torchngvi.errors import UnsummedRanksWarning
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+
+
+def by_target(opt, q):
+    opt.step(make_model())
+
+
+def by_closure(opt, q):
+    opt.step(lambda: make_model().negative_elbo(q))
+
+
+def by_gradients(opt, q):
+    make_model().negative_elbo(q).backward()
+    opt.step()
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(
+    ("way", "lr"), [(by_target, None), (by_target, 0.1), (by_closure, None), (by_closure, 0.1), (by_gradients, 0.1)]
+)
+def test_the_first_step_of_one_of_several_processes_warns(way, lr):
+    q = make_posterior("cholesky")
+    opt = VN(q, lr)
+    with pytest.warns(
+        UnsummedRanksWarning, match="^VN: this is one of 2 processes, and nothing sums over them what the data of each "
+    ) as seen:
+        way(opt, q)
+    assert [warning.filename for warning in seen] == [__file__]
+    way(opt, q)  # once, also for a copy
+    other = copy.deepcopy(opt)
+    way(other, other.posteriors[0])
+
+
+def test_a_process_alone_is_not_warned(monkeypatch):
+    by_target(VN(make_posterior("cholesky")), None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    by_target(VN(make_posterior("cholesky")), None)
