@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
-    {"errors", "linalg", "distributed", "gaussian_integrals", "sparse"},
+    {"errors", "linalg", "distributed", "gaussian_integrals", "modes", "sparse"},
     {"interfaces"},
     {"structures", "derivatives", "exponential_family"},
     {"posteriors", "expectations", "rules", "stepsizes", "models"},
@@ -153,3 +153,14 @@ def test_structures_document_every_verb():
     dense = {name for name, node in public(PACKAGE / "structures/dense.py") if ast.get_docstring(node)}
     assert verbs
     assert {name.split(".")[-1] for name in verbs} <= {name.split(".")[-1] for name in dense}
+
+
+def test_eigenvalues_come_from_one_place():
+    """`linalg.eigh` tells where a decomposition failed; torch's own raises, and loses what was done before."""
+    raising = {"eigh", "eigvalsh", "eig", "eigvals", "pinv"}
+    for path in FILES:
+        if part(path) in HOSTS | {"linalg"}:
+            continue
+        for node in ast.walk(tree(path)):
+            direct = isinstance(node, ast.Attribute) and node.attr in raising and isinstance(node.value, ast.Attribute)
+            assert not direct, f"{module(path)}:{node.lineno} calls torch.linalg.{node.attr}"

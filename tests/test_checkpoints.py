@@ -139,7 +139,9 @@ def test_checkpoints_of_another_problem_or_method(tmp_path):
 
 
 def test_the_interval_must_be_positive():
-    with pytest.raises(InputError, match="^checkpoint_every counts steps and must be at least 1; got 0.$"):
+    with pytest.raises(
+        InputError, match="^checkpoint_every counts steps and must be a whole number, at least 1; got 0.$"
+    ):
         fit(make_posterior("cholesky"), make_model(), progress=False, checkpoint_every=0)
 
 

@@ -85,5 +85,7 @@ class ExpectationAverage(torch.nn.Module):
         """
         if not bool((self.steps > 0).all()):
             raise InputError("the average is empty: call update(q) after a step, then posterior().")
-        covariance = torch.diag_embed(self.spread) if self.spread.shape == self.mean.shape else self.spread
-        return self.family.from_moments(self.mean, covariance)
+        if self.family.mean_field:
+            shape, scale = self.mean.shape, self.spread.sqrt()
+            return self.family(shape[-1], shape[:-1], mean=self.mean, scale=scale)  # type: ignore[call-arg]
+        return self.family.from_moments(self.mean, self.spread)

@@ -15,11 +15,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchngvi import checkpoints, records
-from torchngvi.arguments import as_target
+from torchngvi.arguments import as_target, bound, count
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
+from torchngvi.modes import tracked
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import FitResult, Record
@@ -45,6 +46,7 @@ class _Kept(NamedTuple):
     state: checkpoints.State | None
 
 
+@tracked
 def fit(
     q: Posterior,
     target: Target | Callable[[Tensor], Tensor],
@@ -98,20 +100,17 @@ def fit(
     """
     by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(as_target(target), TractableTarget)
     optimizer = VN(q) if optimizer is None else optimizer
-    if optimizer.posteriors != [q]:
+    if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
         raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
     if tolerance is None:
         tolerance = 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
         tolerance = _BY_DRAWS if by_draws else tolerance
-    if not tolerance > 0:
-        raise InputError(f"tolerance bounds the natural-gradient norm and must be positive; got {tolerance}.")
-    if max_evaluations < 1:
-        raise InputError(f"max_evaluations must be at least 1; got {max_evaluations}.")
-    if checkpoint_every < 1:
-        raise InputError(f"checkpoint_every counts steps and must be at least 1; got {checkpoint_every}.")
-    callbacks, target = tuple(callbacks), as_target(target)
+    tolerance = bound("tolerance", tolerance, "bounds the natural-gradient norm")
+    max_evaluations = count("max_evaluations", max_evaluations, "is a budget of expectations")
+    checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
+    callbacks, target = _checked_callbacks(callbacks), as_target(target)
     if batch_size is not None:
-        _check_batch_size(q, target, batch_size)
+        batch_size = _checked_batch_size(q, target, batch_size)
     if by_draws:
         assert isinstance(q, Gaussian)
         return fit_by_draws(q, target, tolerance, max_evaluations, callbacks, progress, checkpoint)
@@ -203,14 +202,23 @@ def _norm(status: Status, target: Target) -> tuple[Tensor, Tensor]:
     return norm, status.loss.isfinite() & norm.isfinite()
 
 
-def _check_batch_size(q: Posterior, target: Target, batch_size: int) -> None:
+def _checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
+    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
+    if functions is None or not all(callable(function) for function in functions):
+        raise InputError(
+            f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f "
+            "pass [f]."
+        )
+    return functions
+
+
+def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:
     if not isinstance(target, GeneralizedLinear) or not isinstance(q, Gaussian) or q.batch_shape:
         raise InputError(
             "batch_size is for one posterior of a GeneralizedLinear model; give a log joint its batches by "
             "DataLogJoint."
         )
-    if batch_size < 1:
-        raise InputError(f"batch_size counts rows and must be at least 1; got {batch_size}.")
+    return count("batch_size", batch_size, "counts rows")
 
 
 def _why_stop(

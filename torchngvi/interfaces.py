@@ -139,9 +139,10 @@ class Versions:
         return True
 
 
-def _count(tensor: Tensor) -> tuple[int, torch.dtype, torch.device]:
-    # a conversion changes dtype or device and nothing else
-    return tensor._version, tensor.dtype, tensor.device
+def _count(tensor: Tensor) -> tuple[object, torch.dtype, torch.device]:
+    # a conversion changes dtype or device and nothing else; what inference_mode made keeps no count, and is never
+    # the same again
+    return object() if tensor.is_inference() else tensor._version, tensor.dtype, tensor.device
 
 
 def _contents(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import FullPrecision, as_target, classify
+from torchngvi.arguments import FullPrecision, as_target, classify, real
 from torchngvi.distributed import ranks
 from torchngvi.errors import InputError, PairError, RejectedStepWarning, UnsummedRanksWarning
 from torchngvi.expectations import Quadrature, Stein
@@ -47,6 +47,7 @@ from torchngvi.interfaces import (
     Versions,
     where_members,
 )
+from torchngvi.modes import tracked
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
 
@@ -127,6 +128,13 @@ class NaturalGradientVI(torch.optim.Optimizer):
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
+        _check_parts(
+            rule=(rule, Rule),
+            step_size=(step_size, StepSize),
+            estimator=(estimator, Estimator),
+            acceleration=(acceleration, Acceleration),
+            momentum=(momentum, Momentum),
+        )
         self.rule = rule
         if acceleration is None and momentum is None and lr is None and step_size is None and rule.natural:
             acceleration = QuasiNewton()
@@ -186,7 +194,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
             )
         for name in ("lr", "loss_scale"):
             value = group.get(name, self.defaults[name])
-            lowest = float(torch.as_tensor(value).min())  # an lr may have one entry a member
+            if not isinstance(value, Tensor):
+                real(name, value, "is a number, or a tensor with one entry a member")
+            lowest = float(torch.as_tensor(value).min())
             if not lowest > 0:
                 raise InputError(f"{name} must be positive; got {lowest:g}.")
         group["params"] = [q.mean_probe, q.root_probe]
@@ -210,6 +220,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     # -------------------------------------------------------------------------------- evaluate
 
+    @tracked
     @torch.no_grad()
     def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
         """L and the natural-gradient norm at q; the next step on the same target reuses the work."""
@@ -399,6 +410,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     # -------------------------------------------------------------------------------- step
 
+    @tracked
     @torch.no_grad()
     def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
         """Take one step.
@@ -651,6 +663,25 @@ class NaturalGradientVI(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._cache = self.last = None
         super().__setstate__(state)
+
+
+def _check_parts(**parts: tuple[Any, type]) -> None:
+    """Each is an instance of its axis, or not given.
+
+    Raises:
+        PairError: a class, or something of another package.
+    """
+    folders = {"rule": "rules", "step_size": "stepsizes", "estimator": "expectations"}
+    for name, (part, kind) in parts.items():
+        if isinstance(part, kind) or (part is None and name != "rule"):
+            continue
+        what = type(part)
+        got = (
+            f"the class {part.__name__}, not called"
+            if isinstance(part, type)
+            else f"{what.__name__} of {what.__module__}"
+        )
+        raise PairError(f"{name} is a part from torchngvi.{folders.get(name, 'rules')}; got {got}.")
 
 
 def _turned(q: Posterior, move: Move, accept: Tensor, memory: dict[str, Tensor]) -> dict[str, Tensor]:

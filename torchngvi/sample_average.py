@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from torchngvi import checkpoints, fingerprints
 from torchngvi.arguments import FullPrecision
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, TorchngviError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.guarded import Guarded
@@ -141,6 +141,7 @@ class _Run:
     daring: bool = True
     evidence: float = -math.inf  # Laplace's, of the start
     halt: str = ""  # why to end the run, found on the way
+    unseen: str = ""  # why no other start was looked at
     optimizer: VN | None = None
     standing: checkpoints.State | None = None  # before the first evaluation on the present draws, which completes it
     expected: Tensor | None = None  # the loss there, from a checkpoint
@@ -260,8 +261,12 @@ class _Run:
         precision_root = torch.linalg.solve_triangular(mode.root, eye, upper=False)
         # mean field: 1/√diag H
         scale = precision_root.square().sum(0).rsqrt() if q.mean_field else mode.root
+        loss = math.inf
         for factor in _SHRINK:
-            q.initialize_(mode.theta, factor * scale)
+            try:
+                q.initialize_(mode.theta, factor * scale)
+            except InputError:  # no numbers of this dtype: q has kept its place
+                break
             loss = self._sampled_loss(_FEWEST)
             if loss < math.inf:
                 break
@@ -383,8 +388,8 @@ class _Run:
         if self._better_start() or self.halt:
             return False, self.halt
         self.loss = -fresh.elbo
-        others = ""
-        if self._can_start():
+        others = self.unseen
+        if not others and self._can_start():
             others = f", and {self._starts()} other starts found nothing better"
             others = ", from the best of several starts" if self.switched else others
         return True, (
@@ -397,14 +402,18 @@ class _Run:
         q, failed = self.q, self.target.failures()
         z = Fixed(_FRESH, seed=self.seed + 1)(q.mean_probe.detach())
         theta = q.push_noise(z).detach()
-        with torch.enable_grad():  # as in the fit, for functions that differentiate
-            value = self.target.log_joint(theta).detach()
+        reason = ""
+        try:
+            with torch.enable_grad():  # as in the fit, for functions that differentiate
+                value = self.target.log_joint(theta).detach()
+        except InputError as error:  # of a batch of another size: the fit is not lost for it
+            value = theta.new_full(theta.shape[:-1], torch.nan)
+            reason = f"because the check on {_FRESH} fresh draws could not be made: {error}"
         terms = value - self.target.temperature * q.log_prob(theta)
         bad = int((~torch.isfinite(terms)).sum())
-        reason = ""
-        if bad and self.target.failures() != failed:
-            reason = f"because the check on {_FRESH} fresh draws could not be made.{self.target.failures()}"
-        elif bad:
+        if bad and not reason and self.target.failures() != failed:
+            reason = f"because the log joint fails at {bad} of {terms.numel()} draws from q.{self.target.failures()}"
+        elif bad and not reason:
             reason = (
                 f"because the log joint is not finite at {bad} of {terms.numel()} draws from q: no Gaussian fits "
                 "inside its support. Transform the constrained coordinates."
@@ -417,7 +426,16 @@ class _Run:
         """Search from points around the first start, once; True where q now is at a better one."""
         if not self._can_start() or self.looked:
             return False
-        starts, self.looked = self.first_mean + self._shifts(self._starts()), True
+        self.looked = True
+        try:
+            return self._found_better()
+        except (TorchngviError, RuntimeError, ArithmeticError) as error:  # whatever fails elsewhere, q is where it was
+            self.halt = ""
+            self.unseen = f", and other starts could not be looked at ({str(error).rstrip('.')})"
+            return False
+
+    def _found_better(self) -> bool:
+        starts = self.first_mean + self._shifts(self._starts())
         modes = [mode for mode in find_modes(self.target, starts, self._budget()) if mode is not None]
         found = max(modes, key=lambda mode: mode.log_evidence, default=None)
         if found is None or found.log_evidence < 1 + self.evidence:

@@ -24,7 +24,8 @@ from torchngvi.interfaces import (
     Versions,
     where_members,
 )
-from torchngvi.linalg import cholesky
+from torchngvi.linalg import cholesky, eigh
+from torchngvi.modes import tracked
 
 
 class Tested(Coordinates):
@@ -76,6 +77,7 @@ class Gaussian(Posterior):
         self._memory: dict[str, Tensor] = {}  # what was computed from the coordinates
         self._memory_of: Versions | None = None
 
+    @tracked
     def _register(
         self,
         names: tuple[str, str],
@@ -125,7 +127,8 @@ class Gaussian(Posterior):
         """Restart in place from N(mean, scale scaleᵀ).
 
         Raises:
-            InputError: not finite, of a shape that does not fit, or a scale whose diagonal is not positive.
+            InputError: not finite, of a shape that does not fit, a scale whose diagonal is not positive, or one whose
+                coordinates are not finite in this dtype.
         """
         like = self.mean_probe
         start = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
@@ -155,8 +158,16 @@ class Gaussian(Posterior):
             raise InputError(
                 f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."
             )
-        new = self._coordinates_of(start.expand(full), factor)
-        self.assign(new, torch.ones(self.batch_shape, dtype=torch.bool, device=like.device))
+        old, everywhere = self.snapshot(), torch.ones(self.batch_shape, dtype=torch.bool, device=like.device)
+        self.assign(self._coordinates_of(start.expand(full), factor), everywhere)
+        frame = self.frame()
+        regular = self.structure.positive_root(frame.root)[1].all() & torch.isfinite(frame.mean).all()
+        if not bool(regular):
+            self.assign(old, everywhere)
+            raise InputError(
+                f"mean and scale must have coordinates in {like.dtype}; those of {type(self).__name__} overflow or "
+                f"vanish, with a smallest scale of {smallest:.3g}. Use float64 or other units of theta."
+            )
         return self
 
     @classmethod
@@ -184,11 +195,16 @@ class Gaussian(Posterior):
             raise InputError("covariance must be symmetric; pass (V + V.mT) / 2.")
         factor, ok = cholesky(covariance.to(mean.dtype))
         if not bool(ok.all()):
+            values, _, known = eigh(covariance)
             raise InputError(
                 "covariance must be positive definite; its Cholesky factorisation failed. "
-                f"Its smallest eigenvalue is {float(torch.linalg.eigvalsh(covariance).min()):.3g}."
+                + (
+                    f"Its smallest eigenvalue is {float(values.min()):.3g}."
+                    if bool(known.all())
+                    else "It is not finite."
+                )
             )
-        return cls._start(mean, factor)
+        return cls._start(mean, covariance.diagonal(dim1=-2, dim2=-1).sqrt() if cls.mean_field else factor)
 
     @classmethod
     def from_posterior(cls, other: "Gaussian") -> Self:
@@ -198,7 +214,7 @@ class Gaussian(Posterior):
         >>> NaturalGaussian.from_posterior(CholeskyGaussian(1, scale=0.5)).precision.item()
         4.0
         """
-        return cls._start(other.mean, other.scale_tril)
+        return cls._start(other.mean, other.stddev if cls.mean_field else other.scale_tril)
 
     @classmethod
     def from_prior(
@@ -214,18 +230,22 @@ class Gaussian(Posterior):
         0.5
         """
         if isinstance(prior, FullPrior):
-            factor = cholesky(torch.cholesky_inverse(prior.root, upper=True))[0]
-            mean = prior.mean.expand(factor.shape[:-1])
+            covariance = torch.cholesky_inverse(prior.root, upper=True)
+            mean = prior.mean.expand(covariance.shape[:-1])
+            scale = covariance.diagonal().sqrt() if cls.mean_field else cholesky(covariance)[0]
         else:
             mean, precision = torch.broadcast_tensors(prior.mean, prior.precision)
-            factor = torch.diag_embed(precision.rsqrt())
+            scale = precision.rsqrt()
         shape = (*batch_shape, mean.shape[-1])
-        return cls._start(mean.expand(shape), factor.expand(*shape, mean.shape[-1]))
+        return cls._start(mean.expand(shape), scale.expand(*shape, *scale.shape[mean.ndim :]))
 
     @classmethod
-    def _start(cls, mean: Tensor, scale_tril: Tensor) -> Self:
-        """A new posterior of this family from a mean and a lower factor."""
-        scale = scale_tril.square().sum(-1).sqrt() if cls.mean_field else scale_tril
+    def _start(
+        cls,
+        mean: Tensor,  # (*batch, D)
+        scale: Tensor,  # (*batch, D), or a lower factor (*batch, D, D)
+    ) -> Self:
+        """A new posterior of this family."""
         return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=scale)  # type: ignore[call-arg]
 
     # -------------------------------------------------------------------------------- moments
@@ -364,9 +384,12 @@ class Gaussian(Posterior):
             raise InputError(f"KL needs two posteriors over the same space; got D = {self.dim} and {other.dim}.")
         mine = self.probed()
         batch = torch.broadcast_shapes(self.batch_shape, other.batch_shape)
-        columns = self.structure.to_dense(mine.root).movedim(-1, 0)
-        columns = columns.reshape(self.dim, *(1,) * (len(batch) - len(self.batch_shape)), *columns.shape[1:])
-        columns = columns.expand(self.dim, *batch, self.dim)
+        if self.mean_field and other.mean_field:
+            columns = mine.root[None]  # a diagonal map keeps them apart: their sum has the same norm
+        else:
+            columns = self.structure.to_dense(mine.root).movedim(-1, 0)
+        columns = columns.reshape(-1, *(1,) * (len(batch) - len(self.batch_shape)), *columns.shape[1:])
+        columns = columns.expand(-1, *batch, self.dim)
         spread = other.whiten(columns).square().sum((0, -1))
         shift = other.whiten((mine.mean - other.frame().mean).expand(*batch, self.dim)).square().sum(-1)
         log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
@@ -423,7 +446,7 @@ class Gaussian(Posterior):
             self._memory, self._memory_of = {}, Versions(coordinates)
         for name in names:
             if name not in self._memory:
-                with torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad():
                     self._memory[name] = getattr(self, f"_compute_{name}")()
         return self._memory
 
