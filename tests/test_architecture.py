@@ -20,7 +20,7 @@ LEVELS = [
     {"arguments"},
     {"optim"},
     {"methods", "mode", "guarded", "averaging", "ngvi", "bbvi", "ifvb"},
-    {"records", "diagnostics", "laplace", "streaming"},
+    {"records", "fingerprints", "diagnostics", "laplace", "streaming"},
     {"checkpoints", "stopping"},
     {"sample_average"},
     {"fit"},

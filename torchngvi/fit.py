@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from torchngvi import checkpoints, records
 from torchngvi.arguments import as_target, bound, count
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Posterior, Target, TractableTarget
+from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.modes import tracked
@@ -35,6 +35,15 @@ _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
 )
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
+
+
+class _Kept(NamedTuple):
+    """The last q that was evaluated, complete: what an interrupt goes back to, and what a checkpoint holds."""
+
+    coordinates: Coordinates
+    members: Tensor  # converged, (*batch,)
+    records: int
+    state: checkpoints.State | None
 
 
 @tracked
@@ -64,22 +73,23 @@ def fit(
         max_evaluations: budget of expectations (value, gradient, curvature).
         callbacks: called with the `Record` of each step; a true result stops the run.
         progress: show a bar.
-        checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from
-            there, bit for bit as if it had not been interrupted (draws included where the estimator
-            has a generator of its own, ``Stein(Antithetic(16, generator=...))``).
-        checkpoint_every: steps between two writes; the end of a run is always written. A fit by growing
-            averages is written before each of them.
+        checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from there, bit for
+            bit as if it had not been interrupted, draws included (those of torch's default generator, and of the
+            estimator's own). One of other data, another optimizer or other settings is refused; the tolerance and the
+            budget may be others. A write that fails is a `CheckpointWarning`, and the run goes on.
+        checkpoint_every: steps between two writes; the end of a run, or an interrupt from the keyboard, is always
+            written. A fit by growing averages is written at the start of each of them, and does its last one again.
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
             the prior known from the first one on, which saves most of the passes over all of them. A
             `DataLogJoint` begins so by itself.
 
     Returns:
         The verdict with its reason, the loss and the trace.  An interrupt from the keyboard ends the
-        run as a callback would: q keeps its last accepted state.
+        run as a callback would: q is that of the last record.
 
     Raises:
         InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
-            q, a checkpoint of another problem.
+            q, a checkpoint that cannot be written or read, or is of another run.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
@@ -98,8 +108,6 @@ def fit(
     tolerance = bound("tolerance", tolerance, "bounds the natural-gradient norm")
     max_evaluations = count("max_evaluations", max_evaluations, "is a budget of expectations")
     checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
-    if checkpoint is not None:
-        checkpoints.check_writable(checkpoint)
     callbacks, target = _checked_callbacks(callbacks), as_target(target)
     if batch_size is not None:
         batch_size = _checked_batch_size(q, target, batch_size)
@@ -107,30 +115,35 @@ def fit(
         assert isinstance(q, Gaussian)
         return fit_by_draws(q, target, tolerance, max_evaluations, callbacks, progress, checkpoint)
 
-    if batch_size is not None and not (checkpoint is not None and Path(checkpoint).exists()):
+    file = None if checkpoint is None else checkpoints.of_fit(checkpoint, q, target, optimizer)
+    saved = None if file is None else checkpoints.resumed(file, q, optimizer, target)
+    if batch_size is not None and saved is None:
         assert isinstance(q, Gaussian)
         assert isinstance(target, GeneralizedLinear)
         stream_rows(q, target, batch_size, seed=int(torch.randint(2**31, ())))
     exact = optimizer.evaluates_exactly(target)
     remedy = "Raise max_evaluations." if exact else _NOISY
-    trace, step, seconds, done, expected = checkpoints.resumed(checkpoint, q, optimizer)
-    start, stalled = time.perf_counter() - seconds, 0
-    before = optimizer.evaluations - done[0], optimizer.gradients - done[1]
-    reason, converged, status = "", False, None
+    trace: list[Record] = []
+    step, stalled = 0.0, 0
+    start, before = time.perf_counter(), (optimizer.evaluations, optimizer.gradients)
+    if saved is not None:
+        trace, start = [Record(*values) for values in saved["trace"]], start - saved["seconds"]
+        step, stalled, remedy = saved["step"], saved["stalled"], saved["remedy"]
+        # the evaluation at the saved q is done again, and has been counted
+        before = before[0] + 1 - saved["spent"][0], before[1] + optimizer.last_cost - saved["spent"][1]
+    reason, converged, origin = "", False, q.snapshot()
+    kept: _Kept | None = None
     with tqdm(total=max_evaluations, disable=not progress, desc=type(optimizer).__name__, unit="eval") as bar:
         try:
             while True:
-                if checkpoint is not None:
-                    # before the evaluation, which may draw
-                    done = optimizer.evaluations - before[0], optimizer.gradients - before[1]
-                    seconds = time.perf_counter() - start
-                    snapshot = checkpoints.snapshot(q, optimizer, trace, step, seconds, done)
-                    if trace and len(trace) % checkpoint_every == 0:
-                        checkpoints.save(checkpoint, snapshot)
+                here = q.snapshot()
+                # before the evaluation, which may draw
+                state = None if file is None else checkpoints.captured(file, q, optimizer)
                 status = optimizer.evaluate(target)
-                if expected is not None:
-                    checkpoints.check_same_problem(checkpoint, expected, status.loss)
-                    expected = None
+                if state is not None:
+                    spent = optimizer.evaluations - before[0], optimizer.gradients - before[1]
+                    now = {"loss": status.loss.clone(), "spent": spent, "seconds": time.perf_counter() - start}
+                    state |= {**now, "step": step, "stalled": stalled, "remedy": remedy}
                 norm, alive = _norm(status, target)
                 known, left = exact, max_evaluations - (optimizer.evaluations - before[0])
                 small = bool(alive.any() and (norm <= tolerance)[alive].all())
@@ -142,6 +155,9 @@ def fit(
                 members = (norm <= tolerance) & known
                 record = records.record(optimizer, status.loss, norm, alive, step, before, time.perf_counter() - start)
                 trace.append(record)
+                kept = _Kept(here, members, len(trace), state)
+                if (kept.records - 1) % checkpoint_every == 0:
+                    _save(file, kept, trace)
                 records.show(bar, record)
                 converged = bool(members.all())
                 reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled, remedy)
@@ -157,13 +173,26 @@ def fit(
             bar.total = bar.n if converged else bar.total  # done is done, whatever is left of the budget
             bar.refresh()
         except KeyboardInterrupt:
+            _go_back(q, origin if kept is None else kept.coordinates)
+            if kept is None:
+                raise
+            del trace[kept.records :]
             reason = reason if converged else "because it was interrupted."
-    if status is None:
-        raise KeyboardInterrupt
-    if checkpoint is not None:
-        checkpoints.save(checkpoint, snapshot)
+    assert kept is not None
+    _save(file, kept, trace)
     last = trace[-1]
-    return FitResult(converged, reason, last.loss, last.norm, last.evaluations, members, trace)
+    return FitResult(converged, reason, last.loss, last.norm, last.evaluations, kept.members, trace)
+
+
+def _save(file: checkpoints.Checkpoint | None, kept: _Kept, trace: list[Record]) -> None:
+    """What was evaluated last, with the records before it: its own is made again."""
+    if file is not None and kept.state is not None:
+        file.save({**kept.state, "trace": [tuple(record) for record in trace[: kept.records - 1]]})
+
+
+def _go_back(q: Posterior, coordinates: Coordinates) -> None:
+    with torch.no_grad():
+        q.assign(coordinates, torch.ones(q.batch_shape, dtype=torch.bool, device=q.mean_probe.device))
 
 
 def _norm(status: Status, target: Target) -> tuple[Tensor, Tensor]:

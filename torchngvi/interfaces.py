@@ -457,6 +457,10 @@ class Target(ABC):
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors a value depends on; when one changes, an old packet is not used again."""
 
+    def known_data(self) -> tuple[Tensor, ...]:
+        """The tensors that tell this problem from another, as far as they are known."""
+        return self.tensors()
+
 
 class TractableTarget(Target):
     """A target that knows E_q[ℓ] for a Gaussian q."""

@@ -328,8 +328,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         for part in (self.acceleration, self.momentum):
             if part is not None:
                 fresh.update(part.init(q))
-        for name, value in fresh.items():
-            state.setdefault(name, value)
+        for name, value in fresh.items():  # torch loads a state in the dtype of the probes, booleans too
+            state[name] = state[name].to(value.dtype) if name in state else value
 
     def _forget_unless(self, loss: Tensor) -> None:
         """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
