@@ -468,11 +468,10 @@ class TestFixed:
 
     @staticmethod
     def triangle(q):
-        """The entries of C that the family has: its lower part, the diagonal, or of T⁻ᵀ the upper part."""
-        if q.structure.widest == 1:
-            return [(i, i) for i in range(DIM)]
-        lower = [(i, j) for i in range(DIM) for j in range(i + 1)]
-        return lower if isinstance(q, CholeskyGaussian) else [(j, i) for i, j in lower]
+        """The entries of C that the family has, of its lower part, or of the upper part of T⁻ᵀ."""
+        rows, columns = (x.flatten().tolist() for x in q.structure.positions())
+        lower = [(i, j) for i, j in zip(rows, columns, strict=True) if i >= j]
+        return [(j, i) for i, j in lower] if q.upper else lower
 
     @pytest.mark.parametrize("gamma", [0.5, 2.0])
     @pytest.mark.parametrize("estimator", [Stein, ClosedEntropyStein])
@@ -533,12 +532,14 @@ class TestFixed:
             if name == "diagonal":
                 estimator(Fixed(2))(q, target, {})
                 continue
+            size = q.structure.widest
             text = (
-                "fixed draws determine a full covariance in 3 dimensions if there are at least 6 of them: with fewer "
-                "the objective has no minimum; got 4. Use Fixed(6) or more, or a DiagonalGaussian."
+                f"fixed draws determine a full covariance in {size} dimensions if there are at least {2 * size} of "
+                f"them: with fewer the objective has no minimum; got {2 * size - 2}. Use Fixed({2 * size}) or more, or "
+                "a DiagonalGaussian."
             )
             with pytest.raises(InputError, match=exactly(text)):
-                estimator(Fixed(4))(q, target, {})
+                estimator(Fixed(2 * size - 2))(q, target, {})
 
 
 # ------------------------------------------------------------------------------------- refusals
