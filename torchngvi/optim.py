@@ -272,7 +272,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     def _keep(self, target: Target, evaluation: Evaluation) -> Cached:
         """Into the cache: an evaluation at q as it is now, with the way from there."""
-        versions = Versions((*target.tensors(), *self.posteriors[0].coordinates))
+        before = None if self._cache is None else self._cache.versions
+        versions = Versions((*target.tensors(), *self.posteriors[0].coordinates), before)
         heading = self._heading(0, evaluation.e)
         self._cache = Cached(target, target.temperature, versions, evaluation, heading)
         return self._cache
@@ -446,10 +447,11 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     def _step_on_target(self, target: Target) -> Tensor:
         q = self._only_posterior("a target")
-        evaluation, heading = self._evaluated(target)
-        trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
-        if trial is not None:
-            self._keep(target, trial)
+        with q.settled():
+            evaluation, heading = self._evaluated(target)
+            trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
+            if trial is not None:
+                self._keep(target, trial)
         return evaluation.loss.sum()
 
     @torch.no_grad()
@@ -474,8 +476,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
             )
         for index, q in enumerate(self.posteriors):
-            e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
-            self._advance(index, Evaluation(e.value, e), self._heading(index, e), None)
+            with q.settled():
+                e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
+                self._advance(index, Evaluation(e.value, e), self._heading(index, e), None)
 
     def _step_on_closure(self, closure: Callable[[], Tensor]) -> Tensor:
         def evaluate() -> list[Evaluation]:

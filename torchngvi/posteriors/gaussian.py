@@ -6,7 +6,8 @@ that a backward pass leaves a = Cᵀg in ``mean_probe.grad`` and W in ``root_pro
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -74,6 +75,7 @@ class Gaussian(Posterior):
         self.structure = structure
         self._memory: dict[str, Tensor] = {}  # what was computed from the coordinates
         self._memory_of: Versions | None = None
+        self._settled = False
 
     @tracked
     def _register(
@@ -488,12 +490,24 @@ class Gaussian(Posterior):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memory": {}, "_memory_of": None}
+        return {**self.__dict__, "_memory": {}, "_memory_of": None, "_settled": False}
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """As every posterior; what was computed before is compared once."""
+        outer = self._settled
+        if not outer and self._memory_of is not None and not self._memory_of.hold(self.coordinates):
+            self._memory, self._memory_of = {}, None
+        self._settled = True
+        try:
+            yield
+        finally:
+            self._settled = outer
 
     def _computed(self, *names: str) -> dict[str, Tensor]:
         """What ``_compute_<name>`` makes of the coordinates, and all that is known of them: kept until they change."""
         coordinates = self.coordinates
-        if names and (self._memory_of is None or not self._memory_of.hold(coordinates)):
+        if names and (self._memory_of is None or not self._memory_of.hold(coordinates, contents=not self._settled)):
             self._memory, self._memory_of = {}, Versions(coordinates)
         for name in names:
             if name not in self._memory:
