@@ -34,6 +34,19 @@ class Tested(Coordinates):
         return new
 
 
+class Memory:
+    """What was computed from coordinates, and of which."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        self.of: Versions | None = None
+        self.settled = False  # nothing but `assign` changes the coordinates now
+
+    def forget(self) -> None:
+        """The coordinates were changed."""
+        self.values, self.of = {}, None
+
+
 class Gaussian(Posterior):
     """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`."""
 
@@ -73,9 +86,7 @@ class Gaussian(Posterior):
             raise InputError(f"the structure must have D = {dim} coordinates, as the posterior; got {structure}.")
         self.dim = dim
         self.structure = structure
-        self._memory: dict[str, Tensor] = {}  # what was computed from the coordinates
-        self._memory_of: Versions | None = None
-        self._settled = False
+        self._memory = Memory()
 
     @tracked
     def _register(
@@ -465,16 +476,16 @@ class Gaussian(Posterior):
         old = self._computed(*known)
         known = {name: where_members(where, value, old[name]) for name, value in known.items()}
         # graphs through what was computed from the old coordinates are stale: let torch know
-        torch.autograd.graph.increment_version(tuple(self._memory.values()))
+        torch.autograd.graph.increment_version(tuple(self._memory.values.values()))
         super().assign(new, where)
         if known:
-            self._memory, self._memory_of = known, Versions(self.coordinates)
+            self._memory.values, self._memory.of = known, Versions(self.coordinates)
 
     # -------------------------------------------------------------------------------- torch
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert in place, as torch does for Parameters: optimizers keep the tensors they hold."""
-        self._memory, self._memory_of = {}, None
+        self._memory.forget()
         for name, buffer in self._buffers.items():
             if buffer is None:
                 continue
@@ -490,30 +501,31 @@ class Gaussian(Posterior):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memory": {}, "_memory_of": None, "_settled": False}
+        return {**self.__dict__, "_memory": Memory()}
 
     @contextmanager
     def settled(self) -> Iterator[None]:
         """As every posterior; what was computed before is compared once."""
-        outer = self._settled
-        if not outer and self._memory_of is not None and not self._memory_of.hold(self.coordinates):
-            self._memory, self._memory_of = {}, None
-        self._settled = True
+        memory, outer = self._memory, self._memory.settled
+        if not outer and memory.of is not None and not memory.of.hold(self.coordinates):
+            memory.forget()
+        memory.settled = True
         try:
             yield
         finally:
-            self._settled = outer
+            memory.settled = outer
 
     def _computed(self, *names: str) -> dict[str, Tensor]:
         """What ``_compute_<name>`` makes of the coordinates, and all that is known of them: kept until they change."""
         coordinates = self.coordinates
-        if names and (self._memory_of is None or not self._memory_of.hold(coordinates, contents=not self._settled)):
-            self._memory, self._memory_of = {}, Versions(coordinates)
+        memory = self._memory
+        if names and (memory.of is None or not memory.of.hold(coordinates, contents=not memory.settled)):
+            memory.values, memory.of = {}, Versions(coordinates)
         for name in names:
-            if name not in self._memory:
+            if name not in memory.values:
                 with torch.inference_mode(False), torch.no_grad():
-                    self._memory[name] = getattr(self, f"_compute_{name}")()
-        return self._memory
+                    memory.values[name] = getattr(self, f"_compute_{name}")()
+        return memory.values
 
     def extra_repr(self) -> str:
         """Shown by ``repr``."""
