@@ -286,7 +286,7 @@ def test_what_was_captured_stays(tmp_path):
     optimizer = VN(q)
     file = checkpoints.of_fit(tmp_path / "run.pt", q, make_model(), optimizer)
     optimizer.step(make_model())
-    state = checkpoints.captured(file, q, optimizer)
+    state = file.captured(posterior=q.state_dict(), optimizer=optimizer.state_dict())
     before = [
         *(t.clone() for t in state["posterior"].values()),
         *(t.clone() for t in state["optimizer"]["state"][0].values()),

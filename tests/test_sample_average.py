@@ -283,7 +283,7 @@ def test_another_mode_is_found(seed, monkeypatch):
     torch.testing.assert_close(q.mean, 1.2 * torch.ones(2, dtype=torch.float64), rtol=0, atol=0.1)
     assert "from the best of several starts" in result.reason
 
-    monkeypatch.setattr("torchngvi.sample_average._Run._better_start", lambda self: False)
+    monkeypatch.setattr("torchngvi.fitting.sample_average.SampleAverages._better_start", lambda self: iter(()))
     q = CholeskyGaussian(2, dtype=torch.float64)
     quiet(q, two)
     torch.testing.assert_close(q.mean, torch.zeros(2, dtype=torch.float64), rtol=0, atol=0.1)
@@ -417,7 +417,7 @@ def test_other_starts_that_fail_do_not_lose_the_fit(monkeypatch):
     def fail(*arguments):
         raise torch.linalg.LinAlgError("linalg.eigh: no.")
 
-    monkeypatch.setattr("torchngvi.sample_average.find_modes", fail)
+    monkeypatch.setattr("torchngvi.fitting.starts.find_modes", fail)
     q = CholeskyGaussian(2, dtype=torch.float64)
     result = quiet(q, lambda theta: -0.5 * (theta - 1).square().sum(-1))
     assert result.converged
@@ -521,7 +521,7 @@ def test_a_support_no_gaussian_fits_in():
 
 
 def test_too_few_draws(monkeypatch):
-    monkeypatch.setattr("torchngvi.sample_average._MOST", 64)
+    monkeypatch.setattr("torchngvi.fitting.descent.Descent.most", 64)
     q = CholeskyGaussian(4, dtype=torch.float64)
     result = quiet(q, logistic(rows=10).log_joint, tolerance=1e-3)
     assert re.match(

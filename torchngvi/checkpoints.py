@@ -53,7 +53,7 @@ class Checkpoint:
         Raises:
             InputError: something that is no tensor, number or text, alone or in containers.
         """
-        return _copied({**state, "generators": _generators(self.device)})
+        return copied({**state, "generators": _generators(self.device)})
 
     def save(self, state: State) -> None:
         """Write what was captured; where that fails there is a warning, and the earlier file stays."""
@@ -131,41 +131,6 @@ def of_fit(path: str | Path, q: Posterior, target: Target, optimizer: NaturalGra
     """The file of a run of this optimizer on this target."""
     settings = {**fingerprints.of_problem(q, target), **fingerprints.of_optimizer(optimizer)}
     return Checkpoint(path, settings, q.mean_probe.device)
-
-
-def captured(file: Checkpoint, q: Posterior, optimizer: NaturalGradientVI) -> State:
-    """Where both stand before an evaluation, which may draw."""
-    return file.captured(posterior=q.state_dict(), optimizer=optimizer.state_dict())
-
-
-def restore(file: Checkpoint, state: State, q: Posterior, optimizer: NaturalGradientVI) -> None:
-    """Put both there; as often as wanted."""
-    with file.restoring(state):
-        q.load_state_dict(state["posterior"])
-        optimizer.load_state_dict(_copied(state["optimizer"]))
-
-
-def resumed(file: Checkpoint, q: Posterior, optimizer: NaturalGradientVI, target: Target) -> State | None:
-    """What was saved, with q and the optimizer as they were then; None, and nothing changed, where there is no file.
-
-    Raises:
-        InputError: as `Checkpoint.load` and `Checkpoint.check_loss`; q and the optimizer then stay as they are.
-    """
-    saved, before = file.load(), captured(file, q, optimizer)
-    if saved is None:
-        return None
-
-    def evaluate() -> Tensor:
-        restore(file, saved, q, optimizer)
-        return optimizer.evaluate(target).loss
-
-    try:
-        file.check_loss(saved["loss"], evaluate(), evaluate)
-        restore(file, saved, q, optimizer)
-    except BaseException:  # an interrupt, a refusal: nothing has happened
-        restore(file, before, q, optimizer)
-        raise
-    return saved
 
 
 # ------------------------------------------------------------------------------------ the file
@@ -252,16 +217,16 @@ def _reason(error: Exception) -> str:
 # ------------------------------------------------------------------------------------ the state
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """Tensors cloned, on the device where they are; containers new; numbers those of Python."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
         new = copy.copy(value)  # with the versions of the modules in an attribute
-        new.update({name: _copied(part) for name, part in value.items()})
+        new.update({name: copied(part) for name, part in value.items()})
         return new
     if isinstance(value, list | tuple):
-        parts = [_copied(part) for part in value]
+        parts = [copied(part) for part in value]
         return parts if isinstance(value, list) else tuple(parts)
     if value is None or isinstance(value, bool | str | bytes | torch.dtype):
         return value

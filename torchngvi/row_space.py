@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchngvi import sparse
 from torchngvi.errors import InputError
-from torchngvi.fit import fit
+from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Prior
 from torchngvi.linalg import eigh
 from torchngvi.methods import VN

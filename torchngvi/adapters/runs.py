@@ -16,7 +16,7 @@ from torchngvi.adapters.outputs import OutputFolder, write_rows
 from torchngvi.config import Settings, to_dict, to_toml
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
 from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.fit import fit
+from torchngvi.fitting.fit import fit
 from torchngvi.methods import BWGD, SRVN, VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import FAMILIES, GaussianNoise, Likelihood

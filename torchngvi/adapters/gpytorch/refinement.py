@@ -23,7 +23,7 @@ from torch import Tensor
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.memory import kept_modes
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, pairs, row_dimension
-from torchngvi.fit import fit
+from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Coordinates, Tangent
 from torchngvi.linalg import gram
 from torchngvi.methods import IBLR, VN

@@ -36,7 +36,7 @@ from torchngvi.adapters.papers.ifvb_problems import (
     normal_optimum,
     poisson_data,
 )
-from torchngvi.fit import fit
+from torchngvi.fitting.fit import fit
 from torchngvi.ifvb import (
     AIFVB,
     IFVB,

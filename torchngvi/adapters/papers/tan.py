@@ -20,7 +20,7 @@ from torchngvi.adapters.experiments import blank_figure, color, style
 from torchngvi.adapters.papers import Study
 from torchngvi.diagnostics import elbo
 from torchngvi.expectations import Independent, PathDerivative
-from torchngvi.fit import fit
+from torchngvi.fitting.fit import fit
 from torchngvi.methods import SRVN, RootGD, Snngm
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI

@@ -24,7 +24,7 @@ from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
 from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
-from torchngvi.fit import fit
+from torchngvi.fitting.fit import fit
 from torchngvi.interfaces import Local
 from torchngvi.methods import IBLR
 from torchngvi.optim import NaturalGradientVI
@@ -45,7 +45,7 @@ def fit_guide(
     """Fit the guide to the model, in place, by `torchngvi.fit`: no learning rate, no number of draws.
 
     Parameters of the model stay as they are; `NaturalSVI` fits them too.  The method is that of Giordano, Ingram and
-    Broderick (2024), see `torchngvi.sample_average`.
+    Broderick (2024), see `torchngvi.fitting.sample_average`.
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.

@@ -1,0 +1,17 @@
+"""One loop for every fit: engines that advance, criteria that say when to end, and the front door `torchngvi.fit`.
+
+Read `engine` first: it says what an engine is asked for, and when.
+"""
+
+from torchngvi.fitting.stopping import (
+    Criterion,
+    Evaluations,
+    Gradients,
+    NormBelow,
+    Seconds,
+    SlopeBelow,
+    SlopeStop,
+    Stalled,
+)
+
+__all__ = ["Criterion", "Evaluations", "Gradients", "NormBelow", "Seconds", "SlopeBelow", "SlopeStop", "Stalled"]

@@ -1,0 +1,225 @@
+"""Minimising the average of a log joint over one fixed set of draws after another.
+
+Near the optimum two steps are taken as they come, and the second is not evaluated; the first that turns out to be
+wrong is undone, and all later ones are tried.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.checkpoints import copied
+from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.guarded import Guarded
+from torchngvi.interfaces import Coordinates, Target
+from torchngvi.methods import VN
+from torchngvi.posteriors.gaussian import Gaussian
+
+_NEAR = 0.3  # norm² + noise² below which steps need no trial
+_RISE = 0.1  # share of noise² that the average may rise in such a step
+_NEARER = 0.5  # share of norm² it may leave at most
+_LEFT = 0.1  # share of norm² such a step leaves
+_GROWTH = 6  # largest factor from one sample average to the next
+_NEAR_GROWTH = 7  # the same where steps need no trial
+_SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
+_STAGE = 30  # evaluations after which a sample average is given up for a larger one
+_REJECTED = 3  # in a row: nothing more is to be had on these draws
+_COUNTS = ("draws", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
+
+
+class Point(NamedTuple):
+    """Where q stands on a set of draws."""
+
+    norm2: Tensor  # (*batch,)
+    noise2: Tensor  # (*batch,)
+    loss: Tensor  # (*batch,)
+
+    @property
+    def total(self) -> float:
+        """√(norm² + noise²): about half its square, in nats, is lost."""
+        return float((self.norm2 + self.noise2).max()) ** 0.5
+
+    @property
+    def finite(self) -> bool:
+        """Of every batch member."""
+        return bool((self.loss.isfinite() & self.norm2.isfinite()).all())
+
+
+class Place(NamedTuple):
+    """What a descent goes back to from another place."""
+
+    coordinates: Coordinates
+    optimizer: VN | None
+    near: bool
+    draws: int
+    point: Point
+
+
+class Descent:
+    """VN with a memory of the curvature that outlives the draws.
+
+    Attributes:
+        draws: in the present average.
+        near: steps are taken without a trial.
+        daring: no such step has been wrong.
+        open: the minimisation over the present draws has begun and has not ended.
+        point: where q was evaluated last; where it ended, what its last step is known to leave.
+    """
+
+    most = 16_384  # draws of one sample average
+
+    def __init__(self, q: Gaussian, target: Guarded, seed: int, tolerance: float) -> None:
+        self.q, self.target, self.seed, self.tolerance = q, target, seed, tolerance
+        self.draws = self.evaluations = self.rejections = 0
+        self.near, self.daring, self.open = False, True, False
+        self.optimizer: VN | None = None
+        self._forget_average()
+
+    def _forget_average(self) -> None:
+        self.step_taken, self.stalled, self.first = 0.0, 0, self.evaluations
+        self.before: Coordinates | None = None  # where the last step without a trial began
+        self.previous: Point | None = None  # there
+
+    def begin(self) -> None:
+        """Begin with the present draws, where q is."""
+        self._forget_average()
+        self._renew()
+        self.open = True
+
+    def _estimator(self) -> SampleAverage:
+        return SampleAverage(Fixed(self.draws, seed=self.seed + self.draws))
+
+    def _renew(self) -> VN:
+        """The optimizer that is running, on the present draws; a new one for a new start."""
+        if self.optimizer is None:
+            self.optimizer = VN(self.q, estimator=self._estimator())
+        else:
+            self.optimizer.resample(self._estimator())
+        return self.optimizer
+
+    def evaluate(self) -> Point:
+        """Where q stands on the present draws."""
+        assert self.optimizer is not None
+        gamma = self.target.temperature or 1.0
+        status = self._count(self.optimizer.evaluate)
+        assert status.noise2 is not None
+        self.point = Point(status.norm2 / gamma**2, status.noise2 / gamma**2 * self._overfit(), status.loss)
+        return self.point
+
+    def _count(self, do: Callable[[Target], Any]) -> Any:
+        """Do it on the target, and count what it takes."""
+        assert self.optimizer is not None
+        before = self.optimizer.evaluations
+        result = do(self.target)
+        self.evaluations += self.optimizer.evaluations - before
+        return result
+
+    def _overfit(self) -> float:
+        """S numbers a coordinate have to pay for 1 + (D + 1)/2 parameters a coordinate."""
+        parameters = 1 + self.q.structure.parameters / self.q.dim
+        return self.draws / max(self.draws - parameters, 0.25 * self.draws)
+
+    def went_wrong(self) -> bool:
+        """An untried step has to keep the average from rising, and to bring the norm down where it is not noise."""
+        point, previous = self.point, self.previous
+        if previous is None:
+            return False
+        fell = point.loss <= previous.loss + _RISE * previous.noise2
+        nearer = point.norm2 <= torch.maximum(_NEARER * previous.norm2, previous.noise2)
+        return not bool((fell & nearer).all())
+
+    def undo(self) -> None:
+        """Back to where the last step without a trial began; all later ones are tried."""
+        assert self.before is not None
+        assert self.previous is not None
+        self.restore(self.before)
+        self.point = self.previous
+        self.near, self.daring, self.optimizer, self.previous = False, False, None, None
+
+    def step(self) -> bool:
+        """A step from where q was evaluated; False where the minimisation over these draws has ended instead."""
+        self.open = self._stepped()
+        return self.open
+
+    def _stepped(self) -> bool:
+        if self.went_wrong():
+            self.undo()
+            self._renew()
+            return True
+        assert self.optimizer is not None
+        point = self.point
+        done = point.norm2 <= torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
+        if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= _STAGE:
+            return False
+        if self.near:
+            second = self.previous is not None
+            self.before, self.previous = self.q.snapshot(), point
+            self._count(self.optimizer.step_untried)
+            left = point._replace(norm2=_LEFT * point.norm2)
+            if second and left.total > self.tolerance and self.draws < self.most:
+                self.point = left
+                return False
+        else:
+            self._count(self.optimizer.step)
+        assert self.optimizer.last is not None
+        self.step_taken = float(self.optimizer.last.rho.min())
+        rejected = ~self.optimizer.last.accepted
+        self.rejections += int(rejected.sum())
+        self.stalled = self.stalled + 1 if bool((rejected | done).all()) else 0
+        return True
+
+    def more_draws(self) -> int:
+        """As many as bring noise² to half of tolerance², within limits."""
+        wanted = float(self.point.noise2.max()) / (0.5 * self.tolerance**2)
+        factor = min(max(wanted, 2), _NEAR_GROWTH if self.near else _GROWTH) if math.isfinite(wanted) else 2
+        return min(2 * math.ceil(0.5 * factor * self.draws), self.most)
+
+    def judge_nearness(self) -> None:
+        """Whether steps over the next draws need no trial."""
+        self.near = self.daring and self.point.total**2 < _NEAR
+
+    # -------------------------------------------------------------------------------- places
+
+    def restore(self, coordinates: Coordinates) -> None:
+        """Put q there."""
+        self.q.assign(coordinates, torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device))
+
+    def place(self) -> Place:
+        """What is needed to come back here, between two sets of draws."""
+        return Place(self.q.snapshot(), self.optimizer, self.near, self.draws, self.point)
+
+    def leave(self, draws: int) -> None:
+        """Begin from another start with so many draws; nothing is known of the curvature there."""
+        self.optimizer, self.near, self.draws, self.open = None, False, draws, False
+
+    def come_back(self, place: Place) -> None:
+        """Be where a place was taken."""
+        self.restore(place.coordinates)
+        self.optimizer, self.near, self.draws, self.point = place[1:]
+        self.open = False
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Before an evaluation."""
+        return {
+            **{name: getattr(self, name) for name in _COUNTS},
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "before": None if self.before is None else tuple(self.before),
+            "previous": None if self.previous is None else tuple(self.previous),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Where q has been loaded."""
+        for name in _COUNTS:
+            setattr(self, name, state[name])
+        self.optimizer = None
+        if state["optimizer"] is not None:
+            self.optimizer = VN(self.q, estimator=self._estimator())
+            self.optimizer.load_state_dict(copied(state["optimizer"]))
+        self.before = None if state["before"] is None else Coordinates(*state["before"])
+        self.previous = None if state["previous"] is None else Point(*state["previous"])

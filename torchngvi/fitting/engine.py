@@ -1,0 +1,140 @@
+"""What the loop runs: the contract of an engine, and what the two tell each other.
+
+The loop calls, in this order:
+
+    check()                        refuse what can be refused before a file is written
+    load_state_dict(state)         where there is a checkpoint
+    begin()                        where no earlier run has begun
+    advance(), advance(), ...      until a criterion or a callback ends the run, or the engine has come to its own end
+    verdict(stop)                  once
+
+An interrupt from the keyboard may come at any line: the loop then calls ``go_back`` with what the engine had marked
+before the last evaluation that was completed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from torchngvi.interfaces import Coordinates, Posterior
+from torchngvi.records import Record
+
+
+class Standing(NamedTuple):
+    """Where a run stands after an evaluation: what the criteria are asked about."""
+
+    record: Record  # its seconds are set by the loop
+    members: Tensor  # whose norm is known to be within the tolerance, (*batch,)
+    loss: Tensor  # as it was first evaluated here, which a resumed run must find again, (*batch,)
+    spent: tuple[int, int]  # evaluations and gradients after that
+    tolerance: float = 0.0  # on the norm
+    stalled: int = 0  # steps in a row that were rejected
+    settled: bool = False  # the norm is within the tolerance, and the engine goes on to confirm it
+    aside: bool = False  # a trial at another place, which an interrupt undoes
+    lost: str = ""  # why no step can help, as a sentence from "because" on
+    climb: str = ""  # a warning that the loss rose far above its start, with a space before it
+    remedy: str = ""  # what to do where a budget ends the run, unless it is to raise it
+
+    def at(self) -> str:
+        """The norm and what it is held against."""
+        return f"natural-gradient norm {self.record.norm:.2g} against a tolerance of {self.tolerance:.2g}"
+
+
+class Stop(NamedTuple):
+    """That a run is to end, and why: a sentence, from "because" on where it has not converged."""
+
+    reason: str
+    converged: bool = False
+
+
+class Verdict(NamedTuple):
+    """What came of a run."""
+
+    converged: bool
+    reason: str  # one sentence
+    loss: float  # negative ELBO
+    norm: float
+    members: Tensor  # converged, (*batch,)
+
+
+class Mark(NamedTuple):
+    """What was marked before an evaluation."""
+
+    coordinates: Any  # as `Engine.here` gave them
+    state: dict[str, Any] | None  # a copy; None where no checkpoint is wanted
+
+
+class Engine(ABC):
+    """A method of fitting, one evaluation at a time.
+
+    Args:
+        q: the posterior that is fitted.
+
+    Attributes:
+        name: on the bar.
+        unit: of its budget, on the bar.
+        begun: whether ``begin`` was done, by this run or by the one it goes on from.
+        marked: the last mark; the loop takes it over once ``advance`` has returned.
+        capture: makes a copy of the state for a checkpoint; None where none is wanted.  Set by the loop.
+        show: shows a phase on the bar.  Set by the loop.
+    """
+
+    name: str
+    unit = "eval"
+
+    def __init__(self, q: Posterior) -> None:
+        self.q = q
+        self.begun = False
+        self.marked: Mark | None = None
+        self.capture: Callable[..., dict[str, Any]] | None = None
+        self.show: Callable[[str], None] = lambda phase: None
+
+    def check(self) -> None:  # noqa: B027
+        """Refuse what cannot be fitted, before anything is written.
+
+        Raises:
+            InputError: a target or a setting that cannot be used.
+        """
+
+    def begin(self) -> None:  # noqa: B027
+        """Do what comes before the first evaluation: look for a start, or go through the data in batches."""
+
+    @abstractmethod
+    def advance(self) -> Standing | None:
+        """Go on to the next evaluation and make it; None where the run has come to its own end instead.
+
+        Calls ``mark`` before the evaluation, which may draw.  The first call after ``begin`` or ``load_state_dict``
+        evaluates where q is, without a step.
+        """
+
+    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
+        """What came of the run that was ended by ``stop``, or that has ended by itself; leaves q at its best."""
+        assert stop is not None
+        return Verdict(stop.converged, stop.reason, last.record.loss, last.record.norm, last.members)
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on, but for torch's generators: tensors, numbers and texts."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there: from before an evaluation, whose ``spent`` is in the state where it was completed."""
+
+    @final
+    def mark(self) -> None:
+        """Remember where the run stands, before an evaluation."""
+        state = None if self.capture is None else self.capture(**self.state_dict())
+        self.marked = Mark(self.here(), state)
+
+    def here(self) -> Coordinates:
+        """What an interrupt goes back to: the coordinates of q."""
+        return self.q.snapshot()
+
+    @torch.no_grad()
+    def go_back(self, coordinates: Coordinates) -> None:
+        """Put q there."""
+        everyone = torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.mean_probe.device)
+        self.q.assign(coordinates, everyone)

@@ -1,0 +1,154 @@
+"""The front door: step until the natural gradient vanishes, and say plainly when it did not.
+
+The norm |∇L|_F⁻¹/γ of the natural gradient is free of units, of coordinates and of the temperature:
+near a well-conditioned optimum L/γ is about half its square, in nats, above the minimum.
+
+Which engine of the loop is run:
+
+    an optimizer is given, or E_q[ℓ] has a closed form        its steps, `torchngvi.fitting.steps`
+    a log joint without an optimizer                           averages that grow, `torchngvi.fitting.sample_average`
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi import checkpoints, fingerprints
+from torchngvi.arguments import as_target, count
+from torchngvi.errors import InputError
+from torchngvi.fitting.engine import Engine
+from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.sample_average import SampleAverages
+from torchngvi.fitting.steps import Steps
+from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled
+from torchngvi.interfaces import Posterior, Target, TractableTarget
+from torchngvi.methods import VN
+from torchngvi.models import GeneralizedLinear
+from torchngvi.modes import tracked
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.records import FitResult, Record
+
+_BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
+_STALL = 30  # rejected steps in a row after which nothing more is to be had
+
+
+@tracked
+def fit(
+    q: Posterior,
+    target: Target | Callable[[Tensor], Tensor],
+    optimizer: NaturalGradientVI | None = None,
+    *,
+    tolerance: float | None = None,
+    max_evaluations: int = 1000,
+    stop: Criterion | None = None,
+    callbacks: Iterable[Callable[[Record], Any]] = (),
+    progress: bool = True,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 10,
+    batch_size: int | None = None,
+) -> FitResult:
+    """Fit q to the target, in place.
+
+    Args:
+        q: the posterior, updated in place. For a log joint its mean is where a mode is looked for, and q itself
+            the start where no better one is found there.
+        target: a model, or a function of theta returning the log joint.
+        optimizer: built over q; by default `VN(q)`, which finds its own steps; for a log joint without a closed
+            form over averages that grow, see `torchngvi.fitting.sample_average`.
+        tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
+            default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
+        max_evaluations: budget of expectations (value, gradient, curvature).
+        stop: what else ends the run, one criterion of `torchngvi.fitting` or several combined with ``|``, as
+            ``Seconds(60) | Gradients(10_000)``; the tolerance and the budget above stay in force.
+        callbacks: called with the `Record` of each step; a true result stops the run.
+        progress: show a bar.
+        checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from there, bit for
+            bit as if it had not been interrupted, draws included (those of torch's default generator, and of the
+            estimator's own). One of other data, another optimizer or other settings is refused; the tolerance and the
+            budget may be others. A write that fails is a `CheckpointWarning`, and the run goes on.
+        checkpoint_every: records between two writes; the start of a run, its end, and an interrupt from the keyboard
+            are always written.
+        batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
+            the prior known from the first one on, which saves most of the passes over all of them. A
+            `DataLogJoint` begins so by itself.
+
+    Returns:
+        The verdict with its reason, the loss and the trace.  An interrupt from the keyboard ends the
+        run as a callback would: q is that of the last record.
+
+    Raises:
+        InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
+            q, a checkpoint that cannot be written or read, or is of another run.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+    >>> model = GeneralizedLinear(torch.eye(2).double(), [1.0, 0.0], prior_precision=1.0)
+    >>> result = fit(CholeskyGaussian(2, dtype=torch.float64), model, progress=False)
+    >>> result.converged, round(result.loss, 4)
+    (True, 1.3865)
+    """
+    target = as_target(target)
+    by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
+    optimizer = VN(q) if optimizer is None else optimizer
+    if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
+        raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
+    criteria = _criteria(_default_tolerance(q, by_draws) if tolerance is None else tolerance, max_evaluations, stop)
+    checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
+    callbacks = _checked_callbacks(callbacks)
+    if batch_size is not None:
+        batch_size = _checked_batch_size(q, target, batch_size)
+    file = None
+    if checkpoint is not None and by_draws:
+        settings = {"method": SampleAverages.method, **fingerprints.of_problem(q, target)}
+        file = checkpoints.Checkpoint(checkpoint, settings, q.mean_probe.device)
+    elif checkpoint is not None:
+        file = checkpoints.of_fit(checkpoint, q, target, optimizer)
+    engine: Engine = (
+        SampleAverages(q, target, criteria.tolerance)
+        if by_draws and isinstance(q, Gaussian)
+        else Steps(q, target, optimizer, criteria, batch_size)
+    )
+    loop = Loop(engine, criteria, callbacks=callbacks, progress=progress, file=file, every=checkpoint_every)
+    return loop.run()
+
+
+def _default_tolerance(q: Posterior, by_draws: bool) -> float:
+    if by_draws:
+        return _BY_DRAWS
+    return 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
+
+
+def _criteria(tolerance: float, max_evaluations: int, stop: Criterion | None) -> Criterion:
+    """What ends the run, in the order in which the reasons count."""
+    criteria = NormBelow(tolerance) | Stalled(_STALL) | Evaluations(max_evaluations)
+    if stop is None:
+        return criteria
+    if not isinstance(stop, Criterion):
+        raise InputError(
+            f"stop is a criterion of torchngvi.fitting, as Seconds(60) | Gradients(10_000); got {stop!r}. A function "
+            "of the Record of a step goes into callbacks."
+        )
+    return criteria | stop
+
+
+def _checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
+    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
+    if functions is None or not all(callable(function) for function in functions):
+        raise InputError(
+            f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f "
+            "pass [f]."
+        )
+    return functions
+
+
+def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:
+    if not isinstance(target, GeneralizedLinear) or not isinstance(q, Gaussian) or q.batch_shape:
+        raise InputError(
+            "batch_size is for one posterior of a GeneralizedLinear model; give a log joint its batches by "
+            "DataLogJoint."
+        )
+    return count("batch_size", batch_size, "counts rows")

@@ -1,0 +1,216 @@
+"""The loop: records, bar, interrupts, checkpoints, callbacks and budgets of every engine."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from torchngvi.checkpoints import Checkpoint, State
+from torchngvi.errors import InputError
+from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.stopping import Criterion
+from torchngvi.records import FitResult, Record, show
+
+_INTERRUPTED = "because it was interrupted."
+
+
+class _Kept(NamedTuple):
+    """The last place that was evaluated, complete: what an interrupt goes back to, and what a checkpoint holds."""
+
+    coordinates: Any
+    standing: Standing
+    records: int
+    state: State | None
+
+
+class Loop:
+    """Lets an engine advance until something ends the run.
+
+    After each evaluation there is a record, the criteria and the callbacks are asked, and every so many records a
+    checkpoint is written: the state that was marked before the evaluation, with the records before it, so that a run
+    that goes on from the file makes that evaluation again.
+
+    Args:
+        engine: what advances.
+        stop: when to end.
+        callbacks: called with the `Record` of each evaluation; a true result ends the run.  The state of those that are
+            criteria is in the checkpoint, as is that of ``stop``.
+        progress: show a bar, with the phase of the engine by name.
+        file: where the run is kept.
+        every: records from one checkpoint to the next.  The start, the end and an interrupt are always written.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        stop: Criterion,
+        *,
+        callbacks: Sequence[Callable[[Record], Any]] = (),
+        progress: bool = True,
+        file: Checkpoint | None = None,
+        every: int = 10,
+    ) -> None:
+        self.engine, self.stop, self.callbacks, self.file, self.every = engine, stop, tuple(callbacks), file, every
+        self.trace: list[Record] = []
+        self.progress = progress
+        self._kept: _Kept | None = None
+        self._stop: Stop | None = None
+        engine.capture = None if file is None else file.captured
+        engine.show = self._show_phase
+
+    def run(self) -> FitResult:
+        """Run to the end.
+
+        An interrupt from the keyboard puts q back where it was evaluated last, and is a verdict; before the first
+        record it is raised.
+
+        Raises:
+            InputError: as the engine; a checkpoint that cannot be read, or is of another run.
+        """
+        self._began, origin = time.perf_counter(), self.engine.here()
+        budget = self.stop.evaluations
+        total = None if math.isinf(budget) else int(budget)
+        with tqdm(total=total, disable=not self.progress, desc=self.engine.name, unit=self.engine.unit) as self.bar:
+            try:
+                self._begin()
+                verdict = self._advanced()
+                self.bar.total = self.bar.n if verdict.converged else self.bar.total  # done is done
+                self.bar.refresh()
+            except KeyboardInterrupt:
+                self.engine.go_back(origin if self._kept is None else self._kept.coordinates)
+                if self._kept is None:
+                    raise
+                del self.trace[self._kept.records :]
+                verdict = self._interrupted(self._kept.standing)
+            except InputError:
+                if self._kept is None:  # refused: nothing has happened
+                    self.engine.go_back(origin)
+                raise
+        self._save()
+        evaluations = self.trace[-1].evaluations
+        return FitResult(
+            verdict.converged, verdict.reason, verdict.loss, verdict.norm, evaluations, verdict.members, self.trace
+        )
+
+    def _begin(self) -> None:
+        """Go on from the checkpoint, or find a start."""
+        self.engine.check()
+        self._resume()
+        if self.engine.begun:
+            return
+        if self.file is not None:
+            start = self._complete(self.file.captured(**self.engine.state_dict()), None, self._asked())
+            self.file.save({**start, "trace": []})
+        self.engine.begin()
+        self.engine.begun = True
+
+    def _advanced(self) -> Verdict:
+        """Advance to the end."""
+        while True:
+            asked = self._asked()
+            standing = self.engine.advance()
+            if standing is None:
+                break
+            mark, seconds = self.engine.marked, time.perf_counter() - self._began
+            standing = standing._replace(record=standing.record._replace(seconds=seconds))
+            self.trace.append(standing.record)
+            if not standing.aside:
+                assert mark is not None
+                records = len(self.trace)
+                state = None if mark.state is None else self._complete(mark.state, standing, asked)
+                self._kept = _Kept(mark.coordinates, standing, records, state)
+                if (records - 1) % self.every == 0:
+                    self._save()
+            show(self.bar, standing.record)
+            self._stop = self._why_stop(standing)
+            if self._stop is not None:
+                break
+        assert self._kept is not None
+        return self.engine.verdict(self._stop, self._kept.standing)
+
+    def _why_stop(self, standing: Standing) -> Stop | None:
+        """The first that would end the run; all are asked."""
+        stop = self.stop.asked(standing)
+        answers = [callback(standing.record) for callback in self.callbacks]
+        if standing.lost:
+            return Stop(standing.lost)
+        if stop is None and any(answers):
+            return Stop(f"because a callback stopped it at natural-gradient norm {standing.record.norm:.2g}.")
+        return stop
+
+    def _interrupted(self, last: Standing) -> Verdict:
+        """What is known of the last record; a run that had converged has."""
+        if self._stop is not None and self._stop.converged:
+            return self.engine.verdict(self._stop, last)
+        return Verdict(False, _INTERRUPTED, last.record.loss, last.record.norm, last.members)
+
+    def _show_phase(self, phase: str) -> None:
+        self.bar.set_description(f"{self.engine.name}, {phase}" if phase else self.engine.name)
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def _asked(self) -> State:
+        """What the criteria remember, with callbacks that are criteria."""
+        return {
+            "stop": self.stop.state_dict(),
+            "callbacks": [part.state_dict() if isinstance(part, Criterion) else None for part in self.callbacks],
+        }
+
+    def _complete(self, marked: State, standing: Standing | None, asked: State) -> State:
+        """A state that was marked, with what the evaluation after it has told."""
+        return {
+            **marked,
+            **asked,
+            "begun": self.engine.begun,
+            "loss": None if standing is None else standing.loss.clone(),
+            "spent": None if standing is None else standing.spent,
+            "seconds": time.perf_counter() - self._began,
+        }
+
+    def _save(self) -> None:
+        """The last place, with the records before it: its own is made again."""
+        if self.file is not None and self._kept is not None and self._kept.state is not None:
+            state, trace = self._kept.state, self.trace[: self._kept.records - 1]
+            self.file.save({**state, "trace": [tuple(record) for record in trace]})
+
+    def _resume(self) -> None:
+        """Put everything as it was; where that is refused nothing has happened.
+
+        Raises:
+            InputError: as `Checkpoint.load` and `Checkpoint.check_loss`.
+        """
+        saved = None if self.file is None else self.file.load()
+        if self.file is None or saved is None:
+            return
+        file, before = self.file, self.file.captured(**self.engine.state_dict(), begun=False)
+
+        def again() -> Tensor:
+            self._restore(file, saved)
+            standing = self.engine.advance()
+            assert standing is not None
+            return standing.loss
+
+        try:
+            self._restore(file, saved)
+            if saved["loss"] is not None:
+                file.check_loss(saved["loss"], again(), again)
+                self._restore(file, saved)
+            with file.restoring(saved):
+                self.trace[:] = [Record(*values) for values in saved["trace"]]
+                self._began -= saved["seconds"]
+                self.stop.load_state_dict(saved["stop"])
+                for callback, state in zip(self.callbacks, saved["callbacks"], strict=False):
+                    if isinstance(callback, Criterion) and state is not None:
+                        callback.load_state_dict(state)
+        except BaseException:  # an interrupt, a refusal: nothing has happened
+            self._restore(file, before)
+            raise
+
+    def _restore(self, file: Checkpoint, state: State) -> None:
+        """Put the engine there; as often as wanted."""
+        with file.restoring(state):
+            self.engine.load_state_dict(state)
+            self.engine.begun = state["begun"]

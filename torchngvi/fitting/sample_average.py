@@ -1,0 +1,308 @@
+"""Fit a log joint by sample averages that grow: the default where E_q[ℓ] has no closed form.
+
+With the draws z_1..z_S held fixed and whitened, the sample average of ℓ(m + C z_s) is a deterministic
+objective, exact for quadratic ℓ, and is minimised as any other (Giordano, Ingram and Broderick 2024;
+Burroni, Domke and Sheldon 2023).  Its minimum misses that of L by about half of
+
+    noise² = |standard error of ∇L|²_F⁻¹ = O(1/S)
+
+in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as
+many more as the noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then
+say whether to believe it.
+
+The parts: `starts`, where to begin; `descent`, the minimisation over one set of draws after another; `fresh`, the
+check; and here the order in which they come, and the words.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import torch
+
+from torchngvi.arguments import FullPrecision
+from torchngvi.errors import TorchngviError
+from torchngvi.fitting import fresh
+from torchngvi.fitting.descent import Descent, Place
+from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.starts import Starts
+from torchngvi.guarded import Guarded
+from torchngvi.interfaces import Coordinates, Target
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.records import Record
+
+_DEAR = 512  # draws before which other starts are looked at
+_CONFINED = 15.0  # log of the factor by which a standard deviation may grow
+_BOUNDED = 1e12  # nats to which the ELBO may rise
+_UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
+
+_T = TypeVar("_T")
+_Path = Generator[Standing, None, _T]  # yields where it stands after each evaluation
+
+
+class SampleAverages(Engine):
+    """`torchngvi.fit` on a log joint, without an optimizer.
+
+    Args:
+        q: the posterior.
+        target: a log joint that gives the same value twice.
+        tolerance: on √(norm² + noise²).
+    """
+
+    name, method = "VN", "VN by sample averages"
+
+    def __init__(self, q: Gaussian, target: Target, tolerance: float) -> None:
+        super().__init__(q)
+        self.gaussian, self.target, self.tolerance = q, Guarded(target), tolerance
+        self._seeded(int(torch.randint(2**31, ())))
+        self.first_log_sd = q.stddev.log()
+        self.looked = self.switched = False  # at other starts; one was better
+        self.elsewhere: Place | None = None  # where to come back to, while another start is tried
+        self.unseen = ""  # why no other start was looked at
+        self._ending: Verdict | None = None
+        self._path: _Path[None] | None = None
+        self._spent: tuple[int, int] | None = None
+
+    def _seeded(self, seed: int) -> None:
+        """The draws come from a seed taken from torch's generator, or from the checkpoint."""
+        self.seed = seed
+        self.starts = Starts(self.gaussian, self.target, seed)
+        self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
+
+    def _within(self, do: Callable[[], _T]) -> _T:
+        """Without gradients of its own, and in full precision."""
+        with torch.no_grad(), FullPrecision(self.gaussian.device.type):
+            return do()
+
+    def check(self) -> None:
+        """Refuse a function that draws."""
+        self._within(self.starts.check_repeats)
+
+    def begin(self) -> None:
+        """Look for a rough mode, or go through the data in batches."""
+        self.show("a pass over the data" if self.starts.streamed else "a rough mode")
+        self._within(self.starts.first)
+        self.descent.draws = self.starts.first_draws
+        self.first_log_sd = self.gaussian.stddev.log()  # where it started
+
+    def advance(self) -> Standing | None:
+        """To the next evaluation."""
+        if self._path is None:
+            self._path = self._run()
+        path = self._path
+        return self._within(lambda: next(path, None))
+
+    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
+        """Of the check; or, where the run is ended from outside, of the better of two places if another is tried."""
+        if stop is None:
+            assert self._ending is not None
+            return self._ending
+        if self.elsewhere is not None:
+            self._within(self._settled)
+        elif self.descent.went_wrong():
+            self._within(self.descent.undo)
+        return self._judged(stop.reason)
+
+    def _judged(self, reason: str) -> Verdict:
+        """Not converged, by the last point."""
+        point = self.descent.point
+        members = (point.norm2 + point.noise2).sqrt() <= self.tolerance
+        return Verdict(False, reason, float(point.loss.sum()), point.total, members)
+
+    # -------------------------------------------------------------------------------- the run
+
+    def _run(self) -> _Path[None]:
+        """Minimise, grow, check."""
+        descent = self.descent
+        while True:
+            yield from self._minimised()
+            descent.judge_nearness()
+            if descent.point.total <= self.tolerance:
+                self._ending = yield from self._checked()
+            else:
+                self._ending = yield from self._grown()
+            if self._ending is not None:
+                return
+
+    def _minimised(self) -> _Path[bool]:
+        """Over the present draws, to their end; False where the log joint has none."""
+        descent = self.descent
+        if not descent.open:  # or it is gone on with
+            descent.begin()
+        self.show(f"{'another start, ' if self.elsewhere else ''}{descent.draws} draws")
+        while True:
+            if self.elsewhere is None:
+                self.mark()
+            descent.evaluate()
+            if self._spent is not None:  # it was counted
+                descent.evaluations, self.target.gradients = self._spent
+                self._spent = None
+            standing = self._standing()
+            lost = "" if descent.went_wrong() else self._why_lost(standing.record.loss)
+            yield standing._replace(lost="" if self.elsewhere else lost)
+            if lost:
+                return False
+            if not descent.step():
+                return True
+
+    def _grown(self) -> _Path[Verdict | None]:
+        """More draws; before they are dear a look at other starts.  A verdict where there are no more."""
+        descent, more = self.descent, self.descent.more_draws()
+        last = descent.draws == descent.most
+        if (more > _DEAR or last) and (yield from self._better_start()):
+            return None
+        if last:
+            return self._judged(self._why_not())
+        descent.draws = more
+        return None
+
+    def _checked(self) -> _Path[Verdict | None]:
+        """On fresh draws and from other starts: a verdict, or nothing where the run goes on."""
+        descent, total = self.descent, self.descent.point.total
+        self.show("fresh draws")
+        judged = self._fresh()
+        if judged.lost:
+            return self._judged(judged.lost)
+        optimism = (-judged.elbo - descent.point.loss).amax() - 5 * judged.error.amax()
+        if float(optimism) > 0.5 + self.tolerance and descent.draws < descent.most:
+            descent.draws = min(4 * descent.draws, descent.most)
+            return None
+        if (yield from self._better_start()):
+            return None
+        others = self.unseen
+        if not others and self.starts.searched:
+            others = f", and {self.starts.others} other starts found nothing better"
+            others = ", from the best of several starts" if self.switched else others
+        reason = (
+            f"natural-gradient norm {total:.2g} with {descent.draws} draws, about {0.5 * total**2:.1g} nats from the "
+            f"best q; {judged}, importance sampling would keep {judged.share:.0%} of them{others}."
+            f"{self.target.failures()}"
+        )
+        return Verdict(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))
+
+    def _fresh(self) -> fresh.Fresh:
+        return fresh.judge(self.gaussian, self.target, self.seed + 1)
+
+    # -------------------------------------------------------------------------------- other starts
+
+    def _better_start(self) -> _Path[bool]:
+        """Search from points around the first start, once; True where q now is at a better one."""
+        if not self.starts.searched or self.looked:
+            return False
+        self.looked = True
+        self.show("other starts")
+        try:
+            found = self.starts.better()
+            if found is None:
+                return False
+            self.elsewhere = self.descent.place()
+            self._loss_here = self.starts.sampled_loss(fresh.DRAWS)
+            self.starts.place(found)
+            self.descent.leave(self.starts.first_draws)
+            yield from self._minimised()
+        except _UNLUCKY as error:
+            self._return(error)
+            return False
+        return self._settled()
+
+    def _settled(self) -> bool:
+        """Whether the other start is the better place; q is at the better of the two."""
+        try:
+            better = self.starts.sampled_loss(fresh.DRAWS) < self._loss_here
+        except _UNLUCKY as error:
+            self._return(error)
+            return False
+        if not better:
+            self._return()
+        self.elsewhere, self.switched = None, self.switched or better
+        return better
+
+    def _return(self, error: Exception | None = None) -> None:
+        """Come back from another start."""
+        if error is not None:
+            self.unseen = f", and other starts could not be looked at ({str(error).rstrip('.')})"
+        if self.elsewhere is not None:
+            self.descent.come_back(self.elsewhere)
+            self.elsewhere = None
+
+    # -------------------------------------------------------------------------------- words
+
+    def _standing(self) -> Standing:
+        descent, point = self.descent, self.descent.point
+        record = Record(
+            descent.evaluations,
+            float(point.loss.sum()),
+            point.total,
+            descent.step_taken,
+            descent.rejections,
+            self.target.gradients,
+            0.0,
+        )
+        return Standing(
+            record,
+            torch.full(self.q.batch_shape, False),
+            point.loss,
+            (descent.evaluations, self.target.gradients),
+            tolerance=self.tolerance,
+            settled=record.norm <= self.tolerance,
+            aside=self.elsewhere is not None,
+        )
+
+    def _why_lost(self, loss: float) -> str:
+        """Why no step can help here, or nothing."""
+        if not self.descent.point.finite:
+            return (
+                f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its "
+                "draws. Start from another mean or a smaller scale (initialize_), or transform constrained coordinates."
+                f"{self.target.failures()}"
+            )
+        wider = float((self.gaussian.stddev.log() - self.first_log_sd).max())
+        if wider > _CONFINED or loss < -_BOUNDED:
+            return (
+                f"because the negative ELBO falls without bound, to {loss:.3g}, and q spreads e^{wider:.0f} "
+                "times as wide as it started: the log joint does not confine q. Give every parameter a proper prior."
+            )
+        return ""
+
+    def _why_not(self) -> str:
+        """Why the most draws are not enough."""
+        point, judged = self.descent.point, self._fresh()
+        solved = bool((point.norm2 <= point.noise2).all()) and point.total < 1
+        lost = f", about {0.5 * point.total**2:.1g} nats from the best q" if solved else ": q is not at an optimum"
+        return (
+            f"because {self.descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a "
+            f"tolerance of {self.tolerance:.2g}{lost}; {judged.lost or judged}. Raise the tolerance, or transform the "
+            f"model to be nearer to a Gaussian.{self.target.failures()}"
+        )
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def go_back(self, coordinates: Coordinates) -> None:
+        """Put q there; another start is left."""
+        super().go_back(coordinates)
+        self.elsewhere = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Before an evaluation; the seed stands for the draws."""
+        return {
+            "posterior": self.q.state_dict(),
+            "descent": self.descent.state_dict(),
+            "seed": self.seed,
+            "first_mean": self.starts.mean,
+            "first_log_sd": self.first_log_sd,
+            "evidence": self.starts.evidence,
+            "looked": self.looked,
+            "switched": self.switched,
+            "unseen": self.unseen,
+            "gradients": self.target.gradients,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the same draws."""
+        self.q.load_state_dict(state["posterior"])
+        self._seeded(state["seed"])
+        self.starts.mean, self.starts.evidence = state["first_mean"], state["evidence"]
+        self.first_log_sd = state["first_log_sd"]
+        self.descent.load_state_dict(state["descent"])
+        self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
+        self.target.gradients, self._spent = state["gradients"], state.get("spent")
+        self._path = self.elsewhere = self._ending = None

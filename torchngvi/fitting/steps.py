@@ -1,0 +1,175 @@
+"""The engine of `torchngvi.fit` with an optimizer: a step, and an evaluation where it led."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.checkpoints import copied
+from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.stopping import Criterion
+from torchngvi.interfaces import Posterior, Target
+from torchngvi.models import GeneralizedLinear
+from torchngvi.optim import NaturalGradientVI, Status
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.records import record
+from torchngvi.streaming import stream_rows
+
+_ERRORS = 3.0  # standard errors that a norm from draws must leave room for
+_REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean
+_CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
+_NOISY = (
+    "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
+)
+
+
+class Steps(Engine):
+    """Steps of an optimizer until the natural-gradient norm is small.
+
+    A norm from draws is small by chance too: one within the tolerance is confirmed by fresh evaluations at the same q.
+
+    Args:
+        q: what the optimizer holds.
+        target: a model or a log joint.
+        optimizer: over q alone.
+        stop: when the run ends; its tolerance and its budget of evaluations are read.
+        batch_size: rows of the mini-batches of a first pass over a `GeneralizedLinear`; None for no such pass.
+
+    Raises:
+        PairError: an optimizer that cannot evaluate the target.
+    """
+
+    def __init__(
+        self,
+        q: Posterior,
+        target: Target,
+        optimizer: NaturalGradientVI,
+        stop: Criterion,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(q)
+        self.name = type(optimizer).__name__
+        self.target, self.optimizer, self.batch_size = target, optimizer, batch_size
+        self.tolerance, self.budget = stop.tolerance, stop.evaluations
+        self.exact = optimizer.evaluates_exactly(target)
+        self.remedy = "" if self.exact else _NOISY
+        self.step, self.stalled = 0.0, 0
+        self.first_loss: float | None = None
+        self._before = optimizer.evaluations, optimizer.gradients
+        self._spent: tuple[int, int] | None = None  # by the run that is gone on from, with the evaluation made again
+        self._alive: Tensor | None = None  # members whose loss and norm are finite, where q was evaluated; (*batch,)
+        self._members: Tensor | None = None  # converged there, (*batch,)
+
+    def begin(self) -> None:
+        """One pass over mini-batches, where it is wanted."""
+        if self.batch_size is None:
+            return
+        assert isinstance(self.q, Gaussian)
+        assert isinstance(self.target, GeneralizedLinear)
+        self.show("a pass over mini-batches")
+        stream_rows(self.q, self.target, self.batch_size, seed=int(torch.randint(2**31, ())))
+        self.show("")
+
+    def advance(self) -> Standing:
+        """A step, but for the first time, and an evaluation."""
+        if self._members is not None:
+            self._take_step()
+        self.mark()
+        status = self.optimizer.evaluate(self.target)
+        if self._spent is not None:
+            evaluations, gradients = self._spent
+            self._before = self.optimizer.evaluations - evaluations, self.optimizer.gradients - gradients
+            self._spent = None
+        loss, spent = status.loss, self._counts()
+        norm, alive = self._norm(status)
+        known, left = self.exact, self.budget - spent[0]
+        small = bool(alive.any() and (norm <= self.tolerance)[alive].all())
+        if small and not self.exact and self.target.comparable and left >= _REPEATS:
+            # one evaluation is small by chance too, and of a mini-batch says nothing of the other rows
+            status, known = self.optimizer.averaged(self.target, _REPEATS), True
+            norm, alive = self._norm(status)
+            self.remedy = f"It was {float(norm[alive].max()):.2g} over {_REPEATS} fresh evaluations. {_NOISY}"
+        self._members, self._alive = (norm <= self.tolerance) & known, alive
+        return self._standing(status.loss, norm, loss, spent)
+
+    def _take_step(self) -> None:
+        self.optimizer.step(self.target)
+        assert self.optimizer.last is not None
+        assert self._alive is not None
+        assert self._members is not None
+        self.step = float(self.optimizer.last.rho.min())
+        moved = self.optimizer.last.accepted & self._alive & ~self._members
+        self.stalled = 0 if bool(moved.any()) else self.stalled + 1
+
+    def _counts(self) -> tuple[int, int]:
+        """Evaluations and gradients of this run."""
+        return self.optimizer.evaluations - self._before[0], self.optimizer.gradients - self._before[1]
+
+    def _norm(self, status: Status) -> tuple[Tensor, Tensor]:
+        """The natural norm of L/γ with its standard errors, and where it is finite, (*batch,)."""
+        norm = status.norm2.sqrt() if status.noise2 is None else status.norm2.sqrt() + _ERRORS * status.noise2.sqrt()
+        norm = norm / (self.target.temperature or 1.0)
+        return norm, status.loss.isfinite() & norm.isfinite()
+
+    def _standing(self, loss: Tensor, norm: Tensor, first: Tensor, spent: tuple[int, int]) -> Standing:
+        alive, members = self._alive, self._members
+        assert alive is not None
+        assert members is not None
+        line = record(self.optimizer, loss, norm, alive, self.step, self._before, 0.0)
+        self.first_loss = line.loss if self.first_loss is None else self.first_loss
+        climb = ""
+        if bool(alive.all()) and line.loss - self.first_loss > _CLIMB + abs(self.first_loss):
+            climb = (
+                f" The negative ELBO climbed from {self.first_loss:.6g} to {line.loss:.6g}, far above its start: use a "
+                "smaller lr or radius, or neither."
+            )
+        lost = "" if bool((alive & ~members).any()) else self._why_lost(line.loss, alive, members)
+        return Standing(
+            line,
+            members,
+            first,
+            spent,
+            tolerance=self.tolerance,
+            stalled=self.stalled,
+            lost=lost,
+            climb=climb,
+            remedy=self.remedy,
+        )
+
+    def _why_lost(self, loss: float, alive: Tensor, members: Tensor) -> str:
+        """Nobody is left who could get anywhere: why, or nothing where all have converged."""
+        if bool(members.all()):
+            return ""
+        if members.ndim and bool(members.any()):
+            lost = int((~alive).sum())
+            return (
+                f"because the negative ELBO of {lost} of {members.numel()} members is not finite; the others converged."
+            )
+        assert self.first_loss is not None
+        if math.isfinite(self.first_loss):
+            return f"because the run diverged to a negative ELBO of {loss}: use a smaller lr, or none at all."
+        return (
+            f"because the negative ELBO is {loss} at this q: start from another mean or a smaller scale (initialize_)."
+        )
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of q and the optimizer, and what the verdicts remember."""
+        return {
+            "posterior": self.q.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "stalled": self.stalled,
+            "remedy": self.remedy,
+            "first_loss": self.first_loss,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The evaluation there is done again, and has been counted."""
+        self.q.load_state_dict(state["posterior"])
+        self.optimizer.load_state_dict(copied(state["optimizer"]))
+        self.step, self.stalled, self.remedy = state["step"], state["stalled"], state["remedy"]
+        self.first_loss, self._spent = state["first_loss"], state.get("spent")
+        self._members = self._alive = None
