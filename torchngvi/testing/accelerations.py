@@ -9,7 +9,7 @@ from torchngvi.errors import PairError
 from torchngvi.interfaces import Acceleration, LinearTarget, Local, Posterior
 from torchngvi.models import GeneralizedLinear
 from torchngvi.testing.claims import DTYPE, IDENTITY, SINGLE, Claim, batch_text, kind, normal
-from torchngvi.testing.gaussians import DIM, POSTERIORS, made, start
+from torchngvi.testing.problems import DIM, POSTERIORS, made, start
 from torchngvi.testing.step_sizes import OPTIMIZERS_OWN
 
 BATCHES: list[tuple[int, ...]] = [(), (2, 3)]

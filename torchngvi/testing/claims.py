@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-EXACT, IDENTITY, DIFFERENCE, SINGLE = 1e-11, 1e-9, 1e-6, 1e-3
+EXACT, IDENTITY, DIFFERENCE, SINGLE = 1e-12, 1e-10, 1e-6, 1e-3
 FAILURE_RATE = 1e-6  # of all z-tests of one comparison together
 DTYPE = torch.float64
 
@@ -67,12 +67,13 @@ class Claim:
             self.fail(f"{sentence}; its shape must be {tuple(expected.shape)}, got {tuple(estimates.shape[1:])}")
         rounding = IDENTITY * expected.abs().max().clamp_min(1.0)
         spread = estimates.std(0) / math.sqrt(len(estimates)) + rounding
-        z = float(((estimates.mean(0) - expected).abs() / spread).max())
+        error = (estimates.mean(0) - expected).abs()
+        z = float((error / spread).max())
         bound = NormalDist().inv_cdf(1 - FAILURE_RATE / (2 * expected.numel()))
         if not z <= bound:
             self.fail(
-                f"{sentence}; the mean of {len(estimates)} estimates is {z:.1f} standard errors off where {bound:.1f} "
-                "are allowed"
+                f"{sentence}; the mean of {len(estimates)} estimates is off by {float(error.max()):.1e}, and by "
+                f"{z:.1f} standard errors where {bound:.1f} are allowed"
             )
 
     @contextmanager

@@ -13,8 +13,8 @@ from torchngvi.models import LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import NaturalGradient
 from torchngvi.testing.claims import IDENTITY, SINGLE, Claim, NoReads, batch_text, kind, normal
-from torchngvi.testing.gaussians import POSTERIORS, made, start
 from torchngvi.testing.matrices import root_in, symmetric_in
+from torchngvi.testing.problems import POSTERIORS, made, start
 from torchngvi.testing.step_sizes import OPTIMIZERS_OWN
 
 BATCHES: list[tuple[int, ...]] = [(), (2, 3)]

@@ -18,8 +18,8 @@ from torchngvi.interfaces import (
     Tangent,
 )
 from torchngvi.testing.claims import DTYPE, EXACT, IDENTITY, Claim, matvec, normal
-from torchngvi.testing.gaussians import Gaussians, after, moments
 from torchngvi.testing.matrices import definite_in, mask, root_in, symmetric_in
+from torchngvi.testing.problems import Normal, after, moments
 
 
 def check_moves(claim: Claim, q: Posterior) -> None:
@@ -40,7 +40,7 @@ def check_moves(claim: Claim, q: Posterior) -> None:
             _not_finite(claim, q, check(claim, q))
 
 
-def _taken(claim: Claim, q: Posterior, move: Move) -> Gaussians:
+def _taken(claim: Claim, q: Posterior, move: Move) -> Normal:
     """The moments after a move that must stay in the cone."""
     before = [x.clone() for x in q.coordinates]
     there, ok = after(q, move)
@@ -51,7 +51,7 @@ def _taken(claim: Claim, q: Posterior, move: Move) -> Gaussians:
     return there
 
 
-def _compare(claim: Claim, move: Move, there: Gaussians, mean: Tensor, covariance: Tensor) -> None:
+def _compare(claim: Claim, move: Move, there: Normal, mean: Tensor, covariance: Tensor) -> None:
     name = type(move).__name__
     claim.close(f"the mean after a {name} must be what it says", there.mean, mean, IDENTITY)
     claim.close(f"the covariance after a {name} must be what it says", there.covariance, covariance, IDENTITY)

@@ -20,9 +20,9 @@ from torchngvi.testing.claims import (
     matvec,
     normal,
 )
-from torchngvi.testing.gaussians import DIM, Gaussians, PosteriorFactory, after, made, moments, start
 from torchngvi.testing.matrices import mask, root_in, symmetric_in
 from torchngvi.testing.moves import check_moves
+from torchngvi.testing.problems import DIM, Normal, PosteriorFactory, after, made, moments, start
 
 BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
 
@@ -70,7 +70,7 @@ def check_posterior(
                 here.close(f"its {name} in float32 must be that of float64", one, two.float(), SINGLE)
 
 
-def _moments(claim: Claim, q: Posterior, at: Gaussians) -> None:
+def _moments(claim: Claim, q: Posterior, at: Normal) -> None:
     frame = q.frame()
     claim.holds((q.dim, tuple(q.batch_shape)) == (at.mean.shape[-1], at.mean.shape[:-1]), "dim and batch_shape hold D")
     claim.close("its mean must be that of the start", frame.mean, at.mean, IDENTITY)
@@ -234,7 +234,7 @@ def _assignment(claim: Claim, q: Posterior) -> None:
         claim.close("a snapshot must bring q back", now, was, EXACT)
 
 
-def _densities(claim: Claim, q: Gaussian, at: Gaussians, factory: PosteriorFactory) -> None:
+def _densities(claim: Claim, q: Gaussian, at: Normal, factory: PosteriorFactory) -> None:
     batch, other = tuple(q.batch_shape), made(factory, at)
     written, beside = (torch.distributions.MultivariateNormal(*x) for x in (moments(q), at))
     assert isinstance(other, Gaussian)

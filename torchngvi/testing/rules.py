@@ -21,7 +21,7 @@ from torchngvi.testing.claims import (
     relative_error,
     tensors_in,
 )
-from torchngvi.testing.gaussians import POSTERIORS, PosteriorFactory, Quadratic, after, made, quadratic, start
+from torchngvi.testing.problems import POSTERIORS, PosteriorFactory, Quadratic, after, made, quadratic, start
 
 CASES: list[tuple[tuple[int, ...], float]] = [((), 1.0), ((2, 3), 0.5)]  # batch and temperature
 RHO = 0.03  # a step that every descent stays in the cone with

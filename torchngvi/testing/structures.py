@@ -13,7 +13,8 @@ from torchngvi.testing.claims import DTYPE, IDENTITY, SINGLE, Claim, batch_text,
 from torchngvi.testing.matrices import definite_in, mask, root_in, symmetric_in
 
 DIM = 6
-BATCHES: list[tuple[int, ...]] = [(), (2,), (2, DIM)]  # the last ends in D, where a wrong broadcast raises no error
+STORED = 0.0  # of entries that are only put in their places
+BATCHES: list[tuple[int, ...]] = [(), (2,), (3,), (2, DIM)]  # in the last a wrong broadcast raises no error
 SAMPLES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
 
 
@@ -107,22 +108,26 @@ def _entries(claim: Claim, pattern: Pattern, batch: tuple[int, ...]) -> None:
     root, symmetric = pattern.from_dense(L), pattern.from_dense(A)
     shape = (*batch, *pattern.shape)
     claim.holds(root.shape == shape, f"from_dense must give the shape {shape}; got {tuple(root.shape)}")
-    claim.close("to_dense(from_dense(L)) must be L", pattern.to_dense(root), L)
-    claim.close("full(from_dense(A)) must be the symmetric A", pattern.full(symmetric), A)
+    claim.close("to_dense(from_dense(L)) must be L", pattern.to_dense(root), L, STORED)
+    claim.close("full(from_dense(A)) must be the symmetric A", pattern.full(symmetric), A, STORED)
     eye = torch.eye(dim, dtype=DTYPE).expand(*batch, dim, dim)
-    claim.close("eye must be the identity", pattern.to_dense(pattern.eye(x)), eye)
-    claim.close("diagonal(A) must be its diagonal", pattern.diagonal(symmetric), A.diagonal(dim1=-2, dim2=-1))
+    claim.close("eye must be the identity", pattern.to_dense(pattern.eye(x)), eye, STORED)
+    claim.close("diagonal(A) must be its diagonal", pattern.diagonal(symmetric), A.diagonal(dim1=-2, dim2=-1), STORED)
     replaced = L.clone()
     replaced.diagonal(dim1=-2, dim2=-1).copy_(x)
-    claim.close("with_diagonal(L, x) must change it", pattern.to_dense(pattern.with_diagonal(root, x)), replaced)
+    claim.close(
+        "with_diagonal(L, x) must change it", pattern.to_dense(pattern.with_diagonal(root, x)), replaced, STORED
+    )
     half = A.tril()
-    claim.close("tril(A) must be its lower triangle", pattern.to_dense(pattern.tril(symmetric)), half)
-    claim.close("one_sided must mirror a lower triangle", pattern.full(pattern.one_sided(pattern.from_dense(half))), A)
+    claim.close("tril(A) must be its lower triangle", pattern.to_dense(pattern.tril(symmetric)), half, STORED)
+    claim.close(
+        "one_sided must mirror a lower triangle", pattern.full(pattern.one_sided(pattern.from_dense(half))), A, STORED
+    )
     half.diagonal(dim1=-2, dim2=-1).mul_(0.5)
-    claim.close("tril_half(A) must be tril½[A]", pattern.to_dense(pattern.tril_half(symmetric)), half)
+    claim.close("tril_half(A) must be tril½[A]", pattern.to_dense(pattern.tril_half(symmetric)), half, STORED)
     factor = x[..., 0]
     scaled = pattern.from_dense(factor[..., None, None] * L)
-    claim.close("scaled(s, L) must be s L, one s a member", pattern.scaled(factor, root), scaled)
+    claim.close("scaled(s, L) must be s L, one s a member", pattern.scaled(factor, root), scaled, STORED)
     claim.holds(pattern.is_finite(root).all(), "is_finite must hold for finite entries")
 
 
@@ -209,13 +214,13 @@ def _full(claim: Claim, pattern: Pattern, batch: tuple[int, ...]) -> None:
     dense, inverse = pattern.to_dense, torch.linalg.inv(L)
     claim.close("matmul(A, B) must be A B of any squares", dense(pattern.matmul(symmetric, other)), A @ B)
     claim.close("mv(B, x) must be B x of any squares", pattern.mv(other, x), matvec(B, x))
-    claim.close("transpose(B) must be Bᵀ", dense(pattern.transpose(other)), B.mT)
+    claim.close("transpose(B) must be Bᵀ", dense(pattern.transpose(other)), B.mT, STORED)
     claim.close("exp(A) must be the matrix exponential", dense(pattern.exp(symmetric)), torch.linalg.matrix_exp(A))
     claim.close("right_solve(B, L) must be B L⁻¹", dense(pattern.right_solve(other, root)), B @ inverse, IDENTITY)
     norm2 = B.square().sum((-2, -1))
     claim.close("entries_norm2(B) must be ‖B‖² of any squares", pattern.entries_norm2(other), norm2)
     lower = dense(pattern.lower_root(other))
-    claim.close("lower_root must be lower triangular", lower.tril(), lower)
+    claim.close("lower_root must be lower triangular", lower.tril(), lower, STORED)
     claim.close("lower_root(B) must be L with L Lᵀ = B Bᵀ", lower @ lower.mT, B @ B.mT)
     factor, ok = pattern.reverse_cholesky(pattern.from_dense(S))
     claim.holds(ok.shape == batch and bool(ok.all()), "reverse_cholesky must tell that L exists, (*batch,)")

@@ -40,19 +40,19 @@ POSTERIORS: dict[str, PosteriorFactory] = {
 }
 
 
-class Gaussians(NamedTuple):
+class Normal(NamedTuple):
     """Mean and covariance, written out."""
 
     mean: Tensor  # (*batch, D)
     covariance: Tensor  # (*batch, D, D)
 
-    def float(self) -> "Gaussians":
+    def float(self) -> "Normal":
         """In single precision."""
-        return Gaussians(self.mean.float(), self.covariance.float())
+        return Normal(self.mean.float(), self.covariance.float())
 
-    def member(self, index: tuple[int, ...]) -> "Gaussians":
+    def member(self, index: tuple[int, ...]) -> "Normal":
         """One of the batch."""
-        return Gaussians(self.mean[index], self.covariance[index])
+        return Normal(self.mean[index], self.covariance[index])
 
 
 class Quadratic(NamedTuple):
@@ -69,7 +69,7 @@ class Quadratic(NamedTuple):
         value = 0.5 * (g * (mean - self.mu)).sum(-1) + 0.5 * (self.A * V).sum((-2, -1))
         return Expectation(value, Raw(g, self.A.clone()), self.temperature, True, Cost(1, 1))
 
-    def loss(self, at: Gaussians) -> Tensor:
+    def loss(self, at: Normal) -> Tensor:
         """L = E_q[ℓ] - γ entropy without its constant, (*batch,)."""
         shift = at.mean - self.mu
         energy = 0.5 * (shift * matvec(self.A, shift)).sum(-1) + 0.5 * (self.A * at.covariance).sum((-2, -1))
@@ -96,26 +96,26 @@ def quadratic(batch: tuple[int, ...], temperature: float, seed: int, dim: int = 
     return Quadratic(normal(*batch, dim, seed=seed), definite(dim, batch, seed + 1), temperature)
 
 
-def start(factory: PosteriorFactory, batch: tuple[int, ...], seed: int, dim: int = DIM) -> Gaussians:
+def start(factory: PosteriorFactory, batch: tuple[int, ...], seed: int, dim: int = DIM) -> Normal:
     """Moments away from zero and the identity that the family of the factory has."""
     T = root_in(factory(dim, batch).structure, batch, seed)  # a root of the precision, which every structure has
-    return Gaussians(normal(*batch, dim, seed=seed + 1), torch.linalg.inv(T @ T.mT))
+    return Normal(normal(*batch, dim, seed=seed + 1), torch.linalg.inv(T @ T.mT))
 
 
-def made(factory: PosteriorFactory, at: Gaussians) -> Posterior:
+def made(factory: PosteriorFactory, at: Normal) -> Posterior:
     """The posterior with these moments."""
     scale = torch.linalg.cholesky(at.covariance.to(DTYPE)).to(at.mean.dtype)
     return factory(at.mean.shape[-1], at.mean.shape[:-1], mean=at.mean, scale=scale)
 
 
-def moments(q: Posterior) -> Gaussians:
+def moments(q: Posterior) -> Normal:
     """Mean and covariance from the frame."""
     frame = q.frame()
     C = frame.dense()
-    return Gaussians(frame.mean.detach().clone(), C @ C.mT)
+    return Normal(frame.mean.detach().clone(), C @ C.mT)
 
 
-def after(q: Posterior, move: Move) -> tuple[Gaussians, Tensor]:
+def after(q: Posterior, move: Move) -> tuple[Normal, Tensor]:
     """The moments after a move, and where it stays in the cone; q is left as it is."""
     new, ok = q.moved(move)
     twin = copy.deepcopy(q)
