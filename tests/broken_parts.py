@@ -10,6 +10,7 @@ from arrow import ScalarArrow
 
 from torchngvi.expectations import Independent, Quadrature, Stein
 from torchngvi.interfaces import Bent, Coordinates, Momentum, Rule, StepSize, Tangent
+from torchngvi.models import Likelihood, PoissonLog
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.rules import NaturalGradient, NormalizedMomentum, QuasiNewton, RootGradient
 from torchngvi.stepsizes import SufficientDecrease
@@ -232,3 +233,22 @@ class NeverForgets(QuasiNewton):
 
     def forget(self, keep, state):
         return None
+
+
+# ------------------------------------------------------------------------------------ likelihoods
+
+
+class WrongCurvature(Likelihood):
+    """∂F/∂v in the place of 2 ∂F/∂v."""
+
+    discrete = False
+
+    def energy(self, eta, y):
+        return PoissonLog().energy(eta, y)
+
+    def expected(self, mean, variance, y):
+        moments = PoissonLog().expected(mean, variance, y)
+        return moments._replace(curvature=0.5 * moments.curvature)
+
+    def checked(self, y):
+        return y

@@ -6,17 +6,20 @@ import re
 
 import broken_parts as broken
 import pytest
+import torch
 from arrow import ScalarArrow
 
-from torchngvi import expectations, posteriors, rules, stepsizes, structures
+from torchngvi import expectations, models, posteriors, rules, stepsizes, structures
 from torchngvi.expectations import Fixed, Independent
 from torchngvi.interfaces import Acceleration, Estimator, Momentum, Posterior, Rule, StepSize
+from torchngvi.models import Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.rules import QuasiNewton
-from torchngvi.structures import Dense, Diagonal, EqualBlocks, Pattern, UnequalBlocks
+from torchngvi.structures import Dense, Diagonal, EqualBlocks, FullAlgebra, Pattern, UnequalBlocks
 from torchngvi.testing import (
     check_acceleration,
     check_estimator,
+    check_likelihood,
     check_momentum,
     check_posterior,
     check_rule,
@@ -60,25 +63,42 @@ MOMENTA = {momentum: [momentum] for momentum in exported(rules, Momentum)} | {
 ACCELERATIONS = {part: [part] for part in exported(rules, Acceleration)} | {
     QuasiNewton: [lambda model: QuasiNewton(), lambda model: QuasiNewton(memory=1)]
 }
-STRUCTURES = {
+# the first of each over six coordinates, for the posteriors
+STRUCTURES = {structure: [structure] for structure in exported(structures, Pattern)} | {
     Dense: [Dense, Dense(1)],
     Diagonal: [Diagonal, Diagonal(1)],
     EqualBlocks: [EqualBlocks(3, 2), EqualBlocks(2, 3)],
     UnequalBlocks: [UnequalBlocks((1, 2, 1, 2)), UnequalBlocks((2, 1, 3))],
 }
-OVER = [Dense(6), Diagonal(6), EqualBlocks(3, 2), UnequalBlocks((1, 2, 1, 2)), ScalarArrow(6)]
+OVER = [first if isinstance(first, Pattern) else first(6) for first, *_ in (*STRUCTURES.values(), [ScalarArrow])]
 POSTERIORS = {
-    CholeskyGaussian: [functools.partial(CholeskyGaussian, structure=structure) for structure in OVER[:-1]],
-    DiagonalGaussian: [DiagonalGaussian],
-    NaturalGaussian: [functools.partial(NaturalGaussian, structure=structure) for structure in OVER],
-    PrecisionCholeskyGaussian: [
-        functools.partial(PrecisionCholeskyGaussian, structure=structure) for structure in OVER
+    CholeskyGaussian: [
+        functools.partial(CholeskyGaussian, structure=structure)
+        for structure in OVER
+        if isinstance(structure, FullAlgebra)
     ],
+    DiagonalGaussian: [DiagonalGaussian],
+    **{
+        kind: [functools.partial(kind, structure=structure) for structure in OVER]
+        for kind in (NaturalGaussian, PrecisionCholeskyGaussian)
+    },
+}
+LIKELIHOODS = {  # with targets that they can produce
+    models.BernoulliLogit: [(models.BernoulliLogit, [0.0, 1.0, 1.0])],
+    models.BernoulliProbit: [(models.BernoulliProbit, [-1.0, 1.0, 1.0])],
+    models.GaussianNoise: [(lambda: models.GaussianNoise(0.5), [0.3, -1.0])],
+    models.NegativeBinomial: [(lambda: models.NegativeBinomial(3.0), [0.0, 2.0, 5.0])],
+    models.PoissonLog: [(models.PoissonLog, [0.0, 1.0, 4.0])],
+    models.StudentT: [(lambda: models.StudentT(0.5, dof=3.0), [0.3, -1.0, 2.0])],
 }
 
 
 def check_posterior_of_six(factory):
     check_posterior(factory, dim=6)
+
+
+def check_likelihood_of(case):
+    check_likelihood(case[0], torch.tensor(case[1]))
 
 
 PRODUCT = [
@@ -89,6 +109,7 @@ PRODUCT = [
     (check_acceleration, ACCELERATIONS, exported(rules, Acceleration)),
     (check_structure, STRUCTURES, exported(structures, Pattern)),
     (check_posterior_of_six, POSTERIORS, exported(posteriors, Posterior)),
+    (check_likelihood_of, LIKELIHOODS, exported(models, Likelihood)),
 ]
 
 
@@ -152,6 +173,7 @@ BROKEN = [
     (check_momentum, broken.ForgetsTheBatch, "batch members must not depend on one another; it is off by"),
     (check_momentum, broken.Average, "`signed` must name the state whose columns turn with those of the root"),
     (check_acceleration, broken.Euclidean, "slope must be ⟨∇L, B∇L⟩ in the metric of q, a·a' + ½⟨P, P'⟩"),
+    (check_likelihood, broken.WrongCurvature, "the curvature of expected must be 2 ∂F/∂v of its value; it is off by"),
     (check_acceleration, broken.NeverForgets, "forget must leave what init makes; it is off by"),
 ]
 
@@ -160,5 +182,6 @@ BROKEN = [
 def test_a_broken_part_fails_with_a_sentence(check, part, sentence):
     """The part, the promise that it breaks, by how much, and for which input; to the last full stop."""
     factory = (lambda model: part()) if check is check_acceleration else part
-    with pytest.raises(AssertionError, match=f"^{part.__name__}: {re.escape(sentence)}.*, for (one|a) .*\\.$"):
+    check = functools.partial(check, y=torch.tensor([0.0, 2.0])) if check is check_likelihood else check
+    with pytest.raises(AssertionError, match=f"^{part.__name__}: {re.escape(sentence)}.*, for (one|a|the) .*\\.$"):
         check(factory)

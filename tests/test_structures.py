@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from arrow import ScalarArrow
-from cases import BATCHES, DTYPE, EXACT, IDENTITY, close, randn
+from cases import DTYPE, EXACT, IDENTITY, close, randn
 
 from torchngvi import CholeskyGaussian, NaturalGaussian, NaturalGradientVI, PrecisionCholeskyGaussian, rules
 from torchngvi.errors import InputError, PairError
@@ -25,9 +25,7 @@ PATTERNS = {
     "arrow": ScalarArrow(DIM),
 }
 FULL = [name for name, pattern in PATTERNS.items() if isinstance(pattern, FullAlgebra)]
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 patterns = pytest.mark.parametrize("name", PATTERNS)
-full = pytest.mark.parametrize("name", FULL)
 
 
 @patterns

@@ -10,6 +10,7 @@ the same at each call: what it draws comes from seeds of its own.
 
 from torchngvi.testing.accelerations import check_acceleration
 from torchngvi.testing.estimators import check_estimator
+from torchngvi.testing.likelihoods import check_likelihood
 from torchngvi.testing.momenta import check_momentum
 from torchngvi.testing.posteriors import check_posterior
 from torchngvi.testing.rules import check_rule
@@ -19,6 +20,7 @@ from torchngvi.testing.structures import check_structure
 __all__ = [
     "check_acceleration",
     "check_estimator",
+    "check_likelihood",
     "check_momentum",
     "check_posterior",
     "check_rule",

@@ -33,7 +33,7 @@ from torchngvi.testing.claims import (
 from torchngvi.testing.matrices import mask
 from torchngvi.testing.problems import DIM, POSTERIORS, Normal, PosteriorFactory, made, moments, start
 
-ROWS, REPEATS, LOOPS = 5, 1500, 60  # rows of data; estimates of a z-test from one batch, or one by one
+ROWS, REPEATS, LOOPS = 5, 1500, 40  # rows of data; estimates of a z-test from one batch, or one by one
 PRIOR = torch.tensor([0.7, 1.0, 2.0], dtype=DTYPE)  # its precision
 TEMPERATURE = 0.5
 
