@@ -85,7 +85,7 @@ class TwoBlocks:
         super().__init__(dim, batch_shape, structure=structure, **start)
 
     @classmethod
-    def _pattern(cls, dim, structure):
+    def _pattern(cls, dim, structure, kept=None):
         return two_blocks(dim)
 
 

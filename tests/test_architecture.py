@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
-    {"errors", "linalg", "distributed", "gaussian_integrals", "sparse"},
+    {"errors", "linalg", "distributed", "gaussian_integrals", "modes", "sparse"},
     {"structures"},
     {"interfaces"},
     {"derivatives", "exponential_family"},
@@ -20,7 +20,7 @@ LEVELS = [
     {"arguments"},
     {"optim"},
     {"methods", "mode", "guarded", "averaging", "ngvi", "bbvi", "ifvb", "testing"},
-    {"records", "diagnostics", "laplace", "streaming"},
+    {"records", "fingerprints", "diagnostics", "laplace", "streaming"},
     {"checkpoints", "stopping"},
     {"sample_average"},
     {"fit"},
@@ -142,3 +142,14 @@ def test_docstrings(path):
     """Every public module, class and function says what it does."""
     silent = [name for name, node in public(path) if not ast.get_docstring(node)]
     assert not silent
+
+
+def test_eigenvalues_come_from_one_place():
+    """`linalg.eigh` tells where a decomposition failed; torch's own raises, and loses what was done before."""
+    raising = {"eigh", "eigvalsh", "eig", "eigvals", "pinv"}
+    for path in FILES:
+        if part(path) in HOSTS | {"linalg"}:
+            continue
+        for node in ast.walk(tree(path)):
+            direct = isinstance(node, ast.Attribute) and node.attr in raising and isinstance(node.value, ast.Attribute)
+            assert not direct, f"{module(path)}:{node.lineno} calls torch.linalg.{node.attr}"

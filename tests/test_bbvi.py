@@ -344,6 +344,8 @@ class TestDivergences:
         assert found == pytest.approx((2.0, 1.5, 7.0))
         with pytest.raises(InputError, match=r"one number a point, \(N,\) each; got \(2,\) and \(1,\)"):
             empirical_variance(torch.ones(2), torch.ones(1), 0.0)
+        with pytest.raises(InputError, match=r"one number a point, \(N,\) each; got \(2, 2\) and \(2, 2\)"):
+            empirical_variance(torch.ones(2, 2), torch.ones(2, 2), 0.0)
         with pytest.raises(InputError, match="distances2 must be positive: the value at the optimum is passed"):
             empirical_variance(torch.ones(2), torch.zeros(2), 0.0)
 
@@ -604,8 +606,16 @@ class TestRates:
     def test_refusals(self):
         variance, adaptive = QuadraticVariance(1.0, 1.0), AdaptiveVariance(1.0, 1.0, 1.0)
         calls = {
-            "mu": [lambda: variance.fixed_step(0.0, 1.0), lambda: variance.two_stage_step(0.0, 1)],
-            "eps": [lambda: adaptive.fixed_slack(0.0), lambda: variance.fixed_iterations(1.0, 0.0, 1.0)],
+            "mu": [
+                lambda: variance.fixed_step(0.0, 1.0),
+                lambda: variance.two_stage_step(0.0, 1),
+                lambda: adaptive.fixed_step(0.0, 1.0),
+            ],
+            "eps": [
+                lambda: adaptive.fixed_slack(0.0),
+                lambda: variance.fixed_iterations(1.0, 0.0, 1.0),
+                lambda: adaptive.fixed_step(1.0, 0.0),
+            ],
             "delta2": [
                 lambda: adaptive.two_stage_slack(1.0, 0.0),
                 lambda: variance.two_stage_bound(1.0, 1, 0.0),

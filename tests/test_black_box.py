@@ -29,7 +29,7 @@ from cases import (
 )
 from torch.autograd.functional import hessian
 
-from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, fit, laplace
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, KLRadius, fit, ifvb, laplace
 from torchngvi.derivatives import energy_and_gradient, mean_hessian, mean_hessian_products
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import (
@@ -468,11 +468,10 @@ class TestFixed:
 
     @staticmethod
     def triangle(q):
-        """The entries of C that the family has: its lower part, the diagonal, or of T⁻ᵀ the upper part."""
-        if q.structure.widest == 1:
-            return [(i, i) for i in range(DIM)]
-        lower = [(i, j) for i in range(DIM) for j in range(i + 1)]
-        return lower if isinstance(q, CholeskyGaussian) else [(j, i) for i, j in lower]
+        """The entries of C that the family has, of its lower part, or of the upper part of T⁻ᵀ."""
+        rows, columns = (x.flatten().tolist() for x in q.structure.positions())
+        lower = [(i, j) for i, j in zip(rows, columns, strict=True) if i >= j]
+        return [(j, i) for i, j in lower] if q.upper else lower
 
     @pytest.mark.parametrize("gamma", [0.5, 2.0])
     @pytest.mark.parametrize("estimator", [Stein, ClosedEntropyStein])
@@ -533,12 +532,14 @@ class TestFixed:
             if name == "diagonal":
                 estimator(Fixed(2))(q, target, {})
                 continue
+            size = q.structure.widest
             text = (
-                "fixed draws determine a full covariance in 3 dimensions if there are at least 6 of them: with fewer "
-                "the objective has no minimum; got 4. Use Fixed(6) or more, or a DiagonalGaussian."
+                f"fixed draws determine a full covariance in {size} dimensions if there are at least {2 * size} of "
+                f"them: with fewer the objective has no minimum; got {2 * size - 2}. Use Fixed({2 * size}) or more, or "
+                "a DiagonalGaussian."
             )
             with pytest.raises(InputError, match=exactly(text)):
-                estimator(Fixed(4))(q, target, {})
+                estimator(Fixed(2 * size - 2))(q, target, {})
 
 
 # ------------------------------------------------------------------------------------- refusals
@@ -713,3 +714,89 @@ def test_a_log_joint_that_is_not_finite_is_passed_on():
     q = DiagonalGaussian(DIM, dtype=DTYPE)
     target = LogJoint(lambda theta: torch.where(theta[..., 0] > 0, -theta.square().sum(-1), -torch.inf))
     assert not bool(Stein(8)(q, target, {}).value.isfinite())
+
+
+class TestDtypes:
+    """What a function computes in is its own affair: its values come in the dtype of q."""
+
+    @staticmethod
+    def log_joint(theta, dtype):
+        return -0.5 * (theta - 1).to(dtype).square().sum(-1)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    @pytest.mark.parametrize("kind", BLACK_BOX)
+    def test_every_estimator(self, kind, dtype):
+        """The packet of a float32 q is float32, and that of the same function computed in float32 up to rounding."""
+        q = CholeskyGaussian(DIM, dtype=torch.float32)
+        packets = []
+        for own in (dtype, torch.float32):
+            torch.manual_seed(0)
+            packets.append(BLACK_BOX[kind](8)(q, LogJoint(lambda theta, own=own: self.log_joint(theta, own)), {}))
+        assert packets[0].value.dtype == torch.float32
+        a, W = packets[0].derivative.framed(q.frame())
+        assert (a.dtype, W.dtype) == (torch.float32, torch.float32)
+        for left, right in zip((a, W), packets[1].derivative.framed(q.frame()), strict=True):
+            torch.testing.assert_close(left, right, rtol=0, atol=1e-4)
+
+    @pytest.mark.parametrize("wrap", [LogJoint, LogJoint.vmapped, LogJoint.looped])
+    def test_a_fit_of_a_float64_function(self, wrap):
+        q = CholeskyGaussian(DIM, dtype=torch.float32)
+        result = fit(q, wrap(lambda theta: self.log_joint(theta, torch.float64)), progress=False)
+        assert result.converged
+        torch.testing.assert_close(q.mean, torch.ones(DIM), rtol=0, atol=1e-3)
+
+    INTEGERS = {
+        "counts": lambda theta: -(theta > 1).sum(-1),
+        "rounded": lambda theta: -theta.square().sum(-1).round().long(),
+        "truth": lambda theta: (theta > 0).all(-1),
+    }
+
+    @pytest.mark.parametrize("name", INTEGERS)
+    def test_integers_have_no_gradient(self, name):
+        q, function = CholeskyGaussian(DIM), self.INTEGERS[name]
+        for use in (
+            lambda: fit(q, function, progress=False),
+            lambda: fit(q, LogJoint.vmapped(function), progress=False),
+            lambda: VN(q, lr=0.1).step(function),
+            lambda: laplace(q, function),
+        ):
+            with pytest.raises(InputError, match=exactly(TestRefused.INDEPENDENT)):
+                use()
+
+    @pytest.mark.parametrize("name", INTEGERS)
+    def test_integers_have_scores(self, name):
+        """`ScoreFunction` asks for values alone."""
+        q, function = CholeskyGaussian(DIM), self.INTEGERS[name]
+        torch.manual_seed(0)
+        packet = ScoreFunction(8)(q, LogJoint(function), {})
+        torch.manual_seed(0)
+        same = ScoreFunction(8)(q, LogJoint(lambda theta: function(theta).to(theta.dtype)), {})
+        assert torch.equal(packet.value, same.value)
+        assert torch.equal(packet.derivative.W, same.derivative.W)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"estimator": ifvb.Pathwise()},
+            "estimator is a part from torchngvi.expectations; got Pathwise of torchngvi.ifvb.estimators.",
+        ),
+        ({"estimator": Stein}, "estimator is a part from torchngvi.expectations; got the class Stein, not called."),
+        ({"estimator": "stein"}, "estimator is a part from torchngvi.expectations; got str of builtins."),
+        ({"step_size": KLRadius}, "step_size is a part from torchngvi.stepsizes; got the class KLRadius, not called."),
+        ({"acceleration": 3}, "acceleration is a part from torchngvi.rules; got int of builtins."),
+        ({"momentum": ifvb.Adam()}, "momentum is a part from torchngvi.rules; got Adam of torchngvi.ifvb."),
+    ],
+)
+def test_parts_of_another_kind(options, text):
+    with pytest.raises(PairError, match="^" + re.escape(text).removesuffix(r"\.")):
+        VN(CholeskyGaussian(DIM), lr=0.1, **options)
+
+
+@pytest.mark.parametrize("name", ["lr", "loss_scale"])
+@pytest.mark.parametrize("value", ["x", [0.1], True])
+def test_a_step_must_be_a_number(name, value):
+    text = f"{name} is a number, or a tensor with one entry a member; got {value!r}."
+    with pytest.raises(InputError, match=exactly(text)):
+        VN(CholeskyGaussian(DIM), **{"lr": 0.1, name: value})

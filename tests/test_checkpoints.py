@@ -1,12 +1,20 @@
 """A run that is killed goes on from its checkpoint as if nothing had happened."""
 
+import errno
+import os
+import random
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from small_problems import POSTERIORS, make_model, make_posterior, same_bits
 
-from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, KLRadius, LogJoint, Stein, fit
-from torchngvi.errors import InputError
+from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, KLRadius, LogJoint, Stein, checkpoints, fit
+from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.expectations import Antithetic
+from torchngvi.fingerprints import fingerprint
+from torchngvi.rules import SiteNewton
 
 
 class KilledError(Exception):
@@ -69,14 +77,16 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     fit(make_posterior("cholesky"), model, progress=False, checkpoint=file, max_evaluations=4)
     before = file.read_bytes()
 
-    def half(state, path):
-        path.write_bytes(b"half a file")
+    def killed(old, new):
         raise KilledError
 
-    monkeypatch.setattr(torch, "save", half)
-    with pytest.raises(KilledError):
-        fit(make_posterior("cholesky"), model, progress=False, checkpoint=file, checkpoint_every=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("torchngvi.checkpoints._checked", Path)
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KilledError):
+            fit(make_posterior("cholesky"), model, progress=False, checkpoint=file, checkpoint_every=1)
     assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_checkpoints_of_something_else(tmp_path):
@@ -84,16 +94,16 @@ def test_checkpoints_of_something_else(tmp_path):
     other = CholeskyGaussian(5, dtype=torch.float64)
     target = LogJoint(lambda theta: -theta.square().sum(-1))
     fit(other, target, VN(other, lr=0.1), max_evaluations=3, progress=False, checkpoint=file)
+    q = make_posterior("cholesky")
     text = (
-        f"{file} holds another posterior, mean (5,), scale_tril (5, 5) where this one has mean (3,), "
-        "scale_tril (3, 3). Remove it, or name another file."
+        f"{file} is the checkpoint of another run: its posterior mean is (5,) float64, here it is (3,) float64. "
+        "Remove it, or name another file."
     )
     with pytest.raises(InputError) as error:
-        fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
+        fit(q, target, VN(q, lr=0.1), progress=False, checkpoint=file)
     assert str(error.value) == text
-    file.write_bytes(b"nonsense")
-    with pytest.raises(InputError, match=r"(?s)is no checkpoint of fit \(.*Remove it, or name another file\.$"):
-        fit(make_posterior("cholesky"), model, progress=False, checkpoint=file)
+    with pytest.raises(InputError, match="its target is LogJoint, here it is GeneralizedLinear. Remove it, or name an"):
+        fit(q, model, progress=False, checkpoint=file)
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
@@ -116,16 +126,351 @@ def test_checkpoints_of_another_problem_or_method(tmp_path):
     other = GeneralizedLinear(model.X, -model.y, prior_precision=2.0)
     with pytest.raises(
         InputError,
-        match=r"run\.pt belongs to another problem: at its q the negative ELBO was \S+, here it is \S+\. "
-        r"Remove it, or name another file\.$",
+        match=r"run\.pt is the checkpoint of another run: its fingerprint of the data is [0-9a-f]{16}, here it is "
+        r"[0-9a-f]{16}\. Remove it, or name another file\.$",
     ):
         fit(make_posterior("cholesky"), other, progress=False, checkpoint=file)
     q = make_posterior("cholesky")
     with pytest.raises(InputError) as error:
         fit(q, model, SRVN(q), progress=False, checkpoint=file)
-    assert str(error.value) == f"{file} is a run of VN, this is SRVN. Remove it, or name another file."
+    assert str(error.value) == (
+        f"{file} is the checkpoint of another run: its method is VN, here it is SRVN. Remove it, or name another file."
+    )
 
 
 def test_the_interval_must_be_positive():
-    with pytest.raises(InputError, match="^checkpoint_every counts steps and must be at least 1; got 0.$"):
+    with pytest.raises(
+        InputError, match="^checkpoint_every counts steps and must be a whole number, at least 1; got 0.$"
+    ):
         fit(make_posterior("cholesky"), make_model(), progress=False, checkpoint_every=0)
+
+
+# ------------------------------------------------------------------------------------ another run
+
+
+def one_step(q, target, optimizer, file, **options):
+    return fit(q, target, optimizer, progress=False, checkpoint=file, **options)
+
+
+def written(file, make, target=None, **options):
+    q = make_posterior("cholesky")
+    one_step(q, make_model() if target is None else target, make(q), file, max_evaluations=3, **options)
+
+
+def refused(file, make, text, target=None):
+    """In that sentence, with the file and q as they were."""
+    q, before = make_posterior("cholesky", seed=1), file.read_bytes()
+    with pytest.raises(InputError, match=text):
+        one_step(q, make_model() if target is None else target, make(q), file)
+    assert file.read_bytes() == before
+    assert same_bits(q, make_posterior("cholesky", seed=1))
+
+
+def by_rate(q):
+    return VN(q, lr=0.1)
+
+
+OTHERS = {
+    "lr": (lambda q: VN(q, lr=0.5), r"its lr is \[0\.1\], here it is \[0\.5\]\. Remove it, or name another file\.$"),
+    "trials": (lambda q: VN(q), r"its step_size is Constant\(\), here it is SufficientDecrease\(decrease=0\.1, grow=4"),
+    "radius": (
+        lambda q: VN(q, lr=0.1, step_size=KLRadius(2.0)),
+        r"is Constant\(\), here it is KLRadius\(radius=2\.0\)",
+    ),
+    "method": (lambda q: SRVN(q, lr=0.1), "its rule is VariationalNewton|its method is VN, here it is SRVN"),
+    "momentum": (lambda q: VN(q, lr=0.1, loss_scale=2.0), r"its loss_scale is \[1\.0\], here it is \[2\.0\]"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_settings_are_refused(tmp_path, other):
+    file = tmp_path / "run.pt"
+    written(file, by_rate)
+    make, text = OTHERS[other]
+    refused(file, make, text)
+
+
+def test_other_draws_are_refused(tmp_path):
+    file, f = tmp_path / "run.pt", make_model().log_joint
+    written(file, lambda q: VN(q, lr=0.1, estimator=Stein(8)), f)
+    refused(file, lambda q: VN(q, lr=0.1, estimator=Stein(16)), r"num_samples=8\)\), here it is Stein\(", f)
+
+
+def test_other_data_are_refused_where_a_rate_is_given(tmp_path):
+    """By their fingerprint; of a function, by its value; of a function that draws by itself nothing can be said."""
+    model, file = make_model(), tmp_path / "run.pt"
+    flipped = GeneralizedLinear(model.X, 1 - model.y)
+    written(file, by_rate)
+    refused(file, by_rate, "its fingerprint of the data is", flipped)
+    file.unlink()
+    written(file, by_rate, model.log_joint)
+    text = (
+        r"belongs to another problem: at its q the negative ELBO was \S+, here it is \S+\. Remove it, or name another f"
+    )
+    refused(file, by_rate, text, flipped.log_joint)
+    noise = random.Random(0)
+    noisy = lambda theta: model.log_joint(theta) + noise.random()  # noqa: E731
+    file.unlink()
+    written(file, by_rate, noisy)
+    q = make_posterior("cholesky")
+    assert len(one_step(q, noisy, by_rate(q), file, max_evaluations=6).trace) == 6
+
+
+def test_other_data_are_refused_by_growing_averages(tmp_path):
+    """Of which the log joint at the start, where all classes are equally likely, says nothing."""
+    model, file = make_model(), tmp_path / "run.pt"
+    flipped = GeneralizedLinear(model.X, 1 - model.y)
+    q = CholeskyGaussian(3, dtype=torch.float64)
+    fit(q, model.log_joint, progress=False, checkpoint=file, max_evaluations=3)
+    q, start = CholeskyGaussian(3, dtype=torch.float64), CholeskyGaussian(3, dtype=torch.float64)
+    with pytest.raises(InputError, match="belongs to another problem: at its q the negative ELBO was"):
+        fit(q, flipped.log_joint, progress=False, checkpoint=file)
+    assert same_bits(q, start)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_fingerprints_of_sparse_data():
+    X = torch.eye(3).to_sparse_csr()
+    assert fingerprint([X]) == fingerprint([torch.eye(3).to_sparse_csr()])
+    assert len({fingerprint([x]) for x in (X, 2 * X, torch.eye(3), torch.eye(3).double(), torch.eye(3)[:2])}) == 5
+
+
+def test_another_dtype_is_refused(tmp_path):
+    file, q = tmp_path / "run.pt", make_posterior("cholesky", dtype=torch.float32)
+    one_step(q, make_model(dtype=torch.float32), VN(q), file, max_evaluations=3)
+    refused(file, VN, r"its posterior mean is \(3,\) float32, here it is \(3,\) float64")
+
+
+def test_a_longer_or_stricter_run_goes_on(tmp_path):
+    """The budget and the tolerance say when to end, not where to go."""
+    file, q = tmp_path / "run.pt", make_posterior("cholesky")
+    written(file, VN, tolerance=0.1)
+    assert one_step(q, make_model(), VN(q), file, tolerance=1e-6).converged
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")  # at the first record nothing was stepped
+def test_a_schedule_goes_on(tmp_path):
+    """The rate in the file is the one it was built with; the one it has reached comes back."""
+    file = tmp_path / "run.pt"
+    for budget in (4, 8):
+        q = make_posterior("cholesky")
+        optimizer = by_rate(q)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        one_step(q, make_model(), optimizer, file, max_evaluations=budget, callbacks=[lambda _, s=schedule: s.step()])
+        one_step(q, make_model(), optimizer, file, max_evaluations=budget)  # the same optimizer once more
+    assert optimizer.param_groups[0]["lr"] < 0.1 * 0.5**4
+
+
+def test_rates_of_numpy(tmp_path):
+    """What `torch.load` would refuse is written as a number of Python."""
+    numpy, file = pytest.importorskip("numpy"), tmp_path / "run.pt"
+    written(file, lambda q: VN(q, lr=numpy.float64(0.1)))
+    q = make_posterior("cholesky")
+    assert len(one_step(q, make_model(), by_rate(q), file, max_evaluations=5).trace) == 5
+
+
+def test_the_memory_of_newton_steps_resumes(tmp_path):
+    """Booleans come back as booleans."""
+    model, ends = make_model(), []
+    for budgets in ((20,), (3, 20)):
+        for budget in budgets:
+            q = make_posterior("cholesky")
+            file = tmp_path / f"{len(budgets)}.pt"
+            one_step(q, model, VN(q, acceleration=SiteNewton(model)), file, max_evaluations=budget)
+        ends.append(q)
+    assert same_bits(*ends)
+
+
+def test_what_was_captured_stays(tmp_path):
+    q = make_posterior("cholesky")
+    optimizer = VN(q)
+    file = checkpoints.of_fit(tmp_path / "run.pt", q, make_model(), optimizer)
+    optimizer.step(make_model())
+    state = checkpoints.captured(file, q, optimizer)
+    before = [
+        *(t.clone() for t in state["posterior"].values()),
+        *(t.clone() for t in state["optimizer"]["state"][0].values()),
+    ]
+    optimizer.step(make_model())
+    after = [*state["posterior"].values(), *state["optimizer"]["state"][0].values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not same_bits(q, state["posterior"].values())
+
+
+def test_what_no_file_can_hold(tmp_path):
+    q = make_posterior("cholesky")
+    optimizer = VN(q)
+    optimizer.param_groups[0]["note"] = object()
+    with pytest.raises(
+        InputError,
+        match="^a checkpoint holds tensors, numbers and texts; got object in the state of the run. Leave chec",
+    ):
+        one_step(q, make_model(), optimizer, tmp_path / "run.pt")
+
+
+# ------------------------------------------------------------------------------------ the file
+
+
+def test_every_damage_is_told(tmp_path):
+    """Cut at any place, and with any byte changed."""
+    file = tmp_path / "run.pt"
+    written(file, VN)
+    whole = file.read_bytes()
+    q, model = make_posterior("cholesky"), make_model()
+    damaged = [whole[:size] for size in range(0, len(whole), 101)]
+    damaged += [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 103)]
+    for content in damaged:
+        file.write_bytes(content)
+        with pytest.raises(
+            InputError,
+            match=r"is damaged: it is not as it was|is no checkpoint of this version|is a checkpoint of format",
+        ):
+            one_step(q, model, VN(q), file)
+    assert same_bits(q, make_posterior("cholesky"))
+
+
+def test_files_of_something_else(tmp_path):
+    file, q = tmp_path / "run.pt", make_posterior("cholesky")
+    text = f"{file} is no checkpoint of this version of torchngvi. Remove it, or name another file."
+    for content in (
+        torch.ones(3),
+        {"posterior": q.state_dict(), "trace": []},
+        [1],
+    ):  # the second as in earlier versions
+        torch.save(content, file)
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            one_step(q, make_model(), VN(q), file)
+    for content in (b"", b"nonsense"):
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            one_step(q, make_model(), VN(q), file)
+    file.write_bytes(b"torchngvi checkpoint, format 7\n...")
+    with pytest.raises(InputError, match=r"run.pt is a checkpoint of format 7, and this version has 2\. Remove it, or"):
+        one_step(q, make_model(), VN(q), file)
+    content = b"not from torch.save"
+    file.write_bytes(b"torchngvi checkpoint, format 2\n" + checkpoints._digest(content) + content)
+    with pytest.raises(
+        InputError, match=r"run.pt cannot be understood by this version of torch \(.*\)\. Remove it, or"
+    ):
+        one_step(q, make_model(), VN(q), file)
+
+
+@pytest.mark.parametrize("key", ["posterior", "optimizer", "generators"])
+def test_a_state_with_something_missing(tmp_path, key):
+    path, q, model = tmp_path / "run.pt", make_posterior("cholesky"), make_model()
+    written(path, VN)
+    file = checkpoints.of_fit(path, q, model, VN(q))
+    state = file.load()
+    del state[key]
+    file.save(state)
+    refused(
+        path, VN, rf"run\.pt does not hold what this run needs \(KeyError: '{key}'\)\. Remove it, or name another f"
+    )
+
+
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    file = tmp_path / "run.pt"
+    written(file, VN)
+
+    def denied(self):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    q = make_posterior("cholesky")
+    with pytest.raises(InputError, match=r"run.pt cannot be read \(Permission denied\)\. Name another file\.$"):
+        one_step(q, make_model(), VN(q), file)
+
+
+def test_places_that_cannot_be_written(tmp_path, monkeypatch):
+    """All refused before the first evaluation, also a folder that may only be read."""
+    q = make_posterior("cholesky")
+
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(VN, "evaluate", never)
+    for path, text in {
+        tmp_path
+        / "a\0b": r"cannot be written \(embedded null byte\)\. Name a file in a folder that can be written into\.$",
+        tmp_path
+        / ("x" * 300): r"cannot be written \(File name too long\)\. Name a file in a folder that can be written",
+        Path(os.devnull): r"the checkpoint /dev/null is no regular file\. Name a file in a folder of ordinary files\.$",
+        Path("/proc/run.pt"): r"run.pt cannot be written \(.*\)\. Name a file in a folder that can be written into\.$",
+        3: r"^checkpoint names a file, by a str or a Path; got int\.$",
+    }.items():
+        with pytest.raises(InputError, match=text):
+            one_step(q, make_model(), VN(q), path)
+        with pytest.raises(InputError, match=text):
+            fit(q, make_model().log_joint, progress=False, checkpoint=path)
+
+    def denied(self, *_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(
+        InputError, match=r"cannot be written \(Permission denied\)\. Name a file in a folder that can be"
+    ):
+        one_step(q, make_model(), VN(q), tmp_path / "run.pt")
+
+
+def test_no_link_is_followed_and_no_name_is_shared(tmp_path, monkeypatch):
+    """The file is on the disk before it takes the name, and its folder after."""
+    file, victim, done, names = tmp_path / "run.pt", tmp_path / "victim", [], []
+    victim.write_text("precious")
+    (tmp_path / "run.pt.new").symlink_to(victim)
+    replace, fsync = os.replace, os.fsync
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("replace"), names.append(old), replace(old, new)))
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append("fsync"), fsync(handle)))
+    written(file, VN)
+    written(tmp_path / "other.pt", VN)
+    assert victim.read_text() == "precious"
+    assert done == ["fsync", "replace", "fsync"] * (len(done) // 3)
+    assert len(set(names)) == len(names) >= 4
+    assert {path.parent for path in names} == {tmp_path}
+    file.unlink()
+    file.symlink_to(victim)
+    checkpoints.write_whole(file, b"new")
+    assert victim.read_text() == "precious"
+    assert not file.is_symlink()
+
+
+def test_a_link_under_the_temporary_name(tmp_path, monkeypatch):
+    victim, file = tmp_path / "victim", tmp_path / "run.pt"
+    victim.write_text("precious")
+    monkeypatch.setattr("secrets.token_hex", lambda _: "known")
+    (tmp_path / "run.pt.known.tmp").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        checkpoints.write_whole(file, b"new")
+    assert victim.read_text() == "precious"
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("how", ["trials", "growing averages"])
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, how):
+    """At the last write, as at any other: a warning, the result, and the earlier file."""
+    file, model = tmp_path / "run.pt", make_model()
+    q = make_posterior("cholesky")
+    target, optimizer = (model, VN(q)) if how == "trials" else (model.log_joint, None)
+    replaced, replace = [], os.replace
+
+    def full(old, new):
+        replaced.append(1)
+        if len(replaced) > 2:  # the first is a trial
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        text = (
+            r"^the checkpoint \S+run.pt could not be written \(No space left on device\); the earlier one stays, and "
+            r"the run goes on\.$"
+        )
+        with pytest.warns(CheckpointWarning, match=text):
+            result = fit(q, target, optimizer, progress=False, checkpoint=file)
+    assert result.converged
+    assert len(replaced) > 2
+    assert list(tmp_path.iterdir()) == [file]
+    other = make_posterior("cholesky")
+    again = fit(other, target, VN(other) if how == "trials" else None, progress=False, checkpoint=file)
+    assert again.converged
+    assert same_bits(q, other)

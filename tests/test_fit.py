@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
-from small_problems import BATCHES, PAIRS, CountedModel, coordinates, make_model, make_posterior, same_bits
+from small_problems import BATCHES, PAIRS, POSTERIORS, CountedModel, coordinates, make_model, make_posterior, same_bits
 
 from torchngvi import (
     BBVI,
@@ -22,10 +22,11 @@ from torchngvi import (
     Quadrature,
     Stein,
     fit,
+    laplace,
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
-from torchngvi.expectations import Antithetic
-from torchngvi.interfaces import Estimator
+from torchngvi.expectations import Antithetic, Autograd, Fixed
+from torchngvi.interfaces import Estimator, Target
 
 METHODS = {"VN": VN, "SRVN": SRVN}
 
@@ -343,16 +344,124 @@ def test_an_interrupt_before_the_first_evaluation_passes_on():
 # ------------------------------------------------------------------------------------ refused
 
 
-@pytest.mark.parametrize("tolerance", [0.0, -1e-3, math.nan])
-def test_a_tolerance_must_be_positive(tolerance):
-    with refuses(InputError, f"tolerance bounds the natural-gradient norm and must be positive; got {tolerance}."):
-        quiet(make_posterior("cholesky"), make_model(), tolerance=tolerance)
+BOTH = pytest.mark.parametrize("target", [make_model(), make_model().log_joint], ids=["model", "log joint"])
 
 
-@pytest.mark.parametrize("budget", [0, -3])
-def test_a_budget_must_be_positive(budget):
-    with refuses(InputError, f"max_evaluations must be at least 1; got {budget}."):
-        quiet(make_posterior("cholesky"), make_model(), max_evaluations=budget)
+@BOTH
+@pytest.mark.parametrize("tolerance", [0.0, -1e-3, math.nan, math.inf])
+def test_a_tolerance_must_be_positive(target, tolerance):
+    text = f"tolerance bounds the natural-gradient norm and must be positive and finite; got {tolerance}."
+    with refuses(InputError, text):
+        quiet(make_posterior("cholesky"), target, tolerance=tolerance)
+
+
+@BOTH
+@pytest.mark.parametrize("tolerance", ["x", [1], True])
+def test_a_tolerance_must_be_a_number(target, tolerance):
+    with refuses(InputError, f"tolerance bounds the natural-gradient norm and must be a number; got {tolerance!r}."):
+        quiet(make_posterior("cholesky"), target, tolerance=tolerance)
+
+
+@BOTH
+@pytest.mark.parametrize("budget", [0, -3, math.nan, math.inf, 2.5, "x", None, True])
+def test_a_budget_must_be_a_whole_number(target, budget):
+    text = f"max_evaluations is a budget of expectations and must be a whole number, at least 1; got {budget!r}."
+    with refuses(InputError, text):
+        quiet(make_posterior("cholesky"), target, max_evaluations=budget)
+
+
+@BOTH
+@pytest.mark.parametrize("every", [0, math.nan, "x", None])
+def test_an_interval_must_be_a_whole_number(target, every):
+    text = f"checkpoint_every counts steps and must be a whole number, at least 1; got {every!r}."
+    with refuses(InputError, text):
+        quiet(make_posterior("cholesky"), target, checkpoint_every=every)
+
+
+@pytest.mark.parametrize("size", [0, 2.5, math.nan, "x"])
+def test_a_batch_size_must_be_a_whole_number(size):
+    with refuses(InputError, f"batch_size counts rows and must be a whole number, at least 1; got {size!r}."):
+        quiet(make_posterior("cholesky"), make_model(), batch_size=size)
+
+
+def test_numbers_of_other_kinds_are_numbers():
+    result = quiet(make_posterior("cholesky"), make_model(), tolerance=torch.tensor(1e-3), max_evaluations=1e3)
+    assert result.converged
+
+
+@BOTH
+@pytest.mark.parametrize("callbacks", [print, None, 3, [3], "x"])
+def test_callbacks_are_a_list_of_functions(target, callbacks):
+    text = (
+        f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f pass "
+        "[f]."
+    )
+    with refuses(InputError, text):
+        quiet(make_posterior("cholesky"), target, callbacks=callbacks)
+
+
+def test_the_optimizer_must_be_one():
+    with refuses(InputError, "the optimizer must hold the posterior that is fitted, and no other; build it as VN(q)."):
+        quiet(make_posterior("cholesky"), make_model(), "VN")
+
+
+class TestInferenceMode:
+    """In `torch.inference_mode` tensors have neither gradients nor versions: a fit steps out of it."""
+
+    @BOTH
+    @pytest.mark.parametrize("name", POSTERIORS)
+    @pytest.mark.parametrize("made", ["before", "in it"])
+    def test_a_fit_is_the_same(self, target, name, made):
+        torch.manual_seed(0)
+        expected, q = make_posterior(name), make_posterior(name)
+        wanted = quiet(expected, target)
+        torch.manual_seed(0)
+        with torch.inference_mode():
+            if made == "in it":
+                q = make_posterior(name)
+            result = quiet(q, target)
+        assert result.converged
+        assert result.reason == wanted.reason
+        assert same_bits(q, expected)
+
+    def test_what_was_made_there_can_be_used_outside(self):
+        with torch.inference_mode():
+            q, model = make_posterior("natural"), make_model()
+            q.sample((2,))
+        assert quiet(q, model).converged
+        VN(q, lr=0.1, estimator=Autograd()).step(model)
+        VN(q, lr=0.1).step(lambda: model.negative_elbo(q))
+        q.rsample((2,)).square().sum().backward()
+
+    def test_steps(self):
+        q, model = make_posterior("cholesky"), make_model()
+        with torch.inference_mode():
+            VN(q, lr=0.1).step(model.log_joint)
+            VN(q, lr=0.1).step(lambda: model.negative_elbo(q))
+            VN(q).evaluate(model)
+            VN(q).step(model)
+            assert bool(laplace(q, model.log_joint).converged)
+
+    def test_rows_changed_there_are_seen(self):
+        """Tensors of that mode keep no count of their changes: what was computed from them is not used again."""
+        with torch.inference_mode():
+            data = torch.zeros(3, dtype=torch.float64)
+
+        class Shifted(Target):
+            temperature = 1.0
+
+            def tensors(self):
+                return (data,)
+
+            def log_joint(self, theta):
+                return -0.5 * (theta - data).square().sum(-1)
+
+        q, target = make_posterior("cholesky"), Shifted()
+        opt = VN(q, lr=0.1, estimator=Stein(Fixed(32)))
+        before = opt.evaluate(target).loss
+        with torch.inference_mode():
+            data += 1
+        assert float(opt.evaluate(target).loss) > float(before)
 
 
 def test_the_optimizer_must_be_over_q():

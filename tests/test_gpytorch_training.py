@@ -1,7 +1,9 @@
 """Joint training: the length of natural steps, interruption and resumption, what cannot be trained on."""
 
 import copy
+import errno
 import math
+import os
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from torchngvi.adapters.gpytorch import (
     variational_posteriors,
 )
 from torchngvi.adapters.gpytorch.training import TrainingResult, _backward_priors, _Run
-from torchngvi.errors import InputError, PairError
+from torchngvi.checkpoints import Checkpoint
+from torchngvi.errors import CheckpointWarning, InputError, PairError
 
 gp = pytest.importorskip("gpytorch")
 N, M = 200, 8
@@ -301,13 +304,87 @@ class TestResume:
         model, likelihood, adam, loader = set_up()
         path = tmp_path / "run.pt"
         path.write_text("no")
-        with pytest.raises(InputError, match=r"run.pt is no checkpoint of train_svgp \(.*\). Remove it, or name anoth"):
+        with pytest.raises(
+            InputError, match=r"run.pt is no checkpoint of this version of torchngvi. Remove it, or nam"
+        ):
             train_svgp(model, likelihood, loader, N, adam, checkpoint=path)
         path.unlink()
         train_svgp(model, likelihood, loader, N, adam, epochs=1, progress=False, checkpoint=path)
         other = Model(5).double()
-        with pytest.raises(InputError, match=r"run.pt belongs to another model \("):
+        text = (
+            r"is the checkpoint of another run: its model \S*inducing_points is \(8, 1\) \w+, here it is \(5, 1\) \w+."
+        )
+        with pytest.raises(InputError, match=text):
             train_svgp(other, likelihood, loader, N, torch.optim.Adam(other.parameters()), checkpoint=path)
+
+    def test_other_runs(self, tmp_path):
+        """Of other data, another rate, another kernel: each in a sentence, and nothing is changed."""
+        path = tmp_path / "run.pt"
+
+        def run(parts, epochs=1):
+            return train_svgp(*parts[:2], parts[3], N, parts[2], epochs=epochs, progress=False, checkpoint=path)
+
+        def another_rate(parts):
+            return (*parts[:2], torch.optim.Adam([*parts[0].parameters(), *parts[1].parameters()], lr=0.5), parts[3])
+
+        def another_kernel(parts):
+            parts[0].covar_module.base_kernel = gp.kernels.MaternKernel().double()
+            return another_rate(parts)
+
+        def other_data(parts):
+            x, y = parts[3].dataset.tensors
+            dataset = torch.utils.data.TensorDataset(x, -y)
+            return (*parts[:3], torch.utils.data.DataLoader(dataset, batch_size=20, shuffle=True))
+
+        run(set_up())
+        before = path.read_bytes()
+        for change, text in {
+            another_rate: r"its hyper_optimizer lr is \[0\.02\], here it is \[0\.5\]\. Remove it, or name",
+            another_kernel: r"its model covar_module\.base_kernel is RBFKernel, here it is MaternKernel\. Remove it",
+            other_data: r"its fingerprint of the data is \w+, here it is \w+\. Remove it, or name another file\.$",
+        }.items():
+            parts = change(set_up())
+            SparseGP(*parts[:2], [])  # q is initialised
+            start = copy.deepcopy(parts[0].state_dict())
+            with pytest.raises(InputError, match=text):
+                run(parts)
+            changed = [name for name, value in parts[0].state_dict().items() if not torch.equal(value, start[name])]
+            assert changed == []
+            assert path.read_bytes() == before
+
+    def test_a_loader_with_a_generator_of_its_own(self, tmp_path):
+        ends = []
+        for stops in ((4,), (2, 4)):
+            for epochs in stops:
+                model, likelihood, adam, loader = set_up()
+                generator = torch.Generator().manual_seed(3)
+                own = torch.utils.data.DataLoader(loader.dataset, batch_size=20, shuffle=True, generator=generator)
+                path = tmp_path / f"{len(stops)}.pt"
+                train_svgp(model, likelihood, own, N, adam, epochs=epochs, progress=False, checkpoint=path)
+            ends.append(model.state_dict())
+        assert all(torch.equal(a, b) for a, b in zip(ends[0].values(), ends[1].values(), strict=True))
+
+    def test_a_full_disk_loses_nothing(self, tmp_path, monkeypatch):
+        """The epochs go on, and the earlier file stays."""
+        path, replaced, replace = tmp_path / "run.pt", [], os.replace
+
+        def full(old, new):
+            replaced.append(1)
+            if len(replaced) > 2:  # the first is a trial
+                raise OSError(errno.ENOSPC, "No space left on device")
+            replace(old, new)
+
+        monkeypatch.setattr(os, "replace", full)
+        model, likelihood, adam, loader = set_up()
+        with pytest.warns(
+            CheckpointWarning, match=r"run.pt could not be written \(No space left on device\); the earlier"
+        ):
+            result = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False, checkpoint=path)
+        assert len(result.losses) == 3
+        monkeypatch.undo()
+        model, likelihood, adam, loader = set_up()
+        again = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False, checkpoint=path)
+        assert again.losses == result.losses
 
     def test_a_float64_q_in_a_float32_model(self, tmp_path):
         """What the file holds of q is not rounded."""
@@ -320,10 +397,11 @@ class TestResume:
         run.q.initialize_(1 / 3, 0.1)
         wanted = copy.deepcopy(run.q)
         run.natural._state(0)["rejections"] += 3
-        run.save(tmp_path / "run.pt", [1.0])
+        file = Checkpoint(tmp_path / "run.pt", {}, run.q.device)
+        file.save(run.captured(file, batches, [1.0]))
         run.natural._state(0)["rejections"] -= 3
         run.q.initialize_(0.0, 1.0).float()
-        assert run.resumed(tmp_path / "run.pt") == [1.0]
+        assert run.resumed(file, batches) == [1.0]
         assert torch.equal(run.q.mean, wanted.mean)
         assert run.q.dtype == torch.float64
         assert run.natural.rejections == 3
@@ -422,7 +500,7 @@ class TestRefusals:
         train_svgp(model, likelihood, loader, N, adam, epochs=1, checkpoint=path, progress=False)
         other = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(
-            InputError, match="run.pt was written beside Adam and hyper_optimizer is SGD. Remove it, or"
+            InputError, match="of another run: its hyper_optimizer is Adam, here it is SGD. Remove it, o"
         ):
             train_svgp(model, likelihood, loader, N, other, checkpoint=path, progress=False)
 

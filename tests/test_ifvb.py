@@ -180,6 +180,12 @@ def test_clipping_bounds_the_step():
     assert opt.last.clipped.tolist() == [True] * 3
     assert opt.memory["clips"].tolist() == [1.0] * 3
     assert (opt.last.norm > 0.1).all()
+    q = gaussian()  # a short direction is not made longer
+    before, g = q.vector.detach().clone(), gradient_of(bound, q.vector)
+    opt = PreconditionedVI(q, Identity(), 1.0, alpha=0.0, clip=100.0, estimator=ClosedForm())
+    opt.step(bound)
+    assert torch.allclose(q.vector - before, g)
+    assert opt.last.clipped.item() is False
 
 
 def test_no_step_is_longer_than_the_radius():
@@ -567,6 +573,18 @@ def test_copies_and_pickles_go_on_alike():
         assert torch.equal(twin.family.vector, q.vector)
 
 
+def test_an_average_begins_as_a_copy_of_its_own():
+    q = gaussian()
+    opt = AIFVB(q, samples=3, warmup=10, generator=seeded())
+    start = q.vector.detach().clone()
+    twin = copy.deepcopy(opt)
+    with torch.no_grad():
+        q.vector.zero_()
+    assert torch.equal(opt.average, start)
+    assert torch.equal(twin.family.vector, start)
+    assert not opt.average.requires_grad
+
+
 def test_members_of_a_batch_do_not_touch_one_another():
     """A member that is spoiled is left where it is; the others take the steps they take without it."""
     start = torch.full((3, 4), 0.3, dtype=FLOAT)
@@ -611,6 +629,16 @@ def test_a_step_out_of_the_domain_is_not_taken():
     assert torch.equal(opt.average, before)
     assert opt.rejections == 3
     assert opt.last.accepted.item() is False
+
+
+def test_a_clamp_does_not_hide_an_infinite_step():
+    """Beta ends steps at 0.01, but one that is not finite is no step, on either side."""
+    for sign in (1.0, -1.0):
+        q = Beta(torch.tensor([2.0, 3.0], dtype=FLOAT))
+        opt = PreconditionedVI(q, Identity(), estimator=ClosedForm())
+        with pytest.warns(RejectedStepWarning, match="Beta was not finite"):
+            opt.step(lambda lam, sign=sign: sign * math.inf * lam[0] + lam[1])
+        assert (q.vector.tolist(), opt.rejections) == ([2.0, 3.0], 1)
 
 
 def test_nan_gradients_and_scores_leave_the_state_whole():

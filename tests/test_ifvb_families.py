@@ -1,6 +1,7 @@
 """Families over a flat vector: densities, scores, Fisher matrices, and the corrected formulas of the flow."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -444,7 +445,19 @@ def test_flow_outside_its_support():
     [
         (lambda: Beta(torch.tensor([1.0, -1.0])), "Beta starts outside its domain: a and b are positive"),
         (lambda: Beta(torch.tensor([1.0, torch.nan])), "Beta starts at a vector of finite floating-point numbers"),
-        (lambda: Beta(torch.tensor([1, 2])), "Beta starts at a vector of finite floating-point numbers"),
+        (
+            lambda: Beta(torch.tensor([1, 2])),
+            "Beta starts at floating-point tensors (vector), such as torch.zeros(4); got vector = torch.int64 of shape "
+            "(2,).",
+        ),
+        (lambda: MeanFieldGaussian(3), "MeanFieldGaussian starts at floating-point tensors (vector), such as"),
+        (lambda: VecGaussian(torch.zeros(3), 1.0), "(mean, covariance), such as torch.zeros(4); got covariance = 1.0."),
+        (lambda: VechGaussian(3, torch.eye(3)), "(mean, covariance), such as torch.zeros(4); got mean = 3."),
+        (lambda: FlatCholesky(3, 1.0), "FlatCholesky starts at floating-point tensors (mean, covariance), such as"),
+        (lambda: LowRankGaussian(4, 2, 1.0), "LowRankGaussian starts at floating-point tensors (mean, factors, scale)"),
+        (lambda: RankOneGaussian(4, 2, 1.0), "RankOneGaussian starts at floating-point tensors (mean, factor, scale)"),
+        (lambda: NormalInverseGamma("x"), "NormalInverseGamma starts at floating-point tensors (vector), such as"),
+        (lambda: OrthogonalFlow(3, 3, 3), "OrthogonalFlow starts at floating-point tensors (b1, W2, b2), such as"),
         (lambda: NormalInverseGamma(torch.tensor([0.0, 1.0, 0.0, 1.0])), "v, a and b are positive"),
         (lambda: MeanFieldGaussian(torch.zeros(3)), "an even length; got 3"),
         (lambda: VecGaussian(torch.zeros(2), -torch.eye(2)), "Sigma is positive definite"),
@@ -465,8 +478,41 @@ def test_flow_outside_its_support():
     ],
 )
 def test_starts_that_are_refused(build, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=re.escape(message)):
         build()
+
+
+def test_one_bad_start_of_a_batch_is_refused():
+    both = torch.stack([torch.eye(2), -torch.eye(2)])
+    for build in (VecGaussian, VechGaussian, FlatCholesky):
+        with pytest.raises(InputError, match="positive definite"):
+            build(torch.zeros(2, 2), both)
+
+
+def test_a_start_is_copied():
+    """What is given is not what moves, in a constructor and in `at`."""
+    given = torch.ones(2, dtype=FLOAT)
+    q = Beta(given)
+    other = q.at(given)
+    with torch.no_grad():
+        q.vector += 1.0
+        other.vector += 2.0
+    assert (given.tolist(), q.vector.tolist(), other.vector.tolist()) == ([1.0] * 2, [2.0] * 2, [3.0] * 2)
+
+
+def test_a_coupling_flow_starts_where_it_is_told():
+    """Nearly mean + scale ε, whatever the network's first layer is; the determinants are those of the maps."""
+    torch.manual_seed(0)
+    flow, noise = AffineCoupling(3, layers=4, hidden=16, mean=1.0, scale=2.0).double(), randn(200, 3, seed=1)
+    theta, log_det = (part.detach() for part in flow(noise))
+    assert float((theta - 1 - 2 * noise).abs().max()) < 0.6
+    assert float((theta - 1 - 2 * noise).square().mean().sqrt()) < 0.15
+    assert all(not net[2].bias.any() for net in flow.nets)
+    jacobian = torch.autograd.functional.jacobian(lambda e: flow(e)[0], noise[0])
+    assert log_det[0].item() == pytest.approx(torch.linalg.slogdet(jacobian)[1].item())
+    back, inverse_log_det = flow(theta, inverse=True)
+    assert torch.allclose(back, noise)
+    assert torch.allclose(inverse_log_det, -log_det)
 
 
 def test_what_a_family_does_not_have():

@@ -176,8 +176,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"tolerance": 0.0}, "tolerance bounds the Newton decrement and must be positive; got 0.0."),
-            ({"max_iterations": 0}, "max_iterations must be at least 1; got 0."),
+            ({"tolerance": 0.0}, "tolerance bounds the Newton decrement and must be positive and finite; got 0.0."),
+            (
+                {"max_iterations": 0},
+                "max_iterations counts Newton steps and must be a whole number, at least 1; got 0.",
+            ),
         ],
     )
     def test_options(self, options, text):

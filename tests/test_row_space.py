@@ -157,3 +157,9 @@ def test_refusals():
     with pytest.raises(InputError) as error:
         RowSpace(model).lift(CholeskyGaussian(5))
     assert str(error.value) == text
+
+
+def test_products_that_overflow():
+    X = torch.tensor([[1e200, 0.0, 1.0], [1e200, 1.0, 0.0]], dtype=torch.float64)
+    with pytest.raises(InputError, match=r"^RowSpace needs the products of the rows, .* Scale the columns of X\.$"):
+        RowSpace(GeneralizedLinear(X, [0.0, 1.0]))

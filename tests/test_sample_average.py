@@ -106,6 +106,15 @@ class TestMode:
         assert found.log_evidence == pytest.approx(exact, abs=1e-5)
         assert found.gradients <= 1 + 5 + 2 + 5
 
+    def test_bends_that_cancel(self):
+        """Between kinks gradients do not change and sᵀHs vanishes: the update is left out."""
+        f = LogJoint(lambda theta: -theta.abs().sum(-1))
+        starts = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        for found in mode.find_modes(f, starts, 260):
+            assert found is not None
+            assert float(found.theta.abs().max()) < 0.1
+            assert bool(found.root.isfinite().all())
+
     def test_temperature(self):
         H, _, f = quadratic(3)
         found = mode.find_mode(LogJoint(f, temperature=0.25), torch.zeros(3, dtype=torch.float64), 100)
@@ -346,14 +355,74 @@ def test_a_checkpoint_of_another_problem(tmp_path):
 
 def test_a_check_that_fails_is_not_blamed_on_the_support():
     def f(theta):
-        if len(theta) > 600:
-            raise TypeError("too many")
+        if bool((theta > 2.8).any()):  # beyond the 32 draws that this fit takes
+            raise TypeError("out of range")
         return -0.5 * theta.square().sum(-1)
 
     result = quiet(CholeskyGaussian(2, dtype=torch.float64), f)
-    assert result.reason == (
-        "because the check on 1024 fresh draws could not be made. The log joint failed 1 time: TypeError: too many."
+    assert not result.converged
+    count = re.fullmatch(
+        r"because the log joint fails at (\d+) of 1024 draws from q\. The log joint failed \1 times?: "
+        r"TypeError: out of range\.",
+        result.reason,
     )
+    assert count, result.reason
+    assert 1 <= int(count[1]) <= 15  # the share of a normal distribution beyond 2.8, of two coordinates, is 5
+
+
+def test_too_many_draws_at_once_are_halved():
+    """A function that runs out of memory at 1024 draws does not at 512."""
+
+    def f(theta):
+        if len(theta) > 600:
+            raise MemoryError
+        return -0.5 * theta.square().sum(-1)
+
+    assert quiet(CholeskyGaussian(2, dtype=torch.float64), f).converged
+
+
+def test_a_check_of_another_shape_does_not_lose_the_fit():
+    q = CholeskyGaussian(2, dtype=torch.float64)
+    result = quiet(q, lambda theta: -0.5 * (theta - 1).square().sum(-1)[:600])
+    assert not result.converged
+    assert result.reason.startswith(
+        "because the check on 1024 fresh draws could not be made: the log joint must map theta of shape (1024, 2)"
+    )
+    torch.testing.assert_close(q.mean, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kinks(family, dim):
+    """-Σ|θ| has no curvature but at the kinks: E|θ| = σ√(2/π), so that σ* = √(π/2)."""
+    q = family(dim, dtype=torch.float64)
+    result = quiet(q, lambda theta: -theta.abs().sum(-1))
+    sd = math.sqrt(math.pi / 2)
+    assert result.converged, result.reason
+    best = -dim * (math.log(sd) + 0.5 * math.log(2 * math.pi * math.e) - 1)
+    m, s = q.mean, q.stddev
+    folded = s * math.sqrt(2 / math.pi) * torch.exp(-0.5 * (m / s).square()) + m * torch.erf(m / s / math.sqrt(2))
+    assert best - 1e-9 < float((folded.sum() - q.entropy()).detach()) < best + 0.02
+
+
+def test_curvature_beyond_the_range_of_squares():
+    """Decrements underflow to 0 where the curvature is 1e200, and nothing is divided by them."""
+    q = DiagonalGaussian(1, scale=1e-3, dtype=torch.float64)
+    result = quiet(q, lambda theta: -0.5e200 * theta.square().sum(-1))
+    assert result.converged, result.reason
+    assert float(q.stddev) == pytest.approx(1e-100)
+
+
+def test_other_starts_that_fail_do_not_lose_the_fit(monkeypatch):
+    def fail(*arguments):
+        raise torch.linalg.LinAlgError("linalg.eigh: no.")
+
+    monkeypatch.setattr("torchngvi.sample_average.find_modes", fail)
+    q = CholeskyGaussian(2, dtype=torch.float64)
+    result = quiet(q, lambda theta: -0.5 * (theta - 1).square().sum(-1))
+    assert result.converged
+    assert result.reason.endswith(", and other starts could not be looked at (linalg.eigh: no).")
+    torch.testing.assert_close(q.mean, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_a_function_of_one_theta_is_told_of_vmapped():
@@ -523,9 +592,69 @@ def test_resume_is_exact(tmp_path):
 def test_a_checkpoint_of_another_method(tmp_path):
     file, q = tmp_path / "run.pt", CholeskyGaussian(4, dtype=torch.float64)
     quiet(q, logistic(), checkpoint=file)
-    text = f"{file} is a run of VN, this is VN by sample averages. Remove it, or name another file."
-    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+    text = "run.pt is the checkpoint of another run: its method is VN, here it is VN by sample averages. Remove it, or"
+    with pytest.raises(InputError, match=text):
         quiet(q, logistic().log_joint, checkpoint=file)
+
+
+class TestGuarded:
+    """log joint -½|θ|², which raises where a coordinate exceeds 2."""
+
+    def target(self, bound=2.0):
+        self.calls, self.seen = 0, 0
+
+        def f(theta):
+            self.calls, self.seen = self.calls + 1, self.seen + len(theta)
+            if bool((theta > bound).any()):
+                raise ValueError("beyond")
+            return -0.5 * theta.square().sum(-1)
+
+        target = Guarded(LogJoint(f))
+        target.log_joint(torch.full((1, 2), -5.0))  # an answer
+        self.calls = 0
+        return target
+
+    @pytest.mark.parametrize("failing", [[0], [511], [100, 101], [3, 77, 500]])
+    def test_the_failing_thetas_are_found(self, failing):
+        """-∞ there, values and gradients of all others as they are, in 2 k log₂ S calls and the two of the whole."""
+        theta = torch.randn(512, 2, generator=torch.Generator().manual_seed(0)).clamp(-1.9, 1.9)
+        theta[failing] = 3.0
+        theta.requires_grad_()
+        target = self.target()
+        value = target.log_joint(theta)
+        good = torch.ones(512, dtype=torch.bool)
+        good[failing] = False
+        assert bool((value[~good] == -torch.inf).all())
+        assert torch.equal(value[good], -0.5 * theta[good].square().sum(-1))
+        (gradient,) = torch.autograd.grad(value.sum(), theta)
+        torch.testing.assert_close(gradient[good], -theta[good].detach())
+        assert bool(gradient[~good].isnan().all())
+        assert self.calls <= 2 + 2 * len(failing) * 9
+        times = "1 time" if len(failing) == 1 else f"{len(failing)} times"
+        assert target.failures() == f" The log joint failed {times}: ValueError: beyond."
+
+    def test_batches_of_posteriors(self):
+        theta = torch.zeros(8, 3, 2)
+        theta[5, 1] = 4.0
+        value = self.target().log_joint(theta)
+        assert value.shape == (8, 3)
+        assert bool((value[5] == -torch.inf).all())
+        assert bool((value[[0, 1, 2, 3, 4, 6, 7]] == 0).all())
+
+    def test_calls_are_limited(self):
+        target = self.target(bound=-1.0)
+        value = target.log_joint(torch.zeros(1024, 2))
+        assert self.calls == 2 + 256
+        assert not bool(value.isfinite().any())
+
+    def test_a_search_from_several_starts_loses_one(self):
+        """The starts of `find_modes` share their calls."""
+        target = self.target()
+        starts = torch.tensor([[0.5, 0.5], [3.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
+        first, second, third = mode.find_modes(target, starts, 100)
+        assert second is None
+        assert first.found
+        assert third.found
 
 
 def test_guarded_passes_on_its_own_errors():

@@ -860,7 +860,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("size", [0, -3])
     def test_batch_size_counts(self, size):
-        text = f"batch_size counts rows and must be at least 1; got {size}."
+        text = f"batch_size counts rows and must be a whole number, at least 1; got {size}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             quiet(new(dim=4), logistic(), batch_size=size)
 

@@ -8,6 +8,7 @@ from arrow import ScalarArrow
 from cases import DTYPE, EXACT, IDENTITY, close, randn
 
 from torchngvi import CholeskyGaussian, NaturalGaussian, NaturalGradientVI, PrecisionCholeskyGaussian, rules
+from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Local, Raw, RootTangent, Rule
 from torchngvi.rules import LocalExponential, NormalizedMomentum, QuasiNewton
@@ -192,3 +193,12 @@ class TestBlockDiagonal:
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             CholeskyGaussian(3, structure=ScalarArrow(3))
+
+    def test_no_average_of_the_moments_of_an_arrow(self):
+        text = (
+            "ExpectationAverage needs the blocks of a covariance; ScalarArrow(dim=3) keeps those of the precision. "
+            "Use "
+            "a posterior with a dense or block-diagonal structure."
+        )
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            ExpectationAverage(NaturalGaussian(3, structure=ScalarArrow(3)))

@@ -1,6 +1,8 @@
-"""What a user may hand to ``step``: a target, a log joint, or a closure; and how a closure is run."""
+"""What a user may hand in: numbers, a target, a log joint, or a closure; and how a closure is run."""
 
 import inspect
+import math
+import numbers
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,6 +13,49 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models import LogJoint
+
+
+def real(name: str, value: Any, what: str) -> float:
+    """A number, or a tensor of one, as a float.
+
+    Raises:
+        InputError: something else.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InputError(f"{name} {what}; got {value!r}.")
+    return float(value)
+
+
+def bound(name: str, value: Any, what: str) -> float:
+    """A bound that something has to fall below: positive and finite.
+
+    Raises:
+        InputError: something else.
+
+    >>> bound("tolerance", 1, "bounds the norm")
+    1.0
+    """
+    number = real(name, value, f"{what} and must be a number")
+    if not 0 < number < math.inf:
+        raise InputError(f"{name} {what} and must be positive and finite; got {value!r}.")
+    return number
+
+
+def count(name: str, value: Any, what: str) -> int:
+    """A whole number of at least 1.
+
+    Raises:
+        InputError: something else.
+
+    >>> count("max_evaluations", 1e3, "counts evaluations")
+    1000
+    """
+    number = real(name, value, f"{what} and must be a whole number, at least 1")
+    if not (number >= 1 and number.is_integer()):
+        raise InputError(f"{name} {what} and must be a whole number, at least 1; got {value!r}.")
+    return int(number)
 
 
 def as_target(source: Any) -> Target:

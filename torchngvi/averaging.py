@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import FullAlgebra
 
 
 class ExpectationAverage(torch.nn.Module):
@@ -50,9 +51,14 @@ class ExpectationAverage(torch.nn.Module):
                 f"ExpectationAverage averages E z and E zzᵀ of a Gaussian posterior; got {type(q).__name__}. "
                 "Give it a CholeskyGaussian, DiagonalGaussian or NaturalGaussian."
             )
+        if not isinstance(q.structure, FullAlgebra):
+            raise PairError(
+                f"ExpectationAverage needs the blocks of a covariance; {q.structure} keeps those of the precision. "
+                "Use a posterior with a dense or block-diagonal structure."
+            )
         self.family = type(q)
         like = q.mean_probe.detach()
-        self.structure = q.structure
+        self.structure: FullAlgebra = q.structure
         self.register_buffer("steps", torch.zeros_like(like[..., 0]))
         self.register_buffer("mean", torch.zeros_like(like))
         self.register_buffer("spread", torch.zeros_like(q.root_probe.detach()))
@@ -85,4 +91,4 @@ class ExpectationAverage(torch.nn.Module):
         """
         if not bool((self.steps > 0).all()):
             raise InputError("the average is empty: call update(q) after a step, then posterior().")
-        return self.family.from_moments(self.mean, self.structure.full(self.spread), structure=self.structure)
+        return self.family.from_marginals(self.mean, self.spread, self.structure)

@@ -1,101 +1,291 @@
-"""A run between two steps, in a file."""
+"""A run between two steps, in a file: one writer and one loader for every loop.
 
+The file is a line with the format, a digest of what follows, and what follows by `torch.save`: the settings of
+the run with the fingerprint of its data, the state of the run, and that of torch's generators.  It is written
+whole under a name of its own and then renamed, so that at every moment there is the old one or the new one.
+"""
+
+import contextlib
+import copy
+import hashlib
+import io
+import numbers
 import os
-import pickle
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
-from torchngvi.interfaces import Posterior
+from torchngvi import fingerprints
+from torchngvi.errors import CheckpointWarning, InputError
+from torchngvi.interfaces import Posterior, Target
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.records import Record
+
+_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 2
+_DIGEST = 32  # bytes
+_ROUNDING = 1e-8  # relative error of a loss that another order of summation may leave
+
+State = dict[str, Any]
 
 
-def snapshot(
-    q: Posterior, optimizer: NaturalGradientVI, trace: list[Record], step: float, seconds: float, done: tuple[int, int]
-) -> dict[str, Any]:
-    """Where a run stands between two steps; valid until the next one."""
-    return {
-        "posterior": q.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "trace": [tuple(record) for record in trace],
-        "step": step,
-        "method": type(optimizer).__name__,
-        "loss": optimizer.state[q.mean_probe].get("loss") if optimizer.step_size.needs_trial and trace else None,
-        "seconds": seconds,
-        # the value a trial left behind is computed anew on resuming
-        "done": (done[0] - 1, done[1] - optimizer.last_cost) if optimizer.step_size.needs_trial and trace else done,
-    }
+class Checkpoint:
+    """The file of a run with these settings.
 
-
-def save(path: str | Path, snapshot: dict[str, Any]) -> None:
-    """Write to a new file, then give it the name: a kill in between leaves the old one whole."""
-    path = Path(path)
-    new = path.with_name(path.name + ".new")
-    torch.save(snapshot, new)
-    os.replace(new, path)
-
-
-def check_writable(path: str | Path) -> None:
-    """Before the first step, not after the last.
+    Args:
+        path: a file that exists, or can be made.
+        settings: what the run was called with, in words; a file with others is refused.
+        device: where the run draws, by torch's generators.
 
     Raises:
-        InputError: a file in a folder that does not exist, or a folder.
+        InputError: a path that is no file in a folder that can be written into.
     """
-    path = Path(path)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise InputError(f"the checkpoint {path} {what}. Name a file in a folder that exists.")
+
+    def __init__(self, path: str | Path, settings: dict[str, str], device: torch.device) -> None:
+        self.path, self.settings, self.device = _checked(path), settings, device
+
+    def captured(self, **state: Any) -> State:
+        """A copy of the state, with torch's generators as they are: what comes later does not reach it.
+
+        Raises:
+            InputError: something that is no tensor, number or text, alone or in containers.
+        """
+        return _copied({**state, "generators": _generators(self.device)})
+
+    def save(self, state: State) -> None:
+        """Write what was captured; where that fails there is a warning, and the earlier file stays."""
+        buffer = io.BytesIO()
+        try:
+            torch.save({"settings": self.settings, "state": state}, buffer)
+            content = buffer.getvalue()
+            write_whole(self.path, b"%s%d\n%s%s" % (_MAGIC, _FORMAT, _digest(content), content))
+        except (OSError, MemoryError) as error:
+            earlier = "the earlier one stays" if self.path.exists() else "there is no earlier one"
+            warnings.warn(
+                f"the checkpoint {self.path} could not be written ({_reason(error)}); {earlier}, and the run goes on.",
+                CheckpointWarning,
+                stacklevel=3,
+            )
+
+    def load(self) -> State | None:
+        """What was saved; None where there is no file.
+
+        Raises:
+            InputError: a file that cannot be read, is none of ours, is damaged or of another run.
+        """
+        if not self.path.exists():
+            return None
+        saved = _content(self.path, self.device)
+        self._check_settings(saved["settings"])
+        return saved["state"]
+
+    @contextlib.contextmanager
+    def restoring(self, state: State) -> Iterator[None]:
+        """Within, the parts of the run are given their state; torch's generators get theirs at the end.
+
+        Raises:
+            InputError: a state that does not fit.
+        """
+        try:
+            yield
+            torch.set_rng_state(state["generators"]["cpu"].cpu())
+            if "cuda" in state["generators"] and self.device.type == "cuda":
+                torch.cuda.set_rng_state(state["generators"]["cuda"].cpu(), self.device)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(
+                f"{self.path} does not hold what this run needs ({why}). Remove it, or name another file."
+            ) from error
+
+    def _check_settings(self, saved: dict[str, str]) -> None:
+        for name in (*self.settings, *saved):
+            old, new = saved.get(name, "not there"), self.settings.get(name, "not there")
+            if old != new:
+                raise InputError(
+                    f"{self.path} is the checkpoint of another run: its {name} is {old}, here it is {new}. "
+                    "Remove it, or name another file."
+                )
+
+    def check_loss(self, saved: Tensor, loss: Tensor, again: Callable[[], Tensor]) -> None:
+        """The loss at the saved q and draws must be the saved one, up to rounding.
+
+        A loss that is another one when it is evaluated ``again`` has draws of its own, and tells nothing.
+
+        Raises:
+            InputError: another loss, the same twice.
+        """
+        if not _same(saved, loss) and _same(again(), loss):
+            raise InputError(
+                f"{self.path} belongs to another problem: at its q the negative ELBO was {float(saved.sum()):.10g}, "
+                f"here it is {float(loss.sum()):.10g}. Remove it, or name another file."
+            )
 
 
-def loaded(path: str | Path | None, q: Posterior, method: str) -> dict[str, Any] | None:
-    """What a checkpoint of this method holds, with q set to its posterior; None where there is no file.
+# ------------------------------------------------------------------------------------ runs of one optimizer
+
+
+def of_fit(path: str | Path, q: Posterior, target: Target, optimizer: NaturalGradientVI) -> Checkpoint:
+    """The file of a run of this optimizer on this target."""
+    settings = {**fingerprints.of_problem(q, target), **fingerprints.of_optimizer(optimizer)}
+    return Checkpoint(path, settings, q.mean_probe.device)
+
+
+def captured(file: Checkpoint, q: Posterior, optimizer: NaturalGradientVI) -> State:
+    """Where both stand before an evaluation, which may draw."""
+    return file.captured(posterior=q.state_dict(), optimizer=optimizer.state_dict())
+
+
+def restore(file: Checkpoint, state: State, q: Posterior, optimizer: NaturalGradientVI) -> None:
+    """Put both there; as often as wanted."""
+    with file.restoring(state):
+        q.load_state_dict(state["posterior"])
+        optimizer.load_state_dict(_copied(state["optimizer"]))
+
+
+def resumed(file: Checkpoint, q: Posterior, optimizer: NaturalGradientVI, target: Target) -> State | None:
+    """What was saved, with q and the optimizer as they were then; None, and nothing changed, where there is no file.
 
     Raises:
-        InputError: a file that is no checkpoint, or one of another posterior or method.
+        InputError: as `Checkpoint.load` and `Checkpoint.check_loss`; q and the optimizer then stay as they are.
     """
-    if path is None or not Path(path).exists():
+    saved, before = file.load(), captured(file, q, optimizer)
+    if saved is None:
         return None
+
+    def evaluate() -> Tensor:
+        restore(file, saved, q, optimizer)
+        return optimizer.evaluate(target).loss
+
     try:
-        state = torch.load(path, weights_only=True, map_location=q.mean_probe.device)
-        shapes = {name: value.shape for name, value in state["posterior"].items()}
-    except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(f"{path} is no checkpoint of fit ({error}). Remove it, or name another file.") from error
-    mine = {name: value.shape for name, value in q.state_dict().items()}
-    if shapes != mine:
-        raise InputError(
-            f"{path} holds another posterior, {_shown(shapes)} where this one has {_shown(mine)}. "
-            "Remove it, or name another file."
-        )
-    if state["method"] != method:
-        raise InputError(f"{path} is a run of {state['method']}, this is {method}. Remove it, or name another file.")
-    q.load_state_dict(state["posterior"])
-    return state
+        file.check_loss(saved["loss"], evaluate(), evaluate)
+        restore(file, saved, q, optimizer)
+    except BaseException:  # an interrupt, a refusal: nothing has happened
+        restore(file, before, q, optimizer)
+        raise
+    return saved
 
 
-def resumed(
-    path: str | Path | None, q: Posterior, optimizer: NaturalGradientVI
-) -> tuple[list[Record], float, float, tuple[int, int], Tensor | None]:
-    """Load a checkpoint if there is one: trace, last step, seconds, what was spent, and the loss at q if known."""
-    state = loaded(path, q, type(optimizer).__name__)
-    if state is None:
-        return [], 0.0, 0.0, (0, 0), None
-    optimizer.load_state_dict(state["optimizer"])
-    records = [Record(*values) for values in state["trace"]]
-    return records, state["step"], state["seconds"], state["done"], state["loss"]
+# ------------------------------------------------------------------------------------ the file
 
 
-def check_same_problem(path: str | Path | None, expected: Tensor, loss: Tensor) -> None:
-    """The loss at the saved q must be the saved one."""
-    if bool(((loss - expected.to(loss)).abs() > 1e-6 * loss.abs().clamp_min(1.0)).any()):
-        raise InputError(
-            f"{path} belongs to another problem: at its q the negative ELBO was {float(expected.sum()):.6g}, "
-            f"here it is {float(loss.sum()):.6g}. Remove it, or name another file."
-        )
+def write_whole(path: Path, content: bytes) -> None:
+    """Write all of it or nothing: on the disk under a name that nobody foresees, before it takes its place."""
+    new = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+    try:
+        with new.open("xb") as file:  # neither a file nor a link may be there
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:  # an interrupt too leaves no rest
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    with contextlib.suppress(OSError):  # some file systems have no folders to sync; the file is whole either way
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
-def _shown(shapes: dict[str, torch.Size]) -> str:
-    return ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+def _checked(path: str | Path) -> Path:
+    """Before the first step, not after the last."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"checkpoint names a file, by a str or a Path; got {type(path).__name__}.")
+    path, what, which = Path(path), "", "that exists"
+    try:
+        if path.is_dir():
+            what = "is a folder"
+        elif not path.parent.is_dir():
+            what = "is in a folder that does not exist"
+        elif path.exists() and not path.is_file():
+            what, which = "is no regular file", "of ordinary files"
+        else:
+            trial = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}")
+            try:
+                write_whole(trial, b"")
+            finally:
+                trial.unlink(missing_ok=True)
+            return path
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        what, which = f"cannot be written ({_reason(error)})", "that can be written into"
+    raise InputError(f"the checkpoint {path} {what}. Name a file in a folder {which}.")
+
+
+def _content(path: Path, device: torch.device) -> dict[str, Any]:
+    """What was given to `torch.save`.
+
+    Raises:
+        InputError: a file that cannot be read, was written by something else, or is not as it was written.
+    """
+    instead = "Remove it, or name another file."
+    try:
+        head, _, rest = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise InputError(f"the checkpoint {path} cannot be read ({_reason(error)}). Name another file.") from error
+    if not head.startswith(_MAGIC):
+        raise InputError(f"{path} is no checkpoint of this version of torchngvi. {instead}")
+    if head != b"%s%d" % (_MAGIC, _FORMAT):
+        its = head.removeprefix(_MAGIC)[:10].decode(errors="replace")
+        raise InputError(f"{path} is a checkpoint of format {its}, and this version has {_FORMAT}. {instead}")
+    if rest[:_DIGEST] != _digest(rest[_DIGEST:]):
+        raise InputError(f"{path} is damaged: it is not as it was written, or a part is missing. {instead}")
+    try:
+        return torch.load(io.BytesIO(rest[_DIGEST:]), weights_only=True, map_location=device)
+    except Exception as error:  # what torch raises at bytes of another release of torch is not specified
+        why = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} cannot be understood by this version of torch ({why}). {instead}") from error
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest()
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+# ------------------------------------------------------------------------------------ the state
+
+
+def _copied(value: Any) -> Any:
+    """Tensors cloned, on the device where they are; containers new; numbers those of Python."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        new = copy.copy(value)  # with the versions of the modules in an attribute
+        new.update({name: _copied(part) for name, part in value.items()})
+        return new
+    if isinstance(value, list | tuple):
+        parts = [_copied(part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    if value is None or isinstance(value, bool | str | bytes | torch.dtype):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise InputError(
+        f"a checkpoint holds tensors, numbers and texts; got {type(value).__name__} in the state of the run. "
+        "Leave checkpoint out, or keep it out of the state of the optimizer or the model."
+    )
+
+
+def _generators(device: torch.device) -> dict[str, Tensor]:
+    """Torch's default ones that this run may draw from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    """Up to rounding; numbers that are not finite are all the same."""
+    left = left.to(right)
+    rounding = max(_ROUNDING, 1e3 * torch.finfo(right.dtype).eps)
+    close = (left - right).abs() <= rounding * right.abs().clamp_min(1.0)
+    return left.shape == right.shape and bool((close | ~(left.isfinite() | right.isfinite())).all())

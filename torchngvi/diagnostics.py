@@ -109,7 +109,9 @@ class Extremes:
         """Take q as it is now into account."""
         # ‖C‖²_F = tr V
         size = self.q.variance.sum(-1).sqrt()
-        eigenvalues = torch.linalg.svdvals(self.q.scale_tril).square()
+        eigenvalues = (
+            self.q.variance if self.q.structure.widest == 1 else torch.linalg.svdvals(self.q.scale_tril).square()
+        )
         self.xi_l, self.xi_u = min(self.xi_l, float(size.min())), max(self.xi_u, float(size.max()))
         self.lambda_min = min(self.lambda_min, float(eigenvalues.min()))
         self.lambda_max = max(self.lambda_max, float(eigenvalues.max()))

@@ -17,5 +17,9 @@ class RejectedStepWarning(UserWarning):
     """A step that left the positive definite cone or met a non-finite value, and was not taken."""
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint that could not be written; the run goes on, and the earlier checkpoint stays."""
+
+
 class UnsummedRanksWarning(UserWarning):
     """Several processes step each on its own data, and nothing sums what they contribute."""

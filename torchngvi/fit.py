@@ -8,18 +8,19 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchngvi import checkpoints, records
-from torchngvi.arguments import as_target
+from torchngvi.arguments import as_target, bound, count
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Posterior, Target, TractableTarget
+from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
+from torchngvi.modes import tracked
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import FitResult, Record
@@ -36,6 +37,16 @@ _NOISY = (
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
 
 
+class _Kept(NamedTuple):
+    """The last q that was evaluated, complete: what an interrupt goes back to, and what a checkpoint holds."""
+
+    coordinates: Coordinates
+    members: Tensor  # converged, (*batch,)
+    records: int
+    state: checkpoints.State | None
+
+
+@tracked
 def fit(
     q: Posterior,
     target: Target | Callable[[Tensor], Tensor],
@@ -62,22 +73,23 @@ def fit(
         max_evaluations: budget of expectations (value, gradient, curvature).
         callbacks: called with the `Record` of each step; a true result stops the run.
         progress: show a bar.
-        checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from
-            there, bit for bit as if it had not been interrupted (draws included where the estimator
-            has a generator of its own, ``Stein(Antithetic(16, generator=...))``).
-        checkpoint_every: steps between two writes; the end of a run is always written. A fit by growing
-            averages is written before each of them.
+        checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from there, bit for
+            bit as if it had not been interrupted, draws included (those of torch's default generator, and of the
+            estimator's own). One of other data, another optimizer or other settings is refused; the tolerance and the
+            budget may be others. A write that fails is a `CheckpointWarning`, and the run goes on.
+        checkpoint_every: steps between two writes; the end of a run, or an interrupt from the keyboard, is always
+            written. A fit by growing averages is written at the start of each of them, and does its last one again.
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
             the prior known from the first one on, which saves most of the passes over all of them. A
             `DataLogJoint` begins so by itself.
 
     Returns:
         The verdict with its reason, the loss and the trace.  An interrupt from the keyboard ends the
-        run as a callback would: q keeps its last accepted state.
+        run as a callback would: q is that of the last record.
 
     Raises:
         InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
-            q, a checkpoint of another problem.
+            q, a checkpoint that cannot be written or read, or is of another run.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
@@ -88,50 +100,50 @@ def fit(
     """
     by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(as_target(target), TractableTarget)
     optimizer = VN(q) if optimizer is None else optimizer
-    if optimizer.posteriors != [q]:
+    if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
         raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
     if tolerance is None:
         tolerance = 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
         tolerance = _BY_DRAWS if by_draws else tolerance
-    if not tolerance > 0:
-        raise InputError(f"tolerance bounds the natural-gradient norm and must be positive; got {tolerance}.")
-    if max_evaluations < 1:
-        raise InputError(f"max_evaluations must be at least 1; got {max_evaluations}.")
-    if checkpoint_every < 1:
-        raise InputError(f"checkpoint_every counts steps and must be at least 1; got {checkpoint_every}.")
-    if checkpoint is not None:
-        checkpoints.check_writable(checkpoint)
-    callbacks, target = tuple(callbacks), as_target(target)
+    tolerance = bound("tolerance", tolerance, "bounds the natural-gradient norm")
+    max_evaluations = count("max_evaluations", max_evaluations, "is a budget of expectations")
+    checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
+    callbacks, target = _checked_callbacks(callbacks), as_target(target)
     if batch_size is not None:
-        _check_batch_size(q, target, batch_size)
+        batch_size = _checked_batch_size(q, target, batch_size)
     if by_draws:
         assert isinstance(q, Gaussian)
         return fit_by_draws(q, target, tolerance, max_evaluations, callbacks, progress, checkpoint)
 
-    if batch_size is not None and not (checkpoint is not None and Path(checkpoint).exists()):
+    file = None if checkpoint is None else checkpoints.of_fit(checkpoint, q, target, optimizer)
+    saved = None if file is None else checkpoints.resumed(file, q, optimizer, target)
+    if batch_size is not None and saved is None:
         assert isinstance(q, Gaussian)
         assert isinstance(target, GeneralizedLinear)
         stream_rows(q, target, batch_size, seed=int(torch.randint(2**31, ())))
     exact = optimizer.evaluates_exactly(target)
     remedy = "Raise max_evaluations." if exact else _NOISY
-    trace, step, seconds, done, expected = checkpoints.resumed(checkpoint, q, optimizer)
-    start, stalled = time.perf_counter() - seconds, 0
-    before = optimizer.evaluations - done[0], optimizer.gradients - done[1]
-    reason, converged, status = "", False, None
+    trace: list[Record] = []
+    step, stalled = 0.0, 0
+    start, before = time.perf_counter(), (optimizer.evaluations, optimizer.gradients)
+    if saved is not None:
+        trace, start = [Record(*values) for values in saved["trace"]], start - saved["seconds"]
+        step, stalled, remedy = saved["step"], saved["stalled"], saved["remedy"]
+        # the evaluation at the saved q is done again, and has been counted
+        before = before[0] + 1 - saved["spent"][0], before[1] + optimizer.last_cost - saved["spent"][1]
+    reason, converged, origin = "", False, q.snapshot()
+    kept: _Kept | None = None
     with tqdm(total=max_evaluations, disable=not progress, desc=type(optimizer).__name__, unit="eval") as bar:
         try:
             while True:
-                if checkpoint is not None:
-                    # before the evaluation, which may draw
-                    done = optimizer.evaluations - before[0], optimizer.gradients - before[1]
-                    seconds = time.perf_counter() - start
-                    snapshot = checkpoints.snapshot(q, optimizer, trace, step, seconds, done)
-                    if trace and len(trace) % checkpoint_every == 0:
-                        checkpoints.save(checkpoint, snapshot)
+                here = q.snapshot()
+                # before the evaluation, which may draw
+                state = None if file is None else checkpoints.captured(file, q, optimizer)
                 status = optimizer.evaluate(target)
-                if expected is not None:
-                    checkpoints.check_same_problem(checkpoint, expected, status.loss)
-                    expected = None
+                if state is not None:
+                    spent = optimizer.evaluations - before[0], optimizer.gradients - before[1]
+                    now = {"loss": status.loss.clone(), "spent": spent, "seconds": time.perf_counter() - start}
+                    state |= {**now, "step": step, "stalled": stalled, "remedy": remedy}
                 norm, alive = _norm(status, target)
                 known, left = exact, max_evaluations - (optimizer.evaluations - before[0])
                 small = bool(alive.any() and (norm <= tolerance)[alive].all())
@@ -143,6 +155,9 @@ def fit(
                 members = (norm <= tolerance) & known
                 record = records.record(optimizer, status.loss, norm, alive, step, before, time.perf_counter() - start)
                 trace.append(record)
+                kept = _Kept(here, members, len(trace), state)
+                if (kept.records - 1) % checkpoint_every == 0:
+                    _save(file, kept, trace)
                 records.show(bar, record)
                 converged = bool(members.all())
                 reason = _why_stop(record, trace[0], members, alive, tolerance, max_evaluations, stalled, remedy)
@@ -158,13 +173,26 @@ def fit(
             bar.total = bar.n if converged else bar.total  # done is done, whatever is left of the budget
             bar.refresh()
         except KeyboardInterrupt:
+            _go_back(q, origin if kept is None else kept.coordinates)
+            if kept is None:
+                raise
+            del trace[kept.records :]
             reason = reason if converged else "because it was interrupted."
-    if status is None:
-        raise KeyboardInterrupt
-    if checkpoint is not None:
-        checkpoints.save(checkpoint, snapshot)
+    assert kept is not None
+    _save(file, kept, trace)
     last = trace[-1]
-    return FitResult(converged, reason, last.loss, last.norm, last.evaluations, members, trace)
+    return FitResult(converged, reason, last.loss, last.norm, last.evaluations, kept.members, trace)
+
+
+def _save(file: checkpoints.Checkpoint | None, kept: _Kept, trace: list[Record]) -> None:
+    """What was evaluated last, with the records before it: its own is made again."""
+    if file is not None and kept.state is not None:
+        file.save({**kept.state, "trace": [tuple(record) for record in trace[: kept.records - 1]]})
+
+
+def _go_back(q: Posterior, coordinates: Coordinates) -> None:
+    with torch.no_grad():
+        q.assign(coordinates, torch.ones(q.batch_shape, dtype=torch.bool, device=q.mean_probe.device))
 
 
 def _norm(status: Status, target: Target) -> tuple[Tensor, Tensor]:
@@ -174,14 +202,23 @@ def _norm(status: Status, target: Target) -> tuple[Tensor, Tensor]:
     return norm, status.loss.isfinite() & norm.isfinite()
 
 
-def _check_batch_size(q: Posterior, target: Target, batch_size: int) -> None:
+def _checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
+    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
+    if functions is None or not all(callable(function) for function in functions):
+        raise InputError(
+            f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f "
+            "pass [f]."
+        )
+    return functions
+
+
+def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:
     if not isinstance(target, GeneralizedLinear) or not isinstance(q, Gaussian) or q.batch_shape:
         raise InputError(
             "batch_size is for one posterior of a GeneralizedLinear model; give a log joint its batches by "
             "DataLogJoint."
         )
-    if batch_size < 1:
-        raise InputError(f"batch_size counts rows and must be at least 1; got {batch_size}.")
+    return count("batch_size", batch_size, "counts rows")
 
 
 def _why_stop(

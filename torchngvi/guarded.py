@@ -1,4 +1,4 @@
-"""A log joint that may fail: asked twice, then taken for a NaN, which a trial step survives."""
+"""A log joint that may fail at some theta: those are found by halves and lie outside the support, the others count."""
 
 from typing import final
 
@@ -8,21 +8,27 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
+_CALLS = 256  # to find the thetas of one batch at which the log joint fails
+
 
 @final
 class Guarded(Target):
-    """A target whose errors, after a first success, become NaN; the first call raises as it would alone.
+    """A target whose errors, after a first success, become -∞ at the theta that raise them.
 
-    >>> calls = iter([0, 1, 1])
+    The first call raises as it would alone.  A batch that fails is asked for again, as a whole and then by halves: k
+    failing thetas of S take about 2 k log₂ S calls.  Where no more calls are left the value is NaN.
+
     >>> class Fails(Target):
     ...     temperature = 1.0
     ...     def tensors(self): return ()
     ...     def log_joint(self, theta):
-    ...         if next(calls): raise ValueError("no")
+    ...         if bool((theta > 3).any()): raise ValueError("no")
     ...         return -theta.square().sum(-1)
     >>> target = Guarded(Fails())
-    >>> target.log_joint(torch.ones(1, 2)).item(), target.log_joint(torch.ones(1, 2)).item(), target.failures()
-    (-2.0, nan, ' The log joint failed 1 time: ValueError: no.')
+    >>> target.log_joint(torch.ones(1, 2)).item()
+    -2.0
+    >>> target.log_joint(torch.tensor([[1.0], [2.0], [4.0]])).tolist(), target.failures()
+    ([-1.0, -4.0, -inf], ' The log joint failed 1 time: ValueError: no.')
     """
 
     def __init__(self, target: Target) -> None:
@@ -33,29 +39,52 @@ class Guarded(Target):
         self._same = torch.zeros(())
         self._answered = False
         self._count, self._last = 0, ""
+        self._calls = 0  # left for the present batch
         self.gradients = 0  # draws at which a gradient was wanted
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """The target's, or NaN where it failed twice."""
+        """The target's; -∞ where it fails."""
         self.gradients += len(theta) * (torch.is_grad_enabled() and theta.requires_grad)
-        for _ in range(2):
-            try:
-                value = self.target.log_joint(theta)
-            except InputError:
+        value = self._asked(theta)
+        if value is None:  # once more: it may have been chance
+            value = self._asked(theta)
+        if value is None:
+            self._calls = _CALLS
+            value = self._by_halves(theta)
+        return value
+
+    def _asked(self, theta: Tensor) -> Tensor | None:
+        """The target's values, or None where it fails."""
+        try:
+            value = self.target.log_joint(theta)
+        except InputError:
+            raise
+        except Exception as error:  # whatever the user's function raises
+            if not self._answered:
+                error.add_note(
+                    f"(The log joint was called with theta of shape {tuple(theta.shape)}, draws first. A function "
+                    "of one theta is wrapped as LogJoint.vmapped(f).)"
+                )
                 raise
-            except Exception as error:  # whatever the user's function raises
-                if not self._answered:
-                    error.add_note(
-                        f"(The log joint was called with theta of shape {tuple(theta.shape)}, draws first. A function "
-                        "of one theta is wrapped as LogJoint.vmapped(f).)"
-                    )
-                    raise
-                self._last = f"{type(error).__name__}: {error}"
-            else:
-                self._answered = True
-                return value
-        self._count += 1
-        return theta.sum(-1) * torch.nan
+            self._last = f"{type(error).__name__}: {error}"
+            return None
+        self._answered = True
+        return value
+
+    def _by_halves(self, theta: Tensor) -> Tensor:
+        """The values at a batch that is known to fail."""
+        if len(theta) == 1 or not self._calls:
+            self._count += 1
+            # no gradient either: it is NaN
+            return (1 + 0 * theta.sum(-1)) * (-torch.inf if len(theta) == 1 else torch.nan)
+        parts = []
+        for half in theta.chunk(2):
+            value = None
+            if self._calls:
+                self._calls -= 1
+                value = self._asked(half)
+            parts.append(self._by_halves(half) if value is None else value)
+        return torch.cat(parts)
 
     def failures(self) -> str:
         """What went wrong, as a sentence; nothing where nothing did."""

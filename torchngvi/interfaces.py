@@ -28,6 +28,7 @@ Three known methods as combinations:
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,32 +110,44 @@ class Versions:
     accelerator they are compared only where the caller waits for the device in any case.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
         self.counts = tuple(map(_count, self.tensors))
-        self.contents = tuple(map(_contents, self.tensors))
+        # of a tensor that was not written to since, what it held is known
+        known = {} if before is None else dict(zip(map(id, before.tensors), before.counted(), strict=True))
+        self.contents = tuple(
+            kept[1] if (kept := known.get(id(tensor))) is not None and kept[0] == count else _contents(tensor)
+            for tensor, count in zip(self.tensors, self.counts, strict=True)
+        )
+
+    def counted(self) -> Iterable[tuple[tuple[object, torch.dtype, torch.device], Tensor]]:
+        """The count and the contents of each tensor."""
+        return zip(self.counts, self.contents, strict=True)
 
     def hold(
         self,
         tensors: Iterable[Tensor],
         wait: bool = False,  # for an accelerator
+        contents: bool = True,  # compare them, or go by the counts alone
     ) -> bool:
         """Whether these are the same tensors and nothing has changed."""
         tensors = tuple(tensors)
-        if len(tensors) != len(self.tensors) or any(a is not b for a, b in zip(tensors, self.tensors, strict=True)):
+        if len(tensors) != len(self.tensors):
             return False
-        if tuple(map(_count, tensors)) != self.counts:
-            return False
-        for tensor, content in zip(tensors, self.contents, strict=True):
+        for tensor, known, count in zip(tensors, self.tensors, self.counts, strict=True):
+            if tensor is not known or _count(tensor) != count:
+                return False
+        for tensor, content in zip(tensors, self.contents, strict=True) if contents else ():
             if (wait or tensor.device.type == "cpu") and not _holds(tensor, content):
                 torch.autograd.graph.increment_version(tensor)  # who else remembers it goes by the count
                 return False
         return True
 
 
-def _count(tensor: Tensor) -> tuple[int, torch.dtype, torch.device]:
-    # a conversion changes dtype or device and nothing else
-    return tensor._version, tensor.dtype, tensor.device
+def _count(tensor: Tensor) -> tuple[object, torch.dtype, torch.device]:
+    # a conversion changes dtype or device and nothing else; what inference_mode made keeps no count, and is never
+    # the same again
+    return object() if tensor.is_inference() else tensor._version, tensor.dtype, tensor.device
 
 
 def _contents(tensor: Tensor) -> Tensor:
@@ -456,6 +469,10 @@ class Target(ABC):
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors a value depends on; when one changes, an old packet is not used again."""
 
+    def known_data(self) -> tuple[Tensor, ...]:
+        """The tensors that tell this problem from another, as far as they are known."""
+        return self.tensors()
+
 
 class TractableTarget(Target):
     """A target that knows E_q[ℓ] for a Gaussian q."""
@@ -685,6 +702,10 @@ class Posterior(torch.nn.Module, ABC):
     def norm2(self, local: Local) -> Tensor:
         """Squared natural norm |a|² + ½‖P‖²_F of ∇L, (*batch,)."""
         return local.a.square().sum(-1) + 0.5 * self.structure.norm2(local.P)
+
+    def settled(self) -> AbstractContextManager[None]:
+        """A block in which nothing but :meth:`assign` changes the coordinates, so that they need not be compared."""
+        return nullcontext()
 
     def snapshot(self) -> Coordinates:
         """A copy of the coordinates, to restore by :meth:`assign`."""

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import as_target
+from torchngvi.arguments import as_target, bound, count
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Congruence, Target, where_members
+from torchngvi.linalg import eigh
+from torchngvi.modes import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 
 _HALVINGS = 40  # of one step
@@ -48,6 +50,7 @@ class _Curvature(NamedTuple):
         return (self.vectors @ ((self.vectors.mT @ g[..., None]) / self.values[..., None]))[..., 0]
 
 
+@tracked
 @torch.no_grad()
 def laplace(
     q: Gaussian,
@@ -80,10 +83,8 @@ def laplace(
     target = as_target(target)
     if tolerance is None:
         tolerance = 1e-8 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-3
-    if not tolerance > 0:
-        raise InputError(f"tolerance bounds the Newton decrement and must be positive; got {tolerance}.")
-    if max_iterations < 1:
-        raise InputError(f"max_iterations must be at least 1; got {max_iterations}.")
+    tolerance = bound("tolerance", tolerance, "bounds the Newton decrement")
+    max_iterations = count("max_iterations", max_iterations, "counts Newton steps")
     if not target.temperature > 0:
         raise InputError(
             f"the covariance is γ H⁻¹, which needs a positive temperature γ; got {target.temperature}. "
@@ -118,9 +119,7 @@ def _derivatives(target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def _eigen(H: Tensor) -> _Curvature:
     """Eigenvalues by absolute value, none below rounding."""
-    finite = torch.isfinite(H).flatten(-2).all(-1)
-    eye = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
-    values, vectors = torch.linalg.eigh(where_members(finite, H, eye.expand_as(H)))
+    values, vectors, _ = eigh(H)
     floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
     floor = floor.clamp_min(torch.finfo(H.dtype).tiny ** 0.5)
     repaired = (values < floor).sum(-1)

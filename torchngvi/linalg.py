@@ -44,6 +44,33 @@ def reverse_cholesky(
     return factor.flip(-2, -1), ok
 
 
+def eigh(
+    matrix: Tensor,  # (*batch, D, D), symmetric
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Decompose A = Q diag(λ) Qᵀ, and say for which members that worked.
+
+    Returns:
+        λ (*batch, D), rising, Q (*batch, D, D) and ok (*batch,); where not ok, those of the identity.
+
+    >>> values, _, ok = eigh(torch.tensor([[[2.0]], [[torch.nan]]]))
+    >>> values[:, 0].tolist(), ok.tolist()
+    ([2.0, 1.0], [True, False])
+    """
+    ok = torch.isfinite(matrix).flatten(-2).all(-1)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    matrix = torch.where(ok[..., None, None], matrix, eye)
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # it tells nothing of the other members
+        if matrix.ndim == 2:
+            return eye.diagonal(), eye, torch.zeros_like(ok)
+        values, vectors, each = (torch.stack(part) for part in zip(*map(eigh, matrix), strict=True))
+        return values, vectors, ok & each
+    # large finite entries may overflow on the way
+    fine = ok & torch.isfinite(values).all(-1) & torch.isfinite(vectors).flatten(-2).all(-1)
+    return torch.where(fine[..., None], values, 1.0), torch.where(fine[..., None, None], vectors, eye), fine
+
+
 def triangular_inverse(
     lower: Tensor,  # (*batch, D, D), lower triangular
 ) -> Tensor:

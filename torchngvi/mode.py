@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.interfaces import Target
+from torchngvi.linalg import eigh
 from torchngvi.structures import Dense
 
 _ENOUGH = 1e-4  # share of the promised decrease a step must reach
@@ -116,11 +117,12 @@ class _Search:
         tiny = torch.finfo(diagonal.dtype).tiny ** 0.5
         unit = torch.where(diagonal > tiny, diagonal, diagonal.max()).rsqrt()
         unit = torch.where(unit.isfinite(), unit, 1.0)
-        values, vectors = torch.linalg.eigh(unit[:, None] * self.H * unit)
+        values, vectors, ok = eigh(unit[:, None] * self.H * unit)
         largest = values.abs().max()
         repaired = torch.where(largest > 0, torch.maximum(values.abs(), _FLOOR * largest), 1.0)
-        self.definite = bool((values >= -_FLOOR * largest).all())  # or flat
+        self.definite = bool(ok & (values >= -_FLOOR * largest).all())  # or flat
         self.half = unit[:, None] * vectors * repaired.rsqrt()
+        self._repaired = (vectors * repaired) @ vectors.mT / (unit[:, None] * unit)
         self.downhill = self.half[:, 0]  # of the smallest eigenvalue
         self.scale = self.half.square().sum(-1).sqrt()
         self.log_det = float(repaired.log().sum() - 2 * unit.log().sum())
@@ -172,12 +174,15 @@ class _Search:
             return False
         s, y = theta - self.theta, gradient - self.gradient
         self.theta, self.energy, self.gradient = theta, energy, gradient
-        share = fallen / (length * square * (1 - length / 2))
-        if length < 1 or not _TRUSTED[0] < share < _TRUSTED[1]:
+        predicted = length * square * (1 - length / 2)  # may underflow to 0
+        if length < 1 or not _TRUSTED[0] * predicted < fallen < _TRUSTED[1] * predicted:
             return (yield from self._hessian())
-        H = torch.linalg.pinv(self.half @ self.half.mT, hermitian=True) if not self.definite else self.H
-        if float(s @ y) > 1e-10 * float(s.norm() * y.norm()):
-            Hs = H @ s
-            H = H - torch.outer(Hs, Hs) / (s @ Hs) + torch.outer(y, y) / (s @ y)
-        self.H, self.age = H, self.age + 1
-        return True
+        if not self.definite:
+            self.H = self._repaired
+        Hs, sy = self.H @ s, s @ y
+        sHs = s @ Hs
+        # both are positive in exact arithmetic, up to the curvature that is seen; rounding may leave neither
+        if float(sy) > 1e-10 * float(s.norm() * y.norm()) and float(sHs) > 0:
+            self.H = self.H - torch.outer(Hs, Hs) / sHs + torch.outer(y, y) / sy
+        self.age += 1
+        return self.finite(self.H) or (yield from self._hessian())

@@ -12,10 +12,10 @@ sum; and its Lemma 9 without the noise variance σ² of the natural parameter, b
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
+from torchngvi.linalg import eigh
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.posteriors.gaussian import Gaussian
@@ -121,7 +121,7 @@ class SubSampling(NamedTuple):
         s1 = (products - products.mean(0)).square().sum(-1).mean()
         s2 = X.square().sum(-1).square().mean() - (X.mT @ X / len(X)).square().sum()
         precision = model.prior.precision
-        lowest = torch.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
+        lowest = eigh(precision)[0][0] if precision.ndim == 2 else precision.min()
         b = products.norm(dim=-1).max() / noise**2
         return cls(float(s1), float(s2), float(b), max(1.0, 1 / float(lowest)), len(X), noise)
 

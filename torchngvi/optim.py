@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import FullPrecision, as_target, classify
+from torchngvi.arguments import FullPrecision, as_target, classify, real
 from torchngvi.distributed import ranks
 from torchngvi.errors import InputError, PairError, RejectedStepWarning, UnsummedRanksWarning
 from torchngvi.expectations import Quadrature, Stein
@@ -47,6 +47,7 @@ from torchngvi.interfaces import (
     Versions,
     where_members,
 )
+from torchngvi.modes import tracked
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
 from torchngvi.structures import FullAlgebra
@@ -128,6 +129,13 @@ class NaturalGradientVI(torch.optim.Optimizer):
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
+        _check_parts(
+            rule=(rule, Rule),
+            step_size=(step_size, StepSize),
+            estimator=(estimator, Estimator),
+            acceleration=(acceleration, Acceleration),
+            momentum=(momentum, Momentum),
+        )
         self.rule = rule
         if acceleration is None and momentum is None and lr is None and step_size is None and rule.natural:
             acceleration = QuasiNewton()
@@ -192,7 +200,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
             )
         for name in ("lr", "loss_scale"):
             value = group.get(name, self.defaults[name])
-            lowest = float(torch.as_tensor(value).min())  # an lr may have one entry a member
+            if not isinstance(value, Tensor):
+                real(name, value, "is a number, or a tensor with one entry a member")
+            lowest = float(torch.as_tensor(value).min())
             if not lowest > 0:
                 raise InputError(f"{name} must be positive; got {lowest:g}.")
         group["params"] = [q.mean_probe, q.root_probe]
@@ -216,6 +226,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     # -------------------------------------------------------------------------------- evaluate
 
+    @tracked
     @torch.no_grad()
     def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
         """L and the natural-gradient norm at q; the next step on the same target reuses the work."""
@@ -261,7 +272,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     def _keep(self, target: Target, evaluation: Evaluation) -> Cached:
         """Into the cache: an evaluation at q as it is now, with the way from there."""
-        versions = Versions((*target.tensors(), *self.posteriors[0].coordinates))
+        before = None if self._cache is None else self._cache.versions
+        versions = Versions((*target.tensors(), *self.posteriors[0].coordinates), before)
         heading = self._heading(0, evaluation.e)
         self._cache = Cached(target, target.temperature, versions, evaluation, heading)
         return self._cache
@@ -317,8 +329,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         for part in (self.acceleration, self.momentum):
             if part is not None:
                 fresh.update(part.init(q))
-        for name, value in fresh.items():
-            state.setdefault(name, value)
+        for name, value in fresh.items():  # torch loads a state in the dtype of the probes, booleans too
+            state[name] = state[name].to(value.dtype) if name in state else value
 
     def _forget_unless(self, loss: Tensor) -> None:
         """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
@@ -405,6 +417,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     # -------------------------------------------------------------------------------- step
 
+    @tracked
     @torch.no_grad()
     def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
         """Take one step.
@@ -434,10 +447,11 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     def _step_on_target(self, target: Target) -> Tensor:
         q = self._only_posterior("a target")
-        evaluation, heading = self._evaluated(target)
-        trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
-        if trial is not None:
-            self._keep(target, trial)
+        with q.settled():
+            evaluation, heading = self._evaluated(target)
+            trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
+            if trial is not None:
+                self._keep(target, trial)
         return evaluation.loss.sum()
 
     @torch.no_grad()
@@ -462,8 +476,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
             )
         for index, q in enumerate(self.posteriors):
-            e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
-            self._advance(index, Evaluation(e.value, e), self._heading(index, e), None)
+            with q.settled():
+                e = self._packet_from_probes(index, torch.zeros_like(q.mean_probe[..., 0]))
+                self._advance(index, Evaluation(e.value, e), self._heading(index, e), None)
 
     def _step_on_closure(self, closure: Callable[[], Tensor]) -> Tensor:
         def evaluate() -> list[Evaluation]:
@@ -659,6 +674,25 @@ class NaturalGradientVI(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._cache = self.last = None
         super().__setstate__(state)
+
+
+def _check_parts(**parts: tuple[Any, type]) -> None:
+    """Each is an instance of its axis, or not given.
+
+    Raises:
+        PairError: a class, or something of another package.
+    """
+    folders = {"rule": "rules", "step_size": "stepsizes", "estimator": "expectations"}
+    for name, (part, kind) in parts.items():
+        if isinstance(part, kind) or (part is None and name != "rule"):
+            continue
+        what = type(part)
+        got = (
+            f"the class {part.__name__}, not called"
+            if isinstance(part, type)
+            else f"{what.__name__} of {what.__module__}"
+        )
+        raise PairError(f"{name} is a part from torchngvi.{folders.get(name, 'rules')}; got {got}.")
 
 
 def _turned(q: Posterior, move: Move, accept: Tensor, signed: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from torchngvi import sparse
 from torchngvi.errors import InputError
 from torchngvi.fit import fit
 from torchngvi.interfaces import Prior
+from torchngvi.linalg import eigh
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.posteriors import CholeskyGaussian
@@ -64,7 +65,12 @@ class RowSpace:
         K = torch.zeros(rows, rows, dtype=X.dtype, device=X.device)
         for columns, part in self._columns():
             K += (part / self.prior_precision[columns]) @ part.mT
-        values, vectors = torch.linalg.eigh(K)
+        values, vectors, ok = eigh(K)
+        if not bool(ok):
+            raise InputError(
+                f"RowSpace needs the products of the rows, X Λ⁻¹ Xᵀ, to be finite; in {X.dtype} some of them overflow. "
+                "Scale the columns of X."
+            )
         seen = values > _RANK * values[-1]
         root = values[seen].sqrt()
         self.basis = vectors[:, seen] / root  # B: Q = Λ^-½ XᵀB

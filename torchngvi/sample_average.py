@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchngvi import checkpoints
+from torchngvi import checkpoints, fingerprints
 from torchngvi.arguments import FullPrecision
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, TorchngviError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.guarded import Guarded
@@ -38,6 +38,8 @@ from torchngvi.streaming import stream_batches
 
 _METHOD = "VN by sample averages"
 _KEPT = (
+    "first_mean",
+    "first_log_sd",
     "seed",
     "draws",
     "evaluations",
@@ -107,8 +109,12 @@ def fit_by_draws(
     checkpoint: str | Path | None,
 ) -> FitResult:
     """`torchngvi.fit` on a log joint, without an optimizer; draws come from a seed taken from torch's generator."""
+    file = None
+    if checkpoint is not None:
+        settings = {"method": _METHOD, **fingerprints.of_problem(q, target)}
+        file = checkpoints.Checkpoint(checkpoint, settings, q.mean_probe.device)
     seed = int(torch.randint(2**31, ()))
-    run = _Run(q, Guarded(target), tolerance, max_evaluations, callbacks, progress, checkpoint, seed)
+    run = _Run(q, Guarded(target), tolerance, max_evaluations, callbacks, progress, file, seed)
     with torch.no_grad(), FullPrecision(q.mean_probe.device.type):
         return run.run()
 
@@ -123,7 +129,7 @@ class _Run:
     max_evaluations: int
     callbacks: tuple[Callable[[Record], Any], ...]
     progress: bool
-    checkpoint: str | Path | None
+    file: checkpoints.Checkpoint | None
     seed: int
     trace: list[Record] = field(default_factory=list)
     draws: int = 0
@@ -134,25 +140,31 @@ class _Run:
     near: bool = False
     daring: bool = True
     evidence: float = -math.inf  # Laplace's, of the start
-    at_first_mean: Tensor | None = None
     halt: str = ""  # why to end the run, found on the way
+    unseen: str = ""  # why no other start was looked at
     optimizer: VN | None = None
-    saved: dict[str, Any] | None = None  # of the optimizer, from a checkpoint
+    standing: checkpoints.State | None = None  # before the first evaluation on the present draws, which completes it
+    expected: Tensor | None = None  # the loss there, from a checkpoint
 
     def run(self) -> FitResult:
         """Start, minimise, grow, check."""
         self.began = time.perf_counter()
-        self.first_mean = self.q.frame().mean.clone()
+        self.first_mean, self.first_log_sd = self.q.frame().mean.clone(), self.q.stddev.log()
+        start = self.here = self.q.snapshot()
         stage: _Stage | None = None
         with tqdm(total=self.max_evaluations, disable=not self.progress, desc="VN", unit="eval") as self.bar:
             try:
-                if not self._resumed():
-                    self._check_repeats()
+                resumed = self._resumed()
+                self._check_repeats()
+                if not self.draws:  # not even started
+                    if self.file is not None and not resumed:
+                        self.file.save(self._standing(self.file))
                     self._start()
                     self.draws = self._first_draws()
-                    self.first_log_sd = self.q.stddev.log()
+                    self.first_log_sd = self.q.stddev.log()  # where it started
+                    self.here = self.q.snapshot()
                 while True:
-                    self._save()
+                    self.standing = None if self.file is None else self._standing(self.file)
                     stage = self._minimised()
                     if stage.reason:
                         return self._result(False, stage.reason, stage)
@@ -174,9 +186,13 @@ class _Run:
                         return self._result(False, self._why_not(stage, total), stage)
                     self.draws = more
             except KeyboardInterrupt:
+                self._restore(self.here)
                 if stage is None and not self.trace:
                     raise
-                return self._result(False, "because it was interrupted.", stage, interrupted=True)
+                return self._result(False, "because it was interrupted.", stage)
+            except InputError:  # refused: nothing has happened
+                self._restore(start)
+                raise
 
     # -------------------------------------------------------------------------------- start
 
@@ -241,9 +257,12 @@ class _Run:
         """q at the mode, narrower where its draws leave the support; or as it is, where that is better."""
         q, here = self.q, self.q.snapshot()
         best = self._sampled_loss(_FEWEST) if or_stay else math.inf
-        scale = q.kept_precision(mode.root)  # of a mean field 1/√diag H
+        scale, loss = q.kept_precision(mode.root), math.inf  # of a mean field 1/√diag H
         for factor in _SHRINK:
-            q.initialize_(mode.theta, factor * scale)
+            try:
+                q.initialize_(mode.theta, factor * scale)
+            except InputError:  # no numbers of this dtype: q has kept its place
+                break
             loss = self._sampled_loss(_FEWEST)
             if loss < math.inf:
                 break
@@ -315,10 +334,7 @@ class _Run:
         estimator = self._estimator()
         if self.optimizer is None:
             self.optimizer = VN(self.q, estimator=estimator)
-            if self.saved is None:
-                return self.optimizer
-            self.optimizer.load_state_dict(self.saved)
-            self.saved = None
+            return self.optimizer
         self.optimizer.resample(estimator)
         return self.optimizer
 
@@ -327,6 +343,12 @@ class _Run:
         gamma = self.target.temperature or 1.0
         status = self._count(optimizer, optimizer.evaluate)
         assert status.noise2 is not None
+        if self.expected is not None and self.file is not None:
+            self.file.check_loss(self.expected, status.loss, lambda: status.loss)
+        if self.standing is not None and self.file is not None:
+            self.file.save({**self.standing, "loss": status.loss.clone()})
+        self.expected = self.standing = None
+        self.here = self.q.snapshot()
         stage = _Stage(status.norm2 / gamma**2, status.noise2 / gamma**2 * self._overfit(), status.loss)
         self._record(stage, step)
         return stage._replace(reason=self._why_stop(stage, status.loss.isfinite() & status.norm2.isfinite()))
@@ -363,8 +385,8 @@ class _Run:
         if self._better_start() or self.halt:
             return False, self.halt
         self.loss = -fresh.elbo
-        others = ""
-        if self._can_start():
+        others = self.unseen
+        if not others and self._can_start():
             others = f", and {self._starts()} other starts found nothing better"
             others = ", from the best of several starts" if self.switched else others
         return True, (
@@ -377,14 +399,18 @@ class _Run:
         q, failed = self.q, self.target.failures()
         z = Fixed(_FRESH, seed=self.seed + 1)(q.mean_probe.detach())
         theta = q.push_noise(z).detach()
-        with torch.enable_grad():  # as in the fit, for functions that differentiate
-            value = self.target.log_joint(theta).detach()
+        reason = ""
+        try:
+            with torch.enable_grad():  # as in the fit, for functions that differentiate
+                value = self.target.log_joint(theta).detach()
+        except InputError as error:  # of a batch of another size: the fit is not lost for it
+            value = theta.new_full(theta.shape[:-1], torch.nan)
+            reason = f"because the check on {_FRESH} fresh draws could not be made: {error}"
         terms = value - self.target.temperature * q.log_prob(theta)
         bad = int((~torch.isfinite(terms)).sum())
-        reason = ""
-        if bad and self.target.failures() != failed:
-            reason = f"because the check on {_FRESH} fresh draws could not be made.{self.target.failures()}"
-        elif bad:
+        if bad and not reason and self.target.failures() != failed:
+            reason = f"because the log joint fails at {bad} of {terms.numel()} draws from q.{self.target.failures()}"
+        elif bad and not reason:
             reason = (
                 f"because the log joint is not finite at {bad} of {terms.numel()} draws from q: no Gaussian fits "
                 "inside its support. Transform the constrained coordinates."
@@ -397,7 +423,16 @@ class _Run:
         """Search from points around the first start, once; True where q now is at a better one."""
         if not self._can_start() or self.looked:
             return False
-        starts, self.looked = self.first_mean + self._shifts(self._starts()), True
+        self.looked = True
+        try:
+            return self._found_better()
+        except (TorchngviError, RuntimeError, ArithmeticError) as error:  # whatever fails elsewhere, q is where it was
+            self.halt = ""
+            self.unseen = f", and other starts could not be looked at ({str(error).rstrip('.')})"
+            return False
+
+    def _found_better(self) -> bool:
+        starts = self.first_mean + self._shifts(self._starts())
         modes = [mode for mode in find_modes(self.target, starts, self._budget()) if mode is not None]
         found = max(modes, key=lambda mode: mode.log_evidence, default=None)
         if found is None or found.log_evidence < 1 + self.evidence:
@@ -412,6 +447,7 @@ class _Run:
         finally:
             if not better:
                 self._restore(old)
+                self.here = old
                 self.optimizer, self.near, self.draws = kept
         if not self.stopped and self.evaluations < self.max_evaluations:
             self.halt = ""  # it ended there, not here
@@ -420,36 +456,35 @@ class _Run:
 
     # -------------------------------------------------------------------------------- checkpoints
 
-    def _save(self) -> None:
-        """Before the first evaluation on the present draws."""
-        if self.checkpoint is not None:
-            numbers = {name: getattr(self, name) for name in _KEPT}
-            trace = [tuple(record) for record in self.trace]
-            seconds = time.perf_counter() - self.began
-            state = {"posterior": self.q.state_dict(), "method": _METHOD, "trace": trace, "seconds": seconds}
-            state["optimizer"] = None if self.optimizer is None else self.optimizer.state_dict()
-            state["first"] = (self.first_mean, self.first_log_sd, self._at_first_mean(), self.target.gradients)
-            checkpoints.save(self.checkpoint, {**state, **numbers})
+    def _standing(self, file: checkpoints.Checkpoint) -> checkpoints.State:
+        """Before the first evaluation on the present draws; the loss is known after it."""
+        return file.captured(
+            posterior=self.q.state_dict(),
+            optimizer=None if self.optimizer is None else self.optimizer.state_dict(),
+            trace=[tuple(record) for record in self.trace],
+            seconds=time.perf_counter() - self.began,
+            gradients=self.target.gradients,
+            loss=None,
+            **{name: getattr(self, name) for name in _KEPT},
+        )
 
     def _resumed(self) -> bool:
         """Go on from the checkpoint, if there is one."""
-        state = checkpoints.loaded(self.checkpoint, self.q, _METHOD)
-        if state is None:
+        state = None if self.file is None else self.file.load()
+        if self.file is None or state is None:
             return False
-        for name in _KEPT:
-            setattr(self, name, state[name])
-        self.trace[:] = [Record(*values) for values in state["trace"]]
-        self.saved = state["optimizer"]
-        self.first_mean, self.first_log_sd, expected, self.target.gradients = state["first"]
-        self.began -= state["seconds"]
-        checkpoints.check_same_problem(self.checkpoint, -expected, -self._at_first_mean())
+        with self.file.restoring(state):
+            self.q.load_state_dict(state["posterior"])
+            for name in _KEPT:
+                setattr(self, name, state[name])
+            if state["optimizer"] is not None:
+                self.optimizer = VN(self.q, estimator=self._estimator())
+                self.optimizer.load_state_dict(state["optimizer"])
+            self.expected, self.target.gradients = state["loss"], state["gradients"]
+            self.began -= state["seconds"]
+            self.here = self.q.snapshot()
+            self.trace[:] = [Record(*values) for values in state["trace"]]
         return True
-
-    def _at_first_mean(self) -> Tensor:
-        """log p(θ) at the first mean: another one for another problem."""
-        if self.at_first_mean is None:
-            self.at_first_mean = torch.nan_to_num(self.target.log_joint(self.first_mean[None])[0].detach())
-        return self.at_first_mean
 
     # -------------------------------------------------------------------------------- report
 
@@ -501,7 +536,7 @@ class _Run:
             f"nearer to a Gaussian.{self.target.failures()}"
         )
 
-    def _result(self, converged: bool, reason: str, stage: _Stage | None, *, interrupted: bool = False) -> FitResult:
+    def _result(self, converged: bool, reason: str, stage: _Stage | None) -> FitResult:
         last = self.trace[-1]
         norm, loss = (last.norm, last.loss) if stage is None else (stage.total, float(stage.loss.sum()))
         loss = float(self.loss.sum()) if converged else loss
@@ -511,6 +546,4 @@ class _Run:
         if converged:
             self.bar.total = self.bar.n
         self.bar.refresh()
-        if not interrupted:  # from there a run goes on, bit for bit
-            self._save()
         return FitResult(converged, reason, loss, norm, last.evaluations, members, self.trace)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchngvi.bbvi.bases import Base
 from torchngvi.errors import InputError
+from torchngvi.linalg import eigh
 
 
 class Gradient(NamedTuple):
@@ -158,8 +159,9 @@ class SquareRoot(Scale):
 
     def projected(self, C: Tensor, floor: float) -> Tensor:
         """The spectrum, clipped."""
-        values, vectors = torch.linalg.eigh(C)
-        return (vectors * values.clamp_min(_positive(floor))) @ vectors.mT
+        values, vectors, ok = eigh(C)
+        projected = (vectors * values.clamp_min(_positive(floor))) @ vectors.mT
+        return torch.where(ok[..., None, None], projected, torch.nan)
 
     def second_moment_weights(self, dim: int, kurtosis: float) -> tuple[Tensor, Tensor]:
         """Not of this form: its cross terms mix G_ij and G_ji.

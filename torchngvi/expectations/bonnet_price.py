@@ -15,7 +15,7 @@ from torch import Tensor
 from torchngvi import sparse
 from torchngvi.expectations.drawing import Drawing
 from torchngvi.gaussian_integrals import Moments
-from torchngvi.interfaces import Cost, Expectation, Frame, LinearTarget, Posterior, Target
+from torchngvi.interfaces import Cost, Expectation, Frame, LinearTarget, Posterior, Raw, Sites, Target
 from torchngvi.structures import Diagonal
 
 
@@ -59,7 +59,12 @@ class BonnetPrice(Drawing):
         weights, (likelihood, mean, y) = sites.alpha, seen
         value, slope, curvature = _means(likelihood, mean + _predictor(sites.rows, noise), y)
         spread = sites.prior.expected_energy(frame) - sites.prior.expected_energy(point)
-        packet = sites._replace(alpha=weights * slope, beta=weights * curvature).raw()
+        sites = sites._replace(alpha=weights * slope, beta=weights * curvature)
+        packet: Sites | Raw
+        if q.structure.rank == 2:
+            packet = sites.raw()
+        else:  # a diagonal needs no D x D matrix
+            packet = sites if sparse.is_sparse(sites.rows) else sites._replace(projected=frame.rows(sites.rows))
         total = (weights * value).sum(-1) + prior + spread
         return Expectation(total, packet, target.temperature, False, Cost(count, count))
 

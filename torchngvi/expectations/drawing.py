@@ -59,8 +59,8 @@ class Drawing(Estimator):
         least = 2 * q.structure.widest
         if q.structure.widest > 1 and self.draws.num_samples < least:
             raise InputError(
-                f"fixed draws determine a full covariance in {q.dim} dimensions if there are at least {least} of them: "
-                f"with fewer the objective has no minimum; got {self.draws.num_samples}. "
+                f"fixed draws determine a full covariance in {q.structure.widest} dimensions if there are at least "
+                f"{least} of them: with fewer the objective has no minimum; got {self.draws.num_samples}. "
                 f"Use Fixed({least}) or more, or a DiagonalGaussian."
             )
         return self.one_triangle(q, seen.pulled, seen.z)

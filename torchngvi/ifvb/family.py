@@ -15,6 +15,22 @@ from torch import Tensor, nn
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.linalg import cholesky
+from torchngvi.modes import tracked
+
+
+def check_start(family: str, **parts: Any) -> None:
+    """The parts of a start are vectors or matrices.
+
+    Raises:
+        InputError: anything but floating-point tensors with a dimension.
+    """
+    for name, part in parts.items():
+        if not isinstance(part, Tensor) or part.ndim == 0 or not part.is_floating_point():
+            got = f"{part.dtype} of shape {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
+            raise InputError(
+                f"{family} starts at floating-point tensors ({', '.join(parts)}), such as torch.zeros(4); got {name} = "
+                f"{got}."
+            )
 
 
 class Family(nn.Module, ABC):
@@ -33,6 +49,7 @@ class Family(nn.Module, ABC):
     reparametrised = False  # whether rsample exists
     flat = True  # no manifold: λ may be averaged
 
+    @tracked
     def __init__(
         self,
         vector: Tensor,  # (*batch, D)
@@ -40,7 +57,8 @@ class Family(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.dim = dim
-        if not torch.is_floating_point(vector) or not bool(vector.isfinite().all()):
+        check_start(type(self).__name__, vector=vector)
+        if not bool(vector.isfinite().all()):
             raise InputError(
                 f"{type(self).__name__} starts at a vector of finite floating-point numbers; got {vector}."
             )

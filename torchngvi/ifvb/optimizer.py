@@ -22,6 +22,7 @@ from torchngvi.ifvb.averaging import Averaging
 from torchngvi.ifvb.estimators import ControlVariate, GradientEstimator, Pathwise
 from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.preconditioners import Preconditioner, Recursive
+from torchngvi.modes import tracked
 
 _WARM_UP_AT_ONCE = 256  # scores
 RADIUS = 0.1  # nats
@@ -73,6 +74,7 @@ class PreconditionedVI(torch.optim.Optimizer):
     [58.0, 144.0]
     """
 
+    @tracked
     def __init__(
         self,
         family: Family,
@@ -147,6 +149,7 @@ class PreconditionedVI(torch.optim.Optimizer):
 
     # -------------------------------------------------------------------------------- step
 
+    @tracked
     @torch.no_grad()
     def step(self, closure: Any = None) -> Tensor:  # type: ignore[override]
         """One iteration.

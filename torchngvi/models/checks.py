@@ -9,7 +9,7 @@ from torch import Tensor
 from torchngvi import sparse
 from torchngvi.errors import InputError
 from torchngvi.interfaces import FullPrior, Posterior, Prior
-from torchngvi.linalg import cholesky
+from torchngvi.linalg import cholesky, eigh
 
 
 def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
@@ -37,7 +37,8 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
             f"{name} must be finite; got {int((~finite).sum())} NaN or infinite of {entries.numel()} entries. "
             "Drop or impute those rows."
         )
-    return tensor.detach()
+    # the data of a model are read in backward passes, which what inference_mode made cannot be
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def design(value: Any) -> Tensor:
@@ -171,10 +172,10 @@ def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
             "a prior_precision of shape (D, D) is a matrix and must be symmetric; entries across the diagonal differ "
             f"by up to {asymmetry:.3g}. Pass (A + A.mT) / 2; of one diagonal a member, pass (*batch, 1, D)."
         )
-    precision = 0.5 * (precision + precision.mT)
+    precision = 0.5 * precision + 0.5 * precision.mT  # no sum that may overflow
     factor, ok = cholesky(precision)
     if not bool(ok):
-        smallest = float(torch.linalg.eigvalsh(precision)[0])
+        smallest = float(eigh(precision)[0][0])
         raise InputError(
             f"prior_precision must be positive definite; got a smallest eigenvalue of {smallest:.3g}. "
             "Add a multiple of the identity."

@@ -19,6 +19,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, LinearTarget, Posterior, ScalarRule, Sites
 from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
+from torchngvi.modes import tracked
 
 
 class GeneralizedLinear(LinearTarget):
@@ -53,6 +54,7 @@ class GeneralizedLinear(LinearTarget):
     1
     """
 
+    @tracked
     def __init__(
         self,
         X: Any,

@@ -18,7 +18,8 @@ _WORDS_OF_VMAP = ("vmap", "doesn't have storage")  # in the errors it raises
 class LogJoint(Target):
     """log p(data, θ) as a function of θ.
 
-    A value that is NaN or infinite is passed on: a step that meets one is not taken.
+    A value that is NaN or infinite is passed on: a step that meets one is not taken.  Values come in the dtype of θ,
+    whatever the function computes in.
 
     Args:
         function: θ (S, *batch, D) -> (S, *batch), the log joint of each of S draws; normalising
@@ -79,7 +80,7 @@ class LogJoint(Target):
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """The user's function, its result checked."""
-        value, shape = _real(self.function(theta)), theta.shape[:-1]
+        value, shape = _real(self.function(theta)).to(theta.dtype), theta.shape[:-1]
         if value.shape != shape:
             one = " If the function is of one theta (D,), wrap it: LogJoint.vmapped(f)." if value.ndim == 0 else ""
             raise InputError(

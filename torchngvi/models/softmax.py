@@ -25,6 +25,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
 from torchngvi.linalg import tril_half
 from torchngvi.models import checks
+from torchngvi.modes import tracked
 
 _STEPS = {1: 0.25, 2: 0.4}  # of the grids of nodes, by dimension
 _REACH = {1: 8.5, 2: 7.0}  # standard deviations the grids span
@@ -62,6 +63,7 @@ class SoftmaxRegression(TractableTarget):
     (6, [0.0, 1.0, 2.0])
     """
 
+    @tracked
     def __init__(
         self,
         X: Any,

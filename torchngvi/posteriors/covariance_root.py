@@ -187,7 +187,7 @@ class DiagonalGaussian(CovarianceRoot):
         self._register(("mean", "scale"), mean, scale, dtype, device)
 
     @classmethod
-    def _pattern(cls, dim: int, structure: Pattern | None) -> Pattern:
+    def _pattern(cls, dim: int, structure: Pattern | None, kept: Pattern | None = None) -> Pattern:
         if structure is not None and not isinstance(structure, Diagonal):
             raise PairError(f"a DiagonalGaussian has the structure Diagonal({dim}); got {structure}.")
         return Diagonal(dim)

@@ -6,7 +6,8 @@ that a backward pass leaves a = Cᵀg in ``mean_probe.grad`` and W in ``root_pro
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, Versions, where_members
-from torchngvi.linalg import cholesky
+from torchngvi.linalg import cholesky, eigh
+from torchngvi.modes import tracked
 from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -30,6 +32,19 @@ class Tested(Coordinates):
         new = cls(vector, matrix)
         new.known = known
         return new
+
+
+class Memory:
+    """What was computed from coordinates, and of which."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        self.of: Versions | None = None
+        self.settled = False  # nothing but `assign` changes the coordinates now
+
+    def forget(self) -> None:
+        """The coordinates were changed."""
+        self.values, self.of = {}, None
 
 
 class Gaussian(Posterior):
@@ -71,9 +86,9 @@ class Gaussian(Posterior):
             raise InputError(f"the structure must have D = {dim} coordinates, as the posterior; got {structure}.")
         self.dim = dim
         self.structure = structure
-        self._memory: dict[str, Tensor] = {}  # what was computed from the coordinates
-        self._memory_of: Versions | None = None
+        self._memory = Memory()
 
+    @tracked
     def _register(
         self,
         names: tuple[str, str],
@@ -128,7 +143,8 @@ class Gaussian(Posterior):
         """Restart in place from N(mean, scale scaleᵀ).
 
         Raises:
-            InputError: not finite, of a shape that does not fit, or a scale whose diagonal is not positive.
+            InputError: not finite, of a shape that does not fit, a scale whose diagonal is not positive, or one whose
+                coordinates are not finite in this dtype.
         """
         like = self.mean_probe
         start = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
@@ -158,8 +174,16 @@ class Gaussian(Posterior):
             raise InputError(
                 f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."
             )
-        new = self._coordinates_of(start.expand(full), factor)
-        self.assign(new, torch.ones(self.batch_shape, dtype=torch.bool, device=like.device))
+        old, everywhere = self.snapshot(), torch.ones(self.batch_shape, dtype=torch.bool, device=like.device)
+        self.assign(self._coordinates_of(start.expand(full), factor), everywhere)
+        frame = self.frame()
+        regular = self.structure.positive_root(frame.root)[1].all() & torch.isfinite(frame.mean).all()
+        if not bool(regular):
+            self.assign(old, everywhere)
+            raise InputError(
+                f"mean and scale must have coordinates in {like.dtype}; those of {type(self).__name__} overflow or "
+                f"vanish, with a smallest scale of {smallest:.3g}. Use float64 or other units of theta."
+            )
         return self
 
     @classmethod
@@ -189,11 +213,34 @@ class Gaussian(Posterior):
             raise InputError("covariance must be symmetric; pass (V + V.mT) / 2.")
         factor, ok = cholesky(covariance.to(mean.dtype))
         if not bool(ok.all()):
+            values, _, known = eigh(covariance)
             raise InputError(
                 "covariance must be positive definite; its Cholesky factorisation failed. "
-                f"Its smallest eigenvalue is {float(torch.linalg.eigvalsh(covariance).min()):.3g}."
+                + (
+                    f"Its smallest eigenvalue is {float(values.min()):.3g}."
+                    if bool(known.all())
+                    else "It is not finite."
+                )
             )
         return cls._start(mean, factor, cls._pattern(mean.shape[-1], structure))
+
+    @classmethod
+    def from_marginals(
+        cls,
+        mean: Tensor,  # (*batch, D)
+        marginals: Structured,  # the entries of V in the pattern
+        structure: FullAlgebra,
+    ) -> Self:
+        """The member of the family whose covariance has these blocks.
+
+        >>> from torchngvi import DiagonalGaussian
+        >>> from torchngvi.structures import Diagonal
+        >>> DiagonalGaussian.from_marginals(torch.zeros(2), torch.tensor([4.0, 9.0]), Diagonal(2)).stddev.tolist()
+        [2.0, 3.0]
+        """
+        root, _ = structure.cholesky(marginals)
+        scale = structure.diagonal(root) if structure.widest == 1 else structure.to_dense(root)
+        return cls._of(mean, scale, structure)
 
     @classmethod
     def from_posterior(cls, other: "Gaussian", *, structure: Pattern | None = None) -> Self:
@@ -207,7 +254,7 @@ class Gaussian(Posterior):
         4.0
         """
         kept = None if isinstance(other.structure, Diagonal) else other.structure
-        pattern = cls._pattern(other.dim, structure or kept)
+        pattern = cls._pattern(other.dim, structure, kept)
         if isinstance(pattern, Diagonal):
             return cls._of(other.mean, other.stddev, pattern)
         return cls._start(other.mean, other.scale_tril, pattern)
@@ -234,14 +281,14 @@ class Gaussian(Posterior):
         else:
             mean, precision = torch.broadcast_tensors(mean, precision)
         pattern, shape = cls._pattern(mean.shape[-1], structure), (*batch_shape, mean.shape[-1])
-        if isinstance(prior, Prior):
+        if not isinstance(prior, FullPrior):
             return cls._of(mean.expand(shape), precision.rsqrt().expand(shape), pattern)
         return cls._start(mean.expand(shape), factor.expand(*shape, mean.shape[-1]), pattern)
 
     @classmethod
-    def _pattern(cls, dim: int, structure: Pattern | None) -> Pattern:
-        """The structure that was asked for, or the family's own."""
-        return Dense(dim) if structure is None else structure
+    def _pattern(cls, dim: int, structure: Pattern | None, kept: Pattern | None = None) -> Pattern:
+        """The structure that was asked for, or that of where it comes from, or the family's own."""
+        return structure or kept or Dense(dim)
 
     @classmethod
     def _start(cls, mean: Tensor, scale_tril: Tensor, structure: Pattern) -> Self:
@@ -429,16 +476,16 @@ class Gaussian(Posterior):
         old = self._computed(*known)
         known = {name: where_members(where, value, old[name]) for name, value in known.items()}
         # graphs through what was computed from the old coordinates are stale: let torch know
-        torch.autograd.graph.increment_version(tuple(self._memory.values()))
+        torch.autograd.graph.increment_version(tuple(self._memory.values.values()))
         super().assign(new, where)
         if known:
-            self._memory, self._memory_of = known, Versions(self.coordinates)
+            self._memory.values, self._memory.of = known, Versions(self.coordinates)
 
     # -------------------------------------------------------------------------------- torch
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert in place, as torch does for Parameters: optimizers keep the tensors they hold."""
-        self._memory, self._memory_of = {}, None
+        self._memory.forget()
         for name, buffer in self._buffers.items():
             if buffer is None:
                 continue
@@ -454,18 +501,31 @@ class Gaussian(Posterior):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memory": {}, "_memory_of": None}
+        return {**self.__dict__, "_memory": Memory()}
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """As every posterior; what was computed before is compared once."""
+        memory, outer = self._memory, self._memory.settled
+        if not outer and memory.of is not None and not memory.of.hold(self.coordinates):
+            memory.forget()
+        memory.settled = True
+        try:
+            yield
+        finally:
+            memory.settled = outer
 
     def _computed(self, *names: str) -> dict[str, Tensor]:
         """What ``_compute_<name>`` makes of the coordinates, and all that is known of them: kept until they change."""
         coordinates = self.coordinates
-        if names and (self._memory_of is None or not self._memory_of.hold(coordinates)):
-            self._memory, self._memory_of = {}, Versions(coordinates)
+        memory = self._memory
+        if names and (memory.of is None or not memory.of.hold(coordinates, contents=not memory.settled)):
+            memory.values, memory.of = {}, Versions(coordinates)
         for name in names:
-            if name not in self._memory:
-                with torch.no_grad():
-                    self._memory[name] = getattr(self, f"_compute_{name}")()
-        return self._memory
+            if name not in memory.values:
+                with torch.inference_mode(False), torch.no_grad():
+                    memory.values[name] = getattr(self, f"_compute_{name}")()
+        return memory.values
 
     def extra_repr(self) -> str:
         """Shown by ``repr``."""

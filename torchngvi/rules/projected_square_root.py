@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
+from torchngvi.linalg import eigh
 from torchngvi.structures import FullAlgebra
 
 
@@ -57,10 +58,9 @@ class ProjectedSquareRoot(Rule):
 
         def at(rho: Tensor) -> Root:
             stepped = R - structure.scaled(rho, gradient)
-            finite = stepped.isfinite().flatten(-2).all(-1)[..., None, None]
-            values, Q = torch.linalg.eigh(torch.where(finite, stepped, R))
+            values, Q, ok = eigh(stepped)
             root = structure.lower_root(Q * values.clamp_min(self.floor)[..., None, :])
-            return Root(frame.mean - rho[..., None] * g, torch.where(finite, root, torch.nan))
+            return Root(frame.mean - rho[..., None] * g, torch.where(ok[..., None, None], root, torch.nan))
 
         def slope() -> Tensor:
             return g.square().sum(-1) + structure.entries_norm2(gradient)

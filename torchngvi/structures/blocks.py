@@ -110,6 +110,11 @@ class Squares(FullAlgebra):
 
     # what the pattern derives, without an index
 
+    def eye(self, like: Tensor) -> Structured:
+        """The identity for vectors such as ``like``."""
+        eye = torch.eye(self.shape[-1], dtype=like.dtype, device=like.device)
+        return eye.expand(*like.shape[:-1], *self.shape)
+
     def diagonal(self, matrix: Structured) -> Tensor:
         """The diagonal, (*batch, D)."""
         return self.join(matrix.diagonal(dim1=-2, dim2=-1))

@@ -170,7 +170,7 @@ class Pattern(ABC):
         matrix: Structured,
     ) -> Structured:
         """One factor a member times its matrix."""
-        return factor.reshape(factor.shape + (1,) * self.rank) * matrix
+        return factor[(..., *(None,) * self.rank)] * matrix
 
     def from_dense(
         self,

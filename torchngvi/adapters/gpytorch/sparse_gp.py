@@ -149,6 +149,10 @@ class SparseGP(TractableTarget):
             self._changes.add_(1)
         return (self._changes, *(part for pair in self._listed() for part in pair))
 
+    def known_data(self) -> tuple[Tensor, ...]:
+        """The data where they are in memory; hyper-parameters are told by the loss."""
+        return tuple(part for pair in self._listed() for part in pair)
+
     def log_joint(self, theta: Tensor) -> Tensor:
         """Σ_n E[log p(y_n | f_n) | v] + log N(v; 0, I), (*sample, *batch)."""
         value = -self._prior(theta).energy(theta)

@@ -20,7 +20,6 @@ float32 cannot take; at the end q has the model's dtype again.
 """
 
 import math
-import pickle
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,9 +29,10 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from torchngvi import checkpoints
+from torchngvi import checkpoints, fingerprints
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
@@ -97,7 +97,7 @@ def train_svgp(
             whichever mode.
         progress: show a bar.
         checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's
-            default generator as it was.
+            default generator, and that of a ``DataLoader``, as they were.
 
     Returns:
         What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.
@@ -105,7 +105,7 @@ def train_svgp(
     Raises:
         InputError: no data, another number of rows than ``num_data``, a hyper-optimizer that holds q or none of the
             parameters or evaluates more than once a step, a loss that is not finite, a checkpoint that cannot be
-            written or is of another model or optimizer.
+            written or is of another model, optimizer or, where they are tensors in memory, other data.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
     >>> import gpytorch
@@ -133,22 +133,24 @@ def train_svgp(
     if num_data < 1:
         raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
     if hyper_optimizer is not None:
-        if checkpoint is not None:
-            checkpoints.check_writable(checkpoint)
         model.train()
         likelihood.train()
         q = SparseGP(model, likelihood, []).posterior
         _check_optimizer(hyper_optimizer, q, [*model.parameters(), *likelihood.parameters()])
+        file = None
+        if checkpoint is not None:
+            settings = _settings(model, likelihood, batches, num_data, hyper_optimizer)
+            file = checkpoints.Checkpoint(checkpoint, settings, q.device)
         with restored_dtype(q):
             run = _Run(model, likelihood, num_data, hyper_optimizer)
-            losses = run.resumed(checkpoint)
+            losses = run.resumed(file, batches)
             with tqdm(total=epochs * num_data, disable=not progress, desc="SVGP", unit="row", unit_scale=True) as bar:
                 bar.update(len(losses) * num_data)
                 try:
                     while len(losses) < epochs:
                         losses.append(run.epoch(batches, bar))
-                        if checkpoint is not None:
-                            run.save(checkpoint, losses)
+                        if file is not None:
+                            file.save(run.captured(file, batches, losses))
                         with kept_modes(model, likelihood):
                             answers = [callback(len(losses) - 1, losses[-1]) for callback in callbacks]
                         if any(answers):
@@ -250,56 +252,70 @@ class _Run:
 
     # -------------------------------------------------------------------------------- checkpoints
 
-    def save(self, path: str | Path, losses: list[float]) -> None:
+    def captured(self, file: checkpoints.Checkpoint, batches: Iterable[Batch], losses: list[float]) -> dict[str, Any]:
         """After an epoch."""
-        state = {
-            "svgp": 1,
-            "losses": losses,
-            "dtype": str(self.q.dtype),
-            "model": self.model.state_dict(),
-            "likelihood": self.likelihood.state_dict(),
-            "optimizer": type(self.hyper).__name__,
-            "hyper": self.hyper.state_dict(),
-            "natural": self.natural.state_dict(),
-            "log_rho": self.log_rho,
-            "force": self.force,
-            "generator": torch.get_rng_state(),
-        }
-        checkpoints.save(path, state)
+        generator = _generator(batches)
+        return file.captured(
+            losses=losses,
+            dtype=str(self.q.dtype),
+            model=self.model.state_dict(),
+            likelihood=self.likelihood.state_dict(),
+            hyper=self.hyper.state_dict(),
+            natural=self.natural.state_dict(),
+            log_rho=self.log_rho,
+            force=self.force,
+            batches=None if generator is None else generator.get_state(),
+        )
 
-    def resumed(self, path: str | Path | None) -> list[float]:
+    def resumed(self, file: checkpoints.Checkpoint | None, batches: Iterable[Batch]) -> list[float]:
         """The losses of the epochs done, with everything as it was after them.
 
         Raises:
-            InputError: a file that is no checkpoint, or one of another model.
+            InputError: a file that is no checkpoint, or one of another run.
         """
-        if path is None or not Path(path).exists():
+        state = None if file is None else file.load()
+        if file is None or state is None:
             return []
-        try:
-            state = torch.load(path, weights_only=True, map_location=self.q.device)
-            if "svgp" not in state:
-                raise KeyError("svgp")
-        except (RuntimeError, KeyError, AttributeError, TypeError, EOFError, pickle.UnpicklingError) as error:
-            why = str(error).partition("\n")[0]
-            raise InputError(f"{path} is no checkpoint of train_svgp ({why}). Remove it, or name another.") from error
-        if state["optimizer"] != type(self.hyper).__name__:
-            raise InputError(
-                f"{path} was written beside {state['optimizer']} and hyper_optimizer is {type(self.hyper).__name__}. "
-                "Remove it, or name another file."
-            )
-        if state["dtype"] == "torch.float64":
-            self.q.double()
-        try:
+        generator = _generator(batches)
+        with file.restoring(state):
+            if state["dtype"] == "torch.float64":
+                self.q.double()
+            self.hyper.load_state_dict(state["hyper"])
             self.model.load_state_dict(state["model"])
             self.likelihood.load_state_dict(state["likelihood"])
-            self.hyper.load_state_dict(state["hyper"])
-        except (RuntimeError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise InputError(f"{path} belongs to another model ({why}). Remove it, or name another file.") from error
-        self.natural.load_state_dict(state["natural"])
-        self.log_rho, self.force = state["log_rho"], state["force"]
-        torch.set_rng_state(state["generator"].cpu())
+            self.natural.load_state_dict(state["natural"])
+            self.log_rho, self.force = state["log_rho"], state["force"]
+            if generator is not None and state["batches"] is not None:
+                generator.set_state(state["batches"].cpu())
         return list(state["losses"])
+
+
+def _settings(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Batch],
+    num_data: int,
+    hyper: torch.optim.Optimizer,
+) -> dict[str, str]:
+    """What a checkpoint is of."""
+    settings = {"method": "train_svgp", "num_data": str(num_data)}
+    for name, module in (("model", model), ("likelihood", likelihood)):
+        settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
+        settings |= fingerprints.of_tensors(name, module.state_dict())
+    return settings | fingerprints.of_torch_optimizer("hyper_optimizer", hyper) | fingerprints.of_data(_data(batches))
+
+
+def _data(batches: Iterable[Batch]) -> tuple[Tensor, ...]:
+    """The data where they are in memory and have an order."""
+    if isinstance(batches, DataLoader) and isinstance(batches.dataset, TensorDataset):
+        return batches.dataset.tensors
+    pairs = batches if isinstance(batches, list | tuple) else ()
+    return tuple(part for pair in pairs if isinstance(pair, tuple | list) for part in pair if isinstance(part, Tensor))
+
+
+def _generator(batches: Iterable[Batch]) -> torch.Generator | None:
+    """That of a loader which does not shuffle by the default one."""
+    return batches.generator if isinstance(batches, DataLoader) else None
 
 
 def _check_optimizer(optimizer: object, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, lower_entries, lower_triangle, normal
+from torchngvi.ifvb.family import Family, check_start, lower_entries, lower_triangle, normal
 from torchngvi.linalg import cholesky, tril_half
 
 
@@ -42,6 +42,7 @@ class FlatCholesky(Family):
         mean: Tensor,  # (*batch, d)
         covariance: Tensor,  # (*batch, d, d)
     ) -> None:
+        check_start(type(self).__name__, mean=mean, covariance=covariance)
         root, ok = cholesky(covariance)
         if not bool(ok.all()):
             raise InputError(f"covariance must be symmetric and positive definite; got {covariance.tolist()}.")

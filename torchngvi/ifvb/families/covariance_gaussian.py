@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb.family import Family, lower_entries, lower_triangle, normal, symmetric
+from torchngvi.ifvb.family import Family, check_start, lower_entries, lower_triangle, normal, symmetric
 from torchngvi.linalg import cholesky
 
 
@@ -63,6 +63,7 @@ class VecGaussian(Family):
         mean: Tensor,  # (*batch, d)
         covariance: Tensor,  # (*batch, d, d)
     ) -> None:
+        check_start(type(self).__name__, mean=mean, covariance=covariance)
         super().__init__(torch.cat([mean, covariance.flatten(-2)], -1), mean.shape[-1])
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -130,6 +131,7 @@ class VechGaussian(Family):
         mean: Tensor,  # (*batch, d)
         covariance: Tensor,  # (*batch, d, d)
     ) -> None:
+        check_start(type(self).__name__, mean=mean, covariance=covariance)
         d = mean.shape[-1]
         if covariance.shape[-2:] != (d, d) or not torch.allclose(covariance, covariance.mT):
             raise InputError(f"covariance must be symmetric, of shape (..., {d}, {d}); got {tuple(covariance.shape)}.")

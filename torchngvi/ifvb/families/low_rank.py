@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, normal
+from torchngvi.ifvb.family import Family, check_start, normal
 from torchngvi.linalg import cholesky
 
 
@@ -40,6 +40,7 @@ class LowRankGaussian(Family):
         factors: Tensor,  # (*batch, d, K)
         scale: Tensor,  # (*batch, d)
     ) -> None:
+        check_start(type(self).__name__, mean=mean, factors=factors, scale=scale)
         if not mean.shape == scale.shape == factors.shape[:-1]:
             shapes = ", ".join(str(tuple(part.shape)) for part in (mean, factors, scale))
             raise InputError(f"mean (..., d), factors (..., d, K) and scale (..., d) must fit; got {shapes}.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, normal
+from torchngvi.ifvb.family import Family, check_start, normal
 
 
 @final
@@ -34,6 +34,7 @@ class MeanFieldGaussian(Family):
         self,
         vector: Tensor,  # (*batch, 2 d)
     ) -> None:
+        check_start(type(self).__name__, vector=vector)
         if vector.shape[-1] % 2:
             raise InputError(f"MeanFieldGaussian takes (mu, log sigma), an even length; got {vector.shape[-1]}.")
         super().__init__(vector, vector.shape[-1] // 2)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, normal
+from torchngvi.ifvb.family import Family, check_start, normal
 
 _NOT_ORTHOGONAL = 1e-6
 
@@ -67,6 +67,7 @@ class OrthogonalFlow(Family):
         b2: Tensor,  # (*batch, d)
         W1: Tensor | None = None,  # (d, d)
     ) -> None:
+        check_start(type(self).__name__, b1=b1, W2=W2, b2=b2)
         d = b1.shape[-1]
         eye = torch.eye(d, dtype=b1.dtype, device=b1.device)
         W1 = eye if W1 is None else W1

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb.family import Family, normal
+from torchngvi.ifvb.family import Family, check_start, normal
 
 _SINGULAR = 1e-10  # of the terms of a determinant that cancel
 
@@ -77,6 +77,7 @@ class RankOneGaussian(Family):
         factor: Tensor,  # (*batch, d)
         scale: Tensor,  # (*batch, d)
     ) -> None:
+        check_start(type(self).__name__, mean=mean, factor=factor, scale=scale)
         if not mean.shape == factor.shape == scale.shape:
             shapes = ", ".join(str(tuple(part.shape)) for part in (mean, factor, scale))
             raise InputError(f"mean, factor and scale have one shape; got {shapes}.")
