@@ -19,7 +19,7 @@ LEVELS = [
     {"posteriors", "expectations", "rules", "stepsizes", "models"},
     {"arguments"},
     {"optim"},
-    {"methods", "mode", "guarded", "averaging", "ngvi", "bbvi", "ifvb"},
+    {"methods", "mode", "guarded", "averaging", "ngvi", "bbvi", "ifvb", "testing"},
     {"records", "fingerprints", "diagnostics", "laplace", "streaming"},
     {"checkpoints"},
     {"fitting"},

@@ -430,7 +430,7 @@ class Path:
     """A curve of moves from q.  The norms are functions: a constant step never reads them."""
 
     at: Callable[[Tensor], Move]  # ρ (*batch,) -> move
-    norm2: Callable[[], Tensor]  # squared natural norm of the direction, (*batch,)
+    norm2: Callable[[], Tensor]  # squared natural norm of the gradient that it follows, (*batch,)
     slope: Callable[[], Tensor]  # -dL/dρ at 0, (*batch,)
 
     def in_units_of(self, unit: float) -> "Path":
@@ -522,6 +522,7 @@ class Estimator(ABC):
 
     comparable: bool  # see Expectation.comparable
     needs: type[Target]  # the targets it can evaluate
+    unbiased: bool = True  # the means over its draws are those of E_q[ℓ]; else of a quadratic ℓ in the right model only
 
     @abstractmethod
     def __call__(self, q: "Posterior", target: Target, state: dict) -> Expectation:
@@ -594,13 +595,18 @@ class Acceleration(ABC):
 
 
 class Momentum(ABC):
-    """Averages the changes of q's own coordinates over the steps; state, in raw coordinates."""
+    """Averages the changes of q's own coordinates over the steps; state, in raw coordinates.
+
+    Where a step takes a diagonal entry of q's root through zero, q turns that column of the root, so that the diagonal
+    stays positive; the optimizer then turns the same columns of the state tensors that are named in ``signed``.
+    """
 
     needs_natural: bool  # it normalises natural gradients
+    signed: tuple[str, ...]  # names of the state tensors that average changes of the matrix, in its shape
 
     @abstractmethod
     def init(self, q: "Posterior") -> dict[str, Tensor]:
-        """State tensors; ``mean_matrix`` holds the averaged change, its columns turn with those of the root."""
+        """State tensors, (*batch, ...)."""
 
     @abstractmethod
     def __call__(

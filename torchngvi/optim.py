@@ -553,7 +553,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
         rho = self.step_size.propose(path, lr, state["rejections"], state)
         move = path.at(rho)
         new, accept = q.moved(move)
-        memory = heading.memory if self.momentum is None else _turned(q, move, accept, heading.memory)
+        memory = heading.memory
+        if self.momentum is not None:
+            memory = memory | _turned(q, move, accept, {name: memory[name] for name in self.momentum.signed})
         result = None
         if not self.step_size.needs_trial or evaluate is None:
             q.assign(new, accept)
@@ -693,15 +695,15 @@ def _check_parts(**parts: tuple[Any, type]) -> None:
         raise PairError(f"{name} is a part from torchngvi.{folders.get(name, 'rules')}; got {got}.")
 
 
-def _turned(q: Posterior, move: Move, accept: Tensor, memory: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The averaged change with its columns turned where `moved` turns those of the root to a positive diagonal."""
+def _turned(q: Posterior, move: Move, accept: Tensor, signed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Averaged changes with their columns turned where `moved` turns those of the root to a positive diagonal."""
     if isinstance(move, LogTangent):  # its diagonal stays positive
-        return memory
+        return signed
     assert isinstance(move, Tangent)
     diagonal = q.structure.diagonal(q.coordinates.matrix + move.change.matrix)
     turned = (diagonal < 0) & accept[..., None]
     sign = torch.where(turned, -torch.ones_like(diagonal), torch.ones_like(diagonal))
-    return memory | {"mean_matrix": q.structure.scale_columns(memory["mean_matrix"], sign)}
+    return {name: q.structure.scale_columns(average, sign) for name, average in signed.items()}
 
 
 def _together(trial: Trial) -> Trial:

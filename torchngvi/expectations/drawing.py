@@ -36,6 +36,7 @@ class Drawing(Estimator):
     def __init__(self, draws: Draws | int = 16) -> None:
         self.draws = as_draws(draws)
         self.comparable = self.derives_value and self.draws.comparable
+        self.unbiased = self.unbiased and not self.draws.comparable  # fixed draws have a mean of their own
         self.generator = self.draws.generator  # the optimizer saves its state
 
     def see(self, q: Posterior, target: Target) -> Seen:

@@ -42,6 +42,7 @@ class GaussNewton(Drawing):
     """
 
     needs = SeparableTarget
+    unbiased = False
 
     def __init__(self, draws: Draws | int = 16, *, chunk: int = 16) -> None:
         super().__init__(draws)

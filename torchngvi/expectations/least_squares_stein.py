@@ -39,6 +39,8 @@ class LeastSquaresStein(Drawing):
     (20.0, -12.0, 4.0)
     """
 
+    unbiased = False
+
     def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """Evaluate at q."""
         self._check_number(q.dim)

@@ -67,6 +67,7 @@ class PiecewiseBound(Estimator):
     """
 
     needs = LinearTarget
+    unbiased = False
 
     def __init__(self, pieces: int = 20, *, clip: bool = False, table: Sequence[Sequence[float]] | None = None) -> None:
         if table is None:

@@ -41,6 +41,7 @@ class NormalizedMomentum(Momentum):
     """
 
     needs_natural = True
+    signed = ("mean_matrix",)
 
     def __init__(self, norm: str = "euclidean", *, beta: float = 0.9, bias_correction: bool = True) -> None:
         if norm not in NORMS:

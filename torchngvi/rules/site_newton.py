@@ -57,7 +57,8 @@ class SiteNewton(Acceleration):
         return {"newton": torch.zeros_like(like, dtype=torch.bool), "went": torch.ones_like(like)}
 
     def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
-        """Nothing but the last step is remembered."""
+        """What became of the last step."""
+        state["newton"], state["went"] = state["newton"] & keep, torch.where(keep, state["went"], 1.0)
 
     def __call__(
         self,

@@ -1,0 +1,254 @@
+"""Parts that break their contract, one promise each: every check of torchngvi.testing must find them.
+
+They are written as a third party might get them wrong, on top of parts that are right.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from arrow import ScalarArrow
+
+from torchngvi.expectations import Independent, Quadrature, Stein
+from torchngvi.interfaces import Bent, Coordinates, Momentum, Rule, StepSize, Tangent
+from torchngvi.models import Likelihood, PoissonLog
+from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.rules import NaturalGradient, NormalizedMomentum, QuasiNewton, RootGradient
+from torchngvi.stepsizes import SufficientDecrease
+from torchngvi.structures import Dense
+
+# ------------------------------------------------------------------------------------ rules
+
+
+class Uphill(Rule):
+    """The sign of the step is wrong."""
+
+    emits, natural = Tangent, True
+
+    def __call__(self, q, e):
+        path = NaturalGradient()(q, e)
+        return replace(path, at=lambda rho: path.at(-rho))
+
+
+class SaysNatural(RootGradient):
+    """A Euclidean gradient that says it is the natural one, and so would be accelerated."""
+
+    natural = True
+
+
+class OneStepForAll(Rule):
+    """Every member goes as far as the first."""
+
+    emits, natural = Tangent, True
+
+    def __call__(self, q, e):
+        path = NaturalGradient()(q, e)
+        return replace(path, at=lambda rho: path.at(rho.flatten()[0].expand_as(rho)))
+
+
+class NeedsMore(NaturalGradient):
+    """It takes the exponential of a matrix without asking for a full algebra."""
+
+    def __call__(self, q, e):
+        q.structure.exp(q.local(e).P)
+        return super().__call__(q, e)
+
+
+# ------------------------------------------------------------------------------------ structures
+
+
+@dataclass(frozen=True)
+class WrongMetric(ScalarArrow):
+    """An entry outside of squares is stored once, and so must count twice."""
+
+    def flat(self, symmetric):
+        return symmetric * 0.5**0.5
+
+    def unflat(self, vector):
+        return vector * 2**0.5
+
+
+@dataclass(frozen=True)
+class Transposed(Dense):
+    """L x and Lᵀ x in each other's place."""
+
+    def mv(self, root, x):
+        return super().tmv(root, x)
+
+
+@dataclass(frozen=True)
+class Banded(ScalarArrow):
+    """Neighbours in a chain: the product of two such matrices has three bands."""
+
+    def positions(self):
+        place = torch.arange(self.dim)
+        return torch.cat([place, place[1:]]), torch.cat([place, place[:-1]])
+
+
+# ------------------------------------------------------------------------------------ estimators
+
+
+class Biased(Stein):
+    """A tenth too much of a."""
+
+    def __call__(self, q, target, state):
+        e = super().__call__(q, target, state)
+        return e._replace(derivative=e.derivative._replace(a=1.1 * e.derivative.a))
+
+
+class SaysComparable(Stein):
+    """New draws at each call, whose values say nothing about a step."""
+
+    def __init__(self):
+        super().__init__(Independent(8))
+        self.comparable = True
+
+    def __call__(self, q, target, state):
+        self.comparable = False
+        e = super().__call__(q, target, state)
+        self.comparable = True
+        return e._replace(comparable=target.comparable)
+
+
+class ForFree(Quadrature):
+    """It does not count what it evaluates."""
+
+    def __call__(self, q, target, state):
+        e = super().__call__(q, target, state)
+        return e._replace(cost=e.cost._replace(gradients=0))
+
+
+# ------------------------------------------------------------------------------------ posteriors
+
+
+class TakesAnything(CholeskyGaussian):
+    """A step to NaN is a step in the cone."""
+
+    def moved(self, move):
+        new, ok = super().moved(move)
+        return new, torch.ones_like(ok)
+
+
+class TakesNaN(CholeskyGaussian):
+    """The mean is not looked at."""
+
+    def _proper(self, mean, root):
+        return super()._proper(torch.zeros_like(mean), root)
+
+
+class Inverted(CholeskyGaussian):
+    """The sign of log|det C| is that of the precision."""
+
+    def log_det_root(self):
+        return -super().log_det_root()
+
+
+class HalfTangent(CholeskyGaussian):
+    """The whole triangle of P in the place of tril½."""
+
+    def tangent(self, e):
+        a, P = self.local(e)
+        frame, structure = self.frame(), self.structure
+        return Coordinates(frame.push(a), structure.matmul(frame.root, structure.tril(P)))
+
+
+# ------------------------------------------------------------------------------------ step sizes
+
+
+class Together(SufficientDecrease):
+    """One reach for all members."""
+
+    def propose(self, path, lr, like, state):
+        return super().propose(replace(path, norm2=lambda: path.norm2().max().expand_as(like)), lr, like, state)
+
+
+class Waits(StepSize):
+    """It asks the device for a number at each step."""
+
+    needs_trial, needs_natural = False, True
+
+    def init(self, like):
+        return {}
+
+    def propose(self, path, lr, like, state):
+        return torch.full_like(like, min(lr, 1 / path.norm2().max().sqrt().item()))
+
+    def judge(self, trial, state):
+        return torch.ones_like(trial.before, dtype=torch.bool), state
+
+
+class AcceptsNaN(SufficientDecrease):
+    """A rejection is a rise that was seen, which a NaN is not."""
+
+    def judge(self, trial, state):
+        _, new = super().judge(trial, state)
+        return ~(trial.after > trial.before + trial.slack), new
+
+
+# ------------------------------------------------------------------------------------ momenta
+
+
+class ForgetsTheBatch(NormalizedMomentum):
+    """One norm for all members."""
+
+    def __call__(self, q, change, norm2, state):
+        size = sum(x.square().sum() for x in change).sqrt().clamp_min(1e-9)
+        memory = {f"mean_{name}": part / size for name, part in change._asdict().items()}
+        return Coordinates(*memory.values()), memory
+
+
+class Average(Momentum):
+    """Heavy ball under a name of its own, which it does not tell."""
+
+    needs_natural = False
+    signed: tuple[str, ...] = ()
+
+    def init(self, q):
+        return {"vector": torch.zeros_like(q.mean_probe), "matrix": torch.zeros_like(q.root_probe)}
+
+    def __call__(self, q, change, norm2, state):
+        memory = {name: 0.9 * state[name] + 0.1 * part for name, part in change._asdict().items()}
+        return Coordinates(**memory), memory
+
+
+class ToldAverage(Average):
+    """The same with its name: right."""
+
+    signed = ("matrix",)
+
+
+# ------------------------------------------------------------------------------------ accelerations
+
+
+class Euclidean(QuasiNewton):
+    """It measures by the stored entries, in which a square holds an entry twice and an arrow once."""
+
+    def __call__(self, q, gradient, state):
+        (local, _), new = super().__call__(q, gradient, state)
+        inner = (gradient.a * local.a).sum(-1) + (gradient.P * local.P).flatten(len(q.batch_shape)).sum(-1)
+        return Bent(local, inner), new
+
+
+class NeverForgets(QuasiNewton):
+    """What was learned of another target stays."""
+
+    def forget(self, keep, state):
+        return None
+
+
+# ------------------------------------------------------------------------------------ likelihoods
+
+
+class WrongCurvature(Likelihood):
+    """∂F/∂v in the place of 2 ∂F/∂v."""
+
+    discrete = False
+
+    def energy(self, eta, y):
+        return PoissonLog().energy(eta, y)
+
+    def expected(self, mean, variance, y):
+        moments = PoissonLog().expected(mean, variance, y)
+        return moments._replace(curvature=0.5 * moments.curvature)
+
+    def checked(self, y):
+        return y

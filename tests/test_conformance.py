@@ -1,0 +1,187 @@
+"""Every part that the library exports passes the check that it ships; parts that break a promise do not."""
+
+import functools
+import inspect
+import re
+
+import broken_parts as broken
+import pytest
+import torch
+from arrow import ScalarArrow
+
+from torchngvi import expectations, models, posteriors, rules, stepsizes, structures
+from torchngvi.expectations import Fixed, Independent
+from torchngvi.interfaces import Acceleration, Estimator, Momentum, Posterior, Rule, StepSize
+from torchngvi.models import Likelihood
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.rules import QuasiNewton
+from torchngvi.structures import Dense, Diagonal, EqualBlocks, FullAlgebra, Pattern, UnequalBlocks
+from torchngvi.testing import (
+    check_acceleration,
+    check_estimator,
+    check_likelihood,
+    check_momentum,
+    check_posterior,
+    check_rule,
+    check_step_size,
+    check_structure,
+)
+
+
+def exported(module, kind):
+    """The classes of that kind which a package exports, without those that are abstract."""
+    classes = (getattr(module, name) for name in module.__all__)
+    return {x for x in classes if inspect.isclass(x) and issubclass(x, kind) and not inspect.isabstract(x)}
+
+
+RULES = {rule: [rule] for rule in exported(rules, Rule)} | {
+    rules.ProjectedRootGradient: [lambda: rules.ProjectedRootGradient(0.01)],
+    rules.ProjectedSquareRoot: [lambda: rules.ProjectedSquareRoot(0.01)],
+}
+DRAWS = [Independent(4), Fixed(6)]  # two kinds of estimate: of noise, and of a function
+ESTIMATORS = {estimator: [estimator] for estimator in exported(expectations, Estimator)}
+ESTIMATORS |= {
+    estimator: [functools.partial(estimator, draws) for draws in DRAWS]
+    for estimator in ESTIMATORS
+    if "draws" in inspect.signature(estimator).parameters
+}
+ESTIMATORS |= {
+    expectations.GaussNewton: [lambda: expectations.GaussNewton(2)],  # one posterior at a time: slow
+    expectations.LeastSquaresStein: [
+        functools.partial(expectations.LeastSquaresStein, draws) for draws in (6, Fixed(6))
+    ],
+    expectations.PiecewiseBound: [expectations.PiecewiseBound, lambda: expectations.PiecewiseBound(clip=True)],
+    expectations.ScoreFunction: [functools.partial(expectations.ScoreFunction, draws) for draws in (4, Independent(4))],
+}
+STEP_SIZES = {control: [control] for control in exported(stepsizes, StepSize)}
+MOMENTA = {momentum: [momentum] for momentum in exported(rules, Momentum)} | {
+    rules.NormalizedMomentum: [
+        lambda: rules.NormalizedMomentum(),
+        lambda: rules.NormalizedMomentum("riemannian", bias_correction=False),
+    ]
+}
+ACCELERATIONS = {part: [part] for part in exported(rules, Acceleration)} | {
+    QuasiNewton: [lambda model: QuasiNewton(), lambda model: QuasiNewton(memory=1)]
+}
+# the first of each over six coordinates, for the posteriors
+STRUCTURES = {structure: [structure] for structure in exported(structures, Pattern)} | {
+    Dense: [Dense, Dense(1)],
+    Diagonal: [Diagonal, Diagonal(1)],
+    EqualBlocks: [EqualBlocks(3, 2), EqualBlocks(2, 3)],
+    UnequalBlocks: [UnequalBlocks((1, 2, 1, 2)), UnequalBlocks((2, 1, 3))],
+}
+OVER = [first if isinstance(first, Pattern) else first(6) for first, *_ in (*STRUCTURES.values(), [ScalarArrow])]
+POSTERIORS = {
+    CholeskyGaussian: [
+        functools.partial(CholeskyGaussian, structure=structure)
+        for structure in OVER
+        if isinstance(structure, FullAlgebra)
+    ],
+    DiagonalGaussian: [DiagonalGaussian],
+    **{
+        kind: [functools.partial(kind, structure=structure) for structure in OVER]
+        for kind in (NaturalGaussian, PrecisionCholeskyGaussian)
+    },
+}
+LIKELIHOODS = {  # with targets that they can produce
+    models.BernoulliLogit: [(models.BernoulliLogit, [0.0, 1.0, 1.0])],
+    models.BernoulliProbit: [(models.BernoulliProbit, [-1.0, 1.0, 1.0])],
+    models.GaussianNoise: [(lambda: models.GaussianNoise(0.5), [0.3, -1.0])],
+    models.NegativeBinomial: [(lambda: models.NegativeBinomial(3.0), [0.0, 2.0, 5.0])],
+    models.PoissonLog: [(models.PoissonLog, [0.0, 1.0, 4.0])],
+    models.StudentT: [(lambda: models.StudentT(0.5, dof=3.0), [0.3, -1.0, 2.0])],
+}
+
+
+def check_posterior_of_six(factory):
+    check_posterior(factory, dim=6)
+
+
+def check_likelihood_of(case):
+    check_likelihood(case[0], torch.tensor(case[1]))
+
+
+PRODUCT = [
+    (check_rule, RULES, exported(rules, Rule)),
+    (check_estimator, ESTIMATORS, exported(expectations, Estimator)),
+    (check_step_size, STEP_SIZES, exported(stepsizes, StepSize)),
+    (check_momentum, MOMENTA, exported(rules, Momentum)),
+    (check_acceleration, ACCELERATIONS, exported(rules, Acceleration)),
+    (check_structure, STRUCTURES, exported(structures, Pattern)),
+    (check_posterior_of_six, POSTERIORS, exported(posteriors, Posterior)),
+    (check_likelihood_of, LIKELIHOODS, exported(models, Likelihood)),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "factories"),
+    [
+        pytest.param(check, factories, id=part.__name__)
+        for check, parts, _ in PRODUCT
+        for part, factories in sorted(parts.items(), key=lambda item: item[0].__name__)
+    ],
+)
+def test_every_part_passes_its_check(check, factories):
+    for factory in factories:
+        check(factory)
+
+
+@pytest.mark.parametrize("index", range(len(PRODUCT)))
+def test_every_exported_part_is_in_the_product(index):
+    _, parts, found = PRODUCT[index]
+    assert set(parts) == found
+    assert found
+
+
+def test_the_exported_rules_are_all_parts():
+    """Nothing else hides in `rules`: a rule, an acceleration or a momentum."""
+    assert {getattr(rules, name) for name in rules.__all__} == set(RULES) | set(MOMENTA) | set(ACCELERATIONS)
+
+
+@pytest.mark.parametrize("structure", [ScalarArrow, ScalarArrow(1), ScalarArrow(2)])
+def test_a_third_partys_structure(structure):
+    check_structure(structure)
+
+
+def test_a_third_partys_momentum():
+    """With names of its own for its state."""
+    check_momentum(broken.ToldAverage)
+
+
+BROKEN = [
+    (check_rule, broken.Uphill, "slope() must be -dL/dρ at ρ = 0, by finite differences; it is off by 2.0e+00"),
+    (check_rule, broken.SaysNatural, "`natural` is said, so the path must start along the natural gradient -(a, P)"),
+    (check_rule, broken.OneStepForAll, "batch members must not depend on one another; it is off by 4.4e-01"),
+    (check_rule, broken.NeedsMore, "a call (does it need `full_algebra`?) raised AttributeError"),
+    (check_structure, broken.WrongMetric, "the dot product of flat(A) and flat(B) must be ½⟨A, B⟩; it is off by"),
+    (check_structure, broken.Transposed, "mv(B, x) must be B x of any squares; it is off by 1.4e+00"),
+    (check_structure, broken.Banded, "products L M of two roots must have no entry outside its positions"),
+    (check_estimator, broken.Biased, "its a must be unbiased; the mean of 1500 estimates is off by"),
+    (check_estimator, broken.SaysComparable, "`comparable` is said, so two evaluations at the same q must agree"),
+    (check_estimator, broken.ForFree, "its cost must count what it evaluates, 1 times; it says (0, 1, 0)"),
+    (check_posterior, broken.TakesAnything, "moved() must refuse a Congruence by a negative matrix"),
+    (check_posterior, broken.TakesNaN, "moved() must refuse a Congruence with an entry nan in its tensor 1"),
+    (check_posterior, broken.Inverted, "entropy() must be that of N(m, V); it is off by 4.1e-01"),
+    (check_posterior, broken.HalfTangent, "tangent() must be F⁻¹∇L, F the Fisher matrix: the covariance"),
+    (check_step_size, broken.Together, "what it proposes for a member must not depend on the others"),
+    (
+        check_step_size,
+        broken.Waits,
+        "init or propose raised RuntimeError (aten._local_scalar_dense.default reads",
+    ),
+    (check_step_size, broken.AcceptsNaN, "judge must reject a NaN"),
+    (check_momentum, broken.ForgetsTheBatch, "batch members must not depend on one another; it is off by"),
+    (check_momentum, broken.Average, "`signed` must name the state whose columns turn with those of the root"),
+    (check_acceleration, broken.Euclidean, "slope must be ⟨∇L, B∇L⟩ in the metric of q, a·a' + ½⟨P, P'⟩"),
+    (check_likelihood, broken.WrongCurvature, "the curvature of expected must be 2 ∂F/∂v of its value; it is off by"),
+    (check_acceleration, broken.NeverForgets, "forget must leave what init makes; it is off by"),
+]
+
+
+@pytest.mark.parametrize(("check", "part", "sentence"), BROKEN, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_broken_part_fails_with_a_sentence(check, part, sentence):
+    """The part, the promise that it breaks, by how much, and for which input; to the last full stop."""
+    factory = (lambda model: part()) if check is check_acceleration else part
+    check = functools.partial(check, y=torch.tensor([0.0, 2.0])) if check is check_likelihood else check
+    with pytest.raises(AssertionError, match=f"^{part.__name__}: {re.escape(sentence)}.*, for (one|a|the) .*\\.$"):
+        check(factory)

@@ -1,0 +1,59 @@
+"""The worked examples of CONTRIBUTING.md, followed in their order; the commands are those that decide."""
+
+import ast
+import pathlib
+import re
+import sys
+import types
+
+import pytest
+from test_architecture import SPEAKING
+
+ROOT = pathlib.Path(__file__).parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (Add [^\n]*)\n(.*?)(?=^## )", TEXT, re.M | re.S))
+FILE = re.compile(r"^`(torchngvi/[\w/]+\.py)`:\n\n```python\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+
+
+def as_module(path):
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def test_what_is_explained():
+    assert list(SECTIONS) == ["Add a rule", "Add an estimator", "Add a structure", "Add a likelihood"]
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_a_worked_example(title, monkeypatch):
+    """One new file, which is written as the library asks, and the check that it must pass."""
+    [(path, source)] = FILE.findall(SECTIONS[title])
+    assert not (ROOT / path).exists()
+    public = [node for node in ast.walk(ast.parse(source)) if isinstance(node, SPEAKING)]
+    silent = [node.name for node in public if not node.name.startswith("_") and not ast.get_docstring(node)]
+    assert silent == ["at"] * silent.count("at")  # the curve inside a rule
+    assert max(map(len, source.splitlines())) <= 120
+    module = types.ModuleType(as_module(path))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(source, path, "exec"), vars(module))
+    [check] = [block for block in BLOCK.findall(SECTIONS[title]) if block != source]
+    assert "check_" in check
+    exec(compile(check, "CONTRIBUTING.md", "exec"), {})
+
+
+def test_the_arrow_is_that_of_the_tests():
+    [(_, source)] = FILE.findall(SECTIONS["Add a structure"])
+    assert source == (ROOT / "tests" / "arrow.py").read_text(encoding="utf-8")
+
+
+def test_every_block_is_run_or_compared():
+    python = BLOCK.findall(TEXT)
+    assert len(python) == 2 * len(SECTIONS)
+    shell = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.M | re.S)
+    assert len(python) + len(shell) == TEXT.count("```") // 2
+    decides = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    tests, some, tools = (block.splitlines() for block in shell)
+    assert set(tests) | set(tools) <= set(decides)
+    assert tests[0] in (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in some[0].split()[4:]:
+        assert (ROOT / name).exists()

@@ -1,0 +1,255 @@
+"""The check of a posterior: frame, probes, densities, natural gradient and state."""
+
+import copy
+
+import torch
+from torch import Tensor
+
+from torchngvi.interfaces import Coordinates, Cost, Expectation, Frame, Posterior, Raw, RootTangent, Tangent
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.testing.claims import (
+    DIFFERENCE,
+    DTYPE,
+    EXACT,
+    IDENTITY,
+    SINGLE,
+    Claim,
+    batch_text,
+    derivative,
+    kind,
+    matvec,
+    normal,
+)
+from torchngvi.testing.matrices import mask, root_in, symmetric_in
+from torchngvi.testing.moves import check_moves
+from torchngvi.testing.problems import DIM, Normal, PosteriorFactory, after, made, moments, start
+
+BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
+
+
+def check_posterior(
+    factory: PosteriorFactory,
+    dim: int = DIM,
+) -> None:
+    """Check that a posterior keeps the contract of `Posterior`.
+
+    Its moments, entropy and densities are compared with ``torch.distributions``; `unframe` with the inverse of the
+    frame; the gradients in the probes with a and W; the natural gradient with a solve of the Fisher matrix that
+    autograd finds; every move of `takes` with its definition, also where a member leaves the cone or meets a NaN;
+    the state dict with itself.
+
+    Args:
+        factory: of (dim, batch_shape), with the keywords mean (*batch, D) and scale (*batch, D, D), a lower factor of
+            the covariance, in whose dtype it makes the posterior: for example a class, or a `functools.partial` with
+            a structure.
+        dim: D, for a structure that has a number of coordinates of its own.
+
+    Raises:
+        AssertionError: an identity fails; the text says which, by how much, and for which input.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> check_posterior(CholeskyGaussian)
+    """
+    claim = Claim(kind(factory(dim, ())))
+    claim.holds(isinstance(factory(dim, ()), Posterior), "a posterior must be a torchngvi.interfaces.Posterior")
+    for batch in BATCHES:
+        here, at = claim.at(batch_text(batch)), start(factory, batch, 5, dim)
+        with here.works("a method of the posterior"):
+            q = made(factory, at)
+            _moments(here, q, at)
+            _module(here, q, factory)
+            _frame(here, q)
+            _probes(here, q)
+            _natural_gradient(here, q)
+            check_moves(here, q)
+            _assignment(here, q)
+            if isinstance(q, Gaussian):
+                _densities(here, q, start(factory, batch, 8, dim), factory)
+            single = made(factory, at.float())
+            for name, one, two in zip(("mean", "covariance"), moments(single), moments(q), strict=True):
+                here.close(f"its {name} in float32 must be that of float64", one, two.float(), SINGLE)
+
+
+def _moments(claim: Claim, q: Posterior, at: Normal) -> None:
+    frame = q.frame()
+    claim.holds((q.dim, tuple(q.batch_shape)) == (at.mean.shape[-1], at.mean.shape[:-1]), "dim and batch_shape hold D")
+    claim.close("its mean must be that of the start", frame.mean, at.mean, IDENTITY)
+    C = frame.dense()
+    claim.close("its frame must have C Cᵀ = V of the start", C @ C.mT, at.covariance, IDENTITY)
+    triangle = C.triu() if q.upper else C.tril()
+    claim.close("its root must have the triangle that `upper` says", triangle, C)
+    claim.holds(frame.upper == q.upper == q.probed().upper, "frame() and probed() must have the `upper` of the class")
+    written = torch.distributions.MultivariateNormal(at.mean, at.covariance)
+    claim.close("entropy() must be that of N(m, V)", q.entropy(), written.entropy(), IDENTITY)
+
+
+def _module(claim: Claim, q: Posterior, factory: PosteriorFactory) -> None:
+    """What torch sees of it."""
+    claim.holds(not list(q.parameters()), "it must have no parameters, which another optimizer would move")
+    claim.holds(not any(x.requires_grad for x in q.coordinates), "its coordinates must not require grad")
+    probes = (q.mean_probe, q.root_probe)
+    for name, probe, like in zip(("mean_probe", "root_probe"), probes, q.coordinates, strict=True):
+        claim.holds(probe.is_leaf and probe.requires_grad, f"{name} must be a leaf that requires grad")
+        claim.holds(not probe.any() and probe.shape == like.shape, f"{name} must be zero, in the shape of a coordinate")
+    stored = [x.data_ptr() for x in q.state_dict().values()]
+    claim.holds(
+        all(x.data_ptr() in stored for x in q.coordinates) and len(stored) == len(q.coordinates),
+        "its state dict must hold its coordinates, and nothing else",
+    )
+    other, twin = factory(q.dim, q.batch_shape, mean=q.mean_probe.detach() + 1.0), copy.deepcopy(q)
+    moments(other)
+    other.load_state_dict(q.state_dict())
+    for again, name in ((other, "load_state_dict must carry q"), (twin, "a copy must be q")):
+        for one, two in zip(moments(again), moments(q), strict=True):
+            claim.same(f"{name}, with nothing left of what was remembered", one, two)
+
+
+def _frame(claim: Claim, q: Posterior) -> None:
+    structure, batch = q.structure, tuple(q.batch_shape)
+    C, g = q.frame().dense(), normal(*batch, q.dim, seed=21)
+    H = symmetric_in(structure, batch, 22)
+    a, W = q.unframe(matvec(C.mT, g), structure.from_dense(H))
+    claim.close("unframe must be the inverse of the frame, C⁻ᵀ a", a, g, IDENTITY)
+    inverse = torch.linalg.inv(C)
+    expected = (inverse.mT @ H @ inverse) * mask(structure)
+    claim.close("unframe must be the inverse of the frame, C⁻ᵀ W C⁻¹", structure.full(W), expected, IDENTITY)
+
+
+def _probes(claim: Claim, q: Posterior) -> None:
+    """The gradient in the probes is a, and the lower triangle of W; that of the entropy is I."""
+    batch, structure = tuple(q.batch_shape), q.structure
+    g, H = normal(*batch, q.dim, seed=23), _symmetric(q, 24)
+    frame = q.probed()
+    claim.same("probed() must be the frame where the probes are zero", frame.root, q.frame().root)
+    C = frame.dense()
+    value = (g * frame.mean).sum() + 0.5 * (H * (C @ C.mT)).sum()
+    a, R = torch.autograd.grad(value, (q.mean_probe, q.root_probe))
+    C = q.frame().dense()
+    claim.close("the gradient in mean_probe must be a = Cᵀg", a, matvec(C.mT, g), IDENTITY)
+    lower, W = structure.to_dense(structure.tril(R)), (C.mT @ H @ C) * mask(structure)
+    claim.close("the gradient in root_probe must have the lower triangle of W = CᵀHC", lower, W.tril(), IDENTITY)
+    a, R = torch.autograd.grad(
+        q.entropy().sum(), (q.mean_probe, q.root_probe), allow_unused=True, materialize_grads=True
+    )
+    eye = structure.eye(q.mean_probe.detach()).contiguous()
+    claim.close("the gradient of the entropy must be I in root_probe", structure.tril(R), eye, IDENTITY)
+    claim.close("the gradient of the entropy must be 0 in mean_probe", a, torch.zeros_like(a))
+    e = _packet(q, g, H, 0.5)
+    local = q.local(e)
+    P = W - 0.5 * torch.eye(q.dim, dtype=DTYPE)
+    claim.close("local() must be a and P = W - γI", structure.full(local.P), P, IDENTITY)
+    expected = local.a.square().sum(-1) + 0.5 * P.square().sum((-2, -1))
+    claim.close("norm2() must be |a|² + ½‖P‖²", q.norm2(local), expected, IDENTITY)
+
+
+def _symmetric(q: Posterior, seed: int) -> Tensor:
+    x = normal(*q.batch_shape, q.dim, q.dim, seed=seed)
+    return 0.5 * (x + x.mT)
+
+
+def _packet(q: Posterior, g: Tensor, H: Tensor, temperature: float) -> Expectation:
+    value = torch.zeros(q.batch_shape, dtype=DTYPE)
+    return Expectation(value, Raw(g, H), temperature, True, Cost(1, 1))
+
+
+def _natural_gradient(claim: Claim, q: Posterior) -> None:
+    """The tangent against F⁻¹∇L in (p, R), Fisher matrix and gradient by autograd; member by member."""
+    temperature, batch, structure = 0.5, tuple(q.batch_shape), q.structure
+    g, H = normal(*batch, q.dim, seed=25), _symmetric(q, 26)
+    e = _packet(q, g, H, temperature)
+    (mean, V), frame = moments(q), q.frame()
+    C = frame.dense()
+    G = H - temperature * torch.linalg.inv(V)
+    several = [x.reshape((-1, *x.shape[len(batch) :])) for x in (mean, C, g, G)]
+    kept = mask(structure)
+    solved = [_fisher_solve(m, C, g, G, kept, frame.upper) for m, C, g, G in zip(*several, strict=True)]
+    rates = [torch.stack(part).reshape((*batch, *part[0].shape)) for part in zip(*solved, strict=True)]
+    change = q.tangent(e)
+
+    def moved(rho: float, part: int) -> Tensor:
+        return after(q, _tangent(q, -rho * change.vector, -rho * change.matrix))[0][part]
+
+    for part, name in enumerate(("the mean", "the covariance")):
+        velocity = derivative(lambda rho, part=part: moved(rho, part))  # type: ignore[misc]
+        claim.close(f"tangent() must be F⁻¹∇L, F the Fisher matrix: {name}", velocity, -rates[part], DIFFERENCE)
+    claim.close("norm2() must be ∇Lᵀ F⁻¹ ∇L", q.norm2(q.local(e)), rates[2], IDENTITY)
+    if RootTangent not in q.takes:
+        return
+    slope = q.euclidean(e)
+    vector, matrix = normal(*batch, q.dim, seed=27), structure.from_dense(root_in(structure, batch, 28))
+
+    def objective(h: float) -> Tensor:  # to first order, what the packet is the derivative of
+        there, _ = after(q, RootTangent(Coordinates(h * vector, h * matrix)))
+        return (g * there.mean).sum(-1) + 0.5 * (G * there.covariance).sum((-2, -1))
+
+    pairing = (slope.vector * vector).sum(-1) + (slope.matrix * matrix).flatten(len(batch)).sum(-1)
+    claim.close("euclidean() must be the gradient in its coordinates", pairing, derivative(objective), DIFFERENCE)
+
+
+def _tangent(q: Posterior, vector: Tensor, matrix: Tensor) -> Tangent:
+    return Tangent(Coordinates(vector, matrix))
+
+
+def _fisher_solve(mean: Tensor, C: Tensor, g: Tensor, G: Tensor, kept: Tensor, upper: bool) -> tuple[Tensor, ...]:
+    """ṁ and V̇ along F⁻¹∇L, and ∇LᵀF⁻¹∇L, in the coordinates p and R of θ = m + C(p + (I + R)z)."""
+    dim = len(mean)
+    rows, columns = torch.where(kept.tril() > 0)
+
+    def moved(flat: Tensor) -> tuple[Tensor, Tensor]:
+        turn = torch.eye(dim, dtype=DTYPE).index_put((rows, columns), flat[dim:], accumulate=True)
+        root = C @ (turn.mT if upper else turn)
+        return mean + C @ flat[:dim], root @ root.mT
+
+    V = C @ C.mT
+
+    def divergence(flat: Tensor) -> Tensor:
+        there, other = moved(flat)
+        shift, inverse = there - mean, torch.linalg.inv(other)
+        return 0.5 * ((inverse @ V).trace() + shift @ inverse @ shift + torch.logdet(other))
+
+    def objective(flat: Tensor) -> Tensor:
+        there, other = moved(flat)
+        return g @ there + 0.5 * (G * other).sum()
+
+    zero = torch.zeros(dim + len(rows), dtype=DTYPE)
+    slope = torch.func.grad(objective)(zero)
+    rate = torch.linalg.solve(torch.func.hessian(divergence)(zero), slope)
+    R = torch.zeros(dim, dim, dtype=DTYPE).index_put((rows, columns), rate[dim:])
+    return C @ rate[:dim], C @ (R + R.mT) @ C.mT, slope @ rate
+
+
+def _assignment(claim: Claim, q: Posterior) -> None:
+    before, old = q.snapshot(), moments(q)
+    new = Coordinates(before.vector + 1.0, 2.0 * before.matrix)
+    where = torch.zeros(q.batch_shape, dtype=torch.bool)
+    where.reshape(-1)[0] = True
+    q.assign(new, where)
+    for name, now, was, value in zip(("vector", "matrix"), q.coordinates, before, new, strict=True):
+        keep = where.reshape(where.shape + (1,) * (now.ndim - where.ndim))
+        sentence = f"assign must write the {name} for the members of the mask, and leave the others"
+        claim.same(sentence, now, torch.where(keep, value, was))
+    claim.holds(not torch.equal(moments(q).mean, old.mean), "the frame must follow the coordinates")
+    q.assign(before, torch.ones_like(where))
+    for now, was in zip(moments(q), old, strict=True):
+        claim.close("a snapshot must bring q back", now, was, EXACT)
+
+
+def _densities(claim: Claim, q: Gaussian, at: Normal, factory: PosteriorFactory) -> None:
+    batch, other = tuple(q.batch_shape), made(factory, at)
+    written, beside = (torch.distributions.MultivariateNormal(*x) for x in (moments(q), at))
+    assert isinstance(other, Gaussian)
+    theta = normal(4, *batch, q.dim, seed=29)
+    claim.close("log_prob(θ) must be that of N(m, V)", q.log_prob(theta), written.log_prob(theta), IDENTITY)
+    divergence = torch.distributions.kl_divergence(written, beside)
+    claim.close("kl(p) must be that of N(m, V)", q.kl(other), divergence, IDENTITY)
+    z = normal(3, *batch, q.dim, seed=30)
+    frame: Frame = q.frame()
+    C = frame.dense()
+    claim.close("push_noise(z) must be m + C z", q.push_noise(z), frame.mean + matvec(C, z), IDENTITY)
+    claim.close("whiten(C z) must be z", q.whiten(matvec(C, z)), z, IDENTITY)
+    a, W = torch.autograd.grad(q.push_noise(z).sin().sum(), (q.mean_probe, q.root_probe))
+    pulled = matvec(C.mT, q.push_noise(z).detach().cos())
+    outer = torch.einsum("s...i,s...j->...ij", pulled, z)
+    claim.close("a backward pass must leave Σ Cᵀ∇f in mean_probe", a, pulled.sum(0), IDENTITY)
+    expected = q.structure.from_dense(0.5 * (outer + outer.mT))
+    claim.close("a backward pass must leave the symmetric part of Σ Cᵀ∇f zᵀ in root_probe", W, expected, IDENTITY)

@@ -1,0 +1,138 @@
+"""The check of a rule: its path against finite differences of L on quadratic problems."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import PairError
+from torchngvi.interfaces import Path, Posterior, Rule
+from torchngvi.structures import FullAlgebra
+from torchngvi.testing.claims import (
+    DIFFERENCE,
+    DTYPE,
+    IDENTITY,
+    SINGLE,
+    Claim,
+    batch_text,
+    derivative,
+    kind,
+    matvec,
+    relative_error,
+    tensors_in,
+)
+from torchngvi.testing.problems import POSTERIORS, PosteriorFactory, Quadratic, after, made, quadratic, start
+
+CASES: list[tuple[tuple[int, ...], float]] = [((), 1.0), ((2, 3), 0.5)]  # batch and temperature
+RHO = 0.03  # a step that every descent stays in the cone with
+
+
+def check_rule(
+    factory: Callable[[], Rule],
+) -> None:
+    """Check that a rule keeps the contract of `Rule` and `Path` on every posterior that takes its moves.
+
+    On quadratic problems of several temperatures and batches: the path begins at q; `slope()` is -dL/dρ there, by
+    finite differences; `norm2()` is the squared natural norm of ∇L; `natural` is told truly; the moves are of the kind
+    `emits`; nothing of q or of the packet is written to; members do not depend on one another; float32 stays float32.
+    Posteriors whose structure lacks the products of a `FullAlgebra` are left out if the rule asks for it, and so are
+    those that it refuses by a `PairError`.
+
+    Args:
+        factory: makes the rule, for example its class.
+
+    Raises:
+        AssertionError: an identity fails; the text says which, by how much, and for which input.
+
+    >>> from torchngvi.rules import VariationalNewton
+    >>> check_rule(VariationalNewton)
+    """
+    rule = factory()
+    claim = Claim(kind(rule))
+    claim.holds(isinstance(rule, Rule), "a rule must be a torchngvi.interfaces.Rule")
+    tried = 0
+    for name, posterior in POSTERIORS.items():
+        q = posterior(3)
+        if rule.emits not in q.takes or (rule.full_algebra and not isinstance(q.structure, FullAlgebra)):
+            continue
+        for batch, temperature in CASES:
+            here = claim.at(f"{batch_text(batch)}, {name}, temperature {temperature:g}")
+            tried += _check_on(here, rule, posterior, quadratic(batch, temperature, 11), batch)
+    claim.holds(tried > 0, f"no posterior takes its moves, {rule.emits.__name__}; `takes` must name them")
+
+
+def _check_on(claim: Claim, rule: Rule, factory: PosteriorFactory, problem: Quadratic, batch: tuple[int, ...]) -> bool:
+    """All that is asked of one posterior; whether the rule takes it."""
+    at = start(factory, batch, 5)
+    q = made(factory, at)
+    packet = problem.packet(q)
+    before = [x.clone() for x in (*q.coordinates, *tensors_in(packet))]
+    with claim.works("a call (does it need `full_algebra`?)"):
+        try:
+            path = rule(q, packet)
+        except PairError:
+            return False
+        rho = RHO * (1 + torch.arange(q.mean_probe[..., 0].numel(), dtype=DTYPE)).reshape(batch) / 6
+        there, ok = after(q, path.at(rho))
+    claim.holds(ok.shape == batch and bool(ok.all()), f"a step of {RHO:g} must stay in the cone")
+    _moves(claim, rule, path, rho)
+    for old, now in zip(before, (*q.coordinates, *tensors_in(packet)), strict=True):
+        claim.same("it must not write to q or to the packet", now, old)
+    claim.holds(q.mean_probe.grad is None and q.root_probe.grad is None, "it must leave no gradient in the probes")
+    _start_of_the_path(claim, rule, q, path, problem)
+    for index in {(0,) * len(batch), tuple(size - 1 for size in batch)} if batch else ():
+        one = made(factory, at.member(index))
+        alone, _ = after(one, rule(one, problem.member(index).packet(one)).at(rho[index]))
+        for part, whole in zip(alone, there, strict=True):
+            claim.close("batch members must not depend on one another", whole[index], part, IDENTITY)
+    with claim.works("a call in float32"):
+        single = made(factory, at.float())
+        moved, _ = after(single, rule(single, problem.float().packet(single)).at(rho.float()))
+    for part, whole in zip(moved, there, strict=True):
+        claim.close("a step in float32 must be that of float64", part, whole.float(), SINGLE)
+    return True
+
+
+def _moves(claim: Claim, rule: Rule, path: Path, rho: Tensor) -> None:
+    move = path.at(rho)
+    claim.holds(
+        type(move) is rule.emits,
+        f"its moves must be of the kind that `emits` says, {rule.emits.__name__}; got {type(move).__name__}",
+    )
+    again = [x.clone() for x in tensors_in(move)]
+    path.at(2 * rho)
+    for old, now in zip(again, tensors_in(path.at(rho)), strict=True):
+        claim.same("at(ρ) must give the same move again", now, old)
+    claim.holds(not any(x.requires_grad for x in again), "its moves must have no graph")
+
+
+def _start_of_the_path(claim: Claim, rule: Rule, q: Posterior, path: Path, problem: Quadratic) -> None:
+    """Where it begins, how L falls, and along which direction."""
+    like = q.mean_probe.detach()[..., 0]
+    here, _ = after(q, path.at(torch.zeros_like(like)))
+    mean, covariance = q.frame().mean, q.frame().dense() @ q.frame().dense().mT
+    claim.close("at(0) must be q itself, its mean", here.mean, mean, IDENTITY)
+    claim.close("at(0) must be q itself, its covariance", here.covariance, covariance, IDENTITY)
+    a, P = problem.local(q)
+    expected = a.square().sum(-1) + 0.5 * P.square().sum((-2, -1))
+    claim.close("norm2() must be the squared natural norm |a|² + ½‖P‖² of ∇L", path.norm2(), expected, IDENTITY)
+    fall = -derivative(lambda rho: problem.loss(after(q, path.at(torch.full_like(like, rho)))[0]))
+    claim.close("slope() must be -dL/dρ at ρ = 0, by finite differences", path.slope(), fall, DIFFERENCE)
+    claim.holds((fall > 0).all(), "the path must go down where ∇L is not zero")
+    velocity = [
+        derivative(lambda rho, part=part: after(q, path.at(torch.full_like(like, rho)))[0][part])  # type: ignore[misc]
+        for part in (0, 1)
+    ]
+    inverse = torch.linalg.inv(q.frame().dense())
+    off = max(
+        relative_error(matvec(inverse, velocity[0]), -a),
+        relative_error(inverse @ velocity[1] @ inverse.mT, -P),
+    )
+    if rule.natural:
+        claim.holds(
+            off <= DIFFERENCE,
+            f"`natural` is said, so the path must start along the natural gradient -(a, P) in the frame; it is off by "
+            f"{off:.1e}",
+        )
+    else:
+        claim.holds(off > DIFFERENCE, "the path starts along the natural gradient, so `natural` must be True")
