@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from cases import (
+    BASE,
     BATCHES,
     DIFFERENCE,
     DIM,
@@ -47,7 +48,9 @@ SCALES = [0.01, 1.0, 100.0]
 # one rule of each move (tests/test_rules_curves.py has the others), and natural gradients with the memory of past steps
 PAIRS = [pair for pair in ALL_PAIRS if pair[1] in ("newton", "natural_gradient", "bures_wasserstein")]
 NATURAL = [pair for pair in PAIRS if RULES[pair[1]].natural]
-WITH_MEMORY = [(*pair, 0) for pair in PAIRS] + [(*pair, 5) for pair in NATURAL]
+# on hard starts without blocks: a step is judged by norms, which tests/test_structures.py compares for every pattern
+WITH_MEMORY = [(*pair, 0) for pair in PAIRS if pair[0] not in BASE]
+WITH_MEMORY += [(*pair, 5) for pair in NATURAL if pair[0] not in BASE]
 
 
 def path_with(norm2, slope=None):

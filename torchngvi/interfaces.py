@@ -18,6 +18,8 @@ A step is the axes in order:  expectation -> `Expectation`;  rule -> `Path`;  st
 `q.moved(path.at(ρ))`.  `optim` owns that loop, and the trial: q moves, is evaluated, is kept or
 restored.  Parts never call one another, they exchange the packets and moves below.
 
+A part of your own has its check in `torchngvi.testing`, and a worked example in CONTRIBUTING.md.
+
 Three known methods as combinations:
 
     VN        = CovarianceRoot   x VariationalNewton x Constant(ρ)       V' = C (I + ρP)⁻¹ Cᵀ

@@ -13,7 +13,7 @@ from torchngvi.testing.problems import DIM, POSTERIORS, made, start
 from torchngvi.testing.step_sizes import OPTIMIZERS_OWN
 
 BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
-STEPS, WENT = 4, 0.3  # gradients in a row, and the ρ of the steps between them
+STEPS, WENT, SHORT = 4, 0.3, 0.01  # gradients in a row, the ρ of the steps between them, and of a short one
 State = dict[str, Tensor]
 
 
@@ -133,6 +133,8 @@ def _forget(claim: Claim, part: Acceleration, q: Posterior, given: list[Local], 
     keep = torch.zeros(q.batch_shape, dtype=torch.bool)
     for masks in (keep, ~keep):
         emptied = {name: value.clone() for name, value in state.items()}
+        if not bool(masks.any()):
+            emptied["went"] = torch.full_like(state["went"], SHORT)  # also if the last step had to be cut short
         part.forget(masks, emptied)
         bent, _ = part(q, given[0], emptied)
         expected = known if bool(masks.any()) else fresh
