@@ -80,20 +80,23 @@ class Loop:
                 self.bar.total = self.bar.n if verdict.converged else self.bar.total  # done is done
                 self.bar.refresh()
             except KeyboardInterrupt:
-                self.engine.go_back(origin if self._kept is None else self._kept.coordinates)
+                self._go_back(origin)
                 if self._kept is None:
                     raise
                 del self.trace[self._kept.records :]
                 verdict = self._interrupted(self._kept.standing)
-            except InputError:
-                if self._kept is None:  # refused: nothing has happened
-                    self.engine.go_back(origin)
+            except InputError:  # refused: nothing has happened, or nothing since the last record
+                self._go_back(origin)
                 raise
         self._save()
         evaluations = self.trace[-1].evaluations
         return FitResult(
             verdict.converged, verdict.reason, verdict.loss, verdict.norm, evaluations, verdict.members, self.trace
         )
+
+    def _go_back(self, origin: Any) -> None:
+        """To the last record, or to where the run began."""
+        self.engine.go_back(origin if self._kept is None else self._kept.coordinates)
 
     def _begin(self) -> None:
         """Go on from the checkpoint, or find a start."""
@@ -145,7 +148,7 @@ class Loop:
         """What is known of the last record; a run that had converged has."""
         if self._stop is not None and self._stop.converged:
             return self.engine.verdict(self._stop, last)
-        return Verdict(False, _INTERRUPTED, last.record.loss, last.record.norm, last.members)
+        return self.engine.interrupted(_INTERRUPTED, last)
 
     def _show_phase(self, phase: str) -> None:
         self.bar.set_description(f"{self.engine.name}, {phase}" if phase else self.engine.name)

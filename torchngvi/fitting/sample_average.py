@@ -26,7 +26,7 @@ from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
 from torchngvi.fitting.starts import Starts
 from torchngvi.guarded import Guarded
-from torchngvi.interfaces import Coordinates, Target
+from torchngvi.interfaces import Target
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import Record
 
@@ -276,7 +276,7 @@ class SampleAverages(Engine):
 
     # -------------------------------------------------------------------------------- checkpoints
 
-    def go_back(self, coordinates: Coordinates) -> None:
+    def go_back(self, coordinates: Any) -> None:
         """Put q there; another start is left."""
         super().go_back(coordinates)
         self.elsewhere = None
