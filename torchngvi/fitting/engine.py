@@ -92,6 +92,10 @@ class Engine(ABC):
         self.capture: Callable[..., dict[str, Any]] | None = None
         self.show: Callable[[str], None] = lambda phase: None
 
+    def settings(self) -> dict[str, str]:
+        """What the run is of, in words: a checkpoint of another run is refused."""
+        return {"method": type(self).__name__}
+
     def check(self) -> None:  # noqa: B027
         """Refuse what cannot be fitted, before anything is written.
 

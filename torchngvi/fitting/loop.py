@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -39,8 +40,11 @@ class Loop:
         callbacks: called with the `Record` of each evaluation; a true result ends the run.  The state of those that are
             criteria is in the checkpoint, as is that of ``stop``.
         progress: show a bar, with the phase of the engine by name.
-        file: where the run is kept.
+        checkpoint: a file where the run is kept, and from which it goes on.
         every: records from one checkpoint to the next.  The start, the end and an interrupt are always written.
+
+    Raises:
+        InputError: a checkpoint that cannot be written.
     """
 
     def __init__(
@@ -50,15 +54,18 @@ class Loop:
         *,
         callbacks: Sequence[Callable[[Record], Any]] = (),
         progress: bool = True,
-        file: Checkpoint | None = None,
+        checkpoint: str | Path | None = None,
         every: int = 10,
     ) -> None:
-        self.engine, self.stop, self.callbacks, self.file, self.every = engine, stop, tuple(callbacks), file, every
+        self.engine, self.stop, self.callbacks, self.every = engine, stop, tuple(callbacks), every
+        self.file: Checkpoint | None = None
+        if checkpoint is not None:
+            self.file = Checkpoint(checkpoint, engine.settings(), engine.q.mean_probe.device)
         self.trace: list[Record] = []
         self.progress = progress
         self._kept: _Kept | None = None
         self._stop: Stop | None = None
-        engine.capture = None if file is None else file.captured
+        engine.capture = None if self.file is None else self.file.captured
         engine.show = self._show_phase
 
     def run(self) -> FitResult:

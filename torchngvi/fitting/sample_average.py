@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchngvi import fingerprints
 from torchngvi.arguments import FullPrecision
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting import fresh
@@ -48,7 +49,7 @@ class SampleAverages(Engine):
         tolerance: on √(norm² + noise²).
     """
 
-    name, method = "VN", "VN by sample averages"
+    name = "VN"
 
     def __init__(self, q: Gaussian, target: Target, tolerance: float) -> None:
         super().__init__(q)
@@ -280,6 +281,10 @@ class SampleAverages(Engine):
         """Put q there; another start is left."""
         super().go_back(coordinates)
         self.elsewhere = None
+
+    def settings(self) -> dict[str, str]:
+        """The problem; a function is known by its values."""
+        return {"method": "VN by sample averages", **fingerprints.of_problem(self.q, self.target.target)}
 
     def state_dict(self) -> dict[str, Any]:
         """Before an evaluation; the seed stands for the draws."""
