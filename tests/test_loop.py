@@ -10,6 +10,8 @@ import torch
 from small_problems import make_model, make_posterior, same_bits
 from test_sample_average import two
 
+import torchngvi
+import torchngvi.stopping
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, LogJoint, Stein, fit
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, Gradients, NormBelow, Seconds, SlopeBelow, SlopeStop, Stalled
@@ -174,6 +176,24 @@ def test_what_a_criterion_remembers_is_in_the_checkpoint(tmp_path, given):
         assert slope.steps == len(result.trace) == 10 * len(slope.means)
     assert lengths == [lengths[0]] * 3
     assert 30 <= lengths[0] < 1000
+
+
+def test_averages_over_other_blocks_are_refused(tmp_path):
+    q, file = make_posterior("cholesky"), tmp_path / "run.pt"
+    quiet(q, make_model(), checkpoint=file, stop=SlopeBelow(block=2), max_evaluations=3)
+    text = (
+        r"does not hold what this run needs \(InputError: the averages are over blocks of 2 steps, and here block=3\."
+    )
+    with pytest.raises(InputError, match=text):
+        quiet(make_posterior("cholesky"), make_model(), checkpoint=file, stop=SlopeBelow(block=3))
+    result = quiet(make_posterior("cholesky"), make_model(), checkpoint=file)  # without it the run goes on
+    assert result.converged
+
+
+def test_under_its_short_names():
+    assert torchngvi.fit is fit
+    assert sys.modules["torchngvi.fit"].fit is fit
+    assert sys.modules["torchngvi.stopping"].SlopeStop is SlopeStop
 
 
 class KilledError(BaseException):

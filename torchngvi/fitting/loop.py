@@ -135,21 +135,21 @@ class Loop:
                 if (records - 1) % self.every == 0:
                     self._save()
             show(self.bar, standing.record)
-            self._stop = self._why_stop(standing)
+            self._ask(standing)
             if self._stop is not None:
                 break
         assert self._kept is not None
         return self.engine.verdict(self._stop, self._kept.standing)
 
-    def _why_stop(self, standing: Standing) -> Stop | None:
-        """The first that would end the run; all are asked."""
+    def _ask(self, standing: Standing) -> None:
+        """Everyone; the first of those that would end the run does."""
+        self._stop = Stop(standing.lost) if standing.lost else None
         stop = self.stop.asked(standing)
+        self._stop = self._stop or stop  # known before the callbacks, one of which may interrupt
         answers = [callback(standing.record) for callback in self.callbacks]
-        if standing.lost:
-            return Stop(standing.lost)
-        if stop is None and any(answers):
-            return Stop(f"because a callback stopped it at natural-gradient norm {standing.record.norm:.2g}.")
-        return stop
+        if any(answers) and self._stop is None:
+            norm = standing.record.norm
+            self._stop = Stop(f"because a callback stopped it at natural-gradient norm {norm:.2g}.")
 
     def _interrupted(self, last: Standing) -> Verdict:
         """What is known of the last record; a run that had converged has."""
