@@ -10,11 +10,28 @@ import pytest
 import torch
 from small_problems import POSTERIORS, make_model, make_posterior, same_bits
 
-from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, KLRadius, LogJoint, Stein, checkpoints, fit
+from torchngvi import (
+    SRVN,
+    VN,
+    CholeskyGaussian,
+    GeneralizedLinear,
+    KLRadius,
+    LogJoint,
+    Stein,
+    checkpoints,
+    fingerprints,
+    fit,
+)
 from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.expectations import Antithetic
 from torchngvi.fingerprints import fingerprint
 from torchngvi.rules import SiteNewton
+
+
+def file_of(path, q, target, optimizer):
+    """The checkpoint of a fit with this optimizer."""
+    settings = {**fingerprints.of_problem(q, target), **fingerprints.of_optimizer(optimizer)}
+    return checkpoints.Checkpoint(path, settings, q.mean_probe.device)
 
 
 class KilledError(Exception):
@@ -284,7 +301,7 @@ def test_the_memory_of_newton_steps_resumes(tmp_path):
 def test_what_was_captured_stays(tmp_path):
     q = make_posterior("cholesky")
     optimizer = VN(q)
-    file = checkpoints.of_fit(tmp_path / "run.pt", q, make_model(), optimizer)
+    file = file_of(tmp_path / "run.pt", q, make_model(), optimizer)
     optimizer.step(make_model())
     state = file.captured(posterior=q.state_dict(), optimizer=optimizer.state_dict())
     before = [
@@ -359,7 +376,7 @@ def test_files_of_something_else(tmp_path):
 def test_a_state_with_something_missing(tmp_path, key):
     path, q, model = tmp_path / "run.pt", make_posterior("cholesky"), make_model()
     written(path, VN)
-    file = checkpoints.of_fit(path, q, model, VN(q))
+    file = file_of(path, q, model, VN(q))
     state = file.load()
     del state[key]
     file.save(state)

@@ -332,7 +332,7 @@ def test_an_interrupt_at_the_optimum_does_not_hide_it():
             raise KeyboardInterrupt
 
     result = quiet(q, make_model(), callbacks=[interrupt])
-    assert str(result).startswith(("converged, natural-gradient norm ", "not converged, because it was interrupted."))
+    assert str(result).startswith("converged, natural-gradient norm ")
 
 
 def test_an_interrupt_before_the_first_evaluation_passes_on():

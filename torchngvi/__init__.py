@@ -1,6 +1,6 @@
 """Natural-gradient variational inference for PyTorch."""
 
-from torchngvi import errors, expectations, ifvb, models, posteriors, rules, stepsizes
+from torchngvi import errors, expectations, fitting, ifvb, models, posteriors, rules, stepsizes
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
 from torchngvi.fit import fit
@@ -73,6 +73,7 @@ __all__ = [
     "errors",
     "expectations",
     "fit",
+    "fitting",
     "ifvb",
     "laplace",
     "models",

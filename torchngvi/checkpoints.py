@@ -20,10 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi import fingerprints
 from torchngvi.errors import CheckpointWarning, InputError
-from torchngvi.interfaces import Posterior, Target
-from torchngvi.optim import NaturalGradientVI
 
 _MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 2
 _DIGEST = 32  # bytes
@@ -122,15 +119,6 @@ class Checkpoint:
                 f"{self.path} belongs to another problem: at its q the negative ELBO was {float(saved.sum()):.10g}, "
                 f"here it is {float(loss.sum()):.10g}. Remove it, or name another file."
             )
-
-
-# ------------------------------------------------------------------------------------ runs of one optimizer
-
-
-def of_fit(path: str | Path, q: Posterior, target: Target, optimizer: NaturalGradientVI) -> Checkpoint:
-    """The file of a run of this optimizer on this target."""
-    settings = {**fingerprints.of_problem(q, target), **fingerprints.of_optimizer(optimizer)}
-    return Checkpoint(path, settings, q.mean_probe.device)
 
 
 # ------------------------------------------------------------------------------------ the file

@@ -66,7 +66,7 @@ def record(
 
 def show(bar: tqdm, record: Record) -> None:
     """On the progress bar."""
-    bar.n = min(record.evaluations, bar.total)
+    bar.n = record.evaluations if bar.total is None else min(record.evaluations, bar.total)
     bar.set_postfix(
         {
             "loss": f"{record.loss:.6g}",

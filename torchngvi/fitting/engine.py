@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Coordinates, Posterior
+from torchngvi.interfaces import Posterior
 from torchngvi.records import Record
 
 
@@ -92,6 +92,10 @@ class Engine(ABC):
         self.capture: Callable[..., dict[str, Any]] | None = None
         self.show: Callable[[str], None] = lambda phase: None
 
+    def settings(self) -> dict[str, str]:
+        """What the run is of, in words: a checkpoint of another run is refused."""
+        return {"method": type(self).__name__}
+
     def check(self) -> None:  # noqa: B027
         """Refuse what cannot be fitted, before anything is written.
 
@@ -107,13 +111,17 @@ class Engine(ABC):
         """Go on to the next evaluation and make it; None where the run has come to its own end instead.
 
         Calls ``mark`` before the evaluation, which may draw.  The first call after ``begin`` or ``load_state_dict``
-        evaluates where q is, without a step.
+        evaluates where q is, without a step, and gives a standing.
         """
 
     def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
         """What came of the run that was ended by ``stop``, or that has ended by itself; leaves q at its best."""
         assert stop is not None
         return Verdict(stop.converged, stop.reason, last.record.loss, last.record.norm, last.members)
+
+    def interrupted(self, reason: str, last: Standing) -> Verdict:
+        """What is known at the last record, where q has been put back."""
+        return Verdict(False, reason, last.record.loss, last.record.norm, last.members)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -129,12 +137,12 @@ class Engine(ABC):
         state = None if self.capture is None else self.capture(**self.state_dict())
         self.marked = Mark(self.here(), state)
 
-    def here(self) -> Coordinates:
+    def here(self) -> Any:
         """What an interrupt goes back to: the coordinates of q."""
         return self.q.snapshot()
 
     @torch.no_grad()
-    def go_back(self, coordinates: Coordinates) -> None:
-        """Put q there."""
+    def go_back(self, coordinates: Any) -> None:
+        """Put q where ``here`` was called."""
         everyone = torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.mean_probe.device)
         self.q.assign(coordinates, everyone)

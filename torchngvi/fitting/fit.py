@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi import checkpoints, fingerprints
 from torchngvi.arguments import as_target, count
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Engine
@@ -101,19 +100,14 @@ def fit(
     callbacks = _checked_callbacks(callbacks)
     if batch_size is not None:
         batch_size = _checked_batch_size(q, target, batch_size)
-    file = None
-    if checkpoint is not None and by_draws:
-        settings = {"method": SampleAverages.method, **fingerprints.of_problem(q, target)}
-        file = checkpoints.Checkpoint(checkpoint, settings, q.mean_probe.device)
-    elif checkpoint is not None:
-        file = checkpoints.of_fit(checkpoint, q, target, optimizer)
     engine: Engine = (
         SampleAverages(q, target, criteria.tolerance)
         if by_draws and isinstance(q, Gaussian)
         else Steps(q, target, optimizer, criteria, batch_size)
     )
-    loop = Loop(engine, criteria, callbacks=callbacks, progress=progress, file=file, every=checkpoint_every)
-    return loop.run()
+    return Loop(
+        engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every
+    ).run()
 
 
 def _default_tolerance(q: Posterior, by_draws: bool) -> float:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -39,8 +40,11 @@ class Loop:
         callbacks: called with the `Record` of each evaluation; a true result ends the run.  The state of those that are
             criteria is in the checkpoint, as is that of ``stop``.
         progress: show a bar, with the phase of the engine by name.
-        file: where the run is kept.
+        checkpoint: a file where the run is kept, and from which it goes on.
         every: records from one checkpoint to the next.  The start, the end and an interrupt are always written.
+
+    Raises:
+        InputError: a checkpoint that cannot be written.
     """
 
     def __init__(
@@ -50,15 +54,18 @@ class Loop:
         *,
         callbacks: Sequence[Callable[[Record], Any]] = (),
         progress: bool = True,
-        file: Checkpoint | None = None,
+        checkpoint: str | Path | None = None,
         every: int = 10,
     ) -> None:
-        self.engine, self.stop, self.callbacks, self.file, self.every = engine, stop, tuple(callbacks), file, every
+        self.engine, self.stop, self.callbacks, self.every = engine, stop, tuple(callbacks), every
+        self.file: Checkpoint | None = None
+        if checkpoint is not None:
+            self.file = Checkpoint(checkpoint, engine.settings(), engine.q.mean_probe.device)
         self.trace: list[Record] = []
         self.progress = progress
         self._kept: _Kept | None = None
         self._stop: Stop | None = None
-        engine.capture = None if file is None else file.captured
+        engine.capture = None if self.file is None else self.file.captured
         engine.show = self._show_phase
 
     def run(self) -> FitResult:
@@ -80,20 +87,23 @@ class Loop:
                 self.bar.total = self.bar.n if verdict.converged else self.bar.total  # done is done
                 self.bar.refresh()
             except KeyboardInterrupt:
-                self.engine.go_back(origin if self._kept is None else self._kept.coordinates)
+                self._go_back(origin)
                 if self._kept is None:
                     raise
                 del self.trace[self._kept.records :]
                 verdict = self._interrupted(self._kept.standing)
-            except InputError:
-                if self._kept is None:  # refused: nothing has happened
-                    self.engine.go_back(origin)
+            except InputError:  # refused: nothing has happened, or nothing since the last record
+                self._go_back(origin)
                 raise
         self._save()
         evaluations = self.trace[-1].evaluations
         return FitResult(
             verdict.converged, verdict.reason, verdict.loss, verdict.norm, evaluations, verdict.members, self.trace
         )
+
+    def _go_back(self, origin: Any) -> None:
+        """To the last record, or to where the run began."""
+        self.engine.go_back(origin if self._kept is None else self._kept.coordinates)
 
     def _begin(self) -> None:
         """Go on from the checkpoint, or find a start."""
@@ -125,27 +135,27 @@ class Loop:
                 if (records - 1) % self.every == 0:
                     self._save()
             show(self.bar, standing.record)
-            self._stop = self._why_stop(standing)
+            self._ask(standing)
             if self._stop is not None:
                 break
         assert self._kept is not None
         return self.engine.verdict(self._stop, self._kept.standing)
 
-    def _why_stop(self, standing: Standing) -> Stop | None:
-        """The first that would end the run; all are asked."""
+    def _ask(self, standing: Standing) -> None:
+        """Everyone; the first of those that would end the run does."""
+        self._stop = Stop(standing.lost) if standing.lost else None
         stop = self.stop.asked(standing)
+        self._stop = self._stop or stop  # known before the callbacks, one of which may interrupt
         answers = [callback(standing.record) for callback in self.callbacks]
-        if standing.lost:
-            return Stop(standing.lost)
-        if stop is None and any(answers):
-            return Stop(f"because a callback stopped it at natural-gradient norm {standing.record.norm:.2g}.")
-        return stop
+        if any(answers) and self._stop is None:
+            norm = standing.record.norm
+            self._stop = Stop(f"because a callback stopped it at natural-gradient norm {norm:.2g}.")
 
     def _interrupted(self, last: Standing) -> Verdict:
         """What is known of the last record; a run that had converged has."""
         if self._stop is not None and self._stop.converged:
             return self.engine.verdict(self._stop, last)
-        return Verdict(False, _INTERRUPTED, last.record.loss, last.record.norm, last.members)
+        return self.engine.interrupted(_INTERRUPTED, last)
 
     def _show_phase(self, phase: str) -> None:
         self.bar.set_description(f"{self.engine.name}, {phase}" if phase else self.engine.name)

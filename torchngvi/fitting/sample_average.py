@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchngvi import fingerprints
 from torchngvi.arguments import FullPrecision
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting import fresh
@@ -26,7 +27,7 @@ from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
 from torchngvi.fitting.starts import Starts
 from torchngvi.guarded import Guarded
-from torchngvi.interfaces import Coordinates, Target
+from torchngvi.interfaces import Target
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.records import Record
 
@@ -48,7 +49,7 @@ class SampleAverages(Engine):
         tolerance: on √(norm² + noise²).
     """
 
-    name, method = "VN", "VN by sample averages"
+    name = "VN"
 
     def __init__(self, q: Gaussian, target: Target, tolerance: float) -> None:
         super().__init__(q)
@@ -276,10 +277,14 @@ class SampleAverages(Engine):
 
     # -------------------------------------------------------------------------------- checkpoints
 
-    def go_back(self, coordinates: Coordinates) -> None:
+    def go_back(self, coordinates: Any) -> None:
         """Put q there; another start is left."""
         super().go_back(coordinates)
         self.elsewhere = None
+
+    def settings(self) -> dict[str, str]:
+        """The problem; a function is known by its values."""
+        return {"method": "VN by sample averages", **fingerprints.of_problem(self.q, self.target.target)}
 
     def state_dict(self) -> dict[str, Any]:
         """Before an evaluation; the seed stands for the draws."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi import fingerprints
 from torchngvi.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.stopping import Criterion
@@ -154,6 +155,10 @@ class Steps(Engine):
         )
 
     # -------------------------------------------------------------------------------- checkpoints
+
+    def settings(self) -> dict[str, str]:
+        """The problem, and the optimizer with its parts."""
+        return {**fingerprints.of_problem(self.q, self.target), **fingerprints.of_optimizer(self.optimizer)}
 
     def state_dict(self) -> dict[str, Any]:
         """Of q and the optimizer, and what the verdicts remember."""

@@ -9,7 +9,6 @@ rule turns into a natural-gradient step, the second goes to any optimizer.
 """
 
 import math
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,19 +16,21 @@ from typing import Any
 import torch
 from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
-from tqdm.auto import tqdm
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
 from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
+from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
 from torchngvi.fitting.fit import fit
+from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.stopping import Evaluations
 from torchngvi.interfaces import Local
 from torchngvi.methods import IBLR
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.records import FitResult, Record, show
+from torchngvi.records import FitResult, Record
 from torchngvi.stepsizes import KLRadius
 
 _STEADY = 0.1  # nats by which the loss may still fall from one quarter of a run to the next
@@ -121,7 +122,7 @@ class NaturalSVI:
                 f"got {type(optim).__name__}. The optimizer of q is the argument natural."
             )
         self.model, self.guide, self.optim = model, guide, optim
-        self._draws = Antithetic(num_particles)
+        self.num_particles, self._draws = num_particles, Antithetic(num_particles)
         self._make = natural or (lambda q: IBLR(q, lr=0.1, step_size=KLRadius(0.5)))
         self._natural: NaturalGradientVI | None = None
         self._density: ModelLogJoint | None = None
@@ -192,33 +193,63 @@ class NaturalSVI:
             raise InputError(
                 f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
             )
-        trace: list[Record] = []
-        began, rejected, interrupted = time.perf_counter(), 0, False
-        with tqdm(total=num_steps, disable=not progress, desc=type(self).__name__, unit="step") as bar:
-            try:
-                for step in range(1, num_steps + 1):
-                    loss = self.step(*args, **kwargs)
-                    rejected += not math.isfinite(loss)
-                    last = self.natural.last
-                    rho = float(last.rho.min()) if last is not None else 0.0
-                    draws = step * self._draws.num_samples
-                    spent = time.perf_counter() - began
-                    count = rejected + self.natural.rejections
-                    trace.append(Record(step, loss, self.norm, rho, count, draws, spent))
-                    show(bar, trace[-1])
-            except KeyboardInterrupt:
-                if not trace:
-                    raise
-                interrupted = True
-        reason = _account([record.loss for record in trace], interrupted)
-        level = _mean([record.loss for record in trace[-(len(trace) // 4) :]])[0]
-        return FitResult(False, reason, level, self.norm, len(trace), torch.tensor(False), trace)
+        engine = _Steps(self, args, kwargs)
+        return Loop(engine, Evaluations(num_steps), progress=progress).run()
 
     def _on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelLogJoint:
         if self._density is None:
             self._density = _density(self.model, self.guide, args, kwargs)
             return self._density
         return self._density.on(*args, **kwargs)
+
+
+class _Steps(Engine):
+    """Steps of a `NaturalSVI` with the same arguments; parameters of the model move beside q, and nothing goes back."""
+
+    unit = "step"
+
+    def __init__(self, svi: NaturalSVI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(svi.guide.setup(*args, **kwargs).posterior)
+        self.name = type(svi).__name__
+        self.svi, self.args, self.kwargs = svi, args, kwargs
+        self.losses: list[float] = []
+        self.skipped = 0  # steps whose loss was not finite
+
+    def advance(self) -> Standing:
+        """One step; its loss is that before it."""
+        svi = self.svi
+        self.mark()
+        loss = svi.step(*self.args, **self.kwargs)
+        self.losses.append(loss)
+        self.skipped += not math.isfinite(loss)
+        step, last = len(self.losses), svi.natural.last
+        rho = float(last.rho.min()) if last is not None else 0.0
+        draws = step * svi.num_particles
+        record = Record(step, loss, svi.norm, rho, self.skipped + svi.natural.rejections, draws, 0.0)
+        return Standing(record, torch.tensor(False), torch.tensor(loss), (step, draws))
+
+    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
+        """Never that it converged."""
+        return self.interrupted(_account(self.losses), last)
+
+    def interrupted(self, reason: str, last: Standing) -> Verdict:
+        """With the mean loss of the last quarter."""
+        self.losses = self.losses[: last.record.evaluations]
+        level = _mean(self.losses[-(len(self.losses) // 4) :])[0]
+        return Verdict(False, reason, level, self.svi.norm, last.members)
+
+    def here(self) -> None:
+        """Nothing: the parameters of the model have moved too."""
+
+    def go_back(self, coordinates: Any) -> None:
+        """Not at all."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Is not kept in a file."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Is not kept in a file."""
 
 
 def _density(
@@ -243,10 +274,8 @@ def _mean(losses: list[float]) -> tuple[float, float]:
     return float(values.mean()), float(values.std() / len(values) ** 0.5)
 
 
-def _account(losses: list[float], interrupted: bool) -> str:
+def _account(losses: list[float]) -> str:
     """Why a run is not known to have converged."""
-    if interrupted or len(losses) < 8:
-        return "because it was interrupted."
     quarter = len(losses) // 4
     (before, error_before), (last, error) = _mean(losses[-2 * quarter : -quarter]), _mean(losses[-quarter:])
     fallen, noise = before - last, math.hypot(error_before, error)
