@@ -477,8 +477,8 @@ def test_momentum_is_carried_along_the_manifold():
         before = q.vector.detach().clone()
         opt.step(log_joint)
         heading = opt.memory["momentum"]
-        assert torch.allclose(q.tangent(before, heading), heading)
-        assert not torch.allclose(q.tangent(q.vector.detach(), heading), heading, atol=1e-3)
+        assert torch.allclose(q.projected(before, heading), heading)
+        assert not torch.allclose(q.projected(q.vector.detach(), heading), heading, atol=1e-3)
 
 
 def test_gradients_reach_the_preconditioner_along_the_manifold():
@@ -503,8 +503,8 @@ def test_gradients_reach_the_preconditioner_along_the_manifold():
     lam = q.vector.detach().clone()
     opt = PreconditionedVI(q, Recording(), 0.1, alpha=0.0, estimator=Pathwise(3), generator=seeded())
     opt.step(log_joint)
-    assert torch.allclose(q.tangent(lam, seen[0]), seen[0])
-    assert torch.allclose(q.vector, q.moved(lam, -0.1 * q.tangent(lam, torch.ones_like(lam))))
+    assert torch.allclose(q.projected(lam, seen[0]), seen[0])
+    assert torch.allclose(q.vector, q.retracted(lam, -0.1 * q.projected(lam, torch.ones_like(lam))))
     ambient = Pathwise(3)(q.at(lam), LogJoint(log_joint), {}, seeded()).gradient
     assert not torch.allclose(ambient, -seen[0], atol=1e-3)
 

@@ -16,7 +16,7 @@ from torchngvi.ifvb.families import (
     VecGaussian,
     VechGaussian,
 )
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.group_lasso_network import GroupLassoNetwork
 from torchngvi.ifvb.optimizer import AIFVB, IFVB, PreconditionedVI, Report
 from torchngvi.ifvb.preconditioners import (
@@ -33,6 +33,8 @@ from torchngvi.ifvb.preconditioners import (
     Window,
 )
 from torchngvi.ifvb.run import Outcome, lower_bound, run
+
+Family = FlatPosterior
 
 __all__ = [
     "AIFVB",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.optimizer import PreconditionedVI
 from torchngvi.linalg import cholesky
 
@@ -57,7 +57,7 @@ def asymptotic_covariance(
 
 @torch.no_grad()
 def marginal_sample(
-    family: Family,
+    family: FlatPosterior,
     covariance: Tensor,  # (D, D), of λ
     n: int,
     generator: torch.Generator | None = None,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchngvi.arguments import as_target
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.interfaces import Target
 
 State = dict[str, Any]
@@ -34,7 +34,7 @@ class Estimate(NamedTuple):
 class GradientEstimator(ABC):
     """LB and ∇LB at the λ of a family."""
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """The state before the first call.
 
         Raises:
@@ -47,7 +47,7 @@ class GradientEstimator(ABC):
         return as_target(source)
 
     @abstractmethod
-    def __call__(self, family: Family, target: Any, state: State, generator: torch.Generator) -> Estimate:
+    def __call__(self, family: FlatPosterior, target: Any, state: State, generator: torch.Generator) -> Estimate:
         """Estimate with new draws."""
 
 
@@ -58,7 +58,7 @@ def _check_draws(draws: int, least: int) -> int:
 
 
 def integrand(
-    family: Family,
+    family: FlatPosterior,
     target: Target,
     theta: Tensor,  # (n, *batch, d)
     at: Tensor | None = None,
@@ -68,7 +68,7 @@ def integrand(
 
 
 def _scored(
-    family: Family, target: Target, draws: int, generator: torch.Generator
+    family: FlatPosterior, target: Target, draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:  # (B, *batch, D), (B, *batch)
     """φ and h at B draws."""
     theta = family.sample(draws, generator)
@@ -89,7 +89,7 @@ class ScoreFunction(GradientEstimator):
     def __init__(self, draws: int = 100) -> None:
         self.draws = _check_draws(draws, 1)
 
-    def __call__(self, family: Family, target: Target, state: State, generator: torch.Generator) -> Estimate:
+    def __call__(self, family: FlatPosterior, target: Target, state: State, generator: torch.Generator) -> Estimate:
         """With B draws; no gradient of the log joint is taken."""
         score, h = _scored(family, target, self.draws, generator)
         return Estimate(h.mean(0), (score * h[..., None]).mean(0), self.draws)
@@ -111,11 +111,11 @@ class ControlVariate(GradientEstimator):
     def __init__(self, draws: int = 100) -> None:
         self.draws = _check_draws(draws, 2)
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """No constants yet."""
         return {"c": None}
 
-    def __call__(self, family: Family, target: Target, state: State, generator: torch.Generator) -> Estimate:
+    def __call__(self, family: FlatPosterior, target: Target, state: State, generator: torch.Generator) -> Estimate:
         """With B draws; no gradient of the log joint is taken."""
         draws = self.draws
         if state["c"] is None:
@@ -150,7 +150,7 @@ class Pathwise(GradientEstimator):
     def __init__(self, draws: int = 10) -> None:
         self.draws = _check_draws(draws, 1)
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """Nothing."""
         if not family.reparametrised:
             raise PairError(
@@ -159,7 +159,7 @@ class Pathwise(GradientEstimator):
             )
         return {}
 
-    def __call__(self, family: Family, target: Target, state: State, generator: torch.Generator) -> Estimate:
+    def __call__(self, family: FlatPosterior, target: Target, state: State, generator: torch.Generator) -> Estimate:
         """With B draws and as many gradients of the log joint."""
         fixed = family.vector.detach()
         with torch.enable_grad():
@@ -184,7 +184,7 @@ class ClosedForm(GradientEstimator):
         return source
 
     def __call__(
-        self, family: Family, target: Callable[[Tensor], Tensor], state: State, generator: torch.Generator
+        self, family: FlatPosterior, target: Callable[[Tensor], Tensor], state: State, generator: torch.Generator
     ) -> Estimate:
         """By autograd."""
         with torch.enable_grad():

@@ -20,7 +20,7 @@ from torchngvi.arguments import FullPrecision
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.ifvb.averaging import Averaging
 from torchngvi.ifvb.estimators import ControlVariate, GradientEstimator, Pathwise
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners import Preconditioner, Recursive
 
 _WARM_UP_AT_ONCE = 256  # scores
@@ -75,7 +75,7 @@ class PreconditionedVI(torch.optim.Optimizer):
 
     def __init__(
         self,
-        family: Family,
+        family: FlatPosterior,
         preconditioner: Preconditioner,
         lr: float = 1.0,
         *,
@@ -90,7 +90,7 @@ class PreconditionedVI(torch.optim.Optimizer):
         momentum: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not isinstance(family, Family):
+        if not isinstance(family, FlatPosterior):
             raise InputError(
                 f"{type(self).__name__} updates a family of torchngvi.ifvb, such as Beta; got {type(family).__name__}. "
                 "For a Gaussian posterior use torchngvi.fit, VN or SRVN."
@@ -174,7 +174,7 @@ class PreconditionedVI(torch.optim.Optimizer):
 
         # 1. the gradient
         estimate = self.estimator(family, self._target[1], state["estimator"], self.generator)
-        gradient = -family.tangent(lam, estimate.gradient)
+        gradient = -family.projected(lam, estimate.gradient)
         state["log_joint_draws"] += estimate.draws
 
         # 2. the Fisher matrix, from draws of their own
@@ -185,7 +185,7 @@ class PreconditionedVI(torch.optim.Optimizer):
             self._absorb(state, self.preconditioner.samples)
 
         # 3. the step
-        direction = family.tangent(lam, self.preconditioner.direction(memory, gradient, family))
+        direction = family.projected(lam, self.preconditioner.direction(memory, gradient, family))
         norm = torch.linalg.vector_norm(direction, dim=-1)
         alpha_k = group["lr"] * (group["offset"] + state["iterations"] + 1) ** -group["alpha"]
         share = torch.ones_like(norm)
@@ -198,8 +198,8 @@ class PreconditionedVI(torch.optim.Optimizer):
         clipped = share < 1
         direction = direction * share[..., None]
         omega = group["momentum"]
-        heading = omega * family.tangent(lam, state["momentum"]) + (1 - omega) * direction if omega else direction
-        new = family.moved(lam, -alpha_k * heading)
+        heading = omega * family.projected(lam, state["momentum"]) + (1 - omega) * direction if omega else direction
+        new = family.retracted(lam, -alpha_k * heading)
         accepted = new.isfinite().all(-1) & heading.isfinite().all(-1) & family.in_domain(new)
         lam.copy_(torch.where(accepted[..., None], new, lam))
         if omega:
@@ -358,7 +358,7 @@ class IFVB(PreconditionedVI):
 
     def __init__(
         self,
-        family: Family,
+        family: FlatPosterior,
         lr: float = 1.0,
         *,
         alpha: float = 0.75,
@@ -407,7 +407,7 @@ class AIFVB(PreconditionedVI):
 
     def __init__(
         self,
-        family: Family,
+        family: FlatPosterior,
         lr: float = 1.0,
         *,
         alpha: float = 0.75,

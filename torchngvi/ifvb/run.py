@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from torchngvi.errors import InputError
 from torchngvi.ifvb.estimators import integrand
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.optimizer import PreconditionedVI
 from torchngvi.models import LogJoint
 
@@ -156,7 +156,7 @@ def _line(optimizer: PreconditionedVI, value: float, smoothed: float, start: flo
 
 @torch.no_grad()
 def lower_bound(
-    family: Family,
+    family: FlatPosterior,
     log_joint: Callable[[Tensor], Tensor],
     draws: int = 1000,
     generator: torch.Generator | None = None,

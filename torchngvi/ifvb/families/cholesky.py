@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, lower_entries, lower_triangle, normal
+from torchngvi.posteriors.flat import FlatPosterior, lower_entries, lower_triangle, normal
 from torchngvi.linalg import cholesky, tril_half
 
 
 @final
-class FlatCholesky(Family):
+class FlatCholesky(FlatPosterior):
     """q = N(μ, TTᵀ) over (μ, T with a logarithmic diagonal), D = d + d(d+1)/2.
 
     Args:

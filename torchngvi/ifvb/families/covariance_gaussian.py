@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb.family import Family, lower_entries, lower_triangle, normal, symmetric
+from torchngvi.posteriors.flat import FlatPosterior, lower_entries, lower_triangle, normal, symmetric
 from torchngvi.linalg import cholesky
 
 
@@ -39,7 +39,7 @@ def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Te
 
 
 @final
-class VecGaussian(Family):
+class VecGaussian(FlatPosterior):
     """q = N(μ, Σ) over (μ, vec Σ), D = d + d²: the paper's, with a singular Fisher matrix.
 
     A step is symmetrised; one that leaves the positive definite cone is not taken.
@@ -98,14 +98,14 @@ class VecGaussian(Family):
         """Σ positive definite."""
         return self.point(at).isfinite().all(-1) & cholesky(self.parts(at)[1])[1]
 
-    def moved(self, at: Tensor, change: Tensor) -> Tensor:
+    def retracted(self, at: Tensor, change: Tensor) -> Tensor:
         """λ + change, Σ symmetrised."""
         mean, covariance = self.parts(at + change)
         return torch.cat([mean, covariance.flatten(-2)], -1)
 
 
 @final
-class VechGaussian(Family):
+class VechGaussian(FlatPosterior):
     """q = N(μ, Σ) over (μ, vech Σ), D = d + d(d+1)/2.
 
     A step that leaves the positive definite cone is not taken.

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, normal
+from torchngvi.posteriors.flat import FlatPosterior, normal
 
 
 @final
-class MeanFieldGaussian(Family):
+class MeanFieldGaussian(FlatPosterior):
     """q = N(μ, diag σ²).
 
     Args:

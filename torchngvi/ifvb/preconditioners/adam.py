@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
 
 
@@ -32,7 +32,7 @@ class Adam(Preconditioner):
             raise InputError(f"betas lie in [0, 1) and eps is positive; got betas={betas}, eps={eps}.")
         self.betas, self.eps = betas, eps
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """m = v = 0."""
         zero = torch.zeros_like(family.vector, requires_grad=False)
         return {"first": zero, "second": zero.clone(), "updates": 0}
@@ -40,7 +40,7 @@ class Adam(Preconditioner):
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
         """Never asked."""
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """Updates the moments where the gradient is finite."""
         fine = gradient.isfinite().all(-1, keepdim=True)
         state["updates"] += 1

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 
 State = dict[str, Any]  # tensors and counts, saved with the optimizer
 
@@ -20,7 +20,7 @@ class Preconditioner(ABC):
     natural = True  # the direction estimates I_F⁻¹∇L, so that (direction)ᵀ∇L is a squared length in nats
 
     @abstractmethod
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """The state before the first score.
 
         Raises:
@@ -41,7 +41,7 @@ class Preconditioner(ABC):
         self,
         state: State,
         gradient: Tensor,  # (*batch, D)
-        family: Family,
+        family: FlatPosterior,
     ) -> Tensor:
         """What the step goes along, downhill after a change of sign; NaN for members without one."""
 

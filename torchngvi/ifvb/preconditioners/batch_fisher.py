@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State, check_count, finite_rows
 from torchngvi.ifvb.preconditioners.damped import check_damping, damped_solve
 
@@ -32,7 +32,7 @@ class BatchFisher(Preconditioner):
     def __init__(self, samples: int = 50, rho: float = 0.01) -> None:
         self.samples, self.rho = check_count("samples", samples), check_damping(rho)
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """No scores yet."""
         if self.rho == 0 and self.samples < family.size:
             raise InputError(
@@ -46,6 +46,6 @@ class BatchFisher(Preconditioner):
         state["rows"], fine = finite_rows(scores)
         state["count"] = fine.sum(0).to(scores)
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """By Woodbury where S < D, else by Cholesky."""
         return damped_solve(state["rows"], state["count"], self.rho, gradient)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State, check_count
 
 
@@ -45,7 +45,7 @@ class Blocks(Preconditioner):
         self.rule, self.sizes = rule, [check_count("a block size", size) for size in sizes]
         self.samples, self.remembers = rule.samples, rule.remembers
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """One state a block."""
         if sum(self.sizes) != family.size:
             raise InputError(f"the blocks have {sum(self.sizes)} entries and lambda has {family.size}.")
@@ -57,7 +57,7 @@ class Blocks(Preconditioner):
         for i, piece in enumerate(scores.split(self.sizes, -1)):
             self.rule.absorb(state[str(i)], piece, generator)
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """Each its part of the gradient."""
         pieces = gradient.split(self.sizes, -1)
         return torch.cat([self.rule.direction(state[str(i)], piece, family) for i, piece in enumerate(pieces)], -1)

@@ -5,13 +5,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
 
 
 @final
 class Exact(Preconditioner):
-    """direction = I_F⁻¹∇L from `Family.exact_fisher_solve`: free of noise, and where it exists the first choice.
+    """direction = I_F⁻¹∇L from `FlatPosterior.exact_fisher_solve`: free of noise, and where it exists the first choice.
 
     Raises:
         PairError: at construction of an optimizer, a family that does not know its Fisher matrix.
@@ -23,7 +23,7 @@ class Exact(Preconditioner):
 
     samples, remembers = 0, False
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """Nothing; asks the family once, so that one without a closed form is refused here."""
         family.exact_fisher_solve(torch.zeros_like(family.vector))
         return {}
@@ -31,6 +31,6 @@ class Exact(Preconditioner):
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
         """Never asked."""
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """I_F⁻¹∇L."""
         return family.exact_fisher_solve(gradient)

@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
 
 
@@ -20,13 +20,13 @@ class Identity(Preconditioner):
 
     samples, remembers, natural = 0, False, False
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """Nothing."""
         return {}
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
         """Never asked."""
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """The gradient."""
         return gradient

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
 from torchngvi.ifvb.preconditioners.recursion import AT_ONCE, Perturbation, downdate
 
@@ -44,7 +44,7 @@ class MatrixFree(Preconditioner):
         if keep is not None and keep < 2 * samples:
             raise InputError(f"keep counts the vectors of at least one iteration, {2 * samples}; got {keep}.")
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """No vectors."""
         lam = family.vector
         return self.perturbation.init(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, family.size)}
@@ -61,7 +61,7 @@ class MatrixFree(Preconditioner):
         V = state["V"]
         return rows / self.perturbation.start(state)[..., None, None] - (rows @ V.mT) @ V
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """t P ∇L."""
         return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from torchngvi.errors import PairError
 from torchngvi.ifvb.families.rank_one import RankOneGaussian
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
 
 
-def _rank_one(family: Family) -> RankOneGaussian:
+def _rank_one(family: FlatPosterior) -> RankOneGaussian:
     if not isinstance(family, RankOneGaussian):
         raise PairError(f"NAGVAC is for a RankOneGaussian; got {type(family).__name__}. Use Exact, or IFVB.")
     return family
@@ -26,7 +26,7 @@ class _BlockSolve(Preconditioner):
 
     samples, remembers = 0, False
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """Nothing."""
         _rank_one(family)
         return {}
@@ -43,7 +43,7 @@ class NAGVAC(_BlockSolve):
         PairError: at construction of an optimizer, another family than `RankOneGaussian`.
     """
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """Block by block."""
         return _rank_one(family).block_fisher_solve(gradient)
 
@@ -56,6 +56,6 @@ class PublishedNAGVAC(_BlockSolve):
         PairError: at construction of an optimizer, another family than `RankOneGaussian`.
     """
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """Block by block."""
         return _rank_one(family).published_block_solve(gradient)

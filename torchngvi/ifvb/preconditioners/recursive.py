@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
 from torchngvi.ifvb.preconditioners.recursion import AT_ONCE, Perturbation, downdate
 
@@ -55,7 +55,7 @@ class Recursive(Preconditioner):
         self.perturbation = Perturbation(samples, eps, c_beta, beta)
         self.samples = samples
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """An empty sum; P₀ is set by the first scores."""
         lam, D = family.vector, family.size
         waiting = min(_WAITING, D // 8)
@@ -116,7 +116,7 @@ class Recursive(Preconditioner):
             product -= (rows @ V.mT) @ V
         return product
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """t P ∇L."""
         return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
 

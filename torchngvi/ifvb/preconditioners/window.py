@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
+from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State, check_count, finite_rows
 from torchngvi.ifvb.preconditioners.damped import check_damping, damped_solve
 
@@ -34,7 +34,7 @@ class Window(Preconditioner):
             raise InputError(f"rho must be positive: a window has fewer scores than D; got {rho}.")
         self.rho = check_damping(rho)
 
-    def init(self, family: Family) -> State:
+    def init(self, family: FlatPosterior) -> State:
         """An empty window."""
         lam = family.vector
         return {"rows": lam.new_zeros(0, *lam.shape), "kept": lam.new_zeros(0, *lam.shape[:-1])}
@@ -45,6 +45,6 @@ class Window(Preconditioner):
         state["rows"] = torch.cat([state["rows"], rows])[-self.keep :]
         state["kept"] = torch.cat([state["kept"], fine.to(scores)])[-self.keep :]
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
         """By Woodbury where M < D, else by Cholesky."""
         return damped_solve(state["rows"], state["kept"].sum(0), self.rho, gradient)
