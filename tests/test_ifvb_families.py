@@ -181,7 +181,9 @@ def test_batches_are_members_side_by_side(name):
     for index, q in enumerate((one, two)):
         assert torch.allclose(both.score(theta)[:, index], q.score(theta[:, index]), rtol=1e-9, atol=1e-12)
         assert torch.allclose(both.log_prob(theta)[:, index], q.log_prob(theta[:, index]))
-        assert torch.allclose(both.retracted(both.vector, 0.01 * both.vector)[index], q.retracted(q.vector, 0.01 * q.vector))
+        assert torch.allclose(
+            both.retracted(both.vector, 0.01 * both.vector)[index], q.retracted(q.vector, 0.01 * q.vector)
+        )
     assert both.sample(3, seeded()).shape == (3, 2, q.dim)
     assert both.in_domain().tolist() == [True, True]
 

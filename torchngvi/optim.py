@@ -110,8 +110,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
         acceleration: `QuasiNewton` memory, or `SiteNewton`, for the slow tail; the first is on by default
             where steps are found by trial (neither lr nor step_size given) along a natural gradient.  For a flat
             posterior a metric of `torchngvi.ifvb`, such as `Recursive`, with the rule `RootGradient`.
-        momentum: `NormalizedMomentum`, `Adam` or `ExponentialAverage`, which averages the changes over the steps; with a
-            learning rate.
+        momentum: `NormalizedMomentum`, `Adam` or `ExponentialAverage`, which averages the changes over the steps; with
+            a learning rate.
         loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
 
     Raises:
@@ -238,8 +238,12 @@ class NaturalGradientVI(torch.optim.Optimizer):
             self.estimator.check(q)
         if self.acceleration is not None and isinstance(self.acceleration, Acceleration) != q.framed:
             name = type(self.acceleration).__name__
-            reads, use = ("a flat vector and its scores", "QuasiNewton()") if q.framed else ("the frame of q", "IFVB")
-            raise PairError(f"{name} reads {reads}, which {type(q).__name__} does not have. Use {use}, or leave it out.")
+            reads, use = (
+                ("a flat vector and its scores", "QuasiNewton()") if q.framed else ("the frame of q", "Exact()")
+            )
+            raise PairError(
+                f"{name} reads {reads}, which {type(q).__name__} does not have. Use {use}, or leave it out."
+            )
 
     def _check_momentum(self, momentum: Momentum) -> None:
         name, rule = type(momentum).__name__, type(self.rule).__name__
@@ -629,11 +633,12 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if accept.device.type != "cpu" or self._warned or bool(accept.all()):
             return
         self._warned = True
-        remedy = "or VN or SRVN without one, which find their steps by trial"
+        domain, remedy = q.domain, "or VN or SRVN without one, which find their steps by trial"
         if not q.framed:
+            domain = f"the domain where {domain}"
             remedy = "a limit such as step_size=Clip(5.0), or a metric with a larger eps or warmup"
         self._warn(
-            f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left {q.domain} or was not "
+            f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left {domain} or was not "
             "finite; q was left as it is, and steps like it will be skipped without another warning. "
             f"Use a smaller lr, {remedy}.",
             RejectedStepWarning,

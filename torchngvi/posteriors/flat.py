@@ -84,7 +84,7 @@ class FlatPosterior(Posterior):
         self.register_buffer("mean_probe", torch.zeros_like(vector, requires_grad=True), persistent=False)
         self.register_buffer("root_probe", torch.zeros_like(self.no_matrix, requires_grad=True), persistent=False)
 
-    domain = "any real vector"  # in words, for messages
+    domain = "every entry is finite"  # in words, for messages
 
     @property
     def size(self) -> int:

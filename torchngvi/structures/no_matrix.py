@@ -9,8 +9,11 @@ from torch import Tensor
 from torchngvi.structures.pattern import Pattern
 
 
-def _has_no_root(*_: Any) -> Any:
+def _refused(*_: Any) -> Any:
     raise NotImplementedError("a pattern without entries has no root")
+
+
+_has_no_root: Any = _refused
 
 
 @final

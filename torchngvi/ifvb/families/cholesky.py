@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.posteriors.flat import FlatPosterior, lower_entries, lower_triangle, normal
 from torchngvi.linalg import cholesky, tril_half
+from torchngvi.posteriors.flat import FlatPosterior, lower_entries, lower_triangle, normal
 
 
 @final

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.posteriors.flat import FlatPosterior, lower_entries, lower_triangle, normal, symmetric
 from torchngvi.linalg import cholesky
+from torchngvi.posteriors.flat import FlatPosterior, lower_entries, lower_triangle, normal, symmetric
 
 
 def _log_prob(mean: Tensor, covariance: Tensor, theta: Tensor) -> Tensor:

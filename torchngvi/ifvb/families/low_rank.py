@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.posteriors.flat import FlatPosterior, normal
 from torchngvi.linalg import cholesky
+from torchngvi.posteriors.flat import FlatPosterior, normal
 
 
 @final

@@ -5,8 +5,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.posteriors.flat import FlatPosterior
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+from torchngvi.posteriors.flat import FlatPosterior
 
 
 @final
@@ -23,14 +23,14 @@ class Exact(Preconditioner):
 
     samples, remembers = 0, False
 
-    def init(self, family: FlatPosterior) -> State:
+    def fresh(self, q: FlatPosterior) -> State:
         """Nothing; asks the family once, so that one without a closed form is refused here."""
-        family.exact_fisher_solve(torch.zeros_like(family.vector))
+        q.exact_fisher_solve(torch.zeros_like(q.vector))
         return {}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
         """Never asked."""
 
-    def direction(self, state: State, gradient: Tensor, family: FlatPosterior) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """I_F⁻¹∇L."""
-        return family.exact_fisher_solve(gradient)
+        return q.exact_fisher_solve(gradient)
