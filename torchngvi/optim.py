@@ -287,8 +287,14 @@ class NaturalGradientVI(torch.optim.Optimizer):
             local = q.local(e)
             change = Local(local.a - a, local.P - P)
             loss, a, P = loss + (loss_here - loss) / count, a + change.a / count, P + change.P / count
-            scatter = scatter + (1 - 1 / count) * q.norm2(change)
-        return Status(loss, q.norm2(Local(a, P)), scatter / (repeats * (repeats - 1)))
+            scatter = scatter + (1 - 1 / count) * self._norm2(q, change)
+        return Status(loss, self._norm2(q, Local(a, P)), scatter / (repeats * (repeats - 1)))
+
+    def _norm2(self, q: Posterior, local: Local) -> Tensor:
+        """The squared natural norm of a gradient: q's own, or that of the metric that stands in its place."""
+        if self.acceleration is None or isinstance(self.acceleration, Acceleration):
+            return q.norm2(local)
+        return self.acceleration(q, local, self._state(0))[0].slope
 
     def _evaluated(self, target: Target, wait: bool = False) -> tuple[Evaluation, Heading]:
         """The packet and heading at q, from the cache while q and the target are what they were."""

@@ -68,9 +68,11 @@ def integrand(
     return target.log_joint(theta) - target.temperature * q.log_prob(theta, at)
 
 
-def _packet(q: FlatPosterior, target: Target, bound: Tensor, gradient: Tensor, cost: Cost) -> Expectation:
+def _packet(
+    q: FlatPosterior, target: Target, bound: Tensor, gradient: Tensor, cost: Cost, exact: bool = False
+) -> Expectation:
     """From the bound and its gradient, which go up."""
-    return Expectation(-bound, Framed(-gradient, q.no_matrix), target.temperature, False, cost)
+    return Expectation(-bound, Framed(-gradient, q.no_matrix), target.temperature, exact, cost)
 
 
 class _Scored(GradientEstimator):
@@ -222,6 +224,7 @@ class LowerBound(Target):
 class ClosedForm(GradientEstimator):
     """For a bound that is known: ``step`` then takes the function λ -> LB(λ), (*batch, D) -> (*batch,)."""
 
+    comparable = True
     needs: type[Target] = LowerBound
 
     def __init__(self) -> None:
@@ -243,4 +246,4 @@ class ClosedForm(GradientEstimator):
             lam = q.vector.detach().clone().requires_grad_()
             value = target.function(lam)
             (gradient,) = torch.autograd.grad(value.sum(), lam)
-        return _packet(q, target, value.detach(), gradient, Cost(0, 0))
+        return _packet(q, target, value.detach(), gradient, Cost(0, 0), exact=True)

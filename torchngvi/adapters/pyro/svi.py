@@ -153,7 +153,7 @@ class NaturalSVI:
             loss = (LatentGaussian(q).log_prob(theta) - density(theta)).mean()
         if bool(loss.isfinite()):
             loss.backward()
-            self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
+            self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5
             self.natural.step()
             if isinstance(self.optim, PyroOptim):
                 self.optim(parameters.met)
