@@ -13,8 +13,9 @@ from pyro.infer import Trace_ELBO
 from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi import AIFVB, IFVB, NGVI, SRVN, VN, CholeskyGaussian, LogJoint
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, natural_optimizer
-from torchngvi.adapters.pyro import AutoGaussian
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP, natural_optimizer
+from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide
+from torchngvi.adapters.pyro.guide import LatentGaussian
 from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import FlatCholesky, MeanFieldGaussian, Recursive, VechGaussian
 from torchngvi.stepsizes import KLRadius, PowerSchedule
@@ -232,3 +233,20 @@ def test_the_natural_gradient_of_a_flat_vector():
         optimizer.step()
         ends.append(q.mean.clone())
     assert torch.allclose(*ends, rtol=1e-12)
+
+
+def test_hosts_that_read_a_root():
+    mll, x, y = objective(FlatCholesky)
+    with pytest.raises(PairError, match="SparseGP reads the mean and the root of q, and FlatCholesky is a vector of"):
+        SparseGP(mll.model, mll.likelihood, [(x, y)])
+    pyro.clear_param_store()
+    guide = AutoGaussian(model, FlatCholesky.standard).setup(MEAN)
+    with pytest.raises(InputError, match="NaturalSVI reads the mean and the root of q, and FlatCholesky is a vector"):
+        NaturalSVI(model, guide).step(MEAN)
+    with pytest.raises(InputError, match="laplace_approximation reads the mean and the root of q, and FlatCholesky"):
+        guide.laplace_approximation(MEAN)
+    with pytest.raises(PairError, match="moves q by Congruence, which FlatCholesky cannot do"):
+        fit_guide(model, guide, MEAN)
+    assert guide.get_transform()(torch.zeros(2, dtype=FLOAT)).tolist() == guide.posterior.mean.tolist()
+    assert LatentGaussian(guide.posterior).variance.shape == (2,)
+    assert LatentGaussian(guide.posterior, (3,)).rsample((5,)).shape == (5, 3, 2)

@@ -198,7 +198,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         return other
 
 
-def variational_posteriors(model: torch.nn.Module) -> list[Any]:
+def variational_posteriors(model: torch.nn.Module) -> list[Gaussian | FlatGaussian]:
     """The posteriors of every layer, task and latent function of a model, for one of our optimizers.
 
     Raises:

@@ -193,7 +193,7 @@ class AutoGaussian(AutoContinuous):
         self._check_model()
         density = self.setup(*args, **kwargs).density(self._bare[0], args, kwargs)
         density.check_comparable("Newton's method")
-        result = laplace(self.posterior, density)
+        result = laplace(self.gaussian("laplace_approximation"), density)
         if bool(result.repaired):
             warnings.warn(
                 f"{int(result.repaired)} of the {density.dim} eigenvalues of the Hessian at the mode are not positive, "
@@ -247,7 +247,7 @@ class AutoGaussian(AutoContinuous):
             )
 
     @property
-    def posterior(self) -> Any:
+    def posterior(self) -> Gaussian | FlatGaussian:
         """q, over unconstrained θ (D,).
 
         Raises:
@@ -258,6 +258,23 @@ class AutoGaussian(AutoContinuous):
             raise InputError(_NOT_SET_UP)
         assert isinstance(q, Gaussian | FlatGaussian)
         store.sync(self, q)
+        return q
+
+    def gaussian(
+        self,
+        reader: str,  # for the message
+    ) -> Gaussian:
+        """The posterior, for what reads its mean and root.
+
+        Raises:
+            InputError: as `posterior`; one over a flat vector, which has none.
+        """
+        q = self.posterior
+        if not isinstance(q, Gaussian):
+            raise InputError(
+                f"{reader} reads the mean and the root of q, and {type(q).__name__} is a vector of parameters without "
+                "them. Step IFVB(guide.posterior) after the gradient of Trace_ELBO, or on guide.density(model, args)."
+            )
         return q
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> LatentGaussian:

@@ -136,7 +136,7 @@ class NaturalSVI:
             InputError: a guide that was not set up.
         """
         if self._natural is None:
-            self._natural = self._make(self.guide.posterior)
+            self._natural = self._make(self.guide.gaussian("NaturalSVI"))
         return self._natural
 
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -144,7 +144,7 @@ class NaturalSVI:
 
         A loss that is not finite moves nothing, with a warning the first time.
         """
-        density, q = self._on(args, kwargs), self.guide.posterior
+        density, q = self._on(args, kwargs), self.guide.gaussian("NaturalSVI")
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
@@ -153,7 +153,7 @@ class NaturalSVI:
             loss = (LatentGaussian(q).log_prob(theta) - density(theta)).mean()
         if bool(loss.isfinite()):
             loss.backward()
-            self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5
+            self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
             self.natural.step()
             if isinstance(self.optim, PyroOptim):
                 self.optim(parameters.met)
@@ -174,7 +174,7 @@ class NaturalSVI:
     @torch.no_grad()
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """An estimate of -ELBO from ``num_particles`` draws."""
-        density, q = self._on(args, kwargs), self.guide.posterior
+        density, q = self._on(args, kwargs), self.guide.gaussian("NaturalSVI")
         theta = q.push_noise(self._draws(q.mean_probe.detach()))
         return float((LatentGaussian(q).log_prob(theta) - density(theta)).mean())
 
