@@ -80,7 +80,7 @@ def unit_of_block(dim, count, device):
 def absorb(dim, samples, c_beta, device):
     q = MeanFieldGaussian(torch.zeros(dim, dtype=torch.float64, device=device))
     rule, generator = Recursive(samples, eps=1.0, c_beta=c_beta), torch.Generator(device).manual_seed(0)
-    state = rule.init(q)
+    state = rule.fresh(q)
     scores = torch.randn(samples, dim, dtype=torch.float64, device=device, generator=generator)
     return lambda: rule.absorb(state, scores, generator)
 
@@ -88,8 +88,8 @@ def absorb(dim, samples, c_beta, device):
 def step(dim, samples, device):
     """A whole step with c_beta = 0, the gradient free: also t P g and a draw."""
     q = MeanFieldGaussian(torch.zeros(dim, dtype=torch.float64, device=device))
-    rule = Recursive(samples, eps=1.0, c_beta=0.0)
-    opt = PreconditionedVI(q, rule, 1e-9, estimator=ClosedForm(), warmup=1, generator=torch.Generator(device))
+    rule = Recursive(samples, eps=1.0, c_beta=0.0, warmup=1, generator=torch.Generator(device))
+    opt = PreconditionedVI(q, rule, 1e-9, estimator=ClosedForm())
     return lambda: opt.step(lambda lam: -lam.square().sum())
 
 

@@ -11,19 +11,24 @@ import math
 
 import torch
 from matplotlib.figure import Figure
+from torch.optim.lr_scheduler import LambdaLR
 
 import torchngvi as ngvi
 from torchngvi import ifvb
+from torchngvi.stepsizes import Clip, KLRadius, PowerSchedule, Shortest
 
 
 def probability(steps):
     """57 of 200 trials succeed: the posterior is Beta(58, 144)."""
     q = ifvb.Beta(torch.tensor([40.0, 100.0], dtype=torch.float64))
-    opt = ifvb.IFVB(  # no Z terms: the start is near, and the Fisher matrix has eigenvalues a thousandfold apart
-        q, 2.0, c_beta=0.0, estimator=ifvb.ControlVariate(200), generator=torch.Generator().manual_seed(0)
-    )
+    draws = torch.Generator().manual_seed(0)
+    # no Z terms: the start is near, and the Fisher matrix has eigenvalues a thousandfold apart
+    metric = ifvb.Recursive(c_beta=0.0, generator=draws)
+    opt = ifvb.IFVB(q, lr=2.0, metric=metric, estimator=ifvb.ControlVariate(200, draws))
+    schedule = LambdaLR(opt, PowerSchedule(0.75, 100.0))
     for _ in range(steps):
         opt.step(lambda theta: (57 * theta.log() + 143 * torch.log1p(-theta))[..., 0])
+        schedule.step()
     print(f"Beta({q.vector[0]:.1f}, {q.vector[1]:.1f}), exact Beta(58, 144)")
     return q
 
@@ -36,10 +41,16 @@ def crescent(theta):
 def flow(steps):
     torch.manual_seed(0)
     q = ifvb.ModuleFlow(ifvb.AffineCoupling(2, layers=4, hidden=8).double(), 2)
+    draws = torch.Generator().manual_seed(0)
     opt = ifvb.IFVB(
-        q, 1.0, samples=50, estimator=ifvb.Pathwise(20), clip=5.0, generator=torch.Generator().manual_seed(0)
+        q,
+        lr=1.0,
+        metric=ifvb.Recursive(50, beta=0.125, generator=draws),
+        estimator=ifvb.Pathwise(20, draws),
+        step_size=Shortest(KLRadius(0.1), Clip(5.0)),
     )
-    outcome = ifvb.run(opt, crescent, steps, window=50, patience=200)
+    schedule = LambdaLR(opt, PowerSchedule(0.75, 100.0))
+    outcome = ifvb.run(opt, crescent, steps, schedule=schedule, window=50, patience=200)
     print(outcome)
     return q
 

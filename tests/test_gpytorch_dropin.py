@@ -265,10 +265,12 @@ class TestMethods:
 
     def test_methods_that_it_cannot_build(self):
         mll = elbo(model_with(NGVD(M)))
-        for method, name in ((IFVB, "IFVB"), ("VN", "'VN'"), (torch.optim.Adam, "Adam")):
+        for method, name in (("VN", "'VN'"), (torch.optim.Adam, "Adam")):
             text = rf"steps Gaussian posteriors by gradients of the loss; got {name}. Give VN, SRVN, IBLR, NGVI or "
-            with pytest.raises(InputError, match=text + r"BBVI. \(IFVB and AIFVB estimate their metric from draws"):
+            with pytest.raises(InputError, match=text + r"BBVI; IFVB for a FlatCholesky"):
                 natural_optimizer(mll, method=method)
+        with pytest.raises(InputError, match="IFVB updates a family of torchngvi.ifvb.*got CholeskyGaussian. For a"):
+            natural_optimizer(mll, method=IFVB)
         text = r"BBVI cannot be built with the options given: missing a required argument: 'smoothness'. Beside mll, "
         with pytest.raises(InputError, match=text + "lr and method give .* of BBVI, which are smoothness, estimator."):
             natural_optimizer(mll, method=BBVI)

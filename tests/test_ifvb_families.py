@@ -97,7 +97,7 @@ def test_scores_are_the_gradient_of_the_density(name):
     for draw, score in zip(theta, q.score(theta), strict=True):
         lam = q.vector.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(q.log_prob(draw[None], lam).sum(), lam)
-        assert torch.allclose(score, q.tangent(lam.detach(), gradient), rtol=1e-9, atol=1e-9)
+        assert torch.allclose(score, q.projected(lam.detach(), gradient), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["vec", "vech", "cholesky", "low rank", "rank one", "orthogonal flow"])
@@ -182,7 +182,9 @@ def test_batches_are_members_side_by_side(name):
     for index, q in enumerate((one, two)):
         assert torch.allclose(both.score(theta)[:, index], q.score(theta[:, index]), rtol=1e-9, atol=1e-12)
         assert torch.allclose(both.log_prob(theta)[:, index], q.log_prob(theta[:, index]))
-        assert torch.allclose(both.moved(both.vector, 0.01 * both.vector)[index], q.moved(q.vector, 0.01 * q.vector))
+        assert torch.allclose(
+            both.retracted(both.vector, 0.01 * both.vector)[index], q.retracted(q.vector, 0.01 * q.vector)
+        )
     assert both.sample(3, seeded()).shape == (3, 2, q.dim)
     assert both.in_domain().tolist() == [True, True]
 
@@ -201,7 +203,7 @@ def test_pathwise_gradient_of_a_moment(name):
     f = lambda theta: (0.5 * theta).sin().sum(-1)  # noqa: E731
     lam = q.vector.detach().requires_grad_()
     parts = torch.stack([
-        q.tangent(q.vector.detach(), torch.autograd.grad(f(q.rsample(n // 20, seeded(i), lam)).mean(), lam)[0])
+        q.projected(q.vector.detach(), torch.autograd.grad(f(q.rsample(n // 20, seeded(i), lam)).mean(), lam)[0])
         for i in range(20)
     ])  # fmt: skip
     theta = q.sample(n, seeded(50))
@@ -392,7 +394,7 @@ def test_flow_tangents_in_closed_form():
     for part, skew in ((A, 0.5 * (A - A.mT)), (A - A.mT, A - A.mT), (A + A.mT, torch.zeros(3, 3))):
         ends = (torch.cat([b1, (W @ matrix).flatten(), b2]) for matrix in (part, skew.double()))
         ambient, tangent = ends
-        assert torch.allclose(q.tangent(lam, ambient), tangent, atol=1e-13)
+        assert torch.allclose(q.projected(lam, ambient), tangent, atol=1e-13)
     # a score is what q.log_prob rises by along a geodesic W exp(tΩ), Ω skew, and along b₁ and b₂
     theta, step = q.sample(2, seeded(7)), 1e-6
     heading = torch.cat([b1, (W @ (A - A.mT)).flatten(), b2])
@@ -408,18 +410,18 @@ def test_flow_stays_orthogonal():
     """Projection: tangent, and a projection; retraction: WᵀW = I to 1e-12, first order right."""
     q = FAMILIES["orthogonal flow"]()
     lam, v = q.vector.detach(), randn(q.size, seed=4)
-    tangent = q.tangent(lam, v)
+    tangent = q.projected(lam, v)
     _, W, _ = q.parts(lam)
     inner = W.mT @ q.parts(tangent)[1]
     assert torch.allclose(inner, -inner.mT, atol=1e-12)
-    assert torch.allclose(q.tangent(lam, tangent), tangent)
+    assert torch.allclose(q.projected(lam, tangent), tangent)
     moved = lam
     for step in range(100):
-        moved = q.moved(moved, 0.3 * q.tangent(moved, randn(q.size, seed=step)))
+        moved = q.retracted(moved, 0.3 * q.projected(moved, randn(q.size, seed=step)))
     W = q.parts(moved)[1]
     assert float((W.mT @ W - torch.eye(3, dtype=FLOAT)).abs().max()) < 1e-12
     small = 1e-5
-    assert torch.allclose((q.moved(lam, small * tangent) - lam) / small, tangent, atol=1e-4)
+    assert torch.allclose((q.retracted(lam, small * tangent) - lam) / small, tangent, atol=1e-4)
 
 
 def test_flow_outside_its_support():
@@ -527,7 +529,7 @@ def test_domains():
     """λ outside is told apart, member by member; Beta's steps are clamped at 0.01."""
     q = FAMILIES["beta"]()
     assert q.in_domain(torch.tensor([[1.0, 1.0], [1.0, 0.0], [torch.nan, 1.0]])).tolist() == [True, False, False]
-    assert q.moved(q.vector, torch.tensor([-9.0, 1.0])).tolist() == [0.01, 4.5]
+    assert q.retracted(q.vector, torch.tensor([-9.0, 1.0])).tolist() == [0.01, 4.5]
     q = FAMILIES["vech"]()
     bad = q.vector.detach().clone()
     bad[3] = -1.0

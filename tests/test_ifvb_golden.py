@@ -5,6 +5,7 @@ which the other files of IFVB make: they are there so that code may be moved and
 `python tests/test_ifvb_golden.py` writes the file anew, which is right only where the numbers are meant to change.
 """
 
+import copy
 import json
 import warnings
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi import DataLogJoint, ifvb
 from torchngvi.errors import RejectedStepWarning
+from torchngvi.rules import ExponentialAverage
+from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest
 
 FLOAT = torch.float64
 FILE = Path(__file__).with_name("ifvb_golden.json")
@@ -31,20 +35,41 @@ class Problem(NamedTuple):
     def run(self, method="IFVB", steps=20, **settings):
         """λ after so many steps, and the average where there is one: all that is asked here of an optimizer.
 
-        ``method`` is "IFVB", "AIFVB" or a preconditioner.
+        ``method`` is "IFVB", "AIFVB" or a metric.
         """
-        q, settings = self.family(), {"warmup": 40, "estimator": self.estimator} | settings
-        settings["generator"] = torch.Generator().manual_seed(7)
-        if isinstance(method, str):
-            opt = getattr(ifvb, method)(q, **settings)
+        settings, draws = {"warmup": 40} | settings, torch.Generator().manual_seed(7)
+        alpha, offset = settings.pop("alpha", 0.75), settings.pop("offset", 100.0)
+        names = {"samples", "eps", "c_beta", "beta"} & settings.keys()
+        learnt = {"beta": (alpha - 0.5) / 2} | {name: settings.pop(name) for name in names}
+        metric = ifvb.Recursive(**learnt) if isinstance(method, str) else copy.copy(method)
+        metric.warmup, metric.generator = settings.pop("warmup"), draws
+        estimator = copy.copy(self.estimator)
+        estimator.generator = draws
+        limits = [KLRadius(radius)] if (radius := settings.pop("radius", 0.1)) and metric.natural else []
+        limits += [Clip(norm)] if (norm := settings.pop("clip", None)) else []
+        parts = {"estimator": estimator, "step_size": Shortest(*limits) if limits else Constant()}
+        if weight := settings.pop("momentum", None):
+            parts["momentum"] = ExponentialAverage(weight)
+        at_average = settings.pop("fisher_at_average", method == "AIFVB")
+        averaging = settings.pop("averaging", None)
+        if method == "AIFVB":
+            averaging = ifvb.Averaging(settings.pop("w", 2.0), settings.pop("burn_in", 0))
+        q, lr = self.family(), settings.pop("lr", 1.0)
+        if averaging is None:
+            opt = ifvb.PreconditionedVI(q, metric, lr, **parts)
         else:
-            opt = ifvb.PreconditionedVI(q, method, **settings)
+            averaging = copy.copy(averaging)
+            averaging.metric_at_average = at_average
+            opt = ifvb.AIFVB(q, lr, metric=metric, averaging=averaging, **parts)
+        assert not settings, f"{settings} are not handed on"
+        schedule = LambdaLR(opt, PowerSchedule(alpha, offset))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RejectedStepWarning)  # steps that are not taken are numbers too
             for step in range(steps):
                 opt.step(minibatch(step) if self.target is minibatch else self.target)
+                schedule.step()
         ends = {"lambda": q.vector.detach()}
-        return ends | ({"average": opt.average} if opt.averaging is not None else {})
+        return ends | ({} if averaging is None else {"average": opt.average})
 
 
 # ------------------------------------------------------------------------------------ targets

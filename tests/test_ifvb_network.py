@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from ifvb_parts import AIFVB
 from scipy import integrate, stats
 
 from torchngvi.adapters.papers import ifvb as studies
 from torchngvi.adapters.papers import study
 from torchngvi.config import read_toml
 from torchngvi.errors import InputError
-from torchngvi.ifvb import AIFVB, GroupLassoNetwork, Pathwise, RankOneGaussian, run
+from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
 
 FLOAT = torch.float64
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 import torch
+from ifvb_parts import PreconditionedVI
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import (
@@ -17,7 +18,6 @@ from torchngvi.ifvb import (
     Identity,
     MatrixFree,
     MeanFieldGaussian,
-    PreconditionedVI,
     PublishedNAGVAC,
     RankOneGaussian,
     Recursive,
@@ -45,7 +45,7 @@ def scores(n, D, *batch, seed=0, spread=4.0):
 
 
 def absorbed(rule, rows, block, generator=None):
-    state = rule.init(family(rows.shape[-1], *rows.shape[1:-1]))
+    state = rule.fresh(family(rows.shape[-1], *rows.shape[1:-1]))
     generator = generator or seeded(1)
     for piece in rows.split(block):
         rule.absorb(state, piece, generator)
@@ -84,7 +84,7 @@ def test_t1_in_single_precision():
     """After 20,000 updates with eigenvalues from 1 to 10^4."""
     rows = scores(20_000, 50).float()
     rule = Recursive(eps=1.0, c_beta=0.0)
-    state = rule.init(family(50).float())
+    state = rule.fresh(family(50).float())
     for piece in rows.split(10):
         rule.absorb(state, piece, seeded())
     H = torch.eye(50, dtype=FLOAT) + rows.double().mT @ rows.double()
@@ -106,7 +106,7 @@ def test_block_equals_sequential(D, c_beta):
         u = P @ z
         P = P - b * torch.outer(u, u) / (1 + b * z @ u)
     for block in (1, 6, 20):
-        state = rule.init(family(D))
+        state = rule.fresh(family(D))
         for start in range(0, 60, block):
             _absorb_with(rule, state, rows[start : start + block], Z[start : start + block])
         assert relative(rule.inverse(state) / 60, P) < 1e-12
@@ -253,7 +253,7 @@ def test_plain_batch_fisher_is_singular():
     rows = scores(5, 12)
     assert int(torch.linalg.matrix_rank(rows.mT @ rows)) == 5
     with pytest.raises(InputError, match=r"5 scores give a Fisher matrix of rank 5 at most, singular for D = 12"):
-        BatchFisher(5, 0.0).init(family(12))
+        BatchFisher(5, 0.0).fresh(family(12))
     rows, g = scores(40, 12), scores(1, 12, seed=8)[0]
     rule = BatchFisher(40, 0.0)
     assert relative(rule.direction(absorbed(rule, rows, 40), g, None), damped(rows, 0.0, g)) < 1e-9
@@ -278,7 +278,7 @@ def test_blocks_of_a_product_are_exact():
     """A mean-field Gaussian: blocks and the whole tend to the same closed form."""
     q = MeanFieldGaussian(torch.tensor([0.0, 1.0, 0.5, -1.0], dtype=FLOAT))
     rule = Blocks(Recursive(eps=1.0, c_beta=0.0), [1, 1, 1, 1])
-    state = rule.init(q)
+    state = rule.fresh(q)
     rule.absorb(state, q.score(q.sample(20_000, seeded())).detach(), seeded())
     g = torch.ones(4, dtype=FLOAT)
     assert torch.allclose(rule.direction(state, g, q), q.exact_fisher_solve(g), rtol=0.05)
@@ -293,7 +293,7 @@ def test_exact_identity_and_nagvac_ask_the_family():
         (NAGVAC(), q.block_fisher_solve(g)),
         (PublishedNAGVAC(), q.published_block_solve(g)),
     ):
-        assert torch.equal(rule.direction(rule.init(q), g, q), expected)
+        assert torch.equal(rule.direction(rule.fresh(q), g, q), expected)
         assert (rule.samples, rule.remembers) == (0, False)
 
 
@@ -302,15 +302,15 @@ def test_adam_is_torchs():
     gradients = scores(10, 4, seed=2)
     q, other = family(4), torch.nn.Parameter(torch.zeros(4, dtype=FLOAT))
     rule, opt = Adam((0.8, 0.95), 1e-6), torch.optim.Adam([other], 0.1, (0.8, 0.95), 1e-6)
-    state, lam = rule.init(q), torch.zeros(4, dtype=FLOAT)
+    state, lam = rule.fresh(q), torch.zeros(4, dtype=FLOAT)
     for g in gradients:
         lam = lam - 0.1 * rule.direction(state, g, q)
         other.grad = g
         opt.step()
     assert torch.allclose(lam, other.detach(), rtol=1e-12)
-    before = state["first"].clone()
+    before = state["mean_vector"].clone()
     assert rule.direction(state, g * torch.nan, q).isnan().all()
-    assert torch.equal(state["first"], before)
+    assert torch.equal(state["mean_vector"], before)
 
 
 def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
@@ -322,8 +322,8 @@ def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
     )
     with pytest.raises(InputError, match=message):
         PreconditionedVI(family(10_000), Recursive())
-    Recursive().init(family(100))
-    assert Blocks(Recursive(), [1000] * 10).init(family(10_000)).keys() == {str(i) for i in range(10)}
+    Recursive().fresh(family(100))
+    assert Blocks(Recursive(), [1000] * 10).fresh(family(10_000)).keys() == {str(i) for i in range(10)}
 
 
 def test_free_memory_is_the_least_that_is_known(monkeypatch):
@@ -354,12 +354,12 @@ def test_rounding_does_not_add_up_in_the_inverse():
 def test_adam_takes_a_gradient_as_a_whole():
     """One entry that is not finite: no direction, and no moment of it is kept."""
     rule, q = Adam(), family(2)
-    state = rule.init(q)
+    state = rule.fresh(q)
     rule.direction(state, torch.tensor([1.0, -2.0], dtype=FLOAT), q)
-    before = state["first"].clone(), state["second"].clone()
+    before = state["mean_vector"].clone(), state["square_vector"].clone()
     assert rule.direction(state, torch.tensor([1.0, torch.nan], dtype=FLOAT), q).isnan().all()
-    assert torch.equal(state["first"], before[0])
-    assert torch.equal(state["second"], before[1])
+    assert torch.equal(state["mean_vector"], before[0])
+    assert torch.equal(state["square_vector"], before[1])
 
 
 def test_defaults_of_the_damped_matrices():
@@ -387,8 +387,8 @@ def test_defaults_of_the_damped_matrices():
         (lambda: Blocks(Recursive(), []), r"sizes lists the length of each block; got none"),
         (lambda: Blocks(Recursive(), [0]), r"a block size is a number of draws, at least 1; got 0"),
         (lambda: Blocks(Exact(), [1]), r"Blocks splits a rule that learns from scores; got Exact"),
-        (lambda: Blocks(Recursive(), [3]).init(family(4)), r"the blocks have 3 entries and lambda has 4"),
-        (lambda: Adam((1.0, 0.9)), r"betas lie in \[0, 1\)"),
+        (lambda: Blocks(Recursive(), [3]).fresh(family(4)), r"the blocks have 3 entries and lambda has 4"),
+        (lambda: Adam((1.0, 0.9)), r"betas are weights of the past, at least 0 and below 1"),
     ],
 )
 def test_values_that_are_refused(build, message):
@@ -399,4 +399,4 @@ def test_values_that_are_refused(build, message):
 def test_pairs_that_are_refused():
     for rule in (NAGVAC(), PublishedNAGVAC()):
         with pytest.raises(PairError, match=r"NAGVAC is for a RankOneGaussian; got Beta. Use Exact, or IFVB"):
-            rule.init(Beta(torch.ones(2)))
+            rule.fresh(Beta(torch.ones(2)))

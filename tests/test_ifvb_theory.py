@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from ifvb_parts import AIFVB, IFVB, PreconditionedVI
 from scipy.special import polygamma
 
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, fit
@@ -12,8 +13,6 @@ from torchngvi.adapters.papers import ifvb_problems as problems
 from torchngvi.adapters.papers.ifvb_problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.ifvb import (
-    AIFVB,
-    IFVB,
     Adam,
     BatchFisher,
     Beta,
@@ -24,7 +23,6 @@ from torchngvi.ifvb import (
     Identity,
     MeanFieldGaussian,
     NormalInverseGamma,
-    PreconditionedVI,
     ScoreFunction,
     VecGaussian,
     asymptotic_covariance,

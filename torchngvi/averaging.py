@@ -1,4 +1,6 @@
-"""Averages of posteriors in expectation parameters: the output of stochastic natural-gradient VI.
+"""Averages over the steps: of Gaussians in expectation parameters, and of flat vectors with weights of their own.
+
+The first is the output of stochastic natural-gradient VI,
 
     ω̄_{T+1} = 2/((T + 1)(T + 2)) Σ_t (t + 1) ω_{t+1},      ω = (E z, E zzᵀ)
 
@@ -7,8 +9,17 @@ natural parameters, or of m and V, are others.  Kept as m̄ and V̄, which stay 
 
     m̄' = m̄ + w(m - m̄)     V̄' = (1 - w)V̄ + wV + w(1 - w)(m - m̄)(m - m̄)ᵀ     w = (t + 1)/Σ_{s ≤ t} (s + 1) = 2/(t + 2)
 
-in the place of Ξ̄ - m̄m̄ᵀ, which cancels where the mean is large.
+in the place of Ξ̄ - m̄m̄ᵀ, which cancels where the mean is large.  The second is the estimate of AIFVB
+(Godichon-Baggioni, Nguyen and Tran 2023, section 4.3),
+
+    λ̄⁽ˢ⁺¹⁾ = λ̄⁽ˢ⁾ + w_s/Σ_{k≤s} w_k (λ⁽ˢ⁺¹⁾ - λ̄⁽ˢ⁾)      w_s = log(s + 1)^w
+
+For w > 0 the first weight is 0/0, which the paper leaves open: λ̄⁽¹⁾ = λ⁽¹⁾ here.  The second is exactly 1,
+so that the choice is forgotten.  w = 0 is the plain mean.
 """
+
+import math
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -92,3 +103,44 @@ class ExpectationAverage(torch.nn.Module):
         if not bool((self.steps > 0).all()):
             raise InputError("the average is empty: call update(q) after a step, then posterior().")
         return self.family.from_marginals(self.mean, self.spread, self.structure)
+
+
+@final
+class Averaging:
+    """The weights of an average of iterates, and when it begins.
+
+    Args:
+        w: power of the logarithm, not negative; 2 in the paper.
+        burn_in: steps before the first that counts; until then the average is the iterate.  Early iterates keep their
+            weight for long: the average is behind the iterate until the run is in its noise.
+        metric_at_average: the metric takes its scores at the average (Eq 4.8), or at the iterate (Remark 4.2).
+
+    Raises:
+        InputError: a negative w or burn_in.
+
+    >>> rule, state = Averaging(w=0), {"average": torch.zeros(1), "weight": 0.0}
+    >>> for index, iterate in enumerate((3.0, 5.0, 10.0)):
+    ...     rule.update(state, torch.tensor([iterate]), index)
+    >>> state["average"].item()
+    6.0
+    """
+
+    def __init__(self, w: float = 2.0, burn_in: int = 0, *, metric_at_average: bool = True) -> None:
+        if not (w >= 0 and math.isfinite(w)):
+            raise InputError(f"w is the power of the logarithm in the weights, not negative; got {w}.")
+        if not burn_in >= 0:
+            raise InputError(f"burn_in counts steps, not negative; got {burn_in}.")
+        self.w, self.burn_in, self.metric_at_average = float(w), burn_in, metric_at_average
+
+    def update(
+        self,
+        state: dict[str, Any],
+        iterate: Tensor,  # (*batch, D), λ⁽ˢ⁺¹⁾
+        index: int,  # s, from 0
+    ) -> None:
+        """One more iterate."""
+        place = index - self.burn_in
+        weight = 0.0 if place < 0 else math.log(place + 1) ** self.w  # 0⁰ = 1
+        state["weight"] += weight
+        share = weight / state["weight"] if state["weight"] > 0 else 1.0
+        state["average"] = torch.lerp(state["average"], iterate, share)

@@ -25,6 +25,11 @@ Three known methods as combinations:
     VN        = CovarianceRoot   x VariationalNewton x Constant(ρ)       V' = C (I + ρP)⁻¹ Cᵀ
     VN (NGVI) = NaturalGaussian  x NaturalGradient   x Constant(ρ)       S' = (1 - γρ) S + ρH
     SR-VN     = CovarianceRoot   x NaturalGradient   x Constant(ρ)       C' = C - ρ C tril½[P]
+
+A posterior over a flat vector λ has no frame: ∇L in λ takes the place of a, there is no matrix, and a `Metric` makes
+of it what the rule follows, so that
+
+    IFVB      = FlatPosterior    x RootGradient      x KLRadius(0.1)     λ' = λ - ρ t P ∇L, P learnt by `Recursive`
 """
 
 import math
@@ -32,12 +37,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from torchngvi import sparse
+from torchngvi.errors import PairError
 from torchngvi.gaussian_integrals import Moments
 from torchngvi.linalg import gram
 from torchngvi.structures import FullAlgebra, Pattern
@@ -403,7 +409,7 @@ class Tangent(NamedTuple):
 
 
 class RootTangent(Tangent):
-    """A tangent in mean and root, for posteriors that hold a root of V or of S."""
+    """A tangent for posteriors with a Euclidean gradient: in mean and root of V or of S, or in a flat vector."""
 
 
 class LogTangent(RootTangent):
@@ -526,6 +532,22 @@ class Estimator(ABC):
     needs: type[Target]  # the targets it can evaluate
     unbiased: bool = True  # the means over its draws are those of E_q[ℓ]; else of a quadratic ℓ in the right model only
 
+    def prepared(self, source: Any) -> Any:
+        """What a user handed to ``step``, as this estimator takes it: by default as it is."""
+        return source
+
+    def check(self, q: "Posterior") -> None:
+        """Raise where it cannot evaluate this q: by default, one without a frame.
+
+        Raises:
+            PairError: a flat posterior.
+        """
+        if not q.framed:
+            raise PairError(
+                f"{type(self).__name__} reads the mean and the root of q, and {type(q).__name__} is a vector of "
+                "parameters without them. Use an estimator of torchngvi.ifvb, such as ControlVariate(100)."
+            )
+
     @abstractmethod
     def __call__(self, q: "Posterior", target: Target, state: dict) -> Expectation:
         """Evaluate at q; anything that changes from call to call lives in ``state``."""
@@ -559,6 +581,7 @@ class StepSize(ABC):
 
     needs_trial: bool  # judge compares values before and after
     needs_natural: bool = False  # it reads the natural norm as the length of a step
+    needs_tangent: bool = False  # it reads the change of q's own coordinates as the length of a step
 
     @abstractmethod
     def init(self, like: Tensor) -> dict[str, Tensor]:
@@ -574,25 +597,44 @@ class StepSize(ABC):
 
 
 class Bent(NamedTuple):
-    """A gradient after an acceleration has acted on it."""
+    """A gradient after a metric has acted on it."""
 
     local: Local  # B∇L: the rules take it for the gradient
     slope: Tensor  # ⟨∇L, B∇L⟩, (*batch,)
 
 
-class Acceleration(ABC):
-    """A gradient of L/γ in, a better one out, which the rule then follows; judged by trial."""
+class Metric(ABC):
+    """A gradient of L in, a bent one out, which the rule then follows: B∇L with a B that may be learnt.
+
+    Of two kinds.  An `Acceleration` improves on a natural gradient, which q gives it in its frame, and is judged by
+    trial.  Other metrics are given the plain gradient of a q that has no frame and take the part of the inverse
+    Fisher matrix, or of another B; they need no trial.
+    """
+
+    natural: bool  # B∇L is, or estimates, the natural gradient: its slope is a squared natural norm
 
     @abstractmethod
-    def init(self, q: "Posterior") -> dict[str, Tensor]:
-        """State tensors; ``state["went"]`` (*batch,) is then set to the ρ of each step, 0 where rejected."""
+    def init(self, q: "Posterior") -> dict[str, Any]:
+        """The state: tensors, counts and dicts of them, which are saved with the optimizer.
+
+        ``state["went"]`` (*batch,) is set to the ρ of each step, 0 where rejected.
+        """
 
     @abstractmethod
-    def __call__(self, q: "Posterior", gradient: Local, state: dict[str, Tensor]) -> tuple[Bent, dict[str, Tensor]]:
+    def __call__(self, q: "Posterior", gradient: Local, state: dict[str, Any]) -> tuple[Bent, dict[str, Any]]:
         """The bent gradient at q, and what of the state is to change when the step is taken."""
 
+    def forget(self, keep: Tensor, state: dict[str, Any]) -> None:  # noqa: B027  what depends on q alone stays true
+        """q or the target was changed: drop what is known, but for the members (*batch,) of the mask."""
+
+
+class Acceleration(Metric):
+    """A natural gradient of L/γ in, a better one out; judged by trial."""
+
+    natural = True
+
     @abstractmethod
-    def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
+    def forget(self, keep: Tensor, state: dict[str, Any]) -> None:
         """q or the target was changed: drop what is known, but for the members (*batch,) of the mask."""
 
 
@@ -605,10 +647,11 @@ class Momentum(ABC):
 
     needs_natural: bool  # it normalises natural gradients
     signed: tuple[str, ...]  # names of the state tensors that average changes of the matrix, in its shape
+    of_steps: bool = False  # it averages steps as long as the step size lets them be, and is not limited afterwards
 
     @abstractmethod
     def init(self, q: "Posterior") -> dict[str, Tensor]:
-        """State tensors, (*batch, ...)."""
+        """State tensors, (*batch, ...); ``mean_vector``, if there is one, is carried along on a manifold."""
 
     @abstractmethod
     def __call__(
@@ -634,7 +677,9 @@ class Posterior(torch.nn.Module, ABC):
     batch_shape: torch.Size
     dim: int
     takes: frozenset[type]  # the moves it can make
+    framed: bool = True  # it has a mean and a root: `frame` and `probed` return them
     upper: bool  # the root C of its frame is upper triangular
+    domain: str = "the positive definite cone"  # what a step must not leave, in words
     mean_probe: Tensor  # (*batch, D), zero
     root_probe: Structured  # zero
 
@@ -677,6 +722,17 @@ class Posterior(torch.nn.Module, ABC):
         a, W = e.derivative.framed(frame)
         return Local(a, W - e.temperature * self.structure.eye(a))
 
+    def loss(self, e: Expectation) -> Tensor:
+        """L = E_q[ℓ] - γ entropy, (*batch,)."""
+        return e.value - e.temperature * self.entropy()
+
+    def carried(
+        self,
+        vector: Tensor,  # (*batch, D), of a change made at an earlier q
+    ) -> Tensor:
+        """That change at this q: itself, or on a manifold its part along it."""
+        return vector
+
     def sym_outer(
         self,
         left: Tensor,  # (*sample, *batch, D)
@@ -717,3 +773,19 @@ class Posterior(torch.nn.Module, ABC):
         """Write the coordinates in place for the members (*batch,) of the mask."""
         for old, value in zip(self.coordinates, new, strict=True):
             old.copy_(where_members(where, value, old))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert in place, as torch does for Parameters: optimizers keep the tensors they hold."""
+        for name, buffer in self._buffers.items():
+            if buffer is None:
+                continue
+            with torch.no_grad():
+                new = fn(buffer)
+            if torch._has_compatible_shallow_copy_type(buffer, new):
+                grad = buffer.grad
+                buffer.data = new
+                if grad is not None:
+                    buffer.grad = fn(grad)
+            else:  # to or from the meta device: a new tensor, as for Parameters
+                self._buffers[name] = new.detach().requires_grad_(buffer.requires_grad)
+        return self

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
-from torchngvi.interfaces import Acceleration, Estimator, Momentum, Posterior, Rule, StepSize
+from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.rules import (
@@ -49,7 +49,7 @@ class Method(NaturalGradientVI):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
-        acceleration: Acceleration | None = None,
+        acceleration: Metric | None = None,
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
@@ -332,7 +332,7 @@ class Snngm(Method):
 
 def _small_step(q: Posterior) -> float:
     """0.001 √ℓ: a thousandth a coordinate."""
-    return 0.001 * math.sqrt(q.dim + q.structure.parameters)
+    return 0.001 * math.sqrt(q.mean_probe.shape[-1] + q.structure.parameters)
 
 
 def _usual_norm(q: Posterior) -> str:

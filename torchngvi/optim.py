@@ -34,6 +34,7 @@ from torchngvi.interfaces import (
     Framed,
     Local,
     LogTangent,
+    Metric,
     Momentum,
     Move,
     Path,
@@ -67,7 +68,7 @@ class Heading(NamedTuple):
 
     path: Path
     norm2: Callable[[], Tensor]  # squared natural norm of ∇L, (*batch,)
-    memory: dict[str, Tensor]  # of the acceleration or momentum, for the state once the step is taken
+    memory: dict[str, Any]  # of the acceleration or momentum, for the state once the step is taken
 
 
 class Cached(NamedTuple):
@@ -108,8 +109,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         estimator: how E_q[ℓ] is obtained; by default `Quadrature` where the target allows it,
             otherwise `Stein()`.
         acceleration: `QuasiNewton` memory, or `SiteNewton`, for the slow tail; the first is on by default
-            where steps are found by trial (neither lr nor step_size given) along a natural gradient.
-        momentum: `NormalizedMomentum` or `Adam`, which averages the changes over the steps; with a learning rate.
+            where steps are found by trial (neither lr nor step_size given) along a natural gradient.  For a flat
+            posterior a metric of `torchngvi.ifvb`, such as `Recursive`, with the rule `RootGradient`.
+        momentum: `NormalizedMomentum`, `Adam` or `ExponentialAverage`, which averages the changes over the steps; with
+            a learning rate.
         loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
 
     Raises:
@@ -125,7 +128,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
-        acceleration: Acceleration | None = None,
+        acceleration: Metric | None = None,
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
@@ -133,11 +136,16 @@ class NaturalGradientVI(torch.optim.Optimizer):
             rule=(rule, Rule),
             step_size=(step_size, StepSize),
             estimator=(estimator, Estimator),
-            acceleration=(acceleration, Acceleration),
+            acceleration=(acceleration, Metric),
             momentum=(momentum, Momentum),
         )
         self.rule = rule
-        if acceleration is None and momentum is None and lr is None and step_size is None and rule.natural:
+        if isinstance(posterior, Posterior) or not isinstance(posterior, Iterable):
+            posterior = [posterior]
+        groups = [g if isinstance(g, dict) else {"posterior": g} for g in posterior]
+        framed = all(getattr(group.get("posterior"), "framed", True) for group in groups)
+        by_trial = lr is None and step_size is None and momentum is None and rule.natural
+        if acceleration is None and by_trial and framed:
             acceleration = QuasiNewton()
         self.acceleration, self.momentum = acceleration, momentum
         self.step_size = step_size or (SufficientDecrease() if lr is None else Constant())
@@ -145,6 +153,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.posteriors: list[Posterior] = []
         self.evaluations = 0
         self.gradients = 0  # of the log joint, one a draw; for a model, passes over its data
+        self.values = 0  # of the log joint without a gradient
         self.last_cost = 0  # gradients of the last evaluation
         self.last: Report | None = None
         self._cache: Cached | None = None
@@ -155,28 +164,16 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._repeats = False  # the closure was seen to give the same loss twice
         if estimator is not None:
             self._check_comparable(estimator)
-        if self.acceleration is not None and (not rule.natural or not self.step_size.needs_trial):
-            raise PairError(
-                f"{type(self.acceleration).__name__} bends natural gradients that are free of noise, and judges what "
-                f"it did by trial; got {type(rule).__name__} with {type(self.step_size).__name__}. "
-                "Use VN or SRVN with SufficientDecrease(), or leave the acceleration out."
-            )
+        self._check_metric()
         if momentum is not None:
             self._check_momentum(momentum)
-        if self.step_size.needs_natural and not rule.natural:
-            raise PairError(
-                f"{type(self.step_size).__name__} measures steps in the natural norm, which says nothing of the curve "
-                f"of {type(rule).__name__}. Use a constant lr, or SufficientDecrease()."
-            )
-        if isinstance(posterior, Posterior) or not isinstance(posterior, Iterable):
-            posterior = [posterior]
-        groups = list(posterior)
+        self._check_step_size()
         if not groups:
             raise InputError(
                 "the list of posteriors is empty; pass q itself, not q.parameters(): its coordinates are buffers."
             )
         defaults = {"lr": 1.0 if lr is None else lr, "loss_scale": loss_scale}
-        super().__init__([g if isinstance(g, dict) else {"posterior": g} for g in groups], defaults)
+        super().__init__(groups, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a posterior: ``{"posterior": q, "lr": 0.1}``."""
@@ -198,6 +195,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 f"{type(self.rule).__name__} needs products of matrices that leave the pattern of {q.structure}. "
                 "Use VariationalNewton(), NaturalGradient() or LocalExponential(), or a structure of blocks."
             )
+        self._check_part_for(q)
         for name in ("lr", "loss_scale"):
             value = group.get(name, self.defaults[name])
             if not isinstance(value, Tensor):
@@ -209,6 +207,54 @@ class NaturalGradientVI(torch.optim.Optimizer):
         super().add_param_group(group)
         self.posteriors.append(q)
 
+    @property
+    def _natural(self) -> bool:
+        """Whether a step starts along the natural gradient, or what estimates it."""
+        return self.rule.natural or (self.acceleration is not None and self.acceleration.natural)
+
+    def _check_metric(self) -> None:
+        if self.acceleration is None:
+            return
+        name, rule = type(self.acceleration).__name__, type(self.rule).__name__
+        if not isinstance(self.acceleration, Acceleration):
+            if self.rule.natural:
+                raise PairError(
+                    f"{name} bends a plain gradient, and {rule} would take what it returns for one that is natural "
+                    "already. Use RootGradient() with it, or leave it out."
+                )
+        elif not self.rule.natural or not self.step_size.needs_trial:
+            raise PairError(
+                f"{name} bends natural gradients that are free of noise, and judges what "
+                f"it did by trial; got {rule} with {type(self.step_size).__name__}. "
+                "Use VN or SRVN with SufficientDecrease(), or leave the acceleration out."
+            )
+
+    def _check_step_size(self) -> None:
+        name, rule = type(self.step_size).__name__, type(self.rule).__name__
+        if self.step_size.needs_natural and not self._natural:
+            raise PairError(
+                f"{name} measures steps in the natural norm, which says nothing of the curve "
+                f"of {rule}. Use a constant lr, or SufficientDecrease()."
+            )
+        if self.step_size.needs_tangent and not issubclass(self.rule.emits, Tangent):
+            raise PairError(
+                f"{name} measures steps along a straight line in q's own coordinates; {rule} moves q by "
+                f"{self.rule.emits.__name__}. Use NaturalGradient() or RootGradient(), or KLRadius(0.1)."
+            )
+
+    def _check_part_for(self, q: Posterior) -> None:
+        """Parts that read a mean and a root, for a q that has none, and parts that read a vector."""
+        if self.estimator is not None:
+            self.estimator.check(q)
+        if self.acceleration is not None and isinstance(self.acceleration, Acceleration) != q.framed:
+            name = type(self.acceleration).__name__
+            reads, use = (
+                ("a flat vector and its scores", "QuasiNewton()") if q.framed else ("the frame of q", "Exact()")
+            )
+            raise PairError(
+                f"{name} reads {reads}, which {type(q).__name__} does not have. Use {use}, or leave it out."
+            )
+
     def _check_momentum(self, momentum: Momentum) -> None:
         name, rule = type(momentum).__name__, type(self.rule).__name__
         if not issubclass(self.rule.emits, Tangent):
@@ -216,9 +262,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 f"{name} averages changes of q's own coordinates; {rule} moves q by {self.rule.emits.__name__}. "
                 "Use NaturalGradient() or RootGradient()."
             )
-        if momentum.needs_natural and not self.rule.natural:
+        if momentum.needs_natural and not self._natural:
             raise PairError(f"{name} normalises natural gradients; those of {rule} are not. Use Adam().")
-        if self.step_size.needs_trial or self.step_size.needs_natural:
+        if self.step_size.needs_trial or (self.step_size.needs_natural and not momentum.of_steps):
             raise PairError(
                 f"{name} goes where the steps before have gone; {type(self.step_size).__name__} needs the direction "
                 "of the gradient. Pass a learning rate, for example lr=0.001."
@@ -252,8 +298,14 @@ class NaturalGradientVI(torch.optim.Optimizer):
             local = q.local(e)
             change = Local(local.a - a, local.P - P)
             loss, a, P = loss + (loss_here - loss) / count, a + change.a / count, P + change.P / count
-            scatter = scatter + (1 - 1 / count) * q.norm2(change)
-        return Status(loss, q.norm2(Local(a, P)), scatter / (repeats * (repeats - 1)))
+            scatter = scatter + (1 - 1 / count) * self._norm2(q, change)
+        return Status(loss, self._norm2(q, Local(a, P)), scatter / (repeats * (repeats - 1)))
+
+    def _norm2(self, q: Posterior, local: Local) -> Tensor:
+        """The squared natural norm of a gradient: q's own, or that of the metric that stands in its place."""
+        if self.acceleration is None or isinstance(self.acceleration, Acceleration):
+            return q.norm2(local)
+        return self.acceleration(q, local, self._state(0))[0].slope
 
     def _evaluated(self, target: Target, wait: bool = False) -> tuple[Evaluation, Heading]:
         """The packet and heading at q, from the cache while q and the target are what they were."""
@@ -284,8 +336,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
         unit = 1 / e.temperature if self._found and e.temperature > 0 else 1.0
         if self.acceleration is None:
             path = self.rule(q, e)
-            if self.momentum is not None:
-                return self._averaged(q, path, self._state(index))
             return Heading(path.in_units_of(unit), path.norm2, {})
         gradient = q.local(e)
         # the memory sees L/γ, whose curvature in the frame is about 1 whatever γ
@@ -293,14 +343,20 @@ class NaturalGradientVI(torch.optim.Optimizer):
         a, P = bent.local.a / unit, bent.local.P / unit
         path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
         path = replace(path.in_units_of(unit), slope=lambda: bent.slope / unit)
-        return Heading(path, lambda: q.norm2(gradient), memory)
+        if isinstance(self.acceleration, Acceleration):
+            return Heading(path, lambda: q.norm2(gradient), memory)
+        return Heading(replace(path, norm2=path.slope), path.slope, memory)
 
-    def _averaged(self, q: Posterior, path: Path, state: dict[str, Tensor]) -> Heading:
+    def _averaged(self, q: Posterior, path: Path, lr: float | Tensor, state: dict[str, Any]) -> Heading:
         """The path along the average of the changes; a change that is not finite is not remembered."""
         assert self.momentum is not None
-        move = path.at(torch.ones_like(state["rejections"]))
+        share = torch.ones_like(state["rejections"])
+        if self.momentum.of_steps:
+            share = self.step_size.propose(path, lr, state["rejections"], state) / lr
+        move = path.at(share)
         assert isinstance(move, Tangent)
         kind, (vector, matrix) = type(move), move.change
+        state = state | {"mean_vector": q.carried(state["mean_vector"])}
         change, memory = self.momentum(q, move.change, path.norm2, state)
         finite = vector.isfinite().all(-1) & q.structure.is_finite(matrix)
         memory = {name: where_members(finite, value, state[name]) for name, value in memory.items()}
@@ -310,21 +366,20 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
         return Heading(Path(at, path.norm2, path.slope), path.norm2, memory)
 
-    def _state(self, index: int) -> dict[str, Tensor]:
+    def _state(self, index: int) -> dict[str, Any]:
         """Everything of this posterior that changes from step to step, on first use made."""
         q = self.posteriors[index]
         state = self.state[q.mean_probe]
         if "rejections" not in state:
             self._complete(q, state)
         elif state["rejections"].dtype != q.mean_probe.dtype or state["rejections"].device != q.mean_probe.device:
-            for name, value in state.items():  # q was converted or moved, as torch lets no Parameter be
-                state[name] = value.to(q.mean_probe) if value.is_floating_point() else value
+            state.update(_converted(state, q.mean_probe))  # q was converted or moved, as torch lets no Parameter be
         return state
 
-    def _complete(self, q: Posterior, state: dict[str, Tensor]) -> None:
+    def _complete(self, q: Posterior, state: dict[str, Any]) -> None:
         """Add what the parts need and the state lacks."""
         like = q.mean_probe.detach()[..., 0]
-        fresh = {"rejections": torch.zeros_like(like), "loss": torch.full_like(like, torch.inf)}
+        fresh: dict[str, Any] = {"rejections": torch.zeros_like(like), "loss": torch.full_like(like, torch.inf)}
         fresh.update(self.step_size.init(like))
         for part in (self.acceleration, self.momentum):
             if part is not None:
@@ -360,14 +415,16 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     def _evaluate_target(self, target: Target, q: Posterior) -> Evaluation:
         estimator = self._estimator_for(target)
+        estimator.check(q)
         e = estimator(q, target, self.state[q.mean_probe])
-        self._count(e.cost.gradients)
-        return Evaluation(e.value - e.temperature * q.entropy(), e)
+        self._count(e.cost)
+        return Evaluation(q.loss(e), e)
 
-    def _count(self, gradients: int) -> None:
+    def _count(self, cost: Cost) -> None:
         self.evaluations += 1
-        self.gradients += gradients
-        self.last_cost = gradients
+        self.gradients += cost.gradients
+        self.values += cost.values
+        self.last_cost = cost.gradients
 
     def evaluates_exactly(self, target: Target) -> bool:
         """Whether two evaluations at the same q agree."""
@@ -440,6 +497,8 @@ class NaturalGradientVI(torch.optim.Optimizer):
             if closure is None:
                 self._step_from_gradients()
                 return None
+            if self.estimator is not None:
+                closure = self.estimator.prepared(closure)
             source = closure if isinstance(closure, Target) else classify(closure)
             if isinstance(source, Target):
                 return self._step_on_target(source)
@@ -492,7 +551,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
                     if not loss.requires_grad:
                         raise InputError("the closure's loss does not depend on the posterior: it has no gradient.")
                     loss.sum().backward()
-            self._count(1)
+            self._count(Cost(1, 0))
             packets = [self._packet_from_probes(i, loss.detach()) for i in range(len(self.posteriors))]
             return [Evaluation(e.value, e) for e in packets]
 
@@ -549,8 +608,14 @@ class NaturalGradientVI(torch.optim.Optimizer):
         """Move along the path; with a trial, keep it or restore, and return the packet that holds."""
         self._warn_if_unsummed()
         q, lr = self.posteriors[index], self.param_groups[index]["lr"]
-        state, path = self._state(index), heading.path
-        rho = self.step_size.propose(path, lr, state["rejections"], state)
+        state = self._state(index)
+        if self.momentum is not None:
+            heading = self._averaged(q, heading.path, lr, state)
+        path = heading.path
+        if self.momentum is not None and self.momentum.of_steps:
+            rho = torch.ones_like(state["rejections"]) * lr
+        else:
+            rho = self.step_size.propose(path, lr, state["rejections"], state)
         move = path.at(rho)
         new, accept = q.moved(move)
         memory = heading.memory
@@ -560,7 +625,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if not self.step_size.needs_trial or evaluate is None:
             q.assign(new, accept)
             if not self.step_size.needs_trial:
-                self._warn_if_rejected(accept, rho)
+                self._warn_if_rejected(q, accept, rho)
         else:
             old = q.snapshot()
             slope, length = path.slope(), rho * path.norm2().sqrt()
@@ -586,15 +651,19 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.last = Report(rho, accept)
         return result
 
-    def _warn_if_rejected(self, accept: Tensor, rho: Tensor) -> None:
+    def _warn_if_rejected(self, q: Posterior, accept: Tensor, rho: Tensor) -> None:
         """Once, and where asking costs nothing."""
         if accept.device.type != "cpu" or self._warned or bool(accept.all()):
             return
         self._warned = True
+        domain, remedy = q.domain, "or VN or SRVN without one, which find their steps by trial"
+        if not q.framed:
+            domain = f"the domain where {domain}"
+            remedy = "a limit such as step_size=Clip(5.0), or a metric with a larger eps or warmup"
         self._warn(
-            f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left the positive definite cone or was not "
+            f"{type(self).__name__}: a step of size {float(rho.max()):.3g} left {domain} or was not "
             "finite; q was left as it is, and steps like it will be skipped without another warning. "
-            "Use a smaller lr, or VN or SRVN without one, which find their steps by trial.",
+            f"Use a smaller lr, {remedy}.",
             RejectedStepWarning,
         )
 
@@ -633,11 +702,16 @@ class NaturalGradientVI(torch.optim.Optimizer):
         names = ", ".join(type(part).__name__ for part in parts if part is not None)
         return f"{super().__repr__()[:-1].rstrip()}\n    parts: {names}\n)"
 
+    def _generators(self) -> dict[str, torch.Generator]:
+        """The sources of the draws, by the name under which their state is saved."""
+        parts = {"generator": self.estimator, "metric_generator": self.acceleration}
+        found = {name: getattr(part, "generator", None) for name, part in parts.items()}
+        return {name: generator for name, generator in found.items() if generator is not None}
+
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the state of the estimator's generator."""
-        generator = getattr(self.estimator, "generator", None)
-        if generator is not None:
-            self.state[self.posteriors[0].mean_probe]["generator"] = generator.get_state()
+        """As torch's, with the state of the generators of the parts."""
+        for name, generator in self._generators().items():
+            self.state[self.posteriors[0].mean_probe][name] = generator.get_state()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -647,10 +721,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         for q in self.posteriors:
             if q.mean_probe in self.state:
                 self._complete(q, self.state[q.mean_probe])
-        generator = getattr(self.estimator, "generator", None)
-        saved = self.state[self.posteriors[0].mean_probe].get("generator")
-        if generator is not None and saved is not None:
-            generator.set_state(saved.to(device="cpu", dtype=torch.uint8))
+        for name, generator in self._generators().items():
+            saved = self.state[self.posteriors[0].mean_probe].get(name)
+            if saved is not None:
+                generator.set_state(saved.to(device="cpu", dtype=torch.uint8))
 
     def __getstate__(self) -> dict[str, Any]:
         own = (
@@ -663,6 +737,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
             "posteriors",
             "evaluations",
             "gradients",
+            "values",
             "last_cost",
             "_warned",
             "_asked_ranks",
@@ -693,6 +768,17 @@ def _check_parts(**parts: tuple[Any, type]) -> None:
             else f"{what.__name__} of {what.__module__}"
         )
         raise PairError(f"{name} is a part from torchngvi.{folders.get(name, 'rules')}; got {got}.")
+
+
+def _converted(state: dict[str, Any], like: Tensor) -> dict[str, Any]:
+    """Every floating-point tensor of a state in the dtype and on the device of q."""
+    new = dict(state)
+    for name, value in state.items():
+        if isinstance(value, dict):
+            new[name] = _converted(value, like)
+        elif isinstance(value, Tensor) and value.is_floating_point():
+            new[name] = value.to(like)
+    return new
 
 
 def _turned(q: Posterior, move: Move, accept: Tensor, signed: dict[str, Tensor]) -> dict[str, Tensor]:

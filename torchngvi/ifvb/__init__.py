@@ -1,8 +1,15 @@
 """Natural gradients for any family over a flat vector, the inverse Fisher matrix by recursion: IFVB and AIFVB."""
 
+from torchngvi.averaging import Averaging
 from torchngvi.ifvb.asymptotics import asymptotic_covariance, marginal_sample
-from torchngvi.ifvb.averaging import Averaging
-from torchngvi.ifvb.estimators import ClosedForm, ControlVariate, Estimate, GradientEstimator, Pathwise, ScoreFunction
+from torchngvi.ifvb.estimators import (
+    ClosedForm,
+    ControlVariate,
+    GradientEstimator,
+    LowerBound,
+    Pathwise,
+    ScoreFunction,
+)
 from torchngvi.ifvb.families import (
     AffineCoupling,
     Beta,
@@ -16,9 +23,8 @@ from torchngvi.ifvb.families import (
     VecGaussian,
     VechGaussian,
 )
-from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.group_lasso_network import GroupLassoNetwork
-from torchngvi.ifvb.optimizer import AIFVB, IFVB, PreconditionedVI, Report
+from torchngvi.ifvb.methods import AIFVB, IFVB, PreconditionedVI
 from torchngvi.ifvb.preconditioners import (
     NAGVAC,
     Adam,
@@ -33,6 +39,10 @@ from torchngvi.ifvb.preconditioners import (
     Window,
 )
 from torchngvi.ifvb.run import Outcome, lower_bound, run
+from torchngvi.optim import Report
+from torchngvi.posteriors.flat import FlatPosterior
+
+Family = FlatPosterior
 
 __all__ = [
     "AIFVB",
@@ -46,14 +56,15 @@ __all__ = [
     "Blocks",
     "ClosedForm",
     "ControlVariate",
-    "Estimate",
     "Exact",
     "Family",
+    "FlatPosterior",
     "FlatCholesky",
     "GradientEstimator",
     "GroupLassoNetwork",
     "Identity",
     "LowRankGaussian",
+    "LowerBound",
     "MatrixFree",
     "MeanFieldGaussian",
     "ModuleFlow",

@@ -10,23 +10,23 @@ in the place of L (Appendix C: equal where q is the posterior).  Remark 5.2 inte
 which vanishes as 1/(Bs): it says what the optimisation left open, and does not repair that VB is too narrow.
 """
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchngvi.arguments import as_target
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
-from torchngvi.ifvb.optimizer import PreconditionedVI
+from torchngvi.ifvb.methods import AIFVB
 from torchngvi.linalg import cholesky
+from torchngvi.posteriors.flat import FlatPosterior
 
 _ROUNDS = 100  # of redrawing what fell outside the domain
 
 
 @torch.no_grad()
 def asymptotic_covariance(
-    optimizer: PreconditionedVI,
+    optimizer: AIFVB,
     target: Any,
     repeats: int = 500,
 ) -> Tensor:  # (*batch, D, D)
@@ -44,20 +44,21 @@ def asymptotic_covariance(
     """
     if repeats < 2:
         raise InputError(f"a covariance needs at least 2 repeats; got {repeats}.")
-    steps = optimizer.memory["iterations"]
+    steps = optimizer.memory["steps"]
     if steps == 0:
         raise InputError("no step was taken yet: there is nothing to be uncertain about.")
     inverse = optimizer.inverse_fisher()
-    q, state = optimizer.family.at(optimizer.average), copy.copy(optimizer.memory["estimator"])
-    prepared, estimator = optimizer.estimator.prepared(target), optimizer.estimator
-    drawn = torch.stack([estimator(q, prepared, state, optimizer.generator).gradient for _ in range(repeats)])
+    q, state, estimator = optimizer.family.at(optimizer.average), dict(optimizer.memory), optimizer.estimator
+    assert estimator is not None
+    prepared = as_target(estimator.prepared(target))
+    drawn = torch.stack([estimator(q, prepared, state).derivative.a for _ in range(repeats)])  # type: ignore[union-attr]
     away = (drawn - drawn.mean(0)).movedim(0, -1)
     return inverse @ (away @ away.mT / (repeats - 1)) @ inverse.mT / steps
 
 
 @torch.no_grad()
 def marginal_sample(
-    family: Family,
+    family: FlatPosterior,
     covariance: Tensor,  # (D, D), of λ
     n: int,
     generator: torch.Generator | None = None,

@@ -1,130 +1,142 @@
-"""How the gradient of the lower bound in λ is had: LB(λ) = E_q[h], h = log p(θ, y) - γ log q_λ(θ).
+"""How the gradient in λ is had: L(λ) = -E_q[h], h = log p(θ, y) - γ log q_λ(θ), for posteriors over a flat vector.
 
-    score function   ∇LB ≈ mean of φ h                        (Godichon-Baggioni, Nguyen and Tran 2023, Eq 2.4)
-    control variate  ∇LB ≈ mean of φ (h - c),  c_i = Cov(φ_i h, φ_i)/Var(φ_i) of an *earlier* batch
-    pathwise         ∇LB ≈ mean of ∇_λ [log p(T(ε, λ), y) - γ log q(T(ε, λ))], λ inside log q held fixed
-    closed form      ∇LB of a bound that is known as a function of λ
+    score function   -∇L ≈ mean of φ h                        (Godichon-Baggioni, Nguyen and Tran 2023, Eq 2.4)
+    control variate  -∇L ≈ mean of φ (h - c),  c_i = Cov(φ_i h, φ_i)/Var(φ_i) of an *earlier* batch
+    pathwise         -∇L ≈ mean of ∇_λ [log p(T(ε, λ), y) - γ log q(T(ε, λ))], λ inside log q held fixed
+    closed form      ∇L of a bound that is known as a function of λ
 
-All but the last are unbiased estimates.  Without c the variance of the first is (log p(y))² I_F at the optimum.
+All but the last are unbiased estimates.  Without c the variance of the first is (log p(y))² I_F at the optimum.  The
+packet holds ∇L whole, the entropy in it, in the place of the gradient in a frame.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import as_target
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb.family import Family
-from torchngvi.interfaces import Target
-
-State = dict[str, Any]
+from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, Posterior, Target
+from torchngvi.posteriors.flat import FlatPosterior
 
 
-class Estimate(NamedTuple):
-    """LB and its gradient at λ, with what they cost."""
+class GradientEstimator(Estimator):
+    """L and ∇L at the λ of a flat posterior.
 
-    lower_bound: Tensor  # (*batch,)
-    gradient: Tensor  # (*batch, D), uphill
-    draws: int  # of the log joint
+    Args:
+        draws: B, of the log joint.
+        generator: of the draws; its state is saved with the optimizer.
 
+    Raises:
+        InputError: fewer draws than are needed.
+    """
 
-class GradientEstimator(ABC):
-    """LB and ∇LB at the λ of a family."""
+    comparable = False
+    needs = Target
+    least = 1  # draws
 
-    def init(self, family: Family) -> State:
-        """The state before the first call.
+    def __init__(self, draws: int, generator: torch.Generator | None = None) -> None:
+        if not (isinstance(draws, int) and draws >= self.least):
+            raise InputError(f"draws is the number B of draws of the log joint, at least {self.least}; got {draws}.")
+        self.draws, self.generator = draws, generator
+
+    def check(self, q: Posterior) -> None:
+        """A flat posterior.
 
         Raises:
-            PairError: a family it cannot differentiate.
+            PairError: another.
         """
-        return {}
-
-    def prepared(self, source: Any) -> Any:
-        """What a user handed to ``step``, as this estimator takes it."""
-        return as_target(source)
+        if not isinstance(q, FlatPosterior):
+            raise PairError(
+                f"{type(self).__name__} differentiates in the vector of a flat posterior; got {type(q).__name__}. "
+                "Use Stein(), or FlatCholesky."
+            )
 
     @abstractmethod
-    def __call__(self, family: Family, target: Any, state: State, generator: torch.Generator) -> Estimate:
+    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """Estimate with new draws."""
 
 
-def _check_draws(draws: int, least: int) -> int:
-    if not (isinstance(draws, int) and draws >= least):
-        raise InputError(f"draws is the number B of draws of the log joint, at least {least}; got {draws}.")
-    return draws
-
-
 def integrand(
-    family: Family,
+    q: FlatPosterior,
     target: Target,
     theta: Tensor,  # (n, *batch, d)
     at: Tensor | None = None,
 ) -> Tensor:  # (n, *batch)
     """h = log p(θ, y) - γ log q(θ)."""
-    return target.log_joint(theta) - target.temperature * family.log_prob(theta, at)
+    return target.log_joint(theta) - target.temperature * q.log_prob(theta, at)
 
 
-def _scored(
-    family: Family, target: Target, draws: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:  # (B, *batch, D), (B, *batch)
-    """φ and h at B draws."""
-    theta = family.sample(draws, generator)
-    return family.score(theta), integrand(family, target, theta)
+def _packet(
+    q: FlatPosterior, target: Target, bound: Tensor, gradient: Tensor, cost: Cost, exact: bool = False
+) -> Expectation:
+    """From the bound and its gradient, which go up."""
+    return Expectation(-bound, Framed(-gradient, q.no_matrix), target.temperature, exact, cost)
+
+
+class _Scored(GradientEstimator):
+    """From values of the log joint and scores of q; no gradient of the log joint is taken."""
+
+    @torch.no_grad()
+    def _draw(self, q: FlatPosterior, target: Target) -> tuple[Tensor, Tensor]:  # (B, *batch, D), (B, *batch)
+        """φ and h at B draws."""
+        theta = q.sample(self.draws, self.generator)
+        return q.score(theta), integrand(q, target, theta)
 
 
 @final
-class ScoreFunction(GradientEstimator):
+class ScoreFunction(_Scored):
     """mean of φ h, nothing subtracted: as in the paper, and rarely what one wants.
 
     Args:
         draws: B.
+        generator: of the draws; its state is saved with the optimizer.
 
     Raises:
         InputError: B < 1.
     """
 
-    def __init__(self, draws: int = 100) -> None:
-        self.draws = _check_draws(draws, 1)
+    def __init__(self, draws: int = 100, generator: torch.Generator | None = None) -> None:
+        super().__init__(draws, generator)
 
-    def __call__(self, family: Family, target: Target, state: State, generator: torch.Generator) -> Estimate:
-        """With B draws; no gradient of the log joint is taken."""
-        score, h = _scored(family, target, self.draws, generator)
-        return Estimate(h.mean(0), (score * h[..., None]).mean(0), self.draws)
+    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+        """With B draws."""
+        assert isinstance(q, FlatPosterior)
+        score, h = self._draw(q, target)
+        return _packet(q, target, h.mean(0), (score * h[..., None]).mean(0), Cost(0, 0, self.draws))
 
 
 @final
-class ControlVariate(GradientEstimator):
+class ControlVariate(_Scored):
     """mean of φ_i (h - c_i) with a constant a coordinate from the previous batch, which keeps it unbiased.
 
     The first call draws one batch more, for its constants.
 
     Args:
         draws: B, at least 2.
+        generator: of the draws; its state is saved with the optimizer.
 
     Raises:
         InputError: B < 2.
     """
 
-    def __init__(self, draws: int = 100) -> None:
-        self.draws = _check_draws(draws, 2)
+    least = 2
 
-    def init(self, family: Family) -> State:
-        """No constants yet."""
-        return {"c": None}
+    def __init__(self, draws: int = 100, generator: torch.Generator | None = None) -> None:
+        super().__init__(draws, generator)
 
-    def __call__(self, family: Family, target: Target, state: State, generator: torch.Generator) -> Estimate:
-        """With B draws; no gradient of the log joint is taken."""
+    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+        """With B draws; the constants are in ``state``."""
+        assert isinstance(q, FlatPosterior)
         draws = self.draws
-        if state["c"] is None:
-            state["c"] = _constants(*_scored(family, target, draws, generator))
+        if "constants" not in state:
+            state["constants"] = _constants(*self._draw(q, target))
             draws *= 2
-        score, h = _scored(family, target, self.draws, generator)
-        gradient = (score * (h[..., None] - state["c"])).mean(0)
-        state["c"] = _constants(score, h)
-        return Estimate(h.mean(0), gradient, draws)
+        score, h = self._draw(q, target)
+        gradient = (score * (h[..., None] - state["constants"])).mean(0)
+        state["constants"] = _constants(score, h)
+        return _packet(q, target, h.mean(0), gradient, Cost(0, 0, draws))
 
 
 def _constants(score: Tensor, h: Tensor) -> Tensor:
@@ -141,54 +153,97 @@ class Pathwise(GradientEstimator):
 
     Args:
         draws: B.
+        generator: of the draws; its state is saved with the optimizer.
 
     Raises:
         InputError: B < 1.
         PairError: at construction of an optimizer, a family without such a map.
     """
 
-    def __init__(self, draws: int = 10) -> None:
-        self.draws = _check_draws(draws, 1)
+    def __init__(self, draws: int = 10, generator: torch.Generator | None = None) -> None:
+        super().__init__(draws, generator)
 
-    def init(self, family: Family) -> State:
-        """Nothing."""
-        if not family.reparametrised:
+    def check(self, q: Posterior) -> None:
+        """A flat posterior with draws that can be differentiated.
+
+        Raises:
+            PairError: another.
+        """
+        super().check(q)
+        if not (isinstance(q, FlatPosterior) and q.reparametrised):
             raise PairError(
-                f"Pathwise differentiates through draws, and {type(family).__name__} has no map from noise to draws. "
+                f"Pathwise differentiates through draws, and {type(q).__name__} has no map from noise to draws. "
                 "Use ControlVariate(draws)."
             )
-        return {}
 
-    def __call__(self, family: Family, target: Target, state: State, generator: torch.Generator) -> Estimate:
+    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """With B draws and as many gradients of the log joint."""
-        fixed = family.vector.detach()
+        assert isinstance(q, FlatPosterior)
+        fixed = q.vector.detach()
         with torch.enable_grad():
             lam = fixed.clone().requires_grad_()
-            value = integrand(family, target, family.rsample(self.draws, generator, lam), fixed).mean(0)
+            value = integrand(q, target, q.rsample(self.draws, self.generator, lam), fixed).mean(0)
             (gradient,) = torch.autograd.grad(value.sum(), lam)
-        return Estimate(value.detach(), gradient, self.draws)
+        return _packet(q, target, value.detach(), gradient, Cost(self.draws, 0))
+
+
+@final
+class LowerBound(Target):
+    """A bound that is known as a function of λ: what `ClosedForm` differentiates.
+
+    Args:
+        function: λ (*batch, D) -> (*batch,), the bound, which goes up.
+
+    Raises:
+        InputError: something that cannot be called.
+    """
+
+    temperature = 1.0
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        if not callable(function):
+            raise InputError(
+                f"ClosedForm takes the lower bound as a function of lambda; got {type(function).__name__}."
+            )
+        self.function = function
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """Refused: a bound in λ says nothing of one θ.
+
+        Raises:
+            PairError: always.
+        """
+        raise PairError("a LowerBound is a function of lambda, not of theta. Use ClosedForm() with it.")
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Unknown, as those of a log joint."""
+        return ()
 
 
 @final
 class ClosedForm(GradientEstimator):
     """For a bound that is known: ``step`` then takes the function λ -> LB(λ), (*batch, D) -> (*batch,)."""
 
-    def prepared(self, source: Any) -> Callable[[Tensor], Tensor]:
-        """The function itself.
+    comparable = True
+    needs: type[Target] = LowerBound
+
+    def __init__(self) -> None:
+        self.draws, self.generator = 0, None
+
+    def prepared(self, source: Any) -> Target:
+        """The function as a target.
 
         Raises:
             InputError: something that cannot be called.
         """
-        if not callable(source):
-            raise InputError(f"ClosedForm takes the lower bound as a function of lambda; got {type(source).__name__}.")
-        return source
+        return source if isinstance(source, Target) else LowerBound(source)
 
-    def __call__(
-        self, family: Family, target: Callable[[Tensor], Tensor], state: State, generator: torch.Generator
-    ) -> Estimate:
+    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """By autograd."""
+        assert isinstance(q, FlatPosterior)
+        assert isinstance(target, LowerBound)
         with torch.enable_grad():
-            lam = family.vector.detach().clone().requires_grad_()
-            value = target(lam)
+            lam = q.vector.detach().clone().requires_grad_()
+            value = target.function(lam)
             (gradient,) = torch.autograd.grad(value.sum(), lam)
-        return Estimate(value.detach(), gradient, 0)
+        return _packet(q, target, value.detach(), gradient, Cost(0, 0), exact=True)

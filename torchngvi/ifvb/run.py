@@ -17,9 +17,9 @@ from tqdm.auto import tqdm
 
 from torchngvi.errors import InputError
 from torchngvi.ifvb.estimators import integrand
-from torchngvi.ifvb.family import Family
-from torchngvi.ifvb.optimizer import PreconditionedVI
+from torchngvi.ifvb.methods import AIFVB, PreconditionedVI
 from torchngvi.models import LogJoint
+from torchngvi.posteriors.flat import FlatPosterior
 
 
 class Line(NamedTuple):
@@ -28,7 +28,6 @@ class Line(NamedTuple):
     iteration: int
     value: float  # what is watched
     smoothed: float  # its mean over the window; ∞ until the window is full
-    norm: float  # of the direction
     rejections: int  # so far
     fisher_draws: int  # so far
     log_joint_draws: int  # so far
@@ -55,6 +54,7 @@ def run(
     target: Any,
     max_steps: int = 5000,
     *,
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
     monitor: Callable[[], float] | None = None,
     window: int = 100,
     patience: int = 200,
@@ -66,6 +66,7 @@ def run(
         optimizer: over a family without batch dimensions.
         target: as `PreconditionedVI.step` takes it.
         max_steps: budget.
+        schedule: of the learning rate, moved on after each step.
         monitor: a value that goes down, asked after each step with the estimate (the average where there is one)
             in the family; by default the estimate of minus the lower bound before the step.
         window: steps of the moving average; 1 for a value without noise.
@@ -77,7 +78,7 @@ def run(
 
     >>> from torchngvi.ifvb import ClosedForm, Exact, MeanFieldGaussian
     >>> q = MeanFieldGaussian(torch.ones(2).double())
-    >>> opt = PreconditionedVI(q, Exact(), 0.5, alpha=0.0, estimator=ClosedForm())
+    >>> opt = PreconditionedVI(q, Exact(), 0.5, estimator=ClosedForm())
     >>> print(run(opt, lambda lam: -lam.square().sum(-1), window=1, patience=20))  # doctest: +ELLIPSIS
     converged, the smoothed value has not improved for 20 steps. Best ...
     """
@@ -93,7 +94,9 @@ def run(
     kept = _estimate(optimizer)
     converged, reason = False, f"because the budget of {max_steps} steps is used up; raise max_steps."
     for _ in tqdm(range(max_steps), disable=not progress, desc=type(optimizer).__name__):
-        loss = float(optimizer.step(target))
+        loss = float(_stepped(optimizer, target))
+        if schedule is not None:
+            schedule.step()
         value = loss if monitor is None else _monitored(optimizer, monitor)
         recent.append(value)
         smoothed = sum(recent) / window if len(recent) == window else math.inf
@@ -119,14 +122,20 @@ def run(
     return Outcome(converged, reason, best, best_at, trace)
 
 
+def _stepped(optimizer: PreconditionedVI, target: Any) -> Tensor:
+    loss = optimizer.step(target)
+    assert loss is not None
+    return loss
+
+
 def _estimate(optimizer: PreconditionedVI) -> Tensor:
     """The average where there is one, else the iterate; a copy."""
-    return (optimizer.family.vector if optimizer.averaging is None else optimizer.average).detach().clone()
+    return (optimizer.average if isinstance(optimizer, AIFVB) else optimizer.family.vector).detach().clone()
 
 
 def _monitored(optimizer: PreconditionedVI, monitor: Callable[[], float]) -> float:
     """The value with the estimate in the family; λ is put back."""
-    if optimizer.averaging is None:
+    if not isinstance(optimizer, AIFVB):
         return float(monitor())
     vector = optimizer.family.vector
     iterate = vector.detach().clone()
@@ -140,23 +149,20 @@ def _monitored(optimizer: PreconditionedVI, monitor: Callable[[], float]) -> flo
 
 
 def _line(optimizer: PreconditionedVI, value: float, smoothed: float, start: float) -> Line:
-    memory, report = optimizer.memory, optimizer.last
-    assert report is not None
     return Line(
-        memory["iterations"],
+        optimizer.evaluations,
         value,
         smoothed,
-        float(report.norm),
         optimizer.rejections,
-        memory["fisher_draws"],
-        memory["log_joint_draws"],
+        optimizer.memory["fisher_draws"],
+        optimizer.gradients + optimizer.values,
         time.perf_counter() - start,
     )
 
 
 @torch.no_grad()
 def lower_bound(
-    family: Family,
+    family: FlatPosterior,
     log_joint: Callable[[Tensor], Tensor],
     draws: int = 1000,
     generator: torch.Generator | None = None,

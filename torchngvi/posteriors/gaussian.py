@@ -484,21 +484,9 @@ class Gaussian(Posterior):
     # -------------------------------------------------------------------------------- torch
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert in place, as torch does for Parameters: optimizers keep the tensors they hold."""
+        """As every posterior; what was computed from the coordinates is forgotten."""
         self._memory.forget()
-        for name, buffer in self._buffers.items():
-            if buffer is None:
-                continue
-            with torch.no_grad():
-                new = fn(buffer)
-            if torch._has_compatible_shallow_copy_type(buffer, new):
-                grad = buffer.grad
-                buffer.data = new
-                if grad is not None:
-                    buffer.grad = fn(grad)
-            else:  # to or from the meta device: a new tensor, as for Parameters
-                self._buffers[name] = new.detach().requires_grad_(buffer.requires_grad)
-        return self
+        return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_memory": Memory()}

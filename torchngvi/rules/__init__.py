@@ -1,13 +1,14 @@
 """Curves from q, one rule a file.
 
 What may bend the gradient before: QuasiNewton, SiteNewton; what may average the changes after:
-NormalizedMomentum, Adam.
+NormalizedMomentum, Adam, ExponentialAverage.
 """
 
 from torchngvi.rules.adam import Adam
 from torchngvi.rules.bures_wasserstein import BuresWasserstein
 from torchngvi.rules.centered_svgd import CenteredSVGD
 from torchngvi.rules.covariance_gradient import CovarianceGradient
+from torchngvi.rules.exponential_average import ExponentialAverage
 from torchngvi.rules.geodesic import Geodesic
 from torchngvi.rules.local_exponential import LocalExponential
 from torchngvi.rules.log_natural_gradient import LogNaturalGradient
@@ -31,6 +32,7 @@ __all__ = [
     "BuresWasserstein",
     "CenteredSVGD",
     "CovarianceGradient",
+    "ExponentialAverage",
     "Geodesic",
     "LocalExponential",
     "LogNaturalGradient",

@@ -2,11 +2,14 @@
 
     theorem_schedule    γ_t = 2/(2 + t)     E KL(average, q*) ≤ 4V/(T + 2)      (Wu and Gardner 2024, Theorem 1)
     harmonic_schedule   γ_t = 1/(1 + t)     η_T is the plain mean of the targets of all steps
+    PowerSchedule       γ_t = (c' + t + 1)^-α       of IFVB and AIFVB
 
 Both begin with γ_0 = 1, which erases q_0: right for conjugate models, whose stochastic gradient does not depend
 on q; for others begin lower, ``LambdaLR(opt, theorem_schedule)`` with ``lr=0.5``.  Theorem 1 is printed with V in the
 place of 4V, which fails at T = 0 already.
 """
+
+from dataclasses import dataclass
 
 from torchngvi.errors import InputError
 
@@ -47,3 +50,41 @@ def _count(t: int) -> int:
     if t < 0:
         raise InputError(f"t counts the steps taken, from 0; got {t}.")
     return t
+
+
+@dataclass(frozen=True)
+class PowerSchedule:
+    """(c' + t + 1)^{-α}, t the steps taken: with lr = c the α_k = c/(c' + k)^α of Robbins and Monro's kind.
+
+    The averages of AIFVB have their rates for α in (½, 1) (Godichon-Baggioni, Nguyen and Tran 2023).
+
+    Args:
+        alpha: α, the power of the decay, in [0, 1].
+        offset: c', not negative.
+
+    Raises:
+        InputError: values out of range; on use, a negative count.
+
+    >>> from torch.optim.lr_scheduler import LambdaLR
+    >>> from torchngvi import VN, NaturalGaussian
+    >>> opt = VN(NaturalGaussian(2), lr=8.0)
+    >>> scheduler = LambdaLR(opt, PowerSchedule(0.5, 15.0))
+    >>> opt.param_groups[0]["lr"]  # 8/√16
+    2.0
+    """
+
+    alpha: float = 0.75
+    offset: float = 100.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"alpha is the power of the decay, in [0, 1]; got {self.alpha}.")
+        if not self.offset >= 0:
+            raise InputError(f"offset is c' of c/(c' + k)^alpha and must not be negative; got {self.offset}.")
+
+    def __call__(
+        self,
+        t: int,  # steps taken
+    ) -> float:
+        """The factor of lr."""
+        return (self.offset + _count(t) + 1) ** -self.alpha

@@ -33,6 +33,7 @@ from torchngvi.linalg import cholesky
 from torchngvi.methods import VN
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.posteriors.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _SAME = 1e-3  # relative error at which two weights of the KL divergence differ
@@ -79,7 +80,8 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         num_inducing_points: M.
         batch_shape: of the model, as in GPyTorch.
         mean_init_std: standard deviation of the noise on the mean where training starts.
-        family: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`; `DiagonalGaussian` for mean field.
+        family: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`; `DiagonalGaussian` for mean field;
+            a Gaussian over a flat vector, such as `FlatCholesky`, for `IFVB`.
 
     Raises:
         InputError: a family that is none, fewer than one inducing point.
@@ -97,14 +99,18 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         batch_shape: Sequence[int] = (),
         mean_init_std: float = 1e-3,
         *,
-        family: type[Gaussian] = CholeskyGaussian,
+        family: type[Gaussian] | type[FlatGaussian] = CholeskyGaussian,
     ) -> None:
         super().__init__(num_inducing_points, torch.Size(batch_shape), mean_init_std)
-        if not (isinstance(family, type) and issubclass(family, Gaussian)):
+        if not (isinstance(family, type) and issubclass(family, Gaussian | FlatGaussian)):
             raise InputError(
                 f"family is a Gaussian posterior such as CholeskyGaussian or NaturalGaussian; got {family!r}."
             )
-        self.posterior = family(num_inducing_points, batch_shape)  # type: ignore[call-arg]
+        self.posterior: Gaussian | FlatGaussian
+        if issubclass(family, FlatGaussian):
+            self.posterior = family.standard(num_inducing_points, batch_shape)
+        else:
+            self.posterior = family(num_inducing_points, batch_shape)  # type: ignore[call-arg]
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
         self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`
@@ -133,20 +139,26 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
                 "the probes of q have to stay zero, and another optimizer has moved them. Give it model.parameters() "
                 "and likelihood.parameters(), which leave q out, not buffers()."
             )
-        frame = self.posterior.probed()
-        mean = frame.mean.to(self.dtype)
-        covariance: _DiagonalCovariance | _RootCovariance
-        if frame.structure.widest == 1:
-            covariance = _DiagonalCovariance(frame.variance.to(self.dtype))
-        else:
-            covariance = _RootCovariance(TriangularLinearOperator(frame.dense().to(self.dtype), upper=frame.upper))
+        mean, covariance = self._moments()
         if self._entropy_weights is not None:
             covariance.watch = self._weigh
         return MultivariateNormal(mean, covariance)
 
+    def _moments(self) -> tuple[Tensor, "_DiagonalCovariance | _RootCovariance"]:
+        """Mean and covariance in the dtype of the model, differentiable in the probes."""
+        if isinstance(self.posterior, FlatGaussian):
+            mean, root = self.posterior.moments()
+            return mean.to(self.dtype), _RootCovariance(TriangularLinearOperator(root.to(self.dtype)))
+        frame = self.posterior.probed()
+        mean = frame.mean.to(self.dtype)
+        if frame.structure.widest == 1:
+            return mean, _DiagonalCovariance(frame.variance.to(self.dtype))
+        return mean, _RootCovariance(TriangularLinearOperator(frame.dense().to(self.dtype), upper=frame.upper))
+
     def _weigh(self, weight: Tensor) -> None:
         """Keep the weight of the log determinant in a loss, and whether the probes had no gradient before it."""
-        gradient = self.posterior.root_probe.grad
+        q = self.posterior
+        gradient = q.root_probe.grad if q.framed else q.mean_probe.grad
         if self._entropy_weights is not None:
             self._entropy_weights.append((gradient is None or not bool(gradient.any()), weight.sum()))
 
@@ -186,7 +198,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         return other
 
 
-def variational_posteriors(model: torch.nn.Module) -> list[Gaussian]:
+def variational_posteriors(model: torch.nn.Module) -> list[Gaussian | FlatGaussian]:
     """The posteriors of every layer, task and latent function of a model, for one of our optimizers.
 
     Raises:
@@ -288,7 +300,8 @@ def natural_optimizer(
         )
     _check_method(method, options)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
-    optimizer = method(posteriors, lr=lr, loss_scale=float(scale), **options)
+    groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
+    optimizer = method(groups, lr=lr, **options)
     optimizer.zero_grad()  # of passes before it
     _check_scale_once(optimizer, mll)
     optimizer.register_step_post_hook(lambda *_: forget(mll.model))
@@ -300,11 +313,10 @@ def _check_method(method: Any, options: dict[str, Any]) -> None:
     if not (isinstance(method, type) and issubclass(method, NaturalGradientVI)):
         raise InputError(
             f"method is a class that steps Gaussian posteriors by gradients of the loss; got "
-            f"{getattr(method, '__name__', repr(method))}. Give VN, SRVN, IBLR, NGVI or BBVI. (IFVB and AIFVB estimate "
-            "their metric from draws of their own, of which an objective of GPyTorch knows nothing.)"
+            f"{getattr(method, '__name__', repr(method))}. Give VN, SRVN, IBLR, NGVI or BBVI; IFVB for a FlatCholesky."
         )
     try:
-        inspect.signature(method).bind(None, lr=None, loss_scale=None, **options)
+        inspect.signature(method).bind(None, lr=None, **options)
     except TypeError as error:
         known = [name for name in inspect.signature(method).parameters if name not in ("posterior", "lr", "loss_scale")]
         raise InputError(

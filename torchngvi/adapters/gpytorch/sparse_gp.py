@@ -102,7 +102,8 @@ class SparseGP(TractableTarget):
         learn: whether `backward` will be asked for the gradient of the hyper-parameters.
 
     Raises:
-        PairError: a model with a ``__call__`` of its own, another strategy, another distribution.
+        PairError: a model with a ``__call__`` of its own, another strategy, another distribution, a
+            flat q.
         InputError: batches that are no pairs of tensors, or fit neither the model nor one another.
     """
 
@@ -124,6 +125,11 @@ class SparseGP(TractableTarget):
         self.batches: Iterable[Batch] = list(pairs(batches, self.latents)) if kept else batches
         self.strategy, self.coupled = self.latents.strategy, self.latents.coupled
         self.num_data, self.learn = num_data, learn
+        if not self.posterior.framed:
+            raise PairError(
+                f"SparseGP reads the mean and the root of q, and {type(self.posterior).__name__} is a vector of "
+                "parameters without them. Use natural_optimizer(mll, method=IFVB), or family=CholeskyGaussian."
+            )
         self.comparable = num_data is None
         self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
         self._energy_gradients: list[Tensor] = []

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi.adapters import report
 from torchngvi.adapters.datasets import provided
@@ -39,7 +40,6 @@ from torchngvi.adapters.papers.ifvb_problems import (
 from torchngvi.fitting.fit import fit
 from torchngvi.ifvb import (
     AIFVB,
-    IFVB,
     Adam,
     AffineCoupling,
     Averaging,
@@ -48,8 +48,9 @@ from torchngvi.ifvb import (
     ClosedForm,
     ControlVariate,
     Exact,
-    Family,
     FlatCholesky,
+    FlatPosterior,
+    GradientEstimator,
     GroupLassoNetwork,
     Identity,
     MatrixFree,
@@ -64,11 +65,47 @@ from torchngvi.ifvb import (
     Window,
     lower_bound,
 )
+from torchngvi.interfaces import Metric
 from torchngvi.models import LogJoint
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.rules import ExponentialAverage
+from torchngvi.stepsizes import Clip, Constant, PowerSchedule
 
 Build = Callable[[Any, torch.Generator], PreconditionedVI]  # a family, the source of its draws
 _REPORTS = 60  # lines of a log a run
+
+
+def _method(
+    metric: Callable[[], Metric],
+    lr: float = 1.0,
+    *,
+    estimator: Callable[[], GradientEstimator],
+    schedule: PowerSchedule = PowerSchedule(0.75, 100.0),  # noqa: B008  frozen
+    clip: float | None = None,
+    momentum: float | None = None,
+    averaging: Averaging | None = None,
+) -> Build:
+    """Steps without a radius, as in the paper; the schedule moves on with each of them."""
+
+    def build(q: FlatPosterior, generator: torch.Generator) -> PreconditionedVI:
+        parts: list[Any] = [metric(), estimator()]
+        for part in parts:
+            part.generator = generator
+        learnt, gradient = parts
+        settings: dict[str, Any] = {
+            "estimator": gradient,
+            "step_size": Constant() if clip is None else Clip(clip),
+            "momentum": None if momentum is None else ExponentialAverage(momentum),
+        }
+        if averaging is None:
+            optimizer = PreconditionedVI(q, learnt, lr, **settings)
+        else:
+            optimizer = AIFVB(q, lr, metric=learnt, averaging=averaging, **settings)
+        scheduler = LambdaLR(optimizer, schedule)
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+        return optimizer
+
+    return build
 
 
 def _moments(iterations: int) -> set[int]:
@@ -80,7 +117,7 @@ def _moments(iterations: int) -> set[int]:
 
 def _log(
     name: str,
-    family: Family,
+    family: FlatPosterior,
     build: Build,
     target: Any,
     iterations: int,
@@ -96,7 +133,7 @@ def _log(
 
     def write(step: int) -> None:
         estimates = {name: family.vector.detach()}
-        if optimizer.averaging is not None:
+        if isinstance(optimizer, AIFVB):
             estimates = {name: optimizer.average} | ({f"{name}, iterate": family.vector.detach()} if both else {})
         memory, seeds = optimizer.memory, family.batch_shape.numel()
         for label, lam in estimates.items():
@@ -106,7 +143,7 @@ def _log(
                     {"method": label, "seed": index, "iteration": step}
                     | {key: float(value[index]) for key, value in columns.items()}
                     | {
-                        "log_joint_draws": memory["log_joint_draws"],
+                        "log_joint_draws": optimizer.gradients + optimizer.values,
                         "fisher_draws": memory["fisher_draws"],
                         "seconds": spent / seeds,
                         "rejected": float(memory["rejections"].reshape(-1)[index]),
@@ -171,28 +208,28 @@ def _save(figure: Figure, path: Path) -> None:
 
 # ------------------------------------------------------------------------------------ Figures 1 and 2
 
-_COIN_AS_RUN: dict[str, Any] = {"offset": 1.0, "samples": 10, "eps": 100.0, "c_beta": 0.0, "warmup": 0}
-
 
 def _coin_methods(draws: int) -> dict[str, Build]:
     """With exact gradients (draws = 0) as in the paper, or sampled ones with a control variate."""
 
-    def estimator() -> ClosedForm | ControlVariate:
+    def estimator() -> GradientEstimator:
         return ControlVariate(draws) if draws else ClosedForm()
 
-    def plain(rule: Callable[[], Any], lr: float = 1.0, **schedule: float) -> Build:
-        settings: dict[str, Any] = {"alpha": 0.75, "offset": 100.0} | schedule
-        return lambda q, g: PreconditionedVI(q, rule(), lr, estimator=estimator(), radius=None, generator=g, **settings)
+    def recursion() -> Recursive:
+        return Recursive(10, eps=100.0, c_beta=0.0, warmup=0)
+
+    def plain(metric: Callable[[], Metric], alpha: float, offset: float = 1.0, lr: float = 1.0) -> Build:
+        return _method(metric, lr, estimator=estimator, schedule=PowerSchedule(alpha, offset))
 
     return {
-        "ordinary gradient": plain(Identity, alpha=1.0, offset=1.0),
-        "exact natural gradient": plain(Exact, alpha=1.0, offset=1.0),
-        "IFVB": lambda q, g: IFVB(q, 10.0, alpha=0.8, estimator=estimator(), radius=None, generator=g, **_COIN_AS_RUN),
-        "AIFVB": lambda q, g: AIFVB(
-            q, 10.0, alpha=0.55, estimator=estimator(), radius=None, generator=g, **_COIN_AS_RUN
+        "ordinary gradient": plain(Identity, 1.0),
+        "exact natural gradient": plain(Exact, 1.0),
+        "IFVB": plain(recursion, 0.8, lr=10.0),
+        "AIFVB": _method(
+            recursion, 10.0, estimator=estimator, schedule=PowerSchedule(0.55, 1.0), averaging=Averaging()
         ),
-        "damped batch Fisher": plain(lambda: BatchFisher(50), alpha=0.55, offset=1.0),
-        "Adam": plain(Adam, alpha=0.0),
+        "damped batch Fisher": plain(lambda: BatchFisher(50), 0.55),
+        "Adam": plain(Adam, 0.0),
     }
 
 
@@ -256,27 +293,20 @@ def draw_coin_errors(log: pd.DataFrame, path: Path) -> None:
 
 
 def _normal_methods(draws: int) -> dict[str, Build]:
-    as_run: dict[str, Any] = {"alpha": 0.6, "offset": 1.0, "eps": 1e4, "beta": 0.099, "warmup": 0}
+    def recursion(samples: int, c_beta: float, eps: float = 1e4, beta: float = 0.099) -> Callable[[], Recursive]:
+        return lambda: Recursive(samples, eps=eps, c_beta=c_beta, beta=beta, warmup=0)
 
-    def estimator() -> ControlVariate:
-        return ControlVariate(draws)
+    def plain(metric: Callable[[], Metric], lr: float = 1.0, **settings: Any) -> Build:
+        return _method(metric, lr, estimator=lambda: ControlVariate(draws), **settings)
 
-    def plain(rule: Callable[[], Any], lr: float = 1.0, **settings: Any) -> Build:
-        return lambda q, g: PreconditionedVI(q, rule(), lr, estimator=estimator(), radius=None, generator=g, **settings)
-
+    as_run = PowerSchedule(0.6, 1.0)
     return {
         "exact natural gradient": plain(Exact),
-        "IFVB, ε = 10⁴": lambda q, g: IFVB(
-            q, 10.0, samples=10, c_beta=0.01, estimator=estimator(), radius=None, generator=g, **as_run
-        ),
-        "AIFVB, ε = 10⁴": lambda q, g: AIFVB(
-            q, 10.0, samples=20, c_beta=0.001, estimator=estimator(), radius=None, generator=g, **as_run
-        ),
-        "IFVB, ε = 1": lambda q, g: IFVB(
-            q, samples=10, eps=1.0, c_beta=0.01, warmup=0, estimator=estimator(), radius=None, generator=g
-        ),
+        "IFVB, ε = 10⁴": plain(recursion(10, 0.01), 10.0, schedule=as_run),
+        "AIFVB, ε = 10⁴": plain(recursion(20, 0.001), 10.0, schedule=as_run, averaging=Averaging()),
+        "IFVB, ε = 1": plain(recursion(10, 0.01, 1.0, 0.125)),
         "damped batch Fisher": plain(lambda: BatchFisher(50)),
-        "Adam": plain(Adam, 0.03, alpha=0.0),
+        "Adam": plain(Adam, 0.03, schedule=PowerSchedule(0.0)),
     }
 
 
@@ -329,16 +359,18 @@ def draw_normal(log: pd.DataFrame, path: Path) -> None:
 
 
 def _poisson_methods() -> dict[str, Build]:
-    cautious: dict[str, Any] = {"offset": 1000.0, "estimator": ClosedForm()}
-    recursion = cautious | {"samples": 1, "eps": 1.0, "c_beta": 1.0, "beta": 0.1, "warmup": 1000}
+    def recursion() -> Recursive:
+        return Recursive(1, eps=1.0, c_beta=1.0, beta=0.1, warmup=1000)
+
+    def plain(metric: Callable[[], Metric], lr: float = 1.0, **settings: Any) -> Build:
+        return _method(metric, lr, estimator=ClosedForm, **({"schedule": PowerSchedule(0.75, 1000.0)} | settings))
+
     return {
-        "exact natural gradient": lambda q, g: PreconditionedVI(q, Exact(), radius=None, generator=g, **cautious),
-        "IFVB": lambda q, g: IFVB(q, radius=None, generator=g, **recursion),
-        "AIFVB": lambda q, g: AIFVB(q, radius=None, generator=g, **recursion),
-        "damped batch Fisher": lambda q, g: PreconditionedVI(q, BatchFisher(50), radius=None, generator=g, **cautious),
-        "Adam": lambda q, g: PreconditionedVI(
-            q, Adam(), 0.01, alpha=0.0, radius=None, generator=g, estimator=ClosedForm()
-        ),
+        "exact natural gradient": plain(Exact),
+        "IFVB": plain(recursion),
+        "AIFVB": plain(recursion, averaging=Averaging()),
+        "damped batch Fisher": plain(lambda: BatchFisher(50)),
+        "Adam": plain(Adam, 0.01, schedule=PowerSchedule(0.0)),
     }
 
 
@@ -413,24 +445,22 @@ def _wine(seed: int) -> tuple[Tensor, ...]:
 
 
 def _network_methods(draws: int) -> dict[str, Build]:
-    common: dict[str, Any] = {"alpha": 0.0, "momentum": 0.6, "clip": 100.0}
+    constant = PowerSchedule(0.0)
 
-    def plain(rule: Callable[[], Any], lr: float, **settings: Any) -> Build:
-        return lambda q, g: PreconditionedVI(
-            q, rule(), lr, estimator=Pathwise(draws), radius=None, generator=g, **settings
-        )
+    def plain(metric: Callable[[], Metric], lr: float, **settings: Any) -> Build:
+        limited: dict[str, Any] = {"schedule": constant, "momentum": 0.6, "clip": 100.0} | settings
+        return _method(metric, lr, estimator=lambda: Pathwise(draws), **limited)
 
     def recursion() -> Recursive:
-        return Recursive(20, eps=1.0, c_beta=0.001, beta=0.09)
+        return Recursive(20, eps=1.0, c_beta=0.001, beta=0.09, warmup=0)
 
-    average: dict[str, Any] = {"warmup": 0, "fisher_at_average": True}
     return {
-        "NAGVAC": plain(PublishedNAGVAC, 0.05, **common),
-        "exact natural gradient": plain(Exact, 0.05, **common),
-        "IFVB": plain(recursion, 0.01, warmup=0, **common),
-        "AIFVB": lambda q, g: plain(recursion, 0.01, averaging=Averaging(2.0), **average, **common)(q, g),
-        "damped batch Fisher": plain(lambda: BatchFisher(50), 0.01, **common),
-        "Adam": plain(Adam, 0.005, alpha=0.0),
+        "NAGVAC": plain(PublishedNAGVAC, 0.05),
+        "exact natural gradient": plain(Exact, 0.05),
+        "IFVB": plain(recursion, 0.01),
+        "AIFVB": plain(recursion, 0.01, averaging=Averaging(2.0)),
+        "damped batch Fisher": plain(lambda: BatchFisher(50), 0.01),
+        "Adam": plain(Adam, 0.005, momentum=None, clip=None),
     }
 
 
@@ -457,7 +487,7 @@ def run_network(
                 if step > 10:
                     network.update_noise(mean)
                 spent += time.process_time() - begin
-                at = mean if optimizer.averaging is None else optimizer.average[:d]
+                at = optimizer.average[:d] if isinstance(optimizer, AIFVB) else mean
                 error = (network.predict(at, X[800:]) - y[800:]).square()
                 validation, test = float(error[:100].mean()), float(error[100:].mean())
                 if validation < best:
@@ -465,7 +495,8 @@ def run_network(
                 lines.append(
                     {"method": name, "seed": seed, "iteration": step, "validation": validation, "test": test}
                     | {"best_validation": best, "best": at_best, "seconds": spent, "rejected": optimizer.rejections}
-                    | {key: optimizer.memory[key] for key in ("log_joint_draws", "fisher_draws")}
+                    | {"log_joint_draws": optimizer.gradients + optimizer.values}
+                    | {"fisher_draws": optimizer.memory["fisher_draws"]}
                 )
     return pd.DataFrame(lines)
 
@@ -519,18 +550,22 @@ class _Classifier:
 def _flow_methods(draws: int, samples: int) -> dict[str, Build]:
     """Step, clip, ε and damping of each are the best of a small grid."""
 
-    def plain(rule: Callable[[], Any], lr: float, clip: float, momentum: float = 0.6, **settings: Any) -> Build:
-        common: dict[str, Any] = {"alpha": 0.0, "momentum": momentum, "clip": clip}
-        return lambda q, g: PreconditionedVI(
-            q, rule(), lr, estimator=Pathwise(draws), radius=None, generator=g, **common, **settings
+    def plain(metric: Callable[[], Metric], lr: float, clip: float = 100.0, momentum: float | None = 0.6) -> Build:
+        return _method(
+            metric,
+            lr,
+            estimator=lambda: Pathwise(draws),
+            schedule=PowerSchedule(0.0),
+            clip=clip,
+            momentum=momentum,
         )
 
     return {
         "ordinary gradient": plain(Identity, 0.05, 10.0),
-        "IFVB": plain(lambda: MatrixFree(samples, eps=100.0, c_beta=0.0), 0.01, 100.0, warmup=0),
-        "window": plain(lambda: Window(100, samples, 1.0), 0.01, 100.0, warmup=100),
-        "damped batch Fisher": plain(lambda: BatchFisher(50, 1.0), 0.01, 100.0),
-        "Adam": plain(Adam, 0.01, 100.0, 0.0),
+        "IFVB": plain(lambda: MatrixFree(samples, eps=100.0, c_beta=0.0, warmup=0), 0.01),
+        "window": plain(lambda: Window(100, samples, 1.0, warmup=100), 0.01),
+        "damped batch Fisher": plain(lambda: BatchFisher(50, 1.0), 0.01),
+        "Adam": plain(Adam, 0.01, momentum=None),
     }
 
 
@@ -590,16 +625,14 @@ def _crescent(theta: Tensor) -> Tensor:
 
 
 def _coupling_methods(draws: int) -> dict[str, Build]:
-    def plain(rule: Callable[[], Any], lr: float = 1.0, **settings: Any) -> Build:
-        return lambda q, g: PreconditionedVI(
-            q, rule(), lr, estimator=Pathwise(draws), radius=None, generator=g, **settings
-        )
+    def plain(metric: Callable[[], Metric], lr: float = 1.0, **settings: Any) -> Build:
+        return _method(metric, lr, estimator=lambda: Pathwise(draws), **settings)
 
     return {
-        "IFVB": lambda q, g: IFVB(q, samples=50, estimator=Pathwise(draws), clip=5.0, radius=None, generator=g),
+        "IFVB": plain(lambda: Recursive(50, beta=0.125), clip=5.0),
         "window": plain(lambda: Window(200, 50), clip=5.0),
         "damped batch Fisher": plain(lambda: BatchFisher(50), clip=5.0),
-        "Adam": plain(Adam, 0.01, alpha=0.0),
+        "Adam": plain(Adam, 0.01, schedule=PowerSchedule(0.0)),
     }
 
 

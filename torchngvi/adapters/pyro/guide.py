@@ -35,6 +35,7 @@ from torchngvi.adapters.pyro.sites import is_enumerable, latents, start
 from torchngvi.errors import InputError
 from torchngvi.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.posteriors.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 
@@ -50,14 +51,14 @@ class LatentGaussian(TorchDistribution):
     support = constraints.real_vector
     has_rsample = True
 
-    def __init__(self, q: Gaussian, batch_shape: Sequence[int] = ()) -> None:
+    def __init__(self, q: Gaussian | FlatGaussian, batch_shape: Sequence[int] = ()) -> None:
         self.q = q
         super().__init__(torch.Size(batch_shape), torch.Size([q.dim]), validate_args=False)
 
     @property
     def mean(self) -> Tensor:
         """m, (*batch, D)."""
-        return self.q.frame().mean.expand(self.batch_shape + self.event_shape)
+        return self.q.mean.expand(self.batch_shape + self.event_shape)
 
     @property
     def variance(self) -> Tensor:
@@ -66,10 +67,15 @@ class LatentGaussian(TorchDistribution):
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """θ = m + C z, (*sample, *batch, D)."""
-        return self.q.rsample(torch.Size(sample_shape) + self.batch_shape)
+        shape = torch.Size(sample_shape) + self.batch_shape
+        if isinstance(self.q, FlatGaussian):
+            return self.q.rsample(shape.numel()).reshape(shape + self.event_shape)
+        return self.q.rsample(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log q(θ) = -½|C⁻¹(θ - m)|² - log|C| - ½D log 2π, (*sample, *batch): differentiable in θ alone."""
+        if isinstance(self.q, FlatGaussian):
+            return self.q.log_prob(value, self.q.vector)
         z = self.q.whiten(value - self.q.frame().mean)
         return -0.5 * z.square().sum(-1) - self.q.log_det_root() - 0.5 * self.q.dim * math.log(2 * math.pi)
 
@@ -89,7 +95,7 @@ class AutoGaussian(AutoContinuous):
     Args:
         model: a Pyro model; discrete sites that are marked for enumeration are left to TraceEnum_ELBO.
         family: makes q of D dimensions, ``family(D, mean=..., scale=...)``: `CholeskyGaussian`, `NaturalGaussian`,
-            `DiagonalGaussian`.
+            `DiagonalGaussian`; ``FlatCholesky.standard`` for `IFVB`.
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
@@ -113,7 +119,7 @@ class AutoGaussian(AutoContinuous):
     def __init__(
         self,
         model: Callable[..., Any],
-        family: Callable[..., Gaussian] = CholeskyGaussian,
+        family: Callable[..., Gaussian | FlatGaussian] = CholeskyGaussian,
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
@@ -187,7 +193,7 @@ class AutoGaussian(AutoContinuous):
         self._check_model()
         density = self.setup(*args, **kwargs).density(self._bare[0], args, kwargs)
         density.check_comparable("Newton's method")
-        result = laplace(self.posterior, density)
+        result = laplace(self.gaussian("laplace_approximation"), density)
         if bool(result.repaired):
             warnings.warn(
                 f"{int(result.repaired)} of the {density.dim} eigenvalues of the Hessian at the mode are not positive, "
@@ -241,7 +247,7 @@ class AutoGaussian(AutoContinuous):
             )
 
     @property
-    def posterior(self) -> Gaussian:
+    def posterior(self) -> Gaussian | FlatGaussian:
         """q, over unconstrained θ (D,).
 
         Raises:
@@ -250,8 +256,25 @@ class AutoGaussian(AutoContinuous):
         q = self._modules.get("q")
         if q is None:
             raise InputError(_NOT_SET_UP)
-        assert isinstance(q, Gaussian)
+        assert isinstance(q, Gaussian | FlatGaussian)
         store.sync(self, q)
+        return q
+
+    def gaussian(
+        self,
+        reader: str,  # for the message
+    ) -> Gaussian:
+        """The posterior, for what reads its mean and root.
+
+        Raises:
+            InputError: as `posterior`; one over a flat vector, which has none.
+        """
+        q = self.posterior
+        if not isinstance(q, Gaussian):
+            raise InputError(
+                f"{reader} reads the mean and the root of q, and {type(q).__name__} is a vector of parameters without "
+                "them. Step IFVB(guide.posterior) after the gradient of Trace_ELBO, or on guide.density(model, args)."
+            )
         return q
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> LatentGaussian:

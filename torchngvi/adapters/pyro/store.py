@@ -17,7 +17,7 @@ from torch.distributions import constraints, transform_to
 from torch.distributions.transforms import AffineTransform
 
 from torchngvi.errors import InputError
-from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.interfaces import Posterior
 
 
 class _Written(type(constraints.real)):  # type: ignore[misc]
@@ -46,7 +46,7 @@ class _Written(type(constraints.real)):  # type: ignore[misc]
 transform_to.register(_Written, lambda constraint: AffineTransform(0.0, 1.0))  # to read is to copy
 
 
-def write(guide: PyroModule, q: Gaussian) -> None:
+def write(guide: PyroModule, q: Posterior) -> None:
     """Put the coordinates of q into the store, in the place of what another guide of this name wrote."""
     store, entries = pyro.get_param_store(), _entries(guide, q)
     if _is_local() or all(store._params.get(key) is entry and _mark(store, key) for key, entry in entries.items()):
@@ -59,7 +59,7 @@ def write(guide: PyroModule, q: Gaussian) -> None:
         store._params[key], store._param_to_name[entry], store._constraints[key] = entry, key, mark
 
 
-def sync(guide: PyroModule, q: Gaussian) -> None:
+def sync(guide: PyroModule, q: Posterior) -> None:
     """Set q to what was put into the store under the name of the guide; where there is nothing, put q there.
 
     Raises:
@@ -92,7 +92,7 @@ def _prefix(guide: PyroModule) -> str:
     return f"{guide._pyro_name}.q."
 
 
-def _entries(guide: PyroModule, q: Gaussian) -> dict[str, Tensor]:
+def _entries(guide: PyroModule, q: Posterior) -> dict[str, Tensor]:
     return {_prefix(guide) + name: entry for name, entry in q.state_dict(keep_vars=True).items()}
 
 

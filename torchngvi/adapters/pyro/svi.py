@@ -137,7 +137,7 @@ class NaturalSVI:
             InputError: a guide that was not set up.
         """
         if self._natural is None:
-            self._natural = self._make(self.guide.posterior)
+            self._natural = self._make(self.guide.gaussian("NaturalSVI"))
         return self._natural
 
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -145,7 +145,7 @@ class NaturalSVI:
 
         A loss that is not finite moves nothing, with a warning the first time.
         """
-        density, q = self._on(args, kwargs), self.guide.posterior
+        density, q = self._on(args, kwargs), self.guide.gaussian("NaturalSVI")
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
@@ -175,7 +175,7 @@ class NaturalSVI:
     @torch.no_grad()
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """An estimate of -ELBO from ``num_particles`` draws."""
-        density, q = self._on(args, kwargs), self.guide.posterior
+        density, q = self._on(args, kwargs), self.guide.gaussian("NaturalSVI")
         theta = q.push_noise(self._draws(q.mean_probe.detach()))
         return float((LatentGaussian(q).log_prob(theta) - density(theta)).mean())
 

@@ -9,13 +9,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.ifvb.family import Family, gammas, solve_symmetric
+from torchngvi.posteriors.flat import FlatPosterior, gammas, solve_symmetric
 
 FLOOR = 0.01  # a step that takes a or b below it ends there
 
 
 @final
-class Beta(Family):
+class Beta(FlatPosterior):
     """q(θ) = Beta(a, b); a step is clamped at a, b ≥ 0.01.
 
     Args:
@@ -72,6 +72,6 @@ class Beta(Family):
         lam = self.point(at)
         return (lam.isfinite() & (lam > 0)).all(-1)
 
-    def moved(self, at: Tensor, change: Tensor) -> Tensor:
+    def retracted(self, at: Tensor, change: Tensor) -> Tensor:
         """λ + change, clamped at 0.01."""
         return (at + change).clamp_min(FLOOR)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, check_start, lower_entries, lower_triangle, normal
 from torchngvi.linalg import cholesky, tril_half
+from torchngvi.posteriors.flat import check_start, lower_entries, lower_triangle, normal
+from torchngvi.posteriors.flat_gaussian import FlatGaussian
 
 
 @final
-class FlatCholesky(Family):
+class FlatCholesky(FlatGaussian):
     """q = N(μ, TTᵀ) over (μ, T with a logarithmic diagonal), D = d + d(d+1)/2.
 
     Args:
@@ -46,8 +47,16 @@ class FlatCholesky(Family):
         root, ok = cholesky(covariance)
         if not bool(ok.all()):
             raise InputError(f"covariance must be symmetric and positive definite; got {covariance.tolist()}.")
+        super().__init__(self._vector_of(mean, root), mean.shape[-1])
+
+    @classmethod
+    def _vector_of(cls, mean: Tensor, root: Tensor) -> Tensor:
         root = root.tril(-1) + root.diagonal(dim1=-2, dim2=-1).log().diag_embed()
-        super().__init__(torch.cat([mean, lower_entries(root)], -1), mean.shape[-1])
+        return torch.cat([mean, lower_entries(root)], -1)
+
+    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """μ and T."""
+        return self.parts(at)
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """μ and T."""

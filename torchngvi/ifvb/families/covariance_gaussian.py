@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb.family import Family, check_start, lower_entries, lower_triangle, normal, symmetric
 from torchngvi.linalg import cholesky
+from torchngvi.posteriors.flat import check_start, lower_entries, lower_triangle, normal, symmetric
+from torchngvi.posteriors.flat_gaussian import FlatGaussian
 
 
 def _log_prob(mean: Tensor, covariance: Tensor, theta: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Te
 
 
 @final
-class VecGaussian(Family):
+class VecGaussian(FlatGaussian):
     """q = N(μ, Σ) over (μ, vec Σ), D = d + d²: the paper's, with a singular Fisher matrix.
 
     A step is symmetrised; one that leaves the positive definite cone is not taken.
@@ -65,6 +66,15 @@ class VecGaussian(Family):
     ) -> None:
         check_start(type(self).__name__, mean=mean, covariance=covariance)
         super().__init__(torch.cat([mean, covariance.flatten(-2)], -1), mean.shape[-1])
+
+    @classmethod
+    def _vector_of(cls, mean: Tensor, root: Tensor) -> Tensor:
+        return torch.cat([mean, (root @ root.mT).flatten(-2)], -1)
+
+    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """μ and the Cholesky factor of Σ."""
+        mean, covariance = self.parts(at)
+        return mean, cholesky(covariance)[0]
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """μ and Σ."""
@@ -99,14 +109,14 @@ class VecGaussian(Family):
         """Σ positive definite."""
         return self.point(at).isfinite().all(-1) & cholesky(self.parts(at)[1])[1]
 
-    def moved(self, at: Tensor, change: Tensor) -> Tensor:
+    def retracted(self, at: Tensor, change: Tensor) -> Tensor:
         """λ + change, Σ symmetrised."""
         mean, covariance = self.parts(at + change)
         return torch.cat([mean, covariance.flatten(-2)], -1)
 
 
 @final
-class VechGaussian(Family):
+class VechGaussian(FlatGaussian):
     """q = N(μ, Σ) over (μ, vech Σ), D = d + d(d+1)/2.
 
     A step that leaves the positive definite cone is not taken.
@@ -136,6 +146,15 @@ class VechGaussian(Family):
         if covariance.shape[-2:] != (d, d) or not torch.allclose(covariance, covariance.mT):
             raise InputError(f"covariance must be symmetric, of shape (..., {d}, {d}); got {tuple(covariance.shape)}.")
         super().__init__(torch.cat([mean, lower_entries(covariance)], -1), d)
+
+    @classmethod
+    def _vector_of(cls, mean: Tensor, root: Tensor) -> Tensor:
+        return torch.cat([mean, lower_entries(root @ root.mT)], -1)
+
+    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """μ and the Cholesky factor of Σ."""
+        mean, covariance = self.parts(at)
+        return mean, cholesky(covariance)[0]
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """μ and Σ."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, check_start, normal
 from torchngvi.linalg import cholesky
+from torchngvi.posteriors.flat import FlatPosterior, check_start, normal
 
 
 @final
-class LowRankGaussian(Family):
+class LowRankGaussian(FlatPosterior):
     """q = N(μ, BBᵀ + diag(c²)), D = d(K + 2).
 
     Args:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, check_start, normal
+from torchngvi.posteriors.flat import check_start, normal
+from torchngvi.posteriors.flat_gaussian import FlatGaussian
 
 
 @final
-class MeanFieldGaussian(Family):
+class MeanFieldGaussian(FlatGaussian):
     """q = N(μ, diag σ²).
 
     Args:
@@ -38,6 +39,15 @@ class MeanFieldGaussian(Family):
         if vector.shape[-1] % 2:
             raise InputError(f"MeanFieldGaussian takes (mu, log sigma), an even length; got {vector.shape[-1]}.")
         super().__init__(vector, vector.shape[-1] // 2)
+
+    @classmethod
+    def _vector_of(cls, mean: Tensor, root: Tensor) -> Tensor:
+        return torch.cat([mean, 0.5 * root.square().sum(-1).log()], -1)  # with the marginal variances
+
+    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """μ and diag σ."""
+        mean, log_sd = self.point(at).chunk(2, -1)
+        return mean, log_sd.exp().diag_embed()
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """μ + σz."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, normal, scores_by_autograd
+from torchngvi.posteriors.flat import FlatPosterior, normal, scores_by_autograd
 
 
 @final
@@ -82,7 +82,7 @@ class AffineCoupling(nn.Module):
 
 
 @final
-class ModuleFlow(Family):
+class ModuleFlow(FlatPosterior):
     """q = law of flow(ε) over the vector of the flow's parameters.
 
     Args:

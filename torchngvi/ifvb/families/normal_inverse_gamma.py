@@ -14,11 +14,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.ifvb.family import Family, gammas, normal, solve_symmetric
+from torchngvi.posteriors.flat import FlatPosterior, gammas, normal, solve_symmetric
 
 
 @final
-class NormalInverseGamma(Family):
+class NormalInverseGamma(FlatPosterior):
     """q(μ, σ²) = N(μ; m, v) IG(σ²; a, b).
 
     Args:

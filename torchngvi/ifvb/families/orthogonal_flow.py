@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family, check_start, normal
+from torchngvi.posteriors.flat import FlatPosterior, check_start, normal
 
 _NOT_ORTHOGONAL = 1e-6
 
@@ -38,7 +38,7 @@ class AmbientScore(NamedTuple):
 
 
 @final
-class OrthogonalFlow(Family):
+class OrthogonalFlow(FlatPosterior):
     """q = law of W₂ h(W₁ε + b₁) + b₂ over λ = (b₁, vec W₂, b₂), D = d² + 2d.
 
     Args:
@@ -124,9 +124,9 @@ class OrthogonalFlow(Family):
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """The tangent part, of mean 0."""
         parts = self.ambient_score(theta, at)
-        return self.tangent(self.point(at), torch.cat([parts.b1, parts.W2.flatten(-2), parts.b2], -1))
+        return self.projected(self.point(at), torch.cat([parts.b1, parts.W2.flatten(-2), parts.b2], -1))
 
-    def tangent(self, at: Tensor, vector: Tensor) -> Tensor:
+    def projected(self, at: Tensor, vector: Tensor) -> Tensor:
         """Proj of the W₂ part."""
         _, W, _ = self.parts(at)
         b1, G, b2 = self.parts(vector)
@@ -134,7 +134,7 @@ class OrthogonalFlow(Family):
         projected = G - W @ (0.5 * (inner + inner.mT))  # skew = inner - its symmetric part
         return torch.cat([b1, projected.flatten(-2), b2], -1)
 
-    def moved(self, at: Tensor, change: Tensor) -> Tensor:
+    def retracted(self, at: Tensor, change: Tensor) -> Tensor:
         """The QR retraction of W₂; b₁ and b₂ in a straight line."""
         b1, W, b2 = self.parts(at + change)
         Q, R = torch.linalg.qr(W)

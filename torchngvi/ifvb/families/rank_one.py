@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb.family import Family, check_start, normal
+from torchngvi.posteriors.flat import FlatPosterior, check_start, normal
 
 _SINGULAR = 1e-10  # of the terms of a determinant that cancel
 
@@ -51,7 +51,7 @@ class _Constants(NamedTuple):
 
 
 @final
-class RankOneGaussian(Family):
+class RankOneGaussian(FlatPosterior):
     """q = N(μ, bbᵀ + diag(c²)), D = 3d.
 
     Args:

@@ -1,6 +1,7 @@
-"""Adam (Kingma and Ba 2015), the rival that needs no Fisher matrix, with the same estimator and schedule.
+"""Adam (Kingma and Ba 2015), the rival that needs no Fisher matrix, in the place of a metric.
 
-m ← β₁m + (1 - β₁)g    v ← β₂v + (1 - β₂)g²    direction = m̂/(√v̂ + ε)
+As the momentum `torchngvi.rules.Adam`, whose arithmetic it is; as a metric its direction is seen by step sizes that
+limit a direction, and by a momentum that averages steps.
 """
 
 from typing import final
@@ -8,9 +9,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+from torchngvi.interfaces import Coordinates
+from torchngvi.posteriors.flat import FlatPosterior
+from torchngvi.rules import Adam as AdamMomentum
 
 
 @final
@@ -28,26 +30,20 @@ class Adam(Preconditioner):
     samples, remembers, natural = 0, False, False
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
-        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1 and eps > 0):
-            raise InputError(f"betas lie in [0, 1) and eps is positive; got betas={betas}, eps={eps}.")
-        self.betas, self.eps = betas, eps
+        self.momentum = AdamMomentum(betas, eps)
 
-    def init(self, family: Family) -> State:
-        """m = v = 0."""
-        zero = torch.zeros_like(family.vector, requires_grad=False)
-        return {"first": zero, "second": zero.clone(), "updates": 0}
+    def fresh(self, q: FlatPosterior) -> State:
+        """No moments yet."""
+        return dict(self.momentum.init(q))
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
-        """Never asked."""
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+        """Nothing: Adam learns from gradients alone."""
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
-        """Updates the moments where the gradient is finite."""
-        fine = gradient.isfinite().all(-1, keepdim=True)
-        state["updates"] += 1
-        for name, beta, value in zip(("first", "second"), self.betas, (gradient, gradient.square()), strict=True):
-            state[name] = torch.where(fine, beta * state[name] + (1 - beta) * value, state[name])
-        first, second = (
-            state[name] / (1 - beta ** state["updates"])
-            for name, beta in zip(("first", "second"), self.betas, strict=True)
-        )
-        return torch.where(fine, first / (second.sqrt() + self.eps), torch.nan)
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Updates the moments of the members whose gradient is finite."""
+        fine = gradient.isfinite().all(-1)
+        change, new = self.momentum(q, Coordinates(gradient, q.no_matrix), lambda: gradient.square().sum(-1), state)
+        for name, value in new.items():
+            mask = fine if value.ndim == fine.ndim else fine[..., None]
+            state[name] = torch.where(mask, value, state[name])
+        return torch.where(fine[..., None], change.vector, torch.nan)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State, check_count, finite_rows
 from torchngvi.ifvb.preconditioners.damped import check_damping, damped_solve
+from torchngvi.posteriors.flat import FlatPosterior
 
 
 @final
@@ -22,6 +22,7 @@ class BatchFisher(Preconditioner):
     Args:
         samples: S.
         rho: damping in units of the mean eigenvalue of F̂; 0 is the undamped estimate, for S ≥ D alone.
+        generator: of the scores.
 
     Raises:
         InputError: S < 1, ρ < 0; at construction of an optimizer ρ = 0 with S < D.
@@ -29,23 +30,24 @@ class BatchFisher(Preconditioner):
 
     remembers = False
 
-    def __init__(self, samples: int = 50, rho: float = 0.01) -> None:
+    def __init__(self, samples: int = 50, rho: float = 0.01, *, generator: torch.Generator | None = None) -> None:
         self.samples, self.rho = check_count("samples", samples), check_damping(rho)
+        self.generator = generator
 
-    def init(self, family: Family) -> State:
+    def fresh(self, q: FlatPosterior) -> State:
         """No scores yet."""
-        if self.rho == 0 and self.samples < family.size:
+        if self.rho == 0 and self.samples < q.size:
             raise InputError(
                 f"{self.samples} scores give a Fisher matrix of rank {self.samples} at most, singular for "
-                f"D = {family.size}. Use rho > 0, samples of D and more, or IFVB."
+                f"D = {q.size}. Use rho > 0, samples of D and more, or IFVB."
             )
-        return {"rows": family.vector.new_zeros(self.samples, *family.vector.shape), "count": None}
+        return {"rows": q.vector.new_zeros(self.samples, *q.vector.shape), "count": None}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
         """Replaces the last batch; a score that is not finite is left out."""
         state["rows"], fine = finite_rows(scores)
         state["count"] = fine.sum(0).to(scores)
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """By Woodbury where S < D, else by Cholesky."""
         return damped_solve(state["rows"], state["count"], self.rho, gradient)

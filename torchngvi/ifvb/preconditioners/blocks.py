@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State, check_count
+from torchngvi.posteriors.flat import FlatPosterior
 
 
 class _Slice:
@@ -26,14 +26,14 @@ class Blocks(Preconditioner):
     """A copy of one preconditioner for each consecutive block of λ.
 
     Args:
-        rule: `Recursive`, `MatrixFree`, `Window` or `BatchFisher`.
+        rule: `Recursive`, `MatrixFree`, `Window` or `BatchFisher`; its warm-up and generator are those of all blocks.
         sizes: the lengths of the blocks, summing to D.
 
     Raises:
         InputError: a rule that takes no scores, no sizes; at construction of an optimizer, sizes that do not sum to D.
 
     >>> from torchngvi.ifvb import MeanFieldGaussian, Recursive
-    >>> len(Blocks(Recursive(), [2, 2]).init(MeanFieldGaussian(torch.zeros(4))))
+    >>> len(Blocks(Recursive(), [2, 2]).fresh(MeanFieldGaussian(torch.zeros(4))))
     2
     """
 
@@ -44,20 +44,21 @@ class Blocks(Preconditioner):
             raise InputError("sizes lists the length of each block; got none.")
         self.rule, self.sizes = rule, [check_count("a block size", size) for size in sizes]
         self.samples, self.remembers = rule.samples, rule.remembers
+        self.warmup, self.generator = rule.warmup, rule.generator
 
-    def init(self, family: Family) -> State:
+    def fresh(self, q: FlatPosterior) -> State:
         """One state a block."""
-        if sum(self.sizes) != family.size:
-            raise InputError(f"the blocks have {sum(self.sizes)} entries and lambda has {family.size}.")
-        pieces = family.vector.detach().split(self.sizes, -1)
-        return {str(i): self.rule.init(_Slice(piece)) for i, piece in enumerate(pieces)}  # type: ignore[arg-type]
+        if sum(self.sizes) != q.size:
+            raise InputError(f"the blocks have {sum(self.sizes)} entries and lambda has {q.size}.")
+        pieces = q.vector.detach().split(self.sizes, -1)
+        return {str(i): self.rule.fresh(_Slice(piece)) for i, piece in enumerate(pieces)}  # type: ignore[arg-type]
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
         """Each its part of the scores."""
         for i, piece in enumerate(scores.split(self.sizes, -1)):
             self.rule.absorb(state[str(i)], piece, generator)
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Each its part of the gradient."""
         pieces = gradient.split(self.sizes, -1)
-        return torch.cat([self.rule.direction(state[str(i)], piece, family) for i, piece in enumerate(pieces)], -1)
+        return torch.cat([self.rule.direction(state[str(i)], piece, q) for i, piece in enumerate(pieces)], -1)

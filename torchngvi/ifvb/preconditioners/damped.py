@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import solve_symmetric
+from torchngvi.posteriors.flat import solve_symmetric
 
 
 def check_damping(rho: float) -> float:

@@ -5,13 +5,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+from torchngvi.posteriors.flat import FlatPosterior
 
 
 @final
 class Exact(Preconditioner):
-    """direction = I_F⁻¹∇L from `Family.exact_fisher_solve`: free of noise, and where it exists the first choice.
+    """direction = I_F⁻¹∇L from `FlatPosterior.exact_fisher_solve`: free of noise, and where it exists the first choice.
 
     Raises:
         PairError: at construction of an optimizer, a family that does not know its Fisher matrix.
@@ -23,14 +23,14 @@ class Exact(Preconditioner):
 
     samples, remembers = 0, False
 
-    def init(self, family: Family) -> State:
+    def fresh(self, q: FlatPosterior) -> State:
         """Nothing; asks the family once, so that one without a closed form is refused here."""
-        family.exact_fisher_solve(torch.zeros_like(family.vector))
+        q.exact_fisher_solve(torch.zeros_like(q.vector))
         return {}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
         """Never asked."""
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """I_F⁻¹∇L."""
-        return family.exact_fisher_solve(gradient)
+        return q.exact_fisher_solve(gradient)

@@ -5,8 +5,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+from torchngvi.posteriors.flat import FlatPosterior
 
 
 @final
@@ -20,13 +20,13 @@ class Identity(Preconditioner):
 
     samples, remembers, natural = 0, False, False
 
-    def init(self, family: Family) -> State:
+    def fresh(self, q: FlatPosterior) -> State:
         """Nothing."""
         return {}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
         """Never asked."""
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """The gradient."""
         return gradient

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
-from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+from torchngvi.ifvb.preconditioners.base import Preconditioner, State, check_warmup
 from torchngvi.ifvb.preconditioners.recursion import AT_ONCE, Perturbation, downdate
+from torchngvi.posteriors.flat import FlatPosterior
 
 
 @final
@@ -19,7 +19,7 @@ class MatrixFree(Preconditioner):
     """As `Recursive`, with vectors in the place of P: O(jD) an iteration for j vectors.
 
     Args:
-        samples, eps, c_beta, beta: see `Recursive`.
+        samples, eps, c_beta, beta, warmup, generator: see `Recursive`.
         keep: the number of vectors kept; None keeps all. What is left after dropping the oldest is positive
             definite but *not* the inverse of the remaining sum, and t then multiplies a direction that is
             hardly preconditioned: clip it, or use `Window`.
@@ -38,18 +38,21 @@ class MatrixFree(Preconditioner):
         c_beta: float | None = None,
         beta: float = 0.1,
         keep: int | None = None,
+        warmup: int | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.perturbation = Perturbation(samples, eps, c_beta, beta)
         self.samples, self.keep = samples, keep
+        self.warmup, self.generator = check_warmup(warmup), generator
         if keep is not None and keep < 2 * samples:
             raise InputError(f"keep counts the vectors of at least one iteration, {2 * samples}; got {keep}.")
 
-    def init(self, family: Family) -> State:
+    def fresh(self, q: FlatPosterior) -> State:
         """No vectors."""
-        lam = family.vector
-        return self.perturbation.init(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, family.size)}
+        lam = q.vector
+        return self.perturbation.init(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, q.size)}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
         """Append the vectors of S scores."""
         rows = self.perturbation.rows(state, scores, generator)
         for part in rows.split(AT_ONCE, -2):
@@ -61,7 +64,7 @@ class MatrixFree(Preconditioner):
         V = state["V"]
         return rows / self.perturbation.start(state)[..., None, None] - (rows @ V.mT) @ V
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """t P ∇L."""
         return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
 

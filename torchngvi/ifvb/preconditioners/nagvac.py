@@ -11,14 +11,14 @@ from torch import Tensor
 
 from torchngvi.errors import PairError
 from torchngvi.ifvb.families.rank_one import RankOneGaussian
-from torchngvi.ifvb.family import Family
 from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+from torchngvi.posteriors.flat import FlatPosterior
 
 
-def _rank_one(family: Family) -> RankOneGaussian:
-    if not isinstance(family, RankOneGaussian):
-        raise PairError(f"NAGVAC is for a RankOneGaussian; got {type(family).__name__}. Use Exact, or IFVB.")
-    return family
+def _rank_one(q: FlatPosterior) -> RankOneGaussian:
+    if not isinstance(q, RankOneGaussian):
+        raise PairError(f"NAGVAC is for a RankOneGaussian; got {type(q).__name__}. Use Exact, or IFVB.")
+    return q
 
 
 class _BlockSolve(Preconditioner):
@@ -26,12 +26,12 @@ class _BlockSolve(Preconditioner):
 
     samples, remembers = 0, False
 
-    def init(self, family: Family) -> State:
+    def fresh(self, q: FlatPosterior) -> State:
         """Nothing."""
-        _rank_one(family)
+        _rank_one(q)
         return {}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
         """Never asked."""
 
 
@@ -43,9 +43,9 @@ class NAGVAC(_BlockSolve):
         PairError: at construction of an optimizer, another family than `RankOneGaussian`.
     """
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Block by block."""
-        return _rank_one(family).block_fisher_solve(gradient)
+        return _rank_one(q).block_fisher_solve(gradient)
 
 
 @final
@@ -56,6 +56,6 @@ class PublishedNAGVAC(_BlockSolve):
         PairError: at construction of an optimizer, another family than `RankOneGaussian`.
     """
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Block by block."""
-        return _rank_one(family).published_block_solve(gradient)
+        return _rank_one(q).published_block_solve(gradient)

@@ -48,7 +48,7 @@ class Perturbation:
         self,
         state: State,
         scores: Tensor,  # (S, *batch, D)
-        generator: torch.Generator,
+        generator: torch.Generator | None,
     ) -> Tensor:  # (*batch, S or 2 S, D)
         """φ_j and √β_j Z_j as rows; counts the scores and, at the first, takes their scale.
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.ifvb.family import Family
-from torchngvi.ifvb.preconditioners.base import Preconditioner, State
+from torchngvi.ifvb.preconditioners.base import Preconditioner, State, check_warmup
 from torchngvi.ifvb.preconditioners.recursion import AT_ONCE, Perturbation, downdate
+from torchngvi.posteriors.flat import FlatPosterior
 
 _WAITING = 32  # vectors beside P₀, for large D
 _TILE = 128  # rows symmetrised at a time
@@ -34,14 +34,16 @@ class Recursive(Preconditioner):
         eps: ε of H₀ = εI; None takes the mean square of the first scores, which is tr(I_F)/D.
         c_beta: c_β of β_j = c_β j^{-β}; 0 leaves the Z terms out, None takes 0.03 of that scale. The theory
             wants it positive; its bias c_β/(1 - β) t^{-β} I decays slowly and hides small eigenvalues of I_F.
-        beta: β in (0, α - ½).
+        beta: β in (0, α - ½) for steps that decay as k^{-α}.
+        warmup: scores before the first step; by default max(2D, 1000).
+        generator: of the scores and of Z.
 
     Raises:
         InputError: values out of range; at construction of an optimizer, more memory than there is.
 
     >>> from torchngvi.ifvb import Beta
     >>> rule, q = Recursive(eps=1.0, c_beta=0.0), Beta(torch.ones(2))
-    >>> state = rule.init(q)
+    >>> state = rule.fresh(q)
     >>> rule.absorb(state, torch.tensor([[1.0, 0.0]]), torch.Generator())
     >>> rule.inverse(state).tolist()  # (I + φφᵀ)⁻¹, t = 1
     [[0.5, 0.0], [0.0, 1.0]]
@@ -50,14 +52,21 @@ class Recursive(Preconditioner):
     remembers = True
 
     def __init__(
-        self, samples: int = 10, *, eps: float | None = None, c_beta: float | None = None, beta: float = 0.1
+        self,
+        samples: int = 10,
+        *,
+        eps: float | None = None,
+        c_beta: float | None = None,
+        beta: float = 0.1,
+        warmup: int | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.perturbation = Perturbation(samples, eps, c_beta, beta)
-        self.samples = samples
+        self.samples, self.warmup, self.generator = samples, check_warmup(warmup), generator
 
-    def init(self, family: Family) -> State:
+    def fresh(self, q: FlatPosterior) -> State:
         """An empty sum; P₀ is set by the first scores."""
-        lam, D = family.vector, family.size
+        lam, D = q.vector, q.size
         waiting = min(_WAITING, D // 8)
         needed = lam.element_size() * lam.numel() * (D + waiting)
         free = free_bytes(lam.device)
@@ -75,7 +84,7 @@ class Recursive(Preconditioner):
         }
         return self.perturbation.init(lam) | empty
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
         """The two updates of Eqs 4.4 and 4.5 for S scores at once."""
         first = not state["started"]
         rows = self.perturbation.rows(state, scores, generator)
@@ -116,7 +125,7 @@ class Recursive(Preconditioner):
             product -= (rows @ V.mT) @ V
         return product
 
-    def direction(self, state: State, gradient: Tensor, family: Family) -> Tensor:
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """t P ∇L."""
         return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
 

@@ -1,21 +1,38 @@
-"""A variational family over one flat vector λ: what IFVB needs to know of q_λ.
+"""Posteriors over one flat vector λ: any family with a density, draws and scores.
 
-Everything here takes λ from the module's Parameter ``vector``, or from ``at`` where another point is asked
-for: the average of the iterates, or a trial.  Scores are φ = ∇_λ log q_λ(θ), and the Fisher matrix is
-I_F = E[φφᵀ] (Godichon-Baggioni, Nguyen and Tran 2023, Eq 3.1): it depends on q alone, never on data.
+The coordinates are λ and no matrix.  There is no mean and no root, so no frame: the gradient that passes through the
+axes is ∇L in λ itself, the entropy in it, and the natural gradient is I_F⁻¹∇L with I_F = E[φφᵀ], φ = ∇_λ log q_λ(θ)
+(Godichon-Baggioni, Nguyen and Tran 2023, Eq 3.1), which depends on q alone, never on data.  Where I_F is known in
+closed form `NaturalGradient` follows it; elsewhere `RootGradient` follows the gradient as a metric has bent it.
+
+Everything here takes λ from the buffer ``vector``, with the probe added where gradients are recorded, or from ``at``
+where another point is asked for: the average of the iterates, or a trial.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import (
+    Coordinates,
+    Expectation,
+    Frame,
+    Framed,
+    Local,
+    Move,
+    Posterior,
+    RootTangent,
+    Tangent,
+)
 from torchngvi.linalg import cholesky
 from torchngvi.modes import tracked
+from torchngvi.structures import NoMatrix
+from torchngvi.structures.pattern import Structured
 
 
 def check_start(family: str, **parts: Any) -> None:
@@ -33,10 +50,12 @@ def check_start(family: str, **parts: Any) -> None:
             )
 
 
-class Family(nn.Module, ABC):
+class FlatPosterior(Posterior):
     """q_λ with its density, draws and scores.
 
-    λ may have batch dimensions: many runs side by side, each with draws of its own.
+    λ may have batch dimensions: many runs side by side, each with draws of its own.  It is a buffer behind a probe, as
+    the coordinates of every posterior: ``parameters()`` holds nothing, and a loss that is computed from ``rsample`` or
+    ``log_prob`` leaves its gradient in λ in ``mean_probe.grad``.
 
     Args:
         vector: the start, a floating-point tensor with finite entries inside the domain.
@@ -46,8 +65,13 @@ class Family(nn.Module, ABC):
         InputError: a start that cannot be used.
     """
 
+    takes = frozenset({Tangent, RootTangent})
+    framed = False
+    upper = False
     reparametrised = False  # whether rsample exists
     flat = True  # no manifold: λ may be averaged
+    vector: Tensor
+    no_matrix: Tensor
 
     @tracked
     def __init__(
@@ -62,33 +86,42 @@ class Family(nn.Module, ABC):
             raise InputError(
                 f"{type(self).__name__} starts at a vector of finite floating-point numbers; got {vector}."
             )
-        self.vector = nn.Parameter(vector.detach().clone())
+        self._place(vector)
         if not bool(self.in_domain().all()):
             raise InputError(
                 f"{type(self).__name__} starts outside its domain: {self.domain}. Got {self.vector.tolist()}."
             )
 
-    domain = "any real vector"  # in words, for messages
+    def _place(self, vector: Tensor) -> None:
+        """New buffers for λ, its probe, and the matrix that it has not."""
+        vector = vector.detach().clone(memory_format=torch.contiguous_format)
+        self.batch_shape = vector.shape[:-1]
+        self.structure = NoMatrix(vector.shape[-1])
+        self.register_buffer("vector", vector)
+        self.register_buffer("no_matrix", vector.new_zeros(*self.batch_shape, 0), persistent=False)
+        self.register_buffer("mean_probe", torch.zeros_like(vector, requires_grad=True), persistent=False)
+        self.register_buffer("root_probe", torch.zeros_like(self.no_matrix, requires_grad=True), persistent=False)
+
+    domain = "every entry is finite"  # in words, for messages
 
     @property
     def size(self) -> int:
         """D, the length of λ."""
         return self.vector.shape[-1]
 
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Of λ."""
-        return self.vector.shape[:-1]
-
     def point(self, at: Tensor | None) -> Tensor:
-        """λ, or the point asked for."""
-        return self.vector if at is None else at
+        """λ, differentiable in the probe, or the point asked for."""
+        if at is not None:
+            return at
+        return self.vector + self.mean_probe if torch.is_grad_enabled() else self.vector
 
     def at(self, vector: Tensor) -> Self:
         """A copy of the family that stands at another λ."""
         new = deepcopy(self)
-        new.vector = nn.Parameter(vector.detach().clone())
+        new._place(vector)
         return new
+
+    # -------------------------------------------------------------------------------- what a family must say
 
     @abstractmethod
     def sample(
@@ -126,7 +159,7 @@ class Family(nn.Module, ABC):
         """Where λ is a distribution."""
         return self.point(at).isfinite().all(-1)
 
-    def tangent(
+    def projected(
         self,
         at: Tensor,  # (*batch, D)
         vector: Tensor,  # (*sample, *batch, D)
@@ -134,7 +167,7 @@ class Family(nn.Module, ABC):
         """The part of a direction along the manifold λ lies on: all of it, here."""
         return vector
 
-    def moved(
+    def retracted(
         self,
         at: Tensor,  # (*batch, D)
         change: Tensor,  # (*batch, D)
@@ -154,6 +187,77 @@ class Family(nn.Module, ABC):
         """
         raise PairError(
             f"the Fisher matrix of {type(self).__name__} is not known in closed form. Use IFVB, or BatchFisher."
+        )
+
+    # -------------------------------------------------------------------------------- as every posterior
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """λ, and no matrix."""
+        return Coordinates(self.vector, self.no_matrix)
+
+    def frame(self) -> Frame:
+        """Refused: there is no mean and no root.
+
+        Raises:
+            PairError: always.
+        """
+        raise PairError(
+            f"{type(self).__name__} is a vector of parameters, with no mean and no root to be read. Use an estimator "
+            "of torchngvi.ifvb such as Pathwise(10) or ControlVariate(100), and draws by sample or rsample."
+        )
+
+    probed = frame
+
+    def unframe(self, a: Tensor, W: Structured) -> tuple[Tensor, Structured]:
+        """The gradient itself."""
+        return a, W
+
+    def local(self, e: Expectation) -> Local:
+        """∇L in λ, along the manifold where there is one."""
+        if not isinstance(e.derivative, Framed):
+            self.frame()
+            raise AssertionError("frame refuses")
+        a, W = e.derivative
+        return Local(self.projected(self.vector, a), W)
+
+    def loss(self, e: Expectation) -> Tensor:
+        """The value itself: what is differentiated in λ holds the entropy already."""
+        return e.value
+
+    def norm2(self, local: Local) -> Tensor:
+        """∇LᵀI_F⁻¹∇L, where I_F is known, (*batch,)."""
+        return (local.a * self.exact_fisher_solve(local.a)).sum(-1)
+
+    def tangent(self, e: Expectation) -> Coordinates:
+        """I_F⁻¹∇L, where I_F is known."""
+        gradient = self.local(e)
+        return Coordinates(self.projected(self.vector, self.exact_fisher_solve(gradient.a)), gradient.P)
+
+    def euclidean(self, e: Expectation) -> Coordinates:
+        """∇L, or what a metric has made of it."""
+        return Coordinates(*self.local(e))
+
+    def carried(self, vector: Tensor) -> Tensor:
+        """The part along the manifold."""
+        return self.projected(self.vector, vector)
+
+    def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
+        """λ after a tangent, and where it is finite and inside the domain."""
+        assert isinstance(move, Tangent)  # `takes` refuses others before
+        change, new = move.change.vector, self.retracted(self.vector, move.change.vector)
+        ok = new.isfinite().all(-1) & change.isfinite().all(-1) & self.in_domain(new)
+        return Coordinates(new, self.no_matrix), ok
+
+    def entropy(self) -> Tensor:
+        """Refused: it is not known in closed form.
+
+        Raises:
+            PairError: always.
+        """
+        raise PairError(
+            f"the entropy of {type(self).__name__} is not known in closed form. Write the loss with log q at draws: "
+            "theta = q.rsample(10); loss = (q.log_prob(theta) - log_joint(theta)).mean()."
         )
 
 

@@ -1,0 +1,341 @@
+"""Posteriors over a flat vector on the axes: what passes between them, limits and averages of steps, and bad pairs."""
+
+import copy
+import math
+import re
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from torchngvi import SRVN, VN, CholeskyGaussian, LogJoint, NaturalGradientVI, QuasiNewton, RootGD, Stein, fit
+from torchngvi.errors import InputError, PairError
+from torchngvi.ifvb import (
+    IFVB,
+    Adam,
+    AffineCoupling,
+    BatchFisher,
+    Beta,
+    ClosedForm,
+    ControlVariate,
+    Exact,
+    FlatCholesky,
+    LowerBound,
+    MeanFieldGaussian,
+    ModuleFlow,
+    Pathwise,
+    PreconditionedVI,
+    Recursive,
+)
+from torchngvi.rules import Adam as AdamMomentum
+from torchngvi.rules import ExponentialAverage, NaturalGradient, RootGradient
+from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest, SufficientDecrease
+from torchngvi.structures import NoMatrix
+
+FLOAT = torch.float64
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def field(*batch):
+    return MeanFieldGaussian(torch.full((*batch, 4), 0.3, dtype=FLOAT))
+
+
+def log_joint(theta):
+    return -(theta - 1).square().sum(-1)
+
+
+def bound(lam):
+    mean, log_sd = lam.chunk(2, -1)
+    return (log_sd - (mean - 1).square() - (2 * log_sd).exp()).sum(-1)
+
+
+# ------------------------------------------------------------------------------------ the posterior
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+def test_the_contract(batch):
+    """λ and no matrix: coordinates, snapshot, assign, and buffers that no optimizer is handed."""
+    q = field(*batch)
+    vector, matrix = q.coordinates
+    assert vector is q.vector
+    assert matrix.shape == (*batch, 0)
+    assert (q.batch_shape, q.dim, q.size, q.structure) == (batch, 2, 4, NoMatrix(4))
+    assert list(q.parameters()) == []
+    assert set(q.state_dict()) == {"vector"}
+    kept = q.snapshot()
+    q.vector.add_(1.0)
+    where = torch.zeros(batch, dtype=torch.bool)
+    q.assign(kept, where)
+    assert (q.vector == 1.3).all()
+    q.assign(kept, ~where)
+    assert (q.vector == 0.3).all()
+
+
+def test_conversion_keeps_the_tensors():
+    """`.float()` in place: the optimizer goes on with the λ that it holds, its state converted."""
+    q = field()
+    opt = IFVB(q, 0.1, metric=Recursive(5, warmup=20), estimator=Pathwise(5))
+    opt.step(log_joint)
+    vector = q.vector
+    q.float()
+    assert q.vector is vector
+    assert q.vector.dtype == torch.float32
+    opt.step(log_joint)
+    assert opt.memory["metric"]["P"].dtype == torch.float32
+    assert opt.rejections == 0
+
+
+def test_a_copy_elsewhere_is_apart():
+    q = field()
+    other = q.at(torch.zeros(2, 4, dtype=FLOAT))
+    assert other.batch_shape == (2,)
+    assert other.mean_probe.shape == (2, 4)
+    assert (q.vector == 0.3).all()
+
+
+def test_exact_natural_gradients_need_no_metric():
+    """`NaturalGradient` alone is the metric `Exact`, KL radius included."""
+    ends = []
+    for rule, metric in ((NaturalGradient(), None), (RootGradient(), Exact())):
+        q = field()
+        opt = NaturalGradientVI(q, rule, 0.5, step_size=KLRadius(0.01), estimator=ClosedForm(), acceleration=metric)
+        opt.step(bound)
+        ends.append((q.vector.clone(), opt.last.rho))
+    assert torch.allclose(ends[0][0], ends[1][0], rtol=1e-14)
+    assert ends[0][1].item() == pytest.approx(ends[1][1].item())
+    assert ends[0][1] < 0.5
+
+
+def test_steps_by_trial():
+    """A bound that is known has values to compare: no step to choose, and the end is exact."""
+    q = Beta(torch.tensor([5.0, 45.0], dtype=FLOAT))
+    posterior = torch.distributions.Beta(*torch.tensor([58.0, 144.0], dtype=FLOAT))
+
+    def known(lam):
+        return -torch.distributions.kl_divergence(torch.distributions.Beta(lam[..., 0], lam[..., 1]), posterior)
+
+    opt = NaturalGradientVI(q, NaturalGradient(), estimator=ClosedForm())
+    result = fit(q, LowerBound(known), opt, progress=False)
+    assert result.converged
+    assert q.vector.tolist() == pytest.approx([58.0, 144.0], rel=1e-5)
+
+
+def test_status_measures_in_the_metric():
+    """What `evaluate` calls the natural norm is dᵀ∇L."""
+    q = field()
+    opt = PreconditionedVI(q, Exact(), 0.1, estimator=ClosedForm())
+    lam = q.vector.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(bound(lam).sum(), lam)
+    norm2 = (gradient * q.exact_fisher_solve(gradient)).sum()
+    assert opt.evaluate(LowerBound(bound)).norm2.item() == pytest.approx(norm2.item())
+
+
+def test_fit_by_an_optimizer_of_flat_vectors(tmp_path):
+    """A verdict and a checkpoint as for any other posterior, where no Fisher matrix is known too."""
+    torch.manual_seed(0)
+    q = ModuleFlow(AffineCoupling(2, layers=2, hidden=2).double(), 2)
+    opt = PreconditionedVI(q, BatchFisher(50, generator=seeded(1)), 0.05, estimator=Pathwise(20, seeded()))
+    result = fit(q, log_joint, opt, tolerance=2.0, max_evaluations=200, progress=False, checkpoint=tmp_path / "run")
+    assert result.converged
+    assert result.loss < result.trace[0].loss
+    assert (tmp_path / "run").exists()
+
+
+def test_several_posteriors_from_one_loss():
+    """Each has a metric of its own, as each has a step."""
+    torch.manual_seed(0)
+    one, two = field(), Beta(torch.tensor([2.0, 3.0], dtype=FLOAT))
+    opt = IFVB([one, {"posterior": two, "lr": 0.2}], 0.1, metric=Recursive(5, warmup=30))
+    before = one.vector.clone(), two.vector.clone()
+    theta = one.rsample(10)
+    beta = two.log_prob(torch.full((1, 1), 0.7, dtype=FLOAT))
+    ((one.log_prob(theta) - log_joint(theta)).mean() - beta.sum()).backward()
+    opt.step()
+    assert not torch.equal(one.vector, before[0])
+    assert float(two.vector[0] / two.vector.sum()) > 0.4  # towards 0.7
+    assert [opt.state[q.mean_probe]["metric"]["P"].shape for q in (one, two)] == [(4, 4), (2, 2)]
+
+
+# ------------------------------------------------------------------------------------ limits and averages of steps
+
+
+def test_clip_on_gaussians():
+    """|d| over all stored coordinates of q; a short direction is left alone."""
+    for norm in (0.1, 1e3):
+        q = CholeskyGaussian(2, dtype=FLOAT)
+        free = CholeskyGaussian(2, dtype=FLOAT)
+        for p, step_size in ((q, Clip(norm)), (free, Constant())):
+            opt = RootGD(p, lr=0.01, step_size=step_size)
+            ((p.push_noise(torch.eye(2, dtype=FLOAT)) - 3).square().sum() - p.entropy()).backward()
+            opt.step()
+        moved = torch.cat([q.mean, (q.coordinates.matrix - torch.eye(2, dtype=FLOAT)).flatten()])
+        unlimited = torch.cat([free.mean, (free.coordinates.matrix - torch.eye(2, dtype=FLOAT)).flatten()])
+        length = float(unlimited.norm())
+        share = min(1.0, norm * 0.01 / length)
+        assert torch.allclose(moved, share * unlimited)
+
+
+def test_the_shortest_of_several_limits():
+    """A NaN of one is no step."""
+    q = field(3)
+    parts = KLRadius(0.01), Clip(0.2)
+    rhos = []
+    for step_size in (*parts, Shortest(*parts)):
+        p = copy.deepcopy(q)
+        opt = PreconditionedVI(p, Exact(), 0.9, estimator=ClosedForm(), step_size=step_size)
+        opt.step(bound)
+        rhos.append(opt.last.rho)
+    assert torch.equal(torch.minimum(*rhos[:2]), rhos[2])
+    nan = Shortest(Constant(), KLRadius(1.0))
+    path = type("Path", (), {"norm2": staticmethod(lambda: torch.tensor([torch.nan, 1.0]))})
+    assert nan.propose(path, 0.5, torch.zeros(2), {}).isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("kind", [FlatCholesky.standard, CholeskyGaussian])
+def test_averages_of_limited_steps(kind):
+    """M ← ωM + (1 - ω) s d with s what the step size left of d, whatever the posterior; the step is lr M."""
+    q = kind(2, dtype=FLOAT)
+    opt = NaturalGradientVI(q, NaturalGradient(), 0.4, step_size=KLRadius(0.02), momentum=ExponentialAverage(0.7))
+    twin, M, z = kind(2, dtype=FLOAT), [0.0, 0.0], torch.randn(6, 2, generator=seeded(), dtype=FLOAT)
+    limited = NaturalGradientVI(twin, NaturalGradient(), 0.4, step_size=KLRadius(0.02))
+
+    def loss(p):
+        root = p.moments()[1] if isinstance(p, FlatCholesky) else p.probed().root
+        mean = p.moments()[0] if isinstance(p, FlatCholesky) else p.probed().mean
+        return (mean + z @ root.mT - 2).square().sum(-1).mean() - root.diagonal().log().sum()
+
+    for _ in range(3):
+        twin.load_state_dict(q.state_dict())
+        before = [x.clone() for x in twin.coordinates]
+        loss(twin).backward()
+        limited.step()
+        M = [0.7 * m + 0.3 * (x - b) / 0.4 for m, x, b in zip(M, twin.coordinates, before, strict=True)]
+        loss(q).backward()
+        opt.step()
+        assert opt.last.rho.item() == 0.4
+        assert limited.last.rho < 0.4
+        for x, b, m in zip(q.coordinates, before, M, strict=True):
+            assert torch.allclose(x, b + 0.4 * m, rtol=1e-12)
+
+
+def test_one_adam():
+    """As a metric it is the momentum of that name."""
+    ends = []
+    for parts in ({"acceleration": Adam((0.8, 0.95), 1e-6)}, {"momentum": AdamMomentum((0.8, 0.95), 1e-6)}):
+        q = field(2)
+        opt = NaturalGradientVI(q, RootGradient(), 0.05, estimator=ClosedForm(), **parts)
+        for _ in range(5):
+            opt.step(bound)
+        ends.append(q.vector)
+    assert torch.allclose(*ends, rtol=1e-14)
+
+
+def test_power_schedule():
+    q = field()
+    opt = PreconditionedVI(q, Exact(), 3.0, estimator=ClosedForm())
+    schedule = LambdaLR(opt, PowerSchedule(0.6, 4.0))
+    for k in range(1, 4):
+        assert opt.param_groups[0]["lr"] == pytest.approx(3.0 * (4 + k) ** -0.6)
+        opt.step(bound)
+        schedule.step()
+
+
+# ------------------------------------------------------------------------------------ what is refused
+
+
+def natural(q, **parts):
+    return NaturalGradientVI(q, parts.pop("rule", NaturalGradient()), 0.1, **parts)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: field().frame(), PairError, "MeanFieldGaussian is a vector of parameters, with no mean and no root"),
+        (lambda: field().entropy(), PairError, "the entropy of MeanFieldGaussian is not known in closed form. Write"),
+        (lambda: natural(field(), estimator=Stein()), PairError, "Stein reads the mean and the root of q, and MeanF"),
+        (
+            lambda: natural(CholeskyGaussian(2), estimator=ControlVariate(10)),
+            PairError,
+            "ControlVariate differentiates in the vector of a flat posterior; got CholeskyGaussian. Use Stein()",
+        ),
+        (
+            lambda: natural(CholeskyGaussian(2), rule=RootGradient(), acceleration=Recursive()),
+            PairError,
+            "Recursive reads a flat vector and its scores, which CholeskyGaussian does not have. Use QuasiNewton()",
+        ),
+        (
+            lambda: Recursive().init(CholeskyGaussian(2)),
+            PairError,
+            "Recursive learns from the scores of a flat posterior; got CholeskyGaussian. Use FlatCholesky",
+        ),
+        (
+            lambda: NaturalGradientVI(
+                field(), NaturalGradient(), step_size=SufficientDecrease(), acceleration=QuasiNewton()
+            ),
+            PairError,
+            "QuasiNewton reads the frame of q, which MeanFieldGaussian does not have. Use Exact(), or leave it out",
+        ),
+        (
+            lambda: natural(field(), acceleration=Recursive()),
+            PairError,
+            "Recursive bends a plain gradient, and NaturalGradient would take what it returns for one that is natural "
+            "already. Use RootGradient() with it",
+        ),
+        (
+            lambda: VN(CholeskyGaussian(2), lr=0.1, step_size=Clip(1.0)),
+            PairError,
+            "Clip measures steps along a straight line in q's own coordinates; VariationalNewton moves q by Congruence",
+        ),
+        (
+            lambda: PreconditionedVI(field(), Adam(), step_size=KLRadius(0.1)),
+            PairError,
+            "KLRadius measures steps in the natural norm, which says nothing of the curve of RootGradient",
+        ),
+        (
+            lambda: SRVN(CholeskyGaussian(2), step_size=SufficientDecrease(), momentum=ExponentialAverage(0.5)),
+            PairError,
+            "ExponentialAverage goes where the steps before have gone; SufficientDecrease needs the direction",
+        ),
+        (lambda: Clip(0.0), InputError, "norm is the largest norm of a direction, positive; got 0.0"),
+        (lambda: Shortest(), InputError, "Shortest compares the steps of one step size or more; got none"),
+        (
+            lambda: Shortest(Clip(1.0), SufficientDecrease()),
+            PairError,
+            "Shortest compares steps before they are taken, and SufficientDecrease finds its own by trial",
+        ),
+        (lambda: ExponentialAverage(1.0), InputError, "weight is that of the past and must lie in [0, 1); got 1.0"),
+        (lambda: PowerSchedule(1.5), InputError, "alpha is the power of the decay, in [0, 1]; got 1.5"),
+        (lambda: PowerSchedule(0.5, -1.0), InputError, "offset is c' of c/(c' + k)^alpha and must not be negative"),
+        (lambda: PowerSchedule()(-1), InputError, "t counts the steps taken, from 0; got -1"),
+        (lambda: FlatCholesky.standard(0), InputError, "dim is the number of coordinates of theta, at least 1; got 0"),
+        (
+            lambda: LowerBound(bound).log_joint(torch.zeros(1, 2)),
+            PairError,
+            "a LowerBound is a function of lambda, not of theta. Use ClosedForm() with it",
+        ),
+        (
+            lambda: natural(field(), estimator=ClosedForm()).step(LogJoint(log_joint)),
+            PairError,
+            "ClosedForm evaluates a LowerBound; got LogJoint",
+        ),
+        (lambda: Recursive(warmup=-1), InputError, "warmup counts scores before the first step, not negative; got -1"),
+    ],
+)
+def test_pairs_and_values(build, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        build()
+
+
+def test_a_pattern_without_entries():
+    pattern = NoMatrix(3)
+    empty = pattern.eye(torch.zeros(2, 3))
+    assert empty.shape == (2, 0)
+    assert pattern.is_finite(empty).all()
+    assert pattern.norm2(empty).tolist() == [0.0, 0.0]
+    assert pattern.parameters == 0
+    with pytest.raises(NotImplementedError, match="a pattern without entries has no root"):
+        pattern.mv(empty, torch.zeros(3))
+    assert math.isclose(float(pattern.log_det(empty).sum()), 0.0)

@@ -1,0 +1,56 @@
+"""Exponential averages of steps: M ← ωM + (1 - ω) d, and the step along M.
+
+What is averaged is the direction as long as the step size lets it be, so that one gradient of enormous length does not
+stay in M.  On a manifold M is carried to the tangent space at each new λ (the vector transport).
+"""
+
+from collections.abc import Callable
+from typing import final
+
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Coordinates, Momentum, Posterior
+
+
+@final
+class ExponentialAverage(Momentum):
+    """The exponential moving average of the directions, without a correction of its bias towards 0.
+
+    Args:
+        weight: ω of the past, in [0, 1).
+
+    Raises:
+        InputError: a weight out of range.
+
+    >>> from torchngvi import SRVN, CholeskyGaussian
+    >>> opt = SRVN(CholeskyGaussian(2), lr=0.01, momentum=ExponentialAverage(0.6))
+    """
+
+    needs_natural = False
+    of_steps = True
+
+    def __init__(self, weight: float = 0.9) -> None:
+        if not 0 <= weight < 1:
+            raise InputError(f"weight is that of the past and must lie in [0, 1); got {weight}.")
+        self.weight = weight
+
+    def init(self, q: Posterior) -> dict[str, Tensor]:
+        """Zeros."""
+        return {
+            "mean_vector": q.mean_probe.detach().clone().zero_(),
+            "mean_matrix": q.root_probe.detach().clone().zero_(),
+        }
+
+    def __call__(
+        self,
+        q: Posterior,
+        change: Coordinates,
+        norm2: Callable[[], Tensor],
+        state: dict[str, Tensor],
+    ) -> tuple[Coordinates, dict[str, Tensor]]:
+        """The average with this direction in it."""
+        past, new = self.weight, 1 - self.weight
+        vector = past * state["mean_vector"] + new * change.vector
+        matrix = past * state["mean_matrix"] + new * change.matrix
+        return Coordinates(vector, matrix), {"mean_vector": vector, "mean_matrix": matrix}
