@@ -222,7 +222,8 @@ class SlopeBelow(Criterion):
         if self.steps % self.block:
             return False
         # in double precision: a thousand bounds of -10⁶ nats, added in float32, would hide a slope of 0.01
-        self.means.append(float(torch.stack(self._bounds).cpu().double().mean()))
+        device = self._bounds[-1].device  # bounds from a checkpoint may be elsewhere
+        self.means.append(float(torch.stack([each.to(device) for each in self._bounds]).cpu().double().mean()))
         self._bounds = []
         return self.rise() < self.slope
 
