@@ -53,7 +53,10 @@ ESTIMATORS |= {
     expectations.PiecewiseBound: [expectations.PiecewiseBound, lambda: expectations.PiecewiseBound(clip=True)],
     expectations.ScoreFunction: [functools.partial(expectations.ScoreFunction, draws) for draws in (4, Independent(4))],
 }
-STEP_SIZES = {control: [control] for control in exported(stepsizes, StepSize)}
+STEP_SIZES = {control: [control] for control in exported(stepsizes, StepSize)} | {
+    stepsizes.Clip: [lambda: stepsizes.Clip(0.5)],
+    stepsizes.Shortest: [lambda: stepsizes.Shortest(stepsizes.Clip(0.5), stepsizes.KLRadius(0.1))],
+}
 MOMENTA = {momentum: [momentum] for momentum in exported(rules, Momentum)} | {
     rules.NormalizedMomentum: [
         lambda: rules.NormalizedMomentum(),

@@ -30,7 +30,7 @@ from torchngvi.ifvb import (
 from torchngvi.rules import Adam as AdamMomentum
 from torchngvi.rules import ExponentialAverage, NaturalGradient, RootGradient
 from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest, SufficientDecrease
-from torchngvi.structures import NoMatrix
+from torchngvi.structures.no_matrix import NoMatrix
 
 FLOAT = torch.float64
 

@@ -647,11 +647,12 @@ class Momentum(ABC):
 
     needs_natural: bool  # it normalises natural gradients
     signed: tuple[str, ...]  # names of the state tensors that average changes of the matrix, in its shape
+    carried: tuple[str, ...] = ()  # names of those that average changes of the vector, to be carried on a manifold
     of_steps: bool = False  # it averages steps as long as the step size lets them be, and is not limited afterwards
 
     @abstractmethod
     def init(self, q: "Posterior") -> dict[str, Tensor]:
-        """State tensors, (*batch, ...); ``mean_vector``, if there is one, is carried along on a manifold."""
+        """State tensors, (*batch, ...)."""
 
     @abstractmethod
     def __call__(

@@ -356,7 +356,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         move = path.at(share)
         assert isinstance(move, Tangent)
         kind, (vector, matrix) = type(move), move.change
-        state = state | {"mean_vector": q.carried(state["mean_vector"])}
+        state = state | {name: q.carried(state[name]) for name in self.momentum.carried}
         change, memory = self.momentum(q, move.change, path.norm2, state)
         finite = vector.isfinite().all(-1) & q.structure.is_finite(matrix)
         memory = {name: where_members(finite, value, state[name]) for name, value in memory.items()}
@@ -385,7 +385,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
             if part is not None:
                 fresh.update(part.init(q))
         for name, value in fresh.items():  # torch loads a state in the dtype of the probes, booleans too
-            state[name] = state[name].to(value.dtype) if name in state else value
+            state[name] = _in_dtypes_of(value, state[name]) if name in state else value
 
     def _forget_unless(self, loss: Tensor) -> None:
         """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
@@ -768,6 +768,13 @@ def _check_parts(**parts: tuple[Any, type]) -> None:
             else f"{what.__name__} of {what.__module__}"
         )
         raise PairError(f"{name} is a part from torchngvi.{folders.get(name, 'rules')}; got {got}.")
+
+
+def _in_dtypes_of(fresh: Any, loaded: Any) -> Any:
+    """A loaded entry of a state, in the dtypes of a fresh one."""
+    if isinstance(fresh, dict):
+        return loaded | {name: _in_dtypes_of(fresh[name], loaded[name]) for name in fresh if name in loaded}
+    return loaded.to(fresh.dtype) if isinstance(fresh, Tensor) else loaded
 
 
 def _converted(state: dict[str, Any], like: Tensor) -> dict[str, Any]:

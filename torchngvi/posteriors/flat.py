@@ -31,7 +31,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.linalg import cholesky
 from torchngvi.modes import tracked
-from torchngvi.structures import NoMatrix
+from torchngvi.structures.no_matrix import NoMatrix
 from torchngvi.structures.pattern import Structured
 
 

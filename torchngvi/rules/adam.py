@@ -34,6 +34,7 @@ class Adam(Momentum):
 
     needs_natural = False
     signed = ("mean_matrix",)
+    carried = ("mean_vector",)
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         if not all(0 <= beta < 1 for beta in betas):

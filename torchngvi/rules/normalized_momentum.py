@@ -42,6 +42,7 @@ class NormalizedMomentum(Momentum):
 
     needs_natural = True
     signed = ("mean_matrix",)
+    carried = ("mean_vector",)
 
     def __init__(self, norm: str = "euclidean", *, beta: float = 0.9, bias_correction: bool = True) -> None:
         if norm not in NORMS:

@@ -3,7 +3,6 @@
 from torchngvi.structures.block_diagonal import UnequalBlocks, block_diagonal
 from torchngvi.structures.blocks import Dense, EqualBlocks
 from torchngvi.structures.diagonal import Diagonal
-from torchngvi.structures.no_matrix import NoMatrix
 from torchngvi.structures.pattern import FullAlgebra, Pattern
 
-__all__ = ["Dense", "Diagonal", "EqualBlocks", "FullAlgebra", "NoMatrix", "Pattern", "UnequalBlocks", "block_diagonal"]
+__all__ = ["Dense", "Diagonal", "EqualBlocks", "FullAlgebra", "Pattern", "UnequalBlocks", "block_diagonal"]

@@ -1,12 +1,11 @@
 """The check of a step size: what it proposes along made-up paths, and how it judges made-up trials."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Path, StepSize, Trial
+from torchngvi.interfaces import Coordinates, Path, StepSize, Tangent, Trial
 from torchngvi.testing.claims import Claim, NoReads, batch_text, kind, normal
 
 BATCHES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
@@ -48,18 +47,18 @@ def check_step_size(
 
 
 def _path(norm2: Tensor, read: list[int] | None = None) -> Path:
-    """A path that knows its norms alone."""
+    """A straight line of that length, in coordinates of one number."""
 
     def counted() -> Tensor:
         if read is not None:
             read.append(1)
         return norm2
 
-    return Path(_no_move, counted, lambda: norm2)
+    def at(rho: Tensor) -> Tangent:
+        length = (rho * norm2.sqrt())[..., None]
+        return Tangent(Coordinates(length, length[..., :0]))
 
-
-def _no_move(rho: Tensor) -> Any:
-    raise NotImplementedError("a step size proposes ρ, it does not move")
+    return Path(at, counted, lambda: norm2)
 
 
 def _propose(claim: Claim, control: StepSize, norm2: Tensor, lr: float | Tensor, state: dict[str, Tensor]) -> Tensor:
