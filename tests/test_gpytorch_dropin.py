@@ -228,6 +228,31 @@ class TestObjectives:
         assert all(bool((q.mean != old).all()) for q, old in zip(natural.posteriors, before, strict=True))
 
 
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("family", FULL)
+def test_q_as_a_distribution_of_torch(family, batch):
+    """The factor is lower triangular, whatever q holds, and all that torch takes from it agrees with S, slopes too."""
+    q = NGVD(4, batch, mean_init_std=0.0, family=family).double()
+    torch.manual_seed(0)
+    A = torch.randn(*batch, 4, 4).double()
+    q.posterior.initialize_(A[..., 0], torch.linalg.cholesky(A @ A.mT + torch.eye(4).double()))
+    x, probes = A[..., 1], (q.posterior.mean_probe, q.posterior.root_probe)
+    u, S = q(), q.posterior.covariance
+    close(u.scale_tril, torch.linalg.cholesky(S), EXACT)
+    close(u.lazy_covariance_matrix.cholesky(upper=True).to_dense(), torch.linalg.cholesky(S).mT, EXACT)
+    close(u.precision_matrix, torch.linalg.inv(S), EXACT)
+    close(u.lazy_covariance_matrix._solve(x[..., None]), torch.linalg.solve(S, x[..., None]), EXACT)
+    dense = torch.distributions.MultivariateNormal(u.mean, u.covariance_matrix)
+    torchs = torch.distributions.MultivariateNormal(u.mean, scale_tril=u.scale_tril)
+    standard = torch.distributions.MultivariateNormal(torch.zeros_like(x), torch.eye(4).double())
+    for distance in (lambda p: p.log_prob(x), lambda p: torch.distributions.kl_divergence(p, standard)):
+        close(distance(torchs), distance(dense), EXACT)
+        slopes = [torch.autograd.grad(distance(p).sum(), probes, retain_graph=True) for p in (torchs, dense)]
+        close(*(a for a, _ in slopes), EXACT)
+        close(*(q.posterior.structure.one_sided(R) for _, R in slopes), EXACT)  # what a step reads of them
+    close(torch.distributions.MultivariateNormal.log_prob(u, x), dense.log_prob(x), EXACT)
+
+
 class TestMethods:
     def test_steps_of_wu_and_gardner(self):
         """NGVI is VN that stays a convex combination, on every family; longer steps are refused."""
