@@ -104,7 +104,7 @@ def fit(
     file = None
     if checkpoint is not None and by_draws:
         settings = {"method": SampleAverages.method, **fingerprints.of_problem(q, target)}
-        file = checkpoints.Checkpoint(checkpoint, settings, q.mean_probe.device)
+        file = checkpoints.Checkpoint(checkpoint, settings, q.mean_probe.device, target.batches)
     elif checkpoint is not None:
         file = checkpoints.of_fit(checkpoint, q, target, optimizer)
     engine: Engine = (
