@@ -288,6 +288,29 @@ class TestMethods:
         close(q.scale_tril, target.posterior.scale_tril, IDENTITY)
         close(q.scale_tril.diagonal().min(), torch.tensor(1 / 3, dtype=torch.float64), EXACT)
 
+    def test_a_grad_scaler(self):
+        """A scaled loss is refused at the first step; by hand the steps are those without a scaler."""
+        x, y = data()
+        models = [model_with(NGVD(M, mean_init_std=0.0)) for _ in range(2)]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        mll = elbo(models[0])
+        natural = natural_optimizer(mll, lr=0.3)
+        scaler.scale(-mll(models[0](x), y)).backward()
+        with pytest.raises(InputError, match="the KL divergence has the weight 17.07 in the loss where the objective"):
+            scaler.step(natural)
+        natural.zero_grad()
+        natural = VN(variational_posteriors(models[0]), lr=0.3, loss_scale=N)
+        for factor in (1.0, math.inf):
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            scaler.scale(-factor * mll(models[0](x), y)).backward()
+            scaler.step(natural)
+            scaler.update()
+        q = natural.posteriors[0]
+        assert q.mean_probe.grad is not None  # of the step that was skipped
+        mll = elbo(models[1])
+        step(models[1], mll, natural_optimizer(mll, lr=0.3), x, y)
+        close(q.mean, variational_posteriors(models[1])[0].mean, EXACT)
+
     def test_methods_that_it_cannot_build(self):
         mll = elbo(model_with(NGVD(M)))
         for method, name in ((IFVB, "IFVB"), ("VN", "'VN'"), (torch.optim.Adam, "Adam")):
