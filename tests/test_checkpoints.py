@@ -239,7 +239,6 @@ def test_other_data_are_refused_by_growing_averages(tmp_path):
     assert same_bits(q, start)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("where", ["loader", "sampler"])
 def test_generators_of_a_loader_go_on(tmp_path, where):
     """Sums in the order of the batches, which is that of a generator that is nobody's default: to the last bit."""
@@ -272,6 +271,7 @@ def test_generators_of_a_loader_go_on(tmp_path, where):
     assert same_bits(whole, resumed)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 def test_fingerprints_of_sparse_data():
     X = torch.eye(3).to_sparse_csr()
     assert fingerprint([X]) == fingerprint([torch.eye(3).to_sparse_csr()])
