@@ -14,6 +14,7 @@ from torchngvi import (
     SRVN,
     VN,
     CholeskyGaussian,
+    DataLogJoint,
     GeneralizedLinear,
     KLRadius,
     LogJoint,
@@ -243,6 +244,38 @@ def test_other_data_are_refused_by_growing_averages(tmp_path):
     with pytest.raises(InputError, match="belongs to another problem: at its q the negative ELBO was"):
         fit(q, flipped.log_joint, progress=False, checkpoint=file)
     assert same_bits(q, start)
+
+
+@pytest.mark.parametrize("where", ["loader", "sampler"])
+def test_generators_of_a_loader_go_on(tmp_path, where):
+    """Sums in the order of the batches, which is that of a generator that is nobody's default: to the last bit."""
+    x = 1e3 * torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+
+    def run(file, most):
+        own, q = torch.Generator().manual_seed(3), CholeskyGaussian(2)
+        sampler = torch.utils.data.RandomSampler(x, generator=own) if where == "sampler" else None
+        loader = torch.utils.data.DataLoader(
+            x,
+            batch_size=8,
+            sampler=sampler,
+            shuffle=True if sampler is None else None,
+            generator=own if sampler is None else None,
+        )
+        target = DataLogJoint(
+            lambda theta, rows: -(rows * theta[:, None]).tanh().sum((-1, -2)),
+            lambda theta: -0.5 * theta.square().sum(-1),
+            loader,
+            40,
+        )
+        torch.manual_seed(5)
+        fit(q, target, VN(q, lr=0.1), max_evaluations=most, progress=False, checkpoint=file, checkpoint_every=1)
+        return q, own.get_state()
+
+    whole, state = run(tmp_path / "whole.pt", 6)
+    run(tmp_path / "run.pt", 3)
+    resumed, again = run(tmp_path / "run.pt", 6)
+    assert torch.equal(state, again)
+    assert same_bits(whole, resumed)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")

@@ -228,6 +228,31 @@ class TestObjectives:
         assert all(bool((q.mean != old).all()) for q, old in zip(natural.posteriors, before, strict=True))
 
 
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("family", FULL)
+def test_q_as_a_distribution_of_torch(family, batch):
+    """The factor is lower triangular, whatever q holds, and all that torch takes from it agrees with S, slopes too."""
+    q = NGVD(4, batch, mean_init_std=0.0, family=family).double()
+    torch.manual_seed(0)
+    A = torch.randn(*batch, 4, 4).double()
+    q.posterior.initialize_(A[..., 0], torch.linalg.cholesky(A @ A.mT + torch.eye(4).double()))
+    x, probes = A[..., 1], (q.posterior.mean_probe, q.posterior.root_probe)
+    u, S = q(), q.posterior.covariance
+    close(u.scale_tril, torch.linalg.cholesky(S), EXACT)
+    close(u.lazy_covariance_matrix.cholesky(upper=True).to_dense(), torch.linalg.cholesky(S).mT, EXACT)
+    close(u.precision_matrix, torch.linalg.inv(S), EXACT)
+    close(u.lazy_covariance_matrix._solve(x[..., None]), torch.linalg.solve(S, x[..., None]), EXACT)
+    dense = torch.distributions.MultivariateNormal(u.mean, u.covariance_matrix)
+    torchs = torch.distributions.MultivariateNormal(u.mean, scale_tril=u.scale_tril)
+    standard = torch.distributions.MultivariateNormal(torch.zeros_like(x), torch.eye(4).double())
+    for distance in (lambda p: p.log_prob(x), lambda p: torch.distributions.kl_divergence(p, standard)):
+        close(distance(torchs), distance(dense), EXACT)
+        slopes = [torch.autograd.grad(distance(p).sum(), probes, retain_graph=True) for p in (torchs, dense)]
+        close(*(a for a, _ in slopes), EXACT)
+        close(*(q.posterior.structure.one_sided(R) for _, R in slopes), EXACT)  # what a step reads of them
+    close(torch.distributions.MultivariateNormal.log_prob(u, x), dense.log_prob(x), EXACT)
+
+
 class TestMethods:
     def test_steps_of_wu_and_gardner(self):
         """NGVI is VN that stays a convex combination, on every family; longer steps are refused."""
@@ -262,6 +287,29 @@ class TestMethods:
         close(q.mean, target.posterior.mean, IDENTITY)
         close(q.scale_tril, target.posterior.scale_tril, IDENTITY)
         close(q.scale_tril.diagonal().min(), torch.tensor(1 / 3, dtype=torch.float64), EXACT)
+
+    def test_a_grad_scaler(self):
+        """A scaled loss is refused at the first step; by hand the steps are those without a scaler."""
+        x, y = data()
+        models = [model_with(NGVD(M, mean_init_std=0.0)) for _ in range(2)]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        mll = elbo(models[0])
+        natural = natural_optimizer(mll, lr=0.3)
+        scaler.scale(-mll(models[0](x), y)).backward()
+        with pytest.raises(InputError, match="the KL divergence has the weight 17.07 in the loss where the objective"):
+            scaler.step(natural)
+        natural.zero_grad()
+        natural = VN(variational_posteriors(models[0]), lr=0.3, loss_scale=N)
+        for factor in (1.0, math.inf):
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            scaler.scale(-factor * mll(models[0](x), y)).backward()
+            scaler.step(natural)
+            scaler.update()
+        q = natural.posteriors[0]
+        assert q.mean_probe.grad is not None  # of the step that was skipped
+        mll = elbo(models[1])
+        step(models[1], mll, natural_optimizer(mll, lr=0.3), x, y)
+        close(q.mean, variational_posteriors(models[1])[0].mean, EXACT)
 
     def test_methods_that_it_cannot_build(self):
         mll = elbo(model_with(NGVD(M)))

@@ -4,9 +4,11 @@ import copy
 import errno
 import math
 import os
+import random
 
 import pytest
 import torch
+import torch.utils.data as tud
 
 from torchngvi import VN
 from torchngvi.adapters.gpytorch import (
@@ -74,6 +76,65 @@ def set_up(noise=0.05):
     x, y = data()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20, shuffle=True)
     return model, likelihood, adam, loader
+
+
+def adam_of(model):
+    return torch.optim.Adam(model.parameters(), lr=0.02)
+
+
+class Rows(tud.Dataset):
+    """A dataset that nobody can look into."""
+
+    def __init__(self, x, y):
+        self.rows = list(zip(x, y, strict=True))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+class Stream:
+    """An iterable of batches."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __iter__(self):
+        return zip(self.x.split(20), self.y.split(20), strict=True)
+
+
+def parts(nu=2.5, noise=0.1):
+    model = Model().double()
+    model.covar_module.base_kernel = gp.kernels.MaternKernel(nu=nu).double()
+    noises = torch.full((20,), noise).double()
+    return model, gp.likelihoods.FixedNoiseGaussianLikelihood(noises)
+
+
+def loader_of(dataset, size=20):
+    return tud.DataLoader(dataset, batch_size=size, shuffle=True)
+
+
+SAME = lambda other: (Model().double(), gp.likelihoods.GaussianLikelihood().double())  # noqa: E731
+PLAIN = lambda x, y, other: Stream(x, y)  # noqa: E731
+ANOTHER = r"run.pt belongs to another problem: at its q the negative ELBO was [\d.-]+, here it is [\d.-]+. Remove it"
+CHANGES = {
+    "dataset": (SAME, lambda x, y, other: loader_of(Rows(x, -y if other else y)), ANOTHER),
+    "subset": (
+        SAME,
+        lambda x, y, other: loader_of(tud.Subset(tud.TensorDataset(x, -y if other else y), list(range(N)))),
+        ANOTHER,
+    ),
+    "iterable": (SAME, lambda x, y, other: Stream(x, -y if other else y), ANOTHER),
+    "noise": (lambda other: parts(noise=0.5 if other else 0.1), PLAIN, ANOTHER),
+    "kernel": (lambda other: parts(nu=0.5 if other else 2.5), PLAIN, r"base_kernel nu is 2\.5, here it is 0\.5\. Rem"),
+    "batch size": (
+        SAME,
+        lambda x, y, other: loader_of(Rows(x, y), 25 if other else 20),
+        r"its batch size is 20, here it is 25\. Remove it, or name another file\.$",
+    ),
+}
 
 
 class TestLength:
@@ -364,6 +425,72 @@ class TestResume:
             ends.append(model.state_dict())
         assert all(torch.equal(a, b) for a, b in zip(ends[0].values(), ends[1].values(), strict=True))
 
+    @pytest.mark.parametrize("where", ["sampler", "batch_sampler"])
+    def test_a_sampler_with_a_generator_of_its_own(self, tmp_path, where):
+        ends = []
+        for stops in ((4,), (2, 4)):
+            for epochs in stops:
+                model, likelihood, adam, loader = set_up()
+                sampler = tud.RandomSampler(loader.dataset, generator=torch.Generator().manual_seed(3))
+                own = tud.DataLoader(loader.dataset, batch_size=20, sampler=sampler)
+                if where == "batch_sampler":
+                    own = tud.DataLoader(loader.dataset, batch_sampler=tud.BatchSampler(sampler, 20, False))
+                path = tmp_path / f"{len(stops)}.pt"
+                train_svgp(model, likelihood, own, N, adam, epochs=epochs, progress=False, checkpoint=path)
+            ends.append(model.state_dict())
+        assert all(torch.equal(a, b) for a, b in zip(ends[0].values(), ends[1].values(), strict=True))
+        text = "its number of generators in the batches is 1, here it is not there. Remove it, or name another file."
+        with pytest.raises(InputError, match=text):
+            train_svgp(model, likelihood, tud.DataLoader(loader.dataset, 20), N, adam, progress=False, checkpoint=path)
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_what_has_no_fingerprint(self, tmp_path, change):
+        """Other data behind a dataset or an iterable, other settings: refused, and nothing changes; the same go on."""
+        path, (make, wrap, text) = tmp_path / "run.pt", CHANGES[change]
+
+        def run(other):
+            batches = wrap(*data(), other)
+            torch.manual_seed(99 if other else 1)
+            model, likelihood = make(other)
+            SparseGP(model, likelihood, [])  # q is initialised
+            start, before = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+            try:
+                return train_svgp(
+                    model, likelihood, batches, N, adam_of(model), epochs=2, progress=False, checkpoint=path
+                )
+            except InputError:
+                assert all(torch.equal(a, b) for a, b in zip(start.values(), model.state_dict().values(), strict=True))
+                assert torch.equal(before, torch.get_rng_state())
+                raise
+
+        losses, before = run(False).losses, path.read_bytes()
+        with pytest.raises(InputError, match=text):
+            run(True)
+        assert path.read_bytes() == before
+        assert run(False).losses == losses
+
+    def test_order_that_nobody_can_restore(self, tmp_path):
+        """Data that come in an order of their own tell nothing, and an iterator is not looked into."""
+        path, (x, y) = tmp_path / "run.pt", data()
+        order = random.Random(0)
+
+        class Shuffled:
+            def __iter__(self):
+                return iter(order.sample([(a, b) for a, b in zip(x.split(20), y.split(20), strict=True)], 10))
+
+        for batches, epochs in ((Shuffled(), 1), (Shuffled(), 2), (iter(Shuffled()), 3)):
+            model, likelihood, adam, _ = set_up()
+            result = train_svgp(model, likelihood, batches, N, adam, epochs=epochs, progress=False, checkpoint=path)
+            assert len(result.losses) == epochs
+
+    def test_a_checkpoint_does_not_change_the_run(self, tmp_path):
+        """Nor do the draws of the evaluation that it holds."""
+        plain = set_up()
+        wanted = train_svgp(*plain[:2], plain[3], N, plain[2], epochs=3, progress=False)
+        kept = set_up()
+        path = tmp_path / "run.pt"
+        assert train_svgp(*kept[:2], kept[3], N, kept[2], epochs=3, progress=False, checkpoint=path) == wanted
+
     def test_a_full_disk_loses_nothing(self, tmp_path, monkeypatch):
         """The epochs go on, and the earlier file stays."""
         path, replaced, replace = tmp_path / "run.pt", [], os.replace
@@ -393,15 +520,16 @@ class TestResume:
         batches = [(x.float(), y.float()) for x, y in loader]
         adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
         run = _Run(model.train(), likelihood.train(), N, adam)
+        run.file = Checkpoint(tmp_path / "run.pt", {}, run.q.device)
+        run.first, run.began = batches[0], run.file.generators()
         run.q.double()
         run.q.initialize_(1 / 3, 0.1)
         wanted = copy.deepcopy(run.q)
         run.natural._state(0)["rejections"] += 3
-        file = Checkpoint(tmp_path / "run.pt", {}, run.q.device)
-        file.save(run.captured(file, batches, [1.0]))
+        run.file.save(run.captured([1.0]))
         run.natural._state(0)["rejections"] -= 3
         run.q.initialize_(0.0, 1.0).float()
-        assert run.resumed(file, batches) == [1.0]
+        assert run.resumed(batches) == [1.0]
         assert torch.equal(run.q.mean, wanted.mean)
         assert run.q.dtype == torch.float64
         assert run.natural.rejections == 3

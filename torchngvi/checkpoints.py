@@ -1,7 +1,7 @@
 """A run between two steps, in a file: one writer and one loader for every loop.
 
 The file is a line with the format, a digest of what follows, and what follows by `torch.save`: the settings of
-the run with the fingerprint of its data, the state of the run, and that of torch's generators.  It is written
+the run with the fingerprint of its data, the state of the run, and that of the generators.  It is written
 whole under a name of its own and then renamed, so that at every moment there is the old one or the new one.
 """
 
@@ -36,21 +36,40 @@ class Checkpoint:
         path: a file that exists, or can be made.
         settings: what the run was called with, in words; a file with others is refused.
         device: where the run draws, by torch's generators.
+        batches: what a pass over the data iterates over, which may hold generators of its own.
 
     Raises:
         InputError: a path that is no file in a folder that can be written into.
     """
 
-    def __init__(self, path: str | Path, settings: dict[str, str], device: torch.device) -> None:
+    def __init__(self, path: str | Path, settings: dict[str, str], device: torch.device, batches: object = ()) -> None:
         self.path, self.settings, self.device = _checked(path), settings, device
+        self._own = _generators_of(batches)
+        if self._own:
+            self.settings = {**settings, "number of generators in the batches": str(len(self._own))}
 
     def captured(self, **state: Any) -> State:
-        """A copy of the state, with torch's generators as they are: what comes later does not reach it.
+        """A copy of the state, with the generators as they are: what comes later does not reach it.
 
         Raises:
             InputError: something that is no tensor, number or text, alone or in containers.
         """
-        return copied({**state, "generators": _generators(self.device)})
+        return copied({**state, "generators": self.generators()})
+
+    def generators(self) -> State:
+        """The states of those that this run may draw from: torch's default ones, and those of the batches."""
+        states: State = {"cpu": torch.get_rng_state(), "batches": [own.get_state() for own in self._own]}
+        if self.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
+
+    def set_generators(self, states: State) -> None:
+        """Put them there."""
+        torch.set_rng_state(states["cpu"].cpu())
+        if "cuda" in states and self.device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"].cpu(), self.device)
+        for own, state in zip(self._own, states["batches"], strict=True):
+            own.set_state(state.cpu())
 
     def save(self, state: State) -> None:
         """Write what was captured; where that fails there is a warning, and the earlier file stays."""
@@ -81,16 +100,14 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def restoring(self, state: State) -> Iterator[None]:
-        """Within, the parts of the run are given their state; torch's generators get theirs at the end.
+        """Within, the parts of the run are given their state; the generators get theirs at the end.
 
         Raises:
             InputError: a state that does not fit.
         """
         try:
             yield
-            torch.set_rng_state(state["generators"]["cpu"].cpu())
-            if "cuda" in state["generators"] and self.device.type == "cuda":
-                torch.cuda.set_rng_state(state["generators"]["cuda"].cpu(), self.device)
+            self.set_generators(state["generators"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(
@@ -228,12 +245,15 @@ def copied(value: Any) -> Any:
     )
 
 
-def _generators(device: torch.device) -> dict[str, Tensor]:
-    """Torch's default ones that this run may draw from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+def _generators_of(batches: object) -> list[torch.Generator]:
+    """Those that a loader, its data and its samplers hold, each once."""
+    parts, found = [batches], {}
+    for part in parts:  # which grows
+        held = vars(part) if hasattr(part, "__dict__") else {}
+        found.update({id(value): value for value in held.values() if isinstance(value, torch.Generator)})
+        inner = [held[name] for name in ("dataset", "sampler", "batch_sampler") if name in held]
+        parts += [part for part in inner if not any(part is other for other in parts)]
+    return list(found.values())
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

@@ -462,6 +462,7 @@ class Target(ABC):
     coupled: bool = False  # the objective is no sum over the batch members of q: they are judged together
     coding: tuple[float, ...] = ()  # the classes that its labels are, in their order
     draws_at_once: int = 2048  # of a call of log_joint that is differentiated: bounds the memory
+    batches: Iterable[Any] = ()  # what a pass over the data iterates over; its generators belong to the run
 
     @abstractmethod
     def log_joint(

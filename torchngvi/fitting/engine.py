@@ -13,7 +13,7 @@ before the last evaluation that was completed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, final
 
 import torch
@@ -76,6 +76,7 @@ class Engine(ABC):
     Attributes:
         name: on the bar.
         unit: of its budget, on the bar.
+        batches: what a pass over the data iterates over; its generators are kept in a checkpoint.
         begun: whether ``begin`` was done, by this run or by the one it goes on from.
         marked: the last mark; the loop takes it over once ``advance`` has returned.
         capture: makes a copy of the state for a checkpoint; None where none is wanted.  Set by the loop.
@@ -87,6 +88,7 @@ class Engine(ABC):
 
     def __init__(self, q: Posterior) -> None:
         self.q = q
+        self.batches: Iterable[Any] = ()
         self.begun = False
         self.marked: Mark | None = None
         self.capture: Callable[..., dict[str, Any]] | None = None

@@ -60,7 +60,7 @@ class Loop:
         self.engine, self.stop, self.callbacks, self.every = engine, stop, tuple(callbacks), every
         self.file: Checkpoint | None = None
         if checkpoint is not None:
-            self.file = Checkpoint(checkpoint, engine.settings(), engine.q.mean_probe.device)
+            self.file = Checkpoint(checkpoint, engine.settings(), engine.q.mean_probe.device, engine.batches)
         self.trace: list[Record] = []
         self.progress = progress
         self._kept: _Kept | None = None

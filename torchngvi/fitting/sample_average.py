@@ -54,6 +54,7 @@ class SampleAverages(Engine):
     def __init__(self, q: Gaussian, target: Target, tolerance: float) -> None:
         super().__init__(q)
         self.gaussian, self.target, self.tolerance = q, Guarded(target), tolerance
+        self.batches = target.batches
         self._seeded(int(torch.randint(2**31, ())))
         self.first_log_sd = q.stddev.log()
         self.looked = self.switched = False  # at other starts; one was better

@@ -52,6 +52,7 @@ class Steps(Engine):
         super().__init__(q)
         self.name = type(optimizer).__name__
         self.target, self.optimizer, self.batch_size = target, optimizer, batch_size
+        self.batches = target.batches
         self.tolerance, self.budget = stop.tolerance, stop.evaluations
         self.exact = optimizer.evaluates_exactly(target)
         self.remedy = "" if self.exact else _NOISY

@@ -62,12 +62,24 @@ class _DiagonalCovariance(_Watched, DiagLinearOperator):
 
 
 class _RootCovariance(_Watched, CholLinearOperator):
-    """C Cᵀ for a triangular root, upper or lower."""
+    """C Cᵀ for a triangular root, upper or lower, where GPyTorch's own takes every root for a lower one."""
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """(C Cᵀ)⁻¹ x by two substitutions; GPyTorch's own takes every root for a lower one."""
+        """(C Cᵀ)⁻¹ x by two substitutions."""
         solved = self.root._transpose_nonbatch().solve(self.root.solve(right_tensor))
         return solved if left_tensor is None else left_tensor @ solved
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
+        return super()._solve(rhs, preconditioner, num_tridiag) if num_tridiag else self.solve(rhs)
+
+    def _cholesky(self, upper: bool = False) -> TriangularLinearOperator:
+        """The lower factor, or its transpose: C, or of an upper C the one with Cᵀ = Q Lᵀ, without forming C Cᵀ."""
+        lower = self.root
+        if lower.upper:
+            R = torch.linalg.qr(lower.to_dense().mT).R
+            signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(R)
+            lower = TriangularLinearOperator(R.mT * signs[..., None, :])
+        return lower._transpose_nonbatch() if upper else lower
 
 
 class NaturalGradientVariationalDistribution(_VariationalDistribution):

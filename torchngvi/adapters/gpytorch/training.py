@@ -21,11 +21,12 @@ float32 cannot take; at the end q has the model's dtype again.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
@@ -97,7 +98,7 @@ def train_svgp(
             whichever mode.
         progress: show a bar.
         checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's
-            default generator, and that of a ``DataLoader``, as they were.
+            default generator, and those of a ``DataLoader`` and its samplers, as they were.
 
     Returns:
         What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.
@@ -105,7 +106,8 @@ def train_svgp(
     Raises:
         InputError: no data, another number of rows than ``num_data``, a hyper-optimizer that holds q or none of the
             parameters or evaluates more than once a step, a loss that is not finite, a checkpoint that cannot be
-            written or is of another model, optimizer or, where they are tensors in memory, other data.
+            written or is of another model, optimizer or other data: they are told by tensors in memory, and by the loss
+            of the first batch of an epoch, but for an iterator, which cannot be looked into.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
     >>> import gpytorch
@@ -140,17 +142,17 @@ def train_svgp(
         file = None
         if checkpoint is not None:
             settings = _settings(model, likelihood, batches, num_data, hyper_optimizer)
-            file = checkpoints.Checkpoint(checkpoint, settings, q.device)
+            file = checkpoints.Checkpoint(checkpoint, settings, q.device, batches)
         with restored_dtype(q):
-            run = _Run(model, likelihood, num_data, hyper_optimizer)
-            losses = run.resumed(file, batches)
+            run = _Run(model, likelihood, num_data, hyper_optimizer, file)
+            losses = run.resumed(batches)
             with tqdm(total=epochs * num_data, disable=not progress, desc="SVGP", unit="row", unit_scale=True) as bar:
                 bar.update(len(losses) * num_data)
                 try:
                     while len(losses) < epochs:
                         losses.append(run.epoch(batches, bar))
                         if file is not None:
-                            file.save(run.captured(file, batches, losses))
+                            file.save(run.captured(losses))
                         with kept_modes(model, likelihood):
                             answers = [callback(len(losses) - 1, losses[-1]) for callback in callbacks]
                         if any(answers):
@@ -169,9 +171,15 @@ class _Run:
     """Everything that changes from step to step."""
 
     def __init__(
-        self, model: ApproximateGP, likelihood: Likelihood, num_data: int, hyper_optimizer: torch.optim.Optimizer
+        self,
+        model: ApproximateGP,
+        likelihood: Likelihood,
+        num_data: int,
+        hyper_optimizer: torch.optim.Optimizer,
+        file: checkpoints.Checkpoint | None = None,
     ) -> None:
         self.model, self.likelihood, self.num_data, self.hyper = model, likelihood, num_data, hyper_optimizer
+        self.file = file
         target = SparseGP(model, likelihood, [])
         self.latents, self.q = target.latents, target.posterior
         # where curvature may be negative the form that stays positive definite, in short steps
@@ -180,11 +188,15 @@ class _Run:
         )
         self.log_rho: Tensor | None = None
         self.force: Tensor | None = None  # of the batch before
+        self.first: Batch | None = None  # of the last epoch
+        self.began: dict[str, Any] = {}  # the generators where it began
 
     def epoch(self, batches: Iterable[Batch], bar: Any) -> float:
         """One pass; the mean loss per datum."""
         total, rows = torch.zeros((), dtype=torch.float64), 0
+        self.began = {} if self.file is None else self.file.generators()
         for x, y in pairs(batches, self.latents):
+            self.first = self.first if rows else (x, y)
             target = SparseGP(self.model, self.likelihood, [(x, y)], self.num_data, learn=True)
             rows_here = count(x)
             self._set_length(rows_here)
@@ -252,9 +264,16 @@ class _Run:
 
     # -------------------------------------------------------------------------------- checkpoints
 
-    def captured(self, file: checkpoints.Checkpoint, batches: Iterable[Batch], losses: list[float]) -> dict[str, Any]:
-        """After an epoch."""
-        generator = _generator(batches)
+    def captured(self, losses: list[float]) -> dict[str, Any]:
+        """After an epoch, with the loss of its first batch there; the generators stay as they are."""
+        assert self.file is not None
+        assert self.first is not None
+        state = self._state(self.file, losses)
+        loss = self._loss_of(self.first)
+        self.file.set_generators(state["generators"])
+        return {**state, "began": self.began, "loss": loss}
+
+    def _state(self, file: checkpoints.Checkpoint, losses: list[float]) -> dict[str, Any]:
         return file.captured(
             losses=losses,
             dtype=str(self.q.dtype),
@@ -264,19 +283,47 @@ class _Run:
             natural=self.natural.state_dict(),
             log_rho=self.log_rho,
             force=self.force,
-            batches=None if generator is None else generator.get_state(),
         )
 
-    def resumed(self, file: checkpoints.Checkpoint | None, batches: Iterable[Batch]) -> list[float]:
-        """The losses of the epochs done, with everything as it was after them.
+    @torch.no_grad()
+    def _loss_of(self, batch: Batch) -> Tensor:
+        """The negative ELBO at q by this batch; in eval mode, where nothing that is learnt moves."""
+        with kept_modes(self.model, self.likelihood):
+            self.model.eval()
+            self.likelihood.eval()
+            return SparseGP(self.model, self.likelihood, [batch], self.num_data).negative_elbo(self.q)
+
+    def resumed(self, batches: Iterable[Batch]) -> list[float]:
+        """The losses of the epochs done, with everything as it was after them; where that is refused, as it is.
 
         Raises:
             InputError: a file that is no checkpoint, or one of another run.
         """
-        state = None if file is None else file.load()
-        if file is None or state is None:
+        saved = None if self.file is None else self.file.load()
+        if self.file is None or saved is None:
             return []
-        generator = _generator(batches)
+        file, before = self.file, self._state(self.file, [])
+
+        def again() -> Tensor:
+            """The loss that was saved: of the batch that the generators of then give, at what was saved."""
+            file.set_generators(began)
+            first = next(pairs(batches, self.latents), None)
+            file.set_generators(saved["generators"])
+            return loss if first is None else self._loss_of(first)  # an epoch without batches is refused
+
+        try:
+            self._restore(file, saved)
+            with file.restoring(saved):
+                began, loss = saved["began"], saved["loss"]
+            if not isinstance(batches, Iterator):  # which would have a batch less for the epoch
+                file.check_loss(loss, again(), again)
+                file.set_generators(saved["generators"])
+        except BaseException:  # an interrupt, a refusal: nothing has happened
+            self._restore(file, before)
+            raise
+        return list(saved["losses"])
+
+    def _restore(self, file: checkpoints.Checkpoint, state: dict[str, Any]) -> None:
         with file.restoring(state):
             if state["dtype"] == "torch.float64":
                 self.q.double()
@@ -285,9 +332,6 @@ class _Run:
             self.likelihood.load_state_dict(state["likelihood"])
             self.natural.load_state_dict(state["natural"])
             self.log_rho, self.force = state["log_rho"], state["force"]
-            if generator is not None and state["batches"] is not None:
-                generator.set_state(state["batches"].cpu())
-        return list(state["losses"])
 
 
 def _settings(
@@ -302,7 +346,22 @@ def _settings(
     for name, module in (("model", model), ("likelihood", likelihood)):
         settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
         settings |= fingerprints.of_tensors(name, module.state_dict())
+    for path, kernel in model.named_modules():
+        if isinstance(kernel, Kernel):
+            settings |= {f"model {path} {name}": text for name, text in _settings_of(kernel).items()}
+    if isinstance(batches, DataLoader):
+        size = getattr(batches.batch_sampler, "batch_size", None)
+        settings["batch size"] = fingerprints.described(size)
     return settings | fingerprints.of_torch_optimizer("hyper_optimizer", hyper) | fingerprints.of_data(_data(batches))
+
+
+def _settings_of(kernel: Kernel) -> dict[str, str]:
+    """Those that are no parameters, such as the smoothness ν of a Matérn kernel."""
+    return {
+        name: fingerprints.described(value)
+        for name, value in sorted(vars(kernel).items())
+        if not name.startswith("_") and name != "training" and isinstance(value, bool | int | float | str)
+    }
 
 
 def _data(batches: Iterable[Batch]) -> tuple[Tensor, ...]:
@@ -311,11 +370,6 @@ def _data(batches: Iterable[Batch]) -> tuple[Tensor, ...]:
         return batches.dataset.tensors
     pairs = batches if isinstance(batches, list | tuple) else ()
     return tuple(part for pair in pairs if isinstance(pair, tuple | list) for part in pair if isinstance(part, Tensor))
-
-
-def _generator(batches: Iterable[Batch]) -> torch.Generator | None:
-    """That of a loader which does not shuffle by the default one."""
-    return batches.generator if isinstance(batches, DataLoader) else None
 
 
 def _check_optimizer(optimizer: object, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:
