@@ -273,7 +273,7 @@ class _Run:
         Raises:
             InputError: a file that is no checkpoint, or one of another run.
         """
-        state = None if file is None else file.load()
+        state = None if file is None else file.load({"losses": checkpoints.are_numbers})
         if file is None or state is None:
             return []
         generator = _generator(batches)
