@@ -9,6 +9,7 @@ rule turns into a natural-gradient step, the second goes to any optimizer.
 """
 
 import math
+import operator
 import time
 import warnings
 from collections.abc import Callable
@@ -188,9 +189,13 @@ class NaturalSVI:
         Raises:
             InputError: fewer than 8 steps.
         """
-        if not isinstance(num_steps, int) or num_steps < 8:
+        try:
+            num_steps = operator.index(given := num_steps)
+        except TypeError:
+            num_steps = 0
+        if num_steps < 8:
             raise InputError(
-                f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
+                f"num_steps must be an integer of at least 8, to compare the last with those before; got {given!r}."
             )
         trace: list[Record] = []
         began, rejected, interrupted = time.perf_counter(), 0, False
