@@ -114,7 +114,7 @@ class Checkpoint:
             if name not in whole:
                 raise self._unusable(f"{name} is missing")
             if not right(whole[name]):
-                raise self._unusable(f"{name} is no such thing")
+                raise self._unusable(f"{name} has another form")
 
     def _check_settings(self, saved: dict[str, str]) -> None:
         for name in (*self.settings, *saved):

@@ -327,10 +327,10 @@ def _from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Itera
     features = frame.drop(columns=[*set(named.values()), *drop], errors="ignore")
     if features.shape[1] == 0:
         raise InputError(f"no column is left to predict {columns['target']!r} from. Check target and drop.")
-    features = features.transform(_beyond_64_bits)
+    features = features.assign(**{name: _beyond_64_bits(features[name]) for name in _texts(features)})
     given = {role: _beyond_64_bits(frame[name]) for role, name in named.items()}
-    used = [features[name] for name in features.columns] + list(given.values())
-    _refuse_unusable({str(column.name): column.to_numpy() for column in used}, named)
+    used = {name: features[name] for name in features.columns} | {named[role]: given[role] for role in given}
+    _refuse_unusable({name: column.to_numpy() for name, column in used.items()}, named)
     extra = {role: _numbers(column, role) for role, column in given.items() if role != "target"}
     design = _with_indicators(features, budget)
     return Table(
@@ -356,6 +356,11 @@ def _is_number(column: pd.Series) -> bool:
     return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
 
 
+def _texts(features: pd.DataFrame) -> list[str]:
+    """The columns that are no numbers."""
+    return [name for name in features.columns if not _is_number(features[name])]
+
+
 def _plain(column: pd.Series) -> Array:
     """Numbers as they are, everything else as texts."""
     return column.to_numpy() if _is_number(column) else column.astype(str).to_numpy(dtype=str)
@@ -369,7 +374,7 @@ def _numbers(column: pd.Series, role: str) -> Array:
 
 def _with_indicators(features: pd.DataFrame, budget: Budget) -> pd.DataFrame:
     """Texts as indicator columns name=level, without the first level."""
-    texts = [name for name in features.columns if not _is_number(features[name])]
+    texts = _texts(features)
     width = features.shape[1] - len(texts)
     for name in texts:
         column = features[name].astype(str)
@@ -420,7 +425,7 @@ def _refuse_unusable(
     rows = len(next(iter(columns.values())))
     raise InputError(
         f"column {first!r} has missing or infinite entries in {bad[first]} of {rows} rows{others}. "
-        f"Remove or impute those rows{_instead(first, named)}."
+        f"Drop or impute those rows{_instead(first, named)}."
     )
 
 

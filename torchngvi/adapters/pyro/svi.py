@@ -13,7 +13,7 @@ import operator
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from pyro.infer.util import zero_grads
@@ -189,14 +189,7 @@ class NaturalSVI:
         Raises:
             InputError: fewer than 8 steps.
         """
-        try:
-            num_steps = operator.index(given := num_steps)
-        except TypeError:
-            num_steps = 0
-        if num_steps < 8:
-            raise InputError(
-                f"num_steps must be an integer of at least 8, to compare the last with those before; got {given!r}."
-            )
+        num_steps = _checked_steps(num_steps)
         trace: list[Record] = []
         began, rejected, interrupted = time.perf_counter(), 0, False
         with tqdm(total=num_steps, disable=not progress, desc=type(self).__name__, unit="step") as bar:
@@ -232,6 +225,23 @@ def _density(
     """The log joint over the latents of the guide."""
     _check_guide(guide)
     return guide.setup(*args, **kwargs).density(model, args, kwargs)
+
+
+def _checked_steps(num_steps: SupportsIndex) -> int:
+    """Of Python, NumPy or torch.
+
+    Raises:
+        InputError: no integer, or fewer than 8.
+    """
+    try:
+        steps = operator.index(num_steps)
+    except TypeError:
+        steps = 0
+    if steps < 8:
+        raise InputError(
+            f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
+        )
+    return steps
 
 
 def _check_guide(guide: object) -> None:
