@@ -1,6 +1,7 @@
 """A run that is killed goes on from its checkpoint as if nothing had happened."""
 
 import errno
+import io
 import os
 import random
 import re
@@ -410,11 +411,91 @@ def test_a_state_with_something_missing(tmp_path, key):
     path, q, model = tmp_path / "run.pt", make_posterior("cholesky"), make_model()
     written(path, VN)
     file = file_of(path, q, model, VN(q))
-    state = file.load()
+    state = file.load({})
     del state[key]
     file.save(state)
+    why = "generators is missing" if key == "generators" else f"KeyError: '{key}'"
+    refused(path, VN, rf"run\.pt does not hold what this run needs \({why}\)\. Remove it, or name another f")
+
+
+def in_a_whole_file(path, content):
+    """With a digest that is right."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    content = buffer.getvalue()
+    path.write_bytes(b"torchngvi checkpoint, format 2\n" + checkpoints._digest(content) + content)
+
+
+def without(whole, *names):
+    *above, last = names
+    part = whole
+    for name in above:
+        part = part[name]
+    del part[last]
+    return whole
+
+
+def with_state(whole, **changed):
+    whole["state"].update(changed)
+    return whole
+
+
+UNUSABLE = {
+    "a bare tensor": (lambda whole: torch.ones(3), "a Tensor in the place of named parts"),
+    "a list": (lambda whole: [1], "a list in the place of named parts"),
+    "no settings": (lambda whole: without(whole, "settings"), "settings is missing"),
+    "no state": (lambda whole: without(whole, "state"), "state is missing"),
+    "settings of numbers": (lambda whole: {**whole, "settings": {"lr": 1.0}}, "settings has another form"),
+    "a state that is a tensor": (lambda whole: {**whole, "state": torch.ones(3)}, "state has another form"),
+    "a short record": (lambda whole: with_state(whole, trace=[(1, 2.0)]), "trace has another form"),
+    "records that are tensors": (lambda whole: with_state(whole, trace=torch.ones(7)), "trace has another form"),
+    "a record of texts": (lambda whole: with_state(whole, trace=[("a",) * 7]), "trace has another form"),
+    "one number spent": (lambda whole: with_state(whole, spent=(3,)), "spent has another form"),
+    "a loss that is no tensor": (lambda whole: with_state(whole, loss=1.0), "loss has another form"),
+    "no state of a generator": (lambda whole: with_state(whole, generators={}), "generators has another form"),
+    "seconds that are a text": (lambda whole: with_state(whole, seconds="1"), "seconds has another form"),
+    "callbacks of a number": (lambda whole: with_state(whole, callbacks=1), "callbacks has another form"),
+    **{
+        f"no {key}": (lambda whole, key=key: without(whole, "state", key), f"{key} is missing")
+        for key in ("begun", "loss", "spent", "seconds", "trace", "stop", "callbacks", "generators")
+    },
+    **{
+        f"no {key}": (lambda whole, key=key: without(whole, "state", key), f"KeyError: '{key}'")
+        for key in ("step", "stalled", "remedy", "first_loss", "posterior", "optimizer")
+    },
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_whole_file_without_what_the_run_needs(tmp_path, case):
+    make, why = UNUSABLE[case]
+    path = tmp_path / "run.pt"
+    written(path, VN)
+    content = path.read_bytes().partition(b"\n")[2][checkpoints._DIGEST :]
+    in_a_whole_file(path, make(torch.load(io.BytesIO(content), weights_only=True)))
+    refused(path, VN, rf"run\.pt does not hold what this run needs \({why}\)\. Remove it, or name another file\.$")
+
+
+@pytest.mark.parametrize("key", ["descent", "seed", "looked", "gradients", "spent", "trace"])
+def test_growing_averages_without_what_the_run_needs(tmp_path, key):
+    path, q, target = tmp_path / "run.pt", make_posterior("cholesky"), make_model().log_joint
+    fit(q, target, progress=False, checkpoint=path, max_evaluations=3)
+    content = path.read_bytes().partition(b"\n")[2][checkpoints._DIGEST :]
+    in_a_whole_file(path, without(torch.load(io.BytesIO(content), weights_only=True), "state", key))
+    with pytest.raises(
+        InputError, match=rf"does not hold what this run needs \((KeyError: '{key}'|{key} is missing)\)"
+    ):
+        fit(make_posterior("cholesky"), target, progress=False, checkpoint=path)
+
+
+def test_a_loss_of_another_shape(tmp_path):
+    path = tmp_path / "run.pt"
+    written(path, VN)
+    content = path.read_bytes().partition(b"\n")[2][checkpoints._DIGEST :]
+    whole = with_state(torch.load(io.BytesIO(content), weights_only=True), loss=torch.ones(3, 2))
+    in_a_whole_file(path, whole)
     refused(
-        path, VN, rf"run\.pt does not hold what this run needs \(KeyError: '{key}'\)\. Remove it, or name another f"
+        path, VN, r"run\.pt belongs to another problem: at its q the negative ELBO was 6, here it is .*\. Remove it"
     )
 
 

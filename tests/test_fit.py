@@ -5,6 +5,7 @@ import math
 import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
@@ -154,6 +155,13 @@ def test_a_step_takes_one_evaluation(lr):
     result = quiet(q, model, VN(q, lr), max_evaluations=6, tolerance=1e-12)
     assert [record.evaluations for record in result.trace] == [1, 2, 3, 4, 5, 6]
     assert model.calls == 6
+
+
+@pytest.mark.parametrize("how", ["trials", "growing averages"])
+def test_a_budget_of_numpy(how):
+    target = make_model() if how == "trials" else make_model().log_joint
+    results = [quiet(make_posterior("cholesky"), target, max_evaluations=budget) for budget in (2, np.int64(2))]
+    assert results[0].evaluations == results[1].evaluations == 2
 
 
 def test_a_step_on_a_log_joint_takes_one_evaluation():

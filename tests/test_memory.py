@@ -254,6 +254,26 @@ class TestLastResort:
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             fit("iris", "--success", "setosa")
 
+    @pytest.mark.parametrize("error", [IndexError("single positional\nindexer"), RuntimeError("bad state")], ids=repr)
+    @pytest.mark.parametrize("command", ["fit", "compare"])
+    def test_any_error_of_reading_is_one_sentence(self, error, command, capsys, monkeypatch):
+        def fails(*args, **kwargs):
+            raise error
+
+        monkeypatch.delenv("TORCHNGVI_DEBUG", raising=False)
+        monkeypatch.setattr(tables.pd, "read_csv", fails)
+        Path("a.csv").write_text("x,y\n1,0\n2,1\n")
+        flags = [command, "--data", "a.csv", "--target", "y"]
+        assert main(flags) == 2
+        said = " ".join(str(error).split())
+        assert capsys.readouterr().err == (
+            f"torchngvi: error: the input cannot be read ({type(error).__name__}: {said}). Check the data and the "
+            "settings. Set TORCHNGVI_DEBUG=1 to see where.\n"
+        )
+        monkeypatch.setenv("TORCHNGVI_DEBUG", "1")
+        with pytest.raises(type(error)):
+            main(flags)
+
     def test_help_names_the_variable(self, capsys):
         with pytest.raises(SystemExit):
             main(["--help"])

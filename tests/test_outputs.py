@@ -150,6 +150,37 @@ class TestLinks:
         assert Path("other").exists() == exists
         assert not exists or contents("other") == {}
 
+    @pytest.mark.parametrize("out", ["runs2/x", "runs2/new/x", "runs/../runs2/x", "absolute"])
+    def test_a_link_above_the_folder(self, out):
+        Path("other").mkdir()
+        Path("runs").mkdir()
+        Path("runs2").symlink_to("other")
+        out = Path.cwd() / "runs2/x" if out == "absolute" else out
+        with pytest.raises(
+            InputError, match=r"^out must be a folder itself, as links .*; '\S*runs2' is a link to 'other'"
+        ):
+            OutputFolder(out)
+        assert contents("other") == {}
+
+    def test_links_of_the_system_are_followed(self, monkeypatch):
+        """Those that lead to the current folder, and those of an absolute path elsewhere."""
+        Path("disk/here").mkdir(parents=True)
+        Path("disk/scratch").mkdir()
+        Path("system").symlink_to("disk")
+        top = Path.cwd()
+        monkeypatch.chdir("system/here")
+        for out in ("x", "../y", top / "system/scratch/x"):
+            with OutputFolder(out).writing() as place:
+                (place / "a").write_text("")
+        assert sorted(str(path.relative_to(top / "disk")) for path in top.glob("disk/**/a")) == [
+            "here/x/a",
+            "scratch/x/a",
+            "y/a",
+        ]
+        (top / "disk/link").symlink_to("scratch")
+        with pytest.raises(InputError, match="links are not followed"):
+            OutputFolder(top / "system/link")
+
     def test_a_link_in_the_place_of_a_file(self):
         table("a.csv")
         Path("runs/a").mkdir(parents=True)

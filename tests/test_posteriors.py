@@ -1,6 +1,7 @@
 """What every posterior offers its user: one class over all posteriors and batch shapes."""
 
 import copy
+import functools
 import math
 import pickle
 import re
@@ -32,14 +33,25 @@ from cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchngvi import VN, GeneralizedLinear, fit, linalg, sparse
+from torchngvi import VN, GeneralizedLinear, LogJoint, fit, linalg, sparse
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import Extremes
 from torchngvi.errors import InputError
-from torchngvi.expectations import Autograd, BonnetPrice, MonteCarlo, Quadrature, Reparametrized, ScoreFunction
+from torchngvi.expectations import (
+    Autograd,
+    BonnetPrice,
+    Fixed,
+    Hessian,
+    HessianVector,
+    MonteCarlo,
+    Quadrature,
+    Reparametrized,
+    ScoreFunction,
+)
 from torchngvi.interfaces import Affine, Congruence, FullPrior, LogTangent, Prior, Root, RootTangent, Tangent
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.structures import Diagonal
 
 batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 posteriors = pytest.mark.parametrize("name", POSTERIORS)
@@ -690,6 +702,27 @@ class TestDiagonalIsLinear:
         q = wide(scale=0.5)
         with Wide():
             VN(q, lr=1e-3, estimator=estimators[name](8)).step(lambda theta: -theta.square().sum(-1))
+
+    def test_curvature_by_columns(self):
+        s = torch.linspace(0.5, 1.5, WIDE, dtype=DTYPE)
+        q = wide(scale=s)
+        with Wide():
+            packet = HessianVector(2, chunk=256)(q, LogJoint(lambda theta: -theta.sum(-1).square()), {}).derivative
+            VN(q, lr=0.1, estimator=HessianVector(2)).step(lambda theta: -theta.square().sum(-1))
+        torch.testing.assert_close(packet.W, 2 * s.square())
+
+    @pytest.mark.parametrize(
+        "make",
+        [DiagonalGaussian, functools.partial(PrecisionCholeskyGaussian, structure=Diagonal)],
+        ids=["diagonal", "diagonal precision"],
+    )
+    @pytest.mark.parametrize("chunk", [1, 8, 100])
+    def test_curvature_by_columns_is_that_of_the_matrix(self, make, chunk):
+        q = make(3, (2,), mean=torch.tensor([0.5, -1.0, 2.0]), scale=torch.tensor([0.5, 2.0, 1.0]), dtype=DTYPE)
+        target = LogJoint(lambda theta: -theta.pow(4).sum(-1) - theta.prod(-1))
+        draws = Fixed(4)
+        framed = Hessian(draws)(q, target, {}).derivative.framed(q.frame())
+        close(HessianVector(draws, chunk=chunk)(q, target, {}).derivative.W, framed.W, EXACT)
 
     @pytest.mark.parametrize("estimator", [Quadrature, MonteCarlo, BonnetPrice, Autograd])
     def test_linear_models(self, estimator):

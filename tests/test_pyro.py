@@ -7,6 +7,7 @@ import pickle
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cases import DTYPE, EXACT, IDENTITY, POSTERIORS, close
@@ -1047,6 +1048,11 @@ def test_a_run_never_says_converged(lr):
     exact = ngvi.GeneralizedLinear(X, y, family=GaussianNoise(0.5), prior_precision=0.25)
     best = ngvi.fit(ngvi.CholeskyGaussian(3), exact, progress=False).loss
     assert exact.negative_elbo(guide.posterior).item() - best > 5
+
+
+def test_numbers_of_numpy_are_numbers_of_steps():
+    svi = NaturalSVI(conjugate, AutoGaussian(conjugate))
+    assert len(svi.run(np.int64(8), X, Y, progress=False).trace) == len(svi.run(8, X, Y, progress=False).trace)
 
 
 def test_run_says_when_it_is_too_short(monkeypatch):

@@ -81,6 +81,33 @@ class TestReading:
         assert "bmi" not in table.names
 
 
+class TestMoreThan64Bits:
+    """Integers of 20 digits and more: numbers where float64 tells all of them apart, else names."""
+
+    LONG = [10**19 * k for k in (1, 2, 3, 4)]
+
+    def read(self, tmp_path, columns, **arguments):
+        lines = zip(*columns.values(), strict=True)
+        text = "\n".join([",".join(columns), *(",".join(map(str, line)) for line in lines)])
+        return read_table(written(tmp_path, "a.csv", text + "\n"), target="y", **arguments)
+
+    @pytest.mark.parametrize("first", [10**20, -1], ids=["objects", "texts"])
+    def test_numbers(self, tmp_path, first):
+        column = [first, *self.LONG[1:]]
+        table = self.read(tmp_path, {"a": column, "w": self.LONG, "y": self.LONG}, weights="w")
+        assert table.X[:, 0].tolist() == column
+        assert table.names == ("a",)
+        assert table.weights.tolist() == self.LONG
+        assert table.y.tolist() == self.LONG
+
+    def test_ids_that_differ_in_the_last_digits_stay_apart(self, tmp_path):
+        ids = [10**25 + k for k in (1, 2, 1, 2)]
+        table = self.read(tmp_path, {"a": ids, "y": ids})
+        assert table.names == (f"a={ids[1]}",)
+        assert table.X[:, 0].tolist() == [0, 1, 0, 1]
+        assert table.y.tolist() == [str(value) for value in ids]
+
+
 class TestTarget:
     def table(self, y, labels=()):
         return Table(np.zeros((len(y), 1)), np.array(y), ("x",), "y", labels)
@@ -205,6 +232,31 @@ BAD_FILES = {
         {},
         "column 'a' is numbers except for 1 of 3 rows, the first '?'",
     ),
+    "infinite target": (
+        "a.csv",
+        "a,y\n1,inf\n2,2\n",
+        {},
+        "in 1 of 2 rows. Drop or impute those rows, or name another column (--target).",
+    ),
+    "missing weights": (
+        "a.csv",
+        "a,w,y\n1,,1\n2,1,2\n",
+        {"weights": "w"},
+        "in 1 of 2 rows. Drop or impute those rows, or name another column (--weights).",
+    ),
+    "huge target": (
+        "a.csv",
+        "a,y\n1,1e150\n2,2\n",
+        {},
+        "overflow from 1e+140 on. Divide it by a constant, or name another column (--target).",
+    ),
+    "huge feature": ("a.csv", "a,y\n1e150,1\n2,2\n", {}, "by a constant, or leave the column out (--drop a)."),
+    "long ids": (
+        "a.csv",
+        "id,y\n" + "".join(f"{10**25 + i},{i}\n" for i in range(60)),
+        {},
+        "text column 'id' has 60 different values, more than 50: it looks like names or dates",
+    ),
     "names": (
         "a.csv",
         "id,y\n" + "".join(f"P{i},{i}\n" for i in range(60)),
@@ -229,7 +281,7 @@ BAD_FILES = {
         "a.svm",
         "1 1:nan\n0 1:2\n",
         {"target": None},
-        "column 'x1' has missing or infinite entries in 1 of 2",
+        "column 'x1' has missing or infinite entries in 1 of 2 rows. Drop or impute those rows.",
     ),
     "svmlight bare": ("a.svm", "1\n0\n", {"target": None}, "has targets and no features"),
     "npz junk": ("a.npz", b"junk", {"target": None}, "cannot be read as an npz archive of numbers"),

@@ -13,7 +13,7 @@ import numbers
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _DIGEST = 32  # bytes
 _ROUNDING = 1e-8  # relative error of a loss that another order of summation may leave
 
 State = dict[str, Any]
+Holds = Mapping[str, Callable[[Any], bool]]  # what a state must have, and what is right there
 
 
 class Checkpoint:
@@ -86,16 +87,21 @@ class Checkpoint:
                 stacklevel=3,
             )
 
-    def load(self) -> State | None:
+    def load(self, holds: Holds) -> State | None:
         """What was saved; None where there is no file.
 
+        Args:
+            holds: what the state must have, but for torch's generators.
+
         Raises:
-            InputError: a file that cannot be read, is none of ours, is damaged or of another run.
+            InputError: a file that cannot be read, is none of ours, is damaged, of another run or incomplete.
         """
         if not self.path.exists():
             return None
         saved = _content(self.path, self.device)
+        self._check_parts(saved, {"settings": _is_words, "state": _is_state})
         self._check_settings(saved["settings"])
+        self._check_parts(saved["state"], {**holds, "generators": _is_generators})
         return saved["state"]
 
     @contextlib.contextmanager
@@ -109,10 +115,20 @@ class Checkpoint:
             yield
             self.set_generators(state["generators"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(
-                f"{self.path} does not hold what this run needs ({why}). Remove it, or name another file."
-            ) from error
+            raise self._unusable(" ".join(f"{type(error).__name__}: {error}".split())) from error
+
+    def _unusable(self, why: str) -> InputError:
+        return InputError(f"{self.path} does not hold what this run needs ({why}). Remove it, or name another file.")
+
+    def _check_parts(self, whole: Any, holds: Holds) -> None:
+        """All of these are there, and right."""
+        if not isinstance(whole, dict):
+            raise self._unusable(f"a {type(whole).__name__} in the place of named parts")
+        for name, right in holds.items():
+            if name not in whole:
+                raise self._unusable(f"{name} is missing")
+            if not right(whole[name]):
+                raise self._unusable(f"{name} has another form")
 
     def _check_settings(self, saved: dict[str, str]) -> None:
         for name in (*self.settings, *saved):
@@ -222,6 +238,24 @@ def _reason(error: Exception) -> str:
 # ------------------------------------------------------------------------------------ the state
 
 
+def _is_words(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for pair in value.items() for text in pair)
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_generators(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("cpu"), Tensor)
+
+
+def are_numbers(value: Any, count: int | None = None) -> bool:
+    """A list or tuple of numbers, and of so many."""
+    right = isinstance(value, list | tuple) and all(isinstance(number, int | float) for number in value)
+    return right and (count is None or len(value) == count)
+
+
 def copied(value: Any) -> Any:
     """Tensors cloned, on the device where they are; containers new; numbers those of Python."""
     if isinstance(value, Tensor):
@@ -258,7 +292,9 @@ def _generators_of(batches: object) -> list[torch.Generator]:
 
 def _same(left: Tensor, right: Tensor) -> bool:
     """Up to rounding; numbers that are not finite are all the same."""
+    if left.shape != right.shape:
+        return False
     left = left.to(right)
     rounding = max(_ROUNDING, 1e3 * torch.finfo(right.dtype).eps)
     close = (left - right).abs() <= rounding * right.abs().clamp_min(1.0)
-    return left.shape == right.shape and bool((close | ~(left.isfinite() | right.isfinite())).all())
+    return bool((close | ~(left.isfinite() | right.isfinite())).all())

@@ -8,6 +8,7 @@ import argparse
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -23,10 +24,11 @@ _FLAGS = ("--overwrite", *("--" + field.name.replace("_", "-") for field in fiel
 _DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
 _ENVIRONMENT = f"""environment:
   TORCHNGVI_DATA   a folder of data sets, for compare and reproduce
-  {_DEBUG}  set to 1, the traceback of a stop for lack of memory or by a failing file is shown
+  {_DEBUG}  set to 1, the traceback of a stop that no check has foreseen is shown
 """
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
+_READERS = ("torchngvi.config", "torchngvi.adapters.datasets", "torchngvi.adapters.tables")  # modules that read input
 
 _EXAMPLES = """examples:
   torchngvi fit --data breast_cancer
@@ -165,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing not in _EXTRAS:
             raise
         return _refuse(f"{missing} is not installed, and the command line needs it: pip install 'torchngvi[cli]'.")
-    except (MemoryError, OSError, RuntimeError) as error:  # the last resort; RecursionError is a RuntimeError
+    except Exception as error:  # the last resort: what a parser raises at a file of a stranger is not specified
         sentence = _last_sentence(error)
         if sentence is None or os.environ.get(_DEBUG):
             raise
@@ -173,7 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _last_sentence(error: Exception) -> str | None:
-    """For errors of the machine, which no check can foresee; None for all others, which are faults of the library."""
+    """For errors of the machine, and for any in reading input, which no check can foresee in full.
+
+    None for all others, which are faults of the library.
+    """
     said = " ".join(str(error).split()) or type(error).__name__
     trace = f"Set {_DEBUG}=1 to see where."
     if isinstance(error, MemoryError) or any(sign in said for sign in _OUT_OF_MEMORY):
@@ -182,6 +187,8 @@ def _last_sentence(error: Exception) -> str | None:
         return f"the input is nested too deeply ({said}). Write it flat. {trace}"
     if isinstance(error, OSError):
         return f"a file cannot be read or written ({said}). Check its name, its permissions and the disk. {trace}"
+    if any(frame.f_globals.get("__name__") in _READERS for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return f"the input cannot be read ({type(error).__name__}: {said}). Check the data and the settings. {trace}"
     return None
 
 

@@ -80,6 +80,29 @@ def mean_hessian(
     return 0.5 * (H + H.mT)
 
 
+def mean_hessian_diagonal(
+    target: Target,
+    theta: Tensor,  # (S, *batch, D)
+    scale: Tensor,  # s, (*batch, D)
+    chunk: int,
+) -> Tensor:
+    """mean_s diag(diag(s) ∇²ℓ(θ_s) diag(s)), (*batch, D), as `mean_hessian_products` and without a D x D matrix.
+
+    >>> from torchngvi import LogJoint
+    >>> target = LogJoint(lambda theta: -theta.pow(3).sum(-1))
+    >>> mean_hessian_diagonal(target, torch.ones(1, 2), torch.tensor([1.0, 2.0]), chunk=64).tolist()
+    [6.0, 24.0]
+    """
+    at_once, parts = max(1, chunk // len(theta)), []
+    for index in torch.arange(scale.shape[-1], device=scale.device).split(at_once):
+        where = index.reshape(-1, *(1,) * scale.ndim).expand(-1, *scale.shape[:-1], 1)
+        some = scale[..., index].movedim(-1, 0)[..., None]
+        directions = torch.zeros((len(index), *scale.shape), dtype=scale.dtype, device=scale.device)
+        products = mean_hessian_products(target, theta, directions.scatter(-1, where, some), chunk)
+        parts.append((some * products.gather(-1, where))[..., 0])
+    return torch.cat(parts).movedim(0, -1)
+
+
 def _products(
     target: Target,
     theta: Tensor,  # (S, *batch, D)

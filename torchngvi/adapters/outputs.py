@@ -21,7 +21,8 @@ class OutputFolder:
     """Where a run writes its results.
 
     Args:
-        path: the folder, which need not exist.
+        path: the folder, which need not exist.  Neither it nor a folder above it may be a link where the path is
+            relative or below the current folder; of any other path only the folder itself.
         overwrite: files that are there already may be replaced.
 
     Raises:
@@ -64,11 +65,23 @@ class OutputFolder:
             ) from error
 
 
+def _named(folder: Path) -> list[Path]:
+    """The folder and those above it which the caller has named: all below the current one, no other above it.
+
+    What leads to the current folder, or begins an absolute path elsewhere, is of the system, whose links are followed.
+    """
+    if not folder.is_absolute():
+        return [folder, *folder.parents]
+    here = Path.cwd()
+    return [folder, *(path for path in folder.parents if here in path.parents)]
+
+
 def _check(folder: Path) -> None:
-    if folder.is_symlink():
+    link = next((path for path in _named(folder) if path.is_symlink()), None)
+    if link is not None:
         raise InputError(
-            f"out must be a folder itself, as links are not followed; {str(folder)!r} is a link to "
-            f"{os.readlink(folder)!r}. Name that folder (--out)."
+            f"out must be a folder itself, as links are not followed; {str(link)!r} is a link to "
+            f"{os.readlink(link)!r}. Name that folder (--out)."
         )
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():

@@ -214,7 +214,7 @@ def _read_svmlight(
     budget.require(repr(str(path)), *X.shape)
     names = tuple(f"x{index + 1}" for index in range(X.shape[1]))
     table = Table(X.toarray(), y, names, "target")
-    _refuse_unusable({**dict(zip(names, table.X.T, strict=True)), "target": y})
+    _refuse_unusable({**dict(zip(names, table.X.T, strict=True)), "target": y}, None)
     return table
 
 
@@ -284,7 +284,9 @@ def _read_npz(path: Path, columns: dict[str, str | None], drop: Iterable[str], b
     }
     kept = _kept(names, drop)
     table = Table(X[:, kept], y, tuple(names[k] for k in kept), keys["y"], (), **extra)
-    _refuse_unusable({**dict(zip(table.names, table.X.T, strict=True)), keys["y"]: y, **extra})
+    named = {"target": keys["y"], **{role: keys[role] for role in extra}}
+    used = {**dict(zip(table.names, table.X.T, strict=True)), keys["y"]: y}
+    _refuse_unusable({**used, **{keys[role]: column for role, column in extra.items()}}, named)
     return table
 
 
@@ -325,13 +327,15 @@ def _from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Itera
     features = frame.drop(columns=[*set(named.values()), *drop], errors="ignore")
     if features.shape[1] == 0:
         raise InputError(f"no column is left to predict {columns['target']!r} from. Check target and drop.")
-    used = {name: frame[name] for name in [*features.columns, *named.values()]}
-    _refuse_unusable({name: column.to_numpy() for name, column in used.items()})
-    extra = {role: _numbers(frame[name], role) for role, name in named.items() if role != "target"}
+    features = features.assign(**{name: _beyond_64_bits(features[name]) for name in _texts(features)})
+    given = {role: _beyond_64_bits(frame[name]) for role, name in named.items()}
+    used = {name: features[name] for name in features.columns} | {named[role]: given[role] for role in given}
+    _refuse_unusable({name: column.to_numpy() for name, column in used.items()}, named)
+    extra = {role: _numbers(column, role) for role, column in given.items() if role != "target"}
     design = _with_indicators(features, budget)
     return Table(
         design.to_numpy(dtype=np.float64),
-        _plain(frame[named["target"]]),
+        _plain(given["target"]),
         tuple(str(name) for name in design.columns),
         named["target"],
         (),
@@ -339,8 +343,22 @@ def _from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Itera
     )
 
 
+def _beyond_64_bits(column: pd.Series) -> pd.Series:
+    """Integers that need more than 64 bits come as objects or texts: as float64 where that tells all of them apart."""
+    if _is_number(column):
+        return column
+    numbers = pd.to_numeric(column.astype(str), errors="coerce").astype(np.float64)
+    exact = numbers.notna().all() and numbers.nunique() == column.nunique()
+    return numbers if exact else column
+
+
 def _is_number(column: pd.Series) -> bool:
     return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
+
+
+def _texts(features: pd.DataFrame) -> list[str]:
+    """The columns that are no numbers."""
+    return [name for name in features.columns if not _is_number(features[name])]
 
 
 def _plain(column: pd.Series) -> Array:
@@ -356,12 +374,12 @@ def _numbers(column: pd.Series, role: str) -> Array:
 
 def _with_indicators(features: pd.DataFrame, budget: Budget) -> pd.DataFrame:
     """Texts as indicator columns name=level, without the first level."""
-    texts = [name for name in features.columns if not _is_number(features[name])]
+    texts = _texts(features)
     width = features.shape[1] - len(texts)
     for name in texts:
         column = features[name].astype(str)
         numeric = pd.to_numeric(column, errors="coerce").notna()
-        if numeric.mean() > 0.5:
+        if 0.5 < numeric.mean() < 1:
             bad = column[~numeric]
             raise InputError(
                 f"column {name!r} is numbers except for {len(bad)} of {len(column)} rows, the first {bad.iloc[0]!r}. "
@@ -377,7 +395,18 @@ def _with_indicators(features: pd.DataFrame, budget: Budget) -> pd.DataFrame:
     return pd.get_dummies(features, columns=texts, drop_first=True, prefix_sep="=", dtype=float)
 
 
-def _refuse_unusable(columns: dict[str, Array]) -> None:
+def _instead(name: str, named: dict[str, str] | None) -> str:
+    """What to do without a column; nothing where columns cannot be named."""
+    if named is None:
+        return ""
+    role = next((role for role, column in named.items() if column == name), None)
+    return f", or leave the column out (--drop {name})" if role is None else f", or name another column (--{role})"
+
+
+def _refuse_unusable(
+    columns: dict[str, Array],
+    named: dict[str, str] | None,  # the columns that have a role; None where columns have no names
+) -> None:
     """Raise if any column has missing or infinite entries, or one whose square overflows."""
     bad = {}
     for name, column in columns.items():
@@ -387,7 +416,7 @@ def _refuse_unusable(columns: dict[str, Array]) -> None:
         elif column.dtype.kind == "f" and len(column) and (size := float(np.abs(column).max())) > _LARGEST:
             raise InputError(
                 f"column {name!r} has entries of size {size:.3g}; sums of squares overflow from {_LARGEST:g} on. "
-                f"Divide it by a constant, or leave it out (--drop {name})."
+                f"Divide it by a constant{_instead(name, named)}."
             )
     if not bad:
         return
@@ -396,7 +425,7 @@ def _refuse_unusable(columns: dict[str, Array]) -> None:
     rows = len(next(iter(columns.values())))
     raise InputError(
         f"column {first!r} has missing or infinite entries in {bad[first]} of {rows} rows{others}. "
-        "Drop or impute those rows, or leave the column out (--drop)."
+        f"Drop or impute those rows{_instead(first, named)}."
     )
 
 

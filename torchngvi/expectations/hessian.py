@@ -20,8 +20,9 @@ class Hessian(Drawing):
 
     H has no variance where ℓ is quadratic.  Positive semi-definite where ℓ is convex, for any number of
     draws, so that a step in `NaturalGaussian` with ρ < 1/γ stays in the cone.  The packet is of θ and
-    needs no frame.  Also with `Fixed` draws it is not the derivative of the mean of ℓ over them, and
-    steps by trial are refused: `Stein` has that derivative.
+    needs no frame: H has D² numbers for a diagonal covariance too, of which `HessianVector` keeps D.  Also
+    with `Fixed` draws it is not the derivative of the mean of ℓ over them, and steps by trial are refused:
+    `Stein` has that derivative.
 
     Args:
         draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.

@@ -8,18 +8,22 @@ entries may differ by many orders of magnitude where those of W are near γ.
 
 from typing import final
 
-from torchngvi.derivatives import mean_hessian_products
+import torch
+from torch import Tensor
+
+from torchngvi.derivatives import mean_hessian_diagonal, mean_hessian_products
 from torchngvi.expectations.drawing import Drawing
 from torchngvi.expectations.draws import Draws
 from torchngvi.expectations.hessian import checked_chunk
-from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
+from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Structured, Target
 
 
 @final
 class HessianVector(Drawing):
     """a and W as means over S draws, from D Hessian-vector products a draw.
 
-    The same numbers as `Hessian` in exact arithmetic.
+    The same numbers as `Hessian` in exact arithmetic.  For a diagonal covariance no D x D matrix is formed: the memory
+    is that of ``chunk`` copies of θ.
 
     Args:
         draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
@@ -41,10 +45,21 @@ class HessianVector(Drawing):
 
     def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """Evaluate at q."""
-        seen, count, frame, structure = self.see(q, target), self.draws.num_samples, q.frame(), q.structure
-        columns = frame.dense().movedim(-1, 0)
-        products = mean_hessian_products(target, seen.theta, columns, self.chunk)
-        W = frame.pull(products).movedim(0, -1)
-        W = structure.from_dense(0.5 * (W + W.mT))
-        packet = Framed(seen.pulled.mean(0), W)
+        seen, count = self.see(q, target), self.draws.num_samples
+        packet = Framed(seen.pulled.mean(0), self._curvature(q, target, seen.theta))
         return Expectation(seen.energy.mean(0), packet, target.temperature, False, Cost(count, count))
+
+    def _curvature(
+        self,
+        q: Posterior,
+        target: Target,
+        theta: Tensor,  # (S, *batch, D)
+    ) -> Structured:
+        """W; of a diagonal structure column by column, of which one entry each is kept."""
+        frame, structure = q.frame(), q.structure
+        if structure.widest == 1:
+            diagonal = mean_hessian_diagonal(target, theta, structure.diagonal(frame.root), self.chunk)
+            return structure.with_diagonal(torch.zeros_like(frame.root), diagonal)
+        columns = frame.dense().movedim(-1, 0)
+        W = frame.pull(mean_hessian_products(target, theta, columns, self.chunk)).movedim(0, -1)
+        return structure.from_dense(0.5 * (W + W.mT))

@@ -22,7 +22,8 @@ class LeastSquaresStein(Drawing):
 
     Where ℓ is not quadratic all three are consistent, with a bias of order 1/S.  With S ≥ 4D antithetic
     draws W has a fraction of the noise of `Stein` far from the optimum and as much at it, and the value a
-    fraction everywhere; with S barely above 2D there is more noise, not less.
+    fraction everywhere; with S barely above 2D there is more noise, not less.  The regression has D² coefficients
+    for a diagonal covariance too, where `Stein` keeps D numbers.
 
     Args:
         draws: S for S antithetic draws, S ≥ 2D; or `Independent` or `Quasi` with S > D, `Antithetic`

@@ -9,13 +9,24 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchngvi.checkpoints import Checkpoint, State
+from torchngvi.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.records import FitResult, Record, show
 
 _INTERRUPTED = "because it was interrupted."
+_HOLDS: Holds = {  # a state of `Loop._complete` with the records, besides what the engine reads itself
+    "begun": lambda value: isinstance(value, bool),
+    "loss": lambda value: value is None or isinstance(value, Tensor),
+    "spent": lambda value: value is None or are_numbers(value, 2),
+    "seconds": lambda value: isinstance(value, int | float),
+    "trace": lambda value: (
+        isinstance(value, list) and all(are_numbers(record, len(Record._fields)) for record in value)
+    ),
+    "stop": lambda value: isinstance(value, dict),
+    "callbacks": lambda value: isinstance(value, list),
+}
 
 
 class _Kept(NamedTuple):
@@ -192,7 +203,7 @@ class Loop:
         Raises:
             InputError: as `Checkpoint.load` and `Checkpoint.check_loss`.
         """
-        saved = None if self.file is None else self.file.load()
+        saved = None if self.file is None else self.file.load(_HOLDS)
         if self.file is None or saved is None:
             return
         file, before = self.file, self.file.captured(**self.engine.state_dict(), begun=False)

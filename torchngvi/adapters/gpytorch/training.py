@@ -299,7 +299,7 @@ class _Run:
         Raises:
             InputError: a file that is no checkpoint, or one of another run.
         """
-        saved = None if self.file is None else self.file.load()
+        saved = None if self.file is None else self.file.load({"losses": checkpoints.are_numbers})
         if self.file is None or saved is None:
             return []
         file, before = self.file, self._state(self.file, [])

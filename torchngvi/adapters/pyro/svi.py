@@ -9,9 +9,10 @@ rule turns into a natural-gradient step, the second goes to any optimizer.
 """
 
 import math
+import operator
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from pyro.infer.util import zero_grads
@@ -189,12 +190,8 @@ class NaturalSVI:
         Raises:
             InputError: fewer than 8 steps.
         """
-        if not isinstance(num_steps, int) or num_steps < 8:
-            raise InputError(
-                f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
-            )
         engine = _Steps(self, args, kwargs)
-        return Loop(engine, Evaluations(num_steps), progress=progress).run()
+        return Loop(engine, Evaluations(_checked_steps(num_steps)), progress=progress).run()
 
     def _on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelLogJoint:
         if self._density is None:
@@ -258,6 +255,23 @@ def _density(
     """The log joint over the latents of the guide."""
     _check_guide(guide)
     return guide.setup(*args, **kwargs).density(model, args, kwargs)
+
+
+def _checked_steps(num_steps: SupportsIndex) -> int:
+    """Of Python, NumPy or torch.
+
+    Raises:
+        InputError: no integer, or fewer than 8.
+    """
+    try:
+        steps = operator.index(num_steps)
+    except TypeError:
+        steps = 0
+    if steps < 8:
+        raise InputError(
+            f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
+        )
+    return steps
 
 
 def _check_guide(guide: object) -> None:
