@@ -240,15 +240,16 @@ class NaturalGradientVI(torch.optim.Optimizer):
     def averaged(self, target: Target, repeats: int) -> Status:
         """L and the norm of the mean gradient of two fresh evaluations at q or more, with its squared standard error.
 
-        For a verdict where draws are noisy: the norm of one evaluation is small by chance too.
+        For a verdict where there are draws: the norm of one evaluation is small by chance too, and that on fixed draws
+        says nothing of others.
         """
         q = self._only_posterior("a target")
         self._state(0)
-        first = self._evaluate_target(target, q)
+        first = self._evaluate_target(target, q, fresh=1)
         loss, (a, P) = first.loss, q.local(first.e)
         scatter = torch.zeros_like(loss)
         for count in range(2, repeats + 1):  # as Welford (1962), without cancellation
-            loss_here, e = self._evaluate_target(target, q)
+            loss_here, e = self._evaluate_target(target, q, fresh=count)
             local = q.local(e)
             change = Local(local.a - a, local.P - P)
             loss, a, P = loss + (loss_here - loss) / count, a + change.a / count, P + change.P / count
@@ -358,8 +359,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
             if "went" in state:  # nor the gradients
                 state["went"] = torch.zeros_like(state["went"])
 
-    def _evaluate_target(self, target: Target, q: Posterior) -> Evaluation:
+    def _evaluate_target(self, target: Target, q: Posterior, fresh: int | None = None) -> Evaluation:
         estimator = self._estimator_for(target)
+        estimator = estimator if fresh is None else estimator.fresh(fresh)
         e = estimator(q, target, self.state[q.mean_probe])
         self._count(e.cost.gradients)
         return Evaluation(e.value - e.temperature * q.entropy(), e)
@@ -370,8 +372,12 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.last_cost = gradients
 
     def evaluates_exactly(self, target: Target) -> bool:
-        """Whether two evaluations at the same q agree."""
-        return self._estimator_for(target).comparable and target.comparable
+        """Whether an evaluation gives L itself: no noise, and no average over fixed draws."""
+        return self._estimator_for(target).comparable and target.comparable and not self.averages(target)
+
+    def averages(self, target: Target) -> bool:
+        """Whether every evaluation is the average over the same fixed draws."""
+        return self._estimator_for(target).fixed
 
     def _estimator_for(self, target: Target) -> Estimator:
         estimator = self.estimator or (Quadrature() if isinstance(target, TractableTarget) else Stein())

@@ -1,6 +1,7 @@
 """What every estimator that draws has in common: the draws, and what is seen at them."""
 
-from typing import NamedTuple
+import copy
+from typing import NamedTuple, Self
 
 from torch import Tensor
 
@@ -37,7 +38,14 @@ class Drawing(Estimator):
         self.draws = as_draws(draws)
         self.comparable = self.derives_value and self.draws.comparable
         self.unbiased = self.unbiased and not self.draws.comparable  # fixed draws have a mean of their own
+        self.fixed = self.draws.comparable
         self.generator = self.draws.generator  # the optimizer saves its state
+
+    def fresh(self, number: int) -> Self:
+        """With other draws where they are fixed."""
+        new = copy.copy(self)
+        new.draws = self.draws.fresh(number)
+        return new
 
     def see(self, q: Posterior, target: Target) -> Seen:
         """Draw from q and evaluate there."""
