@@ -538,8 +538,8 @@ class TestFixed:
         assert not bool(result.members_converged)
         assert 1e-3 < self.reference_norm(q) < result.norm
         assert re.match(
-            r"because q is at the minimum of the average over its fixed draws \(natural-gradient norm \S+e-06 against a "
-            r"tolerance of 1e-05\), which is not known to be that of the negative ELBO: on fresh draws the norm is "
+            r"because q is at the minimum of the average over its fixed draws \(natural-gradient norm \S+e-06 against "
+            r"a tolerance of 1e-05\), which is not known to be that of the negative ELBO: on fresh draws the norm is "
             r"0\.\d+, three standard errors included\. Use more draws, raise the tolerance, or leave the optimizer out",
             result.reason,
         ), result.reason

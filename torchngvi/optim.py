@@ -74,7 +74,7 @@ class Cached(NamedTuple):
     """An evaluation, and what it was computed from."""
 
     target: Target
-    temperature: float
+    settings: tuple[object, ...]  # of the target, with its temperature
     versions: Versions  # of the tensors of the target and the coordinates of q
     evaluation: Evaluation
     heading: Heading
@@ -151,7 +151,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._found = lr is None  # steps in units of 1/γ, the step of Newton
         self._warned = False
         self._asked_ranks = False
-        self._coding: tuple[float, ...] = ()  # the classes of the first target that has some
         self._repeats = False  # the closure was seen to give the same loss twice
         if estimator is not None:
             self._check_comparable(estimator)
@@ -261,11 +260,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         q, kept = self._only_posterior("a target"), self._cache
         if (
             kept is None
-            or (kept.target, kept.temperature) != (target, target.temperature)
+            or (kept.target, kept.settings) != (target, _settings(target))
             or not kept.versions.hold((*target.tensors(), *q.coordinates), wait)
         ):
-            target.check(q)
-            self._check_coding(target)
+            target.admit(q)
             evaluation = self._evaluate_target(target, q)
             self._forget_unless(evaluation.loss)
             kept = self._keep(target, evaluation)
@@ -276,7 +274,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         before = None if self._cache is None else self._cache.versions
         versions = Versions((*target.tensors(), *self.posteriors[0].coordinates), before)
         heading = self._heading(0, evaluation.e)
-        self._cache = Cached(target, target.temperature, versions, evaluation, heading)
+        self._cache = Cached(target, _settings(target), versions, evaluation, heading)
         return self._cache
 
     def _heading(self, index: int, e: Expectation) -> Heading:
@@ -402,17 +400,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 "or step_size=KLRadius(0.1)."
             )
 
-    def _check_coding(self, target: Target) -> None:
-        """Parts of the data whose labels stand for other classes would fit one q to several problems."""
-        self._coding = self._coding or target.coding
-        if target.coding and target.coding != self._coding:
-            first, other = (", ".join(f"{label:g}" for label in coding) for coding in (self._coding, target.coding))
-            raise InputError(
-                f"this optimizer began on a model of the classes {first}; got one of the classes {other}, told from "
-                "the labels that its part of the data happens to hold. Name all classes in classes= of every model, or "
-                "use a new optimizer for another problem."
-            )
-
     def _only_posterior(self, what: str) -> Posterior:
         if len(self.posteriors) != 1:
             raise PairError(
@@ -448,6 +435,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 return None
             source = closure if isinstance(closure, Target) else classify(closure)
             if isinstance(source, Target):
+                self.zero_grad()  # of a backward pass before: every step uses them up
                 return self._step_on_target(source)
             return self._step_on_closure(outside.restored(source))
 
@@ -611,10 +599,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._asked_ranks = True
         if ranks() > 1:
             self._warn(
-                f"{type(self).__name__}: this is one of {ranks()} processes, and nothing sums over them what the data "
-                "of each say of q, also inside DistributedDataParallel: every process fits its own q to its own data. "
-                "Give every process all the data, or sum the gradients of q.mean_probe and q.root_probe by "
-                "torch.distributed.all_reduce before step().",
+                f"{type(self).__name__}: this is one of {ranks()} processes, and a step does not sum over them what "
+                "the data of each say of q, nor does DistributedDataParallel. That is right where every process has "
+                "all the data, or where the gradients of q.mean_probe and q.root_probe were summed by "
+                "torch.distributed.all_reduce before step(); otherwise every process fits its own q to its own data.",
                 UnsummedRanksWarning,
             )
 
@@ -672,7 +660,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
             "last_cost",
             "_warned",
             "_asked_ranks",
-            "_coding",
             "_repeats",
         )
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
@@ -699,6 +686,10 @@ def _check_parts(**parts: tuple[Any, type]) -> None:
             else f"{what.__name__} of {what.__module__}"
         )
         raise PairError(f"{name} is a part from torchngvi.{folders.get(name, 'rules')}; got {got}.")
+
+
+def _settings(target: Target) -> tuple[object, ...]:
+    return target.temperature, *target.settings()
 
 
 def _turned(q: Posterior, move: Move, accept: Tensor, signed: dict[str, Tensor]) -> dict[str, Tensor]:
