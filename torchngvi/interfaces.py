@@ -573,12 +573,16 @@ class Estimator(ABC):
 
     comparable: bool  # see Expectation.comparable
     needs: type[Target]  # the targets it can evaluate
-    fixed: bool = False  # it evaluates at the same draws at each call: exact for their average, which is not E_q[ℓ]
     unbiased: bool = True  # the means over its draws are those of E_q[ℓ]; else of a quadratic ℓ in the right model only
 
     @abstractmethod
     def __call__(self, q: "Posterior", target: Target, state: dict) -> Expectation:
         """Evaluate at q; anything that changes from call to call lives in ``state``."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every call sees the same draws: exact for their average, which is not E_q[ℓ]."""
+        return False
 
     def fresh(self, number: int) -> "Estimator":
         """The same on draws that have not been fitted to, the number-th such set; itself unless `fixed`."""

@@ -38,8 +38,12 @@ class Drawing(Estimator):
         self.draws = as_draws(draws)
         self.comparable = self.derives_value and self.draws.comparable
         self.unbiased = self.unbiased and not self.draws.comparable  # fixed draws have a mean of their own
-        self.fixed = self.draws.comparable
         self.generator = self.draws.generator  # the optimizer saves its state
+
+    @property
+    def fixed(self) -> bool:
+        """As its draws."""
+        return self.draws.comparable
 
     def fresh(self, number: int) -> Self:
         """With other draws where they are fixed."""
