@@ -1,6 +1,7 @@
-"""Several processes: nothing sums over them yet, and a step says so."""
+"""Several processes: a step does not sum over them, and says so."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -36,9 +37,13 @@ def by_gradients(opt, q):
 def test_the_first_step_of_one_of_several_processes_warns(way, lr):
     q = make_posterior("cholesky")
     opt = VN(q, lr)
-    with pytest.warns(
-        UnsummedRanksWarning, match="^VN: this is one of 2 processes, and nothing sums over them what the data of each "
-    ) as seen:
+    text = (
+        "VN: this is one of 2 processes, and a step does not sum over them what the data of each say of q, nor does "
+        "DistributedDataParallel. That is right where every process has all the data, or where the gradients of "
+        "q.mean_probe and q.root_probe were summed by torch.distributed.all_reduce before step(); otherwise every "
+        "process fits its own q to its own data."
+    )
+    with pytest.warns(UnsummedRanksWarning, match=f"^{re.escape(text)}$") as seen:
         way(opt, q)
     assert [warning.filename for warning in seen] == [__file__]
     way(opt, q)  # once, also for a copy

@@ -1,5 +1,6 @@
 """The loop: it says whether it converged and why not, and it keeps q in a state that was accepted."""
 
+import copy
 import io
 import math
 import re
@@ -9,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
-from small_problems import BATCHES, PAIRS, POSTERIORS, CountedModel, coordinates, make_model, make_posterior, same_bits
+from small_problems import (
+    BATCHES,
+    DIM,
+    PAIRS,
+    POSTERIORS,
+    CountedModel,
+    coordinates,
+    make_model,
+    make_posterior,
+    same_bits,
+)
 
 from torchngvi import (
     BBVI,
@@ -449,6 +460,23 @@ class TestInferenceMode:
             VN(q).evaluate(model)
             VN(q).step(model)
             assert bool(laplace(q, model.log_joint).converged)
+
+    @pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian])
+    def test_a_posterior_converted_there(self, kind):
+        with torch.inference_mode():
+            q = kind(DIM).double()
+        model = make_model()
+        assert not any(buffer.is_inference() for buffer in q.buffers())
+        assert bool(torch.isfinite(q.mean).all())
+        assert quiet(q, model).converged
+
+    @pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian])
+    def test_a_posterior_copied_there_can_be_read(self, kind):
+        with torch.inference_mode():
+            q = copy.deepcopy(kind(DIM, mean=2.0, dtype=torch.float64))
+        assert torch.allclose(q.frame().mean, torch.full((DIM,), 2.0, dtype=torch.float64))
+        assert torch.allclose(q.mean, q.frame().mean)
+        assert torch.allclose(VN(q).evaluate(make_model()).loss, make_model().negative_elbo(q).detach())
 
     def test_rows_changed_there_are_seen(self):
         """Tensors of that mode keep no count of their changes: what was computed from them is not used again."""

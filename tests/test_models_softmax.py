@@ -370,9 +370,9 @@ class TestClasses:
         opt.step(one)
         opt.step(one.minibatch([0, 2]))
         text = (
-            f"this optimizer began on a model of the classes {shown[0]}; got one of the classes {shown[1]}, told from "
-            "the labels that its part of the data happens to hold. Name all classes in classes= of every model, or "
-            "use a new optimizer for another problem."
+            f"this posterior began on a model of the classes {shown[0]}; got one of the classes {shown[1]}, told from "
+            "the labels that its part of the data happens to hold. Name all classes in classes= of every model; "
+            "for another problem use a new posterior, or restart this one by initialize_()."
         )
         for again in (opt, copy.deepcopy(opt)):
             with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
@@ -380,3 +380,27 @@ class TestClasses:
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             opt.evaluate(Regularized(other, ExpectedPenalty(0.1)))
         opt.step(GeneralizedLinear(X.repeat(1, one.dim // DIM), [1.0, 2.0, 3.0], "poisson_log"))  # has no classes
+
+    @pytest.mark.parametrize("kind", [GeneralizedLinear, SoftmaxRegression])
+    def test_nor_by_a_closure_by_gradients_or_under_a_new_optimizer(self, kind):
+        X = randn(3, DIM, seed=1)
+        one, other = (kind(X, torch.tensor(y, dtype=DTYPE)) for y in ([0.0, 1.0, 1.0], [1.0, 2.0, 2.0]))
+        q = CholeskyGaussian(one.dim, dtype=DTYPE)
+        opt = VN(q, lr=0.1)
+        opt.step(lambda: one.negative_elbo(q))
+        resumed = VN(q, lr=0.1)
+        resumed.load_state_dict(opt.state_dict())
+        refused = pytest.raises(
+            InputError, match="^this posterior began on a model of the classes 0, 1; got one of the "
+        )
+        for step in (
+            lambda: opt.step(lambda: other.negative_elbo(q)),
+            lambda: other.negative_elbo(q).backward(),
+            lambda: resumed.step(other),
+            lambda: VN(copy.deepcopy(q)).evaluate(other),
+        ):
+            with refused:
+                step()
+        VN(q.initialize_()).step(other)  # another problem
+        with pytest.raises(InputError, match="^this posterior began on a model of the classes 1, 2; got one of the "):
+            one.negative_elbo(q)

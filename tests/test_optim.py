@@ -40,6 +40,8 @@ from torchngvi import (
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Independent
 from torchngvi.interfaces import Raw, TractableTarget, Versions
+from torchngvi.models.likelihoods import GaussianNoise, StudentT
+from torchngvi.models.regularized import ExpectedPenalty, Regularized
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
 
 STEPS = 5
@@ -549,6 +551,87 @@ def test_one_entry_of_many_is_noticed():
         assert not kept.hold(kept.tensors)
         kept = Versions(kept.tensors)
         assert kept.hold(kept.tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf])
+def test_an_edit_of_a_large_tensor_beside_a_strange_entry_is_noticed(dtype, strange):
+    X = torch.randn(20_000, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    X[7, 0] = strange
+    for edit in (
+        lambda rows: rows.__setitem__((7, 1), rows[7, 1] + 1),
+        lambda rows: rows.__setitem__((7, slice(0, 2)), rows[7, [1, 0]]),  # it moves
+        lambda rows: rows.__setitem__((7, 0), 0.0),
+        lambda rows: rows.__setitem__((8, 3), strange),
+    ):
+        kept = Versions((X,))
+        assert kept.hold((X,))
+        edit(X.numpy())
+        assert not kept.hold((X,))
+
+
+def test_an_edit_of_a_large_tensor_that_float32_would_round_away_is_noticed():
+    X = torch.ones(1_000, 100)
+    kept = Versions((X, X.expand(2, -1, -1)))
+    assert kept.hold(kept.tensors)
+    X.numpy()[999, 21] += 1e-6  # whose weight, sin 22, is -0.009
+    assert not kept.hold(kept.tensors)
+    assert not Versions((X,)).hold((X.expand(2, -1, -1),))
+
+
+class Shifted(GaussianNoise):
+    """A likelihood with a tensor."""
+
+    def __init__(self, shift):
+        super().__init__(1.0)
+        self.shift = shift
+
+    def expected(self, mean, variance, y):
+        return super().expected(mean + self.shift, variance, y)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda model: setattr(model, "likelihood", GaussianNoise(3.0)),
+        lambda model: setattr(model, "likelihood", StudentT(1.0, dof=4.0)),
+        lambda model: setattr(model.likelihood, "noise", 3.0),
+        lambda model: setattr(model.likelihood, "shift", model.likelihood.shift + 1),
+        lambda model: model.likelihood.shift.add_(1.0),
+    ],
+)
+def test_another_likelihood_is_noticed(edit):
+    X = torch.eye(3, dtype=torch.float64)
+    model, q = (
+        GeneralizedLinear(X, [1.0, 2.0, 4.0], Shifted(torch.zeros(3, dtype=torch.float64))),
+        make_posterior("cholesky"),
+    )
+    opt = VN(q)
+    before = opt.evaluate(model).loss
+    spent = opt.evaluations
+    opt.evaluate(model)
+    assert opt.evaluations == spent
+    edit(model)
+    assert not torch.allclose(opt.evaluate(model).loss, before)
+    assert torch.allclose(opt.evaluate(model).loss, model.negative_elbo(q).detach(), rtol=1e-12)
+
+
+def test_another_penalty_is_noticed():
+    model, q = Regularized(make_model(), ExpectedPenalty(0.1)), make_posterior("cholesky")
+    opt = VN(q)
+    opt.evaluate(model)
+    model.penalty.strength = 2.0
+    assert torch.allclose(opt.evaluate(model).loss, model.negative_elbo(q).detach(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("lr", [None, 0.1])
+def test_a_step_on_a_target_uses_up_the_gradients_of_a_backward_pass(lr):
+    model, q = make_model(), make_posterior("cholesky")
+    opt = VN(q, lr)
+    model.negative_elbo(q).backward()
+    opt.step(model)
+    assert q.mean_probe.grad is None
+    assert q.root_probe.grad is None
 
 
 def test_entries_that_are_no_numbers_are_equal_to_themselves():

@@ -160,13 +160,17 @@ class Checkpoint:
 def write_whole(path: Path, content: bytes) -> None:
     """Write all of it or nothing: on the disk under a name that nobody foresees, before it takes its place."""
     new = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+    file = None
     try:
         with new.open("xb") as file:  # neither a file nor a link may be there
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)
-    except BaseException:  # an interrupt too leaves no rest
+    except BaseException:  # an interrupt too leaves no rest, also at the end of the block above
+        with contextlib.suppress(OSError):
+            if file is not None:
+                file.close()
         with contextlib.suppress(OSError):
             new.unlink()
         raise

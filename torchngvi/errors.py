@@ -22,4 +22,4 @@ class CheckpointWarning(UserWarning):
 
 
 class UnsummedRanksWarning(UserWarning):
-    """Several processes step each on its own data, and nothing sums what they contribute."""
+    """Several processes step, and no step sums over them what the data of each contribute."""

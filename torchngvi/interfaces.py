@@ -33,6 +33,7 @@ of it what the rule follows, so that
 """
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -43,7 +44,7 @@ import torch
 from torch import Tensor
 
 from torchngvi import sparse
-from torchngvi.errors import PairError
+from torchngvi.errors import InputError, PairError
 from torchngvi.gaussian_integrals import Moments
 from torchngvi.linalg import gram
 from torchngvi.structures import FullAlgebra, Pattern
@@ -114,8 +115,9 @@ class Frame:
 class Versions:
     """Which tensors, how often torch has counted a write to each, and what they held.
 
-    Writes through ``tensor.data`` or a NumPy array that shares the memory are not counted: the contents tell.  On an
-    accelerator they are compared only where the caller waits for the device in any case.
+    Writes through ``tensor.data`` or a NumPy array that shares the memory are not counted: the contents tell, of a
+    large matrix by a sum of each row, which an edit below its rounding in float64 leaves as it is.  On an accelerator
+    they are compared only where the caller waits for the device in any case.
     """
 
     def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
@@ -165,9 +167,21 @@ def _contents(tensor: Tensor) -> Tensor:
 
 
 def _row_sums(tensor: Tensor) -> Tensor:
-    """A weighted sum of each row, in which any edit beyond rounding shows: with such weights none cancels."""
-    weights = torch.arange(1, tensor.shape[-1] + 1, dtype=tensor.dtype, device=tensor.device).sin()
-    return tensor.detach() @ weights
+    """A weighted sum of each row in float64, numbers of their own in place of NaN and of ±∞.
+
+    An edit of one entry changes it by more than rounding unless the edit is smaller than about 1e-12 of the row;
+    several in one row would have to cancel under irrational weights.
+    """
+    weights = torch.arange(1, tensor.shape[-1] + 1, dtype=torch.float64, device=tensor.device).sin()
+    if sparse.is_sparse(tensor):
+        return sparse.with_values(tensor, _as_numbers(tensor.detach().values())) @ weights
+    rows = tensor.detach().flatten(0, -2)
+    return torch.cat([_as_numbers(part) @ weights for part in rows.split(max(1, _SMALL // rows.shape[-1]))])
+
+
+def _as_numbers(entries: Tensor) -> Tensor:
+    """In float64, without NaN and ±∞."""
+    return entries.double().nan_to_num(math.pi, math.e, -math.e)
 
 
 def _holds(tensor: Tensor, content: Tensor) -> bool:
@@ -176,6 +190,21 @@ def _holds(tensor: Tensor, content: Tensor) -> bool:
     if torch.equal(now, content):
         return True
     return now.is_floating_point() and torch.allclose(now, content, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def settings_of(part: object) -> tuple[object, ...]:
+    """The class of a part and its attributes, but for tensors: numbers and texts by value, the others by identity."""
+    values = {
+        name: value if isinstance(value, numbers.Number | str) else id(value)
+        for name, value in vars(part).items()
+        if not isinstance(value, Tensor)
+    }
+    return type(part), values
+
+
+def tensors_of(part: object) -> tuple[Tensor, ...]:
+    """The tensors among the attributes of a part."""
+    return tuple(value for value in vars(part).values() if isinstance(value, Tensor))
 
 
 def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -474,9 +503,30 @@ class Target(ABC):
     def check(self, q: "Posterior") -> None:  # noqa: B027  nothing to check is a fair answer
         """Raise where this target cannot be approximated by this q."""
 
+    def admit(self, q: "Posterior") -> None:
+        """`check`, and that q was not evaluated on labels of other classes, which it remembers.
+
+        Raises:
+            InputError: as `check`; parts of the data coded by what they happen to hold, which would fit one q to
+                several problems.
+        """
+        self.check(q)
+        if self.coding and q.coding and self.coding != q.coding:
+            first, other = (", ".join(f"{label:g}" for label in coding) for coding in (q.coding, self.coding))
+            raise InputError(
+                f"this posterior began on a model of the classes {first}; got one of the classes {other}, told from "
+                "the labels that its part of the data happens to hold. Name all classes in classes= of every model; "
+                "for another problem use a new posterior, or restart this one by initialize_()."
+            )
+        q.coding = q.coding or self.coding
+
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors a value depends on; when one changes, an old packet is not used again."""
+
+    def settings(self) -> tuple[object, ...]:
+        """What else a value depends on, compared by ``==``: the settings of its parts."""
+        return ()
 
     def known_data(self) -> tuple[Tensor, ...]:
         """The tensors that tell this problem from another, as far as they are known."""
@@ -495,7 +545,7 @@ class TractableTarget(Target):
 
         For γ = 1 the negative evidence lower bound, all constants included.
         """
-        self.check(q)
+        self.admit(q)
         return self.expected_energy(q.probed())[0] - self.temperature * q.entropy()
 
 
@@ -552,6 +602,15 @@ class Estimator(ABC):
     @abstractmethod
     def __call__(self, q: "Posterior", target: Target, state: dict) -> Expectation:
         """Evaluate at q; anything that changes from call to call lives in ``state``."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every call sees the same draws: exact for their average, which is not E_q[ℓ]."""
+        return False
+
+    def fresh(self, number: int) -> "Estimator":
+        """The same on draws that have not been fitted to, the number-th such set; itself unless `fixed`."""
+        return self
 
 
 class Rule(ABC):
@@ -684,6 +743,7 @@ class Posterior(torch.nn.Module, ABC):
     domain: str = "the positive definite cone"  # what a step must not leave, in words
     mean_probe: Tensor  # (*batch, D), zero
     root_probe: Structured  # zero
+    coding: tuple[float, ...] = ()  # the classes of the first target that has some; a copy has it, a state_dict not
 
     @property
     @abstractmethod

@@ -75,7 +75,7 @@ class Cached(NamedTuple):
     """An evaluation, and what it was computed from."""
 
     target: Target
-    temperature: float
+    settings: tuple[object, ...]  # of the target, with its temperature
     versions: Versions  # of the tensors of the target and the coordinates of q
     evaluation: Evaluation
     heading: Heading
@@ -160,7 +160,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._found = lr is None  # steps in units of 1/γ, the step of Newton
         self._warned = False
         self._asked_ranks = False
-        self._coding: tuple[float, ...] = ()  # the classes of the first target that has some
         self._repeats = False  # the closure was seen to give the same loss twice
         if estimator is not None:
             self._check_comparable(estimator)
@@ -286,15 +285,16 @@ class NaturalGradientVI(torch.optim.Optimizer):
     def averaged(self, target: Target, repeats: int) -> Status:
         """L and the norm of the mean gradient of two fresh evaluations at q or more, with its squared standard error.
 
-        For a verdict where draws are noisy: the norm of one evaluation is small by chance too.
+        For a verdict where there are draws: the norm of one evaluation is small by chance too, and that on fixed draws
+        says nothing of others.
         """
         q = self._only_posterior("a target")
         self._state(0)
-        first = self._evaluate_target(target, q)
+        first = self._evaluate_target(target, q, fresh=1)
         loss, (a, P) = first.loss, q.local(first.e)
         scatter = torch.zeros_like(loss)
         for count in range(2, repeats + 1):  # as Welford (1962), without cancellation
-            loss_here, e = self._evaluate_target(target, q)
+            loss_here, e = self._evaluate_target(target, q, fresh=count)
             local = q.local(e)
             change = Local(local.a - a, local.P - P)
             loss, a, P = loss + (loss_here - loss) / count, a + change.a / count, P + change.P / count
@@ -312,11 +312,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         q, kept = self._only_posterior("a target"), self._cache
         if (
             kept is None
-            or (kept.target, kept.temperature) != (target, target.temperature)
+            or (kept.target, kept.settings) != (target, _settings(target))
             or not kept.versions.hold((*target.tensors(), *q.coordinates), wait)
         ):
-            target.check(q)
-            self._check_coding(target)
+            target.admit(q)
             evaluation = self._evaluate_target(target, q)
             self._forget_unless(evaluation.loss)
             kept = self._keep(target, evaluation)
@@ -327,7 +326,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         before = None if self._cache is None else self._cache.versions
         versions = Versions((*target.tensors(), *self.posteriors[0].coordinates), before)
         heading = self._heading(0, evaluation.e)
-        self._cache = Cached(target, target.temperature, versions, evaluation, heading)
+        self._cache = Cached(target, _settings(target), versions, evaluation, heading)
         return self._cache
 
     def _heading(self, index: int, e: Expectation) -> Heading:
@@ -413,8 +412,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
             if "went" in state:  # nor the gradients
                 state["went"] = torch.zeros_like(state["went"])
 
-    def _evaluate_target(self, target: Target, q: Posterior) -> Evaluation:
+    def _evaluate_target(self, target: Target, q: Posterior, fresh: int | None = None) -> Evaluation:
         estimator = self._estimator_for(target)
+        estimator = estimator if fresh is None else estimator.fresh(fresh)
         estimator.check(q)
         e = estimator(q, target, self.state[q.mean_probe])
         self._count(e.cost)
@@ -427,8 +427,12 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self.last_cost = cost.gradients
 
     def evaluates_exactly(self, target: Target) -> bool:
-        """Whether two evaluations at the same q agree."""
-        return self._estimator_for(target).comparable and target.comparable
+        """Whether an evaluation gives L itself: no noise, and no average over fixed draws."""
+        return self._estimator_for(target).comparable and target.comparable and not self.averages(target)
+
+    def averages(self, target: Target) -> bool:
+        """Whether every evaluation is the average over the same fixed draws."""
+        return self._estimator_for(target).fixed
 
     def _estimator_for(self, target: Target) -> Estimator:
         estimator = self.estimator or (Quadrature() if isinstance(target, TractableTarget) else Stein())
@@ -451,17 +455,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 f"{type(self.step_size).__name__} compares the objective before and after a step, and "
                 f"{type(estimator).__name__} gives noisy values. Pass a learning rate, for example lr=0.1, "
                 "or step_size=KLRadius(0.1)."
-            )
-
-    def _check_coding(self, target: Target) -> None:
-        """Parts of the data whose labels stand for other classes would fit one q to several problems."""
-        self._coding = self._coding or target.coding
-        if target.coding and target.coding != self._coding:
-            first, other = (", ".join(f"{label:g}" for label in coding) for coding in (self._coding, target.coding))
-            raise InputError(
-                f"this optimizer began on a model of the classes {first}; got one of the classes {other}, told from "
-                "the labels that its part of the data happens to hold. Name all classes in classes= of every model, or "
-                "use a new optimizer for another problem."
             )
 
     def _only_posterior(self, what: str) -> Posterior:
@@ -501,6 +494,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
                 closure = self.estimator.prepared(closure)
             source = closure if isinstance(closure, Target) else classify(closure)
             if isinstance(source, Target):
+                self.zero_grad()  # of a backward pass before: every step uses them up
                 return self._step_on_target(source)
             return self._step_on_closure(outside.restored(source))
 
@@ -674,10 +668,10 @@ class NaturalGradientVI(torch.optim.Optimizer):
         self._asked_ranks = True
         if ranks() > 1:
             self._warn(
-                f"{type(self).__name__}: this is one of {ranks()} processes, and nothing sums over them what the data "
-                "of each say of q, also inside DistributedDataParallel: every process fits its own q to its own data. "
-                "Give every process all the data, or sum the gradients of q.mean_probe and q.root_probe by "
-                "torch.distributed.all_reduce before step().",
+                f"{type(self).__name__}: this is one of {ranks()} processes, and a step does not sum over them what "
+                "the data of each say of q, nor does DistributedDataParallel. That is right where every process has "
+                "all the data, or where the gradients of q.mean_probe and q.root_probe were summed by "
+                "torch.distributed.all_reduce before step(); otherwise every process fits its own q to its own data.",
                 UnsummedRanksWarning,
             )
 
@@ -741,7 +735,6 @@ class NaturalGradientVI(torch.optim.Optimizer):
             "last_cost",
             "_warned",
             "_asked_ranks",
-            "_coding",
             "_repeats",
         )
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
@@ -786,6 +779,10 @@ def _converted(state: dict[str, Any], like: Tensor) -> dict[str, Any]:
         elif isinstance(value, Tensor) and value.is_floating_point():
             new[name] = value.to(like)
     return new
+
+
+def _settings(target: Target) -> tuple[object, ...]:
+    return target.temperature, *target.settings()
 
 
 def _turned(q: Posterior, move: Move, accept: Tensor, signed: dict[str, Tensor]) -> dict[str, Tensor]:

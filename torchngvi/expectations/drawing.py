@@ -1,6 +1,7 @@
 """What every estimator that draws has in common: the draws, and what is seen at them."""
 
-from typing import NamedTuple
+import copy
+from typing import NamedTuple, Self
 
 from torch import Tensor
 
@@ -38,6 +39,17 @@ class Drawing(Estimator):
         self.comparable = self.derives_value and self.draws.comparable
         self.unbiased = self.unbiased and not self.draws.comparable  # fixed draws have a mean of their own
         self.generator = self.draws.generator  # the optimizer saves its state
+
+    @property
+    def fixed(self) -> bool:
+        """As its draws."""
+        return self.draws.comparable
+
+    def fresh(self, number: int) -> Self:
+        """With other draws where they are fixed."""
+        new = copy.copy(self)
+        new.draws = self.draws.fresh(number)
+        return new
 
     def see(self, q: Posterior, target: Target) -> Seen:
         """Draw from q and evaluate there."""

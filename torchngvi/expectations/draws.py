@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 
+_FRESH = 1024  # least draws of a set that judges: whitening then shifts its mean by less than its standard error
 _SOBOL_BITS = 30  # of torch's Sobol points
 
 
@@ -36,6 +37,10 @@ class Draws(ABC):
         like: Tensor,  # (*batch, D)
     ) -> Tensor:
         """z (S, *batch, D), of that dtype and on that device."""
+
+    def fresh(self, number: int) -> "Draws":
+        """Draws to judge by what was fitted to these, the number-th such set; themselves where new at each call."""
+        return self
 
 
 @final
@@ -144,7 +149,7 @@ class Fixed(Draws):
     The objective is then the average over the draws: the optimum that is found differs from the true
     one by an error of order 1/√S, the same at each call, which no further step reduces; and it is a
     function of the root C, so that `CholeskyGaussian` and `NaturalGaussian` find slightly different
-    optima.
+    optima.  `torchngvi.fit` therefore judges what was fitted to them on fresh draws.
 
     Args:
         num_samples: S, the mirror images included, even; at least 2D for a full covariance.
@@ -172,6 +177,10 @@ class Fixed(Draws):
             with torch.inference_mode(False), torch.no_grad():
                 self._kept = kept = self._whitened(dim).to(like)
         return kept.reshape(-1, *(1,) * (like.ndim - 1), dim).expand(-1, *like.shape)
+
+    def fresh(self, number: int) -> "Fixed":
+        """Of another seed, and 1024 or more."""
+        return Fixed(max(self.num_samples, _FRESH), seed=self.seed + number)
 
     def _whitened(self, dim: int) -> Tensor:
         """(S, D), from float64 on the CPU whatever the posterior."""

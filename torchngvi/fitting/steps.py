@@ -29,6 +29,8 @@ class Steps(Engine):
     """Steps of an optimizer until the natural-gradient norm is small.
 
     A norm from draws is small by chance too: one within the tolerance is confirmed by fresh evaluations at the same q.
+    Of fixed draws the norm is that of their average: fresh draws confirm it for L, or end the run, since no further
+    step on the same draws can help.
 
     Args:
         q: what the optimizer holds.
@@ -55,7 +57,8 @@ class Steps(Engine):
         self.batches = target.batches
         self.tolerance, self.budget = stop.tolerance, stop.evaluations
         self.exact = optimizer.evaluates_exactly(target)
-        self.remedy = "" if self.exact else _NOISY
+        self.averages = optimizer.averages(target)
+        self.remedy = "" if self.exact or self.averages else _NOISY
         self.step, self.stalled = 0.0, 0
         self.first_loss: float | None = None
         self._before = optimizer.evaluations, optimizer.gradients
@@ -86,14 +89,27 @@ class Steps(Engine):
         loss, spent = status.loss, self._counts()
         norm, alive = self._norm(status)
         known, left = self.exact, self.budget - spent[0]
-        small = bool(alive.any() and (norm <= self.tolerance)[alive].all())
+        small, refuted = bool(alive.any() and (norm <= self.tolerance)[alive].all()), ""
         if small and not self.exact and self.target.comparable and left >= _REPEATS:
             # one evaluation is small by chance too, and of a mini-batch says nothing of the other rows
-            status, known = self.optimizer.averaged(self.target, _REPEATS), True
+            on_average, known = float(norm[alive].max()), True
+            status = self.optimizer.averaged(self.target, _REPEATS)
             norm, alive = self._norm(status)
-            self.remedy = f"It was {float(norm[alive].max()):.2g} over {_REPEATS} fresh evaluations. {_NOISY}"
+            if not self.averages:
+                self.remedy = f"It was {float(norm[alive].max()):.2g} over {_REPEATS} fresh evaluations. {_NOISY}"
+            elif not bool((norm <= self.tolerance)[alive].all()):
+                refuted = self._why_refuted(on_average, norm, alive)
         self._members, self._alive = (norm <= self.tolerance) & known, alive
-        return self._standing(status.loss, norm, loss, spent)
+        standing = self._standing(status.loss, norm, loss, spent)
+        return standing._replace(lost=standing.lost or refuted)
+
+    def _why_refuted(self, on_average: float, norm: Tensor, alive: Tensor) -> str:
+        return (
+            f"because q is at the minimum of the average over its fixed draws (natural-gradient norm {on_average:.2g} "
+            f"against a tolerance of {self.tolerance:.2g}), which is not known to be that of the negative ELBO: on "
+            f"fresh draws the norm is {float(norm[alive].max()):.2g}, three standard errors included. Use more draws, "
+            "raise the tolerance, or leave the optimizer out: fit then takes as many draws as the tolerance asks for."
+        )
 
     def _take_step(self) -> None:
         self.optimizer.step(self.target)

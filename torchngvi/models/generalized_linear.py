@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchngvi import sparse
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Frame, LinearTarget, Posterior, ScalarRule, Sites
+from torchngvi.interfaces import Frame, LinearTarget, Posterior, ScalarRule, Sites, settings_of, tensors_of
 from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.modes import tracked
@@ -150,7 +150,11 @@ class GeneralizedLinear(LinearTarget):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything a value depends on."""
-        return (self.X, self.y, self.weights, self.offset, *self.prior)
+        return (self.X, self.y, self.weights, self.offset, *self.prior, *tensors_of(self.likelihood))
+
+    def settings(self) -> tuple[object, ...]:
+        """Those of the likelihood."""
+        return settings_of(self.likelihood)
 
     def predictor(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.gaussian_integrals import Moments, saturating_square
-from torchngvi.interfaces import Frame, Raw, Sites, TractableTarget
+from torchngvi.interfaces import Frame, Raw, Sites, TractableTarget, settings_of, tensors_of
 
 
 class Penalty(ABC):
@@ -125,8 +125,12 @@ class Regularized(TractableTarget):
         self.temperature, self.comparable, self.coding = model.temperature, model.comparable, model.coding
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The model's."""
-        return self.model.tensors()
+        """The model's and those of the penalty."""
+        return (*self.model.tensors(), *tensors_of(self.penalty))
+
+    def settings(self) -> tuple[object, ...]:
+        """The model's and those of the penalty."""
+        return (*self.model.settings(), *settings_of(self.penalty))
 
     def log_joint(
         self,

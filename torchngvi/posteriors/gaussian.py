@@ -6,6 +6,7 @@ that a backward pass leaves a = Cᵀg in ``mean_probe.grad`` and W in ``root_pro
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -73,7 +74,7 @@ class Gaussian(Posterior):
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise InputError(f"dim is the number of latent variables, an integer of at least 1; got {dim!r}.")
         try:
-            self.batch_shape = torch.Size(batch_shape)
+            self.batch_shape = torch.Size(map(operator.index, batch_shape))
         except TypeError as error:
             raise InputError(
                 f"batch_shape must be a tuple of integers, () for one posterior; got {batch_shape!r}."
@@ -140,7 +141,7 @@ class Gaussian(Posterior):
         mean: Tensor | float = 0.0,  # broadcasts to (*batch, D)
         scale: Tensor | float = 1.0,  # scalar, (*batch, D) standard deviations, or (*batch, D, D) lower factor
     ) -> Self:
-        """Restart in place from N(mean, scale scaleᵀ).
+        """Restart in place from N(mean, scale scaleᵀ); the classes of earlier targets are forgotten.
 
         Raises:
             InputError: not finite, of a shape that does not fit, a scale whose diagonal is not positive, or one whose
@@ -184,6 +185,7 @@ class Gaussian(Posterior):
                 f"mean and scale must have coordinates in {like.dtype}; those of {type(self).__name__} overflow or "
                 f"vanish, with a smallest scale of {smallest:.3g}. Use float64 or other units of theta."
             )
+        self.coding = ()
         return self
 
     @classmethod
@@ -483,6 +485,7 @@ class Gaussian(Posterior):
 
     # -------------------------------------------------------------------------------- torch
 
+    @tracked
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """As every posterior; what was computed from the coordinates is forgotten."""
         self._memory.forget()
@@ -509,11 +512,12 @@ class Gaussian(Posterior):
         memory = self._memory
         if names and (memory.of is None or not memory.of.hold(coordinates, contents=not memory.settled)):
             memory.values, memory.of = {}, Versions(coordinates)
+        values = memory.values  # one thing may be computed from another, and of tensors of inference_mode none is kept
         for name in names:
-            if name not in memory.values:
+            if name not in values:
                 with torch.inference_mode(False), torch.no_grad():
-                    memory.values[name] = getattr(self, f"_compute_{name}")()
-        return memory.values
+                    values[name] = getattr(self, f"_compute_{name}")()
+        return values
 
     def extra_repr(self) -> str:
         """Shown by ``repr``."""
