@@ -212,7 +212,9 @@ def test_other_settings_are_refused(tmp_path, other):
 def test_other_draws_are_refused(tmp_path):
     file, f = tmp_path / "run.pt", make_model().log_joint
     written(file, lambda q: VN(q, lr=0.1, estimator=Stein(8)), f)
-    refused(file, lambda q: VN(q, lr=0.1, estimator=Stein(16)), r"num_samples=8\)\), here it is Stein\(", f)
+    refused(
+        file, lambda q: VN(q, lr=0.1, estimator=Stein(16)), r"num_samples=8\), unbiased=True\), here it is Stein\(", f
+    )
 
 
 def test_other_data_are_refused_where_a_rate_is_given(tmp_path):

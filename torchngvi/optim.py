@@ -609,7 +609,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
         if self.momentum is not None and self.momentum.of_steps:
             rho = torch.ones_like(state["rejections"]) * lr
         else:
-            rho = self.step_size.propose(path, lr, state["rejections"], state)
+            rho = self.step_size.propose(path, lr, state["rejections"], state).to(q.mean_probe.dtype)
         move = path.at(rho)
         new, accept = q.moved(move)
         memory = heading.memory
