@@ -816,7 +816,8 @@ class TestDtypes:
     [
         (
             {"estimator": ifvb.Pathwise()},
-            "Pathwise differentiates in the vector of a flat posterior; got CholeskyGaussian. Use Stein(), or FlatCholesky.",
+            "Pathwise differentiates in the vector of a flat posterior; got CholeskyGaussian. Use Stein(), or "
+            "FlatCholesky.",
         ),
         ({"estimator": Stein}, "estimator is a part from torchngvi.expectations; got the class Stein, not called."),
         ({"estimator": "stein"}, "estimator is a part from torchngvi.expectations; got str of builtins."),

@@ -666,6 +666,8 @@ class TestDiagonalIsLinear:
         "sym_outer": lambda q: q.sym_outer(torch.ones(4, WIDE, dtype=DTYPE), torch.ones(4, WIDE, dtype=DTYPE)),
         "one_triangle": lambda q: q.one_triangle(torch.ones(4, WIDE, dtype=DTYPE), torch.ones(4, WIDE, dtype=DTYPE)),
         "whitener": lambda q: q.whitener(),
+        "loss": lambda q: q.loss(Quadrature()(q, linear_model(), {})),
+        "carried": lambda q: q.carried(q.mean),
         "from_marginals": lambda q: DiagonalGaussian.from_marginals(q.mean, q.variance, q.structure),
         "unframe": lambda q: q.unframe(q.mean, q.scale),
         "local": lambda q: q.local(packet(q)),
