@@ -682,7 +682,19 @@ class TestDiagonalIsLinear:
 
     def test_every_public_name_is_here(self):
         own = {name for name in dir(DiagonalGaussian) if not name.startswith("_") and name not in dir(torch.nn.Module)}
-        data = {"coding", "upper", "root_name", "takes", "structure", "batch_shape", "dim", "mean_probe", "root_probe"}
+        data = {
+            "coding",
+            "framed",
+            "domain",
+            "upper",
+            "root_name",
+            "takes",
+            "structure",
+            "batch_shape",
+            "dim",
+            "mean_probe",
+            "root_probe",
+        }
         assert own - data == set(self.CALLS) - {"extra_repr"} | self.MATRICES | self.GIVEN_A_MATRIX
 
     @pytest.mark.parametrize("name", CALLS)
