@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from torchngvi.rules.projected_root_gradient import with_diagonal
+from torchngvi.structures import Dense
 
 
 def seconds(call, least=0.3):
@@ -35,7 +35,7 @@ def main():
 
         times = [
             seconds(lambda diagonal=diagonal: diagonal.clamp_(min=0.5)),
-            seconds(lambda C=C, diagonal=diagonal: with_diagonal(C, diagonal, diagonal.clamp_min(0.5))),
+            seconds(lambda C=C, diagonal=diagonal: Dense(len(C)).with_diagonal(C, diagonal.clamp_min(0.5))),
             seconds(clipped),
         ]
         print(f"{dim:5d} {times[0]:19.2e} {times[1]:20.2e} {times[2]:15.2e}")

@@ -7,12 +7,22 @@ import torch
 from arrow import ScalarArrow
 from cases import DTYPE, EXACT, IDENTITY, close, randn
 
-from torchngvi import CholeskyGaussian, NaturalGaussian, NaturalGradientVI, PrecisionCholeskyGaussian, rules
+from torchngvi import (
+    CholeskyGaussian,
+    GeneralizedLinear,
+    NaturalGaussian,
+    NaturalGradientVI,
+    PrecisionCholeskyGaussian,
+    Snngm,
+    fit,
+    rules,
+)
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Local, Raw, RootTangent, Rule
 from torchngvi.rules import LocalExponential, NormalizedMomentum, QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, FullAlgebra, UnequalBlocks, block_diagonal
+from torchngvi.structures import pattern as pattern_module
 from torchngvi.testing import check_structure
 from torchngvi.testing.matrices import definite_in, mask, root_in, symmetric_in
 
@@ -202,3 +212,20 @@ class TestBlockDiagonal:
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             ExpectationAverage(NaturalGaussian(3, structure=ScalarArrow(3)))
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian, NaturalGaussian])
+def test_dense_matrices_need_no_table_of_their_entries(kind, monkeypatch):
+    """It would be several times as large as the matrix."""
+
+    def refused(structure, device):
+        raise AssertionError(f"a table of the entries of {structure}")
+
+    monkeypatch.setattr(pattern_module, "_index", refused)
+    model = GeneralizedLinear(randn(20, 5, seed=1), torch.arange(20) % 2)
+    assert fit(kind(5, dtype=DTYPE), model, progress=False).converged
+    assert fit(kind(5, dtype=DTYPE), model.log_joint, progress=False).converged
+    for rule in (rules.RootGradient, rules.LogNaturalGradient, rules.LocalExponential):
+        if rule.emits in kind.takes:
+            NaturalGradientVI(kind(5, dtype=DTYPE), rule(), lr=0.01, momentum=None).step(model)
+    Snngm(kind(5, dtype=DTYPE)).step(model.log_joint)

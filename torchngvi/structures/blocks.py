@@ -1,5 +1,7 @@
 """Equal squares along the diagonal, dense matrices among them: closed under all products."""
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -132,6 +134,33 @@ class Squares(FullAlgebra):
         half = tril_half(matrix)
         return half + half.mT
 
+    def with_diagonal(self, matrix: Structured, new: Tensor) -> Structured:
+        """The matrix with another diagonal."""
+        replaced = matrix.clone()
+        replaced.diagonal(dim1=-2, dim2=-1).copy_(self.split(new))
+        return replaced
+
+    @property
+    def parameters(self) -> int:
+        """The free entries of a root."""
+        size = self.shape[-1]
+        return self.dim * (size + 1) // 2
+
+    def flat(self, symmetric: Structured) -> Tensor:
+        """The vector of A, (*batch, `parameters`), whose dot product with that of A' is ½⟨A, A'⟩_F."""
+        lower, diagonal = _triangle(self.shape[-1], symmetric.device)
+        entries = _with_shares(symmetric.flatten(-2)[..., lower], diagonal)
+        return entries.flatten(1 - self.rank) if self.rank > 2 else entries
+
+    def unflat(self, vector: Tensor) -> Structured:
+        """The symmetric matrix of such a vector."""
+        size = self.shape[-1]
+        lower, diagonal = _triangle(size, vector.device)
+        vector = vector.unflatten(-1, (*self.shape[:-2], -1))
+        squares = vector.new_zeros(*vector.shape[:-1], size * size)
+        half = squares.index_copy(-1, lower, _with_shares(vector, diagonal)).unflatten(-1, (size, size))
+        return half + half.mT
+
     def norm2(self, symmetric: Structured) -> Tensor:
         """‖A‖²_F, of any matrix."""
         return self.total(symmetric.square().flatten(-self.rank).sum(-1))
@@ -256,6 +285,23 @@ class EqualBlocks(Squares):
 
     def _members(self, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return result[0], result[1].all(-1)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # kept for later calls, which may be differentiated
+def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions of the lower triangle in a flat square, and of the diagonal among them."""
+    rows, columns = torch.tril_indices(size, size, device=device)
+    place = torch.arange(size, device=device)
+    return rows * size + columns, place * (place + 3) // 2
+
+
+def _with_shares(
+    entries: Tensor,  # (..., size (size + 1)/2)
+    diagonal: Tensor,
+) -> Tensor:
+    """The entries of a triangle, those on the diagonal times √½."""
+    return entries.index_copy(-1, diagonal, math.sqrt(0.5) * entries[..., diagonal])
 
 
 def _mv(
