@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
     {"errors", "linalg", "distributed", "gaussian_integrals", "modes", "sparse"},
-    {"structures"},
+    {"structures", "versions"},
     {"interfaces"},
     {"derivatives", "exponential_family"},
     {"posteriors", "expectations", "rules", "stepsizes", "models"},

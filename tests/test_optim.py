@@ -39,10 +39,11 @@ from torchngvi import (
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Independent
-from torchngvi.interfaces import Raw, TractableTarget, Versions
+from torchngvi.interfaces import Raw, TractableTarget
 from torchngvi.models.likelihoods import GaussianNoise, StudentT
 from torchngvi.models.regularized import ExpectedPenalty, Regularized
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
+from torchngvi.versions import Versions
 
 STEPS = 5
 

@@ -45,13 +45,13 @@ from torchngvi.interfaces import (
     Target,
     TractableTarget,
     Trial,
-    Versions,
     where_members,
 )
 from torchngvi.modes import tracked
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import Constant, SufficientDecrease
 from torchngvi.structures import FullAlgebra
+from torchngvi.versions import Versions
 
 _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
 

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from torchngvi import sparse
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Frame, LinearTarget, Posterior, ScalarRule, Sites, settings_of, tensors_of
+from torchngvi.interfaces import Frame, LinearTarget, Posterior, ScalarRule, Sites
 from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.modes import tracked
+from torchngvi.versions import settings_of, tensors_of
 
 
 class GeneralizedLinear(LinearTarget):
