@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 import torchngvi
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, Stein, SufficientDecrease, fit
 from torchngvi.errors import TorchngviError
-from torchngvi.fingerprints import fingerprint
+from torchngvi.fitting.fingerprints import fingerprint
 
 PACKAGE = str(Path(torchngvi.__file__).parent)
 DIM, ROWS = 4, 40

@@ -37,7 +37,7 @@ from torch import Tensor
 from torchngvi import IBLR, CholeskyGaussian, GeneralizedLinear, KLRadius, LogJoint, fit
 from torchngvi.adapters.pyro import AutoGaussian, ModelLogJoint, NaturalSVI, fit_guide, log_joint
 from torchngvi.derivatives import energy_and_gradient
-from torchngvi.records import Record
+from torchngvi.fitting.records import Record
 
 from .posteriordb.load import Posterior, load
 from .posteriordb.model import Values

@@ -53,14 +53,14 @@ from torchngvi import (
     Stein,
     fit,
 )
-from torchngvi.adapters.experiments import blank_figure, color, style
-from torchngvi.adapters.papers.tan import regression
-from torchngvi.bbvi import landing_variance
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, Fixed, Hessian, Independent, PathDerivative, Reparametrized
 from torchngvi.models.likelihoods import StudentT
 from torchngvi.rules import Adam, ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule
+from torchngvi.studies.experiments import blank_figure, color, style
+from torchngvi.studies.papers.tan import regression
+from torchngvi.theory.kim2024 import landing_variance
 
 LOOKS = (100, 200, 300, 600, 1_000, 2_000, 3_000, 6_000, 10_000, 20_000, 30_000)  # gradients
 BUDGETS = (300, 1_000, 3_000, 10_000, 30_000)

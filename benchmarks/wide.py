@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_svmlight_file
 
-from torchngvi import GeneralizedLinear, RowSpace, sparse
+from torchngvi import GeneralizedLinear, RowSpace
+from torchngvi.numerics import sparse
 
 
 def leukemia():

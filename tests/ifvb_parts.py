@@ -6,6 +6,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi import ifvb
+from torchngvi.methods.ifvb import usual_estimator
 from torchngvi.rules import ExponentialAverage
 from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest
 
@@ -20,7 +21,7 @@ def PreconditionedVI(q, metric, lr=1.0, *, averaging=None, **settings):  # noqa:
     alpha, offset = settings.pop("alpha", 0.75), settings.pop("offset", 100.0)
     metric = copy.copy(metric)
     metric.generator, metric.warmup = draws, settings.pop("warmup", metric.warmup)
-    estimator = copy.copy(settings.pop("estimator", None)) or ifvb.methods.usual_estimator([q])
+    estimator = copy.copy(settings.pop("estimator", None)) or usual_estimator([q])
     estimator.generator = draws
     radius, clip, weight = settings.pop("radius", 0.1), settings.pop("clip", None), settings.pop("momentum", 0.0)
     limits = [KLRadius(radius)] if radius and metric.natural else []

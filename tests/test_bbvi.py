@@ -21,8 +21,12 @@ from torchngvi import (
     ProximalBBVI,
     Quadrature,
 )
-from torchngvi.adapters.papers import bbvi as study
-from torchngvi.bbvi import (
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations import Independent, PathDerivative, Reparametrized
+from torchngvi.interfaces import Cost, Expectation, Framed
+from torchngvi.rules import ProjectedRootGradient, ProjectedSquareRoot, ProximalRootGradient
+from torchngvi.studies.papers import bbvi as study
+from torchngvi.theory.kim2024 import (
     AdaptiveVariance,
     Gaussian,
     GaussianTarget,
@@ -42,10 +46,6 @@ from torchngvi.bbvi import (
     landing_variance,
     wasserstein_to_point,
 )
-from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import Independent, PathDerivative, Reparametrized
-from torchngvi.interfaces import Cost, Expectation, Framed
-from torchngvi.rules import ProjectedRootGradient, ProjectedSquareRoot, ProximalRootGradient
 
 F64 = torch.float64
 BASES = [Gaussian(), Laplace(), Logistic(), StudentT(9.0)]

@@ -26,7 +26,7 @@ from torchngvi import (
 )
 from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.expectations import Antithetic
-from torchngvi.fingerprints import fingerprint
+from torchngvi.fitting.fingerprints import fingerprint
 from torchngvi.rules import SiteNewton
 
 
@@ -100,7 +100,7 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
         raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr("torchngvi.checkpoints._checked", Path)
+        patch.setattr("torchngvi.fitting.checkpoints._checked", Path)
         patch.setattr(os, "replace", killed)
         with pytest.raises(KilledError):
             fit(make_posterior("cholesky"), model, progress=False, checkpoint=file, checkpoint_every=1)

@@ -20,8 +20,8 @@ from sklearn.preprocessing import StandardScaler
 
 import torchngvi
 from torchngvi import CholeskyGaussian
+from torchngvi.app.config import Settings, read_toml, settings_from, to_toml
 from torchngvi.cli import main, parser
-from torchngvi.config import Settings, read_toml, settings_from, to_toml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 WRITTEN = {"posterior.pt", "coefficients.csv", "trace.csv", "summary.json", "fit.png", "config.toml"}
@@ -456,11 +456,16 @@ def test_bad_input(case, capsys):
     assert {path: path.read_bytes() for path in Path.cwd().rglob("*")} == before
 
 
+def _forget(monkeypatch, *names):
+    """As if these packages had not been imported."""
+    for name in [name for name in sys.modules if any(f"{name}.".startswith(f"{other}.") for other in names)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(torchngvi, "app", raising=False)
+
+
 @pytest.mark.parametrize("extra", ["rich", "pandas", "arviz", "matplotlib", "sklearn"])
 def test_missing_extras(extra, capsys, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("torchngvi.adapters") or name.split(".")[0] == extra]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(torchngvi, "adapters", raising=False)
+    _forget(monkeypatch, "torchngvi.app", extra)
     monkeypatch.setitem(sys.modules, extra, None)
     assert run("--data", "iris", "--success", "setosa") == 2
     error = capsys.readouterr().err
@@ -469,10 +474,8 @@ def test_missing_extras(extra, capsys, monkeypatch):
 
 
 def test_other_import_errors_are_not_hidden(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("torchngvi.adapters")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(torchngvi, "adapters", raising=False)
-    monkeypatch.setitem(sys.modules, "torchngvi.adapters.tables", None)
+    _forget(monkeypatch, "torchngvi.app")
+    monkeypatch.setitem(sys.modules, "torchngvi.app.tables", None)
     with pytest.raises(ImportError):
         run("--data", "iris")
 

@@ -7,7 +7,7 @@ import torch
 from scipy import integrate, stats
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, fit
-from torchngvi.adapters import psis
+from torchngvi.app import psis
 from torchngvi.diagnostics import (
     accuracy,
     elbo,

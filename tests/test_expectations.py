@@ -36,10 +36,10 @@ from cases import (
 from torchngvi import BWGD, VN
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
-from torchngvi.gaussian_integrals import expectation, softplus
 from torchngvi.interfaces import Frame, Framed, Raw, Sites
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, GeneralizedLinear, LogJoint, PoissonLog
 from torchngvi.models.likelihoods import FAMILIES as NAMED_FAMILIES
+from torchngvi.numerics.gaussian_integrals import expectation, softplus
 
 batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)

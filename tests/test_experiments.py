@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
-from torchngvi.adapters import datasets, experiments, reproduce
+from torchngvi.app import datasets
 from torchngvi.cli import main
 from torchngvi.errors import InputError
+from torchngvi.studies import experiments, reproduce
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PUBLISHED = sorted(CONFIGS.glob("srvn-*.toml"))

@@ -20,8 +20,8 @@ from torchngvi.adapters.gpytorch import (
     variational_posteriors,
 )
 from torchngvi.adapters.gpytorch.training import TrainingResult, _backward_priors, _Run
-from torchngvi.checkpoints import Checkpoint
 from torchngvi.errors import CheckpointWarning, InputError, PairError
+from torchngvi.fitting.checkpoints import Checkpoint
 
 gp = pytest.importorskip("gpytorch")
 N, M = 200, 8

@@ -44,8 +44,8 @@ from torchngvi import BWGD, SRVN, VN
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Affine, Congruence, Frame, Framed, Local, Raw, Tangent
-from torchngvi.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
 from torchngvi.models import GaussianNoise, GeneralizedLinear
+from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton

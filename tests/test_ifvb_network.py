@@ -12,11 +12,12 @@ import torch
 from ifvb_parts import AIFVB
 from scipy import integrate, stats
 
-from torchngvi.adapters.papers import ifvb as studies
-from torchngvi.adapters.papers import study
-from torchngvi.config import read_toml
+from torchngvi.app.config import read_toml
 from torchngvi.errors import InputError
-from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
+from torchngvi.fitting import smoothed as run
+from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian
+from torchngvi.studies.papers import ifvb as studies
+from torchngvi.studies.papers import study
 
 FLOAT = torch.float64
 CONFIGS = Path(__file__).parents[1] / "configs"

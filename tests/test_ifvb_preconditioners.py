@@ -7,6 +7,7 @@ import pytest
 import torch
 from ifvb_parts import PreconditionedVI
 
+from torchngvi import metrics
 from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import (
     NAGVAC,
@@ -22,7 +23,6 @@ from torchngvi.ifvb import (
     RankOneGaussian,
     Recursive,
     Window,
-    preconditioners,
 )
 
 FLOAT = torch.float64
@@ -315,7 +315,7 @@ def test_adam_is_torchs():
 
 def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
     """D = 10,000 where there is not enough, in GiB."""
-    monkeypatch.setattr(preconditioners.recursive, "free_bytes", lambda device: 0.5 * 2**30)
+    monkeypatch.setattr(metrics.recursive, "free_bytes", lambda device: 0.5 * 2**30)
     message = (
         r"the inverse Fisher matrix of 10,000 variational parameters needs 0.747 GiB and 0.5 GiB of cpu memory are "
         r"free. Use Blocks, Window or BatchFisher"
@@ -331,11 +331,11 @@ def test_free_memory_is_the_least_that_is_known(monkeypatch):
     files = {"meminfo": "MemTotal: 9 kB\nMemAvailable: 8388608 kB\n", "memory.max": "9e9", "memory.current": "4e9"}
     monkeypatch.setattr(pathlib.Path, "read_text", lambda self: files[self.name])
     cpu = torch.device("cpu")
-    assert preconditioners.recursive.free_bytes(cpu) == 5e9
+    assert metrics.recursive.free_bytes(cpu) == 5e9
     files["memory.max"] = "max\n"
-    assert preconditioners.recursive.free_bytes(cpu) == 8 * 2**30
+    assert metrics.recursive.free_bytes(cpu) == 8 * 2**30
     files["meminfo"] = ""
-    assert preconditioners.recursive.free_bytes(cpu) == math.inf
+    assert metrics.recursive.free_bytes(cpu) == math.inf
 
 
 def test_rounding_does_not_add_up_in_the_inverse():

@@ -9,8 +9,6 @@ from ifvb_parts import AIFVB, IFVB, PreconditionedVI
 from scipy.special import polygamma
 
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, fit
-from torchngvi.adapters.papers import ifvb_problems as problems
-from torchngvi.adapters.papers.ifvb_problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.ifvb import (
     Adam,
@@ -27,6 +25,8 @@ from torchngvi.ifvb import (
     VecGaussian,
     asymptotic_covariance,
 )
+from torchngvi.studies.papers import ifvb_problems as problems
+from torchngvi.studies.papers.ifvb_problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
 
 FLOAT = torch.float64
 REPLICATES = 1000

@@ -17,8 +17,8 @@ from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, Gradients, NormBelow, Seconds, SlopeBelow, SlopeStop, Stalled
 from torchngvi.fitting.engine import Engine, Standing, Stop
 from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.records import Record
 from torchngvi.fitting.sample_average import SampleAverages
-from torchngvi.records import Record
 
 
 def quiet(q, target, *optimizer, **options):
@@ -215,9 +215,9 @@ def killing(function, call, error=KilledError):
 def test_every_engine_writes_as_often_as_it_is_told(tmp_path, monkeypatch, every):
     """Also within one sample average, and the run goes on from there to the last bit."""
     written = []
-    save = sys.modules["torchngvi.checkpoints"].Checkpoint.save
+    save = sys.modules["torchngvi.fitting.checkpoints"].Checkpoint.save
     monkeypatch.setattr(
-        "torchngvi.checkpoints.Checkpoint.save",
+        "torchngvi.fitting.checkpoints.Checkpoint.save",
         lambda file, state: (written.append(len(state["trace"])), save(file, state)),
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from torchngvi.adapters import memory, runs, tables
+from torchngvi.app import memory, runs, tables
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 

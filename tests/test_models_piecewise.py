@@ -26,8 +26,8 @@ from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaus
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import PiecewiseBound, Quadrature
 from torchngvi.expectations.piecewise import best_pieces
-from torchngvi.gaussian_integrals import softplus
 from torchngvi.models import NegativeBinomial, StudentT
+from torchngvi.numerics.gaussian_integrals import softplus
 
 # gap by number of pieces, as printed
 GAPS = {

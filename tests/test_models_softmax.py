@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, Stein, fit
 from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic, Autograd, Quadrature
-from torchngvi.gaussian_integrals import softplus
 from torchngvi.interfaces import Raw
 from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
 from torchngvi.models.softmax import _block, nodes
+from torchngvi.numerics.gaussian_integrals import softplus
 
 CPU = torch.device("cpu")
 classes = pytest.mark.parametrize("K", [2, 3, 4])

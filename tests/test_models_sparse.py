@@ -7,11 +7,12 @@ import pytest
 import torch
 from cases import DIM, DTYPE, EXACT, POSTERIORS, close, randn, random_posterior
 
-from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, Stein, sparse
+from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, Stein
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Antithetic, Autograd, MonteCarlo, PiecewiseBound, Quadrature
 from torchngvi.interfaces import Frame
 from torchngvi.models import NegativeBinomial, SoftmaxRegression
+from torchngvi.numerics import sparse
 from torchngvi.structures import Diagonal
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")

@@ -26,14 +26,18 @@ from torchngvi import (
     RootGD,
     SufficientDecrease,
 )
-from torchngvi.adapters.papers import ngvi
 from torchngvi.diagnostics import log_predictive_density, predictor_moments
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import BonnetPrice, ClosedEntropyStein, Fixed, Hessian, Independent, Reparametrized
-from torchngvi.exponential_family import ExpectationParameters, Natural, bregman, expectation_gradient, inner
 from torchngvi.interfaces import Frame
 from torchngvi.models.likelihoods import GaussianNoise
-from torchngvi.ngvi import (
+from torchngvi.posteriors import PrecisionCholeskyGaussian
+from torchngvi.rules import ProjectedRootGradient
+from torchngvi.stepsizes import Convex, harmonic_schedule, theorem_schedule
+from torchngvi.structures import Dense
+from torchngvi.studies.papers import ngvi
+from torchngvi.theory.exponential_family import ExpectationParameters, Natural, bregman, expectation_gradient, inner
+from torchngvi.theory.wu2024 import (
     SubSampling,
     covariance_factor,
     gradient_variance,
@@ -42,10 +46,6 @@ from torchngvi.ngvi import (
     sharp_rate_bound,
     symmetric_kl,
 )
-from torchngvi.posteriors import PrecisionCholeskyGaussian
-from torchngvi.rules import ProjectedRootGradient
-from torchngvi.stepsizes import Convex, harmonic_schedule, theorem_schedule
-from torchngvi.structures import Dense
 
 F64 = torch.float64
 

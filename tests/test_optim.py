@@ -42,8 +42,8 @@ from torchngvi.expectations import Antithetic, Independent
 from torchngvi.interfaces import Raw, TractableTarget
 from torchngvi.models.likelihoods import GaussianNoise, StudentT
 from torchngvi.models.regularized import ExpectedPenalty, Regularized
+from torchngvi.numerics.versions import Versions
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
-from torchngvi.versions import Versions
 
 STEPS = 5
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from torchngvi.adapters import datasets, figures, fonts
-from torchngvi.adapters.outputs import OutputFolder, read_frame, write_frame
+from torchngvi.app import datasets, figures, fonts
+from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 

@@ -33,7 +33,7 @@ from cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchngvi import VN, GeneralizedLinear, LogJoint, fit, linalg, sparse
+from torchngvi import VN, GeneralizedLinear, LogJoint, fit
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import Extremes
 from torchngvi.errors import InputError
@@ -49,6 +49,7 @@ from torchngvi.expectations import (
     ScoreFunction,
 )
 from torchngvi.interfaces import Affine, Congruence, FullPrior, LogTangent, Prior, Root, RootTangent, Tangent
+from torchngvi.numerics import linalg, sparse
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.structures import Diagonal

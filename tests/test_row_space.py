@@ -8,7 +8,7 @@ from sklearn.datasets import load_svmlight_file
 
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, SiteNewton, fit
 from torchngvi.errors import InputError
-from torchngvi.row_space import RowSpace
+from torchngvi.fitting.row_space import RowSpace
 
 FAMILIES = ["bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian"]
 
@@ -94,7 +94,7 @@ def test_rows_that_repeat():
 def test_more_columns_than_a_block(monkeypatch):
     model = make(rows=12)
     expected, _ = solved(model)
-    monkeypatch.setattr("torchngvi.row_space._COLUMNS", 7)
+    monkeypatch.setattr("torchngvi.fitting.row_space._COLUMNS", 7)
     blocks, _ = solved(model)
     torch.testing.assert_close(blocks.variance, expected.variance, rtol=0, atol=1e-10)
     torch.testing.assert_close(blocks.mean, expected.mean, rtol=0, atol=1e-10)
@@ -139,7 +139,7 @@ def test_leukemia_from_afar(seed, libsvm_folder):
 def test_more_rows_than_newton_takes(monkeypatch):
     model = make()
     expected, _ = RowSpace(model).fit(tolerance=1e-9, progress=False)
-    monkeypatch.setattr("torchngvi.row_space._FEW", 5)
+    monkeypatch.setattr("torchngvi.fitting.row_space._FEW", 5)
     found, result = RowSpace(model).fit(tolerance=1e-9, progress=False)
     assert result.converged
     torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=1e-8)

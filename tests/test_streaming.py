@@ -34,8 +34,8 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Hessian, HessianVector
 from torchngvi.expectations.draws import Fixed
+from torchngvi.fitting.streaming import stream_batches, stream_rows
 from torchngvi.models import GaussianNoise, SoftmaxRegression, StudentT
-from torchngvi.streaming import stream_batches, stream_rows
 
 FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
 DIM, ROWS, NOISE = 3, 24, 0.7

@@ -9,7 +9,7 @@ from sklearn.datasets import dump_svmlight_file, load_breast_cancer
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
-from torchngvi.adapters.tables import Table, coded_target, prepare, read_table
+from torchngvi.app.tables import Table, coded_target, prepare, read_table
 from torchngvi.errors import InputError
 
 PEOPLE = (

@@ -51,8 +51,8 @@ from torchngvi import (
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Hessian, Independent, PathDerivative, Quadrature, ScoreFunction, Stein
 from torchngvi.expectations.draws import Draws
+from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates, RootTangent, Tangent
-from torchngvi.records import Record
 from torchngvi.rules import (
     Adam,
     Geodesic,
@@ -1150,7 +1150,7 @@ class TestTheorem3:
 
     @pytest.mark.parametrize(("steps", "beta"), [(50, 0.9), (200, 0.5)])
     def test_the_normaliser_of_tau(self, steps, beta):
-        from torchngvi.adapters.papers.tan import tau_weights
+        from torchngvi.studies.papers.tan import tau_weights
 
         weights = tau_weights(steps, beta)
         assert weights.sum() == pytest.approx(steps - beta * (1 - beta**steps) / (1 - beta), rel=1e-12)
@@ -1170,7 +1170,7 @@ class TestExperiments:
     """The studies: coding of the data, the log, what is drawn from it."""
 
     def test_figure_2(self, tmp_path):
-        from torchngvi.adapters.papers import tan
+        from torchngvi.studies.papers import tan
 
         log = tan.run_weights()
         assert len(log) == 10_000
@@ -1184,7 +1184,7 @@ class TestExperiments:
         ("name", "shape", "ones"), [("German", (1000, 49), 300), ("Heart", (270, 19), 120), ("ICU", (200, 20), 40)]
     )
     def test_the_designs(self, name, shape, ones):
-        from torchngvi.adapters.papers import tan
+        from torchngvi.studies.papers import tan
 
         X, y = tan.LOADERS[name]()
         assert X.shape == shape
@@ -1198,15 +1198,15 @@ class TestExperiments:
 
     @needs_data
     def test_white_and_awake_are_coded_one(self):
-        from torchngvi.adapters.papers import tan
+        from torchngvi.studies.papers import tan
 
         X, _ = tan.icu()
         assert X[:, 5].sum() == 175  # of 200 white
         assert X[:, -1].sum() == 185  # no coma or stupor
 
     def test_missing_data(self, monkeypatch, tmp_path):
-        from torchngvi.adapters.datasets import MissingDataError
-        from torchngvi.adapters.papers import tan
+        from torchngvi.app.datasets import MissingDataError
+        from torchngvi.studies.papers import tan
 
         monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
         monkeypatch.chdir(tmp_path)
@@ -1220,7 +1220,7 @@ class TestExperiments:
     @needs_data
     def test_the_families_on_the_three_data_sets(self):
         """Full C and full T agree, the diagonal bound is lower, and all are near the printed ones."""
-        from torchngvi.adapters.papers import tan
+        from torchngvi.studies.papers import tan
 
         for index, name in enumerate(tan.DATA):
             model, bounds = tan.regression(name), {}
@@ -1235,8 +1235,8 @@ class TestExperiments:
     @needs_data
     def test_a_row_of_table_5(self):
         """ICU, full Σ, Snngm: 6000 iterations and -115.2 are printed."""
-        from torchngvi.adapters.papers import tan
         from torchngvi.diagnostics import elbo
+        from torchngvi.studies.papers import tan
 
         model = tan.regression("ICU")
         q = CholeskyGaussian(20, scale=0.1, dtype=DTYPE)
@@ -1249,7 +1249,7 @@ class TestExperiments:
 
     @needs_data
     def test_the_log_and_what_is_drawn(self, tmp_path, capsys):
-        from torchngvi.adapters.papers import tan
+        from torchngvi.studies.papers import tan
 
         log = tan.run_logistic(data=("ICU",), max_steps=200)
         fits = set(zip(log["family"], log["optimiser"], strict=True))

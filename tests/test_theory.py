@@ -17,8 +17,8 @@ from torchngvi.adapters.flows import natural_gradient_flow
 from torchngvi.diagnostics import Extremes
 from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
-from torchngvi.gaussian_integrals import softplus
 from torchngvi.interfaces import Raw
+from torchngvi.numerics.gaussian_integrals import softplus
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import (
     SVGD,

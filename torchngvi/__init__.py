@@ -3,9 +3,11 @@
 from torchngvi import errors, expectations, fitting, ifvb, models, posteriors, rules, stepsizes
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
-from torchngvi.fit import fit
+from torchngvi.fitting.fit import fit
+from torchngvi.fitting.laplace import LaplaceResult, laplace
+from torchngvi.fitting.records import FitResult
+from torchngvi.fitting.row_space import RowSpace
 from torchngvi.ifvb import AIFVB, IFVB
-from torchngvi.laplace import LaplaceResult, laplace
 from torchngvi.methods import (
     BBVI,
     BWGD,
@@ -23,8 +25,6 @@ from torchngvi.methods import (
 from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
-from torchngvi.records import FitResult
-from torchngvi.row_space import RowSpace
 from torchngvi.rules import QuasiNewton, SiteNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 

@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from torchngvi import __version__
-from torchngvi.config import DTYPES, METHODS, POSTERIORS, Settings, hint, read_toml, settings_from
+from torchngvi.app.config import DTYPES, METHODS, POSTERIORS, Settings, hint, read_toml, settings_from
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.models.likelihoods import FAMILIES
 
@@ -28,7 +28,7 @@ _ENVIRONMENT = f"""environment:
 """
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
-_READERS = ("torchngvi.config", "torchngvi.adapters.datasets", "torchngvi.adapters.tables")  # modules that read input
+_READERS = ("torchngvi.app.config", "torchngvi.app.datasets", "torchngvi.app.tables")  # modules that read input
 
 _EXAMPLES = """examples:
   torchngvi fit --data breast_cancer
@@ -198,7 +198,7 @@ def _refuse(message: str) -> int:
 
 
 def _fit(settings: Settings, overwrite: bool) -> int:
-    from torchngvi.adapters import runs  # the extras are needed from here on
+    from torchngvi.app import runs  # the extras are needed from here on
 
     outcome = runs.run(runs.build(settings, overwrite=overwrite))
     folder = None
@@ -212,7 +212,7 @@ def _fit(settings: Settings, overwrite: bool) -> int:
 
 
 def _experiment(command: str, flags: dict[str, Any]) -> int:
-    from torchngvi.adapters import reproduce
+    from torchngvi.studies import reproduce
 
     folder = reproduce.reproduce(**flags) if command == "reproduce" else reproduce.compare(**flags)
     print(f"written to {folder}/")

@@ -42,10 +42,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchngvi import sparse
 from torchngvi.errors import InputError, PairError
-from torchngvi.gaussian_integrals import Moments
-from torchngvi.linalg import gram
+from torchngvi.numerics import sparse
+from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.numerics.linalg import gram
 from torchngvi.structures import FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 

@@ -34,7 +34,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from torch import Tensor
 
 from torchngvi import CholeskyGaussian, FitResult, fit
-from torchngvi.adapters.psis import k_hat
+from torchngvi.app.psis import k_hat
 
 from . import regressions
 from .load import NAMES, Posterior, load

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Coordinates, Estimator, Expectation, Target
-from torchngvi.linalg import cholesky, tril_half
+from torchngvi.numerics.linalg import cholesky, tril_half
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 

@@ -12,10 +12,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from torchngvi import sparse
 from torchngvi.expectations.drawing import Drawing
-from torchngvi.gaussian_integrals import Moments
 from torchngvi.interfaces import Cost, Expectation, Frame, LinearTarget, Posterior, Raw, Sites, Target
+from torchngvi.numerics import sparse
+from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.structures import Diagonal
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.expectations.drawing import Drawing
-from torchngvi.gaussian_integrals import Moments
 from torchngvi.interfaces import Cost, Expectation, LinearTarget, Posterior, Target
+from torchngvi.numerics.gaussian_integrals import Moments
 
 
 @final

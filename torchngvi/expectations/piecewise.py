@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.gaussian_integrals import Moments, in_blocks
 from torchngvi.interfaces import Cost, Estimator, Expectation, LinearTarget, Posterior, Target
+from torchngvi.numerics.gaussian_integrals import Moments, in_blocks
 
 _ROWS = 2048  # of a block on the CPU
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.checkpoints import copied
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.guarded import Guarded
+from torchngvi.fitting.checkpoints import copied
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.methods import VN
+from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NEAR = 0.3  # norm² + noise² below which steps need no trial

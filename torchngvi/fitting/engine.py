@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Posterior
-from torchngvi.records import Record
 
 
 class Standing(NamedTuple):

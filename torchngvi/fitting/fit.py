@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import as_target, count
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.steps import Steps
 from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
-from torchngvi.modes import tracked
+from torchngvi.models.arguments import as_target, count
+from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.records import FitResult, Record
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _STALL = 30  # rejected steps in a row after which nothing more is to be had

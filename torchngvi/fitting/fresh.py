@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.guarded import Guarded
+from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 DRAWS = 1024

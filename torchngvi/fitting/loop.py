@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchngvi.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.errors import InputError
+from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.records import FitResult, Record, show
 from torchngvi.fitting.stopping import Criterion
-from torchngvi.records import FitResult, Record, show
 
 _INTERRUPTED = "because it was interrupted."
 _HOLDS: Holds = {  # a state of `Loop._complete` with the records, besides what the engine reads itself

@@ -19,17 +19,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchngvi import fingerprints
-from torchngvi.arguments import FullPrecision
 from torchngvi.errors import TorchngviError
-from torchngvi.fitting import fresh
+from torchngvi.fitting import fingerprints, fresh
 from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.records import Record
 from torchngvi.fitting.starts import Starts
-from torchngvi.guarded import Guarded
 from torchngvi.interfaces import Target
+from torchngvi.models.arguments import FullPrecision
+from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.records import Record
 
 _DEAR = 512  # draws before which other starts are looked at
 _CONFINED = 15.0  # log of the factor by which a standard deviation may grow

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.guarded import Guarded
-from torchngvi.mode import Mode, find_mode, find_modes
+from torchngvi.fitting.mode import Mode, find_mode, find_modes
+from torchngvi.fitting.streaming import stream_batches
 from torchngvi.models.data_log_joint import DataLogJoint
+from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.streaming import stream_batches
 
 _FEWEST = 32  # draws of one sample average
 _FEWEST_DIAGONAL = 128  # of a mean field in as many dimensions and more, or its start is left for the noise of few

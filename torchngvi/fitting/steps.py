@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi import fingerprints
-from torchngvi.checkpoints import copied
+from torchngvi.fitting import fingerprints
+from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.records import record
 from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.streaming import stream_rows
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.records import record
-from torchngvi.streaming import stream_rows
 
 _ERRORS = 3.0  # standard errors that a norm from draws must leave room for
 _REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import bound, count
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Standing, Stop
-from torchngvi.records import Record
+from torchngvi.fitting.records import Record
+from torchngvi.models.arguments import bound, count
 
 
 class Criterion(ABC):

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi import sparse
 from torchngvi.errors import InputError
 from torchngvi.interfaces import FullPrior, Posterior, Prior
-from torchngvi.linalg import cholesky, eigh
+from torchngvi.numerics import sparse
+from torchngvi.numerics.linalg import cholesky, eigh
 
 
 def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:

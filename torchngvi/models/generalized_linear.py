@@ -14,13 +14,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from torchngvi import sparse
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, LinearTarget, Posterior, ScalarRule, Sites
 from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
-from torchngvi.modes import tracked
-from torchngvi.versions import settings_of, tensors_of
+from torchngvi.numerics import sparse
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import settings_of, tensors_of
 
 
 class GeneralizedLinear(LinearTarget):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.gaussian_integrals import Moments, expectation, log1p_square, softplus
+from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square, softplus
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.gaussian_integrals import Moments, saturating_square
 from torchngvi.interfaces import Frame, Raw, Sites, TractableTarget
-from torchngvi.versions import settings_of, tensors_of
+from torchngvi.numerics.gaussian_integrals import Moments, saturating_square
+from torchngvi.numerics.versions import settings_of, tensors_of
 
 
 class Penalty(ABC):

@@ -20,12 +20,12 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from torchngvi import sparse
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
-from torchngvi.linalg import tril_half
 from torchngvi.models import checks
-from torchngvi.modes import tracked
+from torchngvi.numerics import sparse
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.linalg import tril_half
 
 _STEPS = {1: 0.25, 2: 0.4}  # of the grids of nodes, by dimension
 _REACH = {1: 8.5, 2: 7.0}  # standard deviations the grids span

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Frame, FullPrior, Posterior, Prior, where_members
-from torchngvi.linalg import cholesky, eigh
-from torchngvi.modes import tracked
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.linalg import cholesky, eigh
+from torchngvi.numerics.versions import Versions
 from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
-from torchngvi.versions import Versions
 
 
 class Tested(Coordinates):

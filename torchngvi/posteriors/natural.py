@@ -21,7 +21,7 @@ from torchngvi.interfaces import (
     Raw,
     Tangent,
 )
-from torchngvi.linalg import cholesky
+from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.gaussian import Gaussian, Tested
 from torchngvi.structures import FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured

@@ -25,7 +25,7 @@ from torchngvi.interfaces import (
     RootTangent,
     Tangent,
 )
-from torchngvi.linalg import cholesky
+from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.gaussian import Gaussian, Tested, log_moved, root_of_inverse
 from torchngvi.structures import FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
-from torchngvi.linalg import eigh
+from torchngvi.numerics.linalg import eigh
 from torchngvi.structures import FullAlgebra
 
 

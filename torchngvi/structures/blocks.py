@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchngvi import sparse
-from torchngvi.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
+from torchngvi.numerics import sparse
+from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
 from torchngvi.structures.pattern import FullAlgebra, Structured
 
 

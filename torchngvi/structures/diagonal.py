@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchngvi import sparse
+from torchngvi.numerics import sparse
 from torchngvi.structures.pattern import FullAlgebra, Structured
 
 

@@ -29,11 +29,11 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.errors import InputError
-from torchngvi.linalg import cholesky
 from torchngvi.methods import VN
+from torchngvi.numerics.linalg import cholesky
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.posteriors.flat_gaussian import FlatGaussian
+from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _SAME = 1e-3  # relative error at which two weights of the KL divergence differ

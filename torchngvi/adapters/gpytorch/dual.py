@@ -26,7 +26,7 @@ from torchngvi.adapters.gpytorch.latents import energy
 from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, Kernels, SparseGP, count, kernels
 from torchngvi.errors import InputError
-from torchngvi.linalg import cholesky
+from torchngvi.numerics.linalg import cholesky
 
 
 @final

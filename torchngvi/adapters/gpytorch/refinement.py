@@ -24,12 +24,12 @@ from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.memory import kept_modes
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, pairs, row_dimension
 from torchngvi.fitting.fit import fit
+from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Coordinates, Tangent
-from torchngvi.linalg import gram
 from torchngvi.methods import IBLR, VN
+from torchngvi.numerics.linalg import gram
 from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.records import FitResult
 
 _FIRST = 8  # the first visit is to a part of the data of one in so many
 _AT_THE_PRIOR = 1.0  # nats from the prior within which q has seen no data

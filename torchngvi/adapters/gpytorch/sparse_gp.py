@@ -24,11 +24,11 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch.latents import Latents, energy, latents_of
 from torchngvi.errors import InputError, PairError
-from torchngvi.gaussian_integrals import Moments
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
-from torchngvi.linalg import cholesky
+from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.numerics.linalg import cholesky
+from torchngvi.numerics.versions import Versions
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.versions import Versions
 
 _KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to the next
 

@@ -33,15 +33,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from torchngvi import checkpoints, fingerprints
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, count, pairs
 from torchngvi.errors import InputError, RejectedStepWarning
+from torchngvi.fitting import checkpoints, fingerprints
+from torchngvi.fitting.records import FitResult
 from torchngvi.methods import IBLR, VN, Method
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.records import FitResult
 from torchngvi.stepsizes import KLRadius
 
 _NOISE = 0.05  # nats per datum that the noise of a mini-batch may cost at first

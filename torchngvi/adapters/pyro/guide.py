@@ -33,9 +33,9 @@ from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.losses import check_loss
 from torchngvi.adapters.pyro.sites import is_enumerable, latents, start
 from torchngvi.errors import InputError
-from torchngvi.laplace import laplace
+from torchngvi.fitting.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.posteriors.flat_gaussian import FlatGaussian
+from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 
@@ -169,7 +169,7 @@ class AutoGaussian(AutoContinuous):
 
         The start of a fit, or an approximation of its own, of the same name as that of AutoLaplaceApproximation, but
         in place and without training.  Where H has eigenvalues that are not positive it is repaired, with a warning;
-        see `torchngvi.laplace`, which returns what it found.
+        see `torchngvi.fitting.laplace`, which returns what it found.
 
         Args:
             args, kwargs: of the model, all of whose continuous latents the guide covers.

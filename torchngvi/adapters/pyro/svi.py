@@ -26,12 +26,12 @@ from torchngvi.expectations import Antithetic
 from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Evaluations
 from torchngvi.interfaces import Local
 from torchngvi.methods import IBLR
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.records import FitResult, Record
 from torchngvi.stepsizes import KLRadius
 
 _STEADY = 0.1  # nats by which the loss may still fall from one quarter of a run to the next

@@ -1,0 +1,142 @@
+"""Published data sets by name: from $TORCHNGVI_DATA, else from the cache, else from LIBSVM's public site.
+
+Files of one data set differ in compression, in the coding of the two classes and in trailing digits.
+The checksum is therefore of the content: shape, classes and the entries to three decimals.
+"""
+
+import hashlib
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.datasets import load_svmlight_file
+
+from torchngvi.app.config import hint
+from torchngvi.errors import InputError
+
+Array = np.ndarray[Any, Any]
+
+SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+_TIMEOUT = 60  # seconds without an answer
+
+
+class Source(NamedTuple):
+    """What is known of a data set."""
+
+    remote: str  # name on the site
+    rows: int
+    dim: int
+    sha256: str  # of `content`
+
+
+SOURCES = {
+    "australian_scale": Source(
+        "australian_scale", 690, 14, "a3a82d7678da0e8fcd733c8d440541587aa572e9c2c91820db28268143daf6f8"
+    ),
+    "diabetes_scale": Source(
+        "diabetes_scale", 768, 8, "6e6b439bd30539b727c868effdfe6b96402ffcd66cdce76f92e0b3e202901f32"
+    ),
+    "breast-cancer_scale": Source(
+        "breast-cancer_scale", 683, 10, "a0c4cecfed8f5fbd6f40317a61cac132fdf11a0d01cd2d83bc7aba6e1931af71"
+    ),
+    "mushrooms": Source("mushrooms", 8124, 112, "875a76ee4863047f158a8d01f0e5a8cc701f79cf1a14ffa9d8f6ef88aefddfb3"),
+    "phishing": Source("phishing", 11055, 68, "bf6033f23345160c9d16b96e8453de3ab0fd3fb2b9e1281dde3bf02f7210638e"),
+}
+
+
+class MissingDataError(InputError):
+    """The data set is neither here nor to be had."""
+
+
+def load(name: str) -> tuple[Array, Array]:
+    """X (N, D) and y in two classes 0 and 1, rows in the order of the file.
+
+    Raises:
+        InputError: an unknown name, content that differs from the published.
+        MissingDataError: no file, and no download.
+    """
+    if name not in SOURCES:
+        raise InputError(f"data set {name!r} is not known.{hint(name, SOURCES)} There are: {', '.join(SOURCES)}.")
+    path = _found(name) or _download(name)
+    source = SOURCES[name]
+    try:
+        X, labels = load_svmlight_file(str(path), n_features=source.dim, dtype=np.float64)
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{str(path)!r} cannot be read as a svmlight file ({error}). Remove it.") from error
+    X, y = X.toarray(), (labels == labels.max()).astype(np.float64)
+    if content(X, y) != source.sha256:
+        raise InputError(
+            f"{str(path)!r} is not the published {name}: shape {X.shape}, expected {(source.rows, source.dim)}, or "
+            "other entries (its checksum differs). Remove it."
+        )
+    return X, y
+
+
+def content(
+    X: Array,  # (N, D)
+    y: Array,  # (N,), two classes
+) -> str:
+    """sha256 of shape, classes and entries to three decimals; which class is called the larger does not matter.
+
+    >>> content(np.eye(2), np.array([0.0, 1.0])) == content(np.eye(2) + 1e-6, np.array([2.0, 1.0]))
+    True
+    """
+    digest = hashlib.sha256(repr(X.shape).encode())
+    digest.update((y != y[0]).astype(np.uint8).tobytes())
+    digest.update(np.rint(X * 1000).astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def cache() -> Path:
+    """Where downloads are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "torchngvi"
+
+
+def _found(name: str) -> Path | None:
+    folder = os.environ.get("TORCHNGVI_DATA")
+    places = [*([Path(folder) / "libsvm", Path(folder)] if folder else []), cache()]
+    files = (place / f"{name}{ending}" for place in places for ending in (".svm.gz", ".svm", ""))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _download(name: str) -> Path:
+    """Into the cache, under its name only when it is whole."""
+    url, path = SITE + SOURCES[name].remote, cache() / f"{name}.svm"
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
+            data = answer.read()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            part = Path(folder) / path.name
+            part.write_bytes(data)
+            os.replace(part, path)
+    except (urllib.error.URLError, OSError) as error:
+        raise MissingDataError(
+            f"data set {name} is not here, and {url} cannot be had ({error}). Set TORCHNGVI_DATA to a folder that "
+            f"holds libsvm/{name}.svm.gz, or put the file into {str(path.parent)!r}."
+        ) from error
+    return path
+
+
+def beside(name: str) -> Path:
+    """A file of the user: as named, else in $TORCHNGVI_DATA."""
+    folder = os.environ.get("TORCHNGVI_DATA")
+    here = Path(name)
+    return here if here.exists() or not folder else Path(folder) / name
+
+
+def provided(name: str, what: str) -> Path:
+    """The file that `beside` finds.
+
+    Raises:
+        MissingDataError: there is none.
+    """
+    path = beside(name)
+    if not path.is_file():
+        raise MissingDataError(f"{what} is not here. Set TORCHNGVI_DATA to a folder that holds {name}.")
+    return path

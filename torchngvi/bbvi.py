@@ -1,0 +1,4 @@
+"""Short name of `torchngvi.theory.kim2024`."""
+
+from torchngvi.theory.kim2024 import *  # noqa: F403
+from torchngvi.theory.kim2024 import __all__ as __all__

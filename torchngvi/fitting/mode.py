@@ -1,0 +1,188 @@
+"""A rough mode and the curvature there from gradients alone: where a fit of a black box starts.
+
+Newton's method with BFGS updates (Nocedal and Wright 2006, section 6.1).  The Hessian is a forward
+difference of gradients, D + 1 of them in one call, at steps that are a share of a standard deviation;
+it is taken anew only where the quadratic model has failed.  Where the Hessian has negative or vanishing
+eigenvalues, absolute values above a floor take their place, as in `laplace`.
+
+Searches from several starts go side by side: each yields the points at which it wants ℓ and ∇ℓ, and those of all are
+one call.
+"""
+
+import math
+from collections.abc import Generator
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.interfaces import Target
+from torchngvi.numerics.linalg import eigh
+from torchngvi.structures import Dense
+
+_ENOUGH = 1e-4  # share of the promised decrease a step must reach
+_TRUSTED = (0.5, 1.7)  # a decrease between these shares of the predicted one leaves the model as it is
+_NEAR = 0.5  # Newton decrement, in standard deviations, at which the search ends
+_SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and left
+_FLOOR = 1e-10  # of the eigenvalues, relative to the largest
+_CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
+
+
+class Mode(NamedTuple):
+    """Where the search ended."""
+
+    theta: Tensor  # (D,)
+    root: Tensor  # of the covariance γ H⁻¹, H = ∇²ℓ with repaired eigenvalues, lower triangular (D, D)
+    log_evidence: float  # Laplace's: log joint + ½ D log 2π - ½ log|H|, at γ = 1
+    found: bool  # the Hessian is positive definite and the Newton decrement below ½
+    gradients: int
+
+
+def find_mode(
+    target: Target,
+    start: Tensor,  # (D,)
+    budget: int,  # of gradients, at least one Hessian is taken
+) -> Mode | None:
+    """Minimise ℓ from a start; None where ℓ or its derivative is not finite there.
+
+    >>> from torchngvi.models import LogJoint
+    >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
+    >>> mode = find_mode(target, torch.zeros(2, dtype=torch.float64), 100)
+    >>> mode.found, [round(x, 6) for x in mode.theta.tolist()], mode.gradients
+    (True, [3.0, 3.0], 6)
+    """
+    return find_modes(target, start[None], budget)[0]
+
+
+def find_modes(
+    target: Target,
+    starts: Tensor,  # (K, D)
+    budget: int,  # of gradients for each
+) -> list[Mode | None]:
+    """As `find_mode` from each of the starts, side by side."""
+    gamma = target.temperature or 1.0
+    modes: list[Mode | None] = [None] * len(starts)
+    searches = {k: _Search(start, budget).run(gamma) for k, start in enumerate(starts)}
+    wanted = {k: next(search) for k, search in searches.items()}
+    while wanted:
+        energies, gradients = energy_and_gradient(target, torch.cat(list(wanted.values())))
+        sizes = [len(points) for points in wanted.values()]
+        answers = zip(energies.split(sizes), gradients.split(sizes), strict=True)
+        asked, wanted = list(wanted), {}
+        for k, answer in zip(asked, answers, strict=True):
+            try:
+                wanted[k] = searches[k].send(answer)
+            except StopIteration as done:
+                modes[k] = done.value
+    return modes
+
+
+_T = TypeVar("_T")
+_Asking = Generator[Tensor, tuple[Tensor, Tensor], _T]  # yields points, takes ℓ and ∇ℓ there
+
+
+class _Search:
+    """θ, ℓ, ∇ℓ and the model H of ∇²ℓ."""
+
+    def __init__(self, start: Tensor, budget: int) -> None:
+        self.theta, self.budget, self.gradients = start.detach().clone(), budget, 0
+        self.scale = 0.1 * self.theta.abs().clamp_min(1.0)  # about a standard deviation of each coordinate
+
+    @staticmethod
+    def finite(*tensors: Tensor) -> bool:
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+    def _at(self, theta: Tensor) -> _Asking[tuple[Tensor, Tensor]]:
+        """ℓ and ∇ℓ at points (S, D)."""
+        self.gradients += len(theta)
+        return (yield theta)
+
+    def _here(self, theta: Tensor) -> _Asking[tuple[Tensor, Tensor]]:
+        """ℓ and ∇ℓ at one point (D,)."""
+        energy, gradient = yield from self._at(theta[None])
+        return energy[0], gradient[0]
+
+    def _hessian(self) -> _Asking[bool]:
+        """Take H anew; False where it is not finite."""
+        step = torch.finfo(self.theta.dtype).eps ** (1 / 3) * self.scale
+        _, gradients = yield from self._at(self.theta + torch.diag(step))
+        H = (gradients - self.gradient) / step[:, None]
+        self.H, self.age = 0.5 * (H + H.mT), 0
+        return self.finite(self.H)
+
+    def _decompose(self) -> None:
+        """Half with H⁻¹ = half halfᵀ, eigenvalues taken where the coordinates have unit curvature."""
+        diagonal = self.H.diagonal().abs()
+        tiny = torch.finfo(diagonal.dtype).tiny ** 0.5
+        unit = torch.where(diagonal > tiny, diagonal, diagonal.max()).rsqrt()
+        unit = torch.where(unit.isfinite(), unit, 1.0)
+        values, vectors, ok = eigh(unit[:, None] * self.H * unit)
+        largest = values.abs().max()
+        repaired = torch.where(largest > 0, torch.maximum(values.abs(), _FLOOR * largest), 1.0)
+        self.definite = bool(ok & (values >= -_FLOOR * largest).all())  # or flat
+        self.half = unit[:, None] * vectors * repaired.rsqrt()
+        self._repaired = (vectors * repaired) @ vectors.mT / (unit[:, None] * unit)
+        self.downhill = self.half[:, 0]  # of the smallest eigenvalue
+        self.scale = self.half.square().sum(-1).sqrt()
+        self.log_det = float(repaired.log().sum() - 2 * unit.log().sum())
+
+    def run(self, gamma: float) -> _Asking[Mode | None]:
+        """Search, and say where it ended."""
+        self.energy, self.gradient = yield from self._here(self.theta)
+        if not self.finite(self.energy, self.gradient) or not (yield from self._hessian()):
+            return None
+        while True:
+            self._decompose()
+            along = self.half.mT @ self.gradient
+            direction, square = -(self.half @ along), float(along.square().sum())
+            near = square < _NEAR**2 and self.definite
+            spent = self.gradients >= self.budget
+            if not self.definite and square < _SADDLE**2 and not spent and (yield from self._left_saddle()):
+                continue
+            if near or spent or not (yield from self._step(direction, square)):
+                if self.age == 0 or not (yield from self._hessian()):
+                    break
+                if spent:
+                    self._decompose()
+                    break
+        dim = len(self.theta)
+        dense = Dense(dim)
+        root = dense.positive_root(dense.lower_root(math.sqrt(gamma) * self.half))[0]
+        evidence = -float(self.energy) / gamma - 0.5 * (self.log_det - dim * math.log(2 * math.pi * gamma))
+        return Mode(self.theta, root, evidence, near, self.gradients)
+
+    def _left_saddle(self) -> _Asking[bool]:
+        """Go down along the most negative curvature, either way; False where ℓ does not fall."""
+        for length in (1.0, -1.0, 0.25, -0.25):
+            theta = self.theta + length * self.downhill
+            energy, gradient = yield from self._here(theta)
+            if self.finite(energy, gradient) and float(energy) < float(self.energy):
+                self.theta, self.energy, self.gradient = theta, energy, gradient
+                return (yield from self._hessian())
+        return False
+
+    def _step(self, direction: Tensor, square: float) -> _Asking[bool]:
+        """Go along the direction as far as ℓ falls enough, and update H; False where it does not fall."""
+        for length in _CUTS:
+            theta = self.theta + length * direction
+            energy, gradient = yield from self._here(theta)
+            fallen = float(self.energy - energy)
+            if self.finite(energy, gradient) and fallen >= _ENOUGH * length * square:
+                break
+        else:
+            return False
+        s, y = theta - self.theta, gradient - self.gradient
+        self.theta, self.energy, self.gradient = theta, energy, gradient
+        predicted = length * square * (1 - length / 2)  # may underflow to 0
+        if length < 1 or not _TRUSTED[0] * predicted < fallen < _TRUSTED[1] * predicted:
+            return (yield from self._hessian())
+        if not self.definite:
+            self.H = self._repaired
+        Hs, sy = self.H @ s, s @ y
+        sHs = s @ Hs
+        # both are positive in exact arithmetic, up to the curvature that is seen; rounding may leave neither
+        if float(sy) > 1e-10 * float(s.norm() * y.norm()) and float(sHs) > 0:
+            self.H = self.H - torch.outer(Hs, Hs) / sHs + torch.outer(y, y) / sy
+        self.age += 1
+        return self.finite(self.H) or (yield from self._hessian())

@@ -1,0 +1,207 @@
+"""Data in batches, one batch at a time: where a fit to many rows starts.
+
+The posterior is kept as a sum of sites in natural coordinates, one a batch; to visit a batch is to take
+its site out, to move q towards the posterior of the batch under what is left, and to put the change in:
+
+    λ = λ₀ + Σ_b λ_b        q' from q by VN on  E_q[-log p(batch_b | θ)] + γ KL(q ‖ λ - λ_b)
+
+    λ_b' = λ' - (λ - λ_b)
+
+The first pass is streaming variational Bayes (Broderick et al. 2013), a later one the incremental
+aggregated gradient (Blatt, Hero and Gauchman 2007) with the natural gradient.  Averages of natural
+gradients of mini-batches scaled up to all the data are still d/2 nats away after a pass; this ends within
+a nat after two, from where a few passes over all the data are exact.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.interfaces import FullPrior, Target
+from torchngvi.methods import VN
+from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
+from torchngvi.models.guarded import Guarded
+from torchngvi.numerics.linalg import cholesky
+from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Dense
+
+_NORM = 0.5  # natural-gradient norm from which a full step ends the fit to a batch
+_STEPS = 12  # most steps by trial of one
+_CAREFUL = 10  # batches of the first pass that are fitted; a later one is a single step
+_PASSES = 2
+_KEPT = 10**8  # numbers in the sites of all batches beyond which none are kept, and one pass is made
+_WIDEST = 200  # dimensions up to which mean field is worth the draws of a full covariance
+
+
+class _Natural(NamedTuple):
+    """A Gaussian factor exp(bᵀθ - ½θᵀSθ), not always a density."""
+
+    b: Tensor  # (D,)
+    S: Tensor  # (D, D)
+
+    def plus(self, other: "_Natural", sign: float = 1.0) -> "_Natural":
+        return _Natural(self.b + sign * other.b, self.S + sign * other.S)
+
+    def log(self, theta: Tensor) -> Tensor:
+        """bᵀθ - ½θᵀSθ, (*sample,)."""
+        return (theta * (self.b - 0.5 * theta @ self.S)).sum(-1)
+
+
+class _Part(Protocol):
+    """A batch: its posterior under a Gaussian factor, or nothing where there is none."""
+
+    def __call__(self, known: _Natural) -> Target | None: ...
+
+
+@torch.no_grad()
+def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: int = 0) -> None:
+    """Visit the rows of a generalised linear model in a random order, its prior first; leaves q near the optimum.
+
+    Raises:
+        InputError: a q that does not fit the model.
+
+    >>> model = GeneralizedLinear(torch.eye(4).double(), [0.0, 1.0, 1.0, 0.0])
+    >>> q = CholeskyGaussian(4, dtype=torch.float64)
+    >>> stream_rows(q, model, batch_size=2)
+    >>> [round(x, 2) for x in q.mean.sign().tolist()]
+    [-1.0, 1.0, 1.0, -1.0]
+    """
+    rows = model.X.shape[-2]
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).split(batch_size)
+    work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
+    start = _natural(CholeskyGaussian.from_prior(model.prior))
+
+    def part(index: Tensor) -> _Part:
+        def posterior(known: _Natural) -> Target | None:
+            root, ok = cholesky(known.S)
+            if not bool(ok):
+                return None
+            batch = model.minibatch(index)
+            batch.weights = batch.weights * len(index) / rows  # as they are, not scaled up
+            mean = torch.cholesky_solve(known.b[:, None], root)[:, 0]
+            batch.prior, batch.comparable = FullPrior(mean, known.S, root.mT.contiguous()), True
+            return batch
+
+        return posterior
+
+    _visit(work, start, lambda: map(part, order), VN, model.temperature, _passes(len(order), q.dim))
+    _hand_over(work, q)
+
+
+@torch.no_grad()
+def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
+    """Visit the batches of a log joint, from q; twice where they come again in the same order.
+
+    A batch of posteriors, and mean field in many dimensions, stay where they are.
+
+    Raises:
+        InputError: as a pass of the target; q then stays where it is.
+    """
+    if q.batch_shape or (q.structure.widest < q.dim and q.dim > _WIDEST):
+        return
+    work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
+    nothing = _Natural(torch.zeros_like(work.mean), torch.zeros_like(work.covariance))
+    estimator = SampleAverage(Fixed(max(32, 2 * q.dim + 2), seed=seed))
+    guarded = Guarded(target)  # of one batch after another: an error ends the fit at the first call only
+
+    def parts() -> Iterator[_Part]:
+        for number, batch in enumerate(target.one_pass()):
+
+            def posterior(known: _Natural, batch: Any = batch, first: bool = not number) -> Target:
+                def log_joint(theta: Tensor) -> Tensor:
+                    prior = target.prior.log_joint(theta) if first else 0.0  # the prior goes with the first batch
+                    return prior + target.batch_log_likelihood(theta, batch) + target.temperature * known.log(theta)
+
+                guarded.target = LogJoint(log_joint, target.temperature)
+                return guarded
+
+            yield posterior
+
+    _visit(
+        work,
+        nothing,
+        parts,
+        lambda work: VN(work, estimator=estimator),
+        target.temperature,
+        _passes(len(target.batches), q.dim) if _repeats(target.batches) else 1,  # type: ignore[arg-type]
+    )
+    _hand_over(work, q)
+
+
+def _visit(
+    work: CholeskyGaussian,
+    start: _Natural,
+    parts: Callable[[], Iterator[_Part]],
+    optimizer: Callable[[CholeskyGaussian], VN],
+    temperature: float,
+    passes: int,
+) -> None:
+    """Visit every part, as often as there are passes; keeps one site a part where there are several."""
+    total = start
+    sites: dict[int, _Natural] = {}
+    for turn in range(passes):
+        for number, part in enumerate(parts()):
+            known = total.plus(sites[number], -1.0) if number in sites else total
+            target = part(known)
+            if target is None:
+                continue
+            careful = not turn and number < _CAREFUL
+            if not _settle(work, target, optimizer, temperature, careful):
+                continue
+            total = _natural(work)
+            if passes > 1:
+                sites[number] = total.plus(known, -1.0)
+
+
+def _settle(
+    work: CholeskyGaussian,
+    target: Target,
+    optimizer: Callable[[CholeskyGaussian], VN],
+    temperature: float,
+    careful: bool,
+) -> bool:
+    """Move q towards the posterior of a batch, by trial to where a full step can be trusted; whether it moved."""
+    moved, tried = False, optimizer(work)
+    for _ in range(_STEPS if careful else 0):
+        if bool(tried.evaluate(target).norm2.sqrt() <= _NORM * (temperature or 1.0)):
+            break
+        tried.step(target)
+        assert tried.last is not None
+        moved |= bool(tried.last.accepted)
+    full = optimizer(work)  # whose step no rejection has cut short
+    full.step_untried(target)
+    assert full.last is not None
+    return moved or bool(full.last.accepted)
+
+
+def _natural(q: CholeskyGaussian) -> _Natural:
+    S = torch.cholesky_inverse(q.scale_tril)
+    return _Natural(S @ q.mean, S)
+
+
+def _passes(batches: int, dim: int) -> int:
+    """One where the sites of so many batches are too many numbers to be kept."""
+    return _PASSES if batches * dim**2 <= _KEPT else 1
+
+
+def _repeats(batches: Any) -> bool:
+    """Whether every pass sees the same batches in the same order."""
+    if not isinstance(batches, DataLoader):
+        return isinstance(batches, list | tuple)
+    sampler = batches.sampler
+    if batches.batch_sampler is not None:
+        if type(batches.batch_sampler) is not BatchSampler:
+            return False
+        sampler = batches.batch_sampler.sampler
+    return isinstance(sampler, SequentialSampler)
+
+
+def _hand_over(work: CholeskyGaussian, q: Gaussian) -> None:
+    """Mean field keeps the diagonal of the precision, as its optimum does."""
+    q.initialize_(work.mean, q.kept_precision(work.scale_tril))

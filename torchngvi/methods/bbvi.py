@@ -1,0 +1,85 @@
+"""Black-box VI by projected and proximal stochastic gradients, as constructor calls."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.expectations import Independent, PathDerivative, Reparametrized
+from torchngvi.interfaces import Estimator, Posterior
+from torchngvi.optim.optimizer import NaturalGradientVI
+from torchngvi.rules import ProjectedRootGradient, ProximalRootGradient
+
+
+class BBVI(NaturalGradientVI):
+    """Black-box VI by projected stochastic gradients in (m, C): the diagonal of C stays at or above 1/√L.
+
+    m' = m - ρ g,  C' = C - ρ tril[∂L/∂C],  C'_ii = max(C'_ii, 1/√L) (Kim, Ma and Gardner 2024).  By default one draw
+    that sticks the landing, `PathDerivative`; the closed-form entropy is ``estimator=Reparametrized(Independent(1))``.
+    Where the posterior is Gaussian, ρ = μ/(8L²(D + 3)) converges linearly in spite of the noise;
+    `torchngvi.theory.kim2024` has the steps for other cases.  A Euclidean method: its steps pay for conditioning.
+
+    Args:
+        posterior, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
+        lr: ρ, or 1 with a scheduler that sets it.
+        smoothness: L, the largest curvature of the negative log joint.
+
+    Raises:
+        InputError: a smoothness that is not positive.
+        PairError: a posterior that holds no root of the covariance.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(1, mean=1.0, dtype=torch.float64)
+    >>> opt = BBVI(q, lr=1 / 32, smoothness=1.0)
+    >>> for _ in range(1000):
+    ...     loss = opt.step(lambda theta: -0.5 * theta.square().sum(-1))
+    >>> bool(q.mean.abs() < 1e-6), bool((q.stddev - 1).abs() < 1e-6)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor,
+        smoothness: float,
+        *,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        if not (smoothness > 0 and math.isfinite(smoothness)):
+            raise InputError(
+                f"smoothness is L, the largest curvature of the negative log joint, positive; got {smoothness:g}."
+            )
+        rule = ProjectedRootGradient(smoothness**-0.5)
+        super().__init__(posterior, rule, lr, estimator=estimator or PathDerivative(), loss_scale=loss_scale)
+
+
+class ProximalBBVI(NaturalGradientVI):
+    """Black-box VI by proximal stochastic gradients in (m, C): the entropy enters by its proximal map.
+
+    C'_ii = ½(c + √(c² + 4ργ)), c = C_ii - ρ (HC)_ii (Domke 2020).  No smoothness constant and no projection; one draw
+    without the entropy, `Reparametrized`, by default.
+
+    Args:
+        posterior, lr, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
+
+    Raises:
+        PairError: a posterior that holds no root of the covariance.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = ProximalBBVI(CholeskyGaussian(3), lr=1e-2)
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor,
+        *,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        estimator = estimator or Reparametrized(Independent(1))
+        super().__init__(posterior, ProximalRootGradient(), lr, estimator=estimator, loss_scale=loss_scale)

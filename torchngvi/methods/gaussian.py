@@ -1,0 +1,336 @@
+"""Published methods by name: each is a choice of parts.
+
+The docstring of a method says what it updates and where it was published.  All of them take the
+arguments of `Method`, and without ``lr`` find their steps by trial.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from torchngvi.errors import PairError
+from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.rules import (
+    SVGD,
+    BuresWasserstein,
+    CovarianceGradient,
+    NaturalGradient,
+    NormalizedMomentum,
+    Retraction,
+    RootGradient,
+    SymmetricRoot,
+    VariationalNewton,
+)
+from torchngvi.stepsizes import Convex
+
+
+class Method(NaturalGradientVI):
+    """A rule under its published name: abstract, `NaturalGradientVI` with the rule filled in.
+
+    Args:
+        posterior, lr, step_size, estimator, acceleration, momentum, loss_scale: see `NaturalGradientVI`.
+
+    Raises:
+        PairError: a posterior the rule cannot move.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor | None = None,
+        *,
+        step_size: StepSize | None = None,
+        estimator: Estimator | None = None,
+        acceleration: Metric | None = None,
+        momentum: Momentum | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            posterior,
+            self.rule_for(posterior),
+            lr,
+            step_size=step_size,
+            estimator=estimator,
+            acceleration=acceleration,
+            momentum=momentum,
+            loss_scale=loss_scale,
+        )
+
+    @staticmethod
+    @abstractmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The rule of the method on this posterior."""
+
+
+class VN(Method):
+    """Variational Newton: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g.
+
+    Khan and Rue (2023), Kumar et al. (2025), Eq 7; for conjugate models one step of ρ = 1 is exact.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> from torchngvi.models import GeneralizedLinear
+    >>> q = CholeskyGaussian(1, dtype=torch.float64)
+    >>> model = GeneralizedLinear(torch.ones(3, 1, dtype=torch.float64), [1.0, 2.0, 3.0], "gaussian")
+    >>> _ = VN(q, lr=1.0).step(model)
+    >>> round(q.mean.item(), 12), round(q.precision.item(), 12)  # 6/4, 3 + 1
+    (1.5, 4.0)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """On (Sm, S) the natural gradient is VN, and needs no factor of V."""
+        return NaturalGradient() if isinstance(posterior, NaturalGaussian) else VariationalNewton()
+
+
+class SRVN(Method):
+    """Square-root variational Newton: C' = C - ρ C tril½[CᵀHC - γI], m' = m - ρ C Cᵀg.
+
+    Kumar et al. (2025), Algorithm 1 and Eq 17; the same update as Tan (2025), Theorem 2.  A constant
+    lr must satisfy lr (W_ii - γ) < 2 (from the printed update: the diagonal changes sign otherwise),
+    so that start and lr have to fit each other.  With ``estimator=PathDerivative()`` it is Algorithm 1b of
+    Tan on a `CholeskyGaussian`, 1c with blocks of one on a `DiagonalGaussian`, and 2b on a
+    `PrecisionCholeskyGaussian`: T' = T + ρ T tril½[P], m' = m - ρ T⁻ᵀa.
+
+    Raises:
+        PairError: a posterior that holds no root, of the covariance or the precision.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(1)
+    >>> (0.5 * 3.0 * q.rsample((2,)).square().mean() - q.entropy()).backward()
+    >>> SRVN(q, lr=0.1).step()
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The natural gradient in (m, C), or (m, T)."""
+        return NaturalGradient()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a posterior that holds a root of the covariance."""
+        if isinstance(param_group.get("posterior"), NaturalGaussian):
+            raise PairError(
+                "SRVN updates a root of the covariance, and NaturalGaussian holds (S m, S), where the same natural "
+                "gradient is VN. Use VN(q), or SRVN with a CholeskyGaussian."
+            )
+        super().add_param_group(param_group)
+
+
+class SymmetricSRVN(Method):
+    """SR-VN on the symmetric half: V' = C (I - ½ρP)² Cᵀ, m' = m - ρ C Cᵀg, P = CᵀHC - γI.
+
+    Kumar et al. (2025), the remark on other square roots.  Unlike `SRVN` it does not depend on the order of the
+    coordinates of θ.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = SymmetricSRVN(CholeskyGaussian(3), lr=0.1)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The symmetric half, by a QR factorisation."""
+        return SymmetricRoot()
+
+
+class IBLR(Method):
+    """The improved Bayesian learning rule: S' = (1 - γρ) S + ρH + ½ρ² G S⁻¹ G, m' = m - ρ S⁻¹ g, G = H - γS.
+
+    Lin, Schmidt and Khan (2020).  VN that stays positive definite for every ρ and every
+    H, convex or not.
+
+    >>> from torchngvi import NaturalGaussian
+    >>> opt = IBLR(NaturalGaussian(3), lr=0.1)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The second-order retraction."""
+        return Retraction()
+
+
+class BWGD(Method):
+    """Bures-Wasserstein gradient descent: m' = m - α g, V' = M V M, M = I - α(H - γS).
+
+    Lambert et al. (2022), Algorithm 1.  Its step depends on the scale of the problem: stable below
+    about 1/λ_max(H), with a rate that follows the conditioning.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = BWGD(CholeskyGaussian(3), lr=1e-2)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The affine map of optimal transport."""
+        return BuresWasserstein()
+
+
+class SVGDDensity(Method):
+    """Gaussian SVGD with full expectations: θ' = θ + ε(Bθ - g), B = γI - HV - g mᵀ.
+
+    Liu et al. (2024), Algorithm 1, as Kumar et al. (2025), Appendix G, run it; kernel xᵀy + 1.  For the
+    kernel centred at m use ``NaturalGradientVI(q, CenteredSVGD(), lr)``.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = SVGDDensity(CholeskyGaussian(3), lr=1e-2)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The Stein velocity of the bilinear kernel."""
+        return SVGD()
+
+
+class CovarianceGD(Method):
+    """Gradient descent in (m, V): m' = m - ρ g, V' = V - ½ρ (H - γS).
+
+    Kumar et al. (2025), Eq 4 ("GD").  Stable below 4γ/λ_max(H)² near the optimum; steps that leave the
+    positive definite cone are not taken.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = CovarianceGD(CholeskyGaussian(3), lr=1e-3)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The Euclidean gradient in (m, V)."""
+        return CovarianceGradient()
+
+
+class RootGD(Method):
+    """Gradient descent in (m, C): m' = m - ρ g, C' = C - ρ tril[(H - γS) C].
+
+    The update of Titsias and Lázaro-Gredilla (2014), "doubly stochastic" with `Stein` and a batch of
+    rows; with exact expectations the gradient descent whose convexity Domke (2020) has shown.  With
+    ``estimator=PathDerivative()`` it is Algorithm 1a of Tan (2025); on a `PrecisionCholeskyGaussian` it is 2a,
+    T' = T + ρ tril[V (H - γS) T⁻ᵀ].
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = RootGD(CholeskyGaussian(3), lr=1e-2)
+    """
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The Euclidean gradient in (m, C), or (m, T)."""
+        return RootGradient()
+
+
+class NGVI(Method):
+    """Stochastic natural-gradient VI: η' = (1 - γ)η + γ(∇_ω E_q[log p(y|z)] + η_prior), 0 ≤ γ ≤ 1.
+
+    Wu and Gardner (2024), section 3: `VN` whose steps are convex combinations, which stay in the cone with any
+    curvature estimate that is positive semi-definite (mini-batches of a linear regression, `BonnetPrice`, `Hessian`).
+    ``LambdaLR(opt, theorem_schedule)`` gives γ_t = 2/(2 + t), `ExpectationAverage` the output of Theorem 1.
+
+    Args:
+        posterior, estimator, loss_scale: see `NaturalGradientVI`.
+        lr: γ, at most 1, which erases q: for conjugate models, or the start of a schedule on one.  For other models
+            0.1, or 0.5 with a schedule.
+
+    Raises:
+        InputError: an lr that is not positive; in a step, one above 1.
+        PairError: in a step, a target that the estimator cannot evaluate.
+
+    >>> import torch
+    >>> from torchngvi import GeneralizedLinear, NaturalGaussian
+    >>> from torchngvi.stepsizes import theorem_schedule
+    >>> X, y = torch.arange(8.0).reshape(8, 1) - 3, torch.arange(8.0)
+    >>> model, q = GeneralizedLinear(X, y, "gaussian"), NaturalGaussian(1)
+    >>> opt = NGVI(q, lr=1.0)
+    >>> schedule = torch.optim.lr_scheduler.LambdaLR(opt, theorem_schedule)
+    >>> for _ in range(20):
+    ...     loss = opt.step(model.minibatch(torch.randint(8, (4,))))
+    ...     schedule.step()
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor = 1.0,
+        *,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__(posterior, lr, step_size=Convex(), estimator=estimator, loss_scale=loss_scale)
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """As `VN`."""
+        return VN.rule_for(posterior)
+
+
+class Snngm(Method):
+    """Stochastic normalised natural gradient with momentum: λ' = λ - α m_t/(1 - βᵗ).
+
+    m_t = β m_{t-1} + (1 - β) g̃_t/‖g̃_t‖ with g̃ the natural gradient in (m, C) or (m, T); Tan (2025), section 4.
+    Its steps have the length α whatever the gradient: it needs no careful start, and ends in a ball about the
+    optimum.  Published with one draw a step: ``estimator=PathDerivative()``.
+
+    Args:
+        posterior: see `NaturalGradientVI`; all of one kind of coordinates, unless a norm is given.  With a root: the
+            natural coordinates of a narrow q are large, and steps of length α in them nothing.
+        lr: α, by default 0.001 √ℓ for the ℓ coordinates of q.
+        beta, bias_correction, norm: see `NormalizedMomentum`; the norm is by default Riemannian on a
+            `PrecisionCholeskyGaussian` and Euclidean otherwise.
+        step_size, estimator, loss_scale: see `NaturalGradientVI`.
+
+    Raises:
+        InputError: a beta outside [0, 1), an unknown norm.
+        PairError: posteriors of several kinds without a norm, steps found by trial.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> opt = Snngm(CholeskyGaussian(49))
+    >>> round(opt.param_groups[0]["lr"], 4)  # ℓ = 49 + 49·50/2
+    0.0357
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor | None = None,
+        *,
+        beta: float = 0.9,
+        bias_correction: bool = True,
+        norm: str | None = None,
+        step_size: StepSize | None = None,
+        estimator: Estimator | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        items = posterior if isinstance(posterior, Iterable) and not isinstance(posterior, Posterior) else [posterior]
+        groups: list[dict[str, Any]] = [dict(item) if isinstance(item, dict) else {"posterior": item} for item in items]
+        known = [group for group in groups if isinstance(group.get("posterior"), Posterior)]
+        for group in known:
+            group.setdefault("lr", _small_step(group["posterior"]) if lr is None else lr)
+        norms = {_usual_norm(group["posterior"]) for group in known} if norm is None else {norm}
+        if len(norms) > 1:
+            raise PairError(
+                "Snngm has one norm, Riemannian on a PrecisionCholeskyGaussian and Euclidean otherwise; got posteriors "
+                "of both kinds. Say norm=, or use one optimizer each."
+            )
+        momentum = NormalizedMomentum(*norms, beta=beta, bias_correction=bias_correction)
+        super().__init__(
+            groups,
+            known[0]["lr"] if known else 1.0,  # of groups added later
+            step_size=step_size,
+            estimator=estimator,
+            momentum=momentum,
+            loss_scale=loss_scale,
+        )
+
+    @staticmethod
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        """The natural gradient in q's own coordinates."""
+        return NaturalGradient()
+
+
+def _small_step(q: Posterior) -> float:
+    """0.001 √ℓ: a thousandth a coordinate."""
+    return 0.001 * math.sqrt(q.mean_probe.shape[-1] + q.structure.parameters)
+
+
+def _usual_norm(q: Posterior) -> str:
+    return "riemannian" if isinstance(q, PrecisionCholeskyGaussian) else "euclidean"

@@ -1,0 +1,283 @@
+"""IFVB and AIFVB, and the same with another metric: constructor calls of `NaturalGradientVI` over flat posteriors.
+
+    1. ∇L at λ⁽ˢ⁾, from B draws, or from ``loss.backward()``
+    2. S fresh draws θ ~ q, at λ⁽ˢ⁾ or at the average, and the inverse P of εI + Σ φφᵀ + Σ β_j ZZᵀ takes them in
+    3. λ⁽ˢ⁺¹⁾ = λ⁽ˢ⁾ - α_{s+1} t P ∇L,      α_k = c/(c' + k)^α by ``LambdaLR(opt, PowerSchedule(α, c'))``
+    4. AIFVB: the average moves towards λ⁽ˢ⁺¹⁾
+
+(Godichon-Baggioni, Nguyen and Tran 2023, Algorithms 1 and 2.)  Draws of 1 and 2 are independent; those of 2 need no
+data.  A metric of one's own takes the place of the recursion in any of them.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.averaging import Averaging
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations.flat import ControlVariate, GradientEstimator, Pathwise
+from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Posterior, StepSize
+from torchngvi.metrics import Preconditioner, Recursive
+from torchngvi.optim import Evaluation, Heading, NaturalGradientVI
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.rules import RootGradient
+from torchngvi.stepsizes import Constant, KLRadius
+
+RADIUS = 0.1  # nats
+_BETA = 0.125  # (α - ½)/2 of the usual α = ¾
+
+
+class PreconditionedVI(NaturalGradientVI):
+    """λ ← λ - ρ (direction), the direction what a metric makes of ∇L.
+
+    A step whose result is not finite or leaves the family's domain is not taken, member by member; it is
+    counted in ``rejections`` and, on the CPU, warned of once.
+
+    Args:
+        posterior: q, flat, or several, as in `NaturalGradientVI`.
+        metric: from `torchngvi.metrics`.
+        lr: ρ; a torch scheduler may change it.
+        estimator: of ∇L, where ``step`` is given a log joint; by default `Pathwise(10)` where the family allows it,
+            else `ControlVariate(100)`.
+        step_size: by default `KLRadius(0.1)`, so that no step is longer than 0.1 nats in the estimated metric, and
+            `Constant` for `Identity` and `Adam`, which have no such metric; `Clip`, `Shortest`.
+        momentum: `ExponentialAverage`, or none.
+        loss_scale: see `NaturalGradientVI`.
+
+    Raises:
+        InputError: a posterior that is not flat, a value out of range, more memory than there is.
+        PairError: parts that cannot work together.
+
+    >>> from torchngvi.ifvb import Beta, ClosedForm, Exact
+    >>> q, target = Beta(torch.tensor([5.0, 45.0]).double()), Beta(torch.tensor([58.0, 144.0]).double())
+    >>> opt = PreconditionedVI(q, Exact(), 1.0, estimator=ClosedForm(), step_size=Constant())
+    >>> _ = opt.step(lambda lam: -torch.distributions.kl_divergence(
+    ...     torch.distributions.Beta(*lam), torch.distributions.Beta(*target.vector)))
+    >>> q.vector.round(decimals=6).tolist()  # a full natural step is exact
+    [58.0, 144.0]
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        metric: Metric,
+        lr: float | Tensor = 1.0,
+        *,
+        estimator: Estimator | None = None,
+        step_size: StepSize | None = None,
+        momentum: Momentum | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            posterior,
+            RootGradient(),
+            lr,
+            step_size=step_size or (KLRadius(RADIUS) if metric.natural else Constant()),
+            estimator=estimator,
+            acceleration=metric,
+            momentum=momentum,
+            loss_scale=loss_scale,
+        )
+        if self.estimator is None:
+            self.estimator = usual_estimator(self.posteriors)
+        for index in range(len(self.posteriors)):
+            self._state(index)  # what a metric cannot serve is refused here
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a flat posterior."""
+        q = param_group.get("posterior")
+        if not isinstance(q, FlatPosterior):
+            raise InputError(
+                f"{type(self).__name__} updates a family of torchngvi.ifvb, such as Beta; got {type(q).__name__}. "
+                "For a Gaussian posterior use torchngvi.fit, VN or SRVN."
+            )
+        super().add_param_group(param_group)
+
+    @property
+    def family(self) -> FlatPosterior:
+        """q, where there is one.
+
+        Raises:
+            PairError: several.
+        """
+        q = self._only_posterior("this")
+        assert isinstance(q, FlatPosterior)
+        return q
+
+    @property
+    def metric(self) -> Metric:
+        """What bends the gradient."""
+        assert self.acceleration is not None
+        return self.acceleration
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """The state between two steps: counts, averages, and the metric's."""
+        return self._state(0)
+
+    def inverse_fisher(self) -> Tensor:  # (*batch, D, D)
+        """The estimate t P of I_F⁻¹.
+
+        Raises:
+            PairError: a metric that keeps no inverse.
+        """
+        rule: Any = self.metric
+        if not hasattr(rule, "inverse"):
+            raise PairError(f"{type(rule).__name__} keeps no inverse Fisher matrix. Use Recursive or MatrixFree.")
+        return rule.inverse(self.memory["metric"])
+
+
+def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator | None = None) -> GradientEstimator:
+    """`Pathwise(10)` where every family has a map from noise to draws, else `ControlVariate(100)`."""
+    if all(isinstance(q, FlatPosterior) and q.reparametrised for q in posteriors):
+        return Pathwise(10, generator)
+    return ControlVariate(100, generator)
+
+
+class IFVB(PreconditionedVI):
+    """Inversion-free variational Bayes (Godichon-Baggioni, Nguyen and Tran 2023, Algorithm 1).
+
+    For a family without a known Fisher matrix: flows, mixtures, copulas.  For a Gaussian the exact natural
+    gradient is cheaper and free of noise: `torchngvi.fit`, or the metric `Exact`.
+
+    Args:
+        posterior: q, flat.
+        lr: c of α_k = c/(c' + k)^α under ``LambdaLR(opt, PowerSchedule(α, c'))``.  With an accurate metric a natural
+            step of 1 is a full one: keep lr/c'^α well below it.
+        metric: `Recursive` with its number of scores, ε, c_β and β, or another.
+        estimator, step_size, momentum, loss_scale: see `PreconditionedVI`.
+
+    Raises:
+        InputError: a value out of range, or more memory than there is.
+
+    >>> from torch.optim.lr_scheduler import LambdaLR
+    >>> from torchngvi.ifvb import Beta, ControlVariate
+    >>> from torchngvi.stepsizes import PowerSchedule
+    >>> draws = torch.Generator().manual_seed(0)
+    >>> q = Beta(torch.tensor([50.0, 100.0]).double())
+    >>> opt = IFVB(q, metric=Recursive(generator=draws), estimator=ControlVariate(200, draws))
+    >>> schedule = LambdaLR(opt, PowerSchedule(0.75, 100.0))
+    >>> for _ in range(300):
+    ...     loss = opt.step(lambda theta: (57 * theta.log() + 143 * torch.log1p(-theta))[..., 0])
+    ...     schedule.step()
+    >>> round((q.vector[0] / q.vector.sum()).item(), 2)  # the posterior is Beta(58, 144)
+    0.29
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor = 1.0,
+        *,
+        metric: Metric | None = None,
+        estimator: Estimator | None = None,
+        step_size: StepSize | None = None,
+        momentum: Momentum | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            posterior,
+            metric or Recursive(beta=_BETA),
+            lr,
+            estimator=estimator,
+            step_size=step_size,
+            momentum=momentum,
+            loss_scale=loss_scale,
+        )
+
+
+class AIFVB(PreconditionedVI):
+    """IFVB with a weighted average of the iterates as its estimate (Algorithm 2): see ``average``.
+
+    Args:
+        posterior, lr, metric, estimator, step_size, momentum: see `IFVB`.
+        averaging: the weights, when the average begins, and whether the metric takes its scores at the average.
+
+    Raises:
+        InputError: a value out of range, or more memory than there is.
+        PairError: a family on a manifold.
+    """
+
+    averaging: Averaging
+
+    def __init__(
+        self,
+        posterior: Posterior | Iterable[Any],
+        lr: float | Tensor = 1.0,
+        *,
+        metric: Metric | None = None,
+        estimator: Estimator | None = None,
+        averaging: Averaging | None = None,
+        step_size: StepSize | None = None,
+        momentum: Momentum | None = None,
+    ) -> None:
+        self.averaging = averaging or Averaging()
+        metric = metric or Recursive(beta=_BETA)
+        if self.averaging.metric_at_average and isinstance(metric, Preconditioner):
+            metric = AtAverage(metric)
+        super().__init__(posterior, metric, lr, estimator=estimator, step_size=step_size, momentum=momentum)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a flat posterior that lies on no manifold."""
+        q = param_group.get("posterior")
+        if isinstance(q, FlatPosterior) and not q.flat:
+            raise PairError(f"the average of points of the manifold of {type(q).__name__} is no point of it. Use IFVB.")
+        super().add_param_group(param_group)
+
+    def _complete(self, q: Posterior, state: dict[str, Any]) -> None:
+        super()._complete(q, state)
+        fresh = {"average": q.coordinates.vector.clone(), "weight": 0.0, "steps": 0}
+        for name, value in fresh.items():
+            state.setdefault(name, value)
+
+    def _advance(
+        self,
+        index: int,
+        start: Evaluation,
+        heading: Heading,
+        evaluate: Callable[[], Evaluation] | None,
+        coupled: bool = False,
+    ) -> Evaluation | None:
+        """The step, and one more iterate."""
+        result = super()._advance(index, start, heading, evaluate, coupled)
+        state = self._state(index)
+        self.averaging.update(state, self.posteriors[index].coordinates.vector, state["steps"])
+        state["steps"] += 1
+        return result
+
+    @property
+    def metric(self) -> Metric:
+        """What bends the gradient, wherever its scores are taken."""
+        metric = super().metric
+        return metric.inner if isinstance(metric, AtAverage) else metric
+
+    @property
+    def average(self) -> Tensor:  # (*batch, D)
+        """The average of the iterates, the estimate."""
+        return self.memory["average"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "averaging": self.averaging}
+
+
+class AtAverage(Metric):
+    """A metric whose scores are taken at the average of the iterates, as `AIFVB` keeps it."""
+
+    def __init__(self, inner: Preconditioner) -> None:
+        self.inner, self.natural = inner, inner.natural
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Of the scores."""
+        return self.inner.generator
+
+    def init(self, q: Posterior) -> dict[str, Any]:
+        """As the metric."""
+        return self.inner.init(q)
+
+    def __call__(self, q: Posterior, gradient: Local, state: dict[str, Any]) -> tuple[Bent, dict[str, Any]]:
+        """With fresh scores at the average."""
+        assert isinstance(q, FlatPosterior)
+        return self.inner.bent(q, gradient, state, state["average"]), {}

@@ -1,0 +1,64 @@
+"""One preconditioner a block of λ: exact where q is a product over the blocks, an approximation elsewhere.
+
+ΣD_b² memory in the place of D².
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.metrics.preconditioner import Preconditioner, State, check_count
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+
+
+class _Slice:
+    """What the preconditioner of a block sees of the family: the length and place of its λ."""
+
+    def __init__(self, vector: Tensor) -> None:
+        self.vector, self.size = vector, vector.shape[-1]
+
+
+@final
+class Blocks(Preconditioner):
+    """A copy of one preconditioner for each consecutive block of λ.
+
+    Args:
+        rule: `Recursive`, `MatrixFree`, `Window` or `BatchFisher`; its warm-up and generator are those of all blocks.
+        sizes: the lengths of the blocks, summing to D.
+
+    Raises:
+        InputError: a rule that takes no scores, no sizes; at construction of an optimizer, sizes that do not sum to D.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian, Recursive
+    >>> len(Blocks(Recursive(), [2, 2]).fresh(MeanFieldGaussian(torch.zeros(4))))
+    2
+    """
+
+    def __init__(self, rule: Preconditioner, sizes: Sequence[int]) -> None:
+        if rule.samples == 0 or isinstance(rule, Blocks):
+            raise InputError(f"Blocks splits a rule that learns from scores; got {type(rule).__name__}.")
+        if not sizes:
+            raise InputError("sizes lists the length of each block; got none.")
+        self.rule, self.sizes = rule, [check_count("a block size", size) for size in sizes]
+        self.samples, self.remembers = rule.samples, rule.remembers
+        self.warmup, self.generator = rule.warmup, rule.generator
+
+    def fresh(self, q: FlatPosterior) -> State:
+        """One state a block."""
+        if sum(self.sizes) != q.size:
+            raise InputError(f"the blocks have {sum(self.sizes)} entries and lambda has {q.size}.")
+        pieces = q.vector.detach().split(self.sizes, -1)
+        return {str(i): self.rule.fresh(_Slice(piece)) for i, piece in enumerate(pieces)}  # type: ignore[arg-type]
+
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+        """Each its part of the scores."""
+        for i, piece in enumerate(scores.split(self.sizes, -1)):
+            self.rule.absorb(state[str(i)], piece, generator)
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Each its part of the gradient."""
+        pieces = gradient.split(self.sizes, -1)
+        return torch.cat([self.rule.direction(state[str(i)], piece, q) for i, piece in enumerate(pieces)], -1)

@@ -1,0 +1,74 @@
+"""The recursion without a matrix: P x = x/ε - Vᵀ(Vx), one vector of V a score and one a Z.
+
+Exact while nothing is dropped, and cheaper than the dense form while V has fewer than D rows.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.metrics.preconditioner import Preconditioner, State, check_warmup
+from torchngvi.metrics.recursion import AT_ONCE, Perturbation, downdate
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+
+
+@final
+class MatrixFree(Preconditioner):
+    """As `Recursive`, with vectors in the place of P: O(jD) an iteration for j vectors.
+
+    Args:
+        samples, eps, c_beta, beta, warmup, generator: see `Recursive`.
+        keep: the number of vectors kept; None keeps all. What is left after dropping the oldest is positive
+            definite but *not* the inverse of the remaining sum, and t then multiplies a direction that is
+            hardly preconditioned: clip it, or use `Window`.
+
+    Raises:
+        InputError: values out of range, fewer vectors kept than enter at once.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        samples: int = 10,
+        *,
+        eps: float | None = None,
+        c_beta: float | None = None,
+        beta: float = 0.1,
+        keep: int | None = None,
+        warmup: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.perturbation = Perturbation(samples, eps, c_beta, beta)
+        self.samples, self.keep = samples, keep
+        self.warmup, self.generator = check_warmup(warmup), generator
+        if keep is not None and keep < 2 * samples:
+            raise InputError(f"keep counts the vectors of at least one iteration, {2 * samples}; got {keep}.")
+
+    def fresh(self, q: FlatPosterior) -> State:
+        """No vectors."""
+        lam = q.vector
+        return self.perturbation.init(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, q.size)}
+
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+        """Append the vectors of S scores."""
+        rows = self.perturbation.rows(state, scores, generator)
+        for part in rows.split(AT_ONCE, -2):
+            W = downdate(part, lambda x: self._times(state, x))
+            vectors = torch.cat([state["V"], W], -2)
+            state["V"] = vectors if self.keep is None else vectors[..., -self.keep :, :]
+
+    def _times(self, state: State, rows: Tensor) -> Tensor:
+        V = state["V"]
+        return rows / self.perturbation.start(state)[..., None, None] - (rows @ V.mT) @ V
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """t P ∇L."""
+        return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
+
+    def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
+        """t P, the estimate of I_F⁻¹."""
+        eye = torch.eye(state["V"].shape[-1], dtype=state["V"].dtype, device=state["V"].device)
+        return state["count"][..., None, None] * self._times(state, eye.expand(*state["V"].shape[:-2], *eye.shape))

@@ -1,0 +1,91 @@
+"""The recursion for the inverse of a growing sum of outer products, shared by its dense and matrix-free forms.
+
+    H̃_t = εI + Σ_{j≤t} φ_j φ_jᵀ + Σ_{j≤t} β_j Z_j Z_jᵀ,   β_j = c_β j^{-β},  Z_j ~ N(0, I)       P = H̃_t⁻¹
+
+(Godichon-Baggioni, Nguyen and Tran 2023, Eqs 4.3-4.5).  S scores and their Z, the columns of Φ, enter at once:
+
+    P ← P - PΦ(I + ΦᵀPΦ)⁻¹ΦᵀP = P - WᵀW,     W = L⁻¹ΦᵀP,  LLᵀ = I + ΦᵀPΦ
+
+which equals 2S rank-one updates.  t counts all scores, those of a warm-up included, and t P estimates I_F⁻¹.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.metrics.preconditioner import State, check_count, finite_rows
+from torchngvi.numerics.linalg import cholesky
+
+_RELATIVE_C_BETA = 0.03
+AT_ONCE = 128  # vectors in one factorisation
+
+
+class Perturbation:
+    """ε and the constants of the Z terms, validated.
+
+    Raises:
+        InputError: eps not positive, c_beta negative, beta outside (0, ½), S < 1.
+    """
+
+    def __init__(self, samples: int, eps: float | None, c_beta: float | None, beta: float) -> None:
+        self.samples = check_count("samples", samples)
+        if eps is not None and not eps > 0:
+            raise InputError(f"eps of H_0 = eps I must be positive, or None for the scale of the scores; got {eps}.")
+        if c_beta is not None and not c_beta >= 0:
+            raise InputError(f"c_beta must not be negative; got {c_beta}.")
+        if not 0 < beta < 0.5:
+            raise InputError(f"beta must lie in (0, alpha - 1/2), so below 1/2; got {beta}.")
+        self.eps, self.c_beta, self.beta = eps, c_beta, float(beta)
+
+    def init(self, like: Tensor) -> State:
+        """t = 0, and a scale that the first scores set where none is given."""
+        count = torch.zeros_like(like[..., 0], requires_grad=False)
+        return {"count": count, "scale": torch.ones_like(count), "started": False}
+
+    def rows(
+        self,
+        state: State,
+        scores: Tensor,  # (S, *batch, D)
+        generator: torch.Generator | None,
+    ) -> Tensor:  # (*batch, S or 2 S, D)
+        """φ_j and √β_j Z_j as rows; counts the scores and, at the first, takes their scale.
+
+        A score that is not finite is left out with its Z.
+        """
+        scores, fine = finite_rows(scores)
+        if not state["started"]:
+            state["started"] = True
+            mean_square = scores.square().mean(-1).sum(0) / fine.sum(0)  # tr(F̂)/D
+            state["scale"] = torch.where(mean_square > 0, mean_square, 1.0)
+        index = state["count"] + fine.cumsum(0)
+        state["count"] = index[-1]
+        if self.c_beta == 0:
+            return scores.movedim(0, -2)
+        size = _RELATIVE_C_BETA * state["scale"] if self.c_beta is None else self.c_beta
+        weight = fine.to(scores) * size * index.clamp_min(1) ** -self.beta
+        both = scores.new_empty(2 * len(scores), *scores.shape[1:])
+        both[: len(scores)] = scores
+        Z = torch.randn(scores.shape, generator=generator, out=both[len(scores) :])
+        Z *= weight.sqrt()[..., None]
+        return both.movedim(0, -2)
+
+    def start(self, state: State) -> Tensor:  # (*batch,)
+        """ε: as given, or the scale of the scores."""
+        return state["scale"] if self.eps is None else torch.full_like(state["scale"], self.eps)
+
+
+def downdate(
+    rows: Tensor,  # (*batch, k, D), Φᵀ
+    times: Callable[[Tensor], Tensor],  # rows -> rows P
+) -> Tensor:  # (*batch, k, D)
+    """W with P_new = P - WᵀW; zero, so that nothing is absorbed, where rounding leaves no factor."""
+    U = times(rows)
+    if rows.shape[-2] == 1:  # one vector: no factorisation
+        return U * (1 + (U * rows).sum(-1, keepdim=True)).rsqrt().nan_to_num(0.0)
+    inner = U @ rows.mT
+    inner.diagonal(dim1=-2, dim2=-1).add_(1)
+    L, ok = cholesky(inner)
+    W = torch.linalg.solve_triangular(L, U, upper=False)
+    return W.masked_fill_(~ok[..., None, None], 0.0)

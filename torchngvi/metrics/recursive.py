@@ -1,0 +1,158 @@
+"""The inverse Fisher matrix by recursion, dense (Godichon-Baggioni, Nguyen and Tran 2023, Theorem 4.1, Eqs 4.3-4.6).
+
+P of `recursion` in full.  The last vectors W wait beside it and are subtracted many at a time,
+
+    P = P₀ - VᵀV,        P x = P₀ x - Vᵀ(Vx),
+
+so that a score costs one product with P₀, and the D² writes of its rank-one update are shared by a block.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.metrics.preconditioner import Preconditioner, State, check_warmup
+from torchngvi.metrics.recursion import AT_ONCE, Perturbation, downdate
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+
+_WAITING = 32  # vectors beside P₀, for large D
+_TILE = 128  # rows symmetrised at a time
+_SYMMETRISE = 32  # blocks between two symmetrisations
+_GIB = 2**30
+
+
+@final
+class Recursive(Preconditioner):
+    """direction = t P ∇L with P = (εI + Σ φφᵀ + Σ β_j ZZᵀ)⁻¹, scores taken at different past iterates.
+
+    Args:
+        samples: S, scores an iteration.
+        eps: ε of H₀ = εI; None takes the mean square of the first scores, which is tr(I_F)/D.
+        c_beta: c_β of β_j = c_β j^{-β}; 0 leaves the Z terms out, None takes 0.03 of that scale. The theory
+            wants it positive; its bias c_β/(1 - β) t^{-β} I decays slowly and hides small eigenvalues of I_F.
+        beta: β in (0, α - ½) for steps that decay as k^{-α}.
+        warmup: scores before the first step; by default max(2D, 1000).
+        generator: of the scores and of Z.
+
+    Raises:
+        InputError: values out of range; at construction of an optimizer, more memory than there is.
+
+    >>> from torchngvi.ifvb import Beta
+    >>> rule, q = Recursive(eps=1.0, c_beta=0.0), Beta(torch.ones(2))
+    >>> state = rule.fresh(q)
+    >>> rule.absorb(state, torch.tensor([[1.0, 0.0]]), torch.Generator())
+    >>> rule.inverse(state).tolist()  # (I + φφᵀ)⁻¹, t = 1
+    [[0.5, 0.0], [0.0, 1.0]]
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        samples: int = 10,
+        *,
+        eps: float | None = None,
+        c_beta: float | None = None,
+        beta: float = 0.1,
+        warmup: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.perturbation = Perturbation(samples, eps, c_beta, beta)
+        self.samples, self.warmup, self.generator = samples, check_warmup(warmup), generator
+
+    def fresh(self, q: FlatPosterior) -> State:
+        """An empty sum; P₀ is set by the first scores."""
+        lam, D = q.vector, q.size
+        waiting = min(_WAITING, D // 8)
+        needed = lam.element_size() * lam.numel() * (D + waiting)
+        free = free_bytes(lam.device)
+        if needed > free:
+            raise InputError(
+                f"the inverse Fisher matrix of {D:,} variational parameters needs {needed / _GIB:.3g} GiB and "
+                f"{free / _GIB:.3g} GiB of {lam.device.type} memory are free. Use Blocks, Window or BatchFisher, or a "
+                "family with fewer parameters."
+            )
+        empty = {
+            "P": lam.new_zeros(*lam.shape, D),
+            "V": lam.new_zeros(*lam.shape[:-1], waiting, D),
+            "waiting": 0,
+            "blocks": 0,
+        }
+        return self.perturbation.init(lam) | empty
+
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+        """The two updates of Eqs 4.4 and 4.5 for S scores at once."""
+        first = not state["started"]
+        rows = self.perturbation.rows(state, scores, generator)
+        if first:
+            state["P"].diagonal(dim1=-2, dim2=-1).copy_((1 / self.perturbation.start(state))[..., None])
+        for part in rows.split(AT_ONCE, -2):
+            self._take(state, downdate(part, lambda x: self._times(state, x)))
+        if state["blocks"] >= _SYMMETRISE:
+            state["blocks"] = 0
+            _symmetrise(state["P"])
+
+    def _take(self, state: State, W: Tensor) -> None:
+        """P ← P - WᵀW: now if two such blocks would not fit beside P₀, else with the others that wait."""
+        count, room = W.shape[-2], state["V"].shape[-2]
+        if 2 * count > room:
+            self._subtract(state, W)
+            return
+        if state["waiting"] + count > room:
+            self._subtract(state, state["V"][..., : state["waiting"], :])
+            state["waiting"] = 0
+        state["V"][..., state["waiting"] : state["waiting"] + count, :] = W
+        state["waiting"] += count
+
+    def _subtract(self, state: State, V: Tensor) -> None:
+        """P₀ ← P₀ - VᵀV in place."""
+        P = state["P"]
+        if P.ndim == 2:
+            P.addmm_(V.mT, V, alpha=-1)
+        else:
+            P.flatten(0, -3).baddbmm_(V.flatten(0, -3).mT, V.flatten(0, -3), alpha=-1)
+        state["blocks"] += 1
+
+    def _times(self, state: State, rows: Tensor) -> Tensor:
+        """Rows x P, which BLAS does up to five times faster than P x columns for a few of them."""
+        product = rows @ state["P"]
+        if state["waiting"]:
+            V = state["V"][..., : state["waiting"], :]
+            product -= (rows @ V.mT) @ V
+        return product
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """t P ∇L."""
+        return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
+
+    def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
+        """t P, the estimate of I_F⁻¹."""
+        V = state["V"][..., : state["waiting"], :]
+        return state["count"][..., None, None] * (state["P"] - V.mT @ V)
+
+
+def _symmetrise(P: Tensor) -> None:
+    """P ← (P + Pᵀ)/2 in place, a strip at a time."""
+    for start in range(0, P.shape[-1], _TILE):
+        stop = min(start + _TILE, P.shape[-1])
+        strip = 0.5 * (P[..., start:stop, start:] + P[..., start:, start:stop].mT)
+        P[..., start:stop, start:] = strip
+        P[..., start:, start:stop] = strip.mT
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory that can be had on a device; ∞ where nobody says."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    limits = [float("inf")]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits.append(1024 * float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        group = Path("/sys/fs/cgroup")
+        limits.append(float((group / "memory.max").read_text()) - float((group / "memory.current").read_text()))
+    return min(limits)

@@ -1,0 +1,1 @@
+"""Numerics without variational inference: factorisations, sparse rows, Gaussian integrals, versions of tensors."""

@@ -1,0 +1,107 @@
+"""Whether tensors are what they were: by torch's count of writes, and by their contents."""
+
+import math
+import numbers
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from torchngvi.numerics import sparse
+
+_SMALL = 65_536  # entries up to which a copy of a tensor is kept, to know it by
+
+
+class Versions:
+    """Which tensors, how often torch has counted a write to each, and what they held.
+
+    Writes through ``tensor.data`` or a NumPy array that shares the memory are not counted: the contents tell, of a
+    large matrix by a sum of each row, which an edit below its rounding in float64 leaves as it is.  On an accelerator
+    they are compared only where the caller waits for the device in any case.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
+        self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
+        self.counts = tuple(map(_count, self.tensors))
+        # of a tensor that was not written to since, what it held is known
+        known = {} if before is None else dict(zip(map(id, before.tensors), before.counted(), strict=True))
+        self.contents = tuple(
+            kept[1] if (kept := known.get(id(tensor))) is not None and kept[0] == count else _contents(tensor)
+            for tensor, count in zip(self.tensors, self.counts, strict=True)
+        )
+
+    def counted(self) -> Iterable[tuple[tuple[object, torch.dtype, torch.device], Tensor]]:
+        """The count and the contents of each tensor."""
+        return zip(self.counts, self.contents, strict=True)
+
+    def hold(
+        self,
+        tensors: Iterable[Tensor],
+        wait: bool = False,  # for an accelerator
+        contents: bool = True,  # compare them, or go by the counts alone
+    ) -> bool:
+        """Whether these are the same tensors and nothing has changed."""
+        tensors = tuple(tensors)
+        if len(tensors) != len(self.tensors):
+            return False
+        for tensor, known, count in zip(tensors, self.tensors, self.counts, strict=True):
+            if tensor is not known or _count(tensor) != count:
+                return False
+        for tensor, content in zip(tensors, self.contents, strict=True) if contents else ():
+            if (wait or tensor.device.type == "cpu") and not _holds(tensor, content):
+                torch.autograd.graph.increment_version(tensor)  # who else remembers it goes by the count
+                return False
+        return True
+
+
+def _count(tensor: Tensor) -> tuple[object, torch.dtype, torch.device]:
+    # a conversion changes dtype or device and nothing else; what inference_mode made keeps no count, and is never
+    # the same again
+    return object() if tensor.is_inference() else tensor._version, tensor.dtype, tensor.device
+
+
+def _contents(tensor: Tensor) -> Tensor:
+    """A copy, or of a large tensor what would tell it from another."""
+    small = tensor.ndim < 2 or not tensor.is_floating_point() or tensor.numel() <= _SMALL
+    return tensor.detach().clone() if small and tensor.layout == torch.strided else _row_sums(tensor)
+
+
+def _row_sums(tensor: Tensor) -> Tensor:
+    """A weighted sum of each row in float64, numbers of their own in place of NaN and of ±∞.
+
+    An edit of one entry changes it by more than rounding unless the edit is smaller than about 1e-12 of the row;
+    several in one row would have to cancel under irrational weights.
+    """
+    weights = torch.arange(1, tensor.shape[-1] + 1, dtype=torch.float64, device=tensor.device).sin()
+    if sparse.is_sparse(tensor):
+        return sparse.with_values(tensor, _as_numbers(tensor.detach().values())) @ weights
+    rows = tensor.detach().flatten(0, -2)
+    return torch.cat([_as_numbers(part) @ weights for part in rows.split(max(1, _SMALL // rows.shape[-1]))])
+
+
+def _as_numbers(entries: Tensor) -> Tensor:
+    """In float64, without NaN and ±∞."""
+    return entries.double().nan_to_num(math.pi, math.e, -math.e)
+
+
+def _holds(tensor: Tensor, content: Tensor) -> bool:
+    """Whether these are its contents, NaN equal to NaN."""
+    now = tensor if tensor.shape == content.shape else _row_sums(tensor)
+    if torch.equal(now, content):
+        return True
+    return now.is_floating_point() and torch.allclose(now, content, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def settings_of(part: object) -> tuple[object, ...]:
+    """The class of a part and its attributes, but for tensors: numbers and texts by value, the others by identity."""
+    values = {
+        name: value if isinstance(value, numbers.Number | str) else id(value)
+        for name, value in vars(part).items()
+        if not isinstance(value, Tensor)
+    }
+    return type(part), values
+
+
+def tensors_of(part: object) -> tuple[Tensor, ...]:
+    """The tensors among the attributes of a part."""
+    return tuple(value for value in vars(part).values() if isinstance(value, Tensor))

@@ -1,0 +1,5 @@
+"""The optimizer that applies a rule and a step size to a posterior; see `torchngvi.optim.optimizer`."""
+
+from torchngvi.optim.optimizer import Evaluation, Heading, NaturalGradientVI, Report, Status
+
+__all__ = ["Evaluation", "Heading", "NaturalGradientVI", "Report", "Status"]

@@ -1,0 +1,27 @@
+"""Families over a flat vector λ."""
+
+from torchngvi.posteriors.flat.beta import Beta
+from torchngvi.posteriors.flat.cholesky import FlatCholesky
+from torchngvi.posteriors.flat.covariance_gaussian import VecGaussian, VechGaussian
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.posteriors.flat.low_rank import LowRankGaussian
+from torchngvi.posteriors.flat.mean_field import MeanFieldGaussian
+from torchngvi.posteriors.flat.module_flow import AffineCoupling, ModuleFlow
+from torchngvi.posteriors.flat.normal_inverse_gamma import NormalInverseGamma
+from torchngvi.posteriors.flat.orthogonal_flow import OrthogonalFlow
+from torchngvi.posteriors.flat.rank_one import RankOneGaussian
+
+__all__ = [
+    "AffineCoupling",
+    "Beta",
+    "FlatCholesky",
+    "FlatPosterior",
+    "LowRankGaussian",
+    "MeanFieldGaussian",
+    "ModuleFlow",
+    "NormalInverseGamma",
+    "OrthogonalFlow",
+    "RankOneGaussian",
+    "VecGaussian",
+    "VechGaussian",
+]

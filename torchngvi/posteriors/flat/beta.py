@@ -1,0 +1,77 @@
+"""Beta(a, b) over λ = (a, b), for a probability θ (Godichon-Baggioni, Nguyen and Tran 2023, Example 1).
+
+score = (ψ(a+b) - ψ(a) + log θ, ψ(a+b) - ψ(b) + log(1 - θ))
+I_F = [[t(a) - t(a+b), -t(a+b)], [-t(a+b), t(b) - t(a+b)]]        t the trigamma function
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, gammas, solve_symmetric
+
+FLOOR = 0.01  # a step that takes a or b below it ends there
+
+
+@final
+class Beta(FlatPosterior):
+    """q(θ) = Beta(a, b); a step is clamped at a, b ≥ 0.01.
+
+    Args:
+        vector: (a, b), positive.
+
+    Raises:
+        InputError: a start that is not positive and finite.
+
+    >>> q = Beta(torch.tensor([58.0, 144.0], dtype=torch.float64))
+    >>> q.fisher()[0, 0].round(decimals=7).item()
+    0.0124281
+    """
+
+    domain = "a and b are positive"
+
+    def __init__(
+        self,
+        vector: Tensor,  # (*batch, 2)
+    ) -> None:
+        super().__init__(vector, 1)
+
+    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """X/(X + Y) of two gammas, kept off 0 and 1 by a rounding error."""
+        both = gammas(n, self.point(at), generator)
+        theta = both[..., :1] / both.sum(-1, keepdim=True)
+        info = torch.finfo(theta.dtype)
+        return theta.clamp(info.tiny, 1 - info.eps)
+
+    def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """(a - 1) log θ + (b - 1) log(1 - θ) - log B(a, b)."""
+        a, b = self.point(at).unbind(-1)
+        x = theta[..., 0]
+        constant = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
+        return (a - 1) * x.log() + (b - 1) * torch.log1p(-x) + constant
+
+    def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """As above."""
+        lam = self.point(at)
+        shared = torch.digamma(lam.sum(-1, keepdim=True)) - torch.digamma(lam)
+        return shared + torch.cat([theta.log(), torch.log1p(-theta)], -1)
+
+    def fisher(self, at: Tensor | None = None) -> Tensor:  # (*batch, 2, 2)
+        """I_F, the covariance of (log θ, log(1 - θ))."""
+        lam = self.point(at)
+        together = torch.polygamma(1, lam.sum(-1))
+        return torch.polygamma(1, lam).diag_embed() - together[..., None, None]
+
+    def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
+        """By Cholesky of the 2 x 2 matrix."""
+        return solve_symmetric(self.fisher(at), gradient)
+
+    def in_domain(self, at: Tensor | None = None) -> Tensor:
+        """a, b > 0."""
+        lam = self.point(at)
+        return (lam.isfinite() & (lam > 0)).all(-1)
+
+    def retracted(self, at: Tensor, change: Tensor) -> Tensor:
+        """λ + change, clamped at 0.01."""
+        return (at + change).clamp_min(FLOOR)

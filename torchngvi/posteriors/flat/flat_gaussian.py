@@ -1,0 +1,115 @@
+"""Gaussians over a flat vector: what a host needs to take one for a Gaussian, and a standard start.
+
+A host such as a Gaussian process of GPyTorch or a guide of Pyro reads the mean and a lower factor of Σ, differentiable
+in λ, and starts q at a mean and a scale.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+
+
+class FlatGaussian(FlatPosterior):
+    """N(μ, Σ) over some vector of its parameters: abstract."""
+
+    @classmethod
+    @abstractmethod
+    def _vector_of(
+        cls,
+        mean: Tensor,  # (*batch, d)
+        root: Tensor,  # (*batch, d, d), lower triangular
+    ) -> Tensor:
+        """λ of N(μ, root rootᵀ), or of what the family keeps of it."""
+
+    @abstractmethod
+    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """μ (*batch, d) and the lower factor of Σ (*batch, d, d), differentiable in λ."""
+
+    @classmethod
+    def standard(
+        cls,
+        dim: int,
+        batch_shape: Sequence[int] = (),
+        *,
+        mean: Tensor | float = 0.0,  # broadcasts to (*batch, d)
+        scale: Tensor | float = 1.0,  # scalar, or standard deviations (*batch, d)
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """N(mean, scale²), made as the other Gaussian posteriors are.
+
+        Raises:
+            InputError: a dimension below 1.
+
+        >>> from torchngvi.ifvb import FlatCholesky
+        >>> FlatCholesky.standard(2, scale=2.0).moments()[1].tolist()
+        [[2.0, 0.0], [0.0, 2.0]]
+        """
+        if dim < 1:
+            raise InputError(f"dim is the number of coordinates of theta, at least 1; got {dim}.")
+        given = [x for x in (mean, scale) if isinstance(x, Tensor)]
+        like = given[0] if given else torch.empty(0)
+        zero = torch.zeros(*batch_shape, dim, dtype=dtype or like.dtype, device=device or like.device)
+        spread = (zero + scale).diag_embed()
+        unit = cls._vector_of(zero + mean, spread)
+        new = cls.__new__(cls)
+        FlatPosterior.__init__(new, unit, dim)
+        return new
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of λ."""
+        return self.vector.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of λ."""
+        return self.vector.device
+
+    @property
+    def mean(self) -> Tensor:
+        """μ, (*batch, d)."""
+        return self.moments(self.vector)[0]
+
+    @property
+    def scale_tril(self) -> Tensor:
+        """The lower factor of Σ, (*batch, d, d)."""
+        return self.moments(self.vector)[1]
+
+    @property
+    def covariance(self) -> Tensor:
+        """Σ, (*batch, d, d)."""
+        return self.scale_tril @ self.scale_tril.mT
+
+    @property
+    def variance(self) -> Tensor:
+        """diag Σ, (*batch, d)."""
+        return self.scale_tril.square().sum(-1)
+
+    @property
+    def stddev(self) -> Tensor:
+        """√diag Σ, (*batch, d)."""
+        return self.variance.sqrt()
+
+    @torch.no_grad()
+    def initialize_(
+        self,
+        mean: Tensor,  # (*batch, d)
+        root: Tensor,  # (*batch, d, d), lower triangular
+    ) -> Self:
+        """Restart in place from N(mean, root rootᵀ), or what the family keeps of it."""
+        self.vector.copy_(self._vector_of(mean, root))
+        return self
+
+    def kept_covariance(
+        self,
+        root: Tensor,  # (*batch, d, d)
+    ) -> Tensor:
+        """The factor itself: the family keeps what it can of it."""
+        return root

@@ -1,0 +1,96 @@
+"""The Gaussian with a few factors, Σ = BBᵀ + diag(c²), over λ = (μ, vec B, c).
+
+With u = Σ⁻¹(θ - μ) the score is (u, u(uᵀB) - Σ⁻¹B, c (u² - diag Σ⁻¹)), O(d K²) by Woodbury.  B and BQ are
+one q for orthogonal Q: I_F is singular for K > 1, as it is for every factor model.
+"""
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.numerics.linalg import cholesky
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start, normal
+
+
+@final
+class LowRankGaussian(FlatPosterior):
+    """q = N(μ, BBᵀ + diag(c²)), D = d(K + 2).
+
+    Args:
+        mean: μ.
+        factors: B.
+        scale: c, no entry zero.
+
+    Raises:
+        InputError: shapes that do not fit, a zero in c.
+
+    >>> LowRankGaussian(torch.zeros(4), torch.ones(4, 2), torch.ones(4)).size
+    16
+    """
+
+    domain = "no entry of c is zero"
+    reparametrised = True
+
+    def __init__(
+        self,
+        mean: Tensor,  # (*batch, d)
+        factors: Tensor,  # (*batch, d, K)
+        scale: Tensor,  # (*batch, d)
+    ) -> None:
+        check_start(type(self).__name__, mean=mean, factors=factors, scale=scale)
+        if not mean.shape == scale.shape == factors.shape[:-1]:
+            shapes = ", ".join(str(tuple(part.shape)) for part in (mean, factors, scale))
+            raise InputError(f"mean (..., d), factors (..., d, K) and scale (..., d) must fit; got {shapes}.")
+        self.rank = factors.shape[-1]
+        super().__init__(torch.cat([mean, factors.flatten(-2), scale], -1), mean.shape[-1])
+
+    def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """μ, B and c."""
+        lam, d = self.point(at), self.dim
+        return lam[..., :d], lam[..., d:-d].unflatten(-1, (d, self.rank)), lam[..., -d:]
+
+    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """μ + B e₁ + c e₂."""
+        return self.rsample(n, generator, self.point(at).detach())
+
+    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """μ + B e₁ + c e₂."""
+        mean, B, c = self.parts(at)
+        e = normal(n, mean, self.rank + self.dim, generator)
+        return mean + (B @ e[..., : self.rank, None])[..., 0] + c * e[..., self.rank :]
+
+    def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """log N(θ; μ, Σ), with |Σ| = |I + BᵀC⁻²B| Π c²."""
+        mean, B, c = self.parts(at)
+        x = (theta - mean) / c
+        A = B / c[..., None]
+        root = self._capacitance(A)
+        inner = torch.linalg.solve_triangular(root, A.mT @ x[..., None], upper=False)
+        square = x.square().sum(-1) - inner.square().sum((-2, -1))
+        log_det = c.square().log().sum(-1) + 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return -0.5 * (square + log_det + self.dim * math.log(2 * math.pi))
+
+    def _capacitance(self, A: Tensor) -> Tensor:
+        """The Cholesky factor of I + AᵀA."""
+        eye = torch.eye(self.rank, dtype=A.dtype, device=A.device)
+        return cholesky(eye + A.mT @ A)[0]
+
+    def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """As above."""
+        mean, B, c = self.parts(at)
+        A = B / c[..., None]
+        # Σ⁻¹ = C⁻¹(I - WWᵀ)C⁻¹, W = A L⁻ᵀ
+        W = torch.linalg.solve_triangular(self._capacitance(A), A.mT, upper=False).mT
+        x = ((theta - mean) / c)[..., None]
+        u = ((x - W @ (W.mT @ x))[..., 0]) / c
+        for_B = u[..., None] * (u[..., None, :] @ B) - (A - W @ (W.mT @ A)) / c[..., None]
+        diagonal = (1 - W.square().sum(-1)) / c.square()
+        return torch.cat([u, for_B.flatten(-2), c * (u.square() - diagonal)], -1)
+
+    def in_domain(self, at: Tensor | None = None) -> Tensor:
+        """No zero in c."""
+        lam = self.point(at)
+        return lam.isfinite().all(-1) & (lam[..., -self.dim :] != 0).all(-1)

@@ -1,0 +1,142 @@
+"""Any normalising flow written as a module, and one that is in use today: affine coupling layers.
+
+θ = T(ε), ε ~ N(0, I), log q(θ) = log N(T⁻¹(θ)) + log|∂T⁻¹/∂θ|.  λ is the vector of the module's parameters, put
+into it by `torch.func.functional_call`, and scores are one gradient a draw by `vmap`.  Coupling: half of
+the coordinates is scaled and shifted by a small network of the other half (Dinh, Sohl-Dickstein and Bengio 2017).
+"""
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from torchngvi.errors import InputError
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, normal, scores_by_autograd
+
+
+@final
+class AffineCoupling(nn.Module):
+    """Coupling layers in turn on the two halves, then a scale and a shift of each coordinate.
+
+    Starts at the location and scale given.
+
+    Args:
+        dim: d, at least 2.
+        layers: number of coupling layers.
+        hidden: width of their networks.
+        mean, scale: of the start, numbers.
+
+    Raises:
+        InputError: d < 2, no layers.
+
+    >>> flow = AffineCoupling(3, layers=2, hidden=4, mean=1.0, scale=2.0)
+    >>> noise = torch.randn(5, 3)
+    >>> bool(torch.allclose(flow(flow(noise)[0], inverse=True)[0], noise, atol=1e-5))
+    True
+    """
+
+    def __init__(self, dim: int, layers: int = 4, hidden: int = 16, *, mean: float = 0.0, scale: float = 1.0) -> None:
+        super().__init__()
+        if dim < 2 or layers < 1:
+            raise InputError(f"AffineCoupling needs two coordinates and one layer; got dim={dim}, layers={layers}.")
+        self.split = dim // 2
+        self.nets = nn.ModuleList()
+        for layer in range(layers):
+            seen = self.split if layer % 2 == 0 else dim - self.split
+            net = nn.Sequential(nn.Linear(seen, hidden), nn.Tanh(), nn.Linear(hidden, 2 * (dim - seen)))
+            nn.init.normal_(net[2].weight, std=0.01)  # type: ignore[arg-type]
+            nn.init.zeros_(net[2].bias)  # type: ignore[arg-type]
+            self.nets.append(net)
+        self.shift = nn.Parameter(torch.full((dim,), float(mean)))
+        self.log_scale = nn.Parameter(torch.full((dim,), math.log(scale)))
+
+    def forward(
+        self,
+        x: Tensor,  # (..., d)
+        inverse: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """T(x) or T⁻¹(x), and the logarithm of the determinant of that map (...,)."""
+        if inverse:
+            x, log_det = (x - self.shift) * (-self.log_scale).exp(), -self.log_scale.sum().expand(x.shape[:-1])
+            for layer in reversed(range(len(self.nets))):
+                x, log_scale = self._coupled(layer, x, inverse=True)
+                log_det = log_det - log_scale
+            return x, log_det
+        log_det = self.log_scale.sum().expand(x.shape[:-1])
+        for layer in range(len(self.nets)):
+            x, log_scale = self._coupled(layer, x, inverse=False)
+            log_det = log_det + log_scale
+        return x * self.log_scale.exp() + self.shift, log_det
+
+    def _coupled(self, layer: int, x: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+        """One layer, and the sum of its log scales."""
+        first = layer % 2 == 0
+        seen, moved = (
+            (x[..., : self.split], x[..., self.split :]) if first else (x[..., self.split :], x[..., : self.split])
+        )
+        raw, shift = self.nets[layer](seen).chunk(2, -1)
+        log_scale = torch.tanh(raw)  # a layer scales by e at most
+        moved = (moved - shift) * (-log_scale).exp() if inverse else moved * log_scale.exp() + shift
+        return torch.cat([seen, moved] if first else [moved, seen], -1), log_scale.sum(-1)
+
+
+@final
+class ModuleFlow(FlatPosterior):
+    """q = law of flow(ε) over the vector of the flow's parameters.
+
+    Args:
+        flow: a module with ``flow(x, inverse)`` -> (y, log determinant), such as `AffineCoupling`; it is not
+            changed: the parameters in use are those of ``vector``.
+        dim: d.
+
+    >>> q = ModuleFlow(AffineCoupling(2, layers=2, hidden=3), 2)
+    >>> q.score(q.sample(4)).shape == (4, q.size)
+    True
+    """
+
+    reparametrised = True
+
+    def __init__(self, flow: nn.Module, dim: int) -> None:
+        vector = nn.utils.parameters_to_vector(flow.parameters())
+        self._shapes = {name: part.shape for name, part in flow.named_parameters()}
+        self._flow = (flow,)  # in a tuple: its parameters are no parameters of q
+        super().__init__(vector, dim)
+
+    def _apply_flow(
+        self,
+        x: Tensor,  # (n, *batch, d)
+        at: Tensor,  # (*batch, D)
+        inverse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        if at.ndim > 1:  # one flow for each member
+            flat = x.flatten(1, -2), at.flatten(0, -2)
+            y, log_det = torch.func.vmap(lambda x, at: self._apply_flow(x, at, inverse), (1, 0), 1)(*flat)
+            return y.unflatten(1, at.shape[:-1]), log_det.unflatten(1, at.shape[:-1])
+        pieces = at.split([shape.numel() for shape in self._shapes.values()])
+        named = {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+        return torch.func.functional_call(self._flow[0], named, (x, inverse))
+
+    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """T(ε)."""
+        with torch.no_grad():
+            return self.rsample(n, generator, at)
+
+    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """T(ε)."""
+        lam = self.point(at)
+        return self._apply_flow(normal(n, lam, self.dim, generator), lam, False)[0]
+
+    def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """log N(T⁻¹(θ)) + log|∂T⁻¹/∂θ|."""
+        noise, log_det = self._apply_flow(theta, self.point(at), True)
+        return -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1) + log_det
+
+    def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """One gradient a draw."""
+        lam = self.point(at).detach()
+        if lam.ndim == 1:
+            return scores_by_autograd(self.log_prob, theta, lam)
+        flat = theta.flatten(1, -2), lam.flatten(0, -2)
+        scores = torch.func.vmap(lambda theta, lam: scores_by_autograd(self.log_prob, theta, lam), (1, 0), 1)(*flat)
+        return scores.unflatten(1, lam.shape[:-1])

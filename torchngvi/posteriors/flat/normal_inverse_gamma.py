@@ -1,0 +1,78 @@
+"""N(m, v) x inverse-gamma(a, b) for a mean and a variance (Godichon-Baggioni, Nguyen and Tran 2023, Example 2).
+
+θ = (μ, σ²), λ = (m, v, a, b), the two independent, with e = μ - m:
+
+    score = (e/v, -1/(2v) + e²/(2v²), log b - ψ(a) - log σ², a/b - 1/σ²)
+    I_F = blockdiag(diag(1/v, 1/(2v²)), [[t(a), -1/b], [-1/b, a/b²]])
+
+The normal density of the paper's log q lacks the 2 of e²/(2v); its gradient is printed right.
+"""
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, gammas, normal, solve_symmetric
+
+
+@final
+class NormalInverseGamma(FlatPosterior):
+    """q(μ, σ²) = N(μ; m, v) IG(σ²; a, b).
+
+    Args:
+        vector: (m, v, a, b), the last three positive.
+
+    Raises:
+        InputError: a start that is not finite, or not positive where it has to be.
+
+    >>> q = NormalInverseGamma(torch.tensor([0.0, 1.0, 3.0, 4.0]))
+    >>> q.sample(5, torch.Generator().manual_seed(0)).shape
+    torch.Size([5, 2])
+    """
+
+    domain = "v, a and b are positive"
+
+    def __init__(
+        self,
+        vector: Tensor,  # (*batch, 4)
+    ) -> None:
+        super().__init__(vector, 2)
+
+    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """μ = m + √v z, σ² = b/G, G ~ Gamma(a, 1)."""
+        m, v, a, b = self.point(at).detach().unbind(-1)
+        z = normal(n, m[..., None], 1, generator)[..., 0]
+        return torch.stack([m + v.sqrt() * z, b / gammas(n, a, generator)], -1)
+
+    def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """log N(μ; m, v) + a log b - log Γ(a) - (a + 1) log σ² - b/σ²."""
+        m, v, a, b = self.point(at).unbind(-1)
+        mu, variance = theta.unbind(-1)
+        gaussian = -0.5 * (2 * math.pi * v).log() - (mu - m).square() / (2 * v)
+        return gaussian + a * b.log() - torch.lgamma(a) - (a + 1) * variance.log() - b / variance
+
+    def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """As above."""
+        m, v, a, b = self.point(at).unbind(-1)
+        mu, variance = theta.unbind(-1)
+        u = (mu - m) / v
+        parts = (u, 0.5 * (u.square() - 1 / v), b.log() - torch.digamma(a) - variance.log(), a / b - 1 / variance)
+        return torch.stack(parts, -1)
+
+    def fisher(self, at: Tensor | None = None) -> Tensor:  # (*batch, 4, 4)
+        """I_F."""
+        _, v, a, b = self.point(at).unbind(-1)
+        matrix = torch.stack([1 / v, 0.5 / v.square(), torch.polygamma(1, a), a / b.square()], -1).diag_embed()
+        matrix[..., 2, 3] = matrix[..., 3, 2] = -1 / b
+        return matrix
+
+    def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
+        """By Cholesky of the 4 x 4 matrix."""
+        return solve_symmetric(self.fisher(at), gradient)
+
+    def in_domain(self, at: Tensor | None = None) -> Tensor:
+        """v, a, b > 0."""
+        lam = self.point(at)
+        return lam.isfinite().all(-1) & (lam[..., 1:] > 0).all(-1)

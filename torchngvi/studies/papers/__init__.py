@@ -1,0 +1,47 @@
+"""The tables and figures of the papers beyond Kumar et al., one module a paper.
+
+A TOML file in configs/ names the module as ``paper`` and one of its studies as ``study``; all other keys are
+keyword arguments of the study's ``run``.  What is drawn or printed comes from the log alone.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from torchngvi.app.config import hint
+from torchngvi.errors import InputError
+
+PAPERS = ("tan", "bbvi", "ngvi", "ifvb")
+
+
+class Study(NamedTuple):
+    """One table or figure."""
+
+    run: Callable[..., pd.DataFrame]  # settings as keywords, and ``full``: longer runs -> the log
+    draw: Callable[[pd.DataFrame, Path], None]  # the log, the path of the figure or table without its suffix
+
+
+def study(settings: Mapping[str, Any], path: Path) -> tuple[Study, dict[str, Any]]:
+    """The study that a file names, with its keyword arguments.
+
+    Raises:
+        InputError: an unknown paper, study or setting.
+    """
+    arguments = dict(settings)
+    paper, name = arguments.pop("paper"), arguments.pop("study", None)
+    if paper not in PAPERS:
+        raise InputError(f"{path}: paper is one of {', '.join(PAPERS)}; got {paper!r}.")
+    studies: dict[str, Study] = importlib.import_module(f"torchngvi.studies.papers.{paper}").STUDIES
+    if name not in studies:
+        raise InputError(
+            f"{path}: study is one of {', '.join(studies)}; got {name!r}.{hint(name, studies) if name else ''}"
+        )
+    known = [key for key in inspect.signature(studies[name].run).parameters if key != "full"]
+    for key in arguments:
+        if key not in known:
+            raise InputError(f"{path}: {name} has no setting {key!r}.{hint(key, known)} It has: {', '.join(known)}.")
+    return studies[name], arguments

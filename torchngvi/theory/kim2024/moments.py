@@ -1,0 +1,179 @@
+"""Second moments of the gradient estimators, exact for Gaussian targets, and the divergences that bound them.
+
+For q = N(m, CCᵀ), a target N(z̄, Λ⁻¹) and A = ΛC, G = ΛC - C⁻ᵀ, h = Λ(m - z̄), with the weights v, W of the pattern,
+
+    sticking the landing    E|g|² = Σ v_i h_i² + Σ W_ij G_ij²
+    closed entropy          E|g|² = Σ v_i h_i² + Σ W_ij A_ij² - 2⟨Π[A], E⟩ + ‖E‖²_F,    E = ∇ log|det C|
+    Fisher-Hyvärinen        D_F = |h|² + ‖G‖²_F,   D_F4 = D_F² + 2 tr K² + 4 hᵀKh,   K = GGᵀ
+
+(the setting of Kim, Ma and Gardner 2024, who bound these from above.)
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.errors import InputError
+from torchngvi.expectations import Draws, Independent
+from torchngvi.interfaces import Posterior, Target
+from torchngvi.numerics.linalg import cholesky
+from torchngvi.theory.kim2024.bases import Gaussian
+from torchngvi.theory.kim2024.scales import Gradient, Scale
+
+
+class Residuals(NamedTuple):
+    """r = ∇ℓ - ∇ℓ_q at z = m + Cu, which is h + Gu, and ∇ℓ = h + Au."""
+
+    h: Tensor  # (D,)
+    A: Tensor  # (D, D)
+    G: Tensor  # (D, D)
+
+
+class GaussianTarget(NamedTuple):
+    """ℓ(z) = ½(z - z̄)ᵀΛ(z - z̄) - ½ log|Λ/2π|."""
+
+    mean: Tensor  # z̄, (D,)
+    precision: Tensor  # Λ, (D, D)
+
+    def log_joint(
+        self,
+        theta: Tensor,  # (*sample, D)
+    ) -> Tensor:
+        """-ℓ, (*sample,).
+
+        >>> GaussianTarget(torch.zeros(1), torch.eye(1)).log_joint(torch.zeros(3, 1)).shape
+        torch.Size([3])
+        """
+        shift = theta - self.mean
+        constant = cholesky(self.precision)[0].diagonal().log().sum() - 0.5 * len(self.mean) * math.log(2 * math.pi)
+        return constant - 0.5 * (shift @ self.precision * shift).sum(-1)
+
+    def residuals(
+        self,
+        mean: Tensor,  # m, (D,)
+        C: Tensor,  # (D, D)
+    ) -> Residuals:
+        """h, A and G."""
+        A = self.precision @ C
+        inverse = torch.linalg.solve(C.mT, torch.eye(len(C), dtype=C.dtype, device=C.device))
+        return Residuals(self.precision @ (mean - self.mean), A, A - inverse)
+
+    def gradient(self, scale: Scale, mean: Tensor, C: Tensor) -> Gradient:
+        """∇F = (h, Π[A] - ∇ log|det C|), which both estimators have as their mean."""
+        h, A, _ = self.residuals(mean, C)
+        return Gradient(h, scale.kept(A) - scale.entropy_gradient(C))
+
+    def landing_moment(self, scale: Scale, mean: Tensor, C: Tensor) -> Tensor:
+        """E|g|² of one draw that sticks the landing, (); Gaussian q, whose score is linear in u."""
+        h, _, G = self.residuals(mean, C)
+        return _weighted(scale, h, G, Gaussian.kurtosis)
+
+    def closed_entropy_moment(self, scale: Scale, mean: Tensor, C: Tensor, kurtosis: float = 3.0) -> Tensor:
+        """E|g|² of one draw with the closed-form entropy, (); any base of that kurtosis."""
+        h, A, _ = self.residuals(mean, C)
+        E = scale.entropy_gradient(C)
+        return _weighted(scale, h, A, kurtosis) - 2 * (scale.kept(A) * E).sum() + E.square().sum()
+
+    def fisher_hyvarinen(self, mean: Tensor, C: Tensor) -> Tensor:
+        """D_F = E|∇log q - ∇log π|², ()."""
+        h, _, G = self.residuals(mean, C)
+        return h.square().sum() + G.square().sum()
+
+    def fisher_hyvarinen_4(self, mean: Tensor, C: Tensor) -> Tensor:
+        """D_F4 = E|∇log q - ∇log π|⁴, ()."""
+        h, _, G = self.residuals(mean, C)
+        K = G @ G.mT
+        return (K.trace() + h.square().sum()).square() + 2 * K.square().sum() + 4 * h @ K @ h
+
+    def mean_field_optimum(self) -> tuple[Tensor, Tensor]:
+        """m* = z̄ and C* = diag(Λ)^-½ of mean field.
+
+        Printed as diag(Λ⁻¹)^½, which its own first-order condition contradicts.  There
+        D_F = Σ_{i ≠ j} Λ_ij²/Λ_jj, 2ρ²/(1 - ρ²) for two variables of variance 1 and correlation ρ.
+        """
+        return self.mean, torch.diag(self.precision.diagonal().rsqrt())
+
+
+def _weighted(scale: Scale, h: Tensor, G: Tensor, kurtosis: float) -> Tensor:
+    v, W = (part.to(h) for part in scale.second_moment_weights(len(h), kurtosis))
+    return (v * h.square()).sum() + (W * G.square()).sum()
+
+
+def fisher_hyvarinen(
+    q: Posterior,  # without a batch
+    target: Target,
+    order: int = 2,  # p, 2 or 4 in the theorems
+    draws: Draws | None = None,  # 1024 independent ones
+) -> Tensor:
+    """E_q|∇log q - ∇log π|ᵖ by Monte Carlo, ().
+
+    √D_F4 is the misspecification that keeps the variance of sticking the landing above zero; D_F is at most the second
+    moment of that estimator, and at least 2μ KL(q‖π) for a μ-strongly log-concave π.
+
+    Raises:
+        InputError: an order below 1.
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> target = LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
+    >>> fisher_hyvarinen(CholeskyGaussian(2), target).item()
+    0.0
+    """
+    if order < 1:
+        raise InputError(f"order is the power of the norm, at least 1; got {order}.")
+    frame = q.frame()
+    z = (draws or Independent(1024))(q.mean_probe.detach())
+    theta = frame.mean + frame.push(z)
+    _, gradient = energy_and_gradient(target, theta)
+    with torch.enable_grad():
+        copy = theta.detach().requires_grad_()
+        (score,) = torch.autograd.grad(q.log_prob(copy).sum(), copy)  # type: ignore[operator]
+    return (gradient + score).norm(dim=-1).pow(order).mean()
+
+
+def wasserstein_to_point(
+    mean: Tensor,  # m, (D,)
+    C: Tensor,  # (D, D)
+    point: Tensor,  # (D,)
+) -> Tensor:
+    """W₂(N(m, CCᵀ), δ_point) = √(|m - point|² + ‖C‖²_F), (): what sets the noise floor of the closed entropy.
+
+    >>> wasserstein_to_point(torch.zeros(1), 2 * torch.eye(1), torch.zeros(1)).item()
+    2.0
+    """
+    return ((mean - point).square().sum() + C.square().sum()).sqrt()
+
+
+class EmpiricalVariance(NamedTuple):
+    """E|g(λ)|² ≤ α̂|λ - λ*|² + β̂ on the points that were looked at."""
+
+    alpha: float  # the least that holds at all of them
+    slope: float  # by least squares
+    beta: float  # E|g(λ*)|²
+
+
+def empirical_variance(
+    moments: Tensor,  # E|g(λ)|² at N points, (N,)
+    distances2: Tensor,  # |λ - λ*|², (N,)
+    at_optimum: float | Tensor,  # E|g(λ*)|²
+) -> EmpiricalVariance:
+    """α̂ and β̂ from second moments measured along a path or on a grid.
+
+    Raises:
+        InputError: of different lengths, or a distance that is not positive.
+
+    >>> empirical_variance(torch.tensor([3.0, 5.0]), torch.tensor([1.0, 2.0]), 1.0)
+    EmpiricalVariance(alpha=2.0, slope=2.0, beta=1.0)
+    """
+    if moments.shape != distances2.shape or moments.ndim != 1:
+        raise InputError(
+            "moments and distances2 are one number a point, (N,) each; got "
+            f"{tuple(moments.shape)} and {tuple(distances2.shape)}."
+        )
+    if not bool((distances2 > 0).all()):
+        raise InputError("distances2 must be positive: the value at the optimum is passed as at_optimum.")
+    above = moments - at_optimum
+    slope = (above * distances2).sum() / distances2.square().sum()
+    return EmpiricalVariance(float((above / distances2).max()), float(slope), float(at_optimum))
