@@ -15,7 +15,8 @@ from torchngvi.derivatives import mean_hessian_diagonal, mean_hessian_products
 from torchngvi.expectations.drawing import Drawing
 from torchngvi.expectations.draws import Draws
 from torchngvi.expectations.hessian import checked_chunk
-from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Structured, Target
+from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
+from torchngvi.structures.pattern import Structured
 
 
 @final

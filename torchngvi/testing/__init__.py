@@ -1,4 +1,4 @@
-"""Checks of the contracts in interfaces.py, for parts of this library and of others: one call a part.
+"""Checks of the contracts in torchngvi.interfaces, for parts of this library and of others: one call a part.
 
     from torchngvi.testing import check_rule
     check_rule(MyRule)

@@ -122,7 +122,7 @@ def _target(claim: Claim, needs: type[Target], data: Data, count: Counted, dtype
     if not issubclass(PerDatum, needs):
         claim.fail(
             f"it needs a {needs.__name__}, of which the check has no example; `needs` is one of the targets of "
-            f"interfaces.py: Target, TractableTarget, {LinearTarget.__name__} or {SeparableTarget.__name__}"
+            f"torchngvi.interfaces: Target, TractableTarget, {LinearTarget.__name__} or {SeparableTarget.__name__}"
         )
     return PerDatum(terms, log_prior, TEMPERATURE)
 

@@ -34,7 +34,7 @@ def check_moves(claim: Claim, q: Posterior) -> None:
     }
     for taken in q.takes:
         if taken not in known:
-            claim.fail(f"`takes` names {taken.__name__}, which is none of the moves of interfaces.py")
+            claim.fail(f"`takes` names {taken.__name__}, which is none of the moves of torchngvi.interfaces")
     for taken, check in known.items():
         if taken in q.takes:
             _not_finite(claim, q, check(claim, q))

@@ -1,0 +1,90 @@
+"""READ FIRST: the four axes, and everything that passes between them.
+
+q = N(m, V) with V = C Cᵀ, ℓ = -log joint, L(q) = E_q[ℓ] - γ entropy(q); with g = E_q[∇ℓ] and
+H = E_q[∇²ℓ], all methods speak of the gradient in the *frame* of q,
+
+    a = Cᵀ g        W = Π(Cᵀ H C)        P = W - γ I        (Π keeps the pattern of q)
+
+which vanish at the optimum and give the natural norm, |∇L|²_F⁻¹ = |a|² + ½‖P‖²_F.
+
+| axis        | question                           | folder         |
+|-------------|------------------------------------|----------------|
+| posterior   | which family, which coordinates    | `posteriors`   |
+| expectation | how E_q[ℓ] and its derivatives come| `expectations` |
+| rule        | along which curve                  | `rules`        |
+| step size   | how far                            | `stepsizes`    |
+
+A step is the axes in order:  expectation -> `Expectation`;  rule -> `Path`;  step size -> ρ;
+`q.moved(path.at(ρ))`.  `optim` owns that loop, and the trial: q moves, is evaluated, is kept or
+restored.  Parts never call one another, they exchange the packets and moves below.
+
+In reading order: `frame` (what of q may be read), `packets` (what an expectation hands on), `moves` (what a rule asks of
+q), `posterior`, `targets`, and `parts`, the contracts of the axes.
+
+A part of your own has its check in `torchngvi.testing`, and a worked example in CONTRIBUTING.md.
+
+Three known methods as combinations:
+
+    VN        = CovarianceRoot   x VariationalNewton x Constant(ρ)       V' = C (I + ρP)⁻¹ Cᵀ
+    VN (NGVI) = NaturalGaussian  x NaturalGradient   x Constant(ρ)       S' = (1 - γρ) S + ρH
+    SR-VN     = CovarianceRoot   x NaturalGradient   x Constant(ρ)       C' = C - ρ C tril½[P]
+
+A posterior over a flat vector λ has no frame: ∇L in λ takes the place of a, there is no matrix, and a `Metric` makes
+of it what the rule follows, so that
+
+    IFVB      = FlatPosterior    x RootGradient      x KLRadius(0.1)     λ' = λ - ρ t P ∇L, P learnt by `Recursive`
+"""
+
+from torchngvi.interfaces.frame import Frame, where_members
+from torchngvi.interfaces.moves import (
+    Affine,
+    Congruence,
+    Coordinates,
+    LogTangent,
+    Move,
+    Path,
+    Root,
+    RootTangent,
+    Tangent,
+)
+from torchngvi.interfaces.packets import Cost, Derivative, Expectation, Framed, FullPrior, Local, Prior, Raw, Sites
+from torchngvi.interfaces.parts import Acceleration, Bent, Estimator, Metric, Momentum, Rule, StepSize, Trial
+from torchngvi.interfaces.posterior import Posterior
+from torchngvi.interfaces.targets import LinearTarget, ScalarRule, SeparableTarget, Target, TractableTarget
+
+__all__ = [
+    "Acceleration",
+    "Affine",
+    "Bent",
+    "Congruence",
+    "Coordinates",
+    "Cost",
+    "Derivative",
+    "Estimator",
+    "Expectation",
+    "Frame",
+    "Framed",
+    "FullPrior",
+    "LinearTarget",
+    "Local",
+    "LogTangent",
+    "Metric",
+    "Momentum",
+    "Move",
+    "Path",
+    "Posterior",
+    "Prior",
+    "Raw",
+    "Root",
+    "RootTangent",
+    "Rule",
+    "ScalarRule",
+    "SeparableTarget",
+    "Sites",
+    "StepSize",
+    "Tangent",
+    "Target",
+    "TractableTarget",
+    "Trial",
+    "where_members",
+]
