@@ -18,8 +18,8 @@ A step is the axes in order:  expectation -> `Expectation`;  rule -> `Path`;  st
 `q.moved(path.at(ρ))`.  `optim` owns that loop, and the trial: q moves, is evaluated, is kept or
 restored.  Parts never call one another, they exchange the packets and moves below.
 
-In reading order: `frame` (what of q may be read), `packets` (what an expectation hands on), `moves` (what a rule asks of
-q), `posterior`, `targets`, and `parts`, the contracts of the axes.
+In reading order: `frame` (what of q may be read), `packets` (what an expectation hands on), `moves` (what a rule
+asks of q), `posterior`, `targets`, and `parts`, the contracts of the axes.
 
 A part of your own has its check in `torchngvi.testing`, and a worked example in CONTRIBUTING.md.
 
