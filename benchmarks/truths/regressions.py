@@ -73,7 +73,7 @@ def gamma_sample() -> list[Target]:
 
 
 def growth() -> list[Target]:
-    """Biochemical oxygen demand, y = a (1 - exp(-b x)) + noise (Bates and Watts 1988), over more or less of the curve."""
+    """Oxygen demand, y = a (1 - exp(-b x)) + noise (Bates and Watts 1988), over more or less of the curve."""
     found = []
     for last, noise in ((7.0, 2.5), (1.5, 2.5), (4.0, 0.5), (7.0, 0.3)):
         x = torch.linspace(0.15, 1, 6, dtype=torch.float64) * last
@@ -103,7 +103,9 @@ def outliers() -> list[Target]:
             prior = normal(mu, 0.0, 4.0) + normal(log_s, -1.0, 1.0)
             return prior[..., 0] + (-1.5 * torch.log1p(0.5 * u.square()) - log_s - 1.5 * math.log(2)).sum(-1)
 
-        found.append(on_grid(f"t sample of {len(values)}, at {values[0]:g}", log_joint, [-25.0, -8.0], [25.0, 6.0]))
+        found.append(
+            on_grid(f"t sample of {len(values)}, at {values[0]:g}", log_joint, [-25.0, -8.0], [25.0, 6.0], nodes=401)
+        )
     return found
 
 
@@ -209,7 +211,7 @@ def mixture_means() -> list[Target]:
 
 
 def two_variances() -> list[Target]:
-    """Log sds of two errors of which one set of data sees the sum, the other the first: y ~ N(0, s² + t²), x ~ N(0, s²)."""
+    """Log sds of two errors: y ~ N(0, s² + t²) sees their sum, x ~ N(0, s²) the first."""
     found = []
     for both, first in ((6, 0), (6, 4), (40, 40)):
         draw = normals(190 + first)

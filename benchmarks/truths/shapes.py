@@ -1,4 +1,4 @@
-"""Densities by their shape: Gaussians, tails in all directions, funnels, shears, mixtures; all in closed form or nearly."""
+"""Densities by their shape: Gaussians, tails in all directions, funnels, shears and mixtures; mostly in closed form."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -152,7 +152,7 @@ def elliptical() -> list[Target]:
 
 
 def bounded_funnels() -> list[Target]:
-    """Funnels whose neck ends: v ~ N(0, 1), x_i ~ N(0, exp(2 a tanh v)); and softened ones, log sd = log sigmoid(a v)."""
+    """Funnels that are bounded, v ~ N(0, 1), x_i ~ N(0, s²), log s = a tanh v, or on one side, s = sigmoid(a v)."""
     found = []
     for kind, a, dim in (
         ("tanh", 0.5, 4),

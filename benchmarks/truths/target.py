@@ -17,9 +17,12 @@ from torchngvi.errors import InputError
 
 LogJoint = Callable[[Tensor], Tensor]  # theta (*batch, D) -> (*batch,)
 
-CUT = 25.0  # nats below the top at which a grid ends
-FACES = 20.0  # nats below the top that it has to be there
-NODES = {1: 2001, 2: 201, 3: 33}  # of the coarse grid, in each coordinate
+CUT = 20.0  # nats below the top at which a grid ends
+TAIL = 1e-6  # what is beyond the grid, in its share of a variance: CUT² e^-CUT
+FACES = 16.0  # nats below the top that it has to be there
+NODES = {1: 2001, 2: 161, 3: 33}  # of the coarse grid, in each coordinate
+SEEK = {1: 401, 2: 49, 3: 21}  # while it finds its box
+ROUNDS = 10  # in which a grid finds its box
 ROWS = 4096  # grid points evaluated together
 
 
@@ -85,7 +88,10 @@ def _around(grid: _Grid, nodes: int, density: Callable[[Tensor], Tensor], turn: 
     value = density(theta)
     kept = value > value.max() - CUT
     step = (grid.high - grid.low) / (nodes - 1)
-    low, high = u[kept].amin(0) - step, u[kept].amax(0) + step
+    low, high = u[kept].amin(0), u[kept].amax(0)
+    half = 0.5 * (grid.high - grid.low)  # a box that cuts the density grows by a half
+    low = low - torch.where(low <= grid.low + 0.5 * step, half, step)
+    high = high + torch.where(high >= grid.high - 0.5 * step, half, step)
     if not turn:
         return grid._replace(low=low, high=high)
     weight = torch.softmax(value, 0)
@@ -118,9 +124,9 @@ def by_quadrature(
     box = torch.tensor([low, high], dtype=torch.float64)
     nodes = nodes or NODES[len(low)]
     grid = _Grid(torch.zeros(len(low), dtype=torch.float64), torch.eye(len(low), dtype=torch.float64), *box)
-    for step in range(8):
-        grid = _around(grid, nodes, density, turn and step == 3)
-    u, theta = grid.points(nodes)
+    for step in range(ROUNDS):
+        grid = _around(grid, SEEK[len(low)], density, turn and step == ROUNDS // 2)
+    u, theta = grid.points(SEEK[len(low)])
     value, faces = density(theta), ((u == grid.low) | (u == grid.high)).any(-1)
     if float(value[faces].max()) > float(value.max()) - FACES:
         raise InputError(
@@ -136,7 +142,7 @@ def by_quadrature(
         truths.append((mean, variance.sqrt(), float(total) + grid.log_cell(count)))
     (mean, sd, _), (fine_mean, fine_sd, evidence) = truths
     error = max(float(((mean - fine_mean) / fine_sd).abs().max()), float((sd / fine_sd).log().abs().max()))
-    return Truth(fine_mean, fine_sd, max(error, math.exp(-CUT)), evidence)
+    return Truth(fine_mean, fine_sd, max(error, TAIL), evidence)
 
 
 def exactly(log_joint: LogJoint) -> Callable[[Tensor, int], Conditional]:
@@ -144,9 +150,16 @@ def exactly(log_joint: LogJoint) -> Callable[[Tensor, int], Conditional]:
     return lambda theta, level: Conditional(log_joint(theta), theta, torch.zeros_like(theta))
 
 
-def on_grid(name: str, log_joint: LogJoint, low: Sequence[float], high: Sequence[float], turn: bool = True) -> Target:
+def on_grid(
+    name: str,
+    log_joint: LogJoint,
+    low: Sequence[float],
+    high: Sequence[float],
+    turn: bool = True,
+    nodes: int | None = None,
+) -> Target:
     """A target of one to three coordinates by quadrature."""
-    truth = by_quadrature(exactly(log_joint), low, high, turn)
+    truth = by_quadrature(exactly(log_joint), low, high, turn, nodes)
     how = f"Trapezoidal rule in {len(low)} coordinates, checked on a grid twice as fine."
     return Target(name, len(low), log_joint, truth.mean, truth.sd, how, truth.error, truth.log_evidence)
 
