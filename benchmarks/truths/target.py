@@ -20,8 +20,8 @@ LogJoint = Callable[[Tensor], Tensor]  # theta (*batch, D) -> (*batch,)
 CUT = 20.0  # nats below the top at which a grid ends
 TAIL = 1e-6  # what is beyond the grid, in its share of a variance: CUT² e^-CUT
 FACES = 16.0  # nats below the top that it has to be there
-NODES = {1: 2001, 2: 161, 3: 33}  # of the coarse grid, in each coordinate
-SEEK = {1: 401, 2: 49, 3: 21}  # while it finds its box
+NODES = {1: 2001, 2: 161, 3: 27}  # of the coarse grid, in each coordinate
+SEEK = {1: 401, 2: 49, 3: 17}  # while it finds its box
 ROUNDS = 10  # in which a grid finds its box
 ROWS = 4096  # grid points evaluated together
 
