@@ -256,3 +256,12 @@ def test_one_cell_is_negative_binomial():
     prior = models.normal(theta[0], 0.0, math.log(2)) + models.half_normal(theta[1]) + models.half_normal(theta[2])
     prior = prior + models.half_normal(theta[3], 10.0) + models.normal(theta[4:]).sum()
     torch.testing.assert_close(log_joint(theta), prior + count)
+
+
+def test_the_forms_of_the_horseshoe_differ_by_their_jacobian():
+    """log p(b) + Σ log(tau lambda_j) = log p(z) at b = tau lambda z."""
+    centred, other = models.horseshoe(True), models.horseshoe()
+    theta = 0.5 * models.generator(8)(3, other.dim)
+    scale, z = theta[:, :1] + theta[:, 2:52], theta[:, 52:]
+    image = torch.cat([theta[:, :52], scale.exp() * z], -1)
+    torch.testing.assert_close(centred.log_joint(image) + scale.sum(-1), other.log_joint(theta))
