@@ -1,6 +1,6 @@
 """Predictive densities of generalised linear models under q, by quadrature in the one linear predictor.
 
-    p(y* | x*) = ∫ p(y* | η) N(η; e, v) dη        e = x*ᵀm        v = x*ᵀV x*
+p(y* | x*) = ∫ p(y* | η) N(η; e, v) dη        e = x*ᵀm        v = x*ᵀV x*
 """
 
 import math
