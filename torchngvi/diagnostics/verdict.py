@@ -1,0 +1,274 @@
+"""What an examination of q found: the numbers, three words, and the table that is printed.
+
+Limits are on the logarithm of a standard deviation: a fit is called wrong where one is off by more than 30 per cent,
+log 1.3 = 0.26, or a mean by more than 0.3 of them.  As no estimate decides at one limit, there are two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from torchngvi.diagnostics.confirmation import LARGEST
+from torchngvi.errors import InputError
+
+FITS, ABOUT, NOT, UNSEEN = "fits", "about right", "does not fit", "not examined"
+WORDS = (FITS, ABOUT, NOT)
+
+_ROWS = 4  # coordinates that are shown
+
+
+class Marginals(NamedTuple):
+    """q, a coordinate at a time."""
+
+    mean: Tensor  # (D,)
+    sd: Tensor  # (D,)
+    names: tuple[str, ...] = ()
+
+    def name(self, k: int) -> str:
+        """Of a coordinate."""
+        return self.names[k] if self.names else f"theta[{k}]"
+
+
+class Shape(NamedTuple):
+    """What third and fourth derivatives say, a coordinate at a time."""
+
+    log_sd: Tensor  # log(sd by linear response / sd of q): confirmed where so marked, else to third order, (D,)
+    standard_error: Tensor  # (D,)
+    confirmed: Tensor  # by conjugate gradients, (D,)
+    singular: Tensor  # the response has no size: larger than a factor of 3, (D,)
+    tails: Tensor  # κ, below zero where tails are heavy, (D,)
+    tails_error: Tensor  # (D,)
+    eigenvalue: float  # the largest of M, which is 0 for a Gaussian
+    draws: int
+
+
+class Weights(NamedTuple):
+    """What importance sampling from q says, its weights smoothed."""
+
+    k_hat: float
+    effective: float  # draws
+    draws: int
+    mean: Tensor  # (D,)
+    sd: Tensor  # (D,)
+    nats: float  # about KL(q‖p): half of the variance of the log weights
+    elbo: float  # in nats at the temperature 1: the mean of the log weights
+
+    @property
+    def error(self) -> float:
+        """The standard error of a mean, in standard deviations."""
+        return self.effective**-0.5
+
+
+class OtherMode(NamedTuple):
+    """A mode of the density where q is not."""
+
+    mean: Tensor  # (D,)
+    log_evidence: float  # Laplace's
+    distance: float  # in standard deviations of q, by its whole covariance
+    share: float  # of the mass, by its evidence beside the ELBO of q and the evidence of the others
+
+
+class Effort(NamedTuple):
+    """What it took, and what was left out."""
+
+    gradients: int
+    values: int
+    starts: int  # of the search for modes
+    unexamined: tuple[str, ...]  # clauses: what, and why
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the family of q fits the density that q was fitted to, and the numbers that say so.
+
+    ``str`` is the table: the word with its reasons, the numbers, and the four coordinates that are worst.
+
+    Attributes:
+        word: "fits", "about right", "does not fit", or "not examined" where nothing could be told.
+        reasons: clauses, the worst first; none where q fits.
+        marginals: means and standard deviations of q.
+        shape: linear response and tails; None where not examined.
+        weights: importance sampling; None where not examined.
+        modes: other modes that were found.
+        effort: gradients and values that it took, and what was not examined.
+    """
+
+    word: str
+    reasons: tuple[str, ...]
+    marginals: Marginals
+    shape: Shape | None
+    weights: Weights | None
+    modes: tuple[OtherMode, ...]
+    effort: Effort
+
+    def named(self, names: Sequence[str]) -> Self:
+        """The same with names for the coordinates.
+
+        Raises:
+            InputError: another number of names than of coordinates.
+        """
+        dim, names = len(self.marginals.mean), tuple(names)
+        if len(names) != dim:
+            raise InputError(f"names must have one entry a coordinate, {dim}; got {len(names)}.")
+        marginals = self.marginals._replace(names=names)
+        old = [self.marginals.name(k) for k in range(dim)]
+        table = dict(zip(old, names, strict=True))
+        reasons = tuple(_renamed(reason, table) for reason in self.reasons)
+        return replace(self, marginals=marginals, reasons=reasons)
+
+    def worst(self, count: int = _ROWS) -> list[int]:
+        """The coordinates whose standard deviations are most in doubt, the worst first."""
+        if self.shape is not None:
+            size = self.shape.log_sd.abs()
+        elif self.weights is not None:
+            size = (self.weights.sd / self.marginals.sd).log().abs()
+        else:
+            return []
+        return size.nan_to_num(0.0).topk(min(count, len(size))).indices.tolist()
+
+    def __str__(self) -> str:
+        head = "the Gaussian family: " + (self.word.upper() if self.word == NOT else self.word)
+        lines = ["; ".join([head, *self.reasons]) if self.reasons else head]
+        lines += [f"  {line}" for line in (self._numbers(), *self._table())]
+        if self.effort.unexamined:
+            lines.append("  not examined: " + "; ".join(self.effort.unexamined))
+        return "\n".join(lines)
+
+    def _numbers(self) -> str:
+        parts = []
+        if self.weights is not None:
+            parts += [
+                f"about {self.weights.nats:.1g} nats from the posterior as far as draws of q can tell",
+                f"PSIS k-hat {self.weights.k_hat:.2f}, worth {self.weights.effective:.0f} of {self.weights.draws} draws",
+            ]
+        if self.shape is not None:
+            parts.append(f"linear response: top eigenvalue {self.shape.eigenvalue:.2g}")
+        if self.effort.starts:
+            found = len(self.modes)
+            parts.append(
+                f"{found or 'no'} other mode{'s' * (found != 1)} from {self.effort.starts} starts in U(-2, 2)"
+            )
+        return "; ".join(parts) or "no numbers"
+
+    def _table(self) -> list[str]:
+        worst = self.worst()
+        if not worst:
+            return []
+        names = [self.marginals.name(k) for k in worst]
+        width = max(map(len, [*names, "coordinate"]))
+        head = f"{'coordinate':{width}}{'mean':>11}{'sd':>11}"
+        head += f"{'response sd':>14}" if self.shape is not None else ""
+        head += f"{'PSIS mean':>12}{'PSIS sd':>11}" if self.weights is not None else ""
+        lines = [head]
+        for name, k in zip(names, worst, strict=True):
+            row = f"{name:{width}}{self.marginals.mean[k]:11.4g}{self.marginals.sd[k]:11.4g}"
+            if self.shape is not None:
+                row += f"{self._response(k):>14}"
+            if self.weights is not None:
+                row += f"{self.weights.mean[k]:12.4g}{self.weights.sd[k]:11.4g}"
+            lines.append(row)
+        return lines
+
+    def _response(self, k: int) -> str:
+        """The standard deviation by linear response, with ~ where it is of third order only."""
+        assert self.shape is not None
+        if bool(self.shape.singular[k]) or float(self.shape.log_sd[k]) >= LARGEST:
+            return f">= {3 * self.marginals.sd[k]:.4g}"
+        mark = "" if bool(self.shape.confirmed[k]) else "~"
+        return f"{mark}{self.marginals.sd[k] * self.shape.log_sd[k].exp():.4g}"
+
+
+def _renamed(text: str, table: dict[str, str]) -> str:
+    """A clause with other names of its coordinates; the longest first, so that theta[1] spares theta[12]."""
+    for old in sorted(table, key=len, reverse=True):
+        text = text.replace(old, table[old])
+    return text
+
+
+# ------------------------------------------------------------------------------------ the rule
+
+LIMITS = (0.2, 0.35)  # of a log sd: "fits" up to the first, "does not fit" from the second on
+_SHIFTS = (0.15, 0.25)  # of a mean, in standard deviations, by importance sampling
+_TAILS = (0.75, 0.95)  # of -κ
+_MIXED = (0.2, 0.3)  # of a mean, by other modes
+_EFFECTIVE = 100  # draws from which a shift is believed
+
+
+class Finding(NamedTuple):
+    """One thing that speaks against q."""
+
+    grade: int  # 0 fits, 1 about right, 2 does not fit
+    size: float
+    clause: str
+
+
+def grade(value: float, limits: tuple[float, float]) -> int:
+    """0 below the first limit, 1 between the two, 2 from the second on.
+
+    >>> [grade(x, (0.2, 0.35)) for x in (0.1, 0.2, 0.35)]
+    [0, 1, 2]
+    """
+    return (value >= limits[0]) + (value >= limits[1])
+
+
+def judge(
+    marginals: Marginals,
+    shape: Shape | None,
+    weights: Weights | None,
+    modes: Sequence[OtherMode],
+) -> tuple[str, tuple[str, ...]]:
+    """The word and its reasons."""
+    findings = [*_by_response(marginals, shape), *_by_weights(marginals, weights), *_by_modes(marginals, modes, weights)]
+    findings = sorted((one for one in findings if one.grade), key=lambda one: (-one.grade, -one.size))
+    highest = findings[0].grade if findings else 0
+    if shape is None and highest < 2:
+        return UNSEEN, tuple(one.clause for one in findings)
+    return WORDS[highest], tuple(one.clause for one in findings if one.grade == highest)
+
+
+def _by_response(marginals: Marginals, shape: Shape | None) -> list[Finding]:
+    """The worst coordinate by linear response, and the worst by its tails."""
+    if shape is None:
+        return []
+    size = torch.where(shape.singular, LARGEST, shape.log_sd.abs())
+    # without a confirmation the third order may overshoot: it is no more than a doubt
+    k = int(torch.where(shape.confirmed, size, size.clamp_max(LIMITS[1] - 1e-6)).argmax())
+    value = float(size[k])
+    level = grade(value, LIMITS) if bool(shape.confirmed[k]) else min(grade(value, LIMITS), 1)
+    factor = f"at least {3}" if value >= LARGEST else f"about {float(shape.log_sd[k].abs().exp()):.2g}"
+    way = "small" if value >= LARGEST or float(shape.log_sd[k]) > 0 else "large"
+    found = [Finding(level, value, f"{marginals.name(k)}: sd {factor} times too {way}")]
+    heavy = -shape.tails
+    j = int(heavy.argmax())
+    clause = f"{marginals.name(j)}: tails heavier than normal"
+    return [*found, Finding(grade(float(heavy[j]), _TAILS), float(heavy[j]), clause)]
+
+
+def _by_weights(marginals: Marginals, weights: Weights | None) -> list[Finding]:
+    """The mean that importance weights shift most."""
+    if weights is None or not weights.effective > _EFFECTIVE:
+        return []
+    shift = (weights.mean - marginals.mean) / marginals.sd
+    k = int(shift.abs().argmax())
+    size = float(shift[k].abs())
+    return [Finding(grade(size, _SHIFTS), size, f"{marginals.name(k)}: mean off by {size:.2g} sd or more")]
+
+
+def _by_modes(marginals: Marginals, modes: Sequence[OtherMode], weights: Weights | None) -> list[Finding]:
+    """What the mixture of q and the other modes would have for moments, each mode as wide as q."""
+    if not modes:
+        return []
+    share = torch.tensor([mode.share for mode in modes]).to(marginals.mean)
+    apart = torch.stack([mode.mean for mode in modes]) - marginals.mean
+    apart = apart / marginals.sd
+    shift = share @ apart
+    log_sd = 0.5 * (1 + share @ apart.square() - shift.square()).log()
+    level = max(grade(float(log_sd.max()), LIMITS), grade(float(shift.abs().max()), _MIXED))
+    first = max(modes, key=lambda mode: mode.share)
+    place = ", ".join(f"{x:.3g}" for x in first.mean[:_ROWS].tolist()) + (", .." if len(first.mean) > _ROWS else "")
+    beside = "" if weights is None else f", evidence {first.log_evidence - weights.elbo:+.1f}"
+    many = f"{len(modes)} other mode{'s' * (len(modes) > 1)}"
+    return [Finding(level, float(log_sd.max()), f"{many}, at ({place}){beside}")]
