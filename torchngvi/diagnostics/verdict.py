@@ -148,9 +148,7 @@ class Verdict:
             parts.append(f"linear response: top eigenvalue {self.shape.eigenvalue:.2g}")
         if self.effort.starts:
             found = len(self.modes)
-            parts.append(
-                f"{found or 'no'} other mode{'s' * (found != 1)} from {self.effort.starts} starts in U(-2, 2)"
-            )
+            parts.append(f"{found or 'no'} other mode{'s' * (found != 1)} from {self.effort.starts} starts in U(-2, 2)")
         return "; ".join(parts) or "no numbers"
 
     def _table(self) -> list[str]:
@@ -221,7 +219,11 @@ def judge(
     modes: Sequence[OtherMode],
 ) -> tuple[str, tuple[str, ...]]:
     """The word and its reasons."""
-    findings = [*_by_response(marginals, shape), *_by_weights(marginals, weights), *_by_modes(marginals, modes, weights)]
+    findings = [
+        *_by_response(marginals, shape),
+        *_by_weights(marginals, weights),
+        *_by_modes(marginals, modes, weights),
+    ]
     findings = sorted((one for one in findings if one.grade), key=lambda one: (-one.grade, -one.size))
     highest = findings[0].grade if findings else 0
     if shape is None and highest < 2:

@@ -261,7 +261,9 @@ class _Examination:
                 )
             if found is None:
                 left = len(some) + dropped
-                self.unexamined.append(f"{left} coordinate{'s' * (left > 1)} beyond the third order (budget, or values)")
+                self.unexamined.append(
+                    f"{left} coordinate{'s' * (left > 1)} beyond the third order (budget, or values)"
+                )
                 break
             at = found.coordinates
             shape.log_sd[at], shape.standard_error[at] = found.log_sd, found.standard_error
@@ -301,9 +303,7 @@ class _Examination:
         evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64)
         shares = evidence.softmax(0)[1:].tolist()
         return tuple(
-            OtherMode(
-                mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share
-            )
+            OtherMode(mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share)
             for mode, share in zip(kept, shares, strict=True)
         )
 
