@@ -3,7 +3,8 @@
     python -m benchmarks.verdicts [--half tune] [--seeds 2] [--only NAMES] [--fits FOLDER]
 
 One line a target and seed: the word; the worst error of a log sd (below 0 q is too narrow) and of a mean in true sds;
-what linear response and importance sampling say of the worst coordinate; k-hat; gradients of the fit and of the check.
+what importance sampling ("s") and linear response say of the worst coordinate; k-hat and effective draws; the number of
+other modes; gradients of the fit and of the check.
 A fit is wrong where an sd is off by more than 30 % or a mean by more than 0.3 of it.  A wrong one that "fits" is
 missed, a right one that "does not fit" is a false alarm; "about right" is neither, and is counted beside them.
 """
@@ -65,14 +66,16 @@ def row(target, seed, folder):
     sd, mean = errors(target, q)
     wrong = abs(sd) > LIMITS[0] or mean > LIMITS[1]
     response = "-" if verdict.shape is None else f"{float(verdict.shape.log_sd.abs().max()):.2f}"
-    shift, k_hat = "-", "-"
-    if verdict.weights is not None:
-        shift = f"{float(((verdict.weights.mean - q.mean) / q.stddev).abs().max()):.2f}"
-        k_hat = f"{verdict.weights.k_hat:.2f}"
+    sampled, shift, k_hat, effective = "-", "-", "-", "-"
+    if verdict.sampled is not None:
+        found = verdict.sampled.corrected
+        sampled = f"{float((found.sd / q.stddev).log().abs().max()):.2f}"
+        shift = f"{float(((found.mean - q.mean) / found.sd).abs().max()):.2f}"
+        k_hat, effective = f"{found.k_hat:.2f}", f"{found.effective:.0f}"
     heavy = "-" if verdict.shape is None else f"{float(-verdict.shape.tails.min()):.2f}"
     line = (
         f"{target.name[:44]:44}{target.dim:4}{seed:3}  {verdict.word:13}{'wrong' if wrong else 'right':6}{sd:7.2f}"
-        f"{mean:6.2f}{response:>7}{shift:>7}{heavy:>7}{k_hat:>7}{len(verdict.modes):3}"
+        f"{mean:6.2f}{sampled:>7}{shift:>7}{k_hat:>7}{effective:>6}{response:>7}{heavy:>7}{len(verdict.modes):3}"
         f"{gradients:9}{'' if converged else '*':1}{verdict.effort.gradients:8}{seconds:6.1f}"
     )
     return line, (target.half, wrong, verdict.word)
@@ -90,8 +93,8 @@ def main():
     if options.fits:
         options.fits.mkdir(parents=True, exist_ok=True)
     print(
-        f"{'target':44}{'D':>4}{'':3}  {'word':13}{'':6}{'log sd':>7}{'mean':>6}{'resp.':>7}{'shift':>7}{'-kappa':>7}"
-        f"{'k-hat':>7}{'':3}{'fit':>9} {'check':>8}{'s':>6}    (*: the fit did not converge)"
+        f"{'target':44}{'D':>4}{'':3}  {'word':13}{'':6}{'log sd':>7}{'mean':>6}{'s sd':>7}{'s mean':>7}{'k-hat':>7}"
+        f"{'ess':>6}{'resp.':>7}{'-kappa':>7}{'':3}{'fit':>9} {'check':>8}{'s':>6}    (*: the fit did not converge)"
     )
     found = Counter()
     for target in targets(options.half):
