@@ -2,10 +2,10 @@
 
 A fit that has converged has found the best Gaussian, which is another thing.  Four numbers speak of the rest:
 
-    linear response     the standard deviations that q ought to have, `linear_response` and `confirmation`
-    tails               fourth derivatives, which the third order cannot see
-    importance weights  shifts of the means, k̂, nats between q and the density, `psis`
-    other modes         where draws of q never come
+    linear response       the standard deviations that q ought to have, `linear_response` and `confirmation`
+    importance weights    moments of the density from a proposal as wide as that, `importance`
+    tails                 fourth derivatives, which the third order cannot see
+    other modes           where draws of q never come
 """
 
 import math
@@ -35,6 +35,7 @@ from torchngvi.diagnostics.verdict import (
     judge,
     log_ratio,
     trusted,
+    useful,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
@@ -46,6 +47,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import FullAlgebra
 
 _VALUES, _MORE_VALUES = 4096, 16_384  # draws of the importance weights, at first and where those do not decide
+_HOPEFUL = 100.0  # effective draws that the second time has to promise
 _MIRRORED = 1024  # values of the third order where there are no gradients for it
 _FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
 _CONFIRMED = 512  # draws of a confirmation
@@ -138,6 +140,8 @@ class _Examination:
 
     def run(self, residuals: Residuals | None, modes: Sequence[Mode] | None, around: Tensor | float) -> Verdict:
         """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
+        self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw
+        self.values += 1
         residuals = self.residuals(residuals)
         third = self.third(residuals)
         sampled = self.sampled(third)
@@ -154,18 +158,26 @@ class _Examination:
     def sampled(self, third: ThirdOrder | None) -> Sampled | None:
         """From a proposal as wide as linear response says; once more with more draws where the first do not decide."""
         matrix = None if third is None else third.matrix
-        found = None
-        for draws, seed in ((_VALUES, self.seed + 1), (_MORE_VALUES, self.seed + 6)):
-            found = corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed)
-            self.values += draws
-            if found is None:
-                why = "log joint NaN at draws of q, or finite at none"
-                self.unexamined.append(f"importance weights ({why}){self.target.failures()}")
-                return None
-            size, error = log_ratio(self.marginals, found.corrected).abs(), found.corrected.log_sd_error
-            if not bool(((size - _WIDE * error < LIMITS[0]) & (size + _WIDE * error > LIMITS[1])).any()):
-                break
+        found = self._sampled(matrix, _VALUES, self.seed + 1)
+        if found is not None and 4 * found.corrected.effective >= _HOPEFUL and self._open(found):
+            found = self._sampled(matrix, _MORE_VALUES, self.seed + 6)
+        if found is None:
+            why = "log joint NaN at draws of q, or finite at none"
+            self.unexamined.append(f"importance weights ({why}){self.target.failures()}")
+        elif not useful(found):
+            effective = found.corrected.effective
+            self.unexamined.append(f"importance weights ({effective:.0f} effective draws of {found.draws})")
         return found
+
+    def _sampled(self, matrix: Tensor | None, draws: int, seed: int) -> Sampled | None:
+        """Moments by so many draws."""
+        self.values += draws
+        return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed)
+
+    def _open(self, found: Sampled) -> bool:
+        """Whether a standard deviation may be below the first limit or above the second."""
+        size, error = log_ratio(self.marginals, found.corrected).abs(), _WIDE * found.corrected.log_sd_error
+        return bool(((size - error < LIMITS[0]) & (size + error > LIMITS[1])).any())
 
     # -------------------------------------------------------------------------------- residuals
 
@@ -240,9 +252,8 @@ class _Examination:
                 )
             if found is None:
                 left = len(some) + dropped
-                self.unexamined.append(
-                    f"{left} coordinate{'s' * (left > 1)} beyond the third order (budget, or values)"
-                )
+                many = f"{left} coordinate{'s' * (left > 1)}"
+                self.unexamined.append(f"{many} beyond the third order (the budget, or a log joint that is not finite)")
                 break
             at = found.coordinates
             shape.log_sd[at], shape.standard_error[at] = found.log_sd, found.standard_error

@@ -3,8 +3,9 @@
     ½ q  +  ¼ t_3 with the covariance by linear response  +  ¼ the same with heavy tails in its widest directions only
 
 Half of the draws are those of q, so that no weight exceeds twice what it would be under q (a defensive mixture:
-Hesterberg 1995, Technometrics 37), and an exact q keeps half of its draws at the least.  The wide parts reach what q has
-missed; in many dimensions a t distribution is nowhere near where most of the mass is, and only the last part is of use.
+Hesterberg 1995, Technometrics 37), and an exact q keeps half of its draws at the least.  The wide parts reach what q
+has missed; in many dimensions a t distribution is nowhere near where most of the mass is, and only the last part is
+of use.
 """
 
 import math
@@ -150,10 +151,16 @@ def corrected_moments(
     # by the delta method, the weights as if they were given
     mean_error = (w.square() @ deviation.square()).sqrt()
     log_sd_error = 0.5 * (w.square() @ (deviation.square() / sd.square() - 1).square()).sqrt()
-    moments = (one.to(frame.mean) for one in (mean, sd, mean_error, log_sd_error))
     nats = 0.5 * float(weights.var()) if bool(weights.isfinite().all()) else math.inf
     return Sampled(
-        Corrected(*moments, float(smooth.k_hat), float(smooth.effective)),
+        Corrected(
+            mean.to(frame.mean),
+            sd.to(frame.mean),
+            mean_error.to(frame.mean),
+            log_sd_error.to(frame.mean),
+            float(smooth.k_hat),
+            float(smooth.effective),
+        ),
         FromQ(float(alone.k_hat), float(alone.effective), nats, float(weights.mean())),
         num_samples,
     )

@@ -180,6 +180,7 @@ LIMITS = (0.2, 0.35)  # of a log sd, and of a mean in sds: "fits" up to the firs
 _TAILS = (0.95, 1.15)  # of -κ
 _EFFECTIVE = 200.0  # draws from which importance weights are believed
 _K_HAT = 0.7  # below which they are
+_USEFUL = 100.0  # draws from which what they find speaks against q, though there may be more
 _CLEAR = 1.0  # standard errors by which weights that are not believed must be beyond a limit
 
 
@@ -203,6 +204,11 @@ def grade(value: float, limits: tuple[float, float]) -> int:
 def trusted(sampled: Sampled | None) -> bool:
     """Whether the wider proposal has reached the density: its k̂ below 0.7, and 200 effective draws."""
     return sampled is not None and sampled.corrected.k_hat < _K_HAT and sampled.corrected.effective >= _EFFECTIVE
+
+
+def useful(sampled: Sampled | None) -> bool:
+    """Whether there are draws enough for what they find to count."""
+    return sampled is not None and sampled.corrected.effective >= _USEFUL
 
 
 def log_ratio(marginals: Marginals, corrected: Corrected) -> Tensor:
@@ -234,8 +240,9 @@ def judge(
 
 def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]:
     """The standard deviation and the mean that importance weights move most."""
-    if sampled is None:
+    if not useful(sampled):
         return []
+    assert sampled is not None
     found = sampled.corrected
     log_sd = log_ratio(marginals, found)
     shift = (found.mean - marginals.mean) / found.sd
@@ -266,6 +273,7 @@ def _by_response(marginals: Marginals, shape: Shape | None) -> list[Finding]:
     k = int(size.argmax())
     value = float(size[k])
     clause = "sd at least 3 times too small" if value >= LARGEST else _times(float(shape.log_sd[k]))
+    clause += "" if bool(shape.confirmed[k]) else ", by the third order alone"
     return [Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {clause}")]
 
 
