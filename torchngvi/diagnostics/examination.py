@@ -52,6 +52,7 @@ _MIRRORED = 1024  # values of the third order where there are no gradients for i
 _FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
 _CONFIRMED = 512  # draws of a confirmation
 _AT_ONCE = 5  # coordinates that are confirmed together
+_ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
 _WIDE = 2.0  # standard errors
 _LOST = 0.05  # share of the draws that may fail
 _WIDEST = 2000  # dimensions up to which M is formed
@@ -241,8 +242,9 @@ class _Examination:
         order = likely.argsort(descending=True)
         waiting = order[likely[order] >= LIMITS[0]]
         draws = max(_CONFIRMED, 2 * self.q.structure.widest + 2)
+        at_once = max(1, min(_AT_ONCE, _ENTRIES // (2 * draws * self.q.dim)))
         while len(waiting):
-            some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            some, waiting = waiting[:at_once], waiting[at_once:]
             affordable = self.left // (2 * draws)
             some, dropped = some[:affordable], len(some[affordable:]) + len(waiting)
             found = None

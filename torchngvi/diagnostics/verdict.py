@@ -35,13 +35,13 @@ class Marginals(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What third and fourth derivatives say, a coordinate at a time."""
+    """What third and fourth derivatives say."""
 
     log_sd: Tensor  # log(sd by linear response / sd of q): confirmed where so marked, else to third order, (D,)
     standard_error: Tensor  # (D,)
     confirmed: Tensor  # by conjugate gradients, (D,)
     singular: Tensor  # the response has no size: larger than a factor of 3, (D,)
-    tails: Tensor  # κ, below zero where tails are heavy, (D,)
+    tails: Tensor  # κ of each direction of the frame, below zero where tails are heavy, (D,)
     tails_error: Tensor  # (D,)
     eigenvalue: float  # the largest of M, which is 0 for a Gaussian
     draws: int
@@ -227,7 +227,7 @@ def judge(
     Importance sampling decides where it is trusted; where it is not, what it finds is less than what there is, and
     linear response has to be small as well.  Tails and modes are what neither of them sees.
     """
-    findings = _by_sampling(marginals, sampled) + _by_tails(marginals, shape)
+    findings = _by_sampling(marginals, sampled) + _by_tails(shape)
     findings += _by_modes(marginals, modes, sampled)
     if not trusted(sampled):
         findings += _by_response(marginals, shape)
@@ -277,14 +277,12 @@ def _by_response(marginals: Marginals, shape: Shape | None) -> list[Finding]:
     return [Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {clause}")]
 
 
-def _by_tails(marginals: Marginals, shape: Shape | None) -> list[Finding]:
-    """The coordinate of the frame with the heaviest tails."""
+def _by_tails(shape: Shape | None) -> list[Finding]:
+    """The heaviest tails; of a direction in the frame, which is no coordinate of θ and has no name."""
     if shape is None:
         return []
-    heavy = (-shape.tails).nan_to_num(0.0)
-    k = int(heavy.argmax())
-    value = float(heavy[k])
-    return [Finding(grade(value, _TAILS), value, f"{marginals.name(k)}: tails much heavier than normal")]
+    value = float((-shape.tails).nan_to_num(0.0).max())
+    return [Finding(grade(value, _TAILS), value, "tails much heavier than normal")]
 
 
 def _by_modes(marginals: Marginals, modes: Sequence[OtherMode], sampled: Sampled | None) -> list[Finding]:
