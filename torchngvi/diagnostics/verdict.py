@@ -161,9 +161,9 @@ class Verdict:
     def _response(self, k: int) -> str:
         """The standard deviation by linear response, with ~ where it is of third order only."""
         assert self.shape is not None
-        if bool(self.shape.singular[k]) or float(self.shape.log_sd[k]) >= LARGEST:
-            return f">= {3 * self.marginals.sd[k]:.4g}"
         mark = "" if bool(self.shape.confirmed[k]) else "~"
+        if bool(self.shape.singular[k]) or float(self.shape.log_sd[k]) >= LARGEST:
+            return f"{mark}>= {3 * self.marginals.sd[k]:.4g}"
         return f"{mark}{self.marginals.sd[k] * self.shape.log_sd[k].exp():.4g}"
 
 
