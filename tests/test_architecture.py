@@ -21,7 +21,8 @@ LEVELS = [
     {"rules"},  # its front door names metrics and momentum too
     {"optim"},
     {"methods"},
-    {"theory", "testing", "diagnostics"},
+    {"theory", "testing", "mode"},
+    {"diagnostics"},
     {"fitting"},
     {"stopping", "ifvb", "bbvi", "ngvi"},  # short names of what is in the folders
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it

@@ -463,7 +463,7 @@ def _forget(monkeypatch, *names):
     monkeypatch.delattr(torchngvi, "app", raising=False)
 
 
-@pytest.mark.parametrize("extra", ["rich", "pandas", "arviz", "matplotlib", "sklearn"])
+@pytest.mark.parametrize("extra", ["rich", "pandas", "matplotlib", "sklearn"])
 def test_missing_extras(extra, capsys, monkeypatch):
     _forget(monkeypatch, "torchngvi.app", extra)
     monkeypatch.setitem(sys.modules, extra, None)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.fitting.mode import Mode, find_mode, find_modes
 from torchngvi.fitting.streaming import stream_batches
+from torchngvi.mode import Mode, find_mode, find_modes
 from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
