@@ -117,11 +117,10 @@ def natural_gradient_flow(
     root = q.scale_tril.clone()
     moving = CholeskyGaussian(q.dim, q.batch_shape, mean=q.mean.clone(), scale=root)
     everyone = torch.ones(q.batch_shape, dtype=torch.bool, device=q.device)
-    state: dict = {}
 
     def evaluated(mean: Tensor, matrix: Tensor) -> Expectation:
         moving.assign(Coordinates(mean, system.to_root(matrix)), everyone)
-        return estimator(moving, target, state)
+        return estimator(moving, target)
 
     def split(flat: np.ndarray) -> tuple[Tensor, Tensor]:
         both = torch.as_tensor(flat, dtype=q.dtype, device=q.device)

@@ -42,7 +42,7 @@ class BonnetPrice(Drawing):
 
     needs = LinearTarget
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q, with new draws."""
         assert isinstance(target, LinearTarget)
         frame, count = q.frame(), self.draws.num_samples

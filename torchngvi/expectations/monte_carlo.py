@@ -41,7 +41,7 @@ class MonteCarlo(Drawing):
 
     needs = LinearTarget
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q, with new draws."""
         assert isinstance(target, LinearTarget)
         value, sites = target.expected_energy(q.frame(), self._expected)

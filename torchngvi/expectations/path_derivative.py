@@ -42,7 +42,7 @@ class PathDerivative(Drawing):
     def __init__(self, draws: Draws | int | None = None) -> None:
         super().__init__(Independent(1) if draws is None else draws)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         seen, gamma = self.see(q, target), target.temperature
         energy = seen.energy

@@ -86,7 +86,7 @@ class PiecewiseBound(Estimator):
         """The largest distance of the bound from log(1 + eˣ)."""
         return max(_gap(piece) for piece in self.pieces)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         assert isinstance(target, LinearTarget)
         value, sites = target.expected_energy(q.frame(), self._expected)

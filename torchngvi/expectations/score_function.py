@@ -34,7 +34,7 @@ class ScoreFunction(Drawing):
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1), LogJoint(lambda theta: -theta.detach().square().sum(-1) / 2)
-    >>> ScoreFunction(4)(q, target, {}).derivative.W.item()
+    >>> ScoreFunction(4)(q, target).derivative.W.item()
     1.0
     """
 
@@ -52,7 +52,7 @@ class ScoreFunction(Drawing):
                 f"ones; got {self.draws.num_samples}."
             )
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q, with new draws."""
         frame, gamma, count = q.frame(), target.temperature, self.draws.num_samples
         z = self.draws(q.mean_probe.detach())

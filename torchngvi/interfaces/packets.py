@@ -1,6 +1,7 @@
 """What an expectation hands on: a value, and a derivative in one of three forms."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -197,6 +198,7 @@ class Expectation(NamedTuple):
     noise2: Tensor | None = (
         None  # |standard error of the derivative|²_F⁻¹ (*batch,), where it is one of `value` up to that
     )
+    learned: Mapping[str, Tensor] | None = None  # what the estimator wants to be told at its next call
 
 
 class Local(NamedTuple):

@@ -416,7 +416,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
         estimator = self._estimator_for(target)
         estimator = estimator if fresh is None else estimator.fresh(fresh)
         estimator.check(q)
-        e = estimator(q, target, self.state[q.mean_probe])
+        state = self.state[q.mean_probe]
+        e = estimator.recalling(state)(q, target)
+        state.update(e.learned or {})
         self._count(e.cost)
         return Evaluation(q.loss(e), e)
 
