@@ -128,7 +128,7 @@ class TestPacket:
 
     def test_refused(self):
         text = (
-            "Regularized wraps a model that knows its expectations; got LogJoint. "
+            "Regularized wraps a model that knows the expectations of its data; got LogJoint. "
             "Add the regulariser to the log joint yourself."
         )
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):

@@ -502,6 +502,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     def _step_on_target(self, target: Target) -> Tensor:
         q = self._only_posterior("a target")
+        self._asked_ranks |= target.processes is not None  # it sums by itself
         with q.settled():
             evaluation, heading = self._evaluated(target)
             trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
