@@ -59,5 +59,5 @@ def _noise2(q: Posterior, seen: Seen, residual: Tensor) -> Tensor:
     near, product = q.structure.neighbours, odd * z
     # ½‖Π(½(r zᵀ + z rᵀ))‖²_F, entry by entry of the pattern
     spread = 0.25 * (odd.square() * near(z.square()) + product * near(product)).sum(-1)
-    each = (even - even.mean(0)).square().sum(-1) + spread
+    each = q.structure.total((even - even.mean(0)).square().sum(-1) + spread)
     return each.mean(0) / max(len(z) - 1, 1)

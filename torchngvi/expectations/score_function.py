@@ -58,7 +58,7 @@ class ScoreFunction(Drawing):
         z = self.draws(q.mean_probe.detach())
         with torch.no_grad():
             energy = -target.log_joint(frame.mean + frame.push(z))
-        h = energy - 0.5 * gamma * z.square().sum(-1)
+        h = energy - 0.5 * gamma * q.structure.dot(z, z)
         blocks = h.unflatten(0, (self._block, -1))  # a draw beside its mirror image
         others = (h.sum(0) - blocks.sum(0)) / (count - self._block)
         weighted = (blocks - others).flatten(0, 1)[..., None] * z / count

@@ -84,11 +84,12 @@ class SiteNewton(Acceleration):
 
         # VariationalNewton at ρ = 1 goes to V' = C(1 + D)⁻¹Cᵀ and m' = m - C(1 + D)⁻¹ a'
         bent = -_mv(eye + D, delta)
-        slope = (a * bent).sum(-1) + 0.5 * (P * D).sum((-2, -1))
-        length2 = delta.square().sum(-1) + 0.5 * D.square().sum((-2, -1))
+        slope = q.structure.total((a * bent).sum(-1) + 0.5 * (P * D).sum((-2, -1)))
+        length2 = q.structure.dot(delta, delta) + 0.5 * q.structure.entries_norm2(D)
         # after a step of Newton that had to be cut short, one of the natural gradient
         failed = state["newton"] & (state["went"] < _SHORT)
-        use = ~failed & solvable & cholesky(eye + D)[1] & (slope > 0) & (length2 <= _NEAR**2)
+        possible = q.structure.everywhere(solvable & cholesky(eye + D)[1])
+        use = ~failed & possible & (slope > 0) & (length2 <= _NEAR**2)
         local = Local(torch.where(use[..., None], bent, a), torch.where(use[..., None, None], D, P))
         return Bent(local, torch.where(use, slope, q.norm2(gradient))), {"newton": use}
 

@@ -100,7 +100,7 @@ class CovarianceRoot(Gaussian):
             case Root(vector, new):
                 pass
         new, ok = structure.positive_root(new)
-        return Coordinates(vector, new), ok & in_cone & self._proper(vector, new)
+        return Coordinates(vector, new), self.structure.everywhere(ok & in_cone & self._proper(vector, new))
 
     def log_det_root(self) -> Tensor:
         """Σ log C_ii, (*batch,)."""

@@ -375,7 +375,7 @@ class Gaussian(Posterior):
 
     def _probe_trace(self) -> Tensor:
         """tr R: zero, with the derivative of log|det(I + R)|."""
-        return self.structure.diagonal(self.root_probe).sum(-1)
+        return self.structure.total(self.structure.diagonal(self.root_probe).sum(-1))
 
     def rsample(
         self,
@@ -429,14 +429,14 @@ class Gaussian(Posterior):
             turn = self.structure.tmv if self.upper else self.structure.mv
             z = z - self.mean_probe - turn(self.root_probe, z)
             log_det = log_det + self._probe_trace()
-        return -0.5 * z.square().sum(-1) - log_det - 0.5 * self.dim * math.log(2 * math.pi)
+        return -0.5 * self.structure.dot(z, z) - log_det - 0.5 * self.structure.total_dim * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
         """-E_q[log q] = log|det C| + D/2 log(2πe), (*batch,), differentiable in the probes."""
         log_det = self.log_det_root()
         if torch.is_grad_enabled():
             log_det = log_det + self._probe_trace()
-        return log_det + 0.5 * self.dim * (1 + math.log(2 * math.pi))
+        return log_det + 0.5 * self.structure.total_dim * (1 + math.log(2 * math.pi))
 
     def kl(
         self,
@@ -458,9 +458,10 @@ class Gaussian(Posterior):
         mine = self.probed()
         batch = torch.broadcast_shapes(self.batch_shape, other.batch_shape)
         spread = _spread(mine, other, batch)
-        shift = other.whiten((mine.mean - other.frame().mean).expand(*batch, self.dim)).square().sum(-1)
+        away = other.whiten((mine.mean - other.frame().mean).expand(*batch, self.dim))
+        shift = self.structure.dot(away, away)
         log_det = self.log_det_root() + (self._probe_trace() if torch.is_grad_enabled() else 0.0)
-        return 0.5 * (spread + shift - self.dim) + other.log_det_root() - log_det
+        return 0.5 * (spread + shift - self.structure.total_dim) + other.log_det_root() - log_det
 
     # -------------------------------------------------------------------------------- moves
 
@@ -543,7 +544,7 @@ def _spread(mine: Frame, other: Gaussian, batch: torch.Size) -> Tensor:
     columns = mine.dense().movedim(-1, 0)
     columns = columns.reshape(len(columns), *(1,) * (len(batch) + 2 - columns.ndim), *columns.shape[1:])
     columns = columns.expand(len(columns), *batch, columns.shape[-1])
-    return other.whiten(columns).square().sum((0, -1))
+    return structure.total(other.whiten(columns).square().sum((0, -1)))
 
 
 class _PushNoise(torch.autograd.Function):

@@ -156,4 +156,4 @@ class NaturalGaussian(Gaussian):
         factor, ok = self.structure.cholesky(matrix)
         mean, root = self._solved(factor, vector), self.structure.inverse(factor)
         new = Tested.of(vector, matrix, mean=mean, factor=factor, root=root)
-        return new, ok & torch.isfinite(vector).all(-1) & self._proper(mean, root)
+        return new, self.structure.everywhere(ok & torch.isfinite(vector).all(-1) & self._proper(mean, root))

@@ -146,4 +146,6 @@ class PrecisionCholeskyGaussian(Gaussian):
                 raise NotImplementedError  # `takes` refuses it before
         new, ok = structure.positive_root(new)
         inverse = structure.inverse(new)
-        return Tested.of(vector, new, root=inverse), ok & in_cone & self._proper(vector, inverse)
+        return Tested.of(vector, new, root=inverse), self.structure.everywhere(
+            ok & in_cone & self._proper(vector, inverse)
+        )
