@@ -30,7 +30,8 @@ from torchngvi.interfaces import (
     RootTangent,
     Tangent,
 )
-from torchngvi.posteriors.gaussian import Gaussian, log_moved
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.roots import log_moved
 from torchngvi.structures import Diagonal, FullAlgebra, Pattern
 
 

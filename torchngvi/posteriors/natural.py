@@ -22,7 +22,8 @@ from torchngvi.interfaces import (
     Tangent,
 )
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.posteriors.gaussian import Gaussian, Tested
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.memory import Tested
 from torchngvi.structures import FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 

@@ -85,16 +85,15 @@ class Pattern(ABC):
     # ---------------------------------------------------------------------------- sums over all coordinates
 
     def total(self, scalar: Tensor) -> Tensor:
-        """A sum over coordinates, completed: itself, or summed over processes by a pattern that is spread over them.
+        """A sum over coordinates, completed; a pattern that is spread over processes sums it over them.
 
-        Every sum and verdict over coordinates passes through here, by `dot`, `norm2`, `entries_norm2`, `log_det` or
-        `everywhere`; a pattern that is spread overrides it beside `total_dim`.
+        Every such sum and verdict passes through here; a pattern that is spread overrides it beside `total_dim`.
         """
         return scalar
 
     @property
     def total_dim(self) -> int:
-        """The coordinates of all processes together: D, where one process has them all."""
+        """The coordinates of all processes together."""
         return self.dim
 
     def dot(
@@ -132,8 +131,7 @@ class Pattern(ABC):
         like: Tensor,  # (*batch, D)
     ) -> Structured:
         """The identity for such vectors."""
-        index = self._at(like)
-        eye = (index.rows == index.columns).to(like.dtype).reshape(self.shape)
+        eye = (self._at(like).rows == self._at(like).columns).to(like.dtype).reshape(self.shape)
         return eye.expand(*like.shape[:-1], *self.shape)
 
     def diagonal(self, matrix: Structured) -> Tensor:
@@ -180,8 +178,7 @@ class Pattern(ABC):
     def tril(self, matrix: Structured) -> Structured:
         """The entries on and below the diagonal."""
         index = self._at(matrix)
-        kept = (index.rows >= index.columns).reshape(self.shape)
-        return torch.where(kept, matrix, 0.0)
+        return torch.where((index.rows >= index.columns).reshape(self.shape), matrix, 0.0)
 
     def tril_half(self, symmetric: Structured) -> Structured:
         """K = tril½[A], the root with A = K + Kᵀ (Kumar et al. 2025, Eq 13; the double bar of Tan 2025)."""
