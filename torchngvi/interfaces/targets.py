@@ -149,7 +149,10 @@ class AdditiveTractable(Additive, TractableTarget):
 
     @abstractmethod
     def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
-        """E_q[-Σ w log p(y | θ)] (*batch,), differentiable in the frame, and its derivative, both without the prior."""
+        """E_q[-Σ w log p(y | θ)] (*batch,), differentiable in the frame, and its derivative, both without the prior.
+
+        The derivative is the caller's own: the prior may be added to it in place.
+        """
 
     def with_prior(self, frame: Frame, value: Tensor, derivative: Raw | Sites) -> tuple[Tensor, Raw | Sites]:
         """An expectation of the data, with what is counted once."""
