@@ -90,8 +90,8 @@ class Banded(ScalarArrow):
 class Biased(Stein):
     """A tenth too much of a."""
 
-    def __call__(self, q, target, state):
-        e = super().__call__(q, target, state)
+    def __call__(self, q, target):
+        e = super().__call__(q, target)
         return e._replace(derivative=e.derivative._replace(a=1.1 * e.derivative.a))
 
 
@@ -102,9 +102,9 @@ class SaysComparable(Stein):
         super().__init__(Independent(8))
         self.comparable = True
 
-    def __call__(self, q, target, state):
+    def __call__(self, q, target):
         self.comparable = False
-        e = super().__call__(q, target, state)
+        e = super().__call__(q, target)
         self.comparable = True
         return e._replace(comparable=target.comparable)
 
@@ -112,8 +112,8 @@ class SaysComparable(Stein):
 class ForFree(Quadrature):
     """It does not count what it evaluates."""
 
-    def __call__(self, q, target, state):
-        e = super().__call__(q, target, state)
+    def __call__(self, q, target):
+        e = super().__call__(q, target)
         return e._replace(cost=e.cost._replace(gradients=0))
 
 

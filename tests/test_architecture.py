@@ -154,3 +154,87 @@ def test_eigenvalues_come_from_one_place():
         for node in ast.walk(tree(path)):
             direct = isinstance(node, ast.Attribute) and node.attr in raising and isinstance(node.value, ast.Attribute)
             assert not direct, f"{module(path)}:{node.lineno} calls torch.linalg.{node.attr}"
+
+
+# what can be read in one sitting; a function is counted without its docstring
+LINES_OF_A_FILE, LINES_OF_A_CLASS, LINES_OF_A_FUNCTION, ARGUMENTS = 350, 300, 60, 7
+
+# what is larger all the same, and why; what has become smaller leaves the list
+LARGER = {
+    "adapters/gpytorch/distribution.py": "the drop-in distributions, one for each of GPyTorch's own",
+    "adapters/gpytorch/sparse_gp.py": "the target, its kernels' projections and the gradient of the hyper-parameters",
+    "adapters/gpytorch/training.py": "one training loop with its checkpoints",
+    "app/runs.py": "every way in which the command line fits",
+    "app/tables.py": "a table as people have it: formats, levels, missing values, dates",
+    "optim/optimizer.py": "the step of every method, its refusals and its state",
+    "optim/optimizer.py: NaturalGradientVI": "the same",
+    "optim/optimizer.py: NaturalGradientVI.__init__": "one argument an axis, and the scale of a closure's loss",
+    "methods/gaussian.py: Snngm.__init__": "those of the optimizer and of the momentum that the paper couples to it",
+    "models/generalized_linear.py: GeneralizedLinear.__init__": (
+        "X, y and the keywords that every package for such models has: family, weights, offset, prior, classes"
+    ),
+    "models/softmax.py: SoftmaxRegression.__init__": "X, y and the same keywords, with the number of nodes",
+    "studies/experiments.py": "the registry of the experiments of one paper",
+    "studies/reproduce.py": "the registry of the figures and tables",
+    "studies/papers/bbvi.py": "one file a paper",
+    "studies/papers/bbvi.py: Runs.__init__": "what the figures of one paper vary",
+    "studies/papers/ifvb.py": "one file a paper",
+}
+
+
+def length(node):
+    """The lines of a class, or of a function without its docstring."""
+    lines = node.end_lineno - node.lineno + 1
+    if isinstance(node, ast.ClassDef) or ast.get_docstring(node) is None:
+        return lines
+    return lines - (node.body[0].end_lineno - node.body[0].lineno + 1)
+
+
+def arguments(function):
+    """Those that a caller may give to a method."""
+    given = function.args
+    return len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - 1
+
+
+def definitions(body, prefix=""):
+    """Every class and function with its dotted name, nested ones too."""
+    for node in body:
+        if isinstance(node, SPEAKING):
+            yield f"{prefix}{node.name}", node
+            yield from definitions(node.body, f"{prefix}{node.name}.")
+        elif hasattr(node, "body"):
+            yield from definitions(node.body, prefix)
+
+
+def too_large(path):
+    """What in a file is larger than it should be: its name, and by how much."""
+    file, source = str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")
+    if (lines := len(source.splitlines())) > LINES_OF_A_FILE:
+        yield file, f"{lines} lines, at most {LINES_OF_A_FILE}"
+    for name, node in definitions(tree(path).body):
+        kind, most = (
+            ("class", LINES_OF_A_CLASS) if isinstance(node, ast.ClassDef) else ("function", LINES_OF_A_FUNCTION)
+        )
+        if length(node) > most:
+            yield f"{file}: {name}", f"a {kind} of {length(node)} lines, at most {most}"
+        if node.name == "__init__" and arguments(node) > ARGUMENTS:
+            yield f"{file}: {name}", f"{arguments(node)} arguments, at most {ARGUMENTS}"
+
+
+def test_sizes():
+    """Files, classes, functions and constructors that can be read in one sitting."""
+    found = {name: size for path in FILES for name, size in too_large(path)}
+    assert not {name: size for name, size in found.items() if name not in LARGER}, "split it, or group the arguments"
+    small = set(LARGER) - set(found)
+    assert not small, f"no longer too large, so take it off the list: {sorted(small)}"
+
+
+def test_sizes_are_measured():
+    """A class of 301 lines, a function of 61 without its docstring, and a constructor of eight arguments are found."""
+    long = "\n".join(["class Long:", *["    x = 1"] * 300])
+    function = "\n".join(["def f():", '    """Two', '    lines."""', *["    x = 1"] * 60])
+    many = "class Many:\n    def __init__(self, a, b, /, c, *, d, e, f, g, h): ..."
+    nodes = dict(definitions(ast.parse("\n".join([long, function, many])).body))
+    assert length(nodes["Long"]) == 301
+    assert length(nodes["f"]) == 61
+    assert arguments(nodes["Many.__init__"]) == 8

@@ -163,7 +163,7 @@ class TestEstimators:
         target = random_target(3, 7)
         q = kind(3, mean=randn(3, seed=1), scale=scale.kept(random_root((), 2)))
         for estimator, closed in ((PathDerivative, False), (Reparametrized, True)):
-            gradient = q.euclidean(estimator(fixed(3, 4))(q, LogJoint(target.log_joint), {}))
+            gradient = q.euclidean(estimator(fixed(3, 4))(q, LogJoint(target.log_joint)))
             u, C = fixed(3, 4)(q.mean), q.scale_tril
             a = (q.mean + u @ C.mT - target.mean) @ target.precision
             own = scale.closed_entropy(C, a, u) if closed else scale.landing(C, a, u, Gaussian())
@@ -187,7 +187,7 @@ class TestEstimators:
         q = CholeskyGaussian(3, (40_000,), mean=0.5, scale=root.expand(40_000, 3, 3), dtype=F64)
         mean = torch.full((3,), 0.5, dtype=F64)
         one, exact = target.landing_moment(Triangular(), mean, root), target.gradient(Triangular(), mean, root).square()
-        gradient = q.euclidean(PathDerivative(fixed(0, 5))(q, LogJoint(target.log_joint), {}))
+        gradient = q.euclidean(PathDerivative(fixed(0, 5))(q, LogJoint(target.log_joint)))
         squares = gradient.vector.square().sum(-1) + gradient.matrix.square().sum((-2, -1))
         unbiased(squares, exact + (one - exact) / 5)
 
@@ -208,7 +208,7 @@ class TestEstimators:
         precision = eye(2) + X.mT @ X
         covariance = torch.linalg.inv(precision)
         q = CholeskyGaussian.from_moments(covariance @ X.mT @ model.y, 0.5 * (covariance + covariance.mT))
-        whole, part = (q.euclidean(PathDerivative(fixed(0))(q, x, {})) for x in (model, model.minibatch([0, 1])))
+        whole, part = (q.euclidean(PathDerivative(fixed(0))(q, x)) for x in (model, model.minibatch([0, 1])))
         assert float(whole.vector.norm()) < 1e-12
         assert float(part.vector.norm()) > 1
 
@@ -643,7 +643,7 @@ class TestRules:
     def test_projected_steps(self, kind, scale, batch):
         target, rho, floor = random_target(3, 7), 0.3, 0.5
         q = kind(3, batch, mean=randn(*batch, 3, seed=1), scale=torch.ones(3, dtype=F64))
-        e = Reparametrized(fixed(0))(q, LogJoint(target.log_joint), {})
+        e = Reparametrized(fixed(0))(q, LogJoint(target.log_joint))
         gradient, (mean, C) = q.euclidean(e), (q.mean.clone(), q.scale_tril.clone())
         NaturalGradientVI(q, ProjectedRootGradient(floor), rho, estimator=Reparametrized(fixed(0))).step(
             LogJoint(target.log_joint)
@@ -662,7 +662,7 @@ class TestRules:
         target, rho = random_target(3, 7), 2.0
         q = kind(3, (2,), mean=randn(2, 3, seed=1), scale=torch.ones(3, dtype=F64))
         log_joint = LogJoint(target.log_joint, gamma)
-        e = Reparametrized(fixed(0))(q, log_joint, {})
+        e = Reparametrized(fixed(0))(q, log_joint)
         gradient, C = q.structure.to_dense(q.euclidean(e).matrix), q.scale_tril.clone()
         x = C - rho * (gradient + torch.diag_embed(gamma / C.diagonal(dim1=-2, dim2=-1)))  # without the entropy
         NaturalGradientVI(q, ProximalRootGradient(), rho, estimator=Reparametrized(fixed(0))).step(log_joint)
@@ -706,7 +706,7 @@ class TestRules:
         model = GeneralizedLinear(X, X @ target.mean, "gaussian")
         for rule in (ProjectedRootGradient(1e-3), ProximalRootGradient(), ProjectedSquareRoot(1e-3)):
             q = CholeskyGaussian(3, mean=randn(3, seed=1), scale=random_root((), 2))
-            path = rule(q, Quadrature()(q, model, {}))
+            path = rule(q, Quadrature()(q, model))
             losses = []
             for rho in (0.0, 1e-5):
                 new, ok = q.moved(path.at(torch.tensor(rho, dtype=F64)))
@@ -714,7 +714,7 @@ class TestRules:
                 moved = CholeskyGaussian(3, mean=new.vector, scale=new.matrix)
                 losses.append(model.negative_elbo(moved).detach())
             assert float((losses[0] - losses[1]) / 1e-5) == pytest.approx(float(path.slope()), rel=1e-3)
-            assert float(path.norm2()) == pytest.approx(float(q.norm2(q.local(Quadrature()(q, model, {})))))
+            assert float(path.norm2()) == pytest.approx(float(q.norm2(q.local(Quadrature()(q, model)))))
 
     def test_refusals(self):
         for rule, what in ((ProjectedRootGradient, "diagonal entry"), (ProjectedSquareRoot, "eigenvalue")):

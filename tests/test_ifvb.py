@@ -304,11 +304,12 @@ def family_and_bound():
 def test_estimates_are_unbiased(estimator):
     """Value and gradient of the bound against their closed forms, by a z-test over repeats."""
     q, closed = family_and_bound()
-    state, target = {}, LogJoint(log_joint)
+    told, target = estimator, LogJoint(log_joint)
     estimator.generator = seeded(3)
     drawn = []
     for _ in range(400):
-        e = estimator(q, target, state)
+        e = told(q, target)
+        told = estimator.recalling(e.learned or {})
         drawn.append(-torch.cat([e.value[None], e.derivative.a]))
     drawn = torch.stack(drawn)
     expected = torch.cat([closed(q.vector)[None], gradient_of(closed, q.vector)]).detach()
@@ -322,10 +323,13 @@ def test_variances_are_in_order():
     spread = []
     for kind in (ScoreFunction, ControlVariate, Pathwise):
         for constant in (0.0, 100.0):
-            state, estimator = {}, kind(50, seeded(4))
-            target = LogJoint(lambda theta, constant=constant: log_joint(theta) + constant)
-            drawn = torch.stack([estimator(q, target, state).derivative.a for _ in range(100)])
-            spread.append(float(drawn.var(0).sum()))
+            told = estimator = kind(50, seeded(4))
+            target, drawn = LogJoint(lambda theta, constant=constant: log_joint(theta) + constant), []
+            for _ in range(100):
+                e = told(q, target)
+                drawn.append(e.derivative.a)
+                told = estimator.recalling(e.learned or {})
+            spread.append(float(torch.stack(drawn).var(0).sum()))
     plain, plain_shifted, control, control_shifted, path, path_shifted = spread
     assert plain_shifted > 100 * plain
     assert control_shifted == pytest.approx(control, rel=1e-6)
@@ -337,7 +341,7 @@ def test_variances_are_in_order():
 
 def test_pathwise_is_free_of_noise_at_the_posterior():
     q = MeanFieldGaussian(torch.tensor([1.0, 1.0, -0.5 * math.log(2), -0.5 * math.log(2)], dtype=FLOAT))
-    e = Pathwise(3, seeded())(q, LogJoint(log_joint), {})
+    e = Pathwise(3, seeded())(q, LogJoint(log_joint))
     assert float(e.derivative.a.abs().max()) < 1e-14
 
 
@@ -345,9 +349,9 @@ def test_control_variate_uses_the_batch_before():
     """c_i = Cov(φ_i h, φ_i)/Var(φ_i) of draws that are independent of those it is used on; one pilot batch."""
     q, _ = family_and_bound()
     estimator, target = ControlVariate(20, seeded(5)), LogJoint(log_joint)
-    state, twin = {}, seeded(5)
+    twin = seeded(5)
     with torch.no_grad():
-        first = estimator(q, target, state)
+        first = estimator(q, target)
         batches = []
         for _ in range(2):
             theta = q.sample(20, twin)
@@ -358,20 +362,40 @@ def test_control_variate_uses_the_batch_before():
         score, h = batches[1]
         assert torch.allclose(-first.derivative.a, (score * (h[:, None] - c)).mean(0))
         assert first.cost == (0, 0, 40)
-        second = estimator(q, target, state)
+        second = estimator.recalling(first.learned)(q, target)
         both = torch.stack([torch.cov(torch.stack([s * h, s])) for s in score.T])
         theta = q.sample(20, twin)
         score, h = q.score(theta), log_joint(theta) - q.log_prob(theta)
         assert torch.allclose(-second.derivative.a, (score * (h[:, None] - both[:, 0, 1] / both[:, 1, 1])).mean(0))
         assert second.cost == (0, 0, 20)
+        assert estimator(q, target).cost == (0, 0, 40)  # it does not change: what it was not told it does not know
+
+
+def test_the_optimizer_hands_on_what_a_call_has_learnt():
+    """The constants of one step are those of the next, and are saved: a copy goes on with the same bits."""
+    q, _ = family_and_bound()
+    opt = PreconditionedVI(q, Identity(), 0.1, estimator=ControlVariate(20, seeded(5)))
+    opt.step(log_joint)
+    assert opt.values == 40
+    opt.step(log_joint)
+    assert opt.values == 60
+    assert opt.state[q.mean_probe]["constants"].shape == q.vector.shape
+    same, _ = family_and_bound()
+    same.load_state_dict(q.state_dict())
+    other = PreconditionedVI(same, Identity(), 0.1, estimator=ControlVariate(20, seeded(7)))
+    other.load_state_dict(opt.state_dict())
+    for one in (opt, other):
+        one.step(log_joint)
+    assert torch.equal(same.vector, q.vector)
+    assert other.values == 20
 
 
 @torch.no_grad()
 def test_temperature_weighs_the_entropy():
     q, _ = family_and_bound()
     for kind in (ScoreFunction, Pathwise):
-        hot = kind(9, seeded(1))(q, LogJoint(log_joint, 2.0), {})
-        cold = kind(9, seeded(1))(q, LogJoint(log_joint, 0.0), {})
+        hot = kind(9, seeded(1))(q, LogJoint(log_joint, 2.0))
+        cold = kind(9, seeded(1))(q, LogJoint(log_joint, 0.0))
         theta = q.sample(9, seeded(1))
         assert -hot.value.item() == pytest.approx(float((log_joint(theta) - 2 * q.log_prob(theta)).mean()))
         assert -cold.value.item() == pytest.approx(float(log_joint(theta).mean()))
@@ -387,7 +411,7 @@ def test_minibatches_of_data():
     q, _ = family_and_bound()
 
     def gradient(target):
-        return Pathwise(5, seeded(2))(q, target, {}).derivative.a
+        return Pathwise(5, seeded(2))(q, target).derivative.a
 
     parts = torch.stack([gradient(target.minibatch(rows)) for rows in X.split(4)])
     assert torch.allclose(parts.mean(0), gradient(target))
@@ -506,7 +530,7 @@ def test_gradients_reach_the_preconditioner_along_the_manifold():
     opt.step(log_joint)
     assert torch.allclose(q.projected(lam, seen[0]), seen[0])
     assert torch.allclose(q.vector, q.retracted(lam, -0.1 * q.projected(lam, torch.ones_like(lam))))
-    ambient = Pathwise(3, seeded())(q.at(lam), LogJoint(log_joint), {}).derivative.a
+    ambient = Pathwise(3, seeded())(q.at(lam), LogJoint(log_joint)).derivative.a
     assert not torch.allclose(ambient, seen[0], atol=1e-3)
 
 

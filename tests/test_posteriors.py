@@ -667,7 +667,7 @@ class TestDiagonalIsLinear:
         "sym_outer": lambda q: q.sym_outer(torch.ones(4, WIDE, dtype=DTYPE), torch.ones(4, WIDE, dtype=DTYPE)),
         "one_triangle": lambda q: q.one_triangle(torch.ones(4, WIDE, dtype=DTYPE), torch.ones(4, WIDE, dtype=DTYPE)),
         "whitener": lambda q: q.whitener(),
-        "loss": lambda q: q.loss(Quadrature()(q, linear_model(), {})),
+        "loss": lambda q: q.loss(Quadrature()(q, linear_model())),
         "carried": lambda q: q.carried(q.mean),
         "from_marginals": lambda q: DiagonalGaussian.from_marginals(q.mean, q.variance, q.structure),
         "unframe": lambda q: q.unframe(q.mean, q.scale),
@@ -722,7 +722,7 @@ class TestDiagonalIsLinear:
         s = torch.linspace(0.5, 1.5, WIDE, dtype=DTYPE)
         q = wide(scale=s)
         with Wide():
-            packet = HessianVector(2, chunk=256)(q, LogJoint(lambda theta: -theta.sum(-1).square()), {}).derivative
+            packet = HessianVector(2, chunk=256)(q, LogJoint(lambda theta: -theta.sum(-1).square())).derivative
             VN(q, lr=0.1, estimator=HessianVector(2)).step(lambda theta: -theta.square().sum(-1))
         torch.testing.assert_close(packet.W, 2 * s.square())
 
@@ -736,8 +736,8 @@ class TestDiagonalIsLinear:
         q = make(3, (2,), mean=torch.tensor([0.5, -1.0, 2.0]), scale=torch.tensor([0.5, 2.0, 1.0]), dtype=DTYPE)
         target = LogJoint(lambda theta: -theta.pow(4).sum(-1) - theta.prod(-1))
         draws = Fixed(4)
-        framed = Hessian(draws)(q, target, {}).derivative.framed(q.frame())
-        close(HessianVector(draws, chunk=chunk)(q, target, {}).derivative.W, framed.W, EXACT)
+        framed = Hessian(draws)(q, target).derivative.framed(q.frame())
+        close(HessianVector(draws, chunk=chunk)(q, target).derivative.W, framed.W, EXACT)
 
     @pytest.mark.parametrize("estimator", [Quadrature, MonteCarlo, BonnetPrice, Autograd])
     def test_linear_models(self, estimator):
@@ -766,7 +766,7 @@ class TestDiagonalIsLinear:
 
 
 def packet(q):
-    return Quadrature()(q, linear_model(), {})
+    return Quadrature()(q, linear_model())
 
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)

@@ -301,7 +301,7 @@ def test_gradient_descent_in_v_leaves_the_cone_member_by_member(name):
     model = GeneralizedLinear(randn(9, DIM, seed=3), torch.arange(9) % 2)
     q = POSTERIORS[name](DIM, (4,), scale=10.0, dtype=DTYPE)
     rule, rho = RULES["covariance_gradient"](), torch.tensor([1e-3, 1e3, 1e-3, torch.nan], dtype=DTYPE)
-    e = Quadrature()(q, model, {})
+    e = Quadrature()(q, model)
     assert q.moved(rule(q, e).at(rho))[1].tolist() == [True, False, True, False]
     opt, before = NaturalGradientVI(q, rule, lr=1e3), q.covariance
     with pytest.warns(match="left the positive definite cone"):

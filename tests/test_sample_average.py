@@ -52,7 +52,7 @@ class TestSampleAverage:
         """a = Cᵀg and W = Π(CᵀHC) from any whitened draws, where E_q[ℓ] is a quadratic."""
         H, m, f = quadratic(3)
         q = family(3, mean=torch.tensor([0.3, -0.2, 0.1]), scale=torch.tensor([0.5, 1.0, 2.0]), dtype=torch.float64)
-        e = SampleAverage(Fixed(8))(q, LogJoint(f, temperature=gamma), {})
+        e = SampleAverage(Fixed(8))(q, LogJoint(f, temperature=gamma))
         root = q.frame().dense()
         expected = root.mT @ H @ root
         if family is DiagonalGaussian:
@@ -73,7 +73,7 @@ class TestSampleAverage:
             model = logistic(rows=20, dim=dim)
             q, target = family(dim, dtype=torch.float64), LogJoint(model.log_joint)
             quiet(q, model)
-            packets = [SampleAverage(Fixed(32, seed=seed))(q, target, {}) for seed in range(200)]
+            packets = [SampleAverage(Fixed(32, seed=seed))(q, target) for seed in range(200)]
             a, W = (torch.stack([getattr(e.derivative, name) for e in packets]) for name in ("a", "W"))
             spread = (a - a.mean(0)).square().sum(-1) + 0.5 * (W - W.mean(0)).flatten(1).square().sum(-1)
             shares[dim] = float(spread.mean() / torch.stack([e.noise2 for e in packets]).mean())
@@ -86,7 +86,7 @@ class TestSampleAverage:
         quiet(q, model)
         target, gaps = LogJoint(model.log_joint), []
         for estimator in (SampleAverage, Stein):
-            packets = [estimator(Fixed(32, seed=seed))(q, target, {}) for seed in range(100)]
+            packets = [estimator(Fixed(32, seed=seed))(q, target) for seed in range(100)]
             gaps.append(sum(float(q.norm2(q.local(e))) for e in packets))
         assert gaps[0] < 0.75 * gaps[1]
 

@@ -440,6 +440,6 @@ def test_the_packet_at_the_start_of_a_trial_is_not_evaluated_twice():
     for _ in range(10):
         opt.step(target)
     assert opt.evaluations == 11
-    value = Quadrature()(q, target, {}).value - q.entropy()
+    value = Quadrature()(q, target).value - q.entropy()
     close(opt.evaluate(target).loss, value, EXACT)
     assert opt.evaluations == 11

@@ -232,7 +232,7 @@ class TestGoldenValues:
         q, estimator, target = self.one(form)
         theta = q.mean + q.frame().push(estimator.draws(q.mean))[0]
         close(theta, torch.tensor([2, -2] if form == "C" else [2 / 3, -1 / 3], dtype=DTYPE), EXACT)
-        e = estimator(q, target, {})
+        e = estimator(q, target)
         for natural in (True, False):
             close(rule_of(natural)(q, e).norm2(), torch.tensor(self.NORM2[form], dtype=DTYPE), EXACT)
         if form == "C":
@@ -256,7 +256,7 @@ class TestGoldenValues:
         T = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0.5, -1, 4]], dtype=DTYPE)
         z, p = torch.tensor([1.0, -2.0, 0.5], dtype=DTYPE), torch.tensor([0.3, -0.7, 1.1], dtype=DTYPE)
         q = from_root("T", torch.zeros(3, dtype=DTYPE), T)
-        e = PathDerivative(Given(z[None]))(q, LogJoint(lambda theta: theta @ p), {})
+        e = PathDerivative(Given(z[None]))(q, LogJoint(lambda theta: theta @ p))
         dense, gradient = (reference.vech(-x.matrix) for x in (q.tangent(e), q.euclidean(e)))
         close(-q.euclidean(e).vector, torch.tensor([2.3, -2.7, 5.6], dtype=DTYPE), EXACT)
         inside = reference.vech(T) != 0
@@ -300,7 +300,7 @@ class TestLiteralAlgorithms:
     def test_the_printed_log_diagonal_line_is_another(self):
         """With 1/C_ii in the Euclidean line, or C_ii in the natural one, the step is not that of the coordinates."""
         q, z = random_posterior("cholesky"), randn(1, DIM, seed=3)
-        e = PathDerivative(Given(z))(q, LogJoint(log_joint), {})
+        e = PathDerivative(Given(z))(q, LogJoint(log_joint))
         for natural in (True, False):
             change = rule_of(natural, True)(q, e).at(every(1.0, ())).change.matrix.diagonal()
             plain = rule_of(natural)(q, e).at(every(1.0, ())).change.matrix.diagonal()
@@ -318,7 +318,7 @@ class TestCoordinates:
     @batches_at
     def test_the_euclidean_gradient(self, name, batch, gamma):
         q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 17, gamma)
-        coordinates, e = reference.COORDINATES[self.PLAIN[name]], Quadrature()(q, model.target, {})
+        coordinates, e = reference.COORDINATES[self.PLAIN[name]], Quadrature()(q, model.target)
 
         def expected(m, V, problem):
             return reference.gradient(coordinates, coordinates.flat(m, V), problem.loss)
@@ -335,7 +335,7 @@ class TestCoordinates:
     def test_the_log_diagonal(self, name, natural, batch, gamma):
         """Eq 4: velocities and gradients of the new coordinates, by their own Fisher matrix."""
         q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 17, gamma)
-        coordinates, e = reference.COORDINATES[self.LOG[name]], Quadrature()(q, model.target, {})
+        coordinates, e = reference.COORDINATES[self.LOG[name]], Quadrature()(q, model.target)
         solve = reference.natural_gradient if natural else reference.gradient
 
         def expected(m, V, problem):
@@ -376,14 +376,14 @@ class TestCoordinates:
     def test_the_slope_on_logarithms(self, name, natural):
         """-dL/dρ at the start of the path, and the natural norm of its direction."""
         q, model = random_posterior(name, (2,), seed=1), random_model("bernoulli_logit", (2,), 17).target
-        path = rule_of(natural, True)(q, Quadrature()(q, model, {}))
+        path = rule_of(natural, True)(q, Quadrature()(q, model))
         other, losses = random_posterior(name, (2,), seed=1), []
         for rho in (1e-4, -1e-4):
             new, ok = q.moved(path.at(every(rho, (2,))))
             other.assign(new, ok)
             losses.append(model.negative_elbo(other).detach())
         close(path.slope(), (losses[1] - losses[0]) / 2e-4, 1e-6)
-        close(path.norm2(), NaturalGradient()(q, Quadrature()(q, model, {})).norm2(), EXACT)
+        close(path.norm2(), NaturalGradient()(q, Quadrature()(q, model)).norm2(), EXACT)
 
     def test_natural_parameters(self):
         """Eqs 6 and 7: with λ = (S m, -½Dᵀvec S) the natural gradient is ∂L/∂(m, vech(V + mmᵀ))."""
@@ -395,7 +395,7 @@ class TestCoordinates:
             return problem.loss(first, reference.symmetric(second) - torch.outer(first, first))
 
         by_mean, by_second = torch.func.grad(loss, argnums=(0, 1))(m, reference.vech(V + torch.outer(m, m)))
-        velocity, D = q.tangent(Quadrature()(q, model.target, {})), reference.duplication(DIM)
+        velocity, D = q.tangent(Quadrature()(q, model.target)), reference.duplication(DIM)
         close(velocity.vector, by_mean, IDENTITY)
         close(-0.5 * D.mT @ reference.vec(velocity.matrix), by_second, IDENTITY)
         g, half = torch.func.grad(problem.loss, argnums=(0, 1))(m, V)
@@ -425,7 +425,7 @@ class TestDivergence:
     def test_of_a_short_step(self, name, batch):
         """2 KL(q‖q + ε a)/ε² → aᵀFa = |a|² + ½‖P‖², with an error that falls linearly."""
         q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 17).target
-        path, other = NaturalGradient()(q, Quadrature()(q, model, {})), random_posterior(name, batch, seed=1)
+        path, other = NaturalGradient()(q, Quadrature()(q, model)), random_posterior(name, batch, seed=1)
         errors = []
         for epsilon in (1e-2, 1e-3, 1e-4):
             new, ok = q.moved(path.at(every(epsilon, batch)))
@@ -462,7 +462,7 @@ class TestPathDerivative:
             return -log_joint(theta) + fixed.log_prob(theta)
 
         expected = torch.func.grad(loss, argnums=(0, 1))(*q.coordinates)
-        e = PathDerivative(Given(z[None]))(q, LogJoint(log_joint), {})
+        e = PathDerivative(Given(z[None]))(q, LogJoint(log_joint))
         actual = q.euclidean(e)
         close(actual.vector, expected[0], IDENTITY)
         close(actual.matrix, expected[1], IDENTITY)
@@ -482,7 +482,7 @@ class TestPathDerivative:
 
         losses = []
         for one in z:
-            e = PathDerivative(Given(one[None]))(q, LogJoint(gaussian, gamma), {})
+            e = PathDerivative(Given(one[None]))(q, LogJoint(gaussian, gamma))
             local = q.local(e)
             close(local.a, torch.zeros_like(local.a), IDENTITY)
             close(local.P, torch.zeros_like(local.P), IDENTITY)
@@ -496,7 +496,7 @@ class TestPathDerivative:
 
     def test_stein_averages_both_triangles(self):
         q, z = random_posterior("cholesky"), randn(1, DIM, seed=3)
-        one, both = (kind(Given(z))(q, LogJoint(log_joint), {}).derivative for kind in (PathDerivative, Stein))
+        one, both = (kind(Given(z))(q, LogJoint(log_joint)).derivative for kind in (PathDerivative, Stein))
         pulled = q.scale_tril.mT @ -slope(q.mean + q.scale_tril @ z[0]) - z[0]
         M = torch.outer(pulled, z[0])
         close(one.a, both.a, EXACT)
@@ -508,7 +508,7 @@ class TestPathDerivative:
     def test_norm(self, name, batch):
         """⟨ĝ, g̃⟩ = |a|² + Σ_{i>j} H_ij² + ½ Σ H_ii², of one draw."""
         q, z = random_posterior(name, batch, seed=1), randn(1, *batch, DIM, seed=2)
-        e = PathDerivative(Given(z))(q, LogJoint(log_joint), {})
+        e = PathDerivative(Given(z))(q, LogJoint(log_joint))
         gradient, velocity = q.euclidean(e), q.tangent(e)
         product = (gradient.vector * velocity.vector).sum(-1)
         product = product + (gradient.matrix * velocity.matrix).flatten(len(batch)).sum(-1)
@@ -533,7 +533,7 @@ class TestPathDerivative:
         else:
             vectors = [torch.linalg.solve(q.frame().dense().mT, one) for one in z]
             matrices = [(sign * inverse.mT @ (torch.outer(one, one) - eye)).tril() for one in z]
-        e = ScoreFunction(Given(z))(q, LogJoint(log_joint), {})
+        e = ScoreFunction(Given(z))(q, LogJoint(log_joint))
         actual = q.tangent(e) if natural else q.euclidean(e)
         close(actual.vector, torch.einsum("s,si->i", h, torch.stack(vectors)) / 6, IDENTITY)
         close(actual.matrix, torch.einsum("s,sij->ij", h, torch.stack(matrices)) / 6, IDENTITY)
@@ -685,7 +685,7 @@ class TestSnngm:
             start.initialize_(start.mean, factor * start.scale_tril)
         opt, estimator, state, signs = SRVN(q, lr=lr, momentum=part), Quadrature(), part.init(free), 0
         for _ in range(12):
-            e = estimator(free, model, {})
+            e = estimator(free, model)
             velocity = free.tangent(e)
             change, state = part(
                 free, Coordinates(-velocity.vector, -velocity.matrix), NaturalGradient()(free, e).norm2, state
@@ -877,7 +877,7 @@ class TestMomentum:
             one.assign(Coordinates(*(x[index] for x in whole.coordinates)), torch.tensor(True))
             single = SRVN(one, lr=0.02, momentum=MOMENTA[momentum]())
             for _ in range(4):
-                e = Quadrature()(whole, model.target, {})
+                e = Quadrature()(whole, model.target)
                 d = e.derivative.raw()
                 alone = e._replace(value=e.value[index], derivative=d._replace(g=d.g[index], H=d.H[index]))
                 single._advance(0, None, single._heading(0, alone), None)

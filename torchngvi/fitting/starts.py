@@ -40,7 +40,7 @@ class Starts:
     @property
     def streamed(self) -> bool:
         """Whether each evaluation is a pass over data in batches."""
-        return isinstance(self.target.target, DataLogJoint)
+        return self.target.in_passes
 
     @property
     def searched(self) -> bool:

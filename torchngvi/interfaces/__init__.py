@@ -50,10 +50,21 @@ from torchngvi.interfaces.moves import (
 from torchngvi.interfaces.packets import Cost, Derivative, Expectation, Framed, FullPrior, Local, Prior, Raw, Sites
 from torchngvi.interfaces.parts import Acceleration, Bent, Estimator, Metric, Momentum, Rule, StepSize, Trial
 from torchngvi.interfaces.posterior import Posterior
-from torchngvi.interfaces.targets import LinearTarget, ScalarRule, SeparableTarget, Target, TractableTarget
+from torchngvi.interfaces.targets import (
+    Additive,
+    AdditiveTractable,
+    LinearTarget,
+    Marginals,
+    ScalarLikelihood,
+    SeparableTarget,
+    Target,
+    TractableTarget,
+)
 
 __all__ = [
     "Acceleration",
+    "Additive",
+    "AdditiveTractable",
     "Affine",
     "Bent",
     "Congruence",
@@ -68,6 +79,7 @@ __all__ = [
     "LinearTarget",
     "Local",
     "LogTangent",
+    "Marginals",
     "Metric",
     "Momentum",
     "Move",
@@ -78,7 +90,7 @@ __all__ = [
     "Root",
     "RootTangent",
     "Rule",
-    "ScalarRule",
+    "ScalarLikelihood",
     "SeparableTarget",
     "Sites",
     "StepSize",

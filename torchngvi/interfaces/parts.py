@@ -1,7 +1,7 @@
 """The parts on the axes: estimators, rules, step sizes, metrics, momentum."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -37,8 +37,20 @@ class Estimator(ABC):
             )
 
     @abstractmethod
-    def __call__(self, q: "Posterior", target: Target, state: dict) -> Expectation:
-        """Evaluate at q; anything that changes from call to call lives in ``state``."""
+    def __call__(self, q: "Posterior", target: Target) -> Expectation:
+        """Evaluate at q: value and derivative of E_q[ℓ].
+
+        The estimator itself does not change, but for the state of its generator: what a call has learnt for the next
+        one it returns as ``Expectation.learned``, and is told by :meth:`recalling`.
+        """
+
+    def recalling(self, learned: Mapping[str, Tensor]) -> "Estimator":
+        """The same estimator, told what an earlier call has learnt; itself where calls learn nothing from one another.
+
+        Args:
+            learned: the ``learned`` of an earlier `Expectation`; entries of other names are ignored.
+        """
+        return self
 
     @property
     def fixed(self) -> bool:

@@ -111,7 +111,7 @@ class Posterior(torch.nn.Module, ABC):
 
     def norm2(self, local: Local) -> Tensor:
         """Squared natural norm |a|² + ½‖P‖²_F of ∇L, (*batch,)."""
-        return local.a.square().sum(-1) + 0.5 * self.structure.norm2(local.P)
+        return self.structure.dot(local.a, local.a) + 0.5 * self.structure.norm2(local.P)
 
     def settled(self) -> AbstractContextManager[None]:
         """A block in which nothing but :meth:`assign` changes the coordinates, so that they need not be compared."""

@@ -416,7 +416,9 @@ class NaturalGradientVI(torch.optim.Optimizer):
         estimator = self._estimator_for(target)
         estimator = estimator if fresh is None else estimator.fresh(fresh)
         estimator.check(q)
-        e = estimator(q, target, self.state[q.mean_probe])
+        state = self.state[q.mean_probe]
+        e = estimator.recalling(state)(q, target)
+        state.update(e.learned or {})
         self._count(e.cost)
         return Evaluation(q.loss(e), e)
 
@@ -500,6 +502,7 @@ class NaturalGradientVI(torch.optim.Optimizer):
 
     def _step_on_target(self, target: Target) -> Tensor:
         q = self._only_posterior("a target")
+        self._asked_ranks |= target.processes is not None  # it sums by itself
         with q.settled():
             evaluation, heading = self._evaluated(target)
             trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)

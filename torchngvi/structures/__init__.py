@@ -3,6 +3,7 @@
 from torchngvi.structures.block_diagonal import UnequalBlocks, block_diagonal
 from torchngvi.structures.blocks import Dense, EqualBlocks
 from torchngvi.structures.diagonal import Diagonal
-from torchngvi.structures.pattern import FullAlgebra, Pattern
+from torchngvi.structures.full_algebra import FullAlgebra
+from torchngvi.structures.pattern import Pattern
 
 __all__ = ["Dense", "Diagonal", "EqualBlocks", "FullAlgebra", "Pattern", "UnequalBlocks", "block_diagonal"]

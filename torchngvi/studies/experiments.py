@@ -397,7 +397,7 @@ def _measured(
 ) -> pd.DataFrame:
     """The metrics at q, one row a start."""
     model, frame = problem.model, q.frame()
-    loss = problem.estimator(q, problem.target, {}).value - q.entropy()
+    loss = problem.estimator(q, problem.target).value - q.entropy()
     precision = torch.as_tensor(model.prior.precision).expand(model.dim)
     constants = -0.5 * (precision.log() + 1).sum()
     columns: dict[str, Any] = {
@@ -411,7 +411,7 @@ def _measured(
     }
     if problem.held_out is not None:
         held_out = problem.held_out
-        value = problem.estimator(q, held_out, {}).value - held_out.prior.expected_energy(frame)
+        value = problem.estimator(q, held_out).value - held_out.prior.expected_energy(frame)
         lost = ~(loss < _LOST)  # a run that diverged has no scores
         columns["test_nll"] = value.masked_fill(lost, math.nan).numpy()
         if held_out.likelihood.discrete:

@@ -226,7 +226,7 @@ def _minimum(model: GeneralizedLinear) -> float:
 
 @torch.no_grad()
 def _loss(q: CholeskyGaussian, model: GeneralizedLinear) -> float:
-    return float(Quadrature()(q, model, {}).value - q.entropy())
+    return float(Quadrature()(q, model).value - q.entropy())
 
 
 def _path(
@@ -340,7 +340,7 @@ def _run_time(experiment: Experiment) -> pd.DataFrame:
                 begin = time.perf_counter()
                 optimizer.step(problem.target)
                 middle = time.perf_counter()
-                problem.estimator(q, problem.target, {}).derivative.framed(q.frame())
+                problem.estimator(q, problem.target).derivative.framed(q.frame())
                 best[index] = np.minimum(best[index], (middle - begin, time.perf_counter() - middle))
         for contender, (step, data) in zip(case.methods, best.tolist(), strict=True):
             rows.append((case.name, contender.label, dim, count, step, data))

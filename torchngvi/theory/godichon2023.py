@@ -48,10 +48,14 @@ def asymptotic_covariance(
     if steps == 0:
         raise InputError("no step was taken yet: there is nothing to be uncertain about.")
     inverse = optimizer.inverse_fisher()
-    q, state, estimator = optimizer.family.at(optimizer.average), dict(optimizer.memory), optimizer.estimator
+    q, estimator, gradients = optimizer.family.at(optimizer.average), optimizer.estimator, []
     assert estimator is not None
-    prepared = as_target(estimator.prepared(target))
-    drawn = torch.stack([estimator(q, prepared, state).derivative.a for _ in range(repeats)])  # type: ignore[union-attr]
+    prepared, told = as_target(estimator.prepared(target)), estimator.recalling(optimizer.memory)
+    for _ in range(repeats):
+        e = told(q, prepared)
+        gradients.append(e.derivative.a)  # type: ignore[union-attr]
+        told = estimator.recalling(e.learned or {})
+    drawn = torch.stack(gradients)
     away = (drawn - drawn.mean(0)).movedim(0, -1)
     return inverse @ (away @ away.mT / (repeats - 1)) @ inverse.mT / steps
 

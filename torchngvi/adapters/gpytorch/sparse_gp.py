@@ -202,9 +202,10 @@ class SparseGP(TractableTarget):
         """The derivative of a batch; where hyper-parameters learn, theirs is prepared from the same H."""
         if prior_at_batch is None:
             return sites
-        g, H = sites._replace(prior=sites.prior.scaled(0.0)).raw()
-        self._pulls.append((prior_at_batch, prior_at_batch.pulled(sites, H, frame)))
-        return Raw(g + sites.prior.force(sites.mean), sites.prior.add_to(H))
+        assert sites.prior is not None
+        data = sites._replace(prior=None).raw()
+        self._pulls.append((prior_at_batch, prior_at_batch.pulled(sites, data.H, frame)))
+        return data.with_prior(sites.prior, sites.mean)
 
     def sites(self, q: Gaussian, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Of so many rows at a time a_n, b_n = β_n a_nᵀm - α_n and c_n = β_n at q, which may move in between."""

@@ -251,7 +251,7 @@ def _logistic(
 
 @torch.no_grad()
 def _scored(q: Gaussian, model: GeneralizedLinear, t: int) -> pd.DataFrame:
-    value = Quadrature()(q, model, {}).value - q.entropy()
+    value = Quadrature()(q, model).value - q.entropy()
     mean, variance = predictor_moments(model, q, model.X)
     nodes, weights = (torch.as_tensor(part).to(mean) for part in np.polynomial.hermite_e.hermegauss(32))
     eta = mean + variance.sqrt() * nodes[:, None, None]
