@@ -226,11 +226,8 @@ class AIFVB(PreconditionedVI):
             raise PairError(f"the average of points of the manifold of {type(q).__name__} is no point of it. Use IFVB.")
         super().add_param_group(param_group)
 
-    def _complete(self, q: Posterior, state: dict[str, Any]) -> None:
-        super()._complete(q, state)
-        fresh = {"average": q.coordinates.vector.clone(), "weight": 0.0, "steps": 0}
-        for name, value in fresh.items():
-            state.setdefault(name, value)
+    def _fresh(self, q: Posterior) -> dict[str, Any]:
+        return super()._fresh(q) | {"average": q.coordinates.vector.clone(), "weight": 0.0, "steps": 0}
 
     def _advance(
         self,
