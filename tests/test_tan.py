@@ -646,9 +646,9 @@ class TestSnngm:
         opt._advance(0, None, opt._heading(0, zero), None)
         close(q.coordinates.matrix, start.matrix, 0.0)
         opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
-        before = {key: value.clone() for key, value in opt.state[q.mean_probe].items()}
+        before = {key: value.clone() for key, value in opt.state[q.mean_probe]["momentum"].items()}
         opt._advance(0, None, opt._heading(0, zero), None)
-        after = opt.state[q.mean_probe]
+        after = opt.state[q.mean_probe]["momentum"]
         close(after["mean_vector"], 0.9 * before["mean_vector"], EXACT)
         close(after["mean_matrix"], 0.9 * before["mean_matrix"], EXACT)
         assert opt.rejections == 0
@@ -672,7 +672,7 @@ class TestSnngm:
             calm._advance(0, None, calm._heading(0, e), None)
         assert opt.state[q.mean_probe]["rejections"].tolist() == [1, 0]
         close(q.coordinates.matrix[0], other.coordinates.matrix[0], EXACT)
-        assert opt.state[q.mean_probe]["averaged"].tolist() == [2, 3]
+        assert opt.state[q.mean_probe]["momentum"]["averaged"].tolist() == [2, 3]
 
     @rooted
     @pytest.mark.parametrize("momentum", [lambda: NormalizedMomentum("riemannian"), Adam])
@@ -707,12 +707,12 @@ class TestSnngm:
         q = random_posterior("cholesky", seed=1)
         opt = SRVN(q, lr=0.01, momentum=momentum())
         opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
-        average = opt.state[q.mean_probe]["mean_matrix"].clone()
+        average = opt.state[q.mean_probe]["momentum"]["mean_matrix"].clone()
         e = framed_packet(torch.full((DIM,), torch.nan, dtype=DTYPE), 50 * torch.eye(DIM, dtype=DTYPE))
         opt.param_groups[0]["lr"] = 1e3
         with pytest.warns(RejectedStepWarning):
             opt._advance(0, None, opt._heading(0, e), None)
-        close(opt.state[q.mean_probe]["mean_matrix"], average, 0.0)
+        close(opt.state[q.mean_probe]["momentum"]["mean_matrix"], average, 0.0)
 
     @pytest.mark.parametrize(
         ("kind", "dim", "size", "lr"),
@@ -926,7 +926,7 @@ class TestMomentum:
         opt = Snngm(q)
         opt.step(model)
         q.float()
-        state = opt._state(0)
+        state = opt._state(0)["momentum"]
         assert {state[key].dtype for key in ("mean_vector", "mean_matrix", "averaged")} == {torch.float32}
 
     def test_repr(self):

@@ -154,7 +154,7 @@ def _line(optimizer: PreconditionedVI, value: float, smoothed: float, start: flo
         value,
         smoothed,
         optimizer.rejections,
-        optimizer.memory["fisher_draws"],
+        optimizer.memory["metric"]["fisher_draws"],
         optimizer.gradients + optimizer.values,
         time.perf_counter() - start,
     )

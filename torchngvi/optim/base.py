@@ -74,7 +74,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     # -------------------------------------------------------------------------------- state
 
     def _state(self, index: int) -> State:
-        """Everything of this posterior that changes from step to step, on first use made."""
+        """Everything of this posterior that changes from step to step, on first use made: a dict for each part."""
         q = self.posteriors[index]
         state = self.state[q.mean_probe]
         if "rejections" not in state:
@@ -86,36 +86,52 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     def _fresh(self, q: Posterior) -> State:
         """The state before the first step."""
         like = q.mean_probe.detach()[..., 0]
-        fresh: State = {"rejections": torch.zeros_like(like), "loss": torch.full_like(like, torch.inf)}
-        fresh.update(self.step_size.init(like))
-        for part in (self.acceleration, self.momentum):
-            if part is not None:
-                fresh.update(part.init(q))
+        fresh: State = {
+            "rejections": torch.zeros_like(like),
+            "loss": torch.full_like(like, torch.inf),  # that the last trial left
+            "went": torch.zeros_like(like),  # ρ of the last step, 0 where it was not taken or q is another
+            "step_size": self.step_size.init(like),
+            "estimator": {},
+        }
+        if self.acceleration is not None:
+            fresh["metric"] = self.acceleration.init(q)
+        if self.momentum is not None:
+            fresh["momentum"] = self.momentum.init(q)
         return fresh
 
     def _generators(self) -> dict[str, torch.Generator]:
-        """The sources of the draws, by the name under which their state is saved."""
-        parts = {"generator": self.estimator, "metric_generator": self.acceleration}
+        """The sources of the draws, by the part that draws."""
+        parts = {"estimator": self.estimator, "metric": self.acceleration}
         found = {name: getattr(part, "generator", None) for name, part in parts.items()}
         return {name: generator for name, generator in found.items() if generator is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the state of the generators of the parts."""
-        for name, generator in self._generators().items():
-            self.state[self.posteriors[0].mean_probe][name] = generator.get_state()
+        if generators := self._generators():
+            states = {name: generator.get_state() for name, generator in generators.items()}
+            self.state[self.posteriors[0].mean_probe]["generators"] = states
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; the next step evaluates anew."""
+        """As torch's; the next step evaluates anew.
+
+        Raises:
+            InputError: a state in which the parts have no dicts of their own.
+        """
+        if any("rejections" in saved and "step_size" not in saved for saved in state_dict["state"].values()):
+            raise InputError(
+                "this state dict is of torchngvi 0.1, where the state of all parts was one dict; here each part has "
+                "one of its own. Load the posterior alone, and go on with the optimizer as it is."
+            )
         super().load_state_dict(state_dict)
         self._cache = None
         for q in self.posteriors:
             if q.mean_probe in self.state:
                 complete(self.state[q.mean_probe], self._fresh(q))
+        saved = self.state[self.posteriors[0].mean_probe].get("generators", {})
         for name, generator in self._generators().items():
-            saved = self.state[self.posteriors[0].mean_probe].get(name)
-            if saved is not None:
-                generator.set_state(saved.to(device="cpu", dtype=torch.uint8))
+            if name in saved:
+                generator.set_state(saved[name].to(device="cpu", dtype=torch.uint8))
 
     def __repr__(self) -> str:
         """As torch's, with the parts."""

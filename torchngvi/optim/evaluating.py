@@ -93,7 +93,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         estimator = self._estimator_for(target)
         estimator = estimator if fresh is None else estimator.fresh(fresh)
         estimator.check(q)
-        e = estimator(q, target, self._state(0))
+        e = estimator(q, target, self._state(0)["estimator"])
         self._count(e.cost)
         return Evaluation(q.loss(e), e)
 
@@ -129,8 +129,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         for index in range(len(self.posteriors)):
             state = self._state(index)
             state["loss"] = torch.full_like(state["loss"], torch.nan)  # not to be compared with
-            if "went" in state:  # nor the gradients
-                state["went"] = torch.zeros_like(state["went"])
+            state["went"] = torch.zeros_like(state["went"])  # nor the gradients
 
     def _forget_unless(self, loss: Tensor) -> None:
         """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
@@ -140,7 +139,8 @@ class EvaluatingOptimizer(PosteriorOptimizer):
             resampled = state["loss"].isnan()
             same = ((loss - state["loss"]).abs() <= rounding) | resampled
             state["loss"] = torch.where(resampled, loss, state["loss"])
-            self.acceleration.forget(same, state)
+            state["went"] = torch.where(same, state["went"], 0.0)
+            self.acceleration.forget(same, state["metric"])
 
     def _heading(self, index: int, e: Expectation) -> Heading:
         """The rule's path along the gradient, or along what the metric makes of it."""
@@ -162,4 +162,5 @@ class EvaluatingOptimizer(PosteriorOptimizer):
     def _bent(self, index: int, gradient: Local) -> tuple[Bent, State]:
         """What the metric makes of a gradient, and will remember of it."""
         assert self.acceleration is not None
-        return self.acceleration(self.posteriors[index], gradient, self._state(index))
+        state = self._state(index)
+        return self.acceleration(self.posteriors[index], gradient, state["went"], state["metric"])

@@ -35,6 +35,7 @@ from torchngvi.interfaces import (
     StepSize,
     Target,
     Trial,
+    TrialStepSize,
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.arguments import FullPrecision, classify
@@ -199,15 +200,15 @@ class NaturalGradientVI(EvaluatingOptimizer):
             self._asked_ranks = True
             notices.warn_if_unsummed(type(self).__name__)
 
-        path, memory = heading.path, heading.memory
+        path = heading.path
         if self.momentum is not None:
             share = self._rho(path, lr, state) / lr if self.momentum.of_steps else torch.ones_like(state["rejections"])
-            path, memory = averaged(self.momentum, q, path, share, state)
+            path, average = averaged(self.momentum, q, path, share, state["momentum"])
         whole = self.momentum is not None and self.momentum.of_steps  # it averages steps that are limited already
         rho = torch.ones_like(state["rejections"]) * lr if whole else self._rho(path, lr, state)
         proposal = proposed(q, path, rho)
         if self.momentum is not None:
-            memory = turned(self.momentum, q, proposal, memory)
+            average = turned(self.momentum, q, proposal, average)
 
         result, accepted = None, proposal.inside
         if evaluate is None or not self.step_size.needs_trial:
@@ -216,11 +217,13 @@ class NaturalGradientVI(EvaluatingOptimizer):
                 self._warn_if_rejected(q, accepted, rho)
         else:
             accepted, result, control = tried(q, proposal, start, evaluate, self._judge(state, coupled))
-            state.update(control)
+            state["step_size"].update(control)
             state["loss"] = result.loss
         state["rejections"] += ~accepted
-        state.update(memory)
+        if self.momentum is not None:
+            state["momentum"].update(average)
         if self.acceleration is not None:
+            state["metric"].update(heading.memory)
             state["went"] = torch.where(accepted, rho, 0.0)
         self.last = Report(rho, accepted)
         return result
@@ -228,15 +231,17 @@ class NaturalGradientVI(EvaluatingOptimizer):
     def _rho(self, path: Path, lr: float | Tensor, state: State) -> Tensor:
         """How far along the path, (*batch,)."""
         like = state["rejections"]
-        return self.step_size.propose(path, lr, like, state).to(like.dtype)
+        return self.step_size.propose(path, lr, like, state["step_size"]).to(like.dtype)
 
     def _judge(self, state: State, coupled: bool) -> Callable[[Trial], tuple[Tensor, State]]:
         """The verdict of the step size, which learns nothing where a trial was not finite from the start."""
+        control, own = self.step_size, state["step_size"]
+        assert isinstance(control, TrialStepSize)
 
         def judge(trial: Trial) -> tuple[Tensor, State]:
-            kept, control = self.step_size.judge(together(trial) if coupled else trial, state)
+            kept, new = control.judge(together(trial) if coupled else trial, own)
             known = usable(trial)
-            return kept, {name: torch.where(known, value, state[name]) for name, value in control.items()}
+            return kept, {name: torch.where(known, value, own[name]) for name, value in new.items()}
 
         return judge
 

@@ -29,5 +29,5 @@ def converted(state: State, like: Tensor) -> State:
 
 def _in_dtypes_of(fresh: Any, loaded: Any) -> Any:
     if isinstance(fresh, dict):
-        return loaded | {name: _in_dtypes_of(fresh[name], loaded[name]) for name in fresh if name in loaded}
+        return fresh | loaded | {name: _in_dtypes_of(fresh[name], loaded[name]) for name in fresh if name in loaded}
     return loaded.to(fresh.dtype) if isinstance(fresh, Tensor) else loaded

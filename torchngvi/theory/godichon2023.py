@@ -44,11 +44,12 @@ def asymptotic_covariance(
     """
     if repeats < 2:
         raise InputError(f"a covariance needs at least 2 repeats; got {repeats}.")
-    steps = optimizer.memory["steps"]
+    steps = optimizer.memory["averaging"]["steps"]
     if steps == 0:
         raise InputError("no step was taken yet: there is nothing to be uncertain about.")
     inverse = optimizer.inverse_fisher()
-    q, state, estimator = optimizer.family.at(optimizer.average), dict(optimizer.memory), optimizer.estimator
+    q, estimator = optimizer.family.at(optimizer.average), optimizer.estimator
+    state = dict(optimizer.memory["estimator"])
     assert estimator is not None
     prepared = as_target(estimator.prepared(target))
     drawn = torch.stack([estimator(q, prepared, state).derivative.a for _ in range(repeats)])  # type: ignore[union-attr]
