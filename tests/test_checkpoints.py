@@ -328,7 +328,7 @@ def test_the_memory_of_newton_steps_resumes(tmp_path):
         for budget in budgets:
             q = make_posterior("cholesky")
             file = tmp_path / f"{len(budgets)}.pt"
-            one_step(q, model, VN(q, acceleration=SiteNewton(model)), file, max_evaluations=budget)
+            one_step(q, model, VN(q, metric=SiteNewton(model)), file, max_evaluations=budget)
         ends.append(q)
     assert same_bits(*ends)
 

@@ -18,7 +18,7 @@ from torchngvi import (
     Quadrature,
     Stein,
 )
-from torchngvi.errors import PairError
+from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import MeanFieldGaussian, Recursive
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import NaturalGradientVI, pairs
@@ -64,8 +64,8 @@ def arrow():
 
 REFUSED = [
     lambda: VN(dense(), estimator=Stein()),
-    lambda: NaturalGradientVI(flat(), NaturalGradient(), 0.1, acceleration=Recursive()),
-    lambda: VN(dense(), lr=0.1, acceleration=QuasiNewton()),
+    lambda: NaturalGradientVI(flat(), NaturalGradient(), 0.1, metric=Recursive()),
+    lambda: VN(dense(), lr=0.1, metric=QuasiNewton()),
     lambda: NaturalGradientVI(dense(), BuresWasserstein(), 0.1, momentum=Adam()),
     lambda: NaturalGradientVI(dense(), RootGradient(), 0.1, momentum=NormalizedMomentum()),
     lambda: SRVN(dense(), step_size=KLRadius(0.1), momentum=Adam()),
@@ -73,8 +73,8 @@ REFUSED = [
     lambda: NaturalGradientVI(dense(), BuresWasserstein(), step_size=Clip(1.0)),
     lambda: NaturalGradientVI(flat(), BuresWasserstein(), 0.1),
     lambda: NaturalGradientVI(arrow(), Retraction(), 0.1),
-    lambda: NaturalGradientVI(DiagonalGaussian(2), RootGradient(), 0.1, acceleration=Recursive()),
-    lambda: NaturalGradientVI(flat(), NaturalGradient(), step_size=SufficientDecrease(), acceleration=QuasiNewton()),
+    lambda: NaturalGradientVI(DiagonalGaussian(2), RootGradient(), 0.1, metric=Recursive()),
+    lambda: NaturalGradientVI(flat(), NaturalGradient(), step_size=SufficientDecrease(), metric=QuasiNewton()),
     lambda: VN(dense(), estimator=Quadrature()).step(LogJoint(lambda theta: -theta.square().sum(-1))),
     lambda: VN(dense()).step(model().minibatch(torch.tensor([0]))),
     lambda: VN([dense(), dense()], lr=0.1).step(model()),
@@ -108,3 +108,18 @@ def test_no_name_is_left_open(refused):
         pytest.fail("it was not refused")
     with pytest.raises(PairError, match=r"^[^{}]*\.$"):
         refused()
+
+
+@pytest.mark.parametrize("method", [VN, lambda q, **options: NaturalGradientVI(q, NaturalGradient(), **options)])
+def test_the_old_name_of_the_metric(method):
+    part, step_size = QuasiNewton(), SufficientDecrease()
+    text = r"^acceleration= is metric= now, and the next release will not take it by the old name\.$"
+    with pytest.warns(FutureWarning, match=text) as caught:
+        opt = method(dense(), acceleration=part, step_size=step_size)
+    assert caught[0].filename == __file__
+    assert opt.metric is part
+    with pytest.warns(FutureWarning, match=r"^acceleration is metric now, and is gone in the next release\.$"):
+        assert opt.acceleration is part
+    both = r"^acceleration= is the old name of metric=, and both are given\. Leave acceleration= out\.$"
+    with pytest.raises(InputError, match=both):
+        method(dense(), acceleration=part, metric=part)

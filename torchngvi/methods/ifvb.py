@@ -76,7 +76,7 @@ class PreconditionedVI(NaturalGradientVI):
             lr,
             step_size=step_size or (KLRadius(RADIUS) if metric.natural else Constant()),
             estimator=estimator,
-            acceleration=metric,
+            metric=metric,
             momentum=momentum,
             loss_scale=loss_scale,
         )
@@ -105,12 +105,6 @@ class PreconditionedVI(NaturalGradientVI):
         q = self._only_posterior("this")
         assert isinstance(q, FlatPosterior)
         return q
-
-    @property
-    def metric(self) -> Metric:
-        """What bends the gradient."""
-        assert self.acceleration is not None
-        return self.acceleration
 
     @property
     def memory(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A torch optimizer whose parameters are posteriors: its groups, its parts, and the state of each posterior."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     rule: Rule
     step_size: StepSize
     estimator: Estimator | None
-    acceleration: Metric | None
+    metric: Metric | None
     momentum: Momentum | None
     posteriors: list[Posterior]
     last: Report | None = None
@@ -29,7 +30,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     _repeats = False  # the closure was seen to give the same loss twice
 
     _kept = (  # by a copy or a pickle, beside what torch keeps
-        *("rule", "step_size", "estimator", "acceleration", "momentum", "posteriors"),
+        *("rule", "step_size", "estimator", "metric", "momentum", "posteriors"),
         *("evaluations", "gradients", "values", "last_cost", "_found", "_warned", "_asked_ranks", "_repeats"),
     )
 
@@ -58,13 +59,19 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     def _parts(self, **more: Any) -> pairs.Parts:
         """What is to work together, for the table of what cannot."""
-        own = {"estimator": self.estimator, "metric": self.acceleration, "momentum": self.momentum}
+        own = {"estimator": self.estimator, "metric": self.metric, "momentum": self.momentum}
         return pairs.Parts(self.rule, self.step_size, **(own | more))
 
     def _only_posterior(self, what: str) -> Posterior:
         if len(self.posteriors) != 1:
             pairs.refuse(pairs.ONE_POSTERIOR, self._parts(number=len(self.posteriors)), what=what)
         return self.posteriors[0]
+
+    @property
+    def acceleration(self) -> Metric | None:
+        """The metric, under its old name."""
+        warnings.warn("acceleration is metric now, and is gone in the next release.", FutureWarning, stacklevel=2)
+        return self.metric
 
     @property
     def rejections(self) -> int:
@@ -93,15 +100,15 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             "step_size": self.step_size.init(like),
             "estimator": {},
         }
-        if self.acceleration is not None:
-            fresh["metric"] = self.acceleration.init(q)
+        if self.metric is not None:
+            fresh["metric"] = self.metric.init(q)
         if self.momentum is not None:
             fresh["momentum"] = self.momentum.init(q)
         return fresh
 
     def _generators(self) -> dict[str, torch.Generator]:
         """The sources of the draws, by the part that draws."""
-        parts = {"estimator": self.estimator, "metric": self.acceleration}
+        parts = {"estimator": self.estimator, "metric": self.metric}
         found = {name: getattr(part, "generator", None) for name, part in parts.items()}
         return {name: generator for name, generator in found.items() if generator is not None}
 
@@ -135,7 +142,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         """As torch's, with the parts."""
-        parts = (self.rule, self.step_size, self.estimator, self.acceleration, self.momentum)
+        parts = (self.rule, self.step_size, self.estimator, self.metric, self.momentum)
         names = ", ".join(type(part).__name__ for part in parts if part is not None)
         return f"{super().__repr__()[:-1].rstrip()}\n    parts: {names}\n)"
 

@@ -69,7 +69,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     def _norm2(self, q: Posterior, local: Local) -> Tensor:
         """The squared natural norm of a gradient: q's own, or that of the metric that stands in its place."""
-        if self.acceleration is None or isinstance(self.acceleration, Acceleration):
+        if self.metric is None or isinstance(self.metric, Acceleration):
             return q.norm2(local)
         return self._bent(0, local)[0].slope
 
@@ -134,19 +134,19 @@ class EvaluatingOptimizer(PosteriorOptimizer):
     def _forget_unless(self, loss: Tensor) -> None:
         """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
         state = self._state(0)
-        if self.acceleration is not None:
+        if self.metric is not None:
             rounding = 64 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
             resampled = state["loss"].isnan()
             same = ((loss - state["loss"]).abs() <= rounding) | resampled
             state["loss"] = torch.where(resampled, loss, state["loss"])
             state["went"] = torch.where(same, state["went"], 0.0)
-            self.acceleration.forget(same, state["metric"])
+            self.metric.forget(same, state["metric"])
 
     def _heading(self, index: int, e: Expectation) -> Heading:
         """The rule's path along the gradient, or along what the metric makes of it."""
         q = self.posteriors[index]
         unit = 1 / e.temperature if self._found and e.temperature > 0 else 1.0
-        if self.acceleration is None:
+        if self.metric is None:
             path = self.rule(q, e)
             return Heading(path.in_units_of(unit), path.norm2, {})
         gradient = q.local(e)
@@ -155,12 +155,12 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         a, P = bent.local.a / unit, bent.local.P / unit
         path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
         path = replace(path.in_units_of(unit), slope=lambda: bent.slope / unit)
-        if isinstance(self.acceleration, Acceleration):
+        if isinstance(self.metric, Acceleration):
             return Heading(path, lambda: q.norm2(gradient), memory)
         return Heading(replace(path, norm2=path.slope), path.slope, memory)
 
     def _bent(self, index: int, gradient: Local) -> tuple[Bent, State]:
         """What the metric makes of a gradient, and will remember of it."""
-        assert self.acceleration is not None
+        assert self.metric is not None
         state = self._state(index)
-        return self.acceleration(self.posteriors[index], gradient, state["went"], state["metric"])
+        return self.metric(self.posteriors[index], gradient, state["went"], state["metric"])

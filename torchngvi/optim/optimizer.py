@@ -44,6 +44,7 @@ from torchngvi.optim import gradients, notices, pairs
 from torchngvi.optim.averaged import averaged, turned
 from torchngvi.optim.evaluating import EvaluatingOptimizer
 from torchngvi.optim.records import Evaluation, Heading, Report
+from torchngvi.optim.renamed import renamed
 from torchngvi.optim.state import State
 from torchngvi.optim.trial import proposed, together, tried, usable
 from torchngvi.stepsizes import Constant, SufficientDecrease
@@ -61,9 +62,10 @@ class NaturalGradientVI(EvaluatingOptimizer):
         step_size: a control from `torchngvi.stepsizes`; lr is then its upper limit, 1 if not given.
         estimator: how E_q[ℓ] is obtained; by default `Quadrature` where the target allows it,
             otherwise `Stein()`.
-        acceleration: `QuasiNewton` memory, or `SiteNewton`, for the slow tail; the first is on by default
-            where steps are found by trial (neither lr nor step_size given) along a natural gradient.  For a flat
-            posterior a metric of `torchngvi.ifvb`, such as `Recursive`, with the rule `RootGradient`.
+        metric: what bends the gradient before the rule follows it.  `QuasiNewton` memory, or `SiteNewton`, for the slow
+            tail; the first is on by default where steps are found by trial (neither lr nor step_size given) along a
+            natural gradient.  For a flat posterior one that stands in the place of the inverse Fisher matrix, such as
+            `Recursive`, with the rule `RootGradient`.
         momentum: `NormalizedMomentum`, `Adam` or `ExponentialAverage`, which averages the changes over the steps; with
             a learning rate.
         loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
@@ -73,6 +75,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         PairError: parts that cannot work together.
     """
 
+    @renamed(acceleration="metric")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
@@ -81,21 +84,19 @@ class NaturalGradientVI(EvaluatingOptimizer):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
-        acceleration: Metric | None = None,
+        metric: Metric | None = None,
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        pairs.check_kinds(
-            rule=rule, step_size=step_size, estimator=estimator, acceleration=acceleration, momentum=momentum
-        )
+        pairs.check_kinds(rule=rule, step_size=step_size, estimator=estimator, metric=metric, momentum=momentum)
         if isinstance(posterior, Posterior) or not isinstance(posterior, Iterable):
             posterior = [posterior]
         groups = [g if isinstance(g, dict) else {"posterior": g} for g in posterior]
         framed = all(getattr(group.get("posterior"), "framed", True) for group in groups)
         by_trial = lr is None and step_size is None and momentum is None and rule.natural
-        if acceleration is None and by_trial and framed:
-            acceleration = QuasiNewton()
-        self.rule, self.acceleration, self.momentum = rule, acceleration, momentum
+        if metric is None and by_trial and framed:
+            metric = QuasiNewton()
+        self.rule, self.metric, self.momentum = rule, metric, momentum
         self.step_size = step_size or (SufficientDecrease() if lr is None else Constant())
         self.estimator = estimator
         self.posteriors = []
@@ -222,7 +223,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         state["rejections"] += ~accepted
         if self.momentum is not None:
             state["momentum"].update(average)
-        if self.acceleration is not None:
+        if self.metric is not None:
             state["metric"].update(heading.memory)
             state["went"] = torch.where(accepted, rho, 0.0)
         self.last = Report(rho, accepted)

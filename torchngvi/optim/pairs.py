@@ -179,7 +179,7 @@ FOLDERS = {
     "rule": (Rule, "rules"),
     "step_size": (StepSize, "stepsizes"),
     "estimator": (Estimator, "expectations"),
-    "acceleration": (Metric, "metrics"),
+    "metric": (Metric, "metrics"),
     "momentum": (Momentum, "momentum"),
 }
 
