@@ -191,7 +191,8 @@ def test_the_shortest_of_several_limits():
     assert torch.equal(torch.minimum(*rhos[:2]), rhos[2])
     nan = Shortest(Constant(), KLRadius(1.0))
     path = type("Path", (), {"norm2": staticmethod(lambda: torch.tensor([torch.nan, 1.0]))})
-    assert nan.propose(path, 0.5, torch.zeros(2), {}).isnan().tolist() == [True, False]
+    like = torch.zeros(2)
+    assert nan.propose(path, 0.5, like, nan.init(like)).isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("kind", [FlatCholesky.standard, CholeskyGaussian])

@@ -6,7 +6,7 @@ calls, saved with the optimizer, and read by no other part.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -80,13 +80,9 @@ class Trial(NamedTuple):
 class StepSize(ABC):
     """How far along the path, decided before the step: by the learning rate, or a limit on the length of the step."""
 
+    needs_trial: ClassVar[bool] = False  # said by the kind: whether steps are tried, and may be taken back
     needs_natural: bool = False  # it reads the natural norm as the length of a step
     needs_tangent: bool = False  # it reads the change of q's own coordinates as the length of a step
-
-    @property
-    def needs_trial(self) -> bool:
-        """Whether steps are tried and may be taken back: the kind of step size says it."""
-        return isinstance(self, TrialStepSize)
 
     def init(self, like: Tensor) -> dict[str, Any]:
         """Its state: none, for what decides before the step has nothing to learn from it."""
@@ -99,6 +95,8 @@ class StepSize(ABC):
 
 class TrialStepSize(StepSize):
     """How far along the path, found by trial: q moves, is evaluated there, and goes back where that is rejected."""
+
+    needs_trial = True
 
     @abstractmethod
     def init(self, like: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ data.  A metric of one's own takes the place of the recursion in any of them.
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchngvi.averaging import Averaging
@@ -25,7 +24,7 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.rules import RootGradient
 from torchngvi.stepsizes import Constant, KLRadius
 
-RADIUS = 0.1  # nats
+_RADIUS = 0.1  # nats
 _BETA = 0.125  # (α - ½)/2 of the usual α = ¾
 
 
@@ -74,14 +73,14 @@ class PreconditionedVI(NaturalGradientVI):
             posterior,
             RootGradient(),
             lr,
-            step_size=step_size or (KLRadius(RADIUS) if metric.natural else Constant()),
+            step_size=step_size or (KLRadius(_RADIUS) if metric.natural else Constant()),
             estimator=estimator,
             metric=metric,
             momentum=momentum,
             loss_scale=loss_scale,
         )
         if self.estimator is None:
-            self.estimator = usual_estimator(self.posteriors)
+            self.estimator = _usual_estimator(self.posteriors)
         for index in range(len(self.posteriors)):
             self._state(index)  # what a metric cannot serve is refused here
 
@@ -123,11 +122,11 @@ class PreconditionedVI(NaturalGradientVI):
         return rule.inverse(self.memory["metric"])
 
 
-def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator | None = None) -> GradientEstimator:
+def _usual_estimator(posteriors: Iterable[Posterior]) -> GradientEstimator:
     """`Pathwise(10)` where every family has a map from noise to draws, else `ControlVariate(100)`."""
     if all(isinstance(q, FlatPosterior) and q.reparametrised for q in posteriors):
-        return Pathwise(10, generator)
-    return ControlVariate(100, generator)
+        return Pathwise(10)
+    return ControlVariate(100)
 
 
 class IFVB(PreconditionedVI):
