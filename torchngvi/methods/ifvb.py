@@ -80,7 +80,7 @@ class PreconditionedVI(NaturalGradientVI):
             loss_scale=loss_scale,
         )
         if self.estimator is None:
-            self.estimator = _usual_estimator(self.posteriors)
+            self.estimator = usual_estimator(self.posteriors)
         for index in range(len(self.posteriors)):
             self._state(index)  # what a metric cannot serve is refused here
 
@@ -122,11 +122,11 @@ class PreconditionedVI(NaturalGradientVI):
         return rule.inverse(self.memory["metric"])
 
 
-def _usual_estimator(posteriors: Iterable[Posterior]) -> GradientEstimator:
+def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator | None = None) -> GradientEstimator:
     """`Pathwise(10)` where every family has a map from noise to draws, else `ControlVariate(100)`."""
     if all(isinstance(q, FlatPosterior) and q.reparametrised for q in posteriors):
-        return Pathwise(10)
-    return ControlVariate(100)
+        return Pathwise(10, generator)
+    return ControlVariate(100, generator)
 
 
 class IFVB(PreconditionedVI):
