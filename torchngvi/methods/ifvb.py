@@ -12,6 +12,7 @@ data.  A metric of one's own takes the place of the recursion in any of them.
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchngvi.averaging import Averaging
