@@ -822,7 +822,7 @@ class TestDtypes:
         ({"estimator": Stein}, "estimator is a part from torchngvi.expectations; got the class Stein, not called."),
         ({"estimator": "stein"}, "estimator is a part from torchngvi.expectations; got str of builtins."),
         ({"step_size": KLRadius}, "step_size is a part from torchngvi.stepsizes; got the class KLRadius, not called."),
-        ({"acceleration": 3}, "acceleration is a part from torchngvi.metrics; got int of builtins."),
+        ({"metric": 3}, "metric is a part from torchngvi.metrics; got int of builtins."),
         ({"momentum": ifvb.Adam()}, "momentum is a part from torchngvi.momentum; got Adam of torchngvi.metrics."),
     ],
 )

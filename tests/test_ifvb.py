@@ -99,7 +99,7 @@ def test_ifvb_step_by_hand():
         loss = opt.step(log_joint)
         assert torch.allclose(q.vector, lam, rtol=1e-10)
         assert loss.item() == pytest.approx(-float(h.mean()))
-    assert opt.memory["fisher_draws"] == 4
+    assert opt.memory["metric"]["fisher_draws"] == 4
     assert opt.gradients + opt.values == 24
 
 
@@ -129,7 +129,7 @@ def test_aifvb_step_by_hand(at_average):
         opt.step(bound)
         assert torch.allclose(q.vector, lam, rtol=1e-10)
         assert torch.allclose(opt.average, average, rtol=1e-10)
-    assert opt.memory["fisher_draws"] == 20
+    assert opt.memory["metric"]["fisher_draws"] == 20
     assert torch.allclose(opt.inverse_fisher(), count * torch.linalg.inv(H), rtol=1e-9)
 
 
@@ -501,7 +501,7 @@ def test_momentum_is_carried_along_the_manifold():
     for _ in range(4):
         before = q.vector.detach().clone()
         opt.step(log_joint)
-        heading = opt.memory["mean_vector"]
+        heading = opt.memory["momentum"]["mean_vector"]
         assert torch.allclose(q.projected(before, heading), heading)
         assert not torch.allclose(q.projected(q.vector.detach(), heading), heading, atol=1e-3)
 
@@ -542,7 +542,7 @@ def test_low_cost_mode():
         opt.step(log_joint)
     assert float((bound(q.vector.detach()) + 1 + math.log(2)).abs()) < 0.01
     assert opt.gradients + opt.values == 1501 * 4
-    assert opt.memory["fisher_draws"] == 1500 + 1000
+    assert opt.memory["metric"]["fisher_draws"] == 1500 + 1000
 
 
 # ------------------------------------------------------------------------------------ state
@@ -576,7 +576,7 @@ def test_resume_is_bit_equal(name):
         assert torch.equal(opt.step(log_joint), opt2.step(log_joint))
     assert torch.equal(q.vector, other.vector)
     assert torch.equal(opt.average, opt2.average)
-    assert opt.memory["steps"] == opt2.memory["steps"] == 10
+    assert opt.memory["averaging"]["steps"] == opt2.memory["averaging"]["steps"] == 10
 
 
 def test_copies_and_pickles_go_on_alike():
@@ -668,8 +668,8 @@ def test_nan_gradients_and_scores_leave_the_state_whole():
     before = copy.deepcopy(opt.memory)
     with pytest.warns(RejectedStepWarning):
         opt.step(lambda theta: log_joint(theta) * torch.nan)
-    assert torch.equal(opt.memory["mean_vector"], before["mean_vector"])
-    assert torch.equal(opt.average, before["average"])
+    assert torch.equal(opt.memory["momentum"]["mean_vector"], before["momentum"]["mean_vector"])
+    assert torch.equal(opt.average, before["averaging"]["average"])
     opt.step(log_joint)  # the constants of the control variate recover
     opt.step(log_joint)
     assert opt.rejections == 1
@@ -779,7 +779,7 @@ def test_defaults():
     for dim, scores in ((400, 1600), (2, 1000)):
         opt = ifvb.IFVB(gaussian(dim=dim))
         opt.step(log_joint)
-        assert opt.memory["fisher_draws"] == scores + 10
+        assert opt.memory["metric"]["fisher_draws"] == scores + 10
         assert opt.metric.perturbation.beta == pytest.approx(0.125)
     assert (PowerSchedule().alpha, PowerSchedule().offset) == (0.75, 100.0)
 

@@ -966,9 +966,9 @@ def test_acceleration_without_trials_is_refused():
         "Use VN or SRVN with SufficientDecrease(), or leave the acceleration out."
     )
     with refuses(PairError, text.format("VariationalNewton with Constant")):
-        VN(CholeskyGaussian(2), lr=0.1, acceleration=QuasiNewton())
+        VN(CholeskyGaussian(2), lr=0.1, metric=QuasiNewton())
     with refuses(PairError, text.format("BuresWasserstein with SufficientDecrease")):
-        NaturalGradientVI(CholeskyGaussian(2), BuresWasserstein(), acceleration=QuasiNewton())
+        NaturalGradientVI(CholeskyGaussian(2), BuresWasserstein(), metric=QuasiNewton())
 
 
 def test_an_estimator_that_cannot_evaluate_the_target_is_refused():

@@ -261,8 +261,8 @@ def test_the_others_do_not(name, rule):
     assert float((mean - natural).abs().max()) > 0.1 * tiny
     text = f"got {RULES[rule].__name__} with SufficientDecrease."
     with pytest.raises(PairError, match=re.escape(text)):
-        NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), acceleration=QuasiNewton())
-    assert NaturalGradientVI(q, RULES[rule]()).acceleration is None
+        NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), metric=QuasiNewton())
+    assert NaturalGradientVI(q, RULES[rule]()).metric is None
     assert isinstance(NaturalGradientVI(q, RULES[rule]()).step_size, SufficientDecrease)
 
 
@@ -381,7 +381,7 @@ def test_named_methods_are_their_rules(method):
         plain.step(model)
     assert all(torch.equal(a, b) for a, b in zip(q.coordinates, p.coordinates, strict=True))
     assert isinstance(method(q).step_size, SufficientDecrease)
-    assert (method(q).acceleration is not None) == method(q).rule.natural
+    assert (method(q).metric is not None) == method(q).rule.natural
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)

@@ -670,14 +670,14 @@ def test_resample_keeps_the_memory():
     target = Guarded(LogJoint(model.log_joint))
     for _ in range(6):
         opt.step(target)
-    kept = opt.state[q.mean_probe]["kept"].clone()
+    kept = opt.state[q.mean_probe]["metric"]["kept"].clone()
     assert float(kept.sum()) > 0
     opt.resample(SampleAverage(Fixed(64, seed=2)))
     opt.evaluate(target)
-    assert torch.equal(opt.state[q.mean_probe]["kept"], kept)
+    assert torch.equal(opt.state[q.mean_probe]["metric"]["kept"], kept)
     q.initialize_(1.0)
     opt.evaluate(target)
-    assert float(opt.state[q.mean_probe]["kept"].sum()) == 0
+    assert float(opt.state[q.mean_probe]["metric"]["kept"].sum()) == 0
 
 
 def test_an_untried_step_is_learnt_from():
@@ -689,5 +689,5 @@ def test_an_untried_step_is_learnt_from():
     kept = []
     for step in (opt.step, opt.step, opt.step, opt.step, opt.step_untried, opt.step):
         step(target)
-        kept.append(float(opt.state[q.mean_probe]["kept"].sum()))
+        kept.append(float(opt.state[q.mean_probe]["metric"]["kept"].sum()))
     assert kept == [0.0, 0.0, 0.0, 1.0, 2.0, 3.0]  # the first two steps are long and tell nothing

@@ -594,7 +594,7 @@ class TestSnngm:
     @pytest.mark.parametrize("corrected", [True, False])
     def test_the_recursion(self, name, batch, norm, corrected):
         q, expected = (random_posterior(name, batch, seed=1) for _ in range(2))
-        opt = Snngm(q, lr=0.02, beta=0.7, bias_correction=corrected, norm=norm)
+        opt = Snngm(q, lr=0.02, momentum=NormalizedMomentum(norm, beta=0.7, bias_correction=corrected))
         for e in packets(q, 4):
             opt._advance(0, None, opt._heading(0, e), None)
         self.literal(expected, norm, 0.7, corrected, 0.02, 4)
@@ -607,7 +607,7 @@ class TestSnngm:
     def test_increments_have_unit_norm(self, name, batch):
         """What enters the average is a unit vector; with beta = 0 so is each step."""
         q, lr = random_posterior(name, batch, seed=1), 1e-3
-        opt = Snngm(q, lr=lr, beta=0.0, norm="euclidean")
+        opt = Snngm(q, lr=lr, momentum=NormalizedMomentum("euclidean", beta=0.0))
         for e in packets(q, 3):
             before = q.snapshot()
             opt._advance(0, None, opt._heading(0, e), None)
@@ -620,7 +620,7 @@ class TestSnngm:
         """√(2 KL) of a step is its length, whatever the gradient."""
         q, lr = random_posterior(name, (4,), seed=1), 1e-4
         start = random_posterior(name, (4,), seed=1)
-        opt = Snngm(q, lr=lr, norm="riemannian")
+        opt = Snngm(q, lr=lr, momentum=NormalizedMomentum("riemannian"))
         opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
         ratio = (2 * start.kl(q).detach()).sqrt() / lr
         assert float((ratio - 1).abs().max()) < 1e-3
@@ -642,13 +642,13 @@ class TestSnngm:
         """A gradient that vanishes adds nothing: q goes on by what is averaged, and at the start it stays."""
         q = random_posterior(name, seed=1)
         zero = framed_packet(torch.zeros(DIM, dtype=DTYPE), q.structure.eye(q.mean.detach()))
-        opt, start = Snngm(q, lr=0.1, norm=norm), q.snapshot()
+        opt, start = Snngm(q, lr=0.1, momentum=NormalizedMomentum(norm)), q.snapshot()
         opt._advance(0, None, opt._heading(0, zero), None)
         close(q.coordinates.matrix, start.matrix, 0.0)
         opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
-        before = {key: value.clone() for key, value in opt.state[q.mean_probe].items()}
+        before = {key: value.clone() for key, value in opt.state[q.mean_probe]["momentum"].items()}
         opt._advance(0, None, opt._heading(0, zero), None)
-        after = opt.state[q.mean_probe]
+        after = opt.state[q.mean_probe]["momentum"]
         close(after["mean_vector"], 0.9 * before["mean_vector"], EXACT)
         close(after["mean_matrix"], 0.9 * before["mean_matrix"], EXACT)
         assert opt.rejections == 0
@@ -672,7 +672,7 @@ class TestSnngm:
             calm._advance(0, None, calm._heading(0, e), None)
         assert opt.state[q.mean_probe]["rejections"].tolist() == [1, 0]
         close(q.coordinates.matrix[0], other.coordinates.matrix[0], EXACT)
-        assert opt.state[q.mean_probe]["averaged"].tolist() == [2, 3]
+        assert opt.state[q.mean_probe]["momentum"]["averaged"].tolist() == [2, 3]
 
     @rooted
     @pytest.mark.parametrize("momentum", [lambda: NormalizedMomentum("riemannian"), Adam])
@@ -707,12 +707,12 @@ class TestSnngm:
         q = random_posterior("cholesky", seed=1)
         opt = SRVN(q, lr=0.01, momentum=momentum())
         opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
-        average = opt.state[q.mean_probe]["mean_matrix"].clone()
+        average = opt.state[q.mean_probe]["momentum"]["mean_matrix"].clone()
         e = framed_packet(torch.full((DIM,), torch.nan, dtype=DTYPE), 50 * torch.eye(DIM, dtype=DTYPE))
         opt.param_groups[0]["lr"] = 1e3
         with pytest.warns(RejectedStepWarning):
             opt._advance(0, None, opt._heading(0, e), None)
-        close(opt.state[q.mean_probe]["mean_matrix"], average, 0.0)
+        close(opt.state[q.mean_probe]["momentum"]["mean_matrix"], average, 0.0)
 
     @pytest.mark.parametrize(
         ("kind", "dim", "size", "lr"),
@@ -741,7 +741,7 @@ class TestSnngm:
         ):
             assert Snngm(kind(2)).momentum.norm == norm
             other = "riemannian" if norm == "euclidean" else "euclidean"
-            assert Snngm(kind(2), norm=other).momentum.norm == other
+            assert Snngm(kind(2), momentum=NormalizedMomentum(other)).momentum.norm == other
 
     def test_several_posteriors(self):
         q, p = CholeskyGaussian(2), DiagonalGaussian(3)
@@ -749,11 +749,11 @@ class TestSnngm:
         assert [group["lr"] for group in opt.param_groups] == [pytest.approx(0.001 * math.sqrt(5)), 0.5]
         text = (
             "Snngm has one norm, Riemannian on a PrecisionCholeskyGaussian and Euclidean otherwise; got posteriors "
-            "of both kinds. Say norm=, or use one optimizer each."
+            "of both kinds. Say momentum=NormalizedMomentum(norm), or use one optimizer each."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             Snngm([q, PrecisionCholeskyGaussian(2)])
-        assert Snngm([q, PrecisionCholeskyGaussian(2)], norm="euclidean").momentum.norm == "euclidean"
+        assert Snngm([q, PrecisionCholeskyGaussian(2)], momentum=NormalizedMomentum()).momentum.norm == "euclidean"
         with pytest.raises(InputError, match="updates posteriors such as"):
             Snngm(3.0)
         with pytest.raises(InputError, match="the list of posteriors is empty"):
@@ -769,7 +769,7 @@ class TestSnngm:
     )
     def test_refused_settings(self, options, text):
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            Snngm(CholeskyGaussian(2), **options)
+            NormalizedMomentum(**options)
 
 
 class TestAdam:
@@ -926,7 +926,7 @@ class TestMomentum:
         opt = Snngm(q)
         opt.step(model)
         q.float()
-        state = opt._state(0)
+        state = opt._state(0)["momentum"]
         assert {state[key].dtype for key in ("mean_vector", "mean_matrix", "averaged")} == {torch.float32}
 
     def test_repr(self):
@@ -967,7 +967,7 @@ class TestMomentum:
 
     def test_not_with_an_acceleration(self):
         with pytest.raises(PairError, match="QuasiNewton bends natural gradients"):
-            SRVN(CholeskyGaussian(2), lr=0.1, momentum=Adam(), acceleration=QuasiNewton())
+            SRVN(CholeskyGaussian(2), lr=0.1, momentum=Adam(), metric=QuasiNewton())
 
     @pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian])
     def test_it_fits(self, kind):

@@ -90,6 +90,9 @@ class _Scored(GradientEstimator):
 class ScoreFunction(_Scored):
     """mean of φ h, nothing subtracted: as in the paper, and rarely what one wants.
 
+    Not `torchngvi.expectations.ScoreFunction`, which is another estimate: in the frame of a Gaussian the scores are z
+    and zzᵀ - I, so that a leave-one-out baseline comes for free and the estimate is the natural gradient already.
+
     Args:
         draws: B.
         generator: of the draws; its state is saved with the optimizer.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchngvi.errors import CheckpointWarning, InputError
 
-_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 2
+_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 3
 _DIGEST = 32  # bytes
 _ROUNDING = 1e-8  # relative error of a loss that another order of summation may leave
 

@@ -64,9 +64,7 @@ def of_problem(q: Posterior, target: Target) -> dict[str, str]:
 
 def of_optimizer(optimizer: NaturalGradientVI) -> dict[str, str]:
     """The method with its parts and their settings."""
-    parts = {
-        name: described(getattr(optimizer, name)) for name in ("step_size", "estimator", "acceleration", "momentum")
-    }
+    parts = {name: described(getattr(optimizer, name)) for name in ("step_size", "estimator", "metric", "momentum")}
     rates = {
         name: described([_first(group, name) for group in optimizer.param_groups]) for name in ("lr", "loss_scale")
     }

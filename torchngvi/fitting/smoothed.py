@@ -17,9 +17,11 @@ from tqdm.auto import tqdm
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
-from torchngvi.methods.ifvb import AIFVB, PreconditionedVI
+from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.stepsizes import PowerSchedule
+from torchngvi.theory.godichon2023 import check_exponents
 
 
 class Line(NamedTuple):
@@ -66,7 +68,8 @@ def run(
         optimizer: over a family without batch dimensions.
         target: as `PreconditionedVI.step` takes it.
         max_steps: budget.
-        schedule: of the learning rate, moved on after each step.
+        schedule: of the learning rate, moved on after each step.  The exponents of a `PowerSchedule` and of the metric
+            must go together where the method is `IFVB` or `AIFVB`.
         monitor: a value that goes down, asked after each step with the estimate (the average where there is one)
             in the family; by default the estimate of minus the lower bound before the step.
         window: steps of the moving average; 1 for a value without noise.
@@ -74,7 +77,7 @@ def run(
         progress: show a bar.
 
     Raises:
-        InputError: a batch of runs, counts below 1.
+        InputError: a batch of runs, counts below 1, exponents out of range.
 
     >>> from torchngvi.ifvb import ClosedForm, Exact, MeanFieldGaussian
     >>> q = MeanFieldGaussian(torch.ones(2).double())
@@ -88,6 +91,10 @@ def run(
     for name, count in (("max_steps", max_steps), ("window", window), ("patience", patience)):
         if count < 1:
             raise InputError(f"{name} counts steps and must be at least 1; got {count}.")
+    if isinstance(optimizer, IFVB | AIFVB) and isinstance(schedule, torch.optim.lr_scheduler.LambdaLR):
+        for power in schedule.lr_lambdas:
+            if isinstance(power, PowerSchedule):
+                check_exponents(power, optimizer.metric)
     recent: deque[float] = deque(maxlen=window)
     trace: list[Line] = []
     best, best_at, start = math.inf, 0, time.perf_counter()
@@ -154,7 +161,7 @@ def _line(optimizer: PreconditionedVI, value: float, smoothed: float, start: flo
         value,
         smoothed,
         optimizer.rejections,
-        optimizer.memory["fisher_draws"],
+        optimizer.memory["metric"]["fisher_draws"],
         optimizer.gradients + optimizer.values,
         time.perf_counter() - start,
     )

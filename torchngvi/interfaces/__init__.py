@@ -48,7 +48,17 @@ from torchngvi.interfaces.moves import (
     Tangent,
 )
 from torchngvi.interfaces.packets import Cost, Derivative, Expectation, Framed, FullPrior, Local, Prior, Raw, Sites
-from torchngvi.interfaces.parts import Acceleration, Bent, Estimator, Metric, Momentum, Rule, StepSize, Trial
+from torchngvi.interfaces.parts import (
+    Acceleration,
+    Bent,
+    Estimator,
+    Metric,
+    Momentum,
+    Rule,
+    StepSize,
+    Trial,
+    TrialStepSize,
+)
 from torchngvi.interfaces.posterior import Posterior
 from torchngvi.interfaces.targets import (
     Additive,
@@ -98,5 +108,6 @@ __all__ = [
     "Target",
     "TractableTarget",
     "Trial",
+    "TrialStepSize",
     "where_members",
 ]

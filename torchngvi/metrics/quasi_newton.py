@@ -44,7 +44,7 @@ class QuasiNewton(Acceleration):
         self.memory = memory
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """An empty memory: pairs (s, y), the last gradient and direction, and how far q went along it."""
+        """An empty memory: pairs (s, y), and the last gradient and direction."""
         flat = _flat(Local(q.mean_probe.detach(), q.root_probe.detach()), q.structure)
         return {
             "s": flat.new_zeros((self.memory, *flat.shape)),
@@ -52,23 +52,23 @@ class QuasiNewton(Acceleration):
             "kept": flat.new_zeros((self.memory, *q.batch_shape)),
             "gradient": torch.zeros_like(flat),
             "direction": torch.zeros_like(flat),
-            "went": flat.new_zeros(q.batch_shape),
         }
 
     def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
         """Drop the pairs of the other members."""
-        state["kept"], state["went"] = state["kept"] * keep, state["went"] * keep
+        state["kept"] = state["kept"] * keep
 
     def __call__(
         self,
         q: Posterior,
         gradient: Local,
+        went: Tensor,
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Learn from the step before, then bend the gradient; returns what of the state is to change."""
         inner = functools.partial(_inner, q.structure)
         flat = _flat(gradient, q.structure)
-        s, y, kept = self._learned(inner, flat, state)
+        s, y, kept = self._learned(inner, flat, went, state)
         curvature = torch.where(kept > 0, inner(s, y), 1.0)
         weight = (kept / curvature)[..., None]
         bent, shares = flat, []
@@ -92,10 +92,9 @@ class QuasiNewton(Acceleration):
         return Bent(_unflat(bent, q), torch.where(downhill, slope, norm2)), new
 
     def _learned(
-        self, inner: Callable[[Tensor, Tensor], Tensor], gradient: Tensor, state: dict[str, Tensor]
+        self, inner: Callable[[Tensor, Tensor], Tensor], gradient: Tensor, went: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The memory with the pair of the last step, for the members that moved."""
-        went = state["went"]
         s = -went[..., None] * state["direction"]
         y = gradient - state["gradient"]
         sy, ss, yy = inner(s, y), inner(s, s), inner(y, y)

@@ -47,22 +47,23 @@ class SiteNewton(Acceleration):
         self.model = model
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """Whether the last step was one of Newton, and how far it went."""
+        """Whether the last step was one of Newton."""
         if q.structure.widest < q.dim:
             raise PairError(
                 f"SiteNewton moves a full covariance; got {type(q).__name__}. Use a CholeskyGaussian, or QuasiNewton()."
             )
         like = q.mean_probe.detach()[..., 0]
-        return {"newton": torch.zeros_like(like, dtype=torch.bool), "went": torch.ones_like(like)}
+        return {"newton": torch.zeros_like(like, dtype=torch.bool)}
 
     def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
         """What became of the last step."""
-        state["newton"], state["went"] = state["newton"] & keep, torch.where(keep, state["went"], 1.0)
+        state["newton"] = state["newton"] & keep
 
     def __call__(
         self,
         q: Posterior,
         gradient: Local,
+        went: Tensor,
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Bend the gradient of L/γ at q."""
@@ -87,7 +88,7 @@ class SiteNewton(Acceleration):
         slope = q.structure.total((a * bent).sum(-1) + 0.5 * (P * D).sum((-2, -1)))
         length2 = q.structure.dot(delta, delta) + 0.5 * q.structure.entries_norm2(D)
         # after a step of Newton that had to be cut short, one of the natural gradient
-        failed = state["newton"] & (state["went"] < _SHORT)
+        failed = state["newton"] & (went < _SHORT)
         possible = q.structure.everywhere(solvable & cholesky(eye + D)[1])
         use = ~failed & possible & (slope > 0) & (length2 <= _NEAR**2)
         local = Local(torch.where(use[..., None], bent, a), torch.where(use[..., None, None], D, P))

@@ -16,12 +16,42 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.interfaces import Metric
 from torchngvi.methods.ifvb import AIFVB
+from torchngvi.metrics.recursion import Perturbation
 from torchngvi.models.arguments import as_target
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.stepsizes import PowerSchedule
 
 _ROUNDS = 100  # of redrawing what fell outside the domain
+
+
+def check_exponents(schedule: PowerSchedule, metric: Metric | None) -> None:
+    """That α of the steps and β of the recursion go together, ½ < α < 1 and 0 < β < α - ½.
+
+    What the theorems on steps α_k = c/(c' + k)^α ask for (Godichon-Baggioni, Nguyen and Tran 2023).  The schedule knows
+    α and the metric β, so that neither can tell alone.
+
+    Args:
+        schedule: of the learning rate.
+        metric: of the steps; without Z terms (c_β = 0), or without a recursion, only α is asked.
+
+    Raises:
+        InputError: exponents out of range.
+
+    >>> from torchngvi.ifvb import Recursive
+    >>> check_exponents(PowerSchedule(0.75), Recursive(beta=0.125))
+    """
+    alpha, split = schedule.alpha, getattr(metric, "rule", metric)  # of `Blocks`, what it splits
+    if not 0.5 < alpha < 1:
+        raise InputError(f"alpha must lie in (1/2, 1); got {alpha}. Use PowerSchedule(0.75).")
+    terms: Perturbation | None = getattr(split, "perturbation", None)
+    if terms is not None and terms.c_beta != 0 and not terms.beta < alpha - 0.5:
+        raise InputError(
+            f"beta must lie in (0, alpha - 1/2), here (0, {alpha - 0.5:.3g}); got {terms.beta}. "
+            f"Use Recursive(beta={(alpha - 0.5) / 2:.3g}), or a larger alpha."
+        )
 
 
 @torch.no_grad()
@@ -44,13 +74,13 @@ def asymptotic_covariance(
     """
     if repeats < 2:
         raise InputError(f"a covariance needs at least 2 repeats; got {repeats}.")
-    steps = optimizer.memory["steps"]
+    steps = optimizer.memory["averaging"]["steps"]
     if steps == 0:
         raise InputError("no step was taken yet: there is nothing to be uncertain about.")
     inverse = optimizer.inverse_fisher()
     q, estimator, gradients = optimizer.family.at(optimizer.average), optimizer.estimator, []
     assert estimator is not None
-    prepared, told = as_target(estimator.prepared(target)), estimator.recalling(optimizer.memory)
+    prepared, told = as_target(estimator.prepared(target)), estimator.recalling(optimizer.memory["estimator"])
     for _ in range(repeats):
         e = told(q, prepared)
         gradients.append(e.derivative.a)  # type: ignore[union-attr]

@@ -144,7 +144,7 @@ def _log(
                     | {key: float(value[index]) for key, value in columns.items()}
                     | {
                         "log_joint_draws": optimizer.gradients + optimizer.values,
-                        "fisher_draws": memory["fisher_draws"],
+                        "fisher_draws": memory["metric"]["fisher_draws"],
                         "seconds": spent / seeds,
                         "rejected": float(memory["rejections"].reshape(-1)[index]),
                     }
@@ -496,7 +496,7 @@ def run_network(
                     {"method": name, "seed": seed, "iteration": step, "validation": validation, "test": test}
                     | {"best_validation": best, "best": at_best, "seconds": spent, "rejected": optimizer.rejections}
                     | {"log_joint_draws": optimizer.gradients + optimizer.values}
-                    | {"fisher_draws": optimizer.memory["fisher_draws"]}
+                    | {"fisher_draws": optimizer.memory["metric"]["fisher_draws"]}
                 )
     return pd.DataFrame(lines)
 
