@@ -18,11 +18,11 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Engine
-from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.loop import Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.steps import Steps
-from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled
+from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled, joined
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
@@ -97,7 +97,7 @@ def fit(
         raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
     criteria = _criteria(_default_tolerance(q, by_draws) if tolerance is None else tolerance, max_evaluations, stop)
     checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
-    callbacks = _checked_callbacks(callbacks)
+    callbacks = checked_callbacks(callbacks)
     if batch_size is not None:
         batch_size = _checked_batch_size(q, target, batch_size)
     engine: Engine = (
@@ -118,25 +118,7 @@ def _default_tolerance(q: Posterior, by_draws: bool) -> float:
 
 def _criteria(tolerance: float, max_evaluations: int, stop: Criterion | None) -> Criterion:
     """What ends the run, in the order in which the reasons count."""
-    criteria = NormBelow(tolerance) | Stalled(_STALL) | Evaluations(max_evaluations)
-    if stop is None:
-        return criteria
-    if not isinstance(stop, Criterion):
-        raise InputError(
-            f"stop is a criterion of torchngvi.fitting, as Seconds(60) | Gradients(10_000); got {stop!r}. A function "
-            "of the Record of a step goes into callbacks."
-        )
-    return criteria | stop
-
-
-def _checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
-    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
-    if functions is None or not all(callable(function) for function in functions):
-        raise InputError(
-            f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f "
-            "pass [f]."
-        )
-    return functions
+    return joined(NormBelow(tolerance) | Stalled(_STALL) | Evaluations(max_evaluations), stop)
 
 
 def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:
