@@ -12,9 +12,9 @@ An interrupt from the keyboard may come at any line: the loop then calls ``go_ba
 before the last evaluation that was completed.
 
 What is marked is where a run can be gone on from.  Mostly that is before an evaluation, which a resumed run makes again
-and whose loss tells whether the problem is the same.  An engine whose ``advance`` is dear, such as an epoch, marks where
-it has led instead: gone on with, its first ``advance`` gives the standing of that epoch from what was saved, with
-``told`` set, and for the comparison a loss that is cheap to have.
+and whose loss tells whether the problem is the same.  An engine whose ``advance`` is dear, such as an epoch, marks
+where it has led instead: gone on with, its first ``advance`` gives the standing of that epoch from what was saved,
+with ``told`` set, and for the comparison a loss that is cheap to have.
 """
 
 import math

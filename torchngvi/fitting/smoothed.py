@@ -28,7 +28,6 @@ from torchngvi.models import LogJoint
 from torchngvi.models.arguments import FullPrecision, classify, count
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
-
 _EVERY = 100  # steps from one checkpoint to the next
 
 

@@ -173,8 +173,8 @@ class Stalled(Criterion):
 class Unimproved(Criterion):
     """The smoothed value that a run watches has had no new best for so many steps: it has converged.
 
-    It is for engines that watch one, as that of `torchngvi.ifvb.run`.  A run ends too, and has not converged, where more
-    than half of the last steps were rejected, or where the value was never finite.
+    It is for engines that watch one, as that of `torchngvi.ifvb.run`.  A run ends too, and has not converged, where
+    more than half of the last steps were rejected, or where the value was never finite.
 
     Raises:
         InputError: a number that is not whole, or below 1.
