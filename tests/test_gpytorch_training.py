@@ -23,7 +23,9 @@ from torchngvi.adapters.gpytorch.epochs import Epochs, backward_priors
 from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
 from torchngvi.adapters.gpytorch.training import TrainingResult
 from torchngvi.errors import CheckpointWarning, InputError, PairError
+from torchngvi.fitting import Evaluations, Seconds, SlopeBelow
 from torchngvi.fitting.checkpoints import Checkpoint
+from torchngvi.fitting.loop import Loop
 
 gp = pytest.importorskip("gpytorch")
 N, M = 200, 8
@@ -359,6 +361,42 @@ class TestResume:
         assert str(result).startswith("1 epochs, then interrupted, negative ELBO per datum")
         assert all(bool(p.isfinite().all()) for p in model.parameters())
 
+    def test_within_the_first_epoch(self, tmp_path):
+        """There is a result of no epoch; from the file, written at the start, the run is as one that was not cut."""
+        path, seen = tmp_path / "run.pt", []
+        for cut in (3, 0):
+            model, likelihood, adam, loader = set_up()
+            torch.manual_seed(0 if cut else 99)
+            forward = likelihood.expected_log_prob
+
+            def counted(y, values, forward=forward, cut=cut):
+                seen.append(1)
+                if len(seen) == cut:
+                    raise KeyboardInterrupt
+                return forward(y, values)
+
+            likelihood.expected_log_prob = counted
+            result = train_svgp(model, likelihood, loader, N, adam, epochs=2, progress=False, checkpoint=path)
+            if cut:
+                assert result == TrainingResult([], 0, None, True, "because it was interrupted.")
+                assert str(result).startswith("0 epochs, then interrupted, none complete")
+        whole = set_up()
+        torch.manual_seed(0)
+        whole[1].expected_log_prob = lambda y, values, forward=whole[1].expected_log_prob: forward(y, values)
+        assert train_svgp(*whole[:2], whole[3], N, whole[2], epochs=2, progress=False).losses == result.losses
+
+    def test_callbacks_are_told_once(self, tmp_path):
+        """An epoch that is in the file was told of; and one callback that ends the run ends it, however it goes on."""
+        path, seen = tmp_path / "run.pt", []
+        for epochs in (2, 2, 1, 4):
+            model, likelihood, adam, loader = set_up()
+            callbacks = [lambda epoch, loss: seen.append((epoch, loss))]
+            result = train_svgp(
+                model, likelihood, loader, N, adam, epochs=epochs, callbacks=callbacks, progress=False, checkpoint=path
+            )
+            assert len(result.losses) == max(epochs, 2)
+        assert seen == list(enumerate(result.losses))
+
     def test_other_files(self, tmp_path):
         model, likelihood, adam, loader = set_up()
         path = tmp_path / "run.pt"
@@ -533,6 +571,46 @@ class TestResume:
         assert torch.equal(run.q.mean, wanted.mean)
         assert run.q.dtype == torch.float64
         assert run.natural.optimizer.rejections == 3
+
+
+class TestEnds:
+    def test_by_criteria(self, tmp_path):
+        """One of `torchngvi.fitting` beside the epochs, which remembers across a checkpoint; the reason is told."""
+        path, parts = tmp_path / "run.pt", set_up()
+
+        def run(stop, **options):
+            model, likelihood, adam, loader = set_up()
+            return train_svgp(model, likelihood, loader, N, adam, progress=False, stop=stop, **options)
+
+        result = run(Evaluations(25))
+        assert len(result.losses) == 3
+        assert result.reason.startswith(
+            "because the budget of 25 evaluations is used up (a negative ELBO per datum of "
+        )
+        assert len(run(Seconds(1e-6)).losses) == 1
+        whole = run(SlopeBelow(1e9, block=2, blocks=2), epochs=9)
+        assert len(whole.losses) == 4
+        assert run(SlopeBelow(1e9, block=2, blocks=2), epochs=3, checkpoint=path).reason.startswith(
+            "because the budget of 3 gradients is used up ("
+        )
+        cut = run(SlopeBelow(1e9, block=2, blocks=2), epochs=9, checkpoint=path)
+        assert cut == whole
+        with pytest.raises(InputError, match="^stop is a criterion of torchngvi.fitting"):
+            train_svgp(*parts[:2], parts[3], N, parts[2], stop=3, progress=False)
+
+    def test_no_epochs(self):
+        model, likelihood, adam, loader = set_up()
+        assert train_svgp(model, likelihood, loader, N, adam, epochs=0) == TrainingResult([], 0, None)
+
+    def test_the_bar_counts_rows(self, capsys, monkeypatch):
+        """Within an epoch too, with the loss so far."""
+        told, tell = [], Loop._tell
+        monkeypatch.setattr(Loop, "_tell", lambda loop, *what: (tell(loop, *what), told.append((loop.bar.n, what[1]))))
+        model, likelihood, adam, loader = set_up()
+        result = train_svgp(model, likelihood, loader, N, adam, epochs=2)
+        assert [rows for rows, _ in told] == [*range(20, 201, 20), 200, *range(220, 401, 20), 400]
+        assert told[-1][1] == told[-2][1] == {"loss": f"{result.losses[-1]:.4f}"}
+        assert "SVGP" in capsys.readouterr().err
 
 
 class TestRefusals:

@@ -145,7 +145,7 @@ class SmoothedSteps(Engine):
             best=self.best,
             idle=self.steps - max(self.best_at, self.window),
             remedy=self.remedy,
-            where=f"the smoothed value is at best {self.best:.6g}",
+            where=f"a best smoothed value of {self.best:.6g}",
         )
 
     def _stepped(self) -> tuple[Tensor, float]:
@@ -211,9 +211,9 @@ class SmoothedSteps(Engine):
 
     def settings(self) -> dict[str, str]:
         """The problem, the optimizer with its parts, and what is watched."""
-        known = isinstance(self.target, Target)
+        problem = fingerprints.of_problem(self.q, self.target) if isinstance(self.target, Target) else {}
         return {
-            **(fingerprints.of_problem(self.q, self.target) if known else {}),
+            **problem,
             **fingerprints.of_optimizer(self.optimizer),
             "schedule": fingerprints.described(self.schedule),
             "monitor": "none" if self.monitor is None else "a function",

@@ -81,7 +81,7 @@ class Epochs(Engine):
         epochs, last = len(self.losses), self.losses[-1]
         rho = float(self.natural.optimizer.param_groups[0]["lr"])
         record = Record(self.evaluated, last, float("nan"), rho, self.natural.optimizer.rejections, epochs, 0.0)
-        where = f"negative ELBO per datum {last:.6g} after {epochs} epochs"
+        where = f"a negative ELBO per datum of {last:.6g} after {epochs} epochs"
         spent = self.evaluated, epochs
         return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise epochs.")
 
