@@ -461,6 +461,33 @@ def test_a_smoothed_run_refuses_the_file_of_another(tmp_path):
         smoothed(callbacks=3)
 
 
+def test_the_front_door_of_a_flat_posterior():
+    """Without an optimizer by IFVB, until the smoothed bound stops rising; the same as by the parts."""
+    f = lambda theta: -0.5 * (theta - 0.2).square().sum(-1)  # noqa: E731
+    start = torch.tensor([0.5, 0.0]).double()
+    torch.manual_seed(0)
+    q = ifvb.MeanFieldGaussian(start)
+    result = quiet(q, f)
+    assert result.converged
+    assert result.reason.startswith("the smoothed value has not improved for 200 steps.")
+    assert abs(result.loss + 0.5 * math.log(2 * math.pi)) < 1e-3
+    assert float((q.vector - torch.tensor([0.2, 0.0])).abs().max()) < 0.01
+    ends = []
+    for fitted in (
+        lambda q, opt: quiet(q, f, max_evaluations=120),
+        lambda q, opt: ifvb.run(opt, f, 120, schedule=LambdaLR(opt, PowerSchedule())),
+    ):
+        torch.manual_seed(0)
+        q = ifvb.MeanFieldGaussian(start)
+        ends.append((q, fitted(q, ifvb.IFVB(q))))
+    assert torch.equal(ends[0][0].vector, ends[1][0].vector)
+    assert ends[0][1].loss == ends[1][1].loss
+    assert ". Raise max_evaluations. Its best, " in ends[0][1].reason
+    text = "^tolerance bounds the natural-gradient norm, and that of stochastic gradients does not vanish: MeanFieldGa"
+    with pytest.raises(InputError, match=text):
+        quiet(q, f, tolerance=0.1)
+
+
 def test_sample_averages_are_an_engine():
     torch.manual_seed(0)
     q = CholeskyGaussian(3, dtype=torch.float64)

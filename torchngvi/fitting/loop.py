@@ -15,7 +15,7 @@ from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion
 
-INTERRUPTED = "because it was interrupted."
+_INTERRUPTED = "because it was interrupted."
 _HOLDS: Holds = {  # a state of `Loop._complete` with the records, besides what the engine reads itself
     "begun": lambda value: isinstance(value, bool),
     "loss": lambda value: value is None or isinstance(value, Tensor),
@@ -163,7 +163,7 @@ class Loop:
         """What is known of the last record; a run that had converged has."""
         if self._stop is not None and self._stop.converged:
             return self.engine.verdict(self._stop, last)
-        return self.engine.interrupted(INTERRUPTED, last)
+        return self.engine.interrupted(_INTERRUPTED, last)
 
     def _bar(self) -> tqdm:
         """Up to the budget, where there is one."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
@@ -23,10 +23,11 @@ from torchngvi.fitting.loop import Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, Unimproved, joined
 from torchngvi.interfaces import Target
-from torchngvi.methods.ifvb import AIFVB, PreconditionedVI
+from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
 from torchngvi.models.arguments import FullPrecision, classify, count
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.stepsizes import PowerSchedule
 
 _EVERY = 100  # steps from one checkpoint to the next
 
@@ -244,6 +245,27 @@ class SmoothedSteps(Engine):
         self.values = deque(state["values"], self.window)
         self.losses = deque(state["losses"], self.window)
         self.kept = state["kept"].clone()
+
+
+def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> SmoothedSteps:
+    """Those of `torchngvi.fit` without an optimizer: `IFVB` with ρ_k = (100 + k)^-¾, no step above 0.1 nats.
+
+    Raises:
+        InputError: a batch of runs, a tolerance.
+
+    >>> from torchngvi.ifvb import Beta
+    >>> engine = usual_steps(Beta(torch.ones(2)), lambda theta: theta.log().sum(-1))
+    >>> engine.name, engine.window
+    ('IFVB', 100)
+    """
+    if tolerance is not None:
+        raise InputError(
+            "tolerance bounds the natural-gradient norm, and that of stochastic gradients does not vanish: "
+            f"{type(q).__name__} is fitted until its smoothed bound stops rising. Leave tolerance out, or say when to "
+            "end by stop=."
+        )
+    optimizer = IFVB(q)
+    return SmoothedSteps(optimizer, target, LambdaLR(optimizer, PowerSchedule(0.75, 100.0)))
 
 
 @torch.no_grad()

@@ -18,10 +18,12 @@ from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import InputError
-from torchngvi.fitting.loop import INTERRUPTED, Loop
+from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Gradients, joined
 from torchngvi.posteriors.gaussian import Gaussian
+
+_INTERRUPTED = "because it was interrupted"
 
 
 class TrainingResult(NamedTuple):
@@ -143,8 +145,9 @@ def _trained(
         except KeyboardInterrupt:
             if not engine.begun:
                 raise
-            losses, reason = [], INTERRUPTED
-        return TrainingResult(losses, engine.natural.optimizer.rejections, None, reason == INTERRUPTED, reason)
+            losses, reason = [], f"{_INTERRUPTED} before an epoch was complete."
+        interrupted = reason.startswith(_INTERRUPTED)
+        return TrainingResult(losses, engine.natural.optimizer.rejections, None, interrupted, reason)
 
 
 def _checked(callbacks: Iterable[Callable[[int, float], Any]]) -> tuple[Callable[[int, float], Any], ...]:
