@@ -379,7 +379,7 @@ class TestResume:
             result = train_svgp(model, likelihood, loader, N, adam, epochs=2, progress=False, checkpoint=path)
             if cut:
                 assert result[:4] == ([], 0, None, True)
-                assert result.reason == "because it was interrupted before an epoch was complete."
+                assert result.reason.startswith("because it was interrupted before ")
                 assert str(result).startswith("0 epochs, then interrupted, none complete")
         whole = set_up()
         torch.manual_seed(0)
