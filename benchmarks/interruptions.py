@@ -248,6 +248,9 @@ def lines(kind, every, folder, first=1):
             text = attempt(kind, file, 0)[0]
         except TorchngviError as error:
             text = f"refused {error}"
+        if not torch.is_grad_enabled():
+            wrong.append(f"{kind}, line event {at}: gradients are no longer recorded")
+            torch.set_grad_enabled(True)
         if text != wanted:
             wrong.append(f"{kind}, line event {at}: {text[:300]}")
         if rest := [path for path in Path(folder).iterdir() if path.suffix == ".tmp"]:

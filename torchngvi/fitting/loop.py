@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -88,7 +89,7 @@ class Loop:
         Raises:
             InputError: as the engine; a checkpoint that cannot be read, or is of another run.
         """
-        self._began, origin = time.perf_counter(), self.engine.here()
+        self._began, origin, recording = time.perf_counter(), self.engine.here(), torch.is_grad_enabled()
         with self._bar() as self.bar:
             try:
                 self._begin()
@@ -96,6 +97,7 @@ class Loop:
                 self.bar.total = self.bar.n if verdict.converged else self.bar.total  # done is done
                 self.bar.refresh()
             except KeyboardInterrupt:
+                torch.set_grad_enabled(recording)  # an interrupt may come on the way out of a block without gradients
                 self._go_back(origin)
                 if self._kept is None:
                     raise
