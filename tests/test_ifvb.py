@@ -5,6 +5,7 @@ import copy
 import io
 import math
 import pickle
+import re
 import time
 
 import pytest
@@ -790,13 +791,21 @@ def test_defaults():
 def test_run_keeps_the_best_and_says_why():
     q = gaussian()
     opt = IFVB(q, estimator=Pathwise(10), generator=seeded())
-    outcome = run(opt, log_joint, 3000, window=50, patience=100)
-    assert outcome.converged
-    assert outcome.reason == "the smoothed value has not improved for 100 steps."
-    assert str(outcome).startswith("converged, the smoothed value has not improved for 100 steps. Best ")
-    assert outcome.best == min(line.smoothed for line in outcome.trace)
-    assert outcome.trace[-1].iteration == outcome.iteration + 100
-    assert outcome.trace[-1].log_joint_draws == 10 * len(outcome.trace)
+    result = run(opt, log_joint, 3000, window=50, patience=100)
+    steps, losses = result.evaluations, [record.loss for record in result.trace]
+    assert result.converged
+    assert bool(result.members_converged)
+    assert len(losses) == steps == result.trace[-1].evaluations
+    smoothed = [sum(losses[k - 50 : k]) / 50 for k in range(50, steps + 1)]
+    assert result.loss == min(smoothed)
+    assert smoothed.index(result.loss) == steps - 100 - 50
+    assert str(result) == (
+        f"converged, the smoothed value has not improved for 100 steps. Its best, {result.loss:.6g} at step "
+        f"{steps - 100}, is put back. Negative ELBO {result.loss:.6f} after {steps} evaluations."
+    )
+    assert result.trace[-1].gradients == 10 * steps
+    assert result.norm == result.trace[-1].norm
+    assert 0 < result.norm < result.trace[0].norm
     assert float(bound(q.vector.detach())) == pytest.approx(-1 - math.log(2), abs=1e-3)
 
 
@@ -812,34 +821,52 @@ def test_run_by_a_monitor():
             seen.append((float((q.vector.detach()[0] - 0.8).abs()), q.vector.detach().clone()))
             return seen[-1][0]
 
-        outcome = run(opt, log_joint, 400, monitor=monitor, window=1, patience=30)
+        result = run(opt, log_joint, 400, monitor=monitor, window=1, patience=30)
         best = min(range(len(seen)), key=lambda i: seen[i][0])
-        assert outcome.converged
-        assert outcome.iteration == best + 1
+        assert result.converged
+        assert result.reason.endswith(f"steps. Its best, {seen[best][0]:.6g} at step {best + 1}, is put back.")
         assert torch.equal(q.vector, seen[best][1])
-        assert [line.value for line in outcome.trace] == [value for value, _ in seen]
-        ends.append((outcome.iteration, q.vector.detach().clone()))
+        assert len(result.trace) == len(seen) == best + 31
+        assert result.loss == result.trace[best].loss
+        ends.append((best, q.vector.detach().clone()))
     assert ends[0][0] == ends[1][0]
     assert torch.equal(ends[0][1], ends[1][1])
 
 
 def test_run_that_does_not_converge():
     q = gaussian()
-    outcome = run(IFVB(q, 0.01, generator=seeded()), log_joint, 20, window=5, patience=50)
-    assert not outcome.converged
-    assert str(outcome).startswith("not converged, because the budget of 20 steps is used up; raise max_steps.")
+    result = run(IFVB(q, 0.01, generator=seeded()), log_joint, 20, window=5, patience=50)
+    assert not result.converged
+    text = r"not converged, because the budget of 20 evaluations is used up \(a best smoothed value of (\S+)\)\. "
+    text += r"Raise max_steps\. Its best, (\S+) at step \d+, is put back\. Negative ELBO \S+ after 20 evaluations\."
+    found = re.fullmatch(text, str(result))
+    assert found[1] == found[2] == f"{result.loss:.6g}"
 
     q = VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
     opt = PreconditionedVI(q, Identity(), 100.0, alpha=0.0, estimator=ClosedForm())
     with pytest.warns(RejectedStepWarning):
-        outcome = run(opt, lambda lam: -lam.square().sum(), 100, window=1, patience=10)
-    assert not outcome.converged
-    assert "10 of the last 10 steps were not finite or left the domain: use a smaller lr" in outcome.reason
+        result = run(opt, lambda lam: -lam.square().sum(), 100, window=1, patience=10)
+    assert not result.converged
+    assert "10 of the last 10 steps were not finite or left the domain: use a smaller lr" in result.reason
 
     opt = PreconditionedVI(gaussian(), Identity(), estimator=ClosedForm())
-    outcome = run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
-    assert not outcome.converged
-    assert "the value was never finite" in outcome.reason
+    start = opt.family.vector.clone()
+    result = run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
+    assert not result.converged
+    assert result.reason == "because the value was never finite: start elsewhere, or use a smaller lr."
+    assert torch.equal(opt.family.vector, start)
+
+
+def test_a_run_of_fewer_steps_than_the_window_stays_where_it_is():
+    """Nobody knows its best; the start is not put back, nor of AIFVB the last iterate."""
+    for make in (IFVB, AIFVB):
+        q = gaussian()
+        opt, start = make(q, 1.0, generator=seeded()), q.vector.clone()
+        result = run(opt, log_joint, 20)
+        assert not torch.equal(q.vector, start)
+        assert torch.equal(q.vector, opt.average if make is AIFVB else q.vector)
+        assert result.loss == result.trace[-1].loss
+        assert result.reason.endswith("is used up (a best smoothed value of inf). Raise max_steps.")
 
 
 def test_run_goes_on_after_a_bad_start():
@@ -853,11 +880,11 @@ def test_run_goes_on_after_a_bad_start():
     opt = PreconditionedVI(q, Exact(), 0.5, alpha=0.0, estimator=ClosedForm())
     start = time.perf_counter()
     with pytest.warns(RejectedStepWarning):
-        outcome = run(opt, target, 200, window=1, patience=10)
-    assert outcome.converged
-    assert opt.rejections == 6
-    assert outcome.best == pytest.approx(1 + math.log(2))
-    seconds = [line.seconds for line in outcome.trace]
+        result = run(opt, target, 200, window=1, patience=10)
+    assert result.converged
+    assert opt.rejections == result.trace[-1].rejections == 6
+    assert result.loss == pytest.approx(1 + math.log(2))
+    seconds = [record.seconds for record in result.trace]
     assert seconds == sorted(seconds)
     assert 0 < seconds[-1] <= time.perf_counter() - start
 
@@ -870,9 +897,12 @@ def test_run_by_a_monitor_without_an_average():
         seen.append(float((q.vector.detach() - 0.2).square().sum()))
         return seen[-1]
 
-    outcome = run(IFVB(q, samples=3, warmup=20, generator=seeded()), log_joint, 5, monitor=monitor, window=1)
-    assert [line.value for line in outcome.trace] == seen
-    assert outcome.best == min(seen)
+    result = run(IFVB(q, samples=3, warmup=20, generator=seeded()), log_joint, 5, monitor=monitor, window=1)
+    best = min(range(5), key=lambda i: seen[i])
+    assert len(seen) == 5
+    assert f"Its best, {seen[best]:.6g} at step {best + 1}, is put back." in result.reason
+    assert result.loss == result.trace[best].loss
+    assert float((q.vector - 0.2).square().sum()) == min(seen)
 
 
 def test_lower_bound_knows_its_error():
@@ -887,7 +917,7 @@ def test_run_refuses():
     with pytest.raises(InputError, match=r"run follows one lambda; this family holds \(2,\). Call step"):
         run(IFVB(gaussian(2)), log_joint)
     for name in ("max_steps", "window", "patience"):
-        with pytest.raises(InputError, match=f"{name} counts steps and must be at least 1; got 0"):
+        with pytest.raises(InputError, match=f"{name} counts steps and must be a whole number, at least 1; got 0"):
             run(IFVB(gaussian()), log_joint, **{name: 0})
 
 

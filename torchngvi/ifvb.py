@@ -9,7 +9,7 @@ from torchngvi.expectations.flat import (
     Pathwise,
     ScoreFunction,
 )
-from torchngvi.fitting.smoothed import Outcome, lower_bound, run
+from torchngvi.fitting.smoothed import lower_bound, run
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.metrics import (
     NAGVAC,
@@ -70,7 +70,6 @@ __all__ = [
     "ModuleFlow",
     "NormalInverseGamma",
     "OrthogonalFlow",
-    "Outcome",
     "Pathwise",
     "Preconditioner",
     "PreconditionedVI",

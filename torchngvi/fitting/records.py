@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from torchngvi.optim import NaturalGradientVI
 
@@ -64,14 +63,11 @@ def record(
     )
 
 
-def show(bar: tqdm, record: Record) -> None:
-    """On the progress bar."""
-    bar.n = record.evaluations if bar.total is None else min(record.evaluations, bar.total)
-    bar.set_postfix(
-        {
-            "loss": f"{record.loss:.6g}",
-            "norm": f"{record.norm:.1e}",
-            "step": f"{record.step:.2g}",
-            "rejected": record.rejections,
-        }
-    )
+def in_words(record: Record) -> dict[str, str]:
+    """What the progress bar says of it."""
+    return {
+        "loss": f"{record.loss:.6g}",
+        "norm": f"{record.norm:.1e}",
+        "step": f"{record.step:.2g}",
+        "rejected": str(record.rejections),
+    }

@@ -131,8 +131,7 @@ class Posterior(torch.nn.Module, ABC):
         for name, buffer in self._buffers.items():
             if buffer is None:
                 continue
-            with torch.no_grad():
-                new = fn(buffer)
+            new = torch.no_grad()(fn)(buffer)
             if torch._has_compatible_shallow_copy_type(buffer, new):
                 grad = buffer.grad
                 buffer.data = new

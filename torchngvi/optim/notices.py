@@ -16,7 +16,7 @@ def warn_of_rejection(method: str, q: Posterior, rho: Tensor) -> None:
     if not q.framed:
         domain = f"the domain where {domain}"
         remedy = "a limit such as step_size=Clip(5.0), or a metric with a larger eps or warmup"
-    _warn(
+    warn(
         f"{method}: a step of size {float(rho.max()):.3g} left {domain} or was not "
         "finite; q was left as it is, and steps like it will be skipped without another warning. "
         f"Use a smaller lr, {remedy}.",
@@ -27,7 +27,7 @@ def warn_of_rejection(method: str, q: Posterior, rho: Tensor) -> None:
 def warn_if_unsummed(method: str) -> None:
     """At the first step: q is in buffers, whose gradients DistributedDataParallel does not reduce."""
     if ranks() > 1:
-        _warn(
+        warn(
             f"{method}: this is one of {ranks()} processes, and a step does not sum over them what "
             "the data of each say of q, nor does DistributedDataParallel. That is right where every process has "
             "all the data, or where the gradients of q.mean_probe and q.root_probe were summed by "
@@ -36,7 +36,7 @@ def warn_if_unsummed(method: str) -> None:
         )
 
 
-def _warn(text: str, category: type[Warning]) -> None:
+def warn(text: str, category: type[Warning]) -> None:
     """At the first frame that is neither of this library nor of torch."""
     depth, frame = 2, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torchngvi", "torch"):
