@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
     {"errors", "numerics", "distributed"},
-    {"structures"},
+    {"structures", "renamed"},
     {"interfaces"},
     {"derivatives", "momentum"},
     {"posteriors", "stepsizes", "models"},
@@ -21,7 +21,7 @@ LEVELS = [
     {"rules"},  # its front door names metrics and momentum too
     {"optim"},
     {"methods"},
-    {"theory", "testing", "diagnostics"},
+    {"theory", "testing", "diagnostics", "registry"},
     {"fitting"},
     {"stopping", "ifvb", "bbvi", "ngvi"},  # short names of what is in the folders
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it

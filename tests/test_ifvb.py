@@ -563,10 +563,10 @@ def test_copies_and_pickles_go_on_alike():
     twins = copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))
     expected = opt.step(log_joint)
     for twin in twins:
-        assert twin.family is not q
+        assert twin.posterior is not q
         assert torch.equal(twin.step(log_joint), expected)
         assert torch.equal(twin.average, opt.average)
-        assert torch.equal(twin.family.vector, q.vector)
+        assert torch.equal(twin.posterior.vector, q.vector)
 
 
 def test_an_average_begins_as_a_copy_of_its_own():
@@ -577,7 +577,7 @@ def test_an_average_begins_as_a_copy_of_its_own():
     with torch.no_grad():
         q.vector.zero_()
     assert torch.equal(opt.average, start)
-    assert torch.equal(twin.family.vector, start)
+    assert torch.equal(twin.posterior.vector, start)
     assert not opt.average.requires_grad
 
 
@@ -860,7 +860,7 @@ def test_lower_bound_knows_its_error():
 
 
 def test_run_refuses():
-    with pytest.raises(InputError, match=r"run follows one lambda; this family holds \(2,\). Call step"):
+    with pytest.raises(InputError, match=r"run follows one lambda; this posterior holds \(2,\). Call step"):
         run(IFVB(gaussian(2)), log_joint)
     for name in ("max_steps", "window", "patience"):
         with pytest.raises(InputError, match=f"{name} counts steps and must be at least 1; got 0"):

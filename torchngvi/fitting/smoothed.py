@@ -20,6 +20,7 @@ from torchngvi.expectations.flat import integrand
 from torchngvi.methods.ifvb import AIFVB, PreconditionedVI
 from torchngvi.models import LogJoint
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.renamed import renamed
 
 
 class Line(NamedTuple):
@@ -82,9 +83,9 @@ def run(
     >>> print(run(opt, lambda lam: -lam.square().sum(-1), window=1, patience=20))  # doctest: +ELLIPSIS
     converged, the smoothed value has not improved for 20 steps. Best ...
     """
-    family = optimizer.family
-    if family.batch_shape:
-        raise InputError(f"run follows one lambda; this family holds {tuple(family.batch_shape)}. Call step.")
+    q = optimizer.posterior
+    if q.batch_shape:
+        raise InputError(f"run follows one lambda; this posterior holds {tuple(q.batch_shape)}. Call step.")
     for name, count in (("max_steps", max_steps), ("window", window), ("patience", patience)):
         if count < 1:
             raise InputError(f"{name} counts steps and must be at least 1; got {count}.")
@@ -118,7 +119,7 @@ def run(
                 reason = "because the value was never finite: start elsewhere, or use a smaller lr."
             break
     with torch.no_grad():
-        family.vector.copy_(kept)
+        q.vector.copy_(kept)
     return Outcome(converged, reason, best, best_at, trace)
 
 
@@ -130,14 +131,14 @@ def _stepped(optimizer: PreconditionedVI, target: Any) -> Tensor:
 
 def _estimate(optimizer: PreconditionedVI) -> Tensor:
     """The average where there is one, else the iterate; a copy."""
-    return (optimizer.average if isinstance(optimizer, AIFVB) else optimizer.family.vector).detach().clone()
+    return (optimizer.average if isinstance(optimizer, AIFVB) else optimizer.posterior.vector).detach().clone()
 
 
 def _monitored(optimizer: PreconditionedVI, monitor: Callable[[], float]) -> float:
     """The value with the estimate in the family; λ is put back."""
     if not isinstance(optimizer, AIFVB):
         return float(monitor())
-    vector = optimizer.family.vector
+    vector = optimizer.posterior.vector
     iterate = vector.detach().clone()
     try:
         with torch.no_grad():
@@ -160,9 +161,10 @@ def _line(optimizer: PreconditionedVI, value: float, smoothed: float, start: flo
     )
 
 
+@renamed(family="q")
 @torch.no_grad()
 def lower_bound(
-    family: FlatPosterior,
+    q: FlatPosterior,
     log_joint: Callable[[Tensor], Tensor],
     draws: int = 1000,
     generator: torch.Generator | None = None,
@@ -175,6 +177,6 @@ def lower_bound(
     >>> value.item(), error.item()  # q is the uniform density
     (0.0, 0.0)
     """
-    theta = family.sample(draws, generator, at)
-    h = integrand(family, LogJoint(log_joint), theta, at)
+    theta = q.sample(draws, generator, at)
+    h = integrand(q, LogJoint(log_joint), theta, at)
     return h.mean(0), h.std(0) / math.sqrt(draws)
