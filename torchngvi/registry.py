@@ -117,6 +117,7 @@ def pattern(
     return block_diagonal(sizes)
 
 
+@functools.cache
 def structure_of(name: str) -> str:
     """The pattern of a posterior where none is asked for, by its name in `STRUCTURES`.
 
@@ -220,10 +221,20 @@ def needs_lr(name: str) -> bool:
     (False, True)
     """
     try:
-        method(name, posterior(partners(name)[0], 2))
+        check(name, partners(name)[0])
     except InputError:
         return True
     return False
+
+
+@functools.cache
+def by_trial(name: str) -> bool:
+    """Whether a method that is told no step finds its steps by trial, for which the values of L must be exact.
+
+    >>> by_trial("vn"), by_trial("snngm"), by_trial("bwgd")
+    (True, False, False)
+    """
+    return not needs_lr(name) and method(name, posterior(partners(name)[0], 2)).step_size.needs_trial
 
 
 def _fits(name: str, other: str) -> bool:
