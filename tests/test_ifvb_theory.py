@@ -25,8 +25,8 @@ from torchngvi.ifvb import (
     VecGaussian,
     asymptotic_covariance,
 )
-from torchngvi.studies.papers import ifvb_problems as problems
-from torchngvi.studies.papers.ifvb_problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
+from torchngvi.studies.papers.godichon2023 import problems
+from torchngvi.studies.papers.godichon2023.problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
 
 FLOAT = torch.float64
 REPLICATES = 1000
