@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
     {"errors", "numerics", "distributed"},
-    {"structures"},
+    {"structures", "renamed"},
     {"interfaces"},
     {"derivatives", "momentum"},
     {"posteriors", "stepsizes", "models"},
@@ -21,7 +21,7 @@ LEVELS = [
     {"rules"},  # its front door names metrics and momentum too
     {"optim"},
     {"methods"},
-    {"theory", "testing", "mode"},
+    {"theory", "testing", "mode", "registry"},
     {"diagnostics"},
     {"fitting"},
     {"stopping", "ifvb", "bbvi", "ngvi"},  # short names of what is in the folders
@@ -161,24 +161,11 @@ LINES_OF_A_FILE, LINES_OF_A_CLASS, LINES_OF_A_FUNCTION, ARGUMENTS = 350, 300, 60
 
 # what is larger all the same, and why; what has become smaller leaves the list
 LARGER = {
-    "adapters/gpytorch/distribution.py": "the drop-in distributions, one for each of GPyTorch's own",
-    "adapters/gpytorch/sparse_gp.py": "the target, its kernels' projections and the gradient of the hyper-parameters",
-    "adapters/gpytorch/training.py": "one training loop with its checkpoints",
-    "app/runs.py": "every way in which the command line fits",
-    "app/tables.py": "a table as people have it: formats, levels, missing values, dates",
-    "optim/optimizer.py": "the step of every method, its refusals and its state",
-    "optim/optimizer.py: NaturalGradientVI": "the same",
     "optim/optimizer.py: NaturalGradientVI.__init__": "one argument an axis, and the scale of a closure's loss",
-    "methods/gaussian.py: Snngm.__init__": "those of the optimizer and of the momentum that the paper couples to it",
     "models/generalized_linear.py: GeneralizedLinear.__init__": (
         "X, y and the keywords that every package for such models has: family, weights, offset, prior, classes"
     ),
     "models/softmax.py: SoftmaxRegression.__init__": "X, y and the same keywords, with the number of nodes",
-    "studies/experiments.py": "the registry of the experiments of one paper",
-    "studies/reproduce.py": "the registry of the figures and tables",
-    "studies/papers/bbvi.py": "one file a paper",
-    "studies/papers/bbvi.py: Runs.__init__": "what the figures of one paper vary",
-    "studies/papers/ifvb.py": "one file a paper",
 }
 
 

@@ -588,10 +588,10 @@ def test_copies_and_pickles_go_on_alike():
     twins = copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))
     expected = opt.step(log_joint)
     for twin in twins:
-        assert twin.family is not q
+        assert twin.posterior is not q
         assert torch.equal(twin.step(log_joint), expected)
         assert torch.equal(twin.average, opt.average)
-        assert torch.equal(twin.family.vector, q.vector)
+        assert torch.equal(twin.posterior.vector, q.vector)
 
 
 def test_an_average_begins_as_a_copy_of_its_own():
@@ -602,7 +602,7 @@ def test_an_average_begins_as_a_copy_of_its_own():
     with torch.no_grad():
         q.vector.zero_()
     assert torch.equal(opt.average, start)
-    assert torch.equal(twin.family.vector, start)
+    assert torch.equal(twin.posterior.vector, start)
     assert not opt.average.requires_grad
 
 
@@ -850,11 +850,11 @@ def test_run_that_does_not_converge():
     assert "10 of the last 10 steps were not finite or left the domain: use a smaller lr" in result.reason
 
     opt = PreconditionedVI(gaussian(), Identity(), estimator=ClosedForm())
-    start = opt.family.vector.clone()
+    start = opt.posterior.vector.clone()
     result = run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
     assert not result.converged
     assert result.reason == "because the value was never finite: start elsewhere, or use a smaller lr."
-    assert torch.equal(opt.family.vector, start)
+    assert torch.equal(opt.posterior.vector, start)
 
 
 def test_a_run_of_fewer_steps_than_the_window_stays_where_it_is():
@@ -914,7 +914,7 @@ def test_lower_bound_knows_its_error():
 
 
 def test_run_refuses():
-    with pytest.raises(InputError, match=r"run follows one lambda; this family holds \(2,\). Call step"):
+    with pytest.raises(InputError, match=r"run follows one lambda; this posterior holds \(2,\). Call step"):
         run(IFVB(gaussian(2)), log_joint)
     for name in ("max_steps", "window", "patience"):
         with pytest.raises(InputError, match=f"{name} counts steps and must be a whole number, at least 1; got 0"):

@@ -15,7 +15,7 @@ from scipy import integrate, stats
 from torchngvi.app.config import read_toml
 from torchngvi.errors import InputError
 from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
-from torchngvi.studies.papers import ifvb as studies
+from torchngvi.studies.papers import godichon2023 as studies
 from torchngvi.studies.papers import study
 
 FLOAT = torch.float64

@@ -30,8 +30,8 @@ from torchngvi.ifvb import (
     asymptotic_covariance,
 )
 from torchngvi.stepsizes import PowerSchedule
-from torchngvi.studies.papers import ifvb_problems as problems
-from torchngvi.studies.papers.ifvb_problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
+from torchngvi.studies.papers.godichon2023 import problems
+from torchngvi.studies.papers.godichon2023.problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
 from torchngvi.theory.godichon2023 import check_exponents
 
 FLOAT = torch.float64
@@ -79,7 +79,7 @@ def test_t3_every_run_converges(one_draw):
     assert opt.rejections == 0
     limit = 5.5 * (torch.tensor([1.0, 0.5], dtype=FLOAT) / 4000).sqrt() * 1.1
     assert (opt.average.abs().max(0).values < limit).all()
-    assert float(opt.family.vector.detach().abs().max()) < 0.3
+    assert float(opt.posterior.vector.detach().abs().max()) < 0.3
 
 
 def test_t4_streamlined_fisher_converges(one_draw):

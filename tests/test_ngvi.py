@@ -35,7 +35,7 @@ from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.rules import ProjectedRootGradient
 from torchngvi.stepsizes import Convex, harmonic_schedule, theorem_schedule
 from torchngvi.structures import Dense
-from torchngvi.studies.papers import ngvi
+from torchngvi.studies.papers import wu2024 as ngvi
 from torchngvi.theory.exponential_family import ExpectationParameters, Natural, bregman, expectation_gradient, inner
 from torchngvi.theory.wu2024 import (
     SubSampling,

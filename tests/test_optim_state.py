@@ -448,7 +448,7 @@ NAMES = {
     "cholesky": ["mean", "scale_tril"],
     "diagonal": ["mean", "scale"],
     "natural": ["precision_mean", "precision"],
-    "precision_cholesky": ["mean", "precision_tril"],
+    "precision": ["mean", "precision_tril"],
 }
 
 

@@ -348,7 +348,7 @@ class TestConformance:
         V = q.covariance.clone()
         matrix = q.coordinates.matrix
         matrix.mul_(4.0)
-        factor = {"natural": 1 / 4, "precision_cholesky": 1 / 16}.get(BASE.get(name, name), 16)
+        factor = {"natural": 1 / 4, "precision": 1 / 16}.get(BASE.get(name, name), 16)
         close(q.covariance, factor * V, IDENTITY)
 
 
@@ -787,7 +787,7 @@ def test_starts_agree_with_moments(name, batch):
 
 
 @pytest.mark.parametrize(
-    ("name", "scale"), [("natural", 1e-30), ("natural", 1e30), ("precision_cholesky", 1e-42), ("cholesky", 1e-50)]
+    ("name", "scale"), [("natural", 1e-30), ("natural", 1e30), ("precision", 1e-42), ("cholesky", 1e-50)]
 )
 def test_a_scale_without_coordinates(name, scale):
     """In float32 1e-30 squared is 0 and 1e30 squared infinite: refused, and q keeps its place."""

@@ -188,7 +188,7 @@ def test_the_printed_update(name, rule, batch, gamma):
     H, (printed, rho) = kept(name, e.derivative.H), PRINTED[rule]
     if rule == "svgd":
         printed = functools.partial(svgd, name=name)
-    if BASE.get(name, name) == "precision_cholesky":
+    if BASE.get(name, name) == "precision":
         printed = ON_PRECISION.get(rule, printed)
     expected = [
         for_each(lambda *x, i=i: printed(*x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)

@@ -64,11 +64,11 @@ from torchngvi.rules import (
 )
 from torchngvi.stopping import SlopeStop
 
-ROOTS = {"C": "cholesky", "T": "precision_cholesky"}
+ROOTS = {"C": "cholesky", "T": "precision"}
 forms = pytest.mark.parametrize("form", ROOTS)
 naturals = pytest.mark.parametrize("natural", [False, True], ids=["euclidean", "natural"])
 logs = pytest.mark.parametrize("log_diagonal", [False, True], ids=["plain", "log_diagonal"])
-rooted = pytest.mark.parametrize("name", ["cholesky", "diagonal", "precision_cholesky"])
+rooted = pytest.mark.parametrize("name", ["cholesky", "diagonal", "precision"])
 batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 
@@ -311,8 +311,8 @@ class TestLiteralAlgorithms:
 class TestCoordinates:
     """Gradients in (m, C), (m, T), (m, c) and with logarithms on the diagonal, against autograd and Fisher solves."""
 
-    PLAIN = {"cholesky": "mean_root", "diagonal": "mean_scale", "precision_cholesky": "mean_precision_root"}
-    LOG = {"cholesky": "mean_log_root", "diagonal": "mean_log_scale", "precision_cholesky": "mean_log_precision_root"}
+    PLAIN = {"cholesky": "mean_root", "diagonal": "mean_scale", "precision": "mean_precision_root"}
+    LOG = {"cholesky": "mean_log_root", "diagonal": "mean_log_scale", "precision": "mean_log_precision_root"}
 
     @rooted
     @batches_at
@@ -407,7 +407,7 @@ class TestCoordinates:
         """dV = -V E[∇²ℓ - S] V from C, and dS = E[∇²ℓ] - S from T: one direction."""
         e = framed_packet(torch.zeros(DIM, dtype=DTYPE), torch.eye(DIM, dtype=DTYPE))
         H = random_symmetric((), 5, definite=False)
-        for name in ("cholesky", "precision_cholesky"):
+        for name in ("cholesky", "precision"):
             q = random_posterior(name, seed=1)
             root = q.frame().dense()
             packet = e._replace(derivative=e.derivative._replace(W=root.mT @ H @ root))
@@ -681,7 +681,7 @@ class TestSnngm:
         model, part, lr = random_model("bernoulli_logit", (2,), 5).target, momentum(), 4.0
         q, free = (random_posterior(name, (2,), seed=1) for _ in range(2))
         for start in (q, free):  # too wide for C, whose diagonal then falls; that of T falls where q is too narrow
-            factor = 0.3 if name == "precision_cholesky" else 4.0
+            factor = 0.3 if name == "precision" else 4.0
             start.initialize_(start.mean, factor * start.scale_tril)
         opt, estimator, state, signs = SRVN(q, lr=lr, momentum=part), Quadrature(), part.init(free), 0
         for _ in range(12):
@@ -1150,7 +1150,7 @@ class TestTheorem3:
 
     @pytest.mark.parametrize(("steps", "beta"), [(50, 0.9), (200, 0.5)])
     def test_the_normaliser_of_tau(self, steps, beta):
-        from torchngvi.studies.papers.tan import tau_weights
+        from torchngvi.studies.papers.tan2025 import tau_weights
 
         weights = tau_weights(steps, beta)
         assert weights.sum() == pytest.approx(steps - beta * (1 - beta**steps) / (1 - beta), rel=1e-12)
@@ -1170,7 +1170,7 @@ class TestExperiments:
     """The studies: coding of the data, the log, what is drawn from it."""
 
     def test_figure_2(self, tmp_path):
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         log = tan.run_weights()
         assert len(log) == 10_000
@@ -1184,7 +1184,7 @@ class TestExperiments:
         ("name", "shape", "ones"), [("German", (1000, 49), 300), ("Heart", (270, 19), 120), ("ICU", (200, 20), 40)]
     )
     def test_the_designs(self, name, shape, ones):
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         X, y = tan.LOADERS[name]()
         assert X.shape == shape
@@ -1198,7 +1198,7 @@ class TestExperiments:
 
     @needs_data
     def test_white_and_awake_are_coded_one(self):
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         X, _ = tan.icu()
         assert X[:, 5].sum() == 175  # of 200 white
@@ -1206,7 +1206,7 @@ class TestExperiments:
 
     def test_missing_data(self, monkeypatch, tmp_path):
         from torchngvi.app.datasets import MissingDataError
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
         monkeypatch.chdir(tmp_path)
@@ -1220,7 +1220,7 @@ class TestExperiments:
     @needs_data
     def test_the_families_on_the_three_data_sets(self):
         """Full C and full T agree, the diagonal bound is lower, and all are near the printed ones."""
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         for index, name in enumerate(tan.DATA):
             model, bounds = tan.regression(name), {}
@@ -1236,7 +1236,7 @@ class TestExperiments:
     def test_a_row_of_table_5(self):
         """ICU, full Σ, Snngm: 6000 iterations and -115.2 are printed."""
         from torchngvi.diagnostics import elbo
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         model = tan.regression("ICU")
         q = CholeskyGaussian(20, scale=0.1, dtype=DTYPE)
@@ -1249,7 +1249,7 @@ class TestExperiments:
 
     @needs_data
     def test_the_log_and_what_is_drawn(self, tmp_path, capsys):
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         log = tan.run_logistic(data=("ICU",), max_steps=200)
         fits = set(zip(log["family"], log["optimiser"], strict=True))

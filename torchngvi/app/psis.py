@@ -25,5 +25,5 @@ def verdict(k: float, num_samples: int) -> str:
         return f"usable: k-hat {k:.2f} is below {usable:.2g}, so importance weights can correct what q misses."
     return (
         f"poor: k-hat {k:.2f} is not below {usable:.2g}, so q misses part of the exact posterior; "
-        "check intervals against another method, or use a richer family."
+        "check intervals against another method, or use a richer posterior."
     )

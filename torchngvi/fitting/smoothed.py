@@ -27,6 +27,7 @@ from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
 from torchngvi.models.arguments import FullPrecision, classify, count
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.renamed import renamed
 from torchngvi.stepsizes import PowerSchedule
 from torchngvi.theory.godichon2023 import check_exponents
 
@@ -69,8 +70,8 @@ def run(
         and which says at which step that was.  A run of fewer steps than the window stays where it is.
 
     Raises:
-        InputError: a batch of runs, counts below 1, exponents out of range, a checkpoint that cannot be written or is of
-            another run.
+        InputError: a batch of runs, counts below 1, exponents out of range, a checkpoint that cannot be written or
+            is of another run.
 
     >>> from torchngvi.ifvb import ClosedForm, Exact, MeanFieldGaussian
     >>> q = MeanFieldGaussian(torch.ones(2).double())
@@ -117,7 +118,7 @@ class SmoothedSteps(Engine):
         monitor: Callable[[], float] | None = None,
         window: int = 100,
     ) -> None:
-        self.family = family = optimizer.family
+        self.family = family = optimizer.posterior
         super().__init__(family)
         if family.batch_shape:
             raise InputError(f"run follows one lambda; this family holds {tuple(family.batch_shape)}. Call step.")
@@ -275,9 +276,10 @@ def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> Smoo
     return SmoothedSteps(optimizer, target, LambdaLR(optimizer, PowerSchedule(0.75, 100.0)))
 
 
+@renamed(family="q")
 @torch.no_grad()
 def lower_bound(
-    family: FlatPosterior,
+    q: FlatPosterior,
     log_joint: Callable[[Tensor], Tensor],
     draws: int = 1000,
     generator: torch.Generator | None = None,
@@ -290,6 +292,6 @@ def lower_bound(
     >>> value.item(), error.item()  # q is the uniform density
     (0.0, 0.0)
     """
-    theta = family.sample(draws, generator, at)
-    h = integrand(family, LogJoint(log_joint), theta, at)
+    theta = q.sample(draws, generator, at)
+    h = integrand(q, LogJoint(log_joint), theta, at)
     return h.mean(0), h.std(0) / math.sqrt(draws)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torchngvi.errors import PairError
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.optim.renamed import renamed
 from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.renamed import renamed
 from torchngvi.rules import (
     SVGD,
     BuresWasserstein,

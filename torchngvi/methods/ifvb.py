@@ -22,6 +22,7 @@ from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Poste
 from torchngvi.metrics import Preconditioner, Recursive
 from torchngvi.optim import Evaluation, NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.renamed import warn_renamed
 from torchngvi.rules import RootGradient
 from torchngvi.stepsizes import Constant, KLRadius
 
@@ -96,7 +97,7 @@ class PreconditionedVI(NaturalGradientVI):
         super().add_param_group(param_group)
 
     @property
-    def family(self) -> FlatPosterior:
+    def posterior(self) -> FlatPosterior:
         """q, where there is one.
 
         Raises:
@@ -105,6 +106,12 @@ class PreconditionedVI(NaturalGradientVI):
         q = self._only_posterior("this")
         assert isinstance(q, FlatPosterior)
         return q
+
+    @property
+    def family(self) -> FlatPosterior:
+        """The old name of `posterior`."""
+        warn_renamed(type(self).__name__, "family", "posterior")
+        return self.posterior
 
     @property
     def memory(self) -> dict[str, Any]:

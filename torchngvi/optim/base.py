@@ -1,6 +1,5 @@
 """A torch optimizer whose parameters are posteriors: its groups, its parts, and the state of each posterior."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torchngvi.models.arguments import real
 from torchngvi.optim import pairs
 from torchngvi.optim.records import Report
 from torchngvi.optim.state import State, complete, converted
+from torchngvi.renamed import warn_renamed
 
 
 class PosteriorOptimizer(torch.optim.Optimizer):
@@ -70,7 +70,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     @property
     def acceleration(self) -> Metric | None:
         """The metric, under its old name."""
-        warnings.warn("acceleration is metric now, and is gone in the next release.", FutureWarning, stacklevel=2)
+        warn_renamed(type(self).__name__, "acceleration", "metric")
         return self.metric
 
     @property

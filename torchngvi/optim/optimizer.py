@@ -44,9 +44,9 @@ from torchngvi.optim import gradients, notices, pairs
 from torchngvi.optim.averaged import averaged, turned
 from torchngvi.optim.evaluating import EvaluatingOptimizer
 from torchngvi.optim.records import Evaluation, Heading, Report
-from torchngvi.optim.renamed import renamed
 from torchngvi.optim.state import State
 from torchngvi.optim.trial import proposed, together, tried, usable
+from torchngvi.renamed import renamed
 from torchngvi.stepsizes import Constant, SufficientDecrease
 
 

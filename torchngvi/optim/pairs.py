@@ -85,7 +85,7 @@ AMONG_PARTS: list[Refusal] = [
     (
         lambda p: p.accelerates and not (p.rule.natural and p.step_size.needs_trial),
         "{metric} bends natural gradients that are free of noise, and judges what it did by trial; got {rule} with "
-        "{step_size}. Use VN or SRVN with SufficientDecrease(), or leave the acceleration out.",
+        "{step_size}. Use VN or SRVN with SufficientDecrease(), or leave the metric out.",
     ),
     (
         lambda p: p.momentum is not None and not p.straight,

@@ -22,6 +22,7 @@ from torchngvi.metrics.recursion import Perturbation
 from torchngvi.models.arguments import as_target
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.renamed import renamed
 from torchngvi.stepsizes import PowerSchedule
 
 _ROUNDS = 100  # of redrawing what fell outside the domain
@@ -78,7 +79,7 @@ def asymptotic_covariance(
     if steps == 0:
         raise InputError("no step was taken yet: there is nothing to be uncertain about.")
     inverse = optimizer.inverse_fisher()
-    q, estimator, gradients = optimizer.family.at(optimizer.average), optimizer.estimator, []
+    q, estimator, gradients = optimizer.posterior.at(optimizer.average), optimizer.estimator, []
     assert estimator is not None
     prepared, told = as_target(estimator.prepared(target)), estimator.recalling(optimizer.memory["estimator"])
     for _ in range(repeats):
@@ -90,9 +91,10 @@ def asymptotic_covariance(
     return inverse @ (away @ away.mT / (repeats - 1)) @ inverse.mT / steps
 
 
+@renamed(family="q")
 @torch.no_grad()
 def marginal_sample(
-    family: FlatPosterior,
+    q: FlatPosterior,
     covariance: Tensor,  # (D, D), of λ
     n: int,
     generator: torch.Generator | None = None,
@@ -101,16 +103,16 @@ def marginal_sample(
     """Draws of θ from ∫ q_λ N(λ; λ̄, covariance) dλ; a λ outside the domain is drawn anew.
 
     Args:
-        family: without batch dimensions.
+        q: without batch dimensions.
         covariance: from `asymptotic_covariance`, symmetric and positive definite.
         n: number of draws, each with a λ of its own.
         generator: of the draws.
-        at: λ̄; by default the family's λ.
+        at: λ̄; by default that of q.
 
     Raises:
         InputError: a batch of λ, a covariance without a Cholesky factor, a λ̄ around which hardly any λ is allowed.
     """
-    center = family.point(at).detach()
+    center = q.point(at).detach()
     if center.ndim != 1:
         raise InputError(f"marginal_sample integrates over one lambda; got shape {tuple(center.shape)}.")
     root, ok = cholesky(covariance)
@@ -121,10 +123,10 @@ def marginal_sample(
     for _ in range(_ROUNDS):
         noise = torch.randn(points.shape, dtype=center.dtype, device=center.device, generator=generator)
         points = torch.where(missing[:, None], center + noise @ root.mT, points)
-        missing = ~family.in_domain(points)
+        missing = ~q.in_domain(points)
         if not bool(missing.any()):
-            return family.sample(1, generator, points)[0]
+            return q.sample(1, generator, points)[0]
     raise InputError(
-        f"{int(missing.sum())} of {n} draws of lambda stay outside the domain ({family.domain}): the covariance is too "
+        f"{int(missing.sum())} of {n} draws of lambda stay outside the domain ({q.domain}): the covariance is too "
         "wide for a normal approximation. Take more steps."
     )

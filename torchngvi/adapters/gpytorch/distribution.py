@@ -30,6 +30,7 @@ from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.renamed import renamed
 
 
 class _Watched:
@@ -85,11 +86,11 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         num_inducing_points: M.
         batch_shape: of the model, as in GPyTorch.
         mean_init_std: standard deviation of the noise on the mean where training starts.
-        family: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`; `DiagonalGaussian` for mean field;
-            a Gaussian over a flat vector, such as `FlatCholesky`, for `IFVB`.
+        posterior: the class of q: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`;
+            `DiagonalGaussian` for mean field; a Gaussian over a flat vector, such as `FlatCholesky`, for `IFVB`.
 
     Raises:
-        InputError: a family that is none, fewer than one inducing point.
+        InputError: a posterior that is none, fewer than one inducing point.
 
     >>> q = NaturalGradientVariationalDistribution(4, batch_shape=torch.Size([2]))
     >>> q().batch_shape, q().event_shape, list(q.parameters())
@@ -98,24 +99,25 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     _like: Tensor
 
+    @renamed(family="posterior")
     def __init__(
         self,
         num_inducing_points: int,
         batch_shape: Sequence[int] = (),
         mean_init_std: float = 1e-3,
         *,
-        family: type[Gaussian] | type[FlatGaussian] = CholeskyGaussian,
+        posterior: type[Gaussian] | type[FlatGaussian] = CholeskyGaussian,
     ) -> None:
         super().__init__(num_inducing_points, torch.Size(batch_shape), mean_init_std)
-        if not (isinstance(family, type) and issubclass(family, Gaussian | FlatGaussian)):
+        if not (isinstance(posterior, type) and issubclass(posterior, Gaussian | FlatGaussian)):
             raise InputError(
-                f"family is a Gaussian posterior such as CholeskyGaussian or NaturalGaussian; got {family!r}."
+                f"posterior is a Gaussian posterior such as CholeskyGaussian or NaturalGaussian; got {posterior!r}."
             )
         self.posterior: Gaussian | FlatGaussian
-        if issubclass(family, FlatGaussian):
-            self.posterior = family.standard(num_inducing_points, batch_shape)
+        if issubclass(posterior, FlatGaussian):
+            self.posterior = posterior.standard(num_inducing_points, batch_shape)
         else:
-            self.posterior = family(num_inducing_points, batch_shape)  # type: ignore[call-arg]
+            self.posterior = posterior(num_inducing_points, batch_shape)  # type: ignore[call-arg]
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
         self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`

@@ -73,7 +73,7 @@ class SparseGP(TractableTarget):
         if not self.posterior.framed:
             raise PairError(
                 f"SparseGP reads the mean and the root of q, and {type(self.posterior).__name__} is a vector of "
-                "parameters without them. Use natural_optimizer(mll, method=IFVB), or family=CholeskyGaussian."
+                "parameters without them. Use natural_optimizer(mll, method=IFVB), or posterior=CholeskyGaussian."
             )
         self.comparable = num_data is None
         self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
