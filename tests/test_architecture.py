@@ -23,6 +23,7 @@ LEVELS = [
     {"records", "fingerprints", "diagnostics", "laplace", "streaming"},
     {"checkpoints"},
     {"fitting"},
+    {"refinement"},
     {"fit", "stopping"},  # short names of what is in it
     {"row_space"},
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it

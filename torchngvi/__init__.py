@@ -24,6 +24,7 @@ from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.records import FitResult
+from torchngvi.refinement import refine
 from torchngvi.row_space import RowSpace
 from torchngvi.rules import QuasiNewton, SiteNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
@@ -78,6 +79,7 @@ __all__ = [
     "laplace",
     "models",
     "posteriors",
+    "refine",
     "rules",
     "stepsizes",
 ]
