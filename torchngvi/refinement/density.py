@@ -48,7 +48,8 @@ class Density(nn.Module, ABC):
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean (D,) and covariance (D, D)."""
         draws = self._draws()
-        return draws.mean(0), draws.mT.cov()
+        apart = draws - draws.mean(0)
+        return draws.mean(0), apart.mT @ apart / (len(draws) - 1)
 
     @property
     def mean(self) -> Tensor:

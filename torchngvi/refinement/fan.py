@@ -7,8 +7,7 @@ gained by it, as far as third and fourth derivatives at N(0, I) tell,
 
     KL ≈ Σ_ijk B_ijk²/12 + Σ_i κ_i²/48 + ...        B_ijk = E[∂_i ∂_j ∂_k ℓ]        κ_i = E[∂_i⁴ ℓ]
 
-which a fan along u lowers by its terms with u, ½ uᵀMu - B_uuu²/6 + κ_u²/48, and a warp by its diagonal terms,
-Σ_i B_iii²/12 + κ_i²/48; it is kept where the ELBO on fresh draws is the better for it.
+which a fan along u lowers by all terms with an index along u, and a warp by its diagonal terms; it is kept where the ELBO on fresh draws is the better for it.
 """
 
 from collections.abc import Callable
@@ -108,7 +107,9 @@ class LayeredGaussian(Density):
 
     @torch.no_grad()
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean (D,) and covariance (D, D): exact for a single fan, by 16,384 draws for several layers."""
+        """Mean (D,) and covariance (D, D): exact without layers, a quadrature for a single fan, draws for others."""
+        if not self.layers:
+            return self.centre, self.root @ self.root.mT
         if len(self.layers) == 1 and isinstance(self.layers[0], FanLayer):
             mean, covariance = self.layers[0].moments()
             return self.centre + self.root @ mean, self.root @ covariance @ self.root.mT
@@ -173,13 +174,14 @@ class Layering:
         return len(self.density.layers) >= _LAYERS or 0.5 * DRAWS * self.quality.error**2 < _HOPE
 
     def _try(self, plan: _Plan) -> bool:
-        """Make the layer, and keep it where it is worth it."""
+        """Make the layer, and keep it where it is worth it, or was asked for and has an ELBO."""
         layer = plan.make()
         if layer is None:
             return False
         density = self.density.with_layer(layer)
         new, old = quality(density, self.joint, self.seed), self.quality
-        if not new.elbo - old.elbo > max(_WORTH, (new.error**2 + old.error**2) ** 0.5) and old.elbo > -torch.inf:
+        least = max(_WORTH, (new.error**2 + old.error**2) ** 0.5) if plan.gain < torch.inf else -torch.inf
+        if not new.elbo - old.elbo > least:
             return False
         self.density, self.quality = density, new
         self.steps.append(plan.name)
@@ -212,9 +214,9 @@ class Layering:
         if not expected[best] > _ALIGNED * expected[0]:
             fans.reverse()
         plans = [_Plan(float(expected[k]), name, self._fan(axes[k])) for k, name in fans]
-        warp = _Plan(_warp_gain(z, residual), "a warp of each coordinate", self._warp)
-        place = 0 if warp.gain > max(plan.gain for plan in plans) else len(plans)
-        plans.insert(place, warp)
+        if dim > 1:  # along a line a fan has it all
+            warp = _Plan(_warp_gain(z, residual), "a warp of each coordinate", self._warp)
+            plans.insert(0 if warp.gain > max(plan.gain for plan in plans) else len(plans), warp)
         return [plan for plan in plans if plan.gain > _HOPE]
 
     def _fan(self, direction: Tensor) -> Callable[[], Layer | None]:
@@ -247,9 +249,17 @@ class Layering:
 
 
 def _gains(axes: Tensor, M: Tensor, z: Tensor, residual: Tensor) -> Tensor:
-    """½ uᵀMu - B_uuu²/6 + κ_u²/48 of directions (K, D), without the noise of the last two, (K,)."""
+    """The share of KL that has to do with each direction u, by rows (K, D), without the noise of squares, (K,).
+
+    Σ B² over all entries with an index along u is 12 (½ uᵀMu - ¼ |B_uu|² + B_uuu²/12).
+    """
+    along, (plus, minus) = z[: len(z) // 2] @ axes.mT, residual.chunk(2)
+    even, weight = 0.5 * (plus + minus), along.square() - 1
+    twice = (weight.mT @ even / len(even)).square().sum(1)
+    spread = weight.square().mT @ even.square() / len(even)  # of the estimates of B_uu
+    twice = twice - (spread.sum(1) - twice) / len(even)
     third, fourth = _diagonal_derivatives(z @ axes.mT, residual @ axes.mT)
-    return 0.5 * ((axes @ M) * axes).sum(1) - third / 6 + fourth / 48
+    return 0.5 * ((axes @ M) * axes).sum(1) - twice / 4 + third / 12 + fourth / 48
 
 
 def _warp_gain(z: Tensor, residual: Tensor) -> float:

@@ -85,15 +85,18 @@ def value_and_gradient(
 
 
 class Quality(NamedTuple):
-    """How near a density comes to the posterior, by its own draws."""
+    """How near a density comes to the posterior, by importance weights w = p^(1/γ)/q at its own draws."""
 
     elbo: float  # mean of log w, in nats at temperature 1; -∞ where a draw has no finite log joint
     error: float  # its standard error
-    effective: float  # draws that the smoothed importance weights are worth, of 1,024
+    log_evidence: float  # log of the mean of w
+    effective: float  # what the smoothed weights are worth, of 1,024 draws
     k_hat: float
 
-    def __str__(self) -> str:
-        return f"ELBO {self.elbo:.3f} ± {self.error:.1g}, worth {self.effective:.0f} of {DRAWS} draws, k-hat {self.k_hat:.2f}"
+    @property
+    def worth(self) -> str:
+        """Of the weights, in words."""
+        return f"worth {self.effective:.0f} of {DRAWS} draws, k-hat {self.k_hat:.2f}"
 
 
 @torch.no_grad()
@@ -114,4 +117,5 @@ def quality_of(
     if not math.isfinite(elbo):
         elbo, error = -math.inf, math.nan
     share = DRAWS / len(log_weights)
-    return Quality(elbo, error, share * float(weights.effective), float(weights.k_hat))
+    evidence = float(log_weights.logsumexp(0)) - math.log(len(log_weights))
+    return Quality(elbo, error, evidence, share * float(weights.effective), float(weights.k_hat))

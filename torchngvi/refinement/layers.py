@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from torchngvi.refinement.curves import LineDensity, Spline
 
-_STRATA = 512  # of a quadrature over s
 LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
@@ -138,7 +137,7 @@ class FanLayer(Layer):
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean (D,) and covariance (D, D) of z, by a quadrature over s."""
-        s, weights = (x.to(self.nodes) for x in self.line.quadrature(_STRATA))
+        s, weights = (x.to(self.nodes) for x in self.line.quadrature())
         mean, _, root = self.conditional(s)
         points = torch.cat([s[:, None], mean], -1)
         centre = weights @ points

@@ -100,4 +100,5 @@ def _minimised(q: CholeskyGaussian, target: Target, draws: int, seed: int) -> St
             break
         optimizer.step(target)
         status = optimizer.evaluate(target)
+    optimizer.step_untried(target)  # near the optimum it is right, and costs nothing
     return status

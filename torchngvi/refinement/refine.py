@@ -35,7 +35,7 @@ class Refinement:
             weighted draws have no density.
         kind: "fan", "mixture" or "importance"; "gaussian" where q itself was the best.
         before: the Gaussian.
-        after: the posterior; for weighted draws their proposal.
+        after: the posterior; for weighted draws their proposal, whose ELBO says nothing of them.
         tried: every candidate that was judged, by its kind.
         reason: one sentence.
         gradients: of the log joint, one a draw.
@@ -52,10 +52,14 @@ class Refinement:
     values: int
 
     def __str__(self) -> str:
+        def of(quality: Quality) -> str:
+            return f"ELBO {quality.elbo:.3f} ± {quality.error:.1g}, {quality.worth}"
+
+        weighted = f"log evidence {self.after.log_evidence:.3f}, {self.after.worth}"
         lines = [
             f"{self.kind}: {self.reason}",
-            f"  before: {self.before}",
-            f"  after:  {self.after}",
+            f"  before: {of(self.before)}",
+            f"  after:  {weighted if self.kind == 'importance' else of(self.after)}",
             f"  {self.gradients} gradients and {self.values} values of the log joint",
         ]
         return "\n".join(lines)
@@ -120,7 +124,7 @@ class _Refining:
     def __init__(self, q: Gaussian, joint: Joint, seed: int) -> None:
         self.frame, self.joint, self.seed = q.frame(), joint, seed
         self.gaussian = LayeredGaussian(self.frame.mean, q.scale_tril)
-        self.before = quality(self.gaussian, joint, seed)
+        self.before = self._quality(self.gaussian)
         if not math.isfinite(self.before.elbo):
             raise InputError(
                 "refine begins at draws of q, and the log joint is not finite at some of them. Fit q first, or "
@@ -158,7 +162,7 @@ class _Refining:
             return
         count = len(mixture.shares)
         shares = " and ".join(f"{share:.2g}" for share in mixture.shares.tolist())
-        self.why["mixture"] = f"{count} modes share the mass by {shares}"
+        self.why["mixture"] = f"{count} Gaussians at different modes share the mass by {shares}"
         self._judge("mixture", mixture)
 
     def _fan(self, coordinate: int | None) -> None:
@@ -167,8 +171,8 @@ class _Refining:
         if not layering.steps:
             self.why["fan"] = "no fan and no warp raises the ELBO"
             return
-        self.found["fan"], self.tried["fan"] = layering.density, layering.quality
-        gained = layering.quality.elbo - self.before.elbo
+        self._judge("fan", layering.density)
+        gained = self.tried["fan"].elbo - self.before.elbo
         self.why["fan"] = f"{', then '.join(layering.steps)} raised the ELBO by {gained:.2g} nats"
 
     def _importance(self) -> None:
@@ -178,12 +182,15 @@ class _Refining:
             return
         self.found["importance"], self.tried["importance"] = weighed
         self.why["importance"] = (
-            f"draws of q and of a wide t, weighted by the posterior, are worth {weighed[1].effective:.0f} of {DRAWS} "
-            f"each, with k-hat {weighed[1].k_hat:.2f}"
+            f"draws of q and of a wide t, weighted by the posterior, are worth {weighed[1].effective:.0f} of {DRAWS}"
         )
 
     def _judge(self, kind: str, density: Density) -> None:
-        self.found[kind], self.tried[kind] = density, quality(density, self.joint, self.seed)
+        self.found[kind], self.tried[kind] = density, self._quality(density)
+
+    def _quality(self, density: Density) -> Quality:
+        """On draws that nothing was chosen by."""
+        return quality(density, self.joint, self.seed + 1)
 
     def _best(self) -> str:
         """The density with the largest ELBO; weighted draws where they are worth more and see as much of space."""

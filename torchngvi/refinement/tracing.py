@@ -14,6 +14,7 @@ _WIDER, _LITTLE = 1.6, 1.5  # the next step, where the ELBO fell by less than so
 _MUCH, _SHORT = 5.0, 0.3  # nats by which a node may fall, unless the step was as short
 _DEEP = 9.0  # nats below the top at which a side ends
 _LONGEST = 10  # nodes on a side
+_FINE, _FINE_WIDER, _FINE_LONGEST = 0.25, 1.1, 40  # first step, growth and nodes where a node is a single value
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class _Side:
     """Nodes outwards from the middle, and the step to the next one."""
 
     def __init__(self, middle: _Node, sign: float) -> None:
-        self.nodes, self.step, self.done = [middle], sign, False
+        alone = not len(middle.mean)
+        self.nodes, self.step, self.done = [middle], sign * (_FINE if alone else 1.0), False
+        self.wider, self.longest = (_FINE_WIDER, _FINE_LONGEST) if alone else (_WIDER, _LONGEST)
 
     def proposal(self) -> _Node:
         """Where the next node is, on the line through the last two means, with the last root."""
@@ -51,8 +54,8 @@ class _Side:
             self.done = True
             return
         self.nodes.append(node)
-        self.step *= _WIDER if fell < _LITTLE else 1.0
-        self.done = node.elbo < top - _DEEP or len(self.nodes) > _LONGEST
+        self.step *= self.wider if fell < _LITTLE else 1.0
+        self.done = node.elbo < top - _DEEP or len(self.nodes) > self.longest
 
 
 def trace(
