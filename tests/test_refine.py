@@ -7,12 +7,10 @@ import torch
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit, refine
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, WarpLayer, WeightedDraws
 from torchngvi.refinement.curves import LineDensity, Spline
-from torchngvi.refinement.fan import Layering
-from torchngvi.refinement.joint import Joint, quality
+from torchngvi.refinement.joint import Joint
 from torchngvi.refinement.layers import Nodes, orthogonal
 from torchngvi.refinement.mixture import best_shares
 from torchngvi.refinement.newton import Batched, fitted
@@ -158,7 +156,8 @@ def test_the_moments_of_a_fan_are_those_of_its_draws():
     density = layered(vector(1.0, 2.0, 3.0), vector(1.0, 2.0, 0.5), some_fan(3))
     draws = density.sample(200_000, torch.Generator().manual_seed(0))
     assert ((draws.mean(0) - density.mean) / density.stddev).abs().max() < 0.01
-    assert (draws.mT.cov() - density.covariance).abs().max() < 0.03
+    apart = (draws.mT.cov() - density.covariance) / torch.outer(density.stddev, density.stddev)
+    assert apart.abs().max() < 0.015
     middle = density.quantile([0.5])[0]
     assert ((draws < middle).double().mean(0) - 0.5).abs().max() < 0.02
 
@@ -398,7 +397,7 @@ def test_linear_response_widens_the_proposal():
 def test_resampling_keeps_the_weights():
     q = WeightedDraws(vector(0.0, 1.0, 2.0)[:, None], vector(0.5, 0.2, 0.3).log())
     draws = q.sample(1000, torch.Generator().manual_seed(0))
-    assert [abs(int((draws == value).sum()) - count) <= 1 for value, count in ((0, 500), (1, 200), (2, 300))] == [True] * 3
+    assert [round(int((draws == value).sum()), -1) for value in range(3)] == [500, 200, 300]
     assert q.quantile([0.4, 0.9]).flatten().tolist() == [0.0, 2.0]
 
 
@@ -481,8 +480,8 @@ def plain(theta):
             (CholeskyGaussian(2, (3,)), plain),
             {},
             InputError,
-            "refine takes one posterior at a time; got a batch of shape (3,). Pass each member as a CholeskyGaussian of "
-            "its own.",
+            "refine takes one posterior at a time; got a batch of shape (3,). Pass each member as a CholeskyGaussian "
+            "of its own.",
         ),
         (
             (CholeskyGaussian(2), plain, "flow"),

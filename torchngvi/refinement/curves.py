@@ -72,9 +72,7 @@ def _second_derivatives(nodes: Tensor) -> Tensor:
         return zeros
     h = nodes.diff()
     if count == 3:
-        parabola = 2 * torch.stack(
-            [1 / (h[0] * (h[0] + h[1])), -1 / (h[0] * h[1]), 1 / (h[1] * (h[0] + h[1]))]
-        )
+        parabola = 2 * torch.stack([1 / (h[0] * (h[0] + h[1])), -1 / (h[0] * h[1]), 1 / (h[1] * (h[0] + h[1]))])
         return parabola.expand(3, 3).clone()
     left, right = zeros.clone(), zeros.clone()
     for k in range(1, count - 1):

@@ -7,7 +7,8 @@ gained by it, as far as third and fourth derivatives at N(0, I) tell,
 
     KL ≈ Σ_ijk B_ijk²/12 + Σ_i κ_i²/48 + ...        B_ijk = E[∂_i ∂_j ∂_k ℓ]        κ_i = E[∂_i⁴ ℓ]
 
-which a fan along u lowers by all terms with an index along u, and a warp by its diagonal terms; it is kept where the ELBO on fresh draws is the better for it.
+which a fan along u lowers by all terms with an index along u, and a warp by its diagonal terms; it is kept where the
+ELBO on fresh draws is the better for it.
 """
 
 from collections.abc import Callable
@@ -59,7 +60,7 @@ class LayeredGaussian(Density):
 
     def with_layer(self, layer: Layer) -> "LayeredGaussian":
         """The same with one layer more."""
-        return LayeredGaussian(self.centre, self.root, (*self.layers, layer))  # type: ignore[arg-type]
+        return LayeredGaussian(self.centre, self.root, (*self.layers, layer))
 
     def push(
         self,
@@ -93,12 +94,12 @@ class LayeredGaussian(Density):
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n times θ, (n, D); along the direction of the last fan in n strata of equal mass, in any order."""
+        """Draw n times θ, (n, D); along the direction of the last layer, if a fan, in n strata of equal mass."""
         device = self.root.device
         x = torch.randn(n, self.dim, dtype=self.root.dtype, device=device, generator=generator)
-        fans = [k for k, layer in enumerate(self.layers) if isinstance(layer, FanLayer)]
-        if fans and fans[-1] == len(self.layers) - 1:
-            u = self.layers[-1].basis[:, 0]
+        last = self.layers[-1] if len(self.layers) else None
+        if isinstance(last, FanLayer):
+            u = last.basis[:, 0]
             place = torch.rand(n, dtype=torch.float64, device=device, generator=generator)
             order = torch.randperm(n, device=device, generator=generator)
             score = torch.special.ndtri((order + place) / n).to(x)
@@ -232,7 +233,9 @@ class Layering:
         x = Fixed(max(_WARPED, _EACH * dim), seed=self.seed + _LAYERS)(self.density.centre)
         layer = WarpLayer(dim, x)
         settings = layer.settings.clone().requires_grad_()
-        optimizer = torch.optim.LBFGS([settings], max_iter=_WARP_STEPS, tolerance_change=_WARP_END, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            [settings], max_iter=_WARP_STEPS, tolerance_change=_WARP_END, line_search_fn="strong_wolfe"
+        )
 
         def loss() -> Tensor:
             optimizer.zero_grad()

@@ -93,7 +93,7 @@ def weigh(frame: Frame, joint: Joint, seed: int) -> tuple[WeightedDraws, Quality
     noise = torch.randn(_DRAWS, dim, dtype=mean.dtype, device=mean.device, generator=generator)
     half = _DRAWS // 2
     shape = torch.full((half,), 0.5 * _DEGREES, dtype=mean.dtype, device=mean.device)
-    stretch = (_DEGREES / (2 * torch._standard_gamma(shape, generator=generator))).sqrt()  # type: ignore[attr-defined]
+    stretch = (_DEGREES / (2 * torch._standard_gamma(shape, generator=generator))).sqrt()
     theta = mean + torch.cat([noise[:half] @ own.mT, stretch[:, None] * noise[half:] @ wide.mT])
     log_weights = joint(theta) - _log_proposal(theta - mean, own, wide)
     if not bool(log_weights.isfinite().any()) or bool(log_weights.isnan().any()):
@@ -111,6 +111,8 @@ def _log_proposal(
     near = torch.linalg.solve(own, apart.mT).square().sum(0)
     far = torch.linalg.solve_triangular(wide, apart.mT, upper=False).square().sum(0)
     normal = -0.5 * near - torch.linalg.slogdet(own)[1] - dim * _LOG_TAU
-    constant = math.lgamma(0.5 * (_DEGREES + dim)) - math.lgamma(0.5 * _DEGREES) - 0.5 * dim * math.log(_DEGREES * math.pi)
+    constant = (
+        math.lgamma(0.5 * (_DEGREES + dim)) - math.lgamma(0.5 * _DEGREES) - 0.5 * dim * math.log(_DEGREES * math.pi)
+    )
     student = constant - wide.diagonal().log().sum() - 0.5 * (_DEGREES + dim) * torch.log1p(far / _DEGREES)
     return torch.logaddexp(normal, student) - math.log(2)

@@ -76,7 +76,9 @@ def trace(
     True
     """
     basis, inner = orthogonal(direction), len(direction) - 1
-    start = _Node(0.0, 0.0, direction.new_zeros(inner), torch.eye(inner, dtype=direction.dtype, device=direction.device))
+    start = _Node(
+        0.0, 0.0, direction.new_zeros(inner), torch.eye(inner, dtype=direction.dtype, device=direction.device)
+    )
     (middle,), draws = _fitted(log_density, basis, [start], None, seed)
     if not math.isfinite(middle.elbo):
         return None
