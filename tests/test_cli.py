@@ -456,7 +456,7 @@ def test_bad_input(case, capsys):
     assert {path: path.read_bytes() for path in Path.cwd().rglob("*")} == before
 
 
-@pytest.mark.parametrize("extra", ["rich", "pandas", "arviz", "matplotlib", "sklearn"])
+@pytest.mark.parametrize("extra", ["rich", "pandas", "matplotlib", "sklearn"])
 def test_missing_extras(extra, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("torchngvi.adapters") or name.split(".")[0] == extra]:
         monkeypatch.delitem(sys.modules, name)

@@ -18,7 +18,7 @@ from torchngvi.config import DTYPES, METHODS, POSTERIORS, Settings, hint, read_t
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.models.likelihoods import FAMILIES
 
-_EXTRAS = ("arviz", "matplotlib", "numpy", "pandas", "rich", "sklearn")
+_EXTRAS = ("matplotlib", "numpy", "pandas", "rich", "sklearn")
 
 _FLAGS = ("--overwrite", *("--" + field.name.replace("_", "-") for field in fields(Settings)))
 _DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback

@@ -5,6 +5,17 @@
 the densities of new rows.
 """
 
+from torchngvi.diagnostics.confirmation import Confirmed, confirm
+from torchngvi.diagnostics.examination import examine
+from torchngvi.diagnostics.linear_response import (
+    Residuals,
+    ThirdOrder,
+    response_covariance,
+    response_log_sd,
+    tails,
+    third_order,
+    third_order_of_values,
+)
 from torchngvi.diagnostics.monte_carlo import Estimate, Extremes, elbo, log_weights
 from torchngvi.diagnostics.predictive import (
     accuracy,
@@ -13,18 +24,31 @@ from torchngvi.diagnostics.predictive import (
     predictive_mean,
     predictor_moments,
 )
-from torchngvi.diagnostics.psis import k_hat, smoothed
+from torchngvi.diagnostics.psis import Smoothed, k_hat, smoothed
+from torchngvi.diagnostics.verdict import Verdict
 
 __all__ = [
+    "Confirmed",
     "Estimate",
     "Extremes",
+    "Residuals",
+    "Smoothed",
+    "ThirdOrder",
+    "Verdict",
     "accuracy",
     "coded",
+    "confirm",
     "elbo",
+    "examine",
     "k_hat",
     "log_predictive_density",
     "log_weights",
     "predictive_mean",
     "predictor_moments",
+    "response_covariance",
+    "response_log_sd",
     "smoothed",
+    "tails",
+    "third_order",
+    "third_order_of_values",
 ]

@@ -4,6 +4,7 @@ Limits are on the logarithm of a standard deviation: a fit is called wrong where
 log 1.3 = 0.26, or a mean by more than 0.3 of them.  As no estimate decides at one limit, there are two.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.diagnostics.confirmation import LARGEST
+from torchngvi.diagnostics.importance import Corrected, Sampled
 from torchngvi.errors import InputError
 
 FITS, ABOUT, NOT, UNSEEN = "fits", "about right", "does not fit", "not examined"
@@ -33,33 +35,16 @@ class Marginals(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What third and fourth derivatives say, a coordinate at a time."""
+    """What third and fourth derivatives say."""
 
     log_sd: Tensor  # log(sd by linear response / sd of q): confirmed where so marked, else to third order, (D,)
     standard_error: Tensor  # (D,)
     confirmed: Tensor  # by conjugate gradients, (D,)
     singular: Tensor  # the response has no size: larger than a factor of 3, (D,)
-    tails: Tensor  # κ, below zero where tails are heavy, (D,)
+    tails: Tensor  # κ of each direction of the frame, below zero where tails are heavy, (D,)
     tails_error: Tensor  # (D,)
     eigenvalue: float  # the largest of M, which is 0 for a Gaussian
     draws: int
-
-
-class Weights(NamedTuple):
-    """What importance sampling from q says, its weights smoothed."""
-
-    k_hat: float
-    effective: float  # draws
-    draws: int
-    mean: Tensor  # (D,)
-    sd: Tensor  # (D,)
-    nats: float  # about KL(q‖p): half of the variance of the log weights
-    elbo: float  # in nats at the temperature 1: the mean of the log weights
-
-    @property
-    def error(self) -> float:
-        """The standard error of a mean, in standard deviations."""
-        return self.effective**-0.5
 
 
 class OtherMode(NamedTuple):
@@ -91,7 +76,7 @@ class Verdict:
         reasons: clauses, the worst first; none where q fits.
         marginals: means and standard deviations of q.
         shape: linear response and tails; None where not examined.
-        weights: importance sampling; None where not examined.
+        sampled: importance sampling, from q and from a wider proposal; None where not examined.
         modes: other modes that were found.
         effort: gradients and values that it took, and what was not examined.
     """
@@ -100,7 +85,7 @@ class Verdict:
     reasons: tuple[str, ...]
     marginals: Marginals
     shape: Shape | None
-    weights: Weights | None
+    sampled: Sampled | None
     modes: tuple[OtherMode, ...]
     effort: Effort
 
@@ -121,10 +106,10 @@ class Verdict:
 
     def worst(self, count: int = _ROWS) -> list[int]:
         """The coordinates whose standard deviations are most in doubt, the worst first."""
-        if self.shape is not None:
+        if self.sampled is not None and (trusted(self.sampled) or self.shape is None):
+            size = log_ratio(self.marginals, self.sampled.corrected).abs()
+        elif self.shape is not None:
             size = self.shape.log_sd.abs()
-        elif self.weights is not None:
-            size = (self.weights.sd / self.marginals.sd).log().abs()
         else:
             return []
         return size.nan_to_num(0.0).topk(min(count, len(size))).indices.tolist()
@@ -139,18 +124,18 @@ class Verdict:
 
     def _numbers(self) -> str:
         parts = []
-        if self.weights is not None:
+        if self.sampled is not None:
+            own, corrected = self.sampled.from_q, self.sampled.corrected
             parts += [
-                f"about {self.weights.nats:.1g} nats from the posterior as far as draws of q can tell",
-                f"PSIS k-hat {self.weights.k_hat:.2f}, worth {self.weights.effective:.0f} of {self.weights.draws} draws",
+                f"about {own.nats:.1g} nats from the posterior as far as draws of q can tell",
+                f"PSIS k-hat {own.k_hat:.2f}",
+                f"of a wider proposal {corrected.k_hat:.2f}, {corrected.effective:.0f} of {self.sampled.draws} draws",
             ]
         if self.shape is not None:
             parts.append(f"linear response: top eigenvalue {self.shape.eigenvalue:.2g}")
         if self.effort.starts:
             found = len(self.modes)
-            parts.append(
-                f"{found or 'no'} other mode{'s' * (found != 1)} from {self.effort.starts} starts in U(-2, 2)"
-            )
+            parts.append(f"{found or 'no'} other mode{'s' * (found != 1)} from {self.effort.starts} starts in U(-2, 2)")
         return "; ".join(parts) or "no numbers"
 
     def _table(self) -> list[str]:
@@ -161,16 +146,17 @@ class Verdict:
         width = max(map(len, [*names, "coordinate"]))
         head = f"{'coordinate':{width}}{'mean':>11}{'sd':>11}"
         head += f"{'response sd':>14}" if self.shape is not None else ""
-        head += f"{'PSIS mean':>12}{'PSIS sd':>11}" if self.weights is not None else ""
-        lines = [head]
-        for name, k in zip(names, worst, strict=True):
-            row = f"{name:{width}}{self.marginals.mean[k]:11.4g}{self.marginals.sd[k]:11.4g}"
-            if self.shape is not None:
-                row += f"{self._response(k):>14}"
-            if self.weights is not None:
-                row += f"{self.weights.mean[k]:12.4g}{self.weights.sd[k]:11.4g}"
-            lines.append(row)
-        return lines
+        head += f"{'sampled mean':>15}{'sampled sd':>13}" if self.sampled is not None else ""
+        return [head, *(self._row(name, width, k) for name, k in zip(names, worst, strict=True))]
+
+    def _row(self, name: str, width: int, k: int) -> str:
+        row = f"{name:{width}}{self.marginals.mean[k]:11.4g}{self.marginals.sd[k]:11.4g}"
+        if self.shape is not None:
+            row += f"{self._response(k):>14}"
+        if self.sampled is not None:
+            found = self.sampled.corrected
+            row += f"{found.mean[k]:15.4g}{found.sd[k]:13.4g} ± {found.sd[k] * found.log_sd_error[k]:.1g}"
+        return row
 
     def _response(self, k: int) -> str:
         """The standard deviation by linear response, with ~ where it is of third order only."""
@@ -190,11 +176,12 @@ def _renamed(text: str, table: dict[str, str]) -> str:
 
 # ------------------------------------------------------------------------------------ the rule
 
-LIMITS = (0.2, 0.35)  # of a log sd: "fits" up to the first, "does not fit" from the second on
-_SHIFTS = (0.15, 0.25)  # of a mean, in standard deviations, by importance sampling
-_TAILS = (0.75, 0.95)  # of -κ
-_MIXED = (0.2, 0.3)  # of a mean, by other modes
-_EFFECTIVE = 100  # draws from which a shift is believed
+LIMITS = (0.2, 0.35)  # of a log sd, and of a mean in sds: "fits" up to the first, "does not fit" from the second on
+_TAILS = (0.95, 1.15)  # of -κ
+_EFFECTIVE = 200.0  # draws from which importance weights are believed
+_K_HAT = 0.7  # below which they are
+_USEFUL = 100.0  # draws from which what they find speaks against q, though there may be more
+_CLEAR = 1.0  # standard errors by which weights that are not believed must be beyond a limit
 
 
 class Finding(NamedTuple):
@@ -214,61 +201,102 @@ def grade(value: float, limits: tuple[float, float]) -> int:
     return (value >= limits[0]) + (value >= limits[1])
 
 
+def trusted(sampled: Sampled | None) -> bool:
+    """Whether the wider proposal has reached the density: its k̂ below 0.7, and 200 effective draws."""
+    return sampled is not None and sampled.corrected.k_hat < _K_HAT and sampled.corrected.effective >= _EFFECTIVE
+
+
+def useful(sampled: Sampled | None) -> bool:
+    """Whether there are draws enough for what they find to count."""
+    return sampled is not None and sampled.corrected.effective >= _USEFUL
+
+
+def log_ratio(marginals: Marginals, corrected: Corrected) -> Tensor:
+    """log(sd by importance sampling / sd of q), (D,)."""
+    return (corrected.sd / marginals.sd).log()
+
+
 def judge(
     marginals: Marginals,
     shape: Shape | None,
-    weights: Weights | None,
+    sampled: Sampled | None,
     modes: Sequence[OtherMode],
 ) -> tuple[str, tuple[str, ...]]:
-    """The word and its reasons."""
-    findings = [*_by_response(marginals, shape), *_by_weights(marginals, weights), *_by_modes(marginals, modes, weights)]
+    """The word and its reasons.
+
+    Importance sampling decides where it is trusted; where it is not, what it finds is less than what there is, and
+    linear response has to be small as well.  Tails and modes are what neither of them sees.
+    """
+    findings = _by_sampling(marginals, sampled) + _by_tails(shape)
+    findings += _by_modes(marginals, modes, sampled)
+    if not trusted(sampled):
+        findings += _by_response(marginals, shape)
     findings = sorted((one for one in findings if one.grade), key=lambda one: (-one.grade, -one.size))
     highest = findings[0].grade if findings else 0
-    if shape is None and highest < 2:
+    if shape is None and not trusted(sampled) and highest < 2:
         return UNSEEN, tuple(one.clause for one in findings)
     return WORDS[highest], tuple(one.clause for one in findings if one.grade == highest)
 
 
+def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]:
+    """The standard deviation and the mean that importance weights move most."""
+    if not useful(sampled):
+        return []
+    assert sampled is not None
+    found = sampled.corrected
+    log_sd = log_ratio(marginals, found)
+    shift = (found.mean - marginals.mean) / found.sd
+    error = found.mean_error / found.sd
+    margin = 0.0 if trusted(sampled) else _CLEAR
+    sizes = log_sd.abs() - margin * found.log_sd_error, shift.abs() - margin * error
+    k, j = (int(size.nan_to_num(0.0).argmax()) for size in sizes)
+    first, second = float(sizes[0][k]), float(sizes[1][j])
+    return [
+        Finding(grade(first, LIMITS), first, f"{marginals.name(k)}: {_times(float(log_sd[k]))}"),
+        Finding(
+            grade(second, LIMITS), second, f"{marginals.name(j)}: mean off by about {float(shift[j].abs()):.2g} sd"
+        ),
+    ]
+
+
+def _times(log_sd: float) -> str:
+    return f"sd about {math.exp(abs(log_sd)):.2g} times too {'small' if log_sd > 0 else 'large'}"
+
+
 def _by_response(marginals: Marginals, shape: Shape | None) -> list[Finding]:
-    """The worst coordinate by linear response, and the worst by its tails."""
+    """The worst coordinate by linear response."""
     if shape is None:
         return []
     size = torch.where(shape.singular, LARGEST, shape.log_sd.abs())
     # without a confirmation the third order may overshoot: it is no more than a doubt
-    k = int(torch.where(shape.confirmed, size, size.clamp_max(LIMITS[1] - 1e-6)).argmax())
+    size = torch.where(shape.confirmed, size, size.clamp_max(LIMITS[1] - 1e-6))
+    k = int(size.argmax())
     value = float(size[k])
-    level = grade(value, LIMITS) if bool(shape.confirmed[k]) else min(grade(value, LIMITS), 1)
-    factor = f"at least {3}" if value >= LARGEST else f"about {float(shape.log_sd[k].abs().exp()):.2g}"
-    way = "small" if value >= LARGEST or float(shape.log_sd[k]) > 0 else "large"
-    found = [Finding(level, value, f"{marginals.name(k)}: sd {factor} times too {way}")]
-    heavy = -shape.tails
-    j = int(heavy.argmax())
-    clause = f"{marginals.name(j)}: tails heavier than normal"
-    return [*found, Finding(grade(float(heavy[j]), _TAILS), float(heavy[j]), clause)]
+    clause = "sd at least 3 times too small" if value >= LARGEST else _times(float(shape.log_sd[k]))
+    clause += "" if bool(shape.confirmed[k]) else ", by the third order alone"
+    return [Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {clause}")]
 
 
-def _by_weights(marginals: Marginals, weights: Weights | None) -> list[Finding]:
-    """The mean that importance weights shift most."""
-    if weights is None or not weights.effective > _EFFECTIVE:
+def _by_tails(shape: Shape | None) -> list[Finding]:
+    """The heaviest tails; of a direction in the frame, which is no coordinate of θ and has no name."""
+    if shape is None:
         return []
-    shift = (weights.mean - marginals.mean) / marginals.sd
-    k = int(shift.abs().argmax())
-    size = float(shift[k].abs())
-    return [Finding(grade(size, _SHIFTS), size, f"{marginals.name(k)}: mean off by {size:.2g} sd or more")]
+    value = float((-shape.tails).nan_to_num(0.0).max())
+    return [Finding(grade(value, _TAILS), value, "tails much heavier than normal")]
 
 
-def _by_modes(marginals: Marginals, modes: Sequence[OtherMode], weights: Weights | None) -> list[Finding]:
+def _by_modes(marginals: Marginals, modes: Sequence[OtherMode], sampled: Sampled | None) -> list[Finding]:
     """What the mixture of q and the other modes would have for moments, each mode as wide as q."""
     if not modes:
         return []
     share = torch.tensor([mode.share for mode in modes]).to(marginals.mean)
-    apart = torch.stack([mode.mean for mode in modes]) - marginals.mean
-    apart = apart / marginals.sd
+    apart = (torch.stack([mode.mean for mode in modes]) - marginals.mean) / marginals.sd
     shift = share @ apart
-    log_sd = 0.5 * (1 + share @ apart.square() - shift.square()).log()
-    level = max(grade(float(log_sd.max()), LIMITS), grade(float(shift.abs().max()), _MIXED))
+    spread = (1 + share @ apart.square() - shift.square()).clamp_min(1.0)
+    log_sd, shift = 0.5 * spread.log(), shift / spread.sqrt()
+    level = max(grade(float(size.abs().max()), LIMITS) for size in (log_sd, shift))
     first = max(modes, key=lambda mode: mode.share)
     place = ", ".join(f"{x:.3g}" for x in first.mean[:_ROWS].tolist()) + (", .." if len(first.mean) > _ROWS else "")
-    beside = "" if weights is None else f", evidence {first.log_evidence - weights.elbo:+.1f}"
+    beside = "" if sampled is None else f", evidence {first.log_evidence - sampled.from_q.elbo:+.1f}"
     many = f"{len(modes)} other mode{'s' * (len(modes) > 1)}"
     return [Finding(level, float(log_sd.max()), f"{many}, at ({place}){beside}")]

@@ -2,15 +2,14 @@
 
 A fit that has converged has found the best Gaussian, which is another thing.  Four numbers speak of the rest:
 
-    linear response     the standard deviations that q ought to have, `linear_response` and `confirmation`
-    tails               fourth derivatives, which the third order cannot see
-    importance weights  shifts of the means, k̂, nats between q and the density, `psis`
-    other modes         where draws of q never come
+    linear response       the standard deviations that q ought to have, `linear_response` and `confirmation`
+    importance weights    moments of the density from a proposal as wide as that, `importance`
+    tails                 fourth derivatives, which the third order cannot see
+    other modes           where draws of q never come
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from torchngvi.arguments import FullPrecision, as_target, count
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.confirmation import confirm
+from torchngvi.diagnostics.importance import Sampled, corrected_moments
 from torchngvi.diagnostics.linear_response import (
     Residuals,
     ThirdOrder,
@@ -25,7 +25,6 @@ from torchngvi.diagnostics.linear_response import (
     third_order,
     third_order_of_values,
 )
-from torchngvi.diagnostics.psis import smoothed
 from torchngvi.diagnostics.verdict import (
     LIMITS,
     Effort,
@@ -33,8 +32,10 @@ from torchngvi.diagnostics.verdict import (
     OtherMode,
     Shape,
     Verdict,
-    Weights,
     judge,
+    log_ratio,
+    trusted,
+    useful,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
@@ -45,10 +46,13 @@ from torchngvi.modes import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import FullAlgebra
 
-_VALUES = 1024  # draws of the importance weights
+_VALUES, _MORE_VALUES = 4096, 16_384  # draws of the importance weights, at first and where those do not decide
+_HOPEFUL = 100.0  # effective draws that the second time has to promise
+_MIRRORED = 1024  # values of the third order where there are no gradients for it
 _FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
 _CONFIRMED = 512  # draws of a confirmation
 _AT_ONCE = 5  # coordinates that are confirmed together
+_ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
 _WIDE = 2.0  # standard errors
 _LOST = 0.05  # share of the draws that may fail
 _WIDEST = 2000  # dimensions up to which M is formed
@@ -120,14 +124,6 @@ def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
         raise InputError(f"residuals must be draws and residuals of shape (S, {q.dim}) each; got {shapes}.")
 
 
-class _Values(NamedTuple):
-    """Log weights at draws of q."""
-
-    z: Tensor  # (S, D)
-    theta: Tensor  # (S, D)
-    log_weights: Tensor  # (S,)
-
-
 class _Examination:
     """One q, a budget, and what was left out."""
 
@@ -145,51 +141,44 @@ class _Examination:
 
     def run(self, residuals: Residuals | None, modes: Sequence[Mode] | None, around: Tensor | float) -> Verdict:
         """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
-        weights = self.weights()
+        self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw
+        self.values += 1
         residuals = self.residuals(residuals)
         third = self.third(residuals)
-        if modes is None:
-            modes = self.search(around)
-        others = self.others(modes, weights)
+        sampled = self.sampled(third)
+        others = self.others(self.search(around) if modes is None else modes, sampled)
         shape = None if third is None else self.shape(third, residuals)
-        word, reasons = judge(self.marginals, shape, weights, others)
+        if shape is not None and not trusted(sampled):
+            self.confirm(shape)
+        word, reasons = judge(self.marginals, shape, sampled, others)
         effort = Effort(self.target.gradients, self.values, self.starts, tuple(self.unexamined))
-        return Verdict(word, reasons, self.marginals, shape, weights, others, effort)
+        return Verdict(word, reasons, self.marginals, shape, sampled, others, effort)
 
-    # -------------------------------------------------------------------------------- importance weights
+    # -------------------------------------------------------------------------------- importance sampling
 
-    def _valued(self, draws: int, seed: int, mirrored: bool) -> _Values:
-        """Values at draws of q, from a generator of their own."""
-        generator = torch.Generator().manual_seed(seed)
-        z = torch.randn(draws // (1 + mirrored), self.q.dim, generator=generator, dtype=torch.float64)
-        z = (torch.cat([z, -z]) if mirrored else z).to(self.frame.mean)
-        theta = self.frame.mean + self.frame.push(z)
-        log_joint = torch.cat([self.target.log_joint(part) for part in theta.split(_VALUES)])
+    def sampled(self, third: ThirdOrder | None) -> Sampled | None:
+        """From a proposal as wide as linear response says; once more with more draws where the first do not decide."""
+        matrix = None if third is None else third.matrix
+        found = self._sampled(matrix, _VALUES, self.seed + 1)
+        if found is not None and 4 * found.corrected.effective >= _HOPEFUL and self._open(found):
+            found = self._sampled(matrix, _MORE_VALUES, self.seed + 6)
+        if found is None:
+            why = "log joint NaN at draws of q, or finite at none"
+            self.unexamined.append(f"importance weights ({why}){self.target.failures()}")
+        elif not useful(found):
+            effective = found.corrected.effective
+            self.unexamined.append(f"importance weights ({effective:.0f} effective draws of {found.draws})")
+        return found
+
+    def _sampled(self, matrix: Tensor | None, draws: int, seed: int) -> Sampled | None:
+        """Moments by so many draws."""
         self.values += draws
-        return _Values(z, theta, log_joint / self.target.temperature - self.q.log_prob(theta))
+        return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed)
 
-    def weights(self) -> Weights | None:
-        """Of fresh draws."""
-        seen = self._valued(_VALUES, self.seed + 1, mirrored=False)
-        log_weights = seen.log_weights
-        if bool(log_weights.isnan().any()) or not bool(log_weights.isfinite().any()):
-            self.unexamined.append(f"importance weights (log joint NaN at draws of q){self.target.failures()}")
-            return None
-        smooth = smoothed(log_weights)
-        w = smooth.log_weights.exp()
-        theta = seen.theta.double()
-        mean = w @ theta
-        sd = (w @ (theta - mean).square()).sqrt()
-        finite = log_weights[log_weights.isfinite()]
-        return Weights(
-            float(smooth.k_hat),
-            float(smooth.effective),
-            len(w),
-            mean.to(self.frame.mean),
-            sd.to(self.frame.mean),
-            0.5 * float(finite.var()) if len(finite) == len(w) else math.inf,
-            float(log_weights.mean()),
-        )
+    def _open(self, found: Sampled) -> bool:
+        """Whether a standard deviation may be below the first limit or above the second."""
+        size, error = log_ratio(self.marginals, found.corrected).abs(), _WIDE * found.corrected.log_sd_error
+        return bool(((size - error < LIMITS[0]) & (size + error > LIMITS[1])).any())
 
     # -------------------------------------------------------------------------------- residuals
 
@@ -225,10 +214,13 @@ class _Examination:
         if self.unexamined and "linear response" in self.unexamined[-1]:
             return None
         if structure.widest == dim:
-            seen = self._valued(max(_VALUES, _EACH * dim), self.seed + 3, mirrored=True)
-            if bool(seen.log_weights.isfinite().all()):
-                self.unexamined.append("tails (the budget has no gradients for them)")
-                return third_order_of_values(seen.z, seen.log_weights)
+            z = Fixed(max(_MIRRORED, _EACH * dim), self.seed + 3)(self.frame.mean)
+            theta = self.frame.mean + self.frame.push(z)
+            log_weights = self.target.log_joint(theta) / self.target.temperature - self.q.log_prob(theta)
+            self.values += len(z)
+            if bool(log_weights.isfinite().all()):
+                self.unexamined.append(f"tails (a budget of {self.budget} gradients)")
+                return third_order_of_values(z, log_weights)
         self.unexamined.append(f"linear response and tails (a budget of {self.budget} gradients)")
         return None
 
@@ -239,19 +231,20 @@ class _Examination:
         unknown = torch.full_like(log_sd, torch.nan)
         kappa = (torch.zeros_like(log_sd), unknown) if residuals is None else tails(*residuals)
         draws = 0 if residuals is None else len(residuals.z)
-        return self._confirmed(Shape(log_sd, error, none, none.clone(), *kappa, third.eigenvalue, draws))
+        return Shape(log_sd, error, none, none.clone(), *kappa, third.eigenvalue, draws)
 
-    def _confirmed(self, shape: Shape) -> Shape:
+    def confirm(self, shape: Shape) -> None:
         """Coordinates that may be above the first limit, the worst first, until one is found above the second."""
         if not self.target.comparable:
             self.unexamined.append("a confirmation (the log joint gives other values at the same theta)")
-            return shape
+            return
         likely = shape.log_sd.abs() + _WIDE * shape.standard_error
         order = likely.argsort(descending=True)
         waiting = order[likely[order] >= LIMITS[0]]
         draws = max(_CONFIRMED, 2 * self.q.structure.widest + 2)
+        at_once = max(1, min(_AT_ONCE, _ENTRIES // (2 * draws * self.q.dim)))
         while len(waiting):
-            some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            some, waiting = waiting[:at_once], waiting[at_once:]
             affordable = self.left // (2 * draws)
             some, dropped = some[:affordable], len(some[affordable:]) + len(waiting)
             found = None
@@ -261,14 +254,14 @@ class _Examination:
                 )
             if found is None:
                 left = len(some) + dropped
-                self.unexamined.append(f"{left} coordinate{'s' * (left > 1)} beyond the third order (budget, or values)")
+                many = f"{left} coordinate{'s' * (left > 1)}"
+                self.unexamined.append(f"{many} beyond the third order (the budget, or a log joint that is not finite)")
                 break
             at = found.coordinates
             shape.log_sd[at], shape.standard_error[at] = found.log_sd, found.standard_error
             shape.singular[at], shape.confirmed[at] = found.singular, True
             if bool((found.log_sd.abs() >= LIMITS[1]).any()):
-                break
-        return shape
+                return
 
     # -------------------------------------------------------------------------------- modes
 
@@ -289,9 +282,9 @@ class _Examination:
         found = find_modes(self.target, centre + points.to(self.frame.mean), each)
         return [mode for mode in found if mode is not None and mode.found]
 
-    def others(self, modes: Sequence[Mode], weights: Weights | None) -> tuple[OtherMode, ...]:
+    def others(self, modes: Sequence[Mode], sampled: Sampled | None) -> tuple[OtherMode, ...]:
         """Those that are not q's own, each once, the one with the most evidence first."""
-        elbo = -math.inf if weights is None else weights.elbo
+        elbo = -math.inf if sampled is None else sampled.from_q.elbo
         far = max(_FAR, 2 * math.sqrt(self.q.dim))
         kept: list[Mode] = []
         for mode in sorted(modes, key=lambda one: -one.log_evidence):
@@ -301,9 +294,7 @@ class _Examination:
         evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64)
         shares = evidence.softmax(0)[1:].tolist()
         return tuple(
-            OtherMode(
-                mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share
-            )
+            OtherMode(mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share)
             for mode, share in zip(kept, shares, strict=True)
         )
 
