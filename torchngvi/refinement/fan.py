@@ -30,6 +30,7 @@ _WARPED = 512  # draws to which a warp is fitted, or as many a coordinate
 _WORTH = 0.02  # nats that a layer has to gain
 _HOPE = 0.01  # nats that have to be expected of one that is tried
 _LAYERS = 8  # the most
+_ENTRIES = 10_000_000  # of roots of one call
 _ALIGNED = 0.7  # share of what the worst direction promises at which a coordinate of θ is preferred
 _WARP_STEPS, _WARP_END = 20, 1e-3  # of L-BFGS, and nats in one of them at which it ends
 
@@ -85,12 +86,21 @@ class LayeredGaussian(Density):
     @torch.no_grad()
     def log_prob(self, theta: Tensor) -> Tensor:
         """Pulled back to the noise."""
-        x = torch.linalg.solve_triangular(self.root, (self._flat(theta) - self.centre).mT, upper=False).mT
+        parts = self._flat(theta).split(self._at_once)
+        return torch.cat([self._log_prob(part) for part in parts]).reshape(theta.shape[:-1])
+
+    @property
+    def _at_once(self) -> int:
+        """Rows for which a fan may write out its roots: bounds the memory."""
+        return max(1, _ENTRIES // self.dim**2)
+
+    def _log_prob(self, theta: Tensor) -> Tensor:
+        x = torch.linalg.solve_triangular(self.root, (theta - self.centre).mT, upper=False).mT
         total = -self.root.diagonal().log().sum()
         for layer in self.layers:
             x, stretch = layer.pull(x)  # type: ignore[operator]
             total = total + stretch
-        return (total - 0.5 * x.square().sum(-1) - self.dim * LOG_TAU).reshape(theta.shape[:-1])
+        return total - 0.5 * x.square().sum(-1) - self.dim * LOG_TAU
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -104,7 +114,7 @@ class LayeredGaussian(Density):
             order = torch.randperm(n, device=device, generator=generator)
             score = torch.special.ndtri((order + place) / n).to(x)
             x = x + (score - x @ u)[:, None] * u
-        return self.push(x)[0]
+        return torch.cat([self.push(part)[0] for part in x.split(self._at_once)])
 
     @torch.no_grad()
     def moments(self) -> tuple[Tensor, Tensor]:

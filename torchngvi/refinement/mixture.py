@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Frame
 from torchngvi.mode import Mode, find_modes
 from torchngvi.refinement.density import Density
 from torchngvi.refinement.joint import Joint
@@ -87,11 +86,12 @@ class Mixture(Density):
 
 
 @torch.no_grad()
-def mix(frame: Frame, joint: Joint, starts: Tensor | None, seed: int) -> Mixture | None:
+def mix(mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, seed: int) -> Mixture | None:
     """Search modes, fit a Gaussian at each, and find the shares with which their mixture has the largest ELBO.
 
     Args:
-        frame: of a q that has been fitted, the first member.
+        mean: of a q that has been fitted, the first member, (D,).
+        root: of q, lower triangular, (D, D).
         joint: the log joint.
         starts: of the search, (K, D); by default 4 to 8, half of them uniform on (-2, 2), the others within four
             standard deviations of q.
@@ -100,8 +100,8 @@ def mix(frame: Frame, joint: Joint, starts: Tensor | None, seed: int) -> Mixture
     Returns:
         The mixture; None where q is left alone.
     """
-    modes = [mode for mode in _searched(frame, joint, starts, seed) if mode is not None and mode.found]
-    own = frame.mean, _lower(frame)
+    own = mean, root
+    modes = [mode for mode in _searched(*own, joint, starts, seed) if mode is not None and mode.found]
     kept = _distinct(modes, own)
     if not kept:
         return None
@@ -123,12 +123,12 @@ def mix(frame: Frame, joint: Joint, starts: Tensor | None, seed: int) -> Mixture
     return Mixture(shares[large] / shares[large].sum(), mean[large], root[large])
 
 
-def _searched(frame: Frame, joint: Joint, starts: Tensor | None, seed: int) -> list[Mode | None]:
-    dim = len(frame.mean)
+def _searched(mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, seed: int) -> list[Mode | None]:
+    dim = len(mean)
     count = min(max(_COLUMNS // dim, _FEW), _MANY)
     uniform = 2 * torch.rand(count, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) - 1
-    uniform = uniform.to(frame.mean)
-    around = frame.mean + _AROUND * frame.variance.sqrt() * uniform[count // 2 :]
+    uniform = uniform.to(mean)
+    around = mean + _AROUND * root.norm(dim=1) * uniform[count // 2 :]
     points = torch.cat([_NEARBY * uniform[: count // 2], around])
     if starts is not None:
         points = starts.to(points)
@@ -152,12 +152,6 @@ def _distance(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> fl
     """Between two means, in standard deviations of the Gaussian for which it is less."""
     apart = (first[0] - second[0])[:, None]
     return min(float(torch.linalg.solve_triangular(root, apart, upper=False).norm()) for _, root in (first, second))
-
-
-def _lower(frame: Frame) -> Tensor:
-    """A lower triangular root of V, (D, D)."""
-    root = frame.dense()
-    return torch.linalg.cholesky(root @ root.mT) if frame.upper else root
 
 
 def best_shares(mean: Tensor, root: Tensor, joint: Joint, seed: int) -> Tensor:

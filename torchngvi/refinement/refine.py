@@ -84,8 +84,8 @@ def refine(
       funnels, bananas and scales of hierarchical models; a warp skews all coordinates and changes their tails. They are
       laid one on the other, each chosen by third and fourth derivatives, as long as the ELBO rises.
     - "mixture": a search for modes, a Gaussian at each, and the shares with the largest ELBO.
-    - "importance": 2,048 weighted draws of ½ q + ½ t₅ with the covariance by linear response; moments at the price of
-      values, and no density.
+    - "importance": 2,048 weighted draws of q and of t distributions with the covariance by linear response; moments
+      at the price of values, and no density.
 
     Args:
         result_or_q: a Gaussian posterior that was fitted, or the result of its fit; it is not changed.
@@ -122,8 +122,8 @@ class _Refining:
     """One q, and the candidates."""
 
     def __init__(self, q: Gaussian, joint: Joint, seed: int) -> None:
-        self.frame, self.joint, self.seed = q.frame(), joint, seed
-        self.gaussian = LayeredGaussian(self.frame.mean, q.scale_tril)
+        self.q, self.joint, self.seed = q, joint, seed
+        self.gaussian = LayeredGaussian(q.mean, q.scale_tril)
         self.before = self._quality(self.gaussian)
         if not math.isfinite(self.before.elbo):
             raise InputError(
@@ -156,7 +156,7 @@ class _Refining:
         )
 
     def _mixture(self, starts: Tensor | None) -> None:
-        mixture = mix(self.frame, self.joint, starts, self.seed)
+        mixture = mix(self.gaussian.centre, self.gaussian.root, self.joint, starts, self.seed)
         if mixture is None:
             self.why["mixture"] = "no other mode was found"
             return
@@ -176,13 +176,14 @@ class _Refining:
         self.why["fan"] = f"{', then '.join(layering.steps)} raised the ELBO by {gained:.2g} nats"
 
     def _importance(self) -> None:
-        weighed = weigh(self.frame, self.joint, self.seed)
+        weighed = weigh(self.q, self.joint, self.seed)
         if weighed is None:
             self.why["importance"] = "the log joint is finite at no draw of the proposal"
             return
         self.found["importance"], self.tried["importance"] = weighed
         self.why["importance"] = (
-            f"draws of q and of a wide t, weighted by the posterior, are worth {weighed[1].effective:.0f} of {DRAWS}"
+            "draws of q and of wide t distributions, weighted by the posterior, are worth "
+            f"{weighed[1].effective:.0f} of {DRAWS}"
         )
 
     def _judge(self, kind: str, density: Density) -> None:
