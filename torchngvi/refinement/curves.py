@@ -15,11 +15,12 @@ _FLAT = 1e-6  # below which expm1(x)/x and log1p(x)/x are their series
 
 
 class Spline:
-    """The cubic spline through K nodes that has no knot at the second and the last but one; linear beyond the ends.
+    """The cubic spline through K nodes that has no knot at the second and the last but one.
 
     It is linear in the values at the nodes: a curve with the values V, (K, n), is `basis(s) @ V`.  Three nodes have
-    a parabola, two a line and one a constant; cubics of up to four nodes and more are met exactly (de Boor 2001,
-    *A Practical Guide to Splines*, chapter 4).
+    a parabola, two a line and one a constant; from four nodes on cubics are met exactly, where the natural spline
+    misses even parabolas (de Boor 2001, *A Practical Guide to Splines*, chapter 4).  Beyond the ends it goes on in a
+    line for the distance of the last two nodes, and is constant from there.
 
     Args:
         nodes: (K,), rising.
@@ -46,23 +47,16 @@ class Spline:
         left = (torch.searchsorted(nodes, inside.detach().contiguous(), right=True) - 1).clamp(0, count - 2)
         width = nodes[left + 1] - nodes[left]
         # beyond the ends a line with the slope that the cubic has there, and then a constant
-        core = ((inside - nodes[left]) / width).detach()
         beyond = ((s - inside) / width).clamp(-_BEYOND, _BEYOND)
-        b = (inside - nodes[left]) / width + beyond
-        a = 1 - b
-        c, d = inside_cubic(inside, nodes[left], width)
-        slope_c, slope_d = (-(3 * (1 - core) ** 2 - 1) / 6) * width**2, ((3 * core**2 - 1) / 6) * width**2
-        c, d = c + slope_c * beyond, d + slope_d * beyond
+        b = (inside - nodes[left]) / width
+        a, end = 1 - b, b.detach()
+        slope_c, slope_d = 1 - 3 * (1 - end) ** 2, 3 * end**2 - 1
+        c = (a**3 - a + slope_c * beyond) * width**2 / 6
+        d = (b**3 - b + slope_d * beyond) * width**2 / 6
+        a, b = a - beyond, b + beyond
         identity = torch.eye(count, dtype=s.dtype, device=s.device)
         straight = a[:, None] * identity[left] + b[:, None] * identity[left + 1]
         return straight + c[:, None] * self.bends[left] + d[:, None] * self.bends[left + 1]
-
-
-def inside_cubic(s: Tensor, left: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of the second derivatives at both ends of a cell."""
-    b = (s - left) / width
-    a = 1 - b
-    return (a**3 - a) * width**2 / 6, (b**3 - b) * width**2 / 6
 
 
 def _second_derivatives(nodes: Tensor) -> Tensor:
@@ -200,39 +194,35 @@ class LineDensity:
 
 def _gentlest(points: Tensor) -> float:
     """The least slope of an exponential tail: half a nat over the width of the table."""
-    return 0.5 / max(float(points[-1] - points[0]), 1e-30)
+    return 0.5 / float(points[-1] - points[0])
 
 
 def _tabulated(nodes: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
     """Points and h there: the spline between the nodes, and beyond a parabola with the last slope and curvature."""
-    spline = Spline(nodes)
-    if len(nodes) < 3:  # of N(0, 1) around a single node
-        points = torch.linspace(float(nodes[0]) - 6, float(nodes[-1]) + 6, _CELLS + 1, dtype=torch.float64)
-        points = points.to(nodes)
-        far = (nodes[0] - points).clamp_min(0) + (points - nodes[-1]).clamp_min(0)
-        return points, spline.basis(points.clamp(nodes[0], nodes[-1])) @ heights - 0.5 * far**2
-    bends = spline.bends @ heights
-    step = 1e-3 * nodes.diff().min()
-    probes = torch.stack([nodes[0] - step, nodes[-1] + step])
-    ends = torch.stack([heights[0], heights[-1]])
-    outward = (spline.basis(probes) @ heights - ends) / step  # both measured away from the nodes
-    reach = []
-    gentlest = _GENTLEST / float(nodes[-1] - nodes[0])
-    slopes, curves = [], []
-    for slope, bend in zip(outward.tolist(), (float(bends[0]), float(bends[-1])), strict=True):
-        slope, bend = min(slope, -gentlest), min(bend, 0.0)
-        root = math.sqrt(slope**2 - 2 * bend * _DEEP)
-        reach.append(2 * _DEEP / (-slope + root))
-        slopes.append(slope)
-        curves.append(bend)
-    points = torch.linspace(
-        float(nodes[0]) - reach[0], float(nodes[-1]) + reach[1], _CELLS + 1, dtype=torch.float64
-    ).to(nodes)
+    ends, spline = _ends(nodes, heights), Spline(nodes)
+    reach = [2 * _DEEP / (math.sqrt(slope**2 - 2 * bend * _DEEP) - slope) for slope, bend in ends]
+    first, last = float(nodes[0]) - reach[0], float(nodes[-1]) + reach[1]
+    points = torch.linspace(first, last, _CELLS + 1, dtype=torch.float64).to(nodes)
     curve = spline.basis(points.clamp(nodes[0], nodes[-1])) @ heights
-    for far, slope, bend in zip((nodes[0] - points, points - nodes[-1]), slopes, curves, strict=True):
+    for far, (slope, bend) in zip((nodes[0] - points, points - nodes[-1]), ends, strict=True):
         far = far.clamp_min(0)
         curve = curve + slope * far + 0.5 * bend * far**2
     return points, curve
+
+
+def _ends(nodes: Tensor, heights: Tensor) -> list[tuple[float, float]]:
+    """The slope of h, measured away from the nodes, and its curvature at the first and the last of them."""
+    if len(nodes) < 3:  # nothing is known of them
+        return [(0.0, -1.0)] * 2
+    spline = Spline(nodes)
+    bends = (spline.bends @ heights)[[0, -1]]
+    step = 1e-3 * nodes.diff().min()
+    probes = torch.stack([nodes[0] - step, nodes[-1] + step])  # where the spline goes on in a line
+    slopes = (spline.basis(probes) @ heights - heights[[0, -1]]) / step
+    gentlest = _GENTLEST / float(nodes[-1] - nodes[0])
+    return [
+        (min(slope, -gentlest), min(bend, 0.0)) for slope, bend in zip(slopes.tolist(), bends.tolist(), strict=True)
+    ]
 
 
 def _expm1_ratio(x: Tensor) -> Tensor:
