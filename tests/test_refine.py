@@ -1,6 +1,8 @@
 """Posteriors that a Gaussian does not fit: curves, layers, fans, mixtures, weighted draws, and the door to them."""
 
 import math
+import pathlib
+import re
 
 import pytest
 import torch
@@ -543,3 +545,10 @@ def test_refusals_of_densities():
     assert str(caught.value) == (
         'weighted draws have no density to be evaluated. Use kind="fan" or kind="mixture" of refine for one.'
     )
+
+
+def test_the_snippet_of_the_docs():
+    """It runs as it stands."""
+    text = (pathlib.Path(__file__).parents[1] / "docs/refine.md").read_text(encoding="utf-8")
+    snippet = re.search(r"```python\n(.*?)```", text, re.S).group(1)
+    exec(compile(snippet, "docs/refine.md", "exec"), {})

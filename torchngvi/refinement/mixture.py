@@ -12,7 +12,7 @@ from torchngvi.refinement.newton import Batched, fitted
 
 _APART = 3.0  # standard deviations, by either curvature, between two modes
 _SAME = 1.0  # the same, between two Gaussians that were fitted
-_LEAST = 5.0  # nats below the largest evidence down to which a mode counts
+_LEAST = 5.0  # nats below the largest evidence, or the ELBO of q, down to which a mode counts
 _FEW, _MANY = 4, 8  # starts of the search
 _COLUMNS = 64  # of all their Hessians together, between these
 _NEARBY, _AROUND = 2.0, 4.0  # U(-2, 2) around 0, and so many standard deviations of q around its mean
@@ -86,13 +86,14 @@ class Mixture(Density):
 
 
 @torch.no_grad()
-def mix(mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, seed: int) -> Mixture | None:
+def mix(mean: Tensor, root: Tensor, joint: Joint, elbo: float, starts: Tensor | None, seed: int) -> Mixture | None:
     """Search modes, fit a Gaussian at each, and find the shares with which their mixture has the largest ELBO.
 
     Args:
         mean: of a q that has been fitted, the first member, (D,).
         root: of q, lower triangular, (D, D).
         joint: the log joint.
+        elbo: of q; a mode whose evidence is five nats below does not count.
         starts: of the search, (K, D); by default 4 to 8, half of them uniform on (-2, 2), the others within four
             standard deviations of q.
         seed: of all draws.
@@ -102,7 +103,7 @@ def mix(mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, seed: i
     """
     own = mean, root
     modes = [mode for mode in _searched(*own, joint, starts, seed) if mode is not None and mode.found]
-    kept = _distinct(modes, own)
+    kept = _distinct(modes, own, elbo)
     if not kept:
         return None
     mean, root = torch.stack([mode.theta for mode in kept]), torch.stack([mode.root for mode in kept])
@@ -136,13 +137,12 @@ def _searched(mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, s
         return find_modes(joint.target, points, 200 + 20 * dim)
 
 
-def _distinct(modes: list[Mode], own: tuple[Tensor, Tensor]) -> list[Mode]:
+def _distinct(modes: list[Mode], own: tuple[Tensor, Tensor], elbo: float) -> list[Mode]:
     """Those that are not q's own, each once, with enough evidence."""
     kept: list[Mode] = []
-    for mode in sorted(modes, key=lambda one: -one.log_evidence):
+    least = max([elbo, *(mode.log_evidence for mode in modes)]) - _LEAST
+    for mode in sorted((mode for mode in modes if mode.log_evidence > least), key=lambda one: -one.log_evidence):
         here = mode.theta, mode.root
-        if mode.log_evidence < max(one.log_evidence for one in modes) - _LEAST:
-            continue
         if all(_distance(here, (one.theta, one.root)) > _APART for one in kept) and _distance(here, own) > _SAME:
             kept.append(mode)
     return kept

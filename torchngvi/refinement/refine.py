@@ -156,7 +156,7 @@ class _Refining:
         )
 
     def _mixture(self, starts: Tensor | None) -> None:
-        mixture = mix(self.gaussian.centre, self.gaussian.root, self.joint, starts, self.seed)
+        mixture = mix(self.gaussian.centre, self.gaussian.root, self.joint, self.before.elbo, starts, self.seed)
         if mixture is None:
             self.why["mixture"] = "no other mode was found"
             return
