@@ -12,7 +12,8 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, WarpLayer, WeightedDraws
 from torchngvi.refinement.curves import LineDensity, Spline
-from torchngvi.refinement.joint import Joint
+from torchngvi.refinement.fan import _gains, _warp_gain
+from torchngvi.refinement.joint import Joint, value_and_gradient
 from torchngvi.refinement.layers import Nodes, orthogonal
 from torchngvi.refinement.mixture import best_shares
 from torchngvi.refinement.newton import Batched, fitted
@@ -243,6 +244,24 @@ def test_a_side_ends_where_the_log_joint_does():
 
 
 # ------------------------------------------------------------------------------------ layer upon layer
+
+
+def test_what_a_layer_would_gain_is_its_share_of_the_third_and_fourth_derivatives():
+    """ℓ - ½|z|² = β z₀ (He₂(z₁) + He₂(z₂))/2 + α He₃(z₃)/6 + κ He₄(z₄)/24 + δ He₃(z₄) z₅/6: all entries by hand."""
+    beta, alpha, kappa, delta = 0.3, 0.4, 0.5, 0.2
+    half = torch.randn(100_000, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.cat([half, -half])
+
+    def rest(x):
+        he2, he3, he4 = x**2 - 1, x**3 - 3 * x, x**4 - 6 * x**2 + 3
+        third = 0.5 * beta * x[:, 0] * (he2[:, 1] + he2[:, 2]) + alpha * he3[:, 3] / 6
+        return third + kappa * he4[:, 4] / 24 + delta * he3[:, 4] * x[:, 5] / 6
+
+    _, residual = value_and_gradient(rest, z)
+    M = torch.diag(vector(beta**2, beta**2, beta**2, 0.5 * alpha**2, 0.0, 0.0))
+    by_hand = vector(beta**2 / 2, beta**2 / 4, beta**2 / 4, alpha**2 / 12, kappa**2 / 48 + delta**2 / 12, 0.0)
+    assert (_gains(torch.eye(6, dtype=torch.float64), M, z, residual) - by_hand).abs().max() < 2e-3
+    assert abs(_warp_gain(z, residual) - alpha**2 / 12 - kappa**2 / 48) < 2e-3
 
 
 def refined(log_joint, start, **settings):

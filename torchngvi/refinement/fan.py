@@ -262,29 +262,46 @@ class Layering:
 
 
 def _gains(axes: Tensor, M: Tensor, z: Tensor, residual: Tensor) -> Tensor:
-    """The share of KL that has to do with each direction u, by rows (K, D), without the noise of squares, (K,).
+    """The share of KL that has to do with each direction u, by rows (K, D): of fourth derivatives those with u thrice.
 
-    Σ B² over all entries with an index along u is 12 (½ uᵀMu - ¼ |B_uu|² + B_uuu²/12).
+    Σ B² over all entries with an index along u is 12 (½ uᵀMu - ¼ |B_uu|² + B_uuu²/12), Σ K² over those with three and
+    more is 4 |K_uuu|² - 3 K_uuuu².
     """
-    along, (plus, minus) = z[: len(z) // 2] @ axes.mT, residual.chunk(2)
-    even, weight = 0.5 * (plus + minus), along.square() - 1
-    twice = (weight.mT @ even / len(even)).square().sum(1)
-    spread = weight.square().mT @ even.square() / len(even)  # of the estimates of B_uu
-    twice = twice - (spread.sum(1) - twice) / len(even)
-    third, fourth = _diagonal_derivatives(z @ axes.mT, residual @ axes.mT)
-    return 0.5 * ((axes @ M) * axes).sum(1) - twice / 4 + third / 12 + fourth / 48
+    along, even, odd = z[: len(z) // 2] @ axes.mT, *_parts(residual)
+    twice = _squares(along.square() - 1, even)
+    thrice = _squares(along.pow(3) - 3 * along, odd)
+    third = _own_squares(along.square() - 1, even @ axes.mT)
+    fourth = _own_squares(along.pow(3) - 3 * along, odd @ axes.mT)
+    return 0.5 * ((axes @ M) * axes).sum(1) - twice / 4 + third / 12 + (4 * thrice - 3 * fourth) / 48
 
 
 def _warp_gain(z: Tensor, residual: Tensor) -> float:
     """Σ_i B_iii²/12 + κ_i²/48."""
-    third, fourth = _diagonal_derivatives(z, residual)
+    half, even, odd = z[: len(z) // 2], *_parts(residual)
+    third, fourth = _own_squares(half.square() - 1, even), _own_squares(half.pow(3) - 3 * half, odd)
     return float((third / 12 + fourth / 48).sum())
 
 
-def _diagonal_derivatives(z: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Squares of E[∂_i³ ℓ] and E[∂_i⁴ ℓ] from antithetic draws (S, D), less the variance of their estimates, (D,)."""
-    half, (plus, minus) = z[: len(z) // 2], residual.chunk(2)
-    squares = []
-    for each in (0.5 * (plus + minus) * (half.square() - 1), 0.5 * (plus - minus) * (half.pow(3) - 3 * half)):
-        squares.append(each.mean(0).square() - each.var(0) / len(each))
-    return squares[0], squares[1]
+def _parts(residual: Tensor) -> tuple[Tensor, Tensor]:
+    """The even and the odd part at antithetic draws."""
+    plus, minus = residual.chunk(2)
+    return 0.5 * (plus + minus), 0.5 * (plus - minus)
+
+
+def _own_squares(
+    polynomial: Tensor,  # (S, K)
+    force: Tensor,  # (S, K)
+) -> Tensor:
+    """E[f_k(z) r_k]², less the variance of its estimate, (K,)."""
+    each = polynomial * force
+    return each.mean(0).square() - each.var(0) / len(each)
+
+
+def _squares(
+    polynomial: Tensor,  # (S, K)
+    force: Tensor,  # (S, D)
+) -> Tensor:
+    """|E[f_k(z) r]|², less the variance of its estimate, (K,)."""
+    square = (polynomial.mT @ force / len(force)).square().sum(1)
+    spread = (polynomial.square().mT @ force.square() / len(force)).sum(1)
+    return square - (spread - square) / len(force)

@@ -13,9 +13,9 @@ from torchngvi.refinement.newton import Batched, fitted
 _APART = 3.0  # standard deviations, by either curvature, between two modes
 _SAME = 1.0  # the same, between two Gaussians that were fitted
 _LEAST = 5.0  # nats below the largest evidence, or the ELBO of q, down to which a mode counts
-_FEW, _MANY = 4, 8  # starts of the search
+_FEW, _MANY = 4, 16  # starts of the search
 _COLUMNS = 64  # of all their Hessians together, between these
-_NEARBY, _AROUND = 2.0, 4.0  # U(-2, 2) around 0, and so many standard deviations of q around its mean
+_NEARBY, _AROUND = 2.0, 6.0  # U(-2, 2) around 0, and so many standard deviations of q around its mean
 _SHARED = 512  # draws of each member, by which the shares are found
 _SWEEPS = 200  # of the shares
 _SMALLEST = 1e-3  # share below which a member is left out
@@ -94,7 +94,7 @@ def mix(mean: Tensor, root: Tensor, joint: Joint, elbo: float, starts: Tensor | 
         root: of q, lower triangular, (D, D).
         joint: the log joint.
         elbo: of q; a mode whose evidence is five nats below does not count.
-        starts: of the search, (K, D); by default 4 to 8, half of them uniform on (-2, 2), the others within four
+        starts: of the search, (K, D); by default 4 to 16, half of them uniform on (-2, 2), the others within six
             standard deviations of q.
         seed: of all draws.
 

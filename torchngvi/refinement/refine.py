@@ -92,8 +92,8 @@ def refine(
         log_joint: what it was fitted to: a model, or a function of theta that gives the same value twice.
         kind: one of the three; by default all are tried, and the best is returned.
         coordinate: the parameter of interest, along which the first fan is laid; by default the worst direction.
-        starts: where modes are searched from, (K, D); by default 4 to 8 points, half of them uniform on (-2, 2), half
-            within four standard deviations of q.
+        starts: where modes are searched from, (K, D); by default 4 to 16 points, half of them uniform on (-2, 2), half
+            within six standard deviations of q.
         seed: of all draws.
 
     Returns:
