@@ -99,8 +99,8 @@ def test_words(function, dim, word, reason):
 def test_heavy_tails():
     """Of Student's t with two and a half degrees of freedom, sd √5, the best Gaussian has the sd 1.28."""
     verdict = examine(fitted(student(2.5), 5), student(2.5))
-    assert verdict.word == "does not fit"
-    assert "tails much heavier than normal" in verdict.reasons
+    assert verdict.word != "fits"
+    assert bool((verdict.shape.log_sd.abs() < 0.05).all())  # which the third order cannot see
     assert bool((verdict.shape.tails < -0.7).all())
 
 
@@ -171,7 +171,9 @@ def test_modes_from_elsewhere():
     other = verdict.modes[0]
     assert other.distance == pytest.approx(6 * math.sqrt(2), abs=1e-3)
     assert other.share == pytest.approx(0.5, abs=1e-3)
-    assert examine(q, target, modes=()).word == "fits"  # nothing else can see it
+    alone = examine(q, target, modes=())  # a few draws of the wide proposal come there, and make its weights poor
+    assert alone.word == "about right"
+    assert alone.reasons[0].startswith("importance weights do not tell more")
 
 
 def test_where_the_search_starts():
@@ -180,7 +182,7 @@ def test_where_the_search_starts():
     assert examine(q, both, around=torch.full((2,), 100.0)).word == "does not fit"
 
 
-def test_a_faint_mode_is_listed_and_changes_no_word():
+def test_a_faint_mode_is_listed_and_no_reason():
     def function(theta):
         return torch.logaddexp(normal(theta), normal(theta - 5) - 4.5)
 
@@ -189,7 +191,8 @@ def test_a_faint_mode_is_listed_and_changes_no_word():
     verdict = examine(q, function, modes=modes)
     assert len(verdict.modes) == 1
     assert verdict.modes[0].share == pytest.approx(0.011, abs=0.002)
-    assert verdict.word == "fits"
+    assert not any("other mode" in reason for reason in verdict.reasons)
+    assert "1 other mode" not in str(verdict).splitlines()[0]
 
 
 def test_confirmed_where_importance_sampling_is_not_trusted():
@@ -248,7 +251,8 @@ def test_weights_of_no_use_do_not_decide():
     verdict = examine(q, log_gamma(a))
     assert verdict.sampled.corrected.effective < 100
     assert verdict.effort.unexamined[0].startswith("importance weights (")
-    assert verdict.word == "fits"
+    assert verdict.word == "about right"
+    assert verdict.reasons[0].startswith("importance weights do not tell more (k-hat ")
     assert verdict.shape.log_sd.median().item() == pytest.approx(-0.5 * math.log(1 - 0.5 / a), abs=0.01)
 
 
@@ -299,6 +303,8 @@ def shape_of(log_sd, confirmed=False, singular=False, tails=0.0):
     )
 
 
+POOR = "importance weights do not tell more (k-hat 0.80, 3000 of 4096 draws)"
+FEW = "importance weights do not tell more (k-hat 0.30, 99 of 4096 draws)"
 Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
 
 
@@ -315,7 +321,7 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
             shape_of(0.9),
             sampled_of(0.1, k_hat=0.8),
             "about right",
-            ("log tau: sd about 2.5 times too small, by the third order alone",),
+            ("log tau: sd about 2.5 times too small, by the third order alone", POOR),
         ),
         (
             shape_of(0.9, confirmed=True),
@@ -329,15 +335,28 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
             "does not fit",
             ("log tau: sd at least 3 times too small",),
         ),
-        (shape_of(0.0), sampled_of(0.38, k_hat=0.8), "about right", ("log tau: sd about 1.5 times too small",)),
-        (shape_of(0.0), sampled_of(0.9, effective=99.0), "fits", ()),  # not to be believed
-        (shape_of(0.0, tails=-1.0), sampled_of(0.0), "about right", ("tails much heavier than normal",)),
-        (shape_of(0.0, tails=-1.2), sampled_of(0.0), "does not fit", ("tails much heavier than normal",)),
-        (shape_of(0.0, tails=2.0), sampled_of(0.0), "fits", ()),
+        (
+            shape_of(0.0),
+            sampled_of(0.38, k_hat=0.8),
+            "about right",
+            ("log tau: sd about 1.5 times too small", POOR),
+        ),
+        (shape_of(0.0), sampled_of(0.1, k_hat=0.8), "about right", (POOR,)),
+        (shape_of(0.0), sampled_of(0.9, effective=99.0), "about right", (FEW,)),  # which are not to be believed
+        (shape_of(0.0), None, "about right", ("no importance weights to tell more",)),
+        (shape_of(0.0, tails=-1.2), sampled_of(0.0), "fits", ()),  # sampling is trusted
+        (
+            shape_of(0.0, tails=-1.0),
+            sampled_of(0.0, k_hat=0.8),
+            "about right",
+            ("tails much heavier than normal", POOR),
+        ),
+        (shape_of(0.0, tails=-1.2), None, "does not fit", ("tails much heavier than normal",)),
+        (shape_of(0.0, tails=2.0), sampled_of(0.0, k_hat=0.8), "about right", (POOR,)),
         (None, sampled_of(0.0), "fits", ()),
-        (None, sampled_of(0.0, k_hat=0.8), "not examined", ()),
+        (None, sampled_of(0.0, k_hat=0.8), "not examined", (POOR,)),
         (None, sampled_of(0.9, k_hat=0.8), "does not fit", ("log tau: sd about 2.5 times too small",)),
-        (None, None, "not examined", ()),
+        (None, None, "not examined", ("no importance weights to tell more",)),
     ],
 )
 def test_the_rule(shape, sampled, word, reasons):

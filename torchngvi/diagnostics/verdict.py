@@ -161,9 +161,9 @@ class Verdict:
     def _response(self, k: int) -> str:
         """The standard deviation by linear response, with ~ where it is of third order only."""
         assert self.shape is not None
-        if bool(self.shape.singular[k]) or float(self.shape.log_sd[k]) >= LARGEST:
-            return f">= {3 * self.marginals.sd[k]:.4g}"
         mark = "" if bool(self.shape.confirmed[k]) else "~"
+        if bool(self.shape.singular[k]) or float(self.shape.log_sd[k]) >= LARGEST:
+            return f"{mark}>= {3 * self.marginals.sd[k]:.4g}"
         return f"{mark}{self.marginals.sd[k] * self.shape.log_sd[k].exp():.4g}"
 
 
@@ -224,18 +224,26 @@ def judge(
 ) -> tuple[str, tuple[str, ...]]:
     """The word and its reasons.
 
-    Importance sampling decides where it is trusted; where it is not, what it finds is less than what there is, and
-    linear response has to be small as well.  Tails and modes are what neither of them sees.
+    Importance sampling decides where it is trusted. Where it is not, what it finds is less than what there is: linear
+    response and tails count as well, and q is "about right" at best. Modes are what none of them sees.
     """
-    findings = _by_sampling(marginals, sampled) + _by_tails(shape)
-    findings += _by_modes(marginals, modes, sampled)
+    findings = _by_sampling(marginals, sampled) + _by_modes(marginals, modes, sampled)
     if not trusted(sampled):
-        findings += _by_response(marginals, shape)
+        findings += _by_response(marginals, shape) + _by_tails(shape) + _unsettled(sampled)
     findings = sorted((one for one in findings if one.grade), key=lambda one: (-one.grade, -one.size))
     highest = findings[0].grade if findings else 0
     if shape is None and not trusted(sampled) and highest < 2:
         return UNSEEN, tuple(one.clause for one in findings)
     return WORDS[highest], tuple(one.clause for one in findings if one.grade == highest)
+
+
+def _unsettled(sampled: Sampled | None) -> list[Finding]:
+    """That importance sampling does not say that q fits."""
+    if sampled is None:
+        return [Finding(1, 0.0, "no importance weights to tell more")]
+    found = sampled.corrected
+    weights = f"k-hat {found.k_hat:.2f}, {found.effective:.0f} of {sampled.draws} draws"
+    return [Finding(1, 0.0, f"importance weights do not tell more ({weights})")]
 
 
 def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]:
