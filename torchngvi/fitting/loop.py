@@ -109,7 +109,14 @@ class Loop:
         self._save()
         evaluations = self.trace[-1].evaluations
         return FitResult(
-            verdict.converged, verdict.reason, verdict.loss, verdict.norm, evaluations, verdict.members, self.trace
+            verdict.converged,
+            verdict.reason,
+            verdict.loss,
+            verdict.norm,
+            evaluations,
+            verdict.members,
+            self.trace,
+            self.engine.q,
         )
 
     def _go_back(self, origin: Any) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.interfaces import Posterior
 from torchngvi.optim import NaturalGradientVI
 
 
@@ -35,6 +36,7 @@ class FitResult:
     evaluations: int
     members_converged: Tensor  # (*batch,)
     trace: list[Record] = field(repr=False)
+    posterior: Posterior | None = field(default=None, repr=False)  # what was fitted, in place
 
     def __str__(self) -> str:
         verdict = "converged" if self.converged else "not converged"
