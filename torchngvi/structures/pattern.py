@@ -246,10 +246,7 @@ class Pattern(ABC):
 
     def neighbours(self, x: Tensor) -> Tensor:
         """Σ_j x_j over the entries (i, j) that a symmetric matrix has, for each i; (*sample, *batch, D)."""
-        index = self._at(x)
-        ones = torch.ones(self.shape, dtype=x.dtype, device=x.device)
-        half = ones * index.halves.to(x.dtype).reshape(self.shape)
-        return self.mv(half, x) + self.tmv(half, x)
+        return self.smv(torch.ones(self.shape, dtype=x.dtype, device=x.device), x)
 
     def sym_lower(
         self,
@@ -307,6 +304,10 @@ class Pattern(ABC):
             return self.congruence(root, self.with_diagonal(torch.zeros_like(root), weights))
         return self.conjugate(root, torch.diag_embed(weights))
 
+    def marginals(self, root: Structured, transposed: bool = False) -> Structured:
+        """The stored entries of C Cᵀ, C = L, or C = Lᵀ."""
+        return self.gram(root, torch.ones((), dtype=root.dtype, device=root.device), not transposed)
+
     def conjugate(
         self,
         root: Structured,
@@ -350,6 +351,11 @@ class FullAlgebra(Pattern):
     @abstractmethod
     def transpose(self, matrix: Structured) -> Structured:
         """Aᵀ."""
+
+    def marginals(self, root: Structured, transposed: bool = False) -> Structured:
+        """C Cᵀ of C = L, or of C = Lᵀ."""
+        turned = self.transpose(root)
+        return self.matmul(turned, root) if transposed else self.matmul(root, turned)
 
     @abstractmethod
     def exp(self, symmetric: Structured) -> Structured:
