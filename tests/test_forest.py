@@ -118,3 +118,177 @@ class TestAlgebra:
             close(x.mean, q.mean, 0.0)
             close(x.covariance, q.covariance, 0.0)
         close(q.to(torch.float32).variance, twin.variance.float(), 1e-4)
+
+
+MOVED = {name: FORESTS[name] for name in ("arrow", "three levels", "ragged")}
+moved = pytest.mark.parametrize("name", MOVED)
+
+
+@moved
+class TestMoves:
+    @pytest.mark.parametrize("kind", PRECISION)
+    @pytest.mark.parametrize("rho", [0.3, 1.0])
+    def test_vn_moves_the_precision_to_the_hessian(self, name, kind, rho):
+        """S' = (1 - ρ) S + ρH and m' = m - ρ S'⁻¹ g, in both coordinates: nothing of H is lost, for it has the pattern."""
+        pattern, batch = MOVED[name], (2,)
+        q = posterior_in(kind, pattern, batch)
+        m, S, C = q.mean.clone(), q.precision.clone(), q.frame().dense()
+        g, H = randn(*batch, q.dim, seed=3), definite_in(pattern, batch, 4)
+        a, W = (C.mT @ g[..., None])[..., 0], pattern.from_dense(C.mT @ H @ C)
+        new, ok = q.moved(VariationalNewton()(q, packet(a, W)).at(torch.full(batch, rho, dtype=DTYPE)))
+        assert bool(ok.all())
+        q.assign(new, ok)
+        expected = (1 - rho) * S + rho * H
+        close(q.precision, expected, IDENTITY)
+        close(q.mean, m - rho * torch.linalg.solve(expected, g), IDENTITY)
+
+    def test_the_natural_gradient_of_the_root(self, name):
+        """T' = T + ρ T tril½[P] and m' = m - ρ T⁻ᵀa."""
+        pattern, rho = MOVED[name], 0.2
+        q = posterior_in(PrecisionCholeskyGaussian, pattern)
+        T, a, W = q.precision_tril.clone(), randn(q.dim, seed=3), symmetric_in(pattern, (), 4)
+        new, ok = q.moved(NaturalGradient()(q, packet(a, pattern.from_dense(W))).at(torch.tensor(rho, dtype=DTYPE)))
+        assert bool(ok)
+        K = (W - torch.eye(q.dim, dtype=DTYPE)).tril()
+        K = K - 0.5 * torch.diag(K.diagonal())
+        close(pattern.to_dense(new.matrix), T + rho * T @ K, IDENTITY)
+        close(new.vector, q.mean - rho * torch.linalg.solve(T.mT, a), IDENTITY)
+
+    @pytest.mark.parametrize("rule", [VariationalNewton, NaturalGradient, LocalExponential])
+    def test_the_curves_of_all_rules_begin_along_the_natural_gradient(self, name, rule):
+        """d/dρ at ρ = 0, by central differences, is minus the tangent."""
+        pattern, h = MOVED[name], 1e-5
+        q = posterior_in(PrecisionCholeskyGaussian, pattern)
+        e = packet(randn(q.dim, seed=3), pattern.from_dense(symmetric_in(pattern, (), 4)))
+        path = rule()(q, e)
+        ahead, back = (q.moved(path.at(torch.tensor(x, dtype=DTYPE)))[0] for x in (h, -h))
+        tangent = q.tangent(e)
+        close((ahead.vector - back.vector) / (2 * h), -tangent.vector, 1e-8)
+        close((ahead.matrix - back.matrix) / (2 * h), -tangent.matrix, 1e-8)
+
+    def test_kl_and_conversions(self, name):
+        """Of one pattern, and beside a mean field, against the Gaussians written out."""
+        pattern, batch = MOVED[name], (2,)
+        q, other = (posterior_in(PrecisionCholeskyGaussian, pattern, batch, seed) for seed in (1, 5))
+        same = NaturalGaussian.from_posterior(q)
+        back = PrecisionCholeskyGaussian.from_posterior(same)
+        diagonal = DiagonalGaussian(q.dim, batch, mean=randn(*batch, q.dim, seed=9), scale=0.7, dtype=DTYPE)
+        for x in (same, back):
+            assert x.structure == pattern
+            close(x.mean, q.mean, IDENTITY)
+            close(x.precision, q.precision, IDENTITY)
+        for one, two in [(q, other), (q, same), (same, other), (q, diagonal), (diagonal, q)]:
+            p1, p2 = (
+                torch.distributions.MultivariateNormal(x.mean.detach(), precision_matrix=x.precision.detach())
+                for x in (one, two)
+            )
+            close(one.kl(two), torch.distributions.kl_divergence(p1, p2), IDENTITY)
+
+
+def test_the_golden_step_of_tan_2c():
+    """Algorithm 2c of Tan (2025) at one draw: n = 2 locals and one global, all numbers exact in binary but the last."""
+    pattern = arrow(groups=2, local=1, globals=1)
+    T = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, -1.0, 4.0]], dtype=DTYPE)
+    q = PrecisionCholeskyGaussian(3, structure=pattern, dtype=DTYPE)
+    q.assign(type(q.coordinates)(q.mean, pattern.from_dense(T)), torch.tensor(True))
+    z, score = torch.tensor([1.0, -2.0, 0.5], dtype=DTYPE), torch.tensor([0.3, -0.7, 1.1], dtype=DTYPE)
+    close(q.push_noise(z), torch.tensor([0.46875, -1.875, 0.125], dtype=DTYPE), EXACT)
+    v = q.frame().pull(score) + z
+    close(v, torch.tensor([1.15, -2.7, 0.58125], dtype=DTYPE), EXACT)
+    e = packet(-v, q.one_triangle(-v, z), temperature=0.0)
+    step = q.tangent(e)
+    close(-step.vector, torch.tensor([0.538671875, -2.5546875, 0.1453125], dtype=DTYPE), EXACT)
+    expected = torch.tensor([[-1.15, 0.0, 0.0], [0.0, -2.7, 0.0], [-2.5875, 8.1, -0.58125]], dtype=DTYPE)
+    close(-pattern.to_dense(step.matrix), expected, EXACT)
+    close(q.norm2(q.local(e)), torch.tensor(26.3869580078125, dtype=DTYPE), EXACT)
+
+
+BROAD = {
+    "arrow": arrow(groups=1000, local=1, globals=3),
+    "nested": nested([k // 8 for k in range(800)], [k // 10 for k in range(100)], local=[1, 2, 1], globals=2),
+}
+ONES = torch.ones(4, 1, dtype=DTYPE)
+
+
+class Watch(TorchDispatchMode):
+    """Fails where a tensor of D² numbers is made; remembers how many numbers all of them had."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim, self.made = dim, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                numbers = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.made += numbers
+                assert numbers < self.dim**2, f"{func} makes {numbers} numbers, D = {self.dim}"
+        return result
+
+
+def broad_packet(q):
+    a = torch.linspace(-1, 1, q.dim, dtype=DTYPE)
+    return packet(a, 0.5 * q.structure.eye(a))
+
+
+CALLS = {
+    "rsample": lambda q: q.rsample((4,)).square().sum().backward(),
+    "log_prob": lambda q: q.log_prob(q.mean).backward(),
+    "entropy": lambda q: q.entropy().backward(),
+    "kl": lambda q: q.kl(type(q)(q.dim, structure=q.structure, scale=2.0, dtype=DTYPE)).backward(),
+    "kl to a mean field": lambda q: q.kl(DiagonalGaussian(q.dim, scale=2.0, dtype=DTYPE)).backward(),
+    "marginal_variance": lambda q: q.marginal_variance(torch.ones(2, q.dim, dtype=DTYPE)).sum().backward(),
+    "variance": lambda q: q.variance,
+    "marginals": lambda q: q.frame().marginals(),
+    "gram": lambda q: q.frame().gram(q.variance),
+    "initialize_": lambda q: q.initialize_(1.0, torch.full((q.dim,), 2.0)),
+    "from_posterior": lambda q: [kind.from_posterior(q) for kind in PRECISION],
+    "snapshot": lambda q: q.assign(q.snapshot(), torch.tensor(True)),
+    "one_triangle": lambda q: q.one_triangle(ONES.expand(4, q.dim), ONES.expand(4, q.dim)),
+    "sym_outer": lambda q: q.sym_outer(ONES.expand(4, q.dim), ONES.expand(4, q.dim)),
+    "euclidean": lambda q: q.euclidean(broad_packet(q)) if isinstance(q, PrecisionCholeskyGaussian) else None,
+    "unframe": lambda q: q.unframe(*q.local(broad_packet(q))),
+    "norm2": lambda q: q.norm2(q.local(broad_packet(q))),
+    "tangent": lambda q: q.tangent(broad_packet(q)),
+    "moved": lambda q: q.moved(VariationalNewton()(q, broad_packet(q)).at(torch.tensor(0.5, dtype=DTYPE))),
+    "cliques": lambda q: q.structure.cliques(q.frame().root),
+    "state_dict": lambda q: q.load_state_dict(q.state_dict()),
+    "neighbours": lambda q: q.structure.neighbours(q.mean),
+    "repr": repr,
+}
+
+
+@pytest.mark.parametrize("name", BROAD)
+@pytest.mark.parametrize("kind", PRECISION)
+class TestNothingIsDByD:
+    @pytest.mark.parametrize("call", CALLS)
+    def test_of_all_that_a_posterior_offers(self, kind, name, call):
+        q = kind(BROAD[name].dim, structure=BROAD[name], dtype=DTYPE)
+        with Watch(q.dim):
+            CALLS[call](q)
+
+    def test_but_what_returns_it(self, kind, name):
+        q = kind(BROAD[name].dim, structure=BROAD[name], dtype=DTYPE)
+        with Watch(q.dim), pytest.raises(AssertionError, match=f"makes {q.dim**2} numbers, D = {q.dim}"):
+            q.covariance  # noqa: B018
+
+    @pytest.mark.parametrize("optimizer", [VN, Snngm])
+    def test_nor_of_a_step_by_draws(self, kind, name, optimizer):
+        q = kind(BROAD[name].dim, structure=BROAD[name], dtype=DTYPE)
+        opt = optimizer(q, lr=1e-3)
+        with Watch(q.dim):
+            opt.step(lambda theta: -0.5 * theta.square().sum(-1))
+
+
+@pytest.mark.parametrize("kind", PRECISION)
+def test_twice_the_groups_make_twice_the_numbers(kind):
+    """All tensors of a VN step, values of expectations left out."""
+    made = []
+    for groups in (2000, 4000):
+        q = kind(2 * groups + 3, structure=arrow(groups=groups, local=2, globals=3), dtype=DTYPE)
+        e = broad_packet(q)
+        with Watch(q.dim) as watch:
+            q.assign(*q.moved(VariationalNewton()(q, e).at(torch.tensor(0.5, dtype=DTYPE))))
+        made.append(watch.made)
+    assert made[1] == pytest.approx(2 * made[0], rel=0.01)

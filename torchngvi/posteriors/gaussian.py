@@ -131,6 +131,10 @@ class Gaussian(Posterior):
         """Coordinates in this family of a scale (*batch, D), or a lower factor (*batch, D, D)."""
         raise NotImplementedError
 
+    def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
+        """Coordinates in this family of a mean and a root T of the precision, in its own pattern."""
+        raise NotImplementedError  # of a family over precisions
+
     def _diagonal_matrix(self, entries: Tensor) -> Structured:
         """A matrix of the pattern with this diagonal, (*batch, D), and zeros."""
         zeros = entries.new_zeros(*entries.shape[:-1], *self.structure.shape)
@@ -260,6 +264,10 @@ class Gaussian(Posterior):
         pattern = cls._pattern(other.dim, structure, kept)
         if isinstance(pattern, Diagonal):
             return cls._of(other.mean, other.stddev, pattern)
+        if other.upper and pattern == other.structure and not isinstance(pattern, FullAlgebra):
+            new = cls._of(other.mean, torch.ones_like(other.mean), pattern)
+            new.assign(new._coordinates_with(other.mean, other.whitener()), torch.ones_like(other.mean[..., 0]).bool())
+            return new
         return cls._start(other.mean, other.scale_tril, pattern)
 
     @classmethod
@@ -540,6 +548,11 @@ def _spread(mine: Frame, other: Gaussian, batch: torch.Size) -> Tensor:
         whitener = other.whitener()  # C₂⁻¹, or its transpose
         product = structure.matmul(mine.root, whitener) if mine.upper else structure.matmul(whitener, mine.root)
         return structure.entries_norm2(product)
+    if theirs.structure.widest == 1:
+        return (other.whitener().square() * mine.variance).sum(-1)
+    if structure.widest == 1:
+        # C₂⁻¹ diag(c) has the columns of C₂⁻¹, the rows of T where C₂ = T⁻ᵀ
+        return (theirs.structure.row_norms(other.whitener(), not theirs.upper) * mine.variance).sum(-1)
     columns = mine.dense().movedim(-1, 0)
     columns = columns.reshape(len(columns), *(1,) * (len(batch) + 2 - columns.ndim), *columns.shape[1:])
     columns = columns.expand(len(columns), *batch, columns.shape[-1])
