@@ -119,7 +119,7 @@ def forest(
         if parent != -1 and not node < parent < len(sizes):
             raise InputError(
                 f"children stand before their parents, and roots have the parent -1: node {node} of {len(sizes)} must "
-                f"have a parent from {node + 1} to {len(sizes) - 1}; got {parent}."
+                f"have a later node for a parent; got {parent}."
             )
     return block_diagonal(sizes) if set(above) == {-1} else Forest(above, tuple(sizes))
 
