@@ -333,8 +333,8 @@ class TestConstructors:
             ),
             (
                 lambda: nested([0, 2], [0, 0], local=[1, 1, 1]),
-                "the parents of level 1 must be numbers from 0 to 1 of the nodes of the next level, at least one; got 0 "
-                "to 2.",
+                "the parents of level 1 must be numbers from 0 to 1 of the nodes of the next level, at least one; got "
+                "0 to 2.",
             ),
             (lambda: nested([0], local=[1, 1], globals=-1), "globals is a number of parameters, 0 or more; got -1."),
             (
