@@ -16,6 +16,7 @@ from torchngvi.numerics import small_blocks
 from torchngvi.numerics.small_blocks import product
 from torchngvi.structures.levels import Chains, Inbox, Kind, Rows, below, inherited
 from torchngvi.structures.pattern import Structured
+from torchngvi.structures.sparse_rows import placed
 from torchngvi.structures.storage import Part, Stored
 
 
@@ -186,6 +187,34 @@ class Forest(Stored):
             border = square[..., :0, :] if above is None else below(kinds[k], above, rights[k].mT)
             out.append(Part(square, border))
         return self.matrix(out[::-1])
+
+    # ---------------------------------------------------------------------------- sparse rows
+
+    def sparse_gram(self, root: Structured, rows: Tensor, weights: Tensor, transposed: bool = False) -> Structured:
+        """The stored entries of Cᵀ Xᵀ diag(b) X C; without a D x D matrix where each row is of one clique."""
+        where = placed(self, rows) if transposed else None  # Lᵀ of a row leaves its clique
+        if where is None:
+            return super().sparse_gram(root, rows, weights, transposed)
+        vectors: list[Tensor | None] = []
+        matrices: list[Tensor | None] = []
+        for k, kind in enumerate(self.kinds):
+            x = where[k].dense(rows.values())
+            H = root.new_zeros(kind.nodes, x.shape[-1], x.shape[-1])
+            outer = (weights[where[k].rows, None] * x)[:, :, None] * x[:, None, :]
+            matrices.append(H.index_add(0, where[k].clique, outer))
+            vectors.append(H[..., 0])
+        return self.congruence(root, self.scatter(vectors, matrices)[1])
+
+    def sparse_row_norms(self, root: Structured, rows: Tensor, transposed: bool = False) -> Tensor:
+        """‖Cᵀx_n‖², (N,); likewise."""
+        where = placed(self, rows) if transposed else None
+        if where is None:
+            return super().sparse_row_norms(root, rows, transposed)
+        norms = root.new_zeros(len(rows))
+        for here, chain in zip(where, self.cliques(root), strict=True):
+            x = (chain[here.clique] @ here.dense(rows.values())[..., None])[..., 0]
+            norms = norms.index_add(0, here.rows, x.square().sum(-1))
+        return norms
 
     # ---------------------------------------------------------------------------- cliques
 
