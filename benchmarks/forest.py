@@ -15,9 +15,8 @@ import time
 
 import torch
 
-from torchngvi import VN, GeneralizedLinear, PrecisionCholeskyGaussian, fit
-from torchngvi.expectations.per_factor import PerFactor
-from torchngvi.models import FactorTarget
+from torchngvi import GeneralizedLinear, PrecisionCholeskyGaussian, fit
+from torchngvi.models import TractableFactors
 from torchngvi.structures import arrow
 
 ROWS, GLOBALS = 5, 3
@@ -31,7 +30,7 @@ def problem(groups, local):
     eta = (rows[..., :local] * effects).sum(-1) + rows[..., local:] @ torch.tensor([0.5, -1.0, 0.3]).double()
     y = (torch.rand(groups, ROWS, dtype=torch.float64, generator=generator) < eta.sigmoid()).double()
     precision = torch.cat([torch.ones(local), torch.full((GLOBALS,), 0.01 / groups)]).double()  # once a group
-    return FactorTarget(
+    return TractableFactors(
         arrow(groups=groups, local=local, globals=GLOBALS),
         [(0, GeneralizedLinear(rows, y, prior_precision=precision))],
     )
@@ -58,7 +57,7 @@ def one(groups, local):
 def fit_of(target):
     structure = target.structure
     q = PrecisionCholeskyGaussian(structure.dim, structure=structure, dtype=torch.float64)
-    return q, fit(q, target, VN(q, estimator=PerFactor()), tolerance=1e-4, progress=False)
+    return q, fit(q, target, tolerance=1e-4, progress=False)
 
 
 def main():

@@ -21,7 +21,7 @@ from torchngvi import (
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import ClosedEntropyStein, Fixed, Hessian, HessianVector, Quadrature, Reparametrized, Stein
 from torchngvi.expectations.per_factor import PerFactor
-from torchngvi.models import FactorTarget
+from torchngvi.models import FactorTarget, TractableFactors
 from torchngvi.posteriors import clique_marginals
 from torchngvi.rules import LocalExponential, NaturalGradient
 from torchngvi.structures import Dense, arrow, nested
@@ -35,7 +35,7 @@ SHARE = torch.tensor([1.0, 1.0, 0.5 / GROUPS, 0.5 / GROUPS], dtype=DTYPE)  # the
 @functools.cache
 def poisson():
     """Counts of groups: as one term a group, and as one design of all D coordinates."""
-    rows = 0.5 * randn(GROUPS, ROWS, LOCAL + GLOBALS, seed=1)
+    rows = 0.2 * randn(GROUPS, ROWS, LOCAL + GLOBALS, seed=1)
     counts = torch.poisson(rows.sum(-1).exp(), generator=torch.Generator().manual_seed(2))
     groups = GeneralizedLinear(rows, counts, "poisson_log", prior_precision=SHARE)
     places = ARROW.gather(torch.arange(ARROW.dim))[0]  # (n, k)
@@ -43,7 +43,7 @@ def poisson():
     whole.scatter_(-1, places[:, None, :].expand(-1, ROWS, -1), rows)
     precision = torch.cat([torch.ones(GROUPS * LOCAL), torch.full((GLOBALS,), 0.5)]).to(DTYPE)
     dense = GeneralizedLinear(whole.flatten(0, 1), counts.flatten(), "poisson_log", prior_precision=precision)
-    target = FactorTarget(ARROW, [(0, groups)])
+    target = TractableFactors(ARROW, [(0, groups)])
     shares = GLOBALS * (GROUPS * math.log(0.5 / GROUPS / (2 * math.pi)) - math.log(0.5 / (2 * math.pi))) / 2
     return target, dense, shares  # the log normaliser of the prior in shares, beyond that of one
 
@@ -80,7 +80,15 @@ class TestPackets:
         q = posterior_in(kind, ARROW, batch, 3)
         factors, dense, shift = poisson()
         if not batch:
-            same_packet(PerFactor()(q, factors, {}), Quadrature()(q, dense, {}), q, shift)
+            expected = Quadrature()(q, dense, {})
+            for estimator in (Quadrature(), PerFactor(Hessian(2))):
+                same_packet(estimator(q, factors, {}), expected, q, shift)
+            grads = []
+            for target, constant in ((factors, shift), (dense, 0.0)):
+                loss = target.negative_elbo(q)
+                grads.append((loss + constant, *torch.autograd.grad(loss, (q.mean_probe, q.root_probe))))
+            for x, y in zip(*grads, strict=True):
+                close(x, y, IDENTITY)
         close(factors.log_joint(q.mean), dense.log_joint(q.mean) + shift, IDENTITY)
 
     @pytest.mark.parametrize("structure", [ARROW, TREE], ids=["arrow", "tree"])
@@ -102,9 +110,9 @@ class TestPackets:
 
 
 OPTIMIZERS = {
-    "VN": lambda q: VN(q, estimator=PerFactor()),
-    "SR-VN": lambda q: NaturalGradientVI(q, NaturalGradient(), estimator=PerFactor()),
-    "local exponential": lambda q: NaturalGradientVI(q, LocalExponential(), estimator=PerFactor()),
+    "VN": lambda q: VN(q),
+    "SR-VN": lambda q: NaturalGradientVI(q, NaturalGradient()),
+    "local exponential": lambda q: NaturalGradientVI(q, LocalExponential()),
 }
 
 
@@ -175,18 +183,24 @@ class TestRefusals:
             f"Dense(dim={ARROW.dim}). Use PrecisionCholeskyGaussian({ARROW.dim}, structure=...)."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            PerFactor()(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0], {})
+            PerFactor(Stein(8))(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0], {})
         text = (
-            "cliques are nodes of a forest with their ancestors, as arrow(groups=..., local=..., globals=...) has "
-            "them; got a CholeskyGaussian over Dense(dim=2)."
+            "the factors are over the cliques of a forest, and need a q whose precision has its pattern, "
+            f"{ARROW}; got a CholeskyGaussian over Dense(dim={ARROW.dim})."
+        )
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            fit(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0])
+        text = (
+            "cliques are nodes with their ancestors, of a q whose precision has the pattern of a forest; got one over "
+            "Dense(dim=2). Use PrecisionCholeskyGaussian(D, structure=arrow(groups=..., local=..., globals=...))."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             clique_marginals(CholeskyGaussian(2))
 
-    def test_functions_without_an_estimator(self):
+    def test_functions_do_not_know_their_expectation(self):
         text = (
-            "PerFactor() knows the expectations of factors that are tractable targets; for a function give it an "
-            "estimator, as PerFactor(Stein(Fixed(64)))."
+            "TractableFactors are targets that know their expectation, as a GeneralizedLinear; got a LogJoint. Use "
+            "FactorTarget with VN(q, estimator=PerFactor(...))."
         )
-        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            PerFactor()(posterior_in(PrecisionCholeskyGaussian, TREE), quadratic(TREE), {})
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            TractableFactors(ARROW, [(0, torch.sum)])

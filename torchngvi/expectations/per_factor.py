@@ -9,12 +9,9 @@ a sum over cliques:
 
 from typing import Self, final
 
-import torch
-from torch import Tensor
-
 from torchngvi.errors import PairError
 from torchngvi.expectations.quadrature import Quadrature
-from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, Posterior, Target, TractableTarget
+from torchngvi.interfaces import Cost, Estimator, Expectation, Posterior, Target, TractableTarget
 from torchngvi.models.factors import FactorTarget
 from torchngvi.posteriors.cliques import clique_marginals
 
@@ -27,13 +24,13 @@ class PerFactor(Estimator):
     with 2k of them, not 2D, and second derivatives are k x k.
 
     Args:
-        estimator: of the factors that do not know their expectation, `Stein(Fixed(64))` for example; factors that know
-            it are exact, and without any other no estimator is needed.
+        estimator: of the factors, `Stein(Fixed(64))` for example; those that know their expectation are exact.
 
     Raises:
-        PairError: on use, a q that is not over the forest of the target; a function without an estimator.
+        PairError: on use, a q that is not over the forest of the target.
 
-    >>> from torchngvi import VN, PrecisionCholeskyGaussian, fit
+    >>> import torch
+    >>> from torchngvi import VN, PrecisionCholeskyGaussian
     >>> from torchngvi.expectations import Hessian
     >>> from torchngvi.structures import arrow
     >>> groups, y = arrow(groups=3, local=1, globals=1), torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
@@ -49,56 +46,40 @@ class PerFactor(Estimator):
 
     needs = FactorTarget
 
-    def __init__(self, estimator: Estimator | None = None) -> None:
+    def __init__(self, estimator: Estimator) -> None:
         self.estimator = estimator
-        self.comparable = estimator is None or estimator.comparable
-        self.unbiased = estimator is None or estimator.unbiased
+        self.comparable, self.unbiased = estimator.comparable, estimator.unbiased
         self.generator = getattr(estimator, "generator", None)  # the optimizer saves its state
 
     @property
     def fixed(self) -> bool:
         """As the estimator of the factors."""
-        return self.estimator is not None and self.estimator.fixed
+        return self.estimator.fixed
 
     def fresh(self, number: int) -> Self:
         """With other draws where they are fixed."""
-        return self if self.estimator is None else type(self)(self.estimator.fresh(number))
+        return type(self)(self.estimator.fresh(number))
 
     def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
         """Evaluate at q."""
         assert isinstance(target, FactorTarget)
-        structure = target.structure
+        structure, exact = target.structure, Quadrature()
         if q.structure != structure or not q.upper:
             raise PairError(
                 f"PerFactor needs a q whose precision has the pattern of its target, {structure}; got a "
                 f"{type(q).__name__} over {q.structure}. Use PrecisionCholeskyGaussian({q.dim}, structure=...)."
             )
-        cliques = clique_marginals(q)
-        vectors: list[Tensor | None] = [None] * len(cliques)
-        matrices: list[Tensor | None] = [None] * len(cliques)
-        value, cost, noise2 = torch.zeros_like(q.frame().mean[..., 0]), Cost(0, 0, 0), None
+        cliques, seen, packets = clique_marginals(q), [], []
         for kind, factor in target.factors:
-            clique = cliques[kind]
-            e = self._for(factor)(clique, factor, state)
-            a, W = e.derivative.framed(clique.frame())
-            vectors[kind], matrices[kind] = _sum(vectors[kind], a), _sum(matrices[kind], W)
-            value = value + e.value.sum(-1)
-            cost = Cost(*map(max, cost, e.cost))  # a pass over the cliques sees each once
-            noise2 = noise2 if e.noise2 is None else _sum(noise2, e.noise2.sum(-1))
-        packet = Framed(*structure.scatter(vectors, matrices))
-        return Expectation(value, packet, target.temperature, self.comparable and target.comparable, cost, noise2)
-
-    def _for(self, factor: Target) -> Estimator:
-        """The estimator of one factor."""
-        if isinstance(factor, TractableTarget):
-            return Quadrature()
-        if self.estimator is None:
-            raise PairError(
-                "PerFactor() knows the expectations of factors that are tractable targets; for a function give it an "
-                "estimator, as PerFactor(Stein(Fixed(64)))."
-            )
-        return self.estimator
-
-
-def _sum(old: Tensor | None, new: Tensor) -> Tensor:
-    return new if old is None else old + new
+            clique, estimator = cliques[kind], exact if isinstance(factor, TractableTarget) else self.estimator
+            seen.append(estimator(clique, factor, state))
+            packets.append(seen[-1].derivative.framed(clique.frame()))
+        values, noises = [e.value.sum(-1) for e in seen], [e.noise2.sum(-1) for e in seen if e.noise2 is not None]
+        return Expectation(
+            sum(values[1:], values[0]),
+            target.assembled(packets),
+            target.temperature,
+            self.comparable and target.comparable,
+            Cost(*(max(parts) for parts in zip(*(e.cost for e in seen), strict=True))),  # a pass sees each clique once
+            sum(noises[1:], noises[0]) if noises else None,
+        )

@@ -5,8 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.errors import PairError
-from torchngvi.interfaces import Frame, Posterior
+from torchngvi.interfaces import Frame, Posterior, clique_frames
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
 from torchngvi.structures import Forest
@@ -21,15 +20,14 @@ class CliqueGaussian(PrecisionCholeskyGaussian):
 
     def __init__(
         self,
-        mean: Tensor,  # m_c, (*batch, n, k)
+        frame: Frame,  # of the cliques
         root: Tensor,  # T_c, (*batch, n, k, k)
-        inverse: Tensor,  # T_c⁻¹, (*batch, n, k, k)
     ) -> None:
-        Gaussian.__init__(self, mean.shape[-1], mean.shape[:-1], None)
-        self._buffers["mean"], self._buffers["precision_tril"] = mean, root
-        for name, like in (("mean_probe", mean), ("root_probe", root)):
+        Gaussian.__init__(self, frame.mean.shape[-1], frame.mean.shape[:-1], None)
+        self._buffers["mean"], self._buffers["precision_tril"] = frame.mean, root
+        for name, like in (("mean_probe", frame.mean), ("root_probe", root)):
             self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
-        self._seen = Frame(mean, inverse, self.structure, upper=True)
+        self._seen = frame
 
     def frame(self) -> Frame:
         """(m_c, T_c⁻ᵀ), cut out of that of q."""
@@ -53,24 +51,15 @@ def clique_marginals(
         coordinates of node and ancestors, the node first.
 
     Raises:
-        PairError: another structure.
+        PairError: another structure, or a root of the covariance.
 
     >>> from torchngvi.structures import arrow
     >>> q = PrecisionCholeskyGaussian(7, structure=arrow(groups=3, local=2, globals=1))
     >>> [(one.batch_shape, one.dim) for one in clique_marginals(q)]
     [(torch.Size([3]), 3), (torch.Size([1]), 1)]
     """
-    structure = q.structure
-    if not isinstance(structure, Forest) or not isinstance(q, Gaussian):
-        raise PairError(
-            "cliques are nodes of a forest with their ancestors, as arrow(groups=..., local=..., globals=...) has "
-            f"them; got a {type(q).__name__} over {structure}."
-        )
-    frame = q.frame()
-    parts = zip(
-        structure.gather(frame.mean),
-        structure.cliques(q.whitener()),
-        structure.cliques(frame.root),
-        strict=True,
-    )
-    return [CliqueGaussian(mean, root, inverse) for mean, root, inverse in parts]
+    frames = clique_frames(q.frame())
+    assert isinstance(q.structure, Forest)
+    assert isinstance(q, Gaussian)
+    roots = q.structure.cliques(q.whitener())
+    return [CliqueGaussian(frame, root) for frame, root in zip(frames, roots, strict=True)]
