@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from cases import DTYPE, IDENTITY, close, randn
+from cases import DTYPE, close, randn
 from test_forest import PRECISION, Watch, posterior_in
 
 from torchngvi import (
@@ -69,8 +69,8 @@ def quadratic(structure):
 
 def same_packet(one, other, q, shift=0.0):
     for x, y in zip(one.derivative.framed(q.frame()), other.derivative.framed(q.frame()), strict=True):
-        close(x, y, IDENTITY)
-    close(one.value, other.value - shift, IDENTITY)
+        close(x, y, 1e-12)
+    close(one.value, other.value - shift, 1e-12)
 
 
 @pytest.mark.parametrize("kind", PRECISION)
@@ -88,8 +88,8 @@ class TestPackets:
                 loss = target.negative_elbo(q)
                 grads.append((loss + constant, *torch.autograd.grad(loss, (q.mean_probe, q.root_probe))))
             for x, y in zip(*grads, strict=True):
-                close(x, y, IDENTITY)
-        close(factors.log_joint(q.mean), dense.log_joint(q.mean) + shift, IDENTITY)
+                close(x, y, 1e-12)
+        close(factors.log_joint(q.mean), dense.log_joint(q.mean) + shift, 1e-12)
 
     @pytest.mark.parametrize("structure", [ARROW, TREE], ids=["arrow", "tree"])
     @pytest.mark.parametrize("estimator", [Stein, Reparametrized, ClosedEntropyStein, Hessian, HessianVector])
@@ -105,7 +105,7 @@ class TestPackets:
         q = posterior_in(kind, TREE, batch, 3)
         for place, clique in zip(TREE.gather(torch.arange(TREE.dim)), clique_marginals(q), strict=True):
             close(clique.mean, q.mean[..., place], 0.0)
-            close(clique.covariance, q.covariance[..., place[:, :, None], place[:, None, :]], IDENTITY)
+            close(clique.covariance, q.covariance[..., place[:, :, None], place[:, None, :]], 1e-12)
             assert clique.structure == Dense(place.shape[-1])
 
 
