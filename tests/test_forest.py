@@ -13,14 +13,17 @@ from torch.utils._pytree import tree_leaves
 from torchngvi import (
     VN,
     CholeskyGaussian,
+    GeneralizedLinear,
     NaturalGaussian,
     NaturalGradientVI,
     PrecisionCholeskyGaussian,
     Snngm,
+    fit,
     rules,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Cost, Expectation, Framed
+from torchngvi.models import TractableFactors
 from torchngvi.numerics import small_blocks
 from torchngvi.posteriors import DiagonalGaussian
 from torchngvi.rules import LocalExponential, NaturalGradient, VariationalNewton
@@ -104,6 +107,23 @@ class TestAlgebra:
         pattern, x = FORESTS[name], randn(3, 2, FORESTS[name].dim, seed=1)
         for place, rows in zip(pattern.gather(torch.arange(pattern.dim)), pattern.gather(x), strict=True):
             close(rows, x[..., place], 0.0)
+
+    def test_its_tables_follow_the_device(self, name):
+        """On the meta device an index that stayed behind would be refused, and nothing is computed."""
+        pattern = FORESTS[name]
+        root, S = (pattern.from_dense(x(pattern, (2,), 1)).to("meta") for x in (root_in, definite_in))
+        x = torch.zeros(2, pattern.dim, dtype=DTYPE, device="meta")
+        made = [pattern.mv(root, x), pattern.tsolve(root, x), pattern.diagonal(S), pattern.row_norms(root)]
+        assert {(tuple(y.shape), y.device.type) for y in made} == {((2, pattern.dim), "meta")}
+        matrices = [
+            pattern.matmul(root, root),
+            pattern.cholesky(S)[0],
+            pattern.congruence(root, S),
+            pattern.marginals(root, transposed=True),
+            pattern.unflat(pattern.flat(S)),
+            pattern.scatter(pattern.gather(x), pattern.cliques(S))[1],
+        ]
+        assert {(tuple(y.shape), y.device.type) for y in matrices} == {((2, *pattern.shape), "meta")}
 
     @pytest.mark.parametrize("kind", PRECISION)
     def test_a_posterior_over_it_is_copied_saved_and_moved(self, name, kind):
@@ -393,3 +413,17 @@ class TestSmallBlocks:
         A = definite_in(Dense(size), (5,), 1)
         A[1], A[2, -1, -1], A[3, -1, 0], A[4] = -A[1], torch.inf, torch.nan, 0.0
         assert small_blocks.cholesky(A)[1].tolist() == [True, False, False, False, False]
+
+
+def test_float32_fits_too():
+    """The same optimum to the tolerance of the type."""
+    structure = arrow(groups=4, local=1, globals=2)
+    rows = randn(4, 5, 3, seed=1)
+    fitted = []
+    for dtype in (torch.float32, DTYPE):
+        model = GeneralizedLinear(rows.to(dtype), (rows.sum(-1) > 0).to(dtype))
+        q = PrecisionCholeskyGaussian(structure.dim, structure=structure, dtype=dtype)
+        assert fit(q, TractableFactors(structure, [(0, model)]), progress=False).converged
+        fitted.append(q)
+    close(fitted[0].mean.double(), fitted[1].mean, 1e-2)
+    close(fitted[0].variance.double(), fitted[1].variance, 1e-2)

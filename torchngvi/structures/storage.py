@@ -90,7 +90,8 @@ class Stored(Pattern):
     def join(self, parts: list[Tensor]) -> Tensor:
         """(*batch, D, S) from the rows of the nodes."""
         joined = torch.cat([part.flatten(-3, -2) for part in parts], -2)
-        return joined if self._back is None else joined.index_select(-2, self._back.to(joined.device))
+        back = self._back if joined.device.type == "cpu" else _back_on(self, joined.device)
+        return joined if back is None else joined.index_select(-2, back)
 
     def _squares(self, verb: Callable[[EqualBlocks, Tensor], Tensor], matrix: Structured) -> Structured:
         """A verb of the squares; borders stay as they are."""
@@ -183,3 +184,9 @@ class Stored(Pattern):
 @torch.inference_mode(False)  # kept for later calls, which may be differentiated
 def _kinds_on(pattern: Stored, device: torch.device) -> tuple[Kind, ...]:
     return tuple(kind.on(device) for kind in pattern.kinds)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _back_on(pattern: Stored, device: torch.device) -> Tensor | None:
+    return None if pattern._back is None else pattern._back.to(device)
