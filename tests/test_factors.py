@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pathlib
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from cases import DTYPE, close, randn
 from test_forest import PRECISION, Watch, posterior_in
 
+import torchngvi
 from torchngvi import (
     VN,
     CholeskyGaussian,
@@ -204,3 +206,18 @@ class TestRefusals:
         )
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             TractableFactors(ARROW, [(0, torch.sum)])
+
+
+def test_the_page_of_groups(monkeypatch):
+    """The snippet of docs/groups.md runs as it stands, and every fit of it converges."""
+    text = (pathlib.Path(__file__).parents[1] / "docs/groups.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    results = []
+
+    def watched(*given, **settings):
+        results.append(fit(*given, **settings, progress=False))
+
+    monkeypatch.setattr(torchngvi, "fit", watched)
+    torch.manual_seed(0)
+    exec(compile(snippet, "docs/groups.md", "exec"), {})
+    assert [result.converged for result in results] == [True] * 3
