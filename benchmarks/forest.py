@@ -3,7 +3,7 @@
     python benchmarks/forest.py [groups ...]
 
 A logistic regression with r parameters of each group, 5 rows a group and 3 common coefficients: as one term a group,
-and as a sparse design with a column for each parameter.  VN on the root of the precision with the memory of L-BFGS.  For
+and as a sparse design with a column for each parameter.  VN on the root of the precision with L-BFGS in its frame.  For
 each number of groups a process of its own prints the evaluations to a natural-gradient norm of 1e-4, milliseconds of an
 evaluation with its step, and the largest memory beyond that of the data, in bytes a group.
 """
