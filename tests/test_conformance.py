@@ -15,7 +15,7 @@ from torchngvi.interfaces import Acceleration, Estimator, Momentum, Posterior, R
 from torchngvi.models import Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.rules import QuasiNewton
-from torchngvi.structures import Dense, Diagonal, EqualBlocks, FullAlgebra, Pattern, UnequalBlocks
+from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, Pattern, UnequalBlocks, arrow
 from torchngvi.testing import (
     check_acceleration,
     check_estimator,
@@ -71,6 +71,7 @@ STRUCTURES = {structure: [structure] for structure in exported(structures, Patte
     Dense: [Dense, Dense(1)],
     Diagonal: [Diagonal, Diagonal(1)],
     EqualBlocks: [EqualBlocks(3, 2), EqualBlocks(2, 3)],
+    Forest: [Forest((2, 2, 3, -1), (1, 2, 1, 2)), arrow(groups=3, local=2, globals=2)],
     UnequalBlocks: [UnequalBlocks((1, 2, 1, 2)), UnequalBlocks((2, 1, 3))],
 }
 OVER = [first if isinstance(first, Pattern) else first(6) for first, *_ in (*STRUCTURES.values(), [ScalarArrow])]

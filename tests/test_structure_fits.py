@@ -18,10 +18,14 @@ from torchngvi import (
     laplace,
 )
 from torchngvi.models import DataLogJoint, SoftmaxRegression
-from torchngvi.structures import block_diagonal
+from torchngvi.structures import Forest, block_diagonal
 
 DIM, ROWS = 6, 60
-PATTERNS = {"unequal": block_diagonal([1, 2, 3]), "arrow": ScalarArrow(DIM)}
+PATTERNS = {
+    "unequal": block_diagonal([1, 2, 3]),
+    "arrow": ScalarArrow(DIM),
+    "forest": Forest((2, 2, 3, -1), (1, 2, 1, 2)),
+}
 FAMILIES = [(CholeskyGaussian, "unequal")] + [
     (kind, name) for kind in (PrecisionCholeskyGaussian, NaturalGaussian) for name in PATTERNS
 ]

@@ -21,7 +21,7 @@ from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Local, Raw, RootTangent, Rule
 from torchngvi.rules import LocalExponential, NormalizedMomentum, QuasiNewton
-from torchngvi.structures import Dense, Diagonal, EqualBlocks, FullAlgebra, UnequalBlocks, block_diagonal
+from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, UnequalBlocks, block_diagonal
 from torchngvi.structures import pattern as pattern_module
 from torchngvi.testing import check_structure
 from torchngvi.testing.matrices import definite_in, mask, root_in, symmetric_in
@@ -34,6 +34,7 @@ PATTERNS = {
     "unequal": UnequalBlocks((2, 1, 3)),
     "scattered": UnequalBlocks((1, 2, 1, 2)),
     "arrow": ScalarArrow(DIM),
+    "forest": Forest((2, 2, 3, -1), (1, 2, 1, 2)),
 }
 FULL = [name for name, pattern in PATTERNS.items() if isinstance(pattern, FullAlgebra)]
 patterns = pytest.mark.parametrize("name", PATTERNS)

@@ -35,6 +35,7 @@ of it what the rule follows, so that
     IFVB      = FlatPosterior    x RootGradient      x KLRadius(0.1)     λ' = λ - ρ t P ∇L, P learnt by `Recursive`
 """
 
+from torchngvi.interfaces.cliques import clique_frames
 from torchngvi.interfaces.frame import Frame, where_members
 from torchngvi.interfaces.moves import (
     Affine,
@@ -110,4 +111,5 @@ __all__ = [
     "Trial",
     "TrialStepSize",
     "where_members",
+    "clique_frames",
 ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchngvi.structures import FullAlgebra, Pattern
+from torchngvi.structures import Pattern
 from torchngvi.structures.pattern import Structured
 
 
@@ -46,12 +46,7 @@ class Frame:
 
     def marginals(self) -> Structured:
         """The stored entries of V = C Cᵀ."""
-        structure, root = self.structure, self.root
-        if not isinstance(structure, FullAlgebra):
-            dense = self.dense()
-            return structure.from_dense(dense @ dense.mT)
-        pair = (structure.transpose(root), root) if self.upper else (root, structure.transpose(root))
-        return structure.matmul(*pair)
+        return self.structure.marginals(self.root, self.upper)
 
     def gram(
         self,

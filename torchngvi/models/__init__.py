@@ -1,6 +1,7 @@
 """Targets: log joints with structure, and without."""
 
 from torchngvi.models.data_log_joint import DataLogJoint
+from torchngvi.models.factors import FactorTarget, TractableFactors
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
@@ -21,6 +22,7 @@ __all__ = [
     "BernoulliProbit",
     "DataLogJoint",
     "ExpectedPenalty",
+    "FactorTarget",
     "GaussianNoise",
     "GeneralizedLinear",
     "Likelihood",
@@ -32,4 +34,5 @@ __all__ = [
     "Regularized",
     "SoftmaxRegression",
     "StudentT",
+    "TractableFactors",
 ]

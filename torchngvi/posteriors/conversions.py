@@ -105,6 +105,10 @@ class ConvertibleGaussian(StartedGaussian):
         pattern = cls._pattern(other.dim, structure, kept)
         if isinstance(pattern, Diagonal):
             return cls._of(other.mean, other.stddev, pattern)
+        if other.upper and pattern == other.structure and not isinstance(pattern, FullAlgebra):
+            new = cls._of(other.mean, torch.ones_like(other.mean), pattern)
+            new.assign(new._coordinates_with(other.mean, other.whitener()), torch.ones_like(other.mean[..., 0]).bool())
+            return new
         return cls._start(other.mean, other.scale_tril, pattern)
 
     @classmethod

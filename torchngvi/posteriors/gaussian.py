@@ -51,10 +51,6 @@ class Gaussian(ConvertibleGaussian):
         """C⁻¹ x, (*sample, *batch, D)."""
         raise NotImplementedError
 
-    def whitener(self) -> Structured:
-        """C⁻¹ where C is lower triangular, its transpose where C is upper triangular."""
-        raise NotImplementedError
-
     def log_det_root(self) -> Tensor:
         """log|det C|, (*batch,)."""
         raise NotImplementedError
@@ -166,6 +162,12 @@ def _spread(mine: Frame, other: Gaussian, batch: torch.Size) -> Tensor:
         whitener = other.whitener()  # C₂⁻¹, or its transpose
         product = structure.matmul(mine.root, whitener) if mine.upper else structure.matmul(whitener, mine.root)
         return structure.entries_norm2(product)
+    if theirs.structure.widest == 1:
+        return structure.total((other.whitener().square() * mine.variance).sum(-1))
+    if structure.widest == 1:
+        # C₂⁻¹ diag(c) has the columns of C₂⁻¹, the rows of T where C₂ = T⁻ᵀ
+        spread = theirs.structure.row_norms(other.whitener(), not theirs.upper) * mine.variance
+        return structure.total(spread.sum(-1))
     columns = mine.dense().movedim(-1, 0)
     columns = columns.reshape(len(columns), *(1,) * (len(batch) + 2 - columns.ndim), *columns.shape[1:])
     columns = columns.expand(len(columns), *batch, columns.shape[-1])

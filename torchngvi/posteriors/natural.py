@@ -111,6 +111,10 @@ class NaturalGaussian(Gaussian):
         precision = structure.from_dense(torch.cholesky_inverse(scale))
         return Coordinates(structure.smv(precision, mean), precision)
 
+    def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
+        structure = self.structure
+        return Coordinates(structure.mv(whitener, structure.tmv(whitener, mean)), structure.marginals(whitener))
+
     def whiten(self, x: Tensor) -> Tensor:
         """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
         return self.structure.tmv(self.factor(), x)

@@ -90,6 +90,9 @@ class PrecisionCholeskyGaussian(Gaussian):
             return Coordinates(mean, root_of_inverse(self.structure, self.structure.from_dense(scale)))
         return Coordinates(mean, self.structure.cholesky(self.structure.from_dense(torch.cholesky_inverse(scale)))[0])
 
+    def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
+        return Coordinates(mean, whitener)
+
     def frame(self) -> Frame:
         """(m, T⁻ᵀ), kept until the coordinates change."""
         return Frame(self.mean, self._computed("root")["root"], self.structure, upper=True)

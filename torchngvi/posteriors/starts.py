@@ -92,6 +92,14 @@ class StartedGaussian(RememberingPosterior):
         """Coordinates in this family of a scale (*batch, D), or a lower factor (*batch, D, D)."""
         raise NotImplementedError
 
+    def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
+        """Coordinates in this family of a mean and a root T of the precision, in its own pattern."""
+        raise NotImplementedError  # of a family over precisions
+
+    def whitener(self) -> Structured:
+        """C⁻¹ where C is lower triangular, its transpose where C is upper triangular."""
+        raise NotImplementedError
+
     def _diagonal_matrix(self, entries: Tensor) -> Structured:
         """A matrix of the pattern with this diagonal, (*batch, D), and zeros."""
         zeros = entries.new_zeros(*entries.shape[:-1], *self.structure.shape)

@@ -18,6 +18,11 @@ class FullAlgebra(Pattern):
     def transpose(self, matrix: Structured) -> Structured:
         """Aᵀ."""
 
+    def marginals(self, root: Structured, transposed: bool = False) -> Structured:
+        """C Cᵀ of C = L, or of C = Lᵀ."""
+        turned = self.transpose(root)
+        return self.matmul(turned, root) if transposed else self.matmul(root, turned)
+
     @abstractmethod
     def exp(self, symmetric: Structured) -> Structured:
         """The matrix exponential."""

@@ -228,10 +228,7 @@ class Pattern(ABC):
 
     def neighbours(self, x: Tensor) -> Tensor:
         """Σ_j x_j over the entries (i, j) that a symmetric matrix has, for each i; (*sample, *batch, D)."""
-        index = self._at(x)
-        ones = torch.ones(self.shape, dtype=x.dtype, device=x.device)
-        half = ones * index.halves.to(x.dtype).reshape(self.shape)
-        return self.mv(half, x) + self.tmv(half, x)
+        return self.smv(torch.ones(self.shape, dtype=x.dtype, device=x.device), x)
 
     def sym_lower(
         self,
@@ -288,6 +285,10 @@ class Pattern(ABC):
         if transposed:
             return self.congruence(root, self.with_diagonal(torch.zeros_like(root), weights))
         return self.conjugate(root, torch.diag_embed(weights))
+
+    def marginals(self, root: Structured, transposed: bool = False) -> Structured:
+        """The stored entries of C Cᵀ, C = L, or C = Lᵀ."""
+        return self.gram(root, torch.ones((), dtype=root.dtype, device=root.device), not transposed)
 
     def conjugate(
         self,

@@ -1,0 +1,223 @@
+"""Log joints that are sums over a forest: clique by clique, every estimator gives what it gives of the whole θ."""
+
+import functools
+import math
+import pathlib
+import re
+
+import pytest
+import torch
+from cases import DTYPE, close, randn
+from test_forest import PRECISION, Watch, posterior_in
+
+import torchngvi
+from torchngvi import (
+    VN,
+    CholeskyGaussian,
+    GeneralizedLinear,
+    NaturalGaussian,
+    NaturalGradientVI,
+    PrecisionCholeskyGaussian,
+    fit,
+)
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations import ClosedEntropyStein, Fixed, Hessian, HessianVector, Quadrature, Reparametrized, Stein
+from torchngvi.expectations.per_factor import PerFactor
+from torchngvi.models import FactorTarget, TractableFactors
+from torchngvi.posteriors import clique_marginals
+from torchngvi.rules import LocalExponential, NaturalGradient
+from torchngvi.structures import Dense, arrow, nested
+
+GROUPS, ROWS, LOCAL, GLOBALS = 5, 4, 2, 2
+ARROW = arrow(groups=GROUPS, local=LOCAL, globals=GLOBALS)
+TREE = nested([0, 0, 1, 2, 2], [0, 1, 1], local=[1, 2, 1], globals=1)
+SHARE = torch.tensor([1.0, 1.0, 0.5 / GROUPS, 0.5 / GROUPS], dtype=DTYPE)  # the prior counts once a group
+
+
+@functools.cache
+def poisson():
+    """Counts of groups: as one term a group, and as one design of all D coordinates."""
+    rows = 0.2 * randn(GROUPS, ROWS, LOCAL + GLOBALS, seed=1)
+    counts = torch.poisson(rows.sum(-1).exp(), generator=torch.Generator().manual_seed(2))
+    groups = GeneralizedLinear(rows, counts, "poisson_log", prior_precision=SHARE)
+    places = ARROW.gather(torch.arange(ARROW.dim))[0]  # (n, k)
+    whole = torch.zeros(GROUPS, ROWS, ARROW.dim, dtype=DTYPE)
+    whole.scatter_(-1, places[:, None, :].expand(-1, ROWS, -1), rows)
+    precision = torch.cat([torch.ones(GROUPS * LOCAL), torch.full((GLOBALS,), 0.5)]).to(DTYPE)
+    dense = GeneralizedLinear(whole.flatten(0, 1), counts.flatten(), "poisson_log", prior_precision=precision)
+    target = TractableFactors(ARROW, [(0, groups)])
+    shares = GLOBALS * (GROUPS * math.log(0.5 / GROUPS / (2 * math.pi)) - math.log(0.5 / (2 * math.pi))) / 2
+    return target, dense, shares  # the log normaliser of the prior in shares, beyond that of one
+
+
+@functools.cache
+def quadratic(structure):
+    """A quadratic term of every clique, of which all estimators that are exact for quadratics know the same."""
+    factors = []
+    for k, kind in enumerate(structure.kinds):
+        size = kind.size + kind.above
+        A, b = 0.3 * randn(kind.nodes, size, size, seed=10 + k), randn(kind.nodes, size, seed=20 + k)
+        H = A @ A.mT + torch.eye(size, dtype=DTYPE)
+        factors.append(
+            (
+                k,
+                lambda theta, H=H, b=b: (
+                    (b * theta).sum(-1) - 0.5 * torch.einsum("...nk,nkl,...nl->...n", theta, H, theta)
+                ),
+            )
+        )
+    return FactorTarget(structure, factors)
+
+
+def same_packet(one, other, q, shift=0.0):
+    for x, y in zip(one.derivative.framed(q.frame()), other.derivative.framed(q.frame()), strict=True):
+        close(x, y, 1e-12)
+    close(one.value, other.value - shift, 1e-12)
+
+
+@pytest.mark.parametrize("kind", PRECISION)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+class TestPackets:
+    def test_exact_factors_add_up_to_the_exact_whole(self, kind, batch):
+        q = posterior_in(kind, ARROW, batch, 3)
+        factors, dense, shift = poisson()
+        if not batch:
+            expected = Quadrature()(q, dense)
+            for estimator in (Quadrature(), PerFactor(Hessian(2))):
+                same_packet(estimator(q, factors), expected, q, shift)
+            grads = []
+            for target, constant in ((factors, shift), (dense, 0.0)):
+                loss = target.negative_elbo(q)
+                grads.append((loss + constant, *torch.autograd.grad(loss, (q.mean_probe, q.root_probe))))
+            for x, y in zip(*grads, strict=True):
+                close(x, y, 1e-12)
+        close(factors.log_joint(q.mean), dense.log_joint(q.mean) + shift, 1e-12)
+
+    @pytest.mark.parametrize("structure", [ARROW, TREE], ids=["arrow", "tree"])
+    @pytest.mark.parametrize("estimator", [Stein, Reparametrized, ClosedEntropyStein, Hessian, HessianVector])
+    def test_every_estimator_of_cliques_is_that_of_the_whole(self, kind, batch, structure, estimator):
+        """Whitened draws are exact for quadratics, 2k of them for a clique and 2D of them for the whole."""
+        q, target = posterior_in(kind, structure, batch, 3), quadratic(structure)
+        by_cliques = PerFactor(estimator(Fixed(2 * structure.widest)))(q, target)
+        whole = estimator(Fixed(2 * structure.dim))(q, target)
+        same_packet(by_cliques, whole, q)
+        assert by_cliques.comparable is whole.comparable
+
+    def test_a_clique_is_a_marginal_of_q(self, kind, batch):
+        q = posterior_in(kind, TREE, batch, 3)
+        for place, clique in zip(TREE.gather(torch.arange(TREE.dim)), clique_marginals(q), strict=True):
+            close(clique.mean, q.mean[..., place], 0.0)
+            close(clique.covariance, q.covariance[..., place[:, :, None], place[:, None, :]], 1e-12)
+            assert clique.structure == Dense(place.shape[-1])
+
+
+OPTIMIZERS = {
+    "VN": lambda q: VN(q),
+    "SR-VN": lambda q: NaturalGradientVI(q, NaturalGradient()),
+    "local exponential": lambda q: NaturalGradientVI(q, LocalExponential()),
+}
+
+
+class TestFits:
+    @pytest.mark.parametrize(
+        ("kind", "name"),
+        [(PrecisionCholeskyGaussian, name) for name in OPTIMIZERS] + [(NaturalGaussian, "VN")],
+    )
+    def test_the_optimum_is_the_dense_one(self, kind, name):
+        """With steps found by trial and the memory of L-BFGS in the frame: bound, means and covariances."""
+        factors, dense, shift = poisson()
+        q, full = kind(ARROW.dim, structure=ARROW, dtype=DTYPE), CholeskyGaussian(ARROW.dim, dtype=DTYPE)
+        result = fit(q, factors, OPTIMIZERS[name](q), tolerance=1e-9, progress=False)
+        assert result.converged, result.reason
+        best = fit(full, dense, tolerance=1e-9, progress=False)
+        assert result.loss == pytest.approx(best.loss - shift, abs=1e-10)
+        close(q.mean, full.mean, 1e-8)
+        close(q.covariance, full.covariance, 1e-8)
+
+    def test_from_gradients_at_draws_of_each_clique(self):
+        """2k fixed draws suffice where the whole wants 2D."""
+        q = PrecisionCholeskyGaussian(TREE.dim, structure=TREE, dtype=DTYPE)
+        target, draws = quadratic(TREE), Fixed(2 * TREE.widest)
+        assert fit(q, target, VN(q, estimator=PerFactor(Stein(draws))), tolerance=1e-9, progress=False).converged
+        H = torch.func.hessian(lambda theta: -target.log_joint(theta))(q.mean.detach())
+        close(q.precision, H, 1e-8)
+
+    def test_noisy_draws_need_a_learning_rate(self):
+        q = PrecisionCholeskyGaussian(TREE.dim, structure=TREE, dtype=DTYPE)
+        with pytest.raises(PairError, match="PerFactor gives noisy values"):
+            VN(q, estimator=PerFactor(Stein(8)))
+        opt = VN(q, lr=0.2, estimator=PerFactor(Stein(8)))
+        losses = [float(opt.step(quadratic(TREE))) for _ in range(60)]
+        assert sum(losses[-10:]) < sum(losses[:10]) - 10
+
+    def test_nothing_is_d_by_d(self):
+        groups = 1000
+        structure = arrow(groups=groups, local=1, globals=2)
+        rows = randn(groups, 3, 3, seed=1)
+        model = GeneralizedLinear(rows, (rows.sum(-1) > 0).to(DTYPE), prior_precision=1.0)
+        target = FactorTarget(structure, [(0, model), (-1, lambda theta: -0.5 * theta.square().sum(-1))])
+        q = PrecisionCholeskyGaussian(structure.dim, structure=structure, dtype=DTYPE)
+        opt = VN(q, estimator=PerFactor(Stein(Fixed(8))))
+        with Watch(q.dim):
+            losses = [float(opt.step(target)) for _ in range(3)]
+        assert losses[2] < losses[0]
+
+
+class TestRefusals:
+    def test_targets(self):
+        text = f"a FactorTarget is over a Forest, as arrow(...) gives it; got {Dense(3)!r}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            FactorTarget(Dense(3), [(0, torch.sum)])
+        for factors, kinds in (([], []), ([(2, torch.sum)], [2])):
+            text = (
+                "factors are pairs of a kind of nodes, from 0 to 1 or -1 of the last, and a term, at least one; got "
+                f"the kinds {kinds}. The kinds are {ARROW}."
+            )
+            with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+                FactorTarget(ARROW, factors)
+        text = f"the factors are over D = {ARROW.dim} coordinates; got a posterior of 3."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            VN(CholeskyGaussian(3, dtype=DTYPE)).step(poisson()[0])
+
+    def test_posteriors(self):
+        text = (
+            f"PerFactor needs a q whose precision has the pattern of its target, {ARROW}; got a CholeskyGaussian over "
+            f"Dense(dim={ARROW.dim}). Use PrecisionCholeskyGaussian({ARROW.dim}, structure=...)."
+        )
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            PerFactor(Stein(8))(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0])
+        text = (
+            "the factors are over the cliques of a forest, and need a q whose precision has its pattern, "
+            f"{ARROW}; got a CholeskyGaussian over Dense(dim={ARROW.dim})."
+        )
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            fit(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0])
+        text = (
+            "cliques are nodes with their ancestors, of a q whose precision has the pattern of a forest; got one over "
+            "Dense(dim=2). Use PrecisionCholeskyGaussian(D, structure=arrow(groups=..., local=..., globals=...))."
+        )
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            clique_marginals(CholeskyGaussian(2))
+
+    def test_functions_do_not_know_their_expectation(self):
+        text = (
+            "TractableFactors are targets that know their expectation, as a GeneralizedLinear; got a LogJoint. Use "
+            "FactorTarget with VN(q, estimator=PerFactor(...))."
+        )
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            TractableFactors(ARROW, [(0, torch.sum)])
+
+
+def test_the_page_of_groups(monkeypatch):
+    """The snippet of docs/groups.md runs as it stands, and every fit of it converges."""
+    text = (pathlib.Path(__file__).parents[1] / "docs/groups.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    results = []
+
+    def watched(*given, **settings):
+        results.append(fit(*given, **settings, progress=False))
+
+    monkeypatch.setattr(torchngvi, "fit", watched)
+    torch.manual_seed(0)
+    exec(compile(snippet, "docs/groups.md", "exec"), {})
+    assert [result.converged for result in results] == [True] * 3

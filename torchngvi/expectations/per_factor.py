@@ -1,0 +1,85 @@
+"""Expectations term by term: any estimator, on the cliques of a forest as the members of one batch.
+
+For a factor f_c of the coordinates θ_c of a node and its ancestors, E_q[log f_c] is that under the marginal of q,
+N(m_c, C_c C_cᵀ).  With C upper triangular, C_c is the part of C in the clique, and the derivative in the frame of q is
+a sum over cliques:
+
+    a = Σ_c a_c      W = Σ_c W_c,      a_c = C_cᵀ g_c,  W_c = C_cᵀ H_c C_c, each in the places of its clique.
+"""
+
+from typing import Self, final
+
+from torchngvi.errors import PairError
+from torchngvi.expectations.quadrature import Quadrature
+from torchngvi.interfaces import Cost, Estimator, Expectation, Posterior, Target, TractableTarget
+from torchngvi.models.factors import FactorTarget
+from torchngvi.posteriors.cliques import clique_marginals
+
+
+@final
+class PerFactor(Estimator):
+    """The expectation of a `FactorTarget`, each factor on its own cliques.
+
+    Wanted for models with many groups: k coordinates of a clique take the place of D.  `Fixed` draws determine the fit
+    with 2k of them, not 2D, and second derivatives are k x k.
+
+    Args:
+        estimator: of the factors, `Stein(Fixed(64))` for example; those that know their expectation are exact.
+
+    Raises:
+        PairError: on use, a q that is not over the forest of the target.
+
+    >>> import torch
+    >>> from torchngvi import VN, PrecisionCholeskyGaussian
+    >>> from torchngvi.expectations import Hessian
+    >>> from torchngvi.structures import arrow
+    >>> groups, y = arrow(groups=3, local=1, globals=1), torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    >>> def group(theta):  # b_n, g
+    ...     return -0.5 * (y - theta[..., 0]) ** 2 - 0.5 * (theta[..., 0] - theta[..., 1]) ** 2
+    >>> target = FactorTarget(groups, [(0, group), (-1, lambda theta: -0.5 * theta[..., 0] ** 2)])
+    >>> q = PrecisionCholeskyGaussian(4, structure=groups, dtype=torch.float64)
+    >>> opt = VN(q, lr=1.0, estimator=PerFactor(Hessian(draws=2)))
+    >>> loss = [opt.step(target) for _ in range(2)]
+    >>> [round(x, 9) for x in q.mean.tolist()]
+    [0.4, -0.35, 1.15, 0.3]
+    """
+
+    needs = FactorTarget
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.estimator = estimator
+        self.comparable, self.unbiased = estimator.comparable, estimator.unbiased
+        self.generator = getattr(estimator, "generator", None)  # the optimizer saves its state
+
+    @property
+    def fixed(self) -> bool:
+        """As the estimator of the factors."""
+        return self.estimator.fixed
+
+    def fresh(self, number: int) -> Self:
+        """With other draws where they are fixed."""
+        return type(self)(self.estimator.fresh(number))
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """Evaluate at q."""
+        assert isinstance(target, FactorTarget)
+        structure, exact = target.structure, Quadrature()
+        if q.structure != structure or not q.upper:
+            raise PairError(
+                f"PerFactor needs a q whose precision has the pattern of its target, {structure}; got a "
+                f"{type(q).__name__} over {q.structure}. Use PrecisionCholeskyGaussian({q.dim}, structure=...)."
+            )
+        cliques, seen, packets = clique_marginals(q), [], []
+        for kind, factor in target.factors:
+            clique, estimator = cliques[kind], exact if isinstance(factor, TractableTarget) else self.estimator
+            seen.append(estimator(clique, factor))
+            packets.append(seen[-1].derivative.framed(clique.frame()))
+        values, noises = [e.value.sum(-1) for e in seen], [e.noise2.sum(-1) for e in seen if e.noise2 is not None]
+        return Expectation(
+            sum(values[1:], values[0]),
+            target.assembled(packets),
+            target.temperature,
+            self.comparable and target.comparable,
+            Cost(*(max(parts) for parts in zip(*(e.cost for e in seen), strict=True))),  # a pass sees each clique once
+            sum(noises[1:], noises[0]) if noises else None,
+        )

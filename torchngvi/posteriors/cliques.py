@@ -1,0 +1,65 @@
+"""The marginals of a q over a forest: a node with its ancestors is an ordinary dense Gaussian, one of a batch."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from torchngvi.interfaces import Frame, Posterior, clique_frames
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
+from torchngvi.structures import Forest
+
+
+@final
+class CliqueGaussian(PrecisionCholeskyGaussian):
+    """N(m_c, (T_c T_cᵀ)⁻¹) over the coordinates of cliques, one a batch member: see `clique_marginals`.
+
+    A picture of q at one moment: moving it does not move q.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,  # of the cliques
+        root: Tensor,  # T_c, (*batch, n, k, k)
+    ) -> None:
+        Gaussian.__init__(self, frame.mean.shape[-1], frame.mean.shape[:-1], None)
+        self._buffers["mean"], self._buffers["precision_tril"] = frame.mean, root
+        for name, like in (("mean_probe", frame.mean), ("root_probe", root)):
+            self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
+        self._seen = frame
+
+    def frame(self) -> Frame:
+        """(m_c, T_c⁻ᵀ), cut out of that of q."""
+        return self._seen
+
+
+def clique_marginals(
+    q: Posterior,  # over a `Forest`
+) -> list[CliqueGaussian]:
+    """The marginals of q over each node and its ancestors, of each kind of nodes those of all n nodes in one batch.
+
+    Wanted where a model's terms see one group and the global parameters: the expectation of such a term under q is
+    that under one of these.  With C = T⁻ᵀ the root of q's covariance, T_c is T restricted to the clique, and no matrix
+    is factorised.
+
+    Args:
+        q: a `PrecisionCholeskyGaussian` or `NaturalGaussian` whose structure is a `Forest`.
+
+    Returns:
+        For each kind of nodes, in the order of ``q.structure.kinds``, a posterior of batch shape (*batch, n) over the k
+        coordinates of node and ancestors, the node first.
+
+    Raises:
+        PairError: another structure, or a root of the covariance.
+
+    >>> from torchngvi.structures import arrow
+    >>> q = PrecisionCholeskyGaussian(7, structure=arrow(groups=3, local=2, globals=1))
+    >>> [(one.batch_shape, one.dim) for one in clique_marginals(q)]
+    [(torch.Size([3]), 3), (torch.Size([1]), 1)]
+    """
+    frames = clique_frames(q.frame())
+    assert isinstance(q.structure, Forest)
+    assert isinstance(q, Gaussian)
+    roots = q.structure.cliques(q.whitener())
+    return [CliqueGaussian(frame, root) for frame, root in zip(frames, roots, strict=True)]
