@@ -22,6 +22,8 @@ from torch import Tensor
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Posterior
 
+VALUE = 0.4  # what a value of the log joint costs beside its gradient
+
 
 class Standing(NamedTuple):
     """Where a run stands after an evaluation: what the criteria are asked about."""
@@ -37,6 +39,12 @@ class Standing(NamedTuple):
     lost: str = ""  # why no step can help, as a sentence from "because" on
     climb: str = ""  # a warning that the loss rose far above its start, with a space before it
     remedy: str = ""  # what to do where a budget ends the run, unless it is to raise it
+    values: int = 0  # of the log joint without a gradient so far, where the engine counts them
+
+    @property
+    def cost(self) -> float:
+        """What was asked of the log joint, in gradients."""
+        return self.record.gradients + VALUE * self.values
 
     def at(self) -> str:
         """The norm and what it is held against."""
@@ -81,6 +89,8 @@ class Engine(ABC):
         marked: the last mark; the loop takes it over once ``advance`` has returned.
         capture: makes a copy of the state for a checkpoint; None where none is wanted.  Set by the loop.
         show: shows a phase on the bar.  Set by the loop.
+        over: whether a budget is used up, from what was spent in gradients; to be asked where there is no record for
+            long.  Set by the loop.
     """
 
     name: str
@@ -93,6 +103,7 @@ class Engine(ABC):
         self.marked: Mark | None = None
         self.capture: Callable[..., dict[str, Any]] | None = None
         self.show: Callable[[str], None] = lambda phase: None
+        self.over: Callable[[float], bool] = lambda cost: False
 
     def settings(self) -> dict[str, str]:
         """What the run is of, in words: a checkpoint of another run is refused."""
@@ -124,6 +135,10 @@ class Engine(ABC):
     def interrupted(self, reason: str, last: Standing) -> Verdict:
         """What is known at the last record, where q has been put back."""
         return Verdict(False, reason, last.record.loss, last.record.norm, last.members)
+
+    def counted(self) -> tuple[int, int] | None:
+        """Gradients and values of the log joint so far; None where the last record holds all."""
+        return None
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

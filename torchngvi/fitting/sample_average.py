@@ -8,9 +8,10 @@ Burroni, Domke and Sheldon 2023).  Its minimum misses that of L by about half of
 
 in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as
 many more as the noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then
-say whether to believe it.
+say whether to believe it.  Where no mode can be trusted several starts race, and where averages then cannot be
+minimised, as under gradients with heavy tails, stochastic steps of falling size take their place.
 
-The parts: `starts`, where to begin; `descent`, the minimisation over one set of draws after another; `fresh`, the
+The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, the minimisation over one set of draws after another; `fresh`, the
 check; and here the order in which they come, and the words.
 """
 
@@ -22,7 +23,8 @@ import torch
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting import fingerprints, fresh
 from torchngvi.fitting.descent import Descent, Place
-from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.engine import VALUE, Engine, Mark, Standing, Stop, Verdict
+from torchngvi.fitting.race import Race
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Target
@@ -31,6 +33,8 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
+_HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
+_SMALL = 0.01  # norm² that is small whatever the noise
 _CONFINED = 15.0  # log of the factor by which a standard deviation may grow
 _BOUNDED = 1e12  # nats to which the ELBO may rise
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
@@ -68,7 +72,14 @@ class SampleAverages(Engine):
         self.seed = seed
         self.starts = Starts(self.gaussian, self.target, seed)
         self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
+        self.starts.over, self.starts.show = self._over, self._show_start
 
+    def _over(self) -> bool:
+        """Whether a budget is used up."""
+        return self.over(self.target.gradients + VALUE * self.target.values)
+
+    def _show_start(self, phase: str) -> None:
+        self.show(phase)
     def _within(self, do: Callable[[], _T]) -> _T:
         """Without gradients of its own, and in full precision."""
         with torch.no_grad(), FullPrecision(self.gaussian.device.type):
@@ -83,7 +94,10 @@ class SampleAverages(Engine):
         self.show("a pass over the data" if self.starts.streamed else "a rough mode")
         self._within(self.starts.first)
         self.descent.draws = self.starts.first_draws
-        self.first_log_sd = self.gaussian.stddev.log()  # where it started
+        if self.starts.raced:
+            self.looked = True  # from several starts
+        else:
+            self.first_log_sd = self.gaussian.stddev.log()  # where it started
 
     def advance(self) -> Standing | None:
         """To the next evaluation."""
@@ -106,8 +120,16 @@ class SampleAverages(Engine):
     def _judged(self, reason: str) -> Verdict:
         """Not converged, by the last point."""
         point = self.descent.point
-        members = (point.norm2 + point.noise2).sqrt() <= self.tolerance
-        return Verdict(False, reason, float(point.loss.sum()), point.total, members)
+        return Verdict(False, reason, float(point.loss.sum()), point.total, self._members())
+
+    def _members(self) -> torch.Tensor:
+        """Who is within the tolerance, (*batch,)."""
+        point = self.descent.point
+        return (point.norm2 + point.noise2).sqrt() <= self.tolerance
+
+    def counted(self) -> tuple[int, int]:
+        """What every call of the log joint has taken."""
+        return self.target.gradients, self.target.values
 
     # -------------------------------------------------------------------------------- the run
 
@@ -149,12 +171,32 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  A verdict where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
+        if self.starts.raced and (last or self._hopeless()):
+            return self._finished()
         if (more > _DEAR or last) and (yield from self._better_start()):
             return None
         if last:
             return self._judged(self._why_not())
         descent.draws = more
         return None
+
+    def _hopeless(self) -> bool:
+        """Whether the noise does not fall as it should."""
+        draws, noise2 = _HOPELESS
+        return self.descent.draws >= draws and float(self.descent.point.noise2.max()) > noise2
+
+    def _finished(self) -> Verdict:
+        """By stochastic steps of falling size, where averages cannot be minimised."""
+        descent, point = self.descent, self.descent.point
+        before, after = Race(self.gaussian, self.target, self.seed, self._over, self.show).finish()
+        better = after.elbo > before.elbo
+        led = f"led from an ELBO of {before} to {after}" if better else f"led to no better ELBO than {before}"
+        reason = (
+            f"because {descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a tolerance of "
+            f"{self.tolerance:.2g}: the gradients have tails too heavy for averages. Stochastic steps of falling size "
+            f"{led}, and ended by their number. Transform the model to be nearer to a Gaussian.{self.target.failures()}"
+        )
+        return Verdict(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
 
     def _checked(self) -> _Path[Verdict | None]:
         """On fresh draws and from other starts: a verdict, or nothing where the run goes on."""
@@ -170,12 +212,14 @@ class SampleAverages(Engine):
         if (yield from self._better_start()):
             return None
         others = self.unseen
-        if not others and self.starts.searched:
+        if self.starts.raced:
+            others = ", from the best of the starts that raced"
+        elif not others and self.starts.searched:
             others = f", and {self.starts.others} other starts found nothing better"
             others = ", from the best of several starts" if self.switched else others
         reason = (
-            f"natural-gradient norm {total:.2g} with {descent.draws} draws, about {0.5 * total**2:.1g} nats from the "
-            f"best q; {judged}, importance sampling would keep {judged.share:.0%} of them{others}."
+            f"natural-gradient norm {total:.2g} with {descent.draws} draws{self._distance()}; "
+            f"{judged}, importance sampling would keep {judged.share:.0%} of them{others}."
             f"{self.target.failures()}"
         )
         return Verdict(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))
@@ -246,6 +290,7 @@ class SampleAverages(Engine):
             tolerance=self.tolerance,
             settled=record.norm <= self.tolerance,
             aside=self.elsewhere is not None,
+            values=self.target.values,
         )
 
     def _why_lost(self, loss: float) -> str:
@@ -264,11 +309,17 @@ class SampleAverages(Engine):
             )
         return ""
 
+    def _distance(self) -> str:
+        """In nats, where it is known: at the minimum of an average that is not all noise."""
+        point = self.descent.point
+        small = point.norm2 <= point.noise2.clamp_min(_SMALL)
+        known = bool((small & (point.noise2 < 1)).all())
+        return f", about {0.5 * point.total**2:.1g} nats from the best q" if known else ""
+
     def _why_not(self) -> str:
         """Why the most draws are not enough."""
         point, judged = self.descent.point, self._fresh()
-        solved = bool((point.norm2 <= point.noise2).all()) and point.total < 1
-        lost = f", about {0.5 * point.total**2:.1g} nats from the best q" if solved else ": q is not at an optimum"
+        lost = self._distance() or ": q is not at an optimum"
         return (
             f"because {self.descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a "
             f"tolerance of {self.tolerance:.2g}{lost}; {judged.lost or judged}. Raise the tolerance, or transform the "
@@ -298,7 +349,9 @@ class SampleAverages(Engine):
             "looked": self.looked,
             "switched": self.switched,
             "unseen": self.unseen,
+            "raced": self.starts.raced,
             "gradients": self.target.gradients,
+            "values": self.target.values,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -309,5 +362,7 @@ class SampleAverages(Engine):
         self.first_log_sd = state["first_log_sd"]
         self.descent.load_state_dict(state["descent"])
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
-        self.target.gradients, self._spent = state["gradients"], state.get("spent")
+        self.starts.raced = state["raced"]
+        self.target.gradients, self.target.values = state["gradients"], state["values"]
+        self._spent = state.get("spent")
         self._path = self.elsewhere = self._ending = None
