@@ -415,7 +415,7 @@ def test_curvature_beyond_the_range_of_squares():
 
 
 def test_other_starts_that_fail_do_not_lose_the_fit(monkeypatch):
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise torch.linalg.LinAlgError("linalg.eigh: no.")
 
     monkeypatch.setattr("torchngvi.fitting.starts.find_modes", fail)
@@ -617,7 +617,7 @@ class TestGuarded:
 
     @pytest.mark.parametrize("failing", [[0], [511], [100, 101], [3, 77, 500]])
     def test_the_failing_thetas_are_found(self, failing):
-        """-∞ there, values and gradients of all others as they are, in 2 k log₂ S calls and the two of the whole."""
+        """NaN there, values and gradients of all others as they are, in 2 k log₂ S calls and the two of the whole."""
         theta = torch.randn(512, 2, generator=torch.Generator().manual_seed(0)).clamp(-1.9, 1.9)
         theta[failing] = 3.0
         theta.requires_grad_()
@@ -625,7 +625,7 @@ class TestGuarded:
         value = target.log_joint(theta)
         good = torch.ones(512, dtype=torch.bool)
         good[failing] = False
-        assert bool((value[~good] == -torch.inf).all())
+        assert bool(value[~good].isnan().all())
         assert torch.equal(value[good], -0.5 * theta[good].square().sum(-1))
         (gradient,) = torch.autograd.grad(value.sum(), theta)
         torch.testing.assert_close(gradient[good], -theta[good].detach())
@@ -639,7 +639,7 @@ class TestGuarded:
         theta[5, 1] = 4.0
         value = self.target().log_joint(theta)
         assert value.shape == (8, 3)
-        assert bool((value[5] == -torch.inf).all())
+        assert bool(value[5].isnan().all())
         assert bool((value[[0, 1, 2, 3, 4, 6, 7]] == 0).all())
 
     def test_calls_are_limited(self):

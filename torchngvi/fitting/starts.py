@@ -129,7 +129,7 @@ class Starts:
             self._race([Start("a mode", self.q.snapshot(), reached), init], path)
             return
         self.evidence = mode.log_evidence
-        if not reached < loss < math.inf:  # or q is better as it is
+        if loss <= reached:  # q is better as it was
             self._put(here)
 
     def _put(self, coordinates: Coordinates) -> None:
