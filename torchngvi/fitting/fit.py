@@ -22,7 +22,7 @@ from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.steps import Steps
-from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled
+from torchngvi.fitting.stopping import Criterion, Evaluations, Gradients, NormBelow, Seconds, Stalled
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
@@ -43,6 +43,8 @@ def fit(
     *,
     tolerance: float | None = None,
     max_evaluations: int = 1000,
+    max_gradients: int | None = None,
+    max_seconds: float | None = None,
     stop: Criterion | None = None,
     callbacks: Iterable[Callable[[Record], Any]] = (),
     progress: bool = True,
@@ -61,8 +63,10 @@ def fit(
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
         max_evaluations: budget of expectations (value, gradient, curvature).
-        stop: what else ends the run, one criterion of `torchngvi.fitting` or several combined with ``|``, as
-            ``Seconds(60) | Gradients(10_000)``; the tolerance and the budget above stay in force.
+        max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
+            ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
+        stop: what else ends the run, one criterion of `torchngvi.fitting` or several combined with ``|``; the tolerance
+            and the budgets above stay in force.
         callbacks: called with the `Record` of each step; a true result stops the run.
         progress: show a bar.
         checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from there, bit for
@@ -77,7 +81,7 @@ def fit(
 
     Returns:
         The verdict with its reason, the loss and the trace.  An interrupt from the keyboard ends the
-        run as a callback would: q is that of the last record.
+        run as a callback would: q is that of the last record, or before the first the best start known.
 
     Raises:
         InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
@@ -96,6 +100,8 @@ def fit(
     if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
         raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
     criteria = _criteria(_default_tolerance(q, by_draws) if tolerance is None else tolerance, max_evaluations, stop)
+    criteria = criteria if max_gradients is None else criteria | Gradients(max_gradients)
+    criteria = criteria if max_seconds is None else criteria | Seconds(max_seconds)
     checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = _checked_callbacks(callbacks)
     if batch_size is not None:

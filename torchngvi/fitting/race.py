@@ -5,6 +5,9 @@ where the posterior has its mass.  Then several starts take steps along stochast
 log joint where q is and not at a point (`IBLR` by 16 antithetic draws, Lin, Schmidt and Khan 2020), and whichever
 reaches the least negative ELBO is where the sample averages begin.  A start that gains slowly is left behind; one that
 could overtake in another block is not, since one block is mostly noise.
+
+The finish is for gradients with tails so heavy that no average of them over fixed draws has a useful minimum.  What the
+steps end with is their noise, most of which the average of the iterates does not have (Wu and Gardner 2024).
 """
 
 import math
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Antithetic, Fixed
@@ -37,8 +41,8 @@ _TOGETHER = 6  # blocks after the first for which starts that might overtake are
 _BLOCKS = 20  # at most
 _GAIN = (0.5, 0.02)  # nats, and nats a coordinate, that a block has to gain for another
 _CONFINED = 15.0  # log of the factor by which a standard deviation may grow
-_FINISH = (8, 125)  # blocks of steps, and steps of each
-_FALL = 0.02  # of the step size, from the first of these to the last
+_FINISH = 250  # steps of a block of the finish
+_RATES = (0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02)  # of these blocks; over the second half q is averaged
 _COMPARED = 4096  # draws by which the finish is judged
 _FAILING = 0.05  # share of draws that may be left out of an average
 
@@ -127,7 +131,7 @@ class Race:
         start.gain, start.loss = start.loss - reached, reached
         start.coordinates = self.q.snapshot()
 
-    def steps(self, count: int, lr: float, seed: int) -> list[float]:
+    def steps(self, count: int, lr: float, seed: int, average: ExpectationAverage | None = None) -> list[float]:
         """So many steps of q, and the losses before each by its draws.
 
         One that is not finite is not taken, and its draws are drawn anew; after eight in a row no more are tried.
@@ -144,27 +148,50 @@ class Race:
                 missed = 0 if bool(optimizer.last.accepted.all()) else missed + 1
                 if missed >= _MISSED:
                     break
+                if average is not None:
+                    average.update(self.q)
                 if math.isfinite(loss):
                     losses.append(loss)
         return losses
 
-    def finish(self) -> tuple["Compared", "Compared"]:
-        """A thousand steps whose size falls from 0.1 to 0.002; q at the better of where they began and ended.
+    def finish(self, other: Coordinates | None = None) -> tuple["Compared", "Compared"]:
+        """Two thousand steps of falling size, and the average of the last thousand; q at the best of all.
+
+        Args:
+            other: coordinates to begin at, where they are better than those of q: averages that cannot be minimised
+                may have led q astray.
 
         Returns:
             The ELBO before and after, from the same fresh draws.
         """
-        before, here = compared(self.q, self.target, self.seed + 5), self.q.snapshot()
-        blocks, steps = _FINISH
-        for block in range(blocks):
+        before, here = self._compared(), self.q.snapshot()
+        if other is not None:
+            self.put(other)
+            if (there := self._compared()).elbo > before.elbo:
+                before, here = there, other
+            self.put(here)
+        average = ExpectationAverage(self.q) if isinstance(self.q.structure, FullAlgebra) else None
+        for number, lr in enumerate(_RATES):
             if self.over():
                 break
-            self.show(f"falling steps, block {block + 1} of {blocks}")
-            self.steps(steps, _LR * _FALL ** (block / (blocks - 1)), self.seed + 10_007 * (block + 1))
-        after = compared(self.q, self.target, self.seed + 5)
-        if not after.elbo > before.elbo:
-            self.put(here)
+            self.show(f"steps of falling size, block {number + 1} of {len(_RATES)}")
+            averaged = average if 2 * number >= len(_RATES) else None
+            self.steps(_FINISH, lr, self.seed + 10_007 * (number + 1), averaged)
+        reached = [(before, here), (self._compared(), self.q.snapshot())]
+        if average is not None and bool((average.steps > 0).all()):
+            self.put(average.posterior().coordinates)
+            reached.append((self._compared(), self.q.snapshot()))
+        after, there = max(reached, key=lambda place: place[0].elbo)
+        self.put(there)
         return before, after
+
+    def _compared(self) -> "Compared":
+        """The ELBO at q with its standard error, minus infinity where it is not finite."""
+        values = kept_values(self.q, self.target, _COMPARED, self.seed + 5)
+        values = values + self.target.temperature * self.q.entropy()
+        if not len(values) or not bool(values.isfinite().all()):
+            return Compared(-math.inf, math.inf)
+        return Compared(float(values.mean()), float(values.std()) / math.sqrt(len(values)))
 
 
 @dataclass(frozen=True)
@@ -178,28 +205,24 @@ class Compared:
         return f"{self.elbo:.6g} ± {self.error:.1g}"
 
 
-def compared(q: Gaussian, target: Guarded, seed: int) -> Compared:
-    """The ELBO at q with its standard error, minus infinity where it is not finite."""
-    values = kept_values(q, target, _COMPARED, seed) + target.temperature * q.entropy()
-    if not len(values) or not bool(values.isfinite().all()):
-        return Compared(-math.inf, math.inf)
-    return Compared(float(values.mean()), float(values.std()) / math.sqrt(len(values)))
+def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = _FAILING) -> float:
+    """L at q from whitened draws, the same for every q; infinite where it is not finite.
 
-
-def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int) -> float:
-    """L at q from whitened draws, the same for every q; infinite where it is not finite."""
-    values = kept_values(q, target, draws, seed)
+    Draws at which it is NaN are left out where they are no larger a share than ``failing``, two of them at least unless
+    that is 0.
+    """
+    values = kept_values(q, target, draws, seed, failing)
     loss = float(-values.mean() - target.temperature * q.entropy()) if len(values) else math.inf
     return loss if math.isfinite(loss) else math.inf
 
 
-def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int) -> Tensor:
+def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: float = _FAILING) -> Tensor:
     """The log joint at whitened draws of q, (S,); without those where it is NaN, if these are few."""
     theta = q.push_noise(Fixed(draws, seed=seed)(q.mean_probe.detach())).detach()
     values = target.log_joint(theta)
     failing = values.isnan()
-    few = int(failing.sum()) <= max(2, _FAILING * draws)
-    return values[~failing] if few and bool(failing.any()) else values
+    few = 0 < int(failing.sum()) <= max(2 * (share > 0), share * draws)
+    return values[~failing] if few else values
 
 
 def _stochastic(q: Gaussian, lr: float, generator: torch.Generator) -> NaturalGradientVI:

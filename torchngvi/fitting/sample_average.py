@@ -23,17 +23,16 @@ import torch
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting import fingerprints, fresh
 from torchngvi.fitting.descent import Descent, Place
-from torchngvi.fitting.engine import VALUE, Engine, Mark, Standing, Stop, Verdict
+from torchngvi.fitting.engine import VALUE, Engine, Standing, Stop, Verdict
 from torchngvi.fitting.race import Race
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.starts import Starts
-from torchngvi.interfaces import Target
+from torchngvi.interfaces import Coordinates, Target
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
-_HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
 _SMALL = 0.01  # norm² that is small whatever the noise
 _CONFINED = 15.0  # log of the factor by which a standard deviation may grow
 _BOUNDED = 1e12  # nats to which the ELBO may rise
@@ -62,6 +61,7 @@ class SampleAverages(Engine):
         self.first_log_sd = q.stddev.log()
         self.looked = self.switched = False  # at other starts; one was better
         self.elsewhere: Place | None = None  # where to come back to, while another start is tried
+        self.winner: Coordinates | None = None  # where a race has ended
         self.unseen = ""  # why no other start was looked at
         self._ending: Verdict | None = None
         self._path: _Path[None] | None = None
@@ -72,14 +72,16 @@ class SampleAverages(Engine):
         self.seed = seed
         self.starts = Starts(self.gaussian, self.target, seed)
         self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
-        self.starts.over, self.starts.show = self._over, self._show_start
+        self.starts.over, self.starts.show = self._over, self._show_phase
 
     def _over(self) -> bool:
         """Whether a budget is used up."""
         return self.over(self.target.gradients + VALUE * self.target.values)
 
-    def _show_start(self, phase: str) -> None:
+    def _show_phase(self, phase: str) -> None:
+        """By whatever shows it now: the loop comes later than the starts."""
         self.show(phase)
+
     def _within(self, do: Callable[[], _T]) -> _T:
         """Without gradients of its own, and in full precision."""
         with torch.no_grad(), FullPrecision(self.gaussian.device.type):
@@ -95,7 +97,7 @@ class SampleAverages(Engine):
         self._within(self.starts.first)
         self.descent.draws = self.starts.first_draws
         if self.starts.raced:
-            self.looked = True  # from several starts
+            self.looked, self.winner = True, self.gaussian.snapshot()  # from several starts
         else:
             self.first_log_sd = self.gaussian.stddev.log()  # where it started
 
@@ -164,14 +166,14 @@ class SampleAverages(Engine):
             yield standing._replace(lost="" if self.elsewhere else lost)
             if lost:
                 return False
-            if not descent.step():
+            if (self.starts.raced and descent.hopeless()) or not descent.step():
                 return True
 
     def _grown(self) -> _Path[Verdict | None]:
         """More draws; before they are dear a look at other starts.  A verdict where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if self.starts.raced and (last or self._hopeless()):
+        if self.starts.raced and (descent.hopeless() or (last and not self._distance())):
             return self._finished()
         if (more > _DEAR or last) and (yield from self._better_start()):
             return None
@@ -180,21 +182,16 @@ class SampleAverages(Engine):
         descent.draws = more
         return None
 
-    def _hopeless(self) -> bool:
-        """Whether the noise does not fall as it should."""
-        draws, noise2 = _HOPELESS
-        return self.descent.draws >= draws and float(self.descent.point.noise2.max()) > noise2
-
     def _finished(self) -> Verdict:
         """By stochastic steps of falling size, where averages cannot be minimised."""
         descent, point = self.descent, self.descent.point
-        before, after = Race(self.gaussian, self.target, self.seed, self._over, self.show).finish()
+        before, after = Race(self.gaussian, self.target, self.seed, self._over, self.show).finish(self.winner)
         better = after.elbo > before.elbo
         led = f"led from an ELBO of {before} to {after}" if better else f"led to no better ELBO than {before}"
         reason = (
             f"because {descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a tolerance of "
-            f"{self.tolerance:.2g}: the gradients have tails too heavy for averages. Stochastic steps of falling size "
-            f"{led}, and ended by their number. Transform the model to be nearer to a Gaussian.{self.target.failures()}"
+            f"{self.tolerance:.2g}: such averages have no useful minimum here. Stochastic steps of falling size {led} on "
+            f"fresh draws, and ended by their number. Transform the model to be nearer to a Gaussian.{self.target.failures()}"
         )
         return Verdict(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
 
@@ -220,9 +217,19 @@ class SampleAverages(Engine):
         reason = (
             f"natural-gradient norm {total:.2g} with {descent.draws} draws{self._distance()}; "
             f"{judged}, importance sampling would keep {judged.share:.0%} of them{others}."
-            f"{self.target.failures()}"
+            f"{self._cut(judged)}{self.target.failures()}"
         )
         return Verdict(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))
+
+    def _cut(self, judged: fresh.Fresh) -> str:
+        """What was left out of the averages, as a sentence."""
+        dropped = 2 * len(self.descent.left_out)
+        if not dropped and not judged.dropped:
+            return ""
+        return (
+            f" Left out were {dropped} draws of the fit and {judged.dropped} of the check at which the log joint fails "
+            "or is NaN: q is fitted to the posterior cut there."
+        )
 
     def _fresh(self) -> fresh.Fresh:
         return fresh.judge(self.gaussian, self.target, self.seed + 1)
@@ -231,7 +238,7 @@ class SampleAverages(Engine):
 
     def _better_start(self) -> _Path[bool]:
         """Search from points around the first start, once; True where q now is at a better one."""
-        if not self.starts.searched or self.looked:
+        if not self.starts.searched or self.looked or self._over():
             return False
         self.looked = True
         self.show("other starts")
@@ -323,7 +330,7 @@ class SampleAverages(Engine):
         return (
             f"because {self.descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a "
             f"tolerance of {self.tolerance:.2g}{lost}; {judged.lost or judged}. Raise the tolerance, or transform the "
-            f"model to be nearer to a Gaussian.{self.target.failures()}"
+            f"model to be nearer to a Gaussian.{self._cut(judged)}{self.target.failures()}"
         )
 
     # -------------------------------------------------------------------------------- checkpoints
@@ -350,6 +357,7 @@ class SampleAverages(Engine):
             "switched": self.switched,
             "unseen": self.unseen,
             "raced": self.starts.raced,
+            "winner": None if self.winner is None else tuple(self.winner),
             "gradients": self.target.gradients,
             "values": self.target.values,
         }
@@ -363,6 +371,7 @@ class SampleAverages(Engine):
         self.descent.load_state_dict(state["descent"])
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
         self.starts.raced = state["raced"]
+        self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
         self.target.gradients, self.target.values = state["gradients"], state["values"]
         self._spent = state.get("spent")
         self._path = self.elsewhere = self._ending = None

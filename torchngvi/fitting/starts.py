@@ -188,7 +188,7 @@ class Starts:
         for factor in _SHRINK:
             if not self._initialized(mode.theta, factor * scale):  # no numbers of this dtype: q has kept its place
                 break
-            loss = self.sampled_loss(_FEWEST)
+            loss = self.sampled_loss(_FEWEST, failing=0.0)
             if factor == 1.0 and mode.found and loss <= self._promised(mode) + gamma * self._allowance:
                 return loss, True
             if loss > best:  # a rise: the one before was the best
@@ -216,6 +216,6 @@ class Starts:
         """Nats."""
         return max(_TRUST[0], _TRUST[1] * self.q.dim)
 
-    def sampled_loss(self, draws: int) -> float:
+    def sampled_loss(self, draws: int, **options: float) -> float:
         """L at q from whitened draws, the same for every q; infinite where it is not finite."""
-        return sampled_loss(self.q, self.target, draws, self.seed + 2)
+        return sampled_loss(self.q, self.target, draws, self.seed + 2, **options)
