@@ -30,7 +30,7 @@ _LEFT = 0.1  # share of norm² such a step leaves
 _GROWTH = 6  # largest factor from one sample average to the next
 _NEAR_GROWTH = 7  # the same where steps need no trial
 _SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
-_STAGE = 30  # evaluations after which a sample average is given up for a larger one
+_STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
 _HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
 _FAILING = 0.05  # share of pairs that may give way to others
@@ -196,7 +196,8 @@ class Descent:
         assert self.optimizer is not None
         point = self.point
         done = point.norm2 <= torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
-        if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= _STAGE:
+        most = max(_STAGE[0], _STAGE[1] // self.draws)  # few draws suffice to see that nothing confines q
+        if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= most:
             return False
         if self.near:
             second = self.previous is not None

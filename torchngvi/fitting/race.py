@@ -40,14 +40,15 @@ _JUDGES = 256  # fixed draws that judge a block, beside its own
 _TOGETHER = 6  # blocks after the first for which starts that might overtake are kept
 _BLOCKS = 20  # at most
 _GAIN = (0.5, 0.02)  # nats, and nats a coordinate, that a block has to gain for another
-_CONFINED = 15.0  # log of the factor by which a standard deviation may grow
+CONFINED = 15.0  # log of the factor by which a standard deviation may grow
+BOUNDED = 1e12  # nats to which the ELBO may rise
 _FINISH = 250  # steps of a block of the finish
 _RATES = (0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02)  # of these blocks; over the second half q is averaged
 _COMPARED = 4096  # draws by which the finish is judged
 _FAILING = 0.05  # share of draws that may be left out of an average
 
 
-@dataclass
+@dataclass(eq=False)
 class Start:
     """One of those that race.
 
@@ -114,8 +115,8 @@ class Race:
             if block >= _TOGETHER:
                 alive = [best]
             self.put(best.coordinates)
-            unconfined = float((self.q.stddev.log() - widest).max()) > _CONFINED
-            if unconfined or (len(alive) == 1 and best.gain <= enough):
+            lost = best.loss < -BOUNDED or float((self.q.stddev.log() - widest).max()) > CONFINED
+            if lost or (len(alive) == 1 and best.gain <= enough):
                 break
         self.put(best.coordinates)
 
@@ -205,6 +206,7 @@ class Compared:
         return f"{self.elbo:.6g} ± {self.error:.1g}"
 
 
+@torch.no_grad()
 def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = _FAILING) -> float:
     """L at q from whitened draws, the same for every q; infinite where it is not finite.
 

@@ -24,7 +24,7 @@ from torchngvi.errors import TorchngviError
 from torchngvi.fitting import fingerprints, fresh
 from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.engine import VALUE, Engine, Standing, Stop, Verdict
-from torchngvi.fitting.race import Race
+from torchngvi.fitting.race import BOUNDED, CONFINED, Race
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates, Target
@@ -34,8 +34,6 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
 _SMALL = 0.01  # norm² that is small whatever the noise
-_CONFINED = 15.0  # log of the factor by which a standard deviation may grow
-_BOUNDED = 1e12  # nats to which the ELBO may rise
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
 
 _T = TypeVar("_T")
@@ -309,7 +307,7 @@ class SampleAverages(Engine):
                 f"{self.target.failures()}"
             )
         wider = float((self.gaussian.stddev.log() - self.first_log_sd).max())
-        if wider > _CONFINED or loss < -_BOUNDED:
+        if wider > CONFINED or loss < -BOUNDED:
             return (
                 f"because the negative ELBO falls without bound, to {loss:.3g}, and q spreads e^{wider:.0f} "
                 "times as wide as it started: the log joint does not confine q. Give every parameter a proper prior."
