@@ -2,9 +2,9 @@
 
     python -m benchmarks.engine [--only NAMES] [--seeds 3] [--long] [--float32] [--family NAME]
 
-One line a posterior and seed.  With --long the best ELBO that can be had is looked for too, by 20,000 stochastic natural
-steps of falling size from where the fit has ended and from N(0, I): how far off was it?  ELBOs are those of 16,384
-fresh draws, the same for both.
+One line a posterior and seed.  With --long the best ELBO that can be had is looked for too, by 20,000 stochastic
+natural steps of falling size from where the fit has ended and from N(0, I): how far off was it?  ELBOs are those of
+16,384 fresh draws, the same for both.
 """
 
 import argparse

@@ -376,7 +376,9 @@ class TestFailing:
             if result.converged:
                 torch.testing.assert_close(q.mean, torch.full_like(q.mean, 0.687), rtol=0, atol=0.05)
             else:
-                assert re.match(r"because (the negative ELBO is nan|the log joint (fails|is not finite) at)", result.reason)
+                assert re.match(
+                    r"because (the negative ELBO is nan|the log joint (fails|is not finite) at)", result.reason
+                )
 
     @pytest.mark.parametrize("raises", [True, False])
     def test_a_region_that_fails(self, raises):
@@ -395,8 +397,8 @@ class TestFailing:
             assert result.converged, result.reason
             assert float((q.stddev - 0.95).abs().max()) < 0.1
             told = re.search(
-                r" Left out were (\d+) draws of the fit and (\d+) of the check at which the log joint fails or is NaN: q "
-                r"is fitted to the posterior cut there\.",
+                r" Left out were (\d+) draws of the fit and (\d+) of the check at which the log joint fails or is NaN: "
+                r"q is fitted to the posterior cut there\.",
                 result.reason,
             )
             assert told, result.reason

@@ -116,7 +116,15 @@ class Loop:
         gradients, values = self.engine.counted() or (last.gradients, 0)
         members, number = verdict.members, last.evaluations
         return FitResult(
-            verdict.converged, verdict.reason, verdict.loss, verdict.norm, number, members, self.trace, gradients, values
+            verdict.converged,
+            verdict.reason,
+            verdict.loss,
+            verdict.norm,
+            number,
+            members,
+            self.trace,
+            gradients,
+            values,
         )
 
     def _without_record(self) -> FitResult:

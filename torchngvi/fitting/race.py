@@ -2,9 +2,9 @@
 
 In a hierarchical model the mode of the joint density is where the scales of the groups vanish, or not at all: far from
 where the posterior has its mass.  Then several starts take steps along stochastic natural gradients, which see the
-log joint where q is and not at a point (`IBLR` by 16 antithetic draws, Lin, Schmidt and Khan 2020), and whichever
-reaches the least negative ELBO is where the sample averages begin.  A start that gains slowly is left behind; one that
-could overtake in another block is not, since one block is mostly noise.
+log joint where q is and not at a point (the improved Bayesian learning rule by 16 antithetic draws, Lin, Schmidt and
+Khan 2020), and whichever reaches the least negative ELBO is where the sample averages begin.  A start that gains slowly
+is left behind; one that could overtake in another block is not, since one block is mostly noise.
 
 The finish is for gradients with tails so heavy that no average of them over fixed draws has a useful minimum.  What the
 steps end with is their noise, most of which the average of the iterates does not have (Wu and Gardner 2024).
@@ -22,12 +22,11 @@ from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Antithetic, Fixed
-from torchngvi.interfaces import Congruence, Coordinates
-from torchngvi.methods import IBLR
+from torchngvi.interfaces import Coordinates, Rule
 from torchngvi.models.guarded import Guarded
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.rules import LocalExponential
+from torchngvi.rules import LocalExponential, Retraction
 from torchngvi.stepsizes import KLRadius
 from torchngvi.structures import FullAlgebra
 
@@ -229,7 +228,5 @@ def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: floa
 
 def _stochastic(q: Gaussian, lr: float, generator: torch.Generator) -> NaturalGradientVI:
     """Steps that stay in the cone: IBLR, or in patterns that are not closed under products a triangular exponential."""
-    options = {"step_size": KLRadius(_RADIUS), "estimator": Stein(Antithetic(_DRAWS, generator))}
-    if isinstance(q.structure, FullAlgebra) and Congruence in q.takes:
-        return IBLR(q, lr=lr, **options)
-    return NaturalGradientVI(q, LocalExponential(), lr, **options)
+    rule: Rule = Retraction() if isinstance(q.structure, FullAlgebra) else LocalExponential()
+    return NaturalGradientVI(q, rule, lr, step_size=KLRadius(_RADIUS), estimator=Stein(Antithetic(_DRAWS, generator)))

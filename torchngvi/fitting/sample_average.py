@@ -11,8 +11,8 @@ many more as the noise asks for, until norm² + noise² ≤ tolerance².  Fresh 
 say whether to believe it.  Where no mode can be trusted several starts race, and where averages then cannot be
 minimised, as under gradients with heavy tails, stochastic steps of falling size take their place.
 
-The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, the minimisation over one set of draws after another; `fresh`, the
-check; and here the order in which they come, and the words.
+The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, the minimisation over one
+set of draws after another; `fresh`, the check; and here the order in which they come, and the words.
 """
 
 from collections.abc import Callable, Generator
@@ -188,8 +188,9 @@ class SampleAverages(Engine):
         led = f"led from an ELBO of {before} to {after}" if better else f"led to no better ELBO than {before}"
         reason = (
             f"because {descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a tolerance of "
-            f"{self.tolerance:.2g}: such averages have no useful minimum here. Stochastic steps of falling size {led} on "
-            f"fresh draws, and ended by their number. Transform the model to be nearer to a Gaussian.{self.target.failures()}"
+            f"{self.tolerance:.2g}: such averages have no useful minimum here. Stochastic steps of falling size {led} "
+            "on fresh draws, and ended by their number. Transform the model to be nearer to a Gaussian."
+            f"{self.target.failures()}"
         )
         return Verdict(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
 

@@ -146,7 +146,6 @@ class Gradients(Criterion):
         advice = standing.climb or f" {standing.remedy or 'Allow more gradients.'}"
         return Stop(f"because the budget of {self.most} gradients is used up ({standing.at()}).{advice}")
 
-
     def over(self, cost: float, seconds: float) -> bool:
         """Of gradients."""
         return cost >= self.most
