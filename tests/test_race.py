@@ -442,7 +442,7 @@ class TestBudgets:
     @pytest.mark.parametrize("most", [1, 5, 20, 300, 1000, 3000, 8000])
     @pytest.mark.parametrize("function", [eight_schools(True), log_gamma(3.0)], ids=["schools", "log-gamma"])
     def test_gradients(self, function, most):
-        """Within the two largest calls of its bound, whatever was going on, and all of it counted."""
+        """Within three calls of its bound, as large as the largest, whatever was going on, and all of it counted."""
         counted, q = Counted(function), CholeskyGaussian(10, dtype=torch.float64)
         result = quiet(q, counted, max_gradients=most)
         assert (result.gradients, result.values) == (counted.gradients, counted.values)
@@ -450,7 +450,7 @@ class TestBudgets:
         assert bool(q.mean.isfinite().all() & q.stddev.isfinite().all())
         if not result.converged:
             assert re.match(rf"because the budget of {most} gradients is used up", result.reason)
-            assert most <= spent <= most + 2 * max(counted.largest, 22) + 0.4 * 256
+            assert most <= spent <= most + 3 * max(counted.largest, 22)
 
     def test_it_is_the_criterion(self):
         runs = []
@@ -507,6 +507,23 @@ class TestBudgets:
             reasons.add(result.reason)
             assert bool(q.mean.isfinite().all() & q.stddev.isfinite().all())
         assert "because it was interrupted before q was evaluated." in reasons
+
+    def test_an_interrupt_in_the_race_leaves_the_best_start(self):
+        """After some blocks q is nearer than where it was."""
+        log_joint = Counted(rats())
+
+        def f(theta):
+            if log_joint.gradients > 3000:
+                raise KeyboardInterrupt
+            return log_joint(theta)
+
+        q = CholeskyGaussian(73, dtype=torch.float64)
+        target = Guarded(LogJoint(rats()))
+        before = sampled_loss(q, target, 256, 1)
+        result = quiet(q, f)
+        assert result.reason == "because it was interrupted before q was evaluated."
+        assert result.gradients > 1000
+        assert sampled_loss(q, target, 256, 1) < before - 20
 
     @pytest.mark.parametrize(
         "function", [lambda t: 0 * t.sum(-1), lambda t: -t[..., 0].square(), lambda t: t[..., 1] - t[..., 0].exp()]

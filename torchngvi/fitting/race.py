@@ -76,8 +76,9 @@ class Race:
         q: moved from start to start.
         target: the log joint.
         seed: of all draws: the same seed is the same race, bit for bit.
-        over: whether a budget is used up; asked before each block.
+        over: whether a budget is used up; asked before each step.
         show: shows a phase.
+        keep: takes the coordinates of the best start so far.
     """
 
     def __init__(
@@ -87,8 +88,9 @@ class Race:
         seed: int,
         over: Callable[[], bool] = lambda: False,
         show: Callable[[str], None] = lambda phase: None,
+        keep: Callable[[Coordinates], None] = lambda coordinates: None,
     ) -> None:
-        self.q, self.target, self.seed, self.over, self.show = q, target, seed, over, show
+        self.q, self.target, self.seed, self.over, self.show, self.keep = q, target, seed, over, show, keep
         self.unit = target.temperature or 1.0
 
     def put(self, coordinates: Coordinates) -> None:
@@ -103,6 +105,7 @@ class Race:
         enough = self.unit * max(_GAIN[0], _GAIN[1] * self.q.dim)
         best, widest = min(alive, key=lambda start: start.loss), self.q.stddev.log()
         for block in range(_BLOCKS):
+            self.keep(best.coordinates)
             if self.over():
                 break
             self.show(f"{len(alive)} start{'s' * (len(alive) > 1)}, block {block + 1}")
@@ -143,8 +146,12 @@ class Race:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RejectedStepWarning)
             for _ in range(count):
-                loss = float(optimizer.step(self.target))
+                if self.over():
+                    break
+                value = optimizer.step(self.target)
+                assert value is not None
                 assert optimizer.last is not None
+                loss = float(value)
                 missed = 0 if bool(optimizer.last.accepted.all()) else missed + 1
                 if missed >= _MISSED:
                     break
@@ -181,8 +188,8 @@ class Race:
         if average is not None and bool((average.steps > 0).all()):
             self.put(average.posterior().coordinates)
             reached.append((self._compared(), self.q.snapshot()))
-        after, there = max(reached, key=lambda place: place[0].elbo)
-        self.put(there)
+        after, best = max(reached, key=lambda place: place[0].elbo)
+        self.put(best)
         return before, after
 
     def _compared(self) -> "Compared":

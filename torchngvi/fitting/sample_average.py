@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import torch
 
 from torchngvi.errors import TorchngviError
-from torchngvi.fitting import fingerprints, fresh
+from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent, Place
-from torchngvi.fitting.engine import VALUE, Engine, Standing, Stop, Verdict
+from torchngvi.fitting.engine import VALUE, Engine, Mark, Standing, Stop, Verdict
 from torchngvi.fitting.race import BOUNDED, CONFINED, Race
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.starts import Starts
@@ -33,7 +33,6 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
-_SMALL = 0.01  # norm² that is small whatever the noise
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
 
 _T = TypeVar("_T")
@@ -70,15 +69,15 @@ class SampleAverages(Engine):
         self.seed = seed
         self.starts = Starts(self.gaussian, self.target, seed)
         self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
-        self.starts.over, self.starts.show = self._over, self._show_phase
+        self.starts.over, self.starts.show, self.starts.keep = self._over, lambda phase: self.show(phase), self._keep
 
     def _over(self) -> bool:
         """Whether a budget is used up."""
         return self.over(self.target.gradients + VALUE * self.target.values)
 
-    def _show_phase(self, phase: str) -> None:
-        """By whatever shows it now: the loop comes later than the starts."""
-        self.show(phase)
+    def _keep(self, coordinates: Coordinates) -> None:
+        """For an interrupt before the first record."""
+        self.marked = Mark(coordinates, None)
 
     def _within(self, do: Callable[[], _T]) -> _T:
         """Without gradients of its own, and in full precision."""
@@ -171,7 +170,7 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  A verdict where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if self.starts.raced and (descent.hopeless() or (last and not self._distance())):
+        if self.starts.raced and (descent.hopeless() or (last and not reasons.distance(descent.point))):
             return self._finished()
         if (more > _DEAR or last) and (yield from self._better_start()):
             return None
@@ -184,14 +183,8 @@ class SampleAverages(Engine):
         """By stochastic steps of falling size, where averages cannot be minimised."""
         descent, point = self.descent, self.descent.point
         before, after = Race(self.gaussian, self.target, self.seed, self._over, self.show).finish(self.winner)
-        better = after.elbo > before.elbo
-        led = f"led from an ELBO of {before} to {after}" if better else f"led to no better ELBO than {before}"
-        reason = (
-            f"because {descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a tolerance of "
-            f"{self.tolerance:.2g}: such averages have no useful minimum here. Stochastic steps of falling size {led} "
-            "on fresh draws, and ended by their number. Transform the model to be nearer to a Gaussian."
-            f"{self.target.failures()}"
-        )
+        reason = reasons.too_few(descent.draws, point.total, self.tolerance) + reasons.finished(before, after)
+        reason += self.target.failures()
         return Verdict(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
 
     def _checked(self) -> _Path[Verdict | None]:
@@ -214,7 +207,7 @@ class SampleAverages(Engine):
             others = f", and {self.starts.others} other starts found nothing better"
             others = ", from the best of several starts" if self.switched else others
         reason = (
-            f"natural-gradient norm {total:.2g} with {descent.draws} draws{self._distance()}; "
+            f"natural-gradient norm {total:.2g} with {descent.draws} draws{reasons.distance(descent.point)}; "
             f"{judged}, importance sampling would keep {judged.share:.0%} of them{others}."
             f"{self._cut(judged)}{self.target.failures()}"
         )
@@ -222,13 +215,7 @@ class SampleAverages(Engine):
 
     def _cut(self, judged: fresh.Fresh) -> str:
         """What was left out of the averages, as a sentence."""
-        dropped = 2 * len(self.descent.left_out)
-        if not dropped and not judged.dropped:
-            return ""
-        return (
-            f" Left out were {dropped} draws of the fit and {judged.dropped} of the check at which the log joint fails "
-            "or is NaN: q is fitted to the posterior cut there."
-        )
+        return reasons.cut(2 * len(self.descent.left_out), judged.dropped)
 
     def _fresh(self) -> fresh.Fresh:
         return fresh.judge(self.gaussian, self.target, self.seed + 1)
@@ -302,34 +289,18 @@ class SampleAverages(Engine):
     def _why_lost(self, loss: float) -> str:
         """Why no step can help here, or nothing."""
         if not self.descent.point.finite:
-            return (
-                f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its "
-                "draws. Start from another mean or a smaller scale (initialize_), or transform constrained coordinates."
-                f"{self.target.failures()}"
-            )
+            return reasons.not_finite(loss) + self.target.failures()
         wider = float((self.gaussian.stddev.log() - self.first_log_sd).max())
-        if wider > CONFINED or loss < -BOUNDED:
-            return (
-                f"because the negative ELBO falls without bound, to {loss:.3g}, and q spreads e^{wider:.0f} "
-                "times as wide as it started: the log joint does not confine q. Give every parameter a proper prior."
-            )
-        return ""
-
-    def _distance(self) -> str:
-        """In nats, where it is known: at the minimum of an average that is not all noise."""
-        point = self.descent.point
-        small = point.norm2 <= point.noise2.clamp_min(_SMALL)
-        known = bool((small & (point.noise2 < 1)).all())
-        return f", about {0.5 * point.total**2:.1g} nats from the best q" if known else ""
+        return reasons.unconfined(loss, wider) if wider > CONFINED or loss < -BOUNDED else ""
 
     def _why_not(self) -> str:
         """Why the most draws are not enough."""
         point, judged = self.descent.point, self._fresh()
-        lost = self._distance() or ": q is not at an optimum"
+        lost = reasons.distance(point) or ": q is not at an optimum"
         return (
-            f"because {self.descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a "
-            f"tolerance of {self.tolerance:.2g}{lost}; {judged.lost or judged}. Raise the tolerance, or transform the "
-            f"model to be nearer to a Gaussian.{self._cut(judged)}{self.target.failures()}"
+            f"{reasons.too_few(self.descent.draws, point.total, self.tolerance)}{lost}; {judged.lost or judged}. Raise "
+            "the tolerance, or transform the model to be nearer to a Gaussian."
+            f"{self._cut(judged)}{self.target.failures()}"
         )
 
     # -------------------------------------------------------------------------------- checkpoints

@@ -45,7 +45,8 @@ class Starts:
         evidence: Laplace's, of the start; minus infinity where no mode was trusted.
         raced: whether several starts have raced, because no mode was trusted.
         over: whether a budget is used up.  Set by the engine, as is
-        show: which shows a phase.
+        show: which shows a phase, and
+        keep: which takes the best coordinates so far.
     """
 
     def __init__(self, q: Gaussian, target: Guarded, seed: int) -> None:
@@ -54,6 +55,7 @@ class Starts:
         self.evidence, self.raced = -math.inf, False
         self.over: Callable[[], bool] = lambda: False
         self.show: Callable[[str], None] = lambda phase: None
+        self.keep: Callable[[Coordinates], None] = lambda coordinates: None
 
     @property
     def streamed(self) -> bool:
@@ -141,7 +143,7 @@ class Starts:
         self.raced = True
         self.show("starts on the way to a mode")
         glimpsed = self._glimpsed(path)
-        race = Race(self.q, self.target, self.seed, self.over, self.show)
+        race = Race(self.q, self.target, self.seed, self.over, self.show, self.keep)
         self._put(starts[0].coordinates)
         race.run([*starts, *glimpsed])
 
@@ -186,7 +188,7 @@ class Starts:
         scale = self.q.kept_precision(mode.root)  # of a mean field 1/√diag H
         best, here = math.inf, self.q.snapshot()
         for factor in _SHRINK:
-            if not self._initialized(mode.theta, factor * scale):  # no numbers of this dtype: q has kept its place
+            if self.over() or not self._initialized(mode.theta, factor * scale):  # no numbers of this dtype
                 break
             loss = self.sampled_loss(_FEWEST, failing=0.0)
             if factor == 1.0 and mode.found and loss <= self._promised(mode) + gamma * self._allowance:
