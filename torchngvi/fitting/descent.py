@@ -24,6 +24,7 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NEAR = 0.3  # norm² + noise² below which steps need no trial
+_FAR = 1.0  # the same where larger averages show that such steps were wrong
 _RISE = 0.1  # share of noise² that the average may rise in such a step
 _NEARER = 0.5  # share of norm² it may leave at most
 _LEFT = 0.1  # share of norm² such a step leaves
@@ -120,6 +121,8 @@ class Descent:
         if first and not point.finite and self._replace_failing():
             self._renew()
             point = self._evaluated()
+        if first and self.near and not point.total**2 <= _FAR:  # the last step without a trial has led astray
+            self.near = self.daring = False
         return point
 
     def _replace_failing(self) -> bool:
@@ -173,7 +176,7 @@ class Descent:
     def hopeless(self) -> bool:
         """Whether the noise does not fall as it should: there is no use in minimising the average."""
         draws, noise2 = _HOPELESS
-        return self.draws >= draws and not float(self.point.noise2.max()) <= noise2
+        return not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
 
     def undo(self) -> None:
         """Back to where the last step without a trial began; all later ones are tried."""
