@@ -20,12 +20,11 @@ from torchngvi import (
     KLRadius,
     LogJoint,
     Stein,
-    checkpoints,
-    fingerprints,
     fit,
 )
 from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.expectations import Antithetic
+from torchngvi.fitting import checkpoints, fingerprints
 from torchngvi.fitting.fingerprints import fingerprint
 from torchngvi.rules import SiteNewton
 

@@ -14,8 +14,7 @@ from scipy import integrate, stats
 
 from torchngvi.app.config import read_toml
 from torchngvi.errors import InputError
-from torchngvi.fitting import smoothed as run
-from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian
+from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
 from torchngvi.studies.papers import ifvb as studies
 from torchngvi.studies.papers import study
 

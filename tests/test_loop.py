@@ -192,7 +192,6 @@ def test_averages_over_other_blocks_are_refused(tmp_path):
 
 def test_under_its_short_names():
     assert torchngvi.fit is fit
-    assert sys.modules["torchngvi.fit"].fit is fit
     assert sys.modules["torchngvi.stopping"].SlopeStop is SlopeStop
 
 

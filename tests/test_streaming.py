@@ -28,12 +28,12 @@ from torchngvi import (
     NaturalGaussian,
     Stein,
     fit,
-    streaming,
 )
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Hessian, HessianVector
 from torchngvi.expectations.draws import Fixed
+from torchngvi.fitting import streaming
 from torchngvi.fitting.streaming import stream_batches, stream_rows
 from torchngvi.models import GaussianNoise, SoftmaxRegression, StudentT
 
