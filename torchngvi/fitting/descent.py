@@ -34,6 +34,7 @@ _SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of
 _STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
 _HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
+_SLOW = 65_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
 _FAILING = 0.05  # share of pairs that may give way to others
 _ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
 _COUNTS = ("left_out", "draws", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
@@ -174,9 +175,11 @@ class Descent:
         return not bool((fell & nearer).all())
 
     def hopeless(self) -> bool:
-        """Whether the noise does not fall as it should: there is no use in minimising the average."""
+        """Whether there is no use in minimising the average: its noise does not fall as it should, or it takes long."""
         draws, noise2 = _HOPELESS
-        return not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
+        noisy = not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
+        solved = bool((self.point.norm2 <= _SOLVED * self.point.noise2).all())
+        return noisy or (not solved and self.draws * (self.evaluations - self.first) > _SLOW)
 
     def undo(self) -> None:
         """Back to where the last step without a trial began; all later ones are tried."""

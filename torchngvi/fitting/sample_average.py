@@ -170,7 +170,7 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  A verdict where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if self.starts.raced and (descent.hopeless() or (last and not reasons.distance(descent.point))):
+        if self.starts.raced and (last or descent.hopeless()):
             return self._finished()
         if (more > _DEAR or last) and (yield from self._better_start()):
             return None
