@@ -354,10 +354,11 @@ def test_an_interrupt_at_the_optimum_does_not_hide_it():
     assert str(result).startswith("converged, natural-gradient norm ")
 
 
-def test_an_interrupt_before_the_first_evaluation_passes_on():
+def test_an_interrupt_before_the_first_evaluation_is_a_result():
     q = make_posterior("cholesky")
-    with pytest.raises(KeyboardInterrupt):
-        quiet(q, make_model(), VN(q, estimator=Interrupted(1)))
+    result = quiet(q, make_model(), VN(q, estimator=Interrupted(1)))
+    assert result.reason == "because it was interrupted before q was evaluated."
+    assert same_bits(q, make_posterior("cholesky"))
 
 
 # ------------------------------------------------------------------------------------ refused

@@ -10,7 +10,7 @@ one call.
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -27,6 +27,7 @@ _NEAR = 0.5  # Newton decrement, in standard deviations, at which the search end
 _SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and left
 _FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
+_KEPT = 5_000_000  # numbers of all roots on a path
 
 
 class Mode(NamedTuple):
@@ -39,12 +40,34 @@ class Mode(NamedTuple):
     gradients: int
 
 
+class Seen(NamedTuple):
+    """A point on the way to a mode, with the curvature that was known there."""
+
+    theta: Tensor  # (D,)
+    half: Tensor  # H⁻¹ = half halfᵀ, H with repaired eigenvalues, (D, D)
+
+    def root(self, gamma: float) -> Tensor:
+        """Of the covariance γ H⁻¹, lower triangular (D, D)."""
+        dense = Dense(len(self.theta))
+        return dense.positive_root(dense.lower_root(math.sqrt(gamma) * self.half))[0]
+
+
 def find_mode(
     target: Target,
     start: Tensor,  # (D,)
     budget: int,  # of gradients, at least one Hessian is taken
+    *,
+    over: Callable[[], bool] = lambda: False,
+    path: list[Seen] | None = None,
 ) -> Mode | None:
     """Minimise ℓ from a start; None where ℓ or its derivative is not finite there.
+
+    Args:
+        target: the log joint.
+        start: (D,).
+        budget: of gradients.
+        over: asked before each call of the log joint; where it says so the search ends where it is, not ``found``.
+        path: takes the points that the search goes through, thinned out where their roots are large.
 
     >>> from torchngvi.models import LogJoint
     >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
@@ -52,20 +75,28 @@ def find_mode(
     >>> mode.found, [round(x, 6) for x in mode.theta.tolist()], mode.gradients
     (True, [3.0, 3.0], 6)
     """
-    return find_modes(target, start[None], budget)[0]
+    return find_modes(target, start[None], budget, over=over, path=path)[0]
 
 
 def find_modes(
     target: Target,
     starts: Tensor,  # (K, D)
     budget: int,  # of gradients for each
+    *,
+    over: Callable[[], bool] = lambda: False,
+    path: list[Seen] | None = None,
 ) -> list[Mode | None]:
-    """As `find_mode` from each of the starts, side by side."""
+    """As `find_mode` from each of the starts, side by side; ``path`` is that of the first."""
     gamma = target.temperature or 1.0
     modes: list[Mode | None] = [None] * len(starts)
-    searches = {k: _Search(start, budget).run(gamma) for k, start in enumerate(starts)}
+    parts = [_Search(start, budget, gamma, None if k else path) for k, start in enumerate(starts)]
+    searches = {k: part.run() for k, part in enumerate(parts)}
     wanted = {k: next(search) for k, search in searches.items()}
     while wanted:
+        if over():
+            for k in wanted:
+                modes[k] = parts[k].ended(False)
+            break
         energies, gradients = energy_and_gradient(target, torch.cat(list(wanted.values())))
         sizes = [len(points) for points in wanted.values()]
         answers = zip(energies.split(sizes), gradients.split(sizes), strict=True)
@@ -85,8 +116,10 @@ _Asking = Generator[Tensor, tuple[Tensor, Tensor], _T]  # yields points, takes �
 class _Search:
     """θ, ℓ, ∇ℓ and the model H of ∇²ℓ."""
 
-    def __init__(self, start: Tensor, budget: int) -> None:
+    def __init__(self, start: Tensor, budget: int, gamma: float, path: list[Seen] | None) -> None:
         self.theta, self.budget, self.gradients = start.detach().clone(), budget, 0
+        self.gamma, self.path = gamma, path
+        self.seen: Seen | None = None  # where H was decomposed last
         self.scale = 0.1 * self.theta.abs().clamp_min(1.0)  # about a standard deviation of each coordinate
 
     @staticmethod
@@ -126,8 +159,21 @@ class _Search:
         self.downhill = self.half[:, 0]  # of the smallest eigenvalue
         self.scale = self.half.square().sum(-1).sqrt()
         self.log_det = float(repaired.log().sum() - 2 * unit.log().sum())
+        self.seen, self.known = Seen(self.theta, self.half), float(self.energy)
+        if self.path is not None:
+            self.path.append(self.seen)
+            if len(self.path) > max(_KEPT // self.half.numel(), 4):
+                del self.path[1::2]
 
-    def run(self, gamma: float) -> _Asking[Mode | None]:
+    def ended(self, found: bool) -> Mode | None:
+        """The mode, where H was decomposed last; None where it never was."""
+        if self.seen is None:
+            return None
+        gamma = self.gamma
+        evidence = -self.known / gamma - 0.5 * (self.log_det - len(self.theta) * math.log(2 * math.pi * gamma))
+        return Mode(self.seen.theta, self.seen.root(gamma), evidence, found, self.gradients)
+
+    def run(self) -> _Asking[Mode | None]:
         """Search, and say where it ended."""
         self.energy, self.gradient = yield from self._here(self.theta)
         if not self.finite(self.energy, self.gradient) or not (yield from self._hessian()):
@@ -146,11 +192,7 @@ class _Search:
                 if spent:
                     self._decompose()
                     break
-        dim = len(self.theta)
-        dense = Dense(dim)
-        root = dense.positive_root(dense.lower_root(math.sqrt(gamma) * self.half))[0]
-        evidence = -float(self.energy) / gamma - 0.5 * (self.log_det - dim * math.log(2 * math.pi * gamma))
-        return Mode(self.theta, root, evidence, near, self.gradients)
+        return self.ended(near)
 
     def _left_saddle(self) -> _Asking[bool]:
         """Go down along the most negative curvature, either way; False where ℓ does not fall."""

@@ -11,6 +11,7 @@ converges, to the optimum of that average.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -153,7 +154,9 @@ class Fixed(Draws):
 
     Args:
         num_samples: S, the mirror images included, even; at least 2D for a full covariance.
-        seed: of the draws, which depend on it, on S and on D only.
+        seed: of the draws, which depend on it, on S, on D and on those left out only.
+        left_out: numbers of pairs in the order in which they are drawn, S/2 and more among them, in the place of which
+            later ones are taken: those at which a log joint fails.
 
     Raises:
         InputError: a number of samples that is not positive and even.
@@ -166,8 +169,8 @@ class Fixed(Draws):
     comparable, independent, mirrored = True, False, True
     generator = None
 
-    def __init__(self, num_samples: int, seed: int = 0) -> None:
-        self.num_samples, self.seed = _even(num_samples), seed
+    def __init__(self, num_samples: int, seed: int = 0, left_out: Sequence[int] = ()) -> None:
+        self.num_samples, self.seed, self.left_out = _even(num_samples), seed, tuple(left_out)
         self._kept: Tensor | None = None
 
     def __call__(self, like: Tensor) -> Tensor:
@@ -182,11 +185,22 @@ class Fixed(Draws):
         """Of another seed, and 1024 or more."""
         return Fixed(max(self.num_samples, _FRESH), seed=self.seed + number)
 
+    def pairs(self) -> list[int]:
+        """The numbers of the pairs z_s, z_{s + S/2} that are taken.
+
+        >>> Fixed(8, left_out=(1, 4)).pairs()
+        [0, 2, 3, 5]
+        """
+        return [pair for pair in range(self.num_samples // 2 + len(self.left_out)) if pair not in self.left_out]
+
     def _whitened(self, dim: int) -> Tensor:
         """(S, D), from float64 on the CPU whatever the posterior."""
         half = self.num_samples // 2
         generator = torch.Generator().manual_seed(self.seed)
         z = torch.randn((half, dim), dtype=torch.float64, generator=generator)
+        if self.left_out:  # one at a time, so that those before do not depend on how many there are
+            more = [torch.randn(1, dim, dtype=torch.float64, generator=generator) for _ in self.left_out]
+            z = torch.cat([z, *more])[self.pairs()]
         if half >= dim:
             basis, factor = torch.linalg.qr(z)  # Z = Q R, L = ±Rᵀ/√(S/2)
             z = half**0.5 * basis * factor.diagonal().sign()

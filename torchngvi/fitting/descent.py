@@ -2,6 +2,9 @@
 
 Near the optimum two steps are taken as they come, and the second is not evaluated; the first that turns out to be
 wrong is undone, and all later ones are tried.
+
+Draws at which the log joint fails or is NaN where the minimisation begins give way to others, with their mirror images:
+one in twenty at most.  The set is then the same to the end, and a step to where others fail is a rejected one.
 """
 
 import math
@@ -11,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.derivatives import energy_and_gradient
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
@@ -20,15 +24,20 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NEAR = 0.3  # norm² + noise² below which steps need no trial
+_FAR = 1.0  # the same where larger averages show that such steps were wrong
 _RISE = 0.1  # share of noise² that the average may rise in such a step
 _NEARER = 0.5  # share of norm² it may leave at most
 _LEFT = 0.1  # share of norm² such a step leaves
 _GROWTH = 6  # largest factor from one sample average to the next
 _NEAR_GROWTH = 7  # the same where steps need no trial
 _SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
-_STAGE = 30  # evaluations after which a sample average is given up for a larger one
+_STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
-_COUNTS = ("draws", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
+_HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
+_SLOW = 65_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
+_FAILING = 0.05  # share of pairs that may give way to others
+_ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
+_COUNTS = ("left_out", "draws", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
 
 
 class Point(NamedTuple):
@@ -76,6 +85,7 @@ class Descent:
         self.q, self.target, self.seed, self.tolerance = q, target, seed, tolerance
         self.draws = self.evaluations = self.rejections = 0
         self.near, self.daring, self.open = False, True, False
+        self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
         self._forget_average()
 
@@ -87,11 +97,15 @@ class Descent:
     def begin(self) -> None:
         """Begin with the present draws, where q is."""
         self._forget_average()
+        self.left_out = ()
         self._renew()
         self.open = True
 
+    def _fixed(self) -> Fixed:
+        return Fixed(self.draws, self.seed + self.draws, self.left_out)
+
     def _estimator(self) -> SampleAverage:
-        return SampleAverage(Fixed(self.draws, seed=self.seed + self.draws))
+        return SampleAverage(self._fixed())
 
     def _renew(self) -> VN:
         """The optimizer that is running, on the present draws; a new one for a new start."""
@@ -103,6 +117,34 @@ class Descent:
 
     def evaluate(self) -> Point:
         """Where q stands on the present draws."""
+        first = self.evaluations == self.first
+        point = self._evaluated()
+        if first and not point.finite and self._replace_failing():
+            self._renew()
+            point = self._evaluated()
+        if first and self.near and not point.total**2 <= _FAR:  # the last step without a trial has led astray
+            self.near = self.daring = False
+        return point
+
+    def _replace_failing(self) -> bool:
+        """Leave out the pairs of draws at which the log joint fails; whether there are some, and few."""
+        most, left_out = max(1, int(_FAILING * self.draws / 2)), self.left_out
+        for _ in range(_ROUNDS):
+            fixed = Fixed(self.draws, self.seed + self.draws, left_out)
+            theta = self.q.push_noise(fixed(self.q.mean_probe.detach())).detach()
+            energy, gradient = energy_and_gradient(self.target, theta)
+            fails = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
+            pairs = fails.reshape(2, self.draws // 2, -1).any(-1).any(0).nonzero()[:, 0].tolist()
+            if not pairs:
+                self.left_out = left_out
+                return bool(left_out)
+            numbers = fixed.pairs()
+            left_out = (*left_out, *(numbers[pair] for pair in pairs))
+            if len(left_out) > most:
+                break
+        return False
+
+    def _evaluated(self) -> Point:
         assert self.optimizer is not None
         gamma = self.target.temperature or 1.0
         status = self._count(self.optimizer.evaluate)
@@ -132,6 +174,13 @@ class Descent:
         nearer = point.norm2 <= torch.maximum(_NEARER * previous.norm2, previous.noise2)
         return not bool((fell & nearer).all())
 
+    def hopeless(self) -> bool:
+        """Whether there is no use in minimising the average: its noise does not fall as it should, or it takes long."""
+        draws, noise2 = _HOPELESS
+        noisy = not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
+        solved = bool((self.point.norm2 <= _SOLVED * self.point.noise2).all())
+        return noisy or (not solved and self.draws * (self.evaluations - self.first) > _SLOW)
+
     def undo(self) -> None:
         """Back to where the last step without a trial began; all later ones are tried."""
         assert self.before is not None
@@ -153,7 +202,8 @@ class Descent:
         assert self.optimizer is not None
         point = self.point
         done = point.norm2 <= torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
-        if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= _STAGE:
+        most = max(_STAGE[0], _STAGE[1] // self.draws)  # few draws suffice to see that nothing confines q
+        if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= most:
             return False
         if self.near:
             second = self.previous is not None

@@ -28,6 +28,8 @@ from torch import Tensor
 from torchngvi.fitting.records import Record, in_words
 from torchngvi.interfaces import Posterior
 
+VALUE = 0.4  # what a value of the log joint costs beside its gradient
+
 
 class Standing(NamedTuple):
     """Where a run stands after an evaluation: what the criteria are asked about."""
@@ -51,6 +53,13 @@ class Standing(NamedTuple):
     def place(self) -> str:
         """Where the run stands, in words."""
         return self.where or f"natural-gradient norm {self.record.norm:.2g}"
+
+    values: int = 0  # of the log joint without a gradient so far, where the engine counts them
+
+    @property
+    def cost(self) -> float:
+        """What was asked of the log joint, in gradients."""
+        return self.record.gradients + VALUE * self.values
 
     def at(self) -> str:
         """The same, with what the norm is held against."""
@@ -97,6 +106,8 @@ class Engine(ABC):
         capture: makes a copy of the state for a checkpoint; None where none is wanted.  Set by the loop.
         show: shows a phase on the bar.  Set by the loop.
         tell: moves the bar to a count, with words, within an ``advance``; None where there is no bar.  Set by the loop.
+        over: whether a budget is used up, from what was spent in gradients; to be asked where there is no record for
+            long.  Set by the loop.
     """
 
     name: str
@@ -111,6 +122,7 @@ class Engine(ABC):
         self.capture: Callable[..., dict[str, Any]] | None = None
         self.show: Callable[[str], None] = lambda phase: None
         self.tell: Callable[[int, dict[str, str]], None] | None = None
+        self.over: Callable[[float], bool] = lambda cost: False
 
     def settings(self) -> dict[str, str]:
         """What the run is of, in words: a checkpoint of another run is refused."""
@@ -150,6 +162,10 @@ class Engine(ABC):
     def interrupted(self, reason: str, last: Standing) -> Verdict:
         """What is known at the last record, where q has been put back."""
         return Verdict(False, reason, last.record.loss, last.record.norm, last.members)
+
+    def counted(self) -> tuple[int, int] | None:
+        """Gradients and values of the log joint so far; None where the last record holds all."""
+        return None
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -25,7 +25,16 @@ from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.smoothed import usual_steps
 from torchngvi.fitting.steps import Steps
-from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled, Unimproved, joined
+from torchngvi.fitting.stopping import (
+    Criterion,
+    Evaluations,
+    Gradients,
+    NormBelow,
+    Seconds,
+    Stalled,
+    Unimproved,
+    joined,
+)
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
@@ -48,6 +57,8 @@ def fit(
     *,
     tolerance: float | None = None,
     max_evaluations: int = 1000,
+    max_gradients: int | None = None,
+    max_seconds: float | None = None,
     stop: Criterion | None = None,
     callbacks: Iterable[Callable[[Record], Any]] = (),
     progress: bool = True,
@@ -64,12 +75,14 @@ def fit(
         optimizer: built over q; by default `VN(q)`, which finds its own steps; for a log joint without a closed
             form over averages that grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow,
             `IFVB(q)`, whose norm is never small: the run has converged when the mean of the bound over 100 steps has
-            had no new best for 200, and the best is put back, see `torchngvi.ifvb.run`.
+            had no new best for 200, and the best is put back, see `torchngvi.fitting.smoothed`.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
         max_evaluations: budget of expectations (value, gradient, curvature).
-        stop: what else ends the run, one criterion of `torchngvi.fitting` or several combined with ``|``, as
-            ``Seconds(60) | Gradients(10_000)``; the tolerance and the budget above stay in force.
+        max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
+            ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
+        stop: what else ends the run, one criterion of `torchngvi.fitting` or several combined with ``|``; the tolerance
+            and the budgets above stay in force.
         callbacks: called with the `Record` of each step; a true result stops the run.
         progress: show a bar.
         checkpoint: a file that holds q, the optimizer and the trace; a run that finds it goes on from there, bit for
@@ -84,7 +97,7 @@ def fit(
 
     Returns:
         The verdict with its reason, the loss and the trace.  An interrupt from the keyboard ends the
-        run as a callback would: q is that of the last record.
+        run as a callback would: q is that of the last record, or before the first the best start known.
 
     Raises:
         InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
@@ -118,6 +131,8 @@ def fit(
             if by_draws and isinstance(q, Gaussian)
             else Steps(q, target, optimizer, criteria, batch_size)
         )
+    criteria = criteria if max_gradients is None else criteria | Gradients(max_gradients)
+    criteria = criteria if max_seconds is None else criteria | Seconds(max_seconds)
     return Loop(
         engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every
     ).run()

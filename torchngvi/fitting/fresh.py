@@ -1,6 +1,5 @@
 """A fit judged on draws that it was not fitted to."""
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 DRAWS = 1024
+_FAILING = 0.05  # share of draws of a member that may be left out
 
 
 class Fresh(NamedTuple):
@@ -21,6 +21,7 @@ class Fresh(NamedTuple):
     error: Tensor  # (*batch,)
     share: float  # effective sample size over the number of draws, the smallest
     lost: str  # why there is no such number, or nothing
+    dropped: int = 0  # draws at which the log joint failed or was NaN, left out where they are few
 
     def __str__(self) -> str:
         return f"on {DRAWS} fresh draws the ELBO is {float(self.elbo.sum()):.6g} ± {float(self.error.norm()):.1g}"
@@ -39,7 +40,11 @@ def judge(q: Gaussian, target: Guarded, seed: int) -> Fresh:
         value = theta.new_full(theta.shape[:-1], torch.nan)
         reason = f"because the check on {DRAWS} fresh draws could not be made: {error}"
     terms = value - target.temperature * q.log_prob(theta)
-    bad = int((~torch.isfinite(terms)).sum())
+    failing = terms.isnan()
+    few = bool((failing.sum(0) <= _FAILING * DRAWS).all())
+    bad, dropped = int((~torch.isfinite(terms)).sum()), int(failing.sum())
+    if few and dropped == bad and not reason:
+        return _kept(terms, failing, target.temperature or 1.0)
     if bad and not reason and target.failures() != failed:
         reason = f"because the log joint fails at {bad} of {terms.numel()} draws from q.{target.failures()}"
     elif bad and not reason:
@@ -47,6 +52,18 @@ def judge(q: Gaussian, target: Guarded, seed: int) -> Fresh:
             f"because the log joint is not finite at {bad} of {terms.numel()} draws from q: no Gaussian fits "
             "inside its support. Transform the constrained coordinates."
         )
-    weights = torch.softmax(terms / (target.temperature or 1.0), 0)
+    return _kept(terms, torch.zeros_like(failing), target.temperature or 1.0)._replace(lost=reason)
+
+
+def _kept(
+    terms: Tensor,  # log weights (S, *batch)
+    failing: Tensor,  # to be left out, (S, *batch)
+    temperature: float,
+) -> Fresh:
+    """What the others say."""
+    count = (~failing).sum(0)
+    elbo = torch.where(failing, 0.0, terms).sum(0) / count
+    scatter = torch.where(failing, 0.0, (terms - elbo).square()).sum(0) / (count - 1)
+    weights = torch.softmax(torch.where(failing, -torch.inf, terms) / temperature, 0)
     share = float((1 / weights.square().sum(0)).min()) / DRAWS
-    return Fresh(terms.mean(0), terms.std(0) / math.sqrt(DRAWS), share, reason)
+    return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()))

@@ -17,6 +17,7 @@ from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion
 
 _INTERRUPTED = "because it was interrupted."
+_AT_ONCE = "because it was interrupted before q was evaluated."
 _HOLDS: Holds = {  # a state of `Loop._complete` with the records, besides what the engine reads itself
     "begun": lambda value: isinstance(value, bool),
     "loss": lambda value: value is None or isinstance(value, Tensor),
@@ -79,12 +80,13 @@ class Loop:
         self._stop: Stop | None = None
         engine.capture = None if self.file is None else self.file.captured
         engine.show = self._show_phase
+        engine.over = lambda cost: stop.over(cost, time.perf_counter() - self._began)
 
     def run(self) -> FitResult:
         """Run to the end.
 
-        An interrupt from the keyboard puts q back where it was evaluated last, and is a verdict; before the first
-        record it is raised.
+        An interrupt from the keyboard puts q back where it was evaluated last, or before that to the best start that
+        the engine has marked, or to where it was; it is a verdict.
 
         Raises:
             InputError: as the engine; a checkpoint that cannot be read, or is of another run.
@@ -98,26 +100,38 @@ class Loop:
                 self.bar.refresh()
             except KeyboardInterrupt:
                 torch.set_grad_enabled(recording)  # an interrupt may come on the way out of a block without gradients
-                self._go_back(origin)
                 if self._kept is None:
-                    raise
+                    self.engine.go_back(origin if self.engine.marked is None else self.engine.marked.coordinates)
+                    self.trace.clear()
+                    return self._without_record()
+                self._go_back(origin)
                 del self.trace[self._kept.records :]
                 verdict = self._interrupted(self._kept.standing)
             except InputError:  # refused: nothing has happened, or nothing since the last record
                 self._go_back(origin)
                 raise
         self._save()
-        evaluations = self.trace[-1].evaluations
+        last = self.trace[-1]
+        gradients, values = self.engine.counted() or (last.gradients, 0)
+        members, number = verdict.members, last.evaluations
         return FitResult(
             verdict.converged,
             verdict.reason,
             verdict.loss,
             verdict.norm,
-            evaluations,
-            verdict.members,
+            number,
+            members,
             self.trace,
-            self.engine.q,
+            gradients,
+            values,
+            posterior=self.engine.q,
         )
+
+    def _without_record(self) -> FitResult:
+        """Of a run that was interrupted before its first record."""
+        members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool)
+        gradients, values = self.engine.counted() or (0, 0)
+        return FitResult(False, _AT_ONCE, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q)
 
     def _go_back(self, origin: Any) -> None:
         """To the last record, or to where the run began."""
@@ -251,6 +265,7 @@ class Loop:
                         callback.load_state_dict(state)
         except BaseException:  # an interrupt, a refusal: nothing has happened
             self._restore(file, before)
+            self.engine.marked = None
             raise
 
     def _restore(self, file: Checkpoint, state: State) -> None:

@@ -27,7 +27,11 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class FitResult:
-    """Where a run ended, and why."""
+    """Where a run ended, and why.
+
+    ``gradients`` and ``values`` count what the whole run has asked of the log joint, the checks after the last record
+    included.
+    """
 
     converged: bool
     reason: str  # one sentence
@@ -36,6 +40,8 @@ class FitResult:
     evaluations: int
     members_converged: Tensor  # (*batch,)
     trace: list[Record] = field(repr=False)
+    gradients: int = 0
+    values: int = 0
     posterior: Posterior | None = field(default=None, repr=False)  # what was fitted, in place
 
     def __str__(self) -> str:

@@ -8,10 +8,11 @@ Burroni, Domke and Sheldon 2023).  Its minimum misses that of L by about half of
 
 in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as
 many more as the noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then
-say whether to believe it.
+say whether to believe it.  Where no mode can be trusted several starts race, and where averages then cannot be
+minimised, as under gradients with heavy tails, stochastic steps of falling size take their place.
 
-The parts: `starts`, where to begin; `descent`, the minimisation over one set of draws after another; `fresh`, the
-check; and here the order in which they come, and the words.
+The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, the minimisation over one
+set of draws after another; `fresh`, the check; and here the order in which they come, and the words.
 """
 
 from collections.abc import Callable, Generator
@@ -20,19 +21,18 @@ from typing import Any, TypeVar
 import torch
 
 from torchngvi.errors import TorchngviError
-from torchngvi.fitting import fingerprints, fresh
+from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent, Place
-from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.engine import VALUE, Engine, Mark, Standing, Stop, Verdict
+from torchngvi.fitting.race import BOUNDED, CONFINED, Race
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.starts import Starts
-from torchngvi.interfaces import Target
+from torchngvi.interfaces import Coordinates, Target
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
-_CONFINED = 15.0  # log of the factor by which a standard deviation may grow
-_BOUNDED = 1e12  # nats to which the ELBO may rise
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
 
 _T = TypeVar("_T")
@@ -58,6 +58,7 @@ class SampleAverages(Engine):
         self.first_log_sd = q.stddev.log()
         self.looked = self.switched = False  # at other starts; one was better
         self.elsewhere: Place | None = None  # where to come back to, while another start is tried
+        self.winner: Coordinates | None = None  # where a race has ended
         self.unseen = ""  # why no other start was looked at
         self._ending: Verdict | None = None
         self._path: _Path[None] | None = None
@@ -68,29 +69,36 @@ class SampleAverages(Engine):
         self.seed = seed
         self.starts = Starts(self.gaussian, self.target, seed)
         self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
+        self.starts.over, self.starts.show, self.starts.keep = self._over, lambda phase: self.show(phase), self._keep
 
-    def _within(self, do: Callable[[], _T]) -> _T:
-        """Without gradients of its own, and in full precision."""
-        with torch.no_grad(), FullPrecision(self.gaussian.device.type):
-            return do()
+    def _over(self) -> bool:
+        """Whether a budget is used up."""
+        return self.over(self.target.gradients + VALUE * self.target.values)
+
+    def _keep(self, coordinates: Coordinates) -> None:
+        """For an interrupt before the first record."""
+        self.marked = Mark(coordinates, None)
 
     def check(self) -> None:
         """Refuse a function that draws."""
-        self._within(self.starts.check_repeats)
+        _within(self.gaussian, self.starts.check_repeats)
 
     def begin(self) -> None:
         """Look for a rough mode, or go through the data in batches."""
         self.show("a pass over the data" if self.starts.streamed else "a rough mode")
-        self._within(self.starts.first)
+        _within(self.gaussian, self.starts.first)
         self.descent.draws = self.starts.first_draws
-        self.first_log_sd = self.gaussian.stddev.log()  # where it started
+        if self.starts.raced:
+            self.looked, self.winner = True, self.gaussian.snapshot()  # from several starts
+        else:
+            self.first_log_sd = self.gaussian.stddev.log()  # where it started
 
     def advance(self) -> Standing | None:
         """To the next evaluation."""
         if self._path is None:
             self._path = self._run()
         path = self._path
-        return self._within(lambda: next(path, None))
+        return _within(self.gaussian, lambda: next(path, None))
 
     def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
         """Of the check; or, where the run is ended from outside, of the better of two places if another is tried."""
@@ -98,16 +106,24 @@ class SampleAverages(Engine):
             assert self._ending is not None
             return self._ending
         if self.elsewhere is not None:
-            self._within(self._settled)
+            _within(self.gaussian, self._settled)
         elif self.descent.went_wrong():
-            self._within(self.descent.undo)
+            _within(self.gaussian, self.descent.undo)
         return self._judged(stop.reason)
 
     def _judged(self, reason: str) -> Verdict:
         """Not converged, by the last point."""
         point = self.descent.point
-        members = (point.norm2 + point.noise2).sqrt() <= self.tolerance
-        return Verdict(False, reason, float(point.loss.sum()), point.total, members)
+        return Verdict(False, reason, float(point.loss.sum()), point.total, self._members())
+
+    def _members(self) -> torch.Tensor:
+        """Who is within the tolerance, (*batch,)."""
+        point = self.descent.point
+        return (point.norm2 + point.noise2).sqrt() <= self.tolerance
+
+    def counted(self) -> tuple[int, int]:
+        """What every call of the log joint has taken."""
+        return self.target.gradients, self.target.values
 
     # -------------------------------------------------------------------------------- the run
 
@@ -142,19 +158,29 @@ class SampleAverages(Engine):
             yield standing._replace(lost="" if self.elsewhere else lost)
             if lost:
                 return False
-            if not descent.step():
+            if (self.starts.raced and descent.hopeless()) or not descent.step():
                 return True
 
     def _grown(self) -> _Path[Verdict | None]:
         """More draws; before they are dear a look at other starts.  A verdict where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
+        if self.starts.raced and (last or descent.hopeless()):
+            return self._finished()
         if (more > _DEAR or last) and (yield from self._better_start()):
             return None
         if last:
-            return self._judged(self._why_not())
+            return self._judged(_why_not(self))
         descent.draws = more
         return None
+
+    def _finished(self) -> Verdict:
+        """By stochastic steps of falling size, where averages cannot be minimised."""
+        descent, point = self.descent, self.descent.point
+        before, after = Race(self.gaussian, self.target, self.seed, self._over, self.show).finish(self.winner)
+        reason = reasons.too_few(descent.draws, point.total, self.tolerance) + reasons.finished(before, after)
+        reason += self.target.failures()
+        return Verdict(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
 
     def _checked(self) -> _Path[Verdict | None]:
         """On fresh draws and from other starts: a verdict, or nothing where the run goes on."""
@@ -170,15 +196,21 @@ class SampleAverages(Engine):
         if (yield from self._better_start()):
             return None
         others = self.unseen
-        if not others and self.starts.searched:
+        if self.starts.raced:
+            others = ", from the best of the starts that raced"
+        elif not others and self.starts.searched:
             others = f", and {self.starts.others} other starts found nothing better"
             others = ", from the best of several starts" if self.switched else others
         reason = (
-            f"natural-gradient norm {total:.2g} with {descent.draws} draws, about {0.5 * total**2:.1g} nats from the "
-            f"best q; {judged}, importance sampling would keep {judged.share:.0%} of them{others}."
-            f"{self.target.failures()}"
+            f"natural-gradient norm {total:.2g} with {descent.draws} draws{reasons.distance(descent.point)}; "
+            f"{judged}, importance sampling would keep {judged.share:.0%} of them{others}."
+            f"{self._cut(judged)}{self.target.failures()}"
         )
         return Verdict(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))
+
+    def _cut(self, judged: fresh.Fresh) -> str:
+        """What was left out of the averages, as a sentence."""
+        return reasons.cut(2 * len(self.descent.left_out), judged.dropped)
 
     def _fresh(self) -> fresh.Fresh:
         return fresh.judge(self.gaussian, self.target, self.seed + 1)
@@ -187,7 +219,7 @@ class SampleAverages(Engine):
 
     def _better_start(self) -> _Path[bool]:
         """Search from points around the first start, once; True where q now is at a better one."""
-        if not self.starts.searched or self.looked:
+        if not self.starts.searched or self.looked or self._over():
             return False
         self.looked = True
         self.show("other starts")
@@ -246,34 +278,15 @@ class SampleAverages(Engine):
             tolerance=self.tolerance,
             settled=record.norm <= self.tolerance,
             aside=self.elsewhere is not None,
+            values=self.target.values,
         )
 
     def _why_lost(self, loss: float) -> str:
         """Why no step can help here, or nothing."""
         if not self.descent.point.finite:
-            return (
-                f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its "
-                "draws. Start from another mean or a smaller scale (initialize_), or transform constrained coordinates."
-                f"{self.target.failures()}"
-            )
+            return reasons.not_finite(loss) + self.target.failures()
         wider = float((self.gaussian.stddev.log() - self.first_log_sd).max())
-        if wider > _CONFINED or loss < -_BOUNDED:
-            return (
-                f"because the negative ELBO falls without bound, to {loss:.3g}, and q spreads e^{wider:.0f} "
-                "times as wide as it started: the log joint does not confine q. Give every parameter a proper prior."
-            )
-        return ""
-
-    def _why_not(self) -> str:
-        """Why the most draws are not enough."""
-        point, judged = self.descent.point, self._fresh()
-        solved = bool((point.norm2 <= point.noise2).all()) and point.total < 1
-        lost = f", about {0.5 * point.total**2:.1g} nats from the best q" if solved else ": q is not at an optimum"
-        return (
-            f"because {self.descent.draws} draws leave a natural-gradient norm of {point.total:.2g} against a "
-            f"tolerance of {self.tolerance:.2g}{lost}; {judged.lost or judged}. Raise the tolerance, or transform the "
-            f"model to be nearer to a Gaussian.{self.target.failures()}"
-        )
+        return reasons.unconfined(loss, wider) if wider > CONFINED or loss < -BOUNDED else ""
 
     # -------------------------------------------------------------------------------- checkpoints
 
@@ -298,7 +311,10 @@ class SampleAverages(Engine):
             "looked": self.looked,
             "switched": self.switched,
             "unseen": self.unseen,
+            "raced": self.starts.raced,
+            "winner": None if self.winner is None else tuple(self.winner),
             "gradients": self.target.gradients,
+            "values": self.target.values,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -309,5 +325,25 @@ class SampleAverages(Engine):
         self.first_log_sd = state["first_log_sd"]
         self.descent.load_state_dict(state["descent"])
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
-        self.target.gradients, self._spent = state["gradients"], state.get("spent")
+        self.starts.raced = state["raced"]
+        self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
+        self.target.gradients, self.target.values = state["gradients"], state["values"]
+        self._spent = state.get("spent")
         self._path = self.elsewhere = self._ending = None
+
+
+def _within(q: Gaussian, do: Callable[[], _T]) -> _T:
+    """Without gradients of its own, and in full precision."""
+    with torch.no_grad(), FullPrecision(q.device.type):
+        return do()
+
+
+def _why_not(fit: SampleAverages) -> str:
+    """Why the most draws are not enough."""
+    point, judged = fit.descent.point, fit._fresh()
+    lost = reasons.distance(point) or ": q is not at an optimum"
+    return (
+        f"{reasons.too_few(fit.descent.draws, point.total, fit.tolerance)}{lost}; {judged.lost or judged}. Raise "
+        "the tolerance, or transform the model to be nearer to a Gaussian."
+        f"{fit._cut(judged)}{fit.target.failures()}"
+    )

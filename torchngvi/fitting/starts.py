@@ -1,14 +1,24 @@
-"""Where a fit of a log joint starts: at a rough mode with the curvature there, and from where else it may look."""
+"""Where a fit of a log joint starts: at a rough mode with the curvature there, and from where else it may look.
+
+The mode is trusted where the search has found one and the negative ELBO of its Gaussian N(mode, γ H⁻¹) is about what
+the quadratic model of ℓ there promises,
+
+    ℓ(mode) + ½γD - γ entropy,      minus Laplace's evidence where q has a full covariance,
+
+within max(1, 0.3 D) nats: on a few draws, which are taken anyway.  Otherwise several starts race, see `Race`.
+"""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.expectations.draws import Fixed
+from torchngvi.fitting.race import Race, Start, sampled_loss
 from torchngvi.fitting.streaming import stream_batches
-from torchngvi.mode import Mode, find_mode, find_modes
+from torchngvi.interfaces import Coordinates
+from torchngvi.mode import Mode, Seen, find_mode, find_modes
 from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
@@ -19,8 +29,11 @@ _STREAMED = 1024  # the fewest where each is a pass over data in batches
 _STARTS = (2, 8)  # other starts of the check, fewest and most
 _COLUMNS = 64  # of all their Hessians together, between these
 _TRIES = 20  # points looked at for a finite density
-_WIDEST = 200  # dimensions up to which the Hessian of a start is worth its gradients
+_WIDEST = 2000  # dimensions up to which D x D matrices are cheap beside the gradients of a start
 _SHRINK = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
+_PATH = (1.0, 0.3)  # scales at which the points of a path are looked at
+_GLANCE = 16  # draws of each look
+_TRUST = (1.0, 0.3)  # nats, and nats a coordinate, by which a mode may miss its promise
 
 
 class Starts:
@@ -29,13 +42,20 @@ class Starts:
     Attributes:
         mean: of q before the fit, around which starts are drawn.
         seed: of all draws.
-        evidence: Laplace's, of the start.
+        evidence: Laplace's, of the start; minus infinity where no mode was trusted.
+        raced: whether several starts have raced, because no mode was trusted.
+        over: whether a budget is used up.  Set by the engine, as is
+        show: which shows a phase, and
+        keep: which takes the best coordinates so far.
     """
 
     def __init__(self, q: Gaussian, target: Guarded, seed: int) -> None:
         self.q, self.target, self.seed = q, target, seed
         self.mean = q.frame().mean.clone()
-        self.evidence = -math.inf
+        self.evidence, self.raced = -math.inf, False
+        self.over: Callable[[], bool] = lambda: False
+        self.show: Callable[[str], None] = lambda phase: None
+        self.keep: Callable[[Coordinates], None] = lambda coordinates: None
 
     @property
     def streamed(self) -> bool:
@@ -93,22 +113,64 @@ class Starts:
             return
         if not self.searched:
             return
-        mode = find_mode(self.target, self.mean, self._budget)
-        if mode is None:  # no finite density there: from the first point that has one
+        path: list[Seen] = []
+        mode = find_mode(self.target, self.mean, self._budget, over=self.over, path=path)
+        if mode is None and not self.over():  # no finite density there: from the first point that has one
             points = self.mean + self._shifts(_TRIES)
             finite = torch.isfinite(self.target.log_joint(points)).nonzero()
             if len(finite):
-                mode = find_mode(self.target, points[finite[0, 0]], self._budget)
-        if mode is not None:
-            self.evidence = mode.log_evidence
-            self._place_or_stay(mode)
+                start = points[finite[0, 0]]
+                mode = find_mode(self.target, start, self._budget, over=self.over, path=path)
+        here, loss = self.q.snapshot(), self.sampled_loss(_FEWEST)
+        init = Start("q as it was", here, loss)
+        if mode is None:
+            self._race([init], path)
+            return
+        reached, trusted = self._placed(mode)
+        if not trusted:
+            self._race([Start("a mode", self.q.snapshot(), reached), init], path)
+            return
+        self.evidence = mode.log_evidence
+        if loss <= reached:  # q is better as it was
+            self._put(here)
+
+    def _put(self, coordinates: Coordinates) -> None:
+        everyone = torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device)
+        self.q.assign(coordinates, everyone)
+
+    def _race(self, starts: list[Start], path: list[Seen]) -> None:
+        """Put q where the best of the starts leads; at the first of them where none has a finite loss."""
+        self.raced = True
+        self.show("starts on the way to a mode")
+        glimpsed = self._glimpsed(path)
+        race = Race(self.q, self.target, self.seed, self.over, self.show, self.keep)
+        self._put(starts[0].coordinates)
+        race.run([*starts, *glimpsed])
+
+    def _glimpsed(self, path: list[Seen]) -> list[Start]:
+        """The best point on the way to the mode, its last left out; it takes values alone (Zhang et al. 2022)."""
+        best: Start | None = None
+        for seen in path[:-1]:
+            scale = self.q.kept_precision(seen.root(self.target.temperature or 1.0))
+            for factor in _PATH:
+                if self.over() or not self._initialized(seen.theta, factor * scale):
+                    continue
+                loss = self.sampled_loss(_GLANCE)
+                if loss < (math.inf if best is None else best.loss):
+                    best = Start("a point on the way", self.q.snapshot(), loss)
+        if best is None:
+            return []
+        self._put(best.coordinates)
+        best.loss = self.sampled_loss(_FEWEST)
+        return [best]
 
     def better(self) -> Mode | None:
         """The mode with the most evidence from the other starts, where it has more than the first by a nat."""
         starts = self.mean + self._shifts(self.others)
-        modes = [mode for mode in find_modes(self.target, starts, self._budget) if mode is not None]
-        found = max(modes, key=lambda mode: mode.log_evidence, default=None)
-        return None if found is None or found.log_evidence < 1 + self.evidence else found
+        found = find_modes(self.target, starts, self._budget, over=self.over)
+        modes = [mode for mode in found if mode is not None]
+        best = max(modes, key=lambda mode: mode.log_evidence, default=None)
+        return None if best is None or best.log_evidence < 1 + self.evidence else best
 
     def _shifts(self, count: int) -> Tensor:
         """Uniform on (-2, 2), (count, D)."""
@@ -116,28 +178,46 @@ class Starts:
         uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64)
         return (4 * uniform - 2).to(self.mean)
 
-    def place(self, mode: Mode) -> float:
-        """Put q at the mode, narrower where its draws leave the support; the loss there on few draws."""
-        scale, loss = self.q.kept_precision(mode.root), math.inf  # of a mean field 1/√diag H
+    def place(self, mode: Mode) -> None:
+        """Put q at the mode, narrower where its draws say so."""
+        self._placed(mode)
+
+    def _placed(self, mode: Mode) -> tuple[float, bool]:
+        """Put q at the mode with the best of some scales; the loss there, and whether the mode is to be trusted."""
+        gamma = self.target.temperature or 1.0
+        scale = self.q.kept_precision(mode.root)  # of a mean field 1/√diag H
+        best, here = math.inf, self.q.snapshot()
         for factor in _SHRINK:
-            try:
-                self.q.initialize_(mode.theta, factor * scale)
-            except InputError:  # no numbers of this dtype: q has kept its place
+            if self.over() or not self._initialized(mode.theta, factor * scale):  # no numbers of this dtype
                 break
-            loss = self.sampled_loss(_FEWEST)
-            if loss < math.inf:
+            loss = self.sampled_loss(_FEWEST, failing=0.0)
+            if factor == 1.0 and mode.found and loss <= self._promised(mode) + gamma * self._allowance:
+                return loss, True
+            if loss > best:  # a rise: the one before was the best
                 break
-        return loss
+            best, here = loss, self.q.snapshot()
+        self._put(here)
+        return best, False
 
-    def _place_or_stay(self, mode: Mode) -> None:
-        """As `place`, unless q is better as it is."""
-        here, before = self.q.snapshot(), self.sampled_loss(_FEWEST)
-        if not self.place(mode) < before and before < math.inf:
-            self.q.assign(here, torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device))
+    def _initialized(self, mean: Tensor, scale: Tensor) -> bool:
+        """Put q there, unless it has no numbers for it."""
+        try:
+            self.q.initialize_(mean, scale)
+        except InputError:
+            return False
+        return True
 
-    def sampled_loss(self, draws: int) -> float:
+    def _promised(self, mode: Mode) -> float:
+        """The loss of q at the mode if ℓ were the quadratic that it is there, of any structure."""
+        gamma, dim = self.target.temperature or 1.0, self.q.dim
+        entropy = float(mode.root.diagonal().log().sum()) + 0.5 * dim * (1 + math.log(2 * math.pi))
+        return gamma * (entropy - float(self.q.entropy()) - mode.log_evidence)
+
+    @property
+    def _allowance(self) -> float:
+        """Nats."""
+        return max(_TRUST[0], _TRUST[1] * self.q.dim)
+
+    def sampled_loss(self, draws: int, **options: float) -> float:
         """L at q from whitened draws, the same for every q; infinite where it is not finite."""
-        q = self.q
-        theta = q.push_noise(Fixed(draws, seed=self.seed + 2)(q.mean_probe.detach())).detach()
-        loss = float(-self.target.log_joint(theta).mean() - self.target.temperature * q.entropy())
-        return loss if math.isfinite(loss) else math.inf
+        return sampled_loss(self.q, self.target, draws, self.seed + 2, **options)

@@ -30,6 +30,10 @@ class Criterion(ABC):
     def asked(self, standing: Standing) -> Stop | None:
         """Whether the run ends where it stands, and why; called once a record."""
 
+    def over(self, cost: float, seconds: float) -> bool:
+        """Whether a budget is used up between two records, in gradients and seconds; no by default."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """What it remembers, in new containers; nothing by default."""
         return {}
@@ -57,6 +61,10 @@ class _Either(Criterion):
     def asked(self, standing: Standing) -> Stop | None:
         """The first answer."""
         return next((stop for stop in [part.asked(standing) for part in self.parts] if stop is not None), None)
+
+    def over(self, cost: float, seconds: float) -> bool:
+        """Any of them."""
+        return any(part.over(cost, seconds) for part in self.parts)
 
     def _named(self) -> Iterator[tuple[str, Criterion]]:
         """Each part by its class and its number among those of its class."""
@@ -117,6 +125,9 @@ class Evaluations(Criterion):
 class Gradients(Criterion):
     """A budget of gradients of the log joint, one a draw; for a model, of passes over its data.
 
+    Values without a gradient count as 0.4 of one where the engine counts them.  All that a fit asks of a log joint is
+    counted, the search for a mode and the checks too, and the run ends within one call of the budget.
+
     Raises:
         InputError: a number that is not whole, or below 1.
     """
@@ -126,10 +137,14 @@ class Gradients(Criterion):
 
     def asked(self, standing: Standing) -> Stop | None:
         """Whether it is used up."""
-        if standing.record.gradients < self.most:
+        if not self.over(standing.cost, 0.0):
             return None
         advice = standing.climb or f" {standing.remedy or 'Allow more gradients.'}"
         return Stop(f"because the budget of {self.most} gradients is used up ({standing.at()}).{advice}")
+
+    def over(self, cost: float, seconds: float) -> bool:
+        """Of gradients."""
+        return cost >= self.most
 
 
 class Seconds(Criterion):
@@ -144,10 +159,14 @@ class Seconds(Criterion):
 
     def asked(self, standing: Standing) -> Stop | None:
         """Whether they are over."""
-        if standing.record.seconds < self.most:
+        if not self.over(0.0, standing.record.seconds):
             return None
         advice = standing.climb or f" {standing.remedy or 'Allow more time.'}"
         return Stop(f"because the budget of {self.most:g} seconds is used up ({standing.at()}).{advice}")
+
+    def over(self, cost: float, seconds: float) -> bool:
+        """Of time."""
+        return seconds >= self.most
 
 
 class Stalled(Criterion):

@@ -1,4 +1,4 @@
-"""A log joint that may fail at some theta: those are found by halves and lie outside the support, the others count."""
+"""A log joint that may fail at some theta: those are found by halves, and the others count."""
 
 from typing import final
 
@@ -13,10 +13,14 @@ _CALLS = 256  # to find the thetas of one batch at which the log joint fails
 
 @final
 class Guarded(Target):
-    """A target whose errors, after a first success, become -∞ at the theta that raise them.
+    """A target whose errors, after a first success, become NaN at the theta that raise them.
 
     The first call raises as it would alone.  A batch that fails is asked for again, as a whole and then by halves: k
-    failing thetas of S take about 2 k log₂ S calls.  Where no more calls are left the value is NaN.
+    failing thetas of S take about 2 k log₂ S calls.  Where no more calls are left the rest is NaN too.
+
+    Attributes:
+        gradients: draws at which a gradient was wanted.
+        values: draws at which none was.
 
     >>> class Fails(Target):
     ...     temperature = 1.0
@@ -28,7 +32,7 @@ class Guarded(Target):
     >>> target.log_joint(torch.ones(1, 2)).item()
     -2.0
     >>> target.log_joint(torch.tensor([[1.0], [2.0], [4.0]])).tolist(), target.failures()
-    ([-1.0, -4.0, -inf], ' The log joint failed 1 time: ValueError: no.')
+    ([-1.0, -4.0, nan], ' The log joint failed 1 time: ValueError: no.')
     """
 
     def __init__(self, target: Target) -> None:
@@ -40,11 +44,14 @@ class Guarded(Target):
         self._answered = False
         self._count, self._last = 0, ""
         self._calls = 0  # left for the present batch
-        self.gradients = 0  # draws at which a gradient was wanted
+        self.gradients = self.values = 0
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """The target's; -∞ where it fails."""
-        self.gradients += len(theta) * (torch.is_grad_enabled() and theta.requires_grad)
+        """The target's; NaN where it fails."""
+        if torch.is_grad_enabled() and theta.requires_grad:
+            self.gradients += len(theta)
+        else:
+            self.values += len(theta)
         value = self._asked(theta)
         if value is None:  # once more: it may have been chance
             value = self._asked(theta)
@@ -76,7 +83,7 @@ class Guarded(Target):
         if len(theta) == 1 or not self._calls:
             self._count += 1
             # no gradient either: it is NaN
-            return (1 + 0 * theta.sum(-1)) * (-torch.inf if len(theta) == 1 else torch.nan)
+            return (1 + 0 * theta.sum(-1)) * torch.nan
         parts = []
         for half in theta.chunk(2):
             value = None

@@ -87,7 +87,11 @@ def together(trial: Trial) -> Trial:
 
 def _merged(where: Tensor, new: Evaluation, old: Evaluation) -> Evaluation:
     """New for the members of the mask, old for the others."""
+    noise2 = new.e.noise2
+    if noise2 is not None and old.e.noise2 is not None:
+        noise2 = torch.where(where, noise2, old.e.noise2)
     e = new.e._replace(
+        noise2=noise2,
         value=where_members(where, new.e.value, old.e.value),
         derivative=new.e.derivative.merged(where, old.e.derivative),  # type: ignore[arg-type]
     )

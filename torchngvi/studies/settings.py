@@ -15,7 +15,7 @@ from torchngvi.models import ExpectedPenalty, MeanPenalty
 from torchngvi.models.likelihoods import FAMILIES
 
 KINDS = ("curves", "table", "quadratic", "run_time")
-PENALTIES = {"mean": MeanPenalty, "expected": ExpectedPenalty}
+PENALTIES: dict[str, type[MeanPenalty] | type[ExpectedPenalty]] = {"mean": MeanPenalty, "expected": ExpectedPenalty}
 METRICS = {
     "train": "training objective of Table 3",
     "objective": "negative ELBO",

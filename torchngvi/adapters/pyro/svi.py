@@ -53,7 +53,7 @@ def fit_guide(
         model: a Pyro model, all of whose continuous latents the guide covers.
         guide: is set up if it was not, and holds the posterior afterwards.
         args, kwargs: of the model.
-        options: of `torchngvi.fit`: tolerance, progress, callbacks, checkpoint, optimizer.
+        options: of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks, checkpoint, optimizer.
 
     Returns:
         The verdict of `torchngvi.fit` with its trace.

@@ -1,0 +1,104 @@
+"""What `torchngvi.fit` makes of log joints that it knows nothing about: gradients, ELBO and verdict.
+
+    python -m benchmarks.engine [--only NAMES] [--seeds 3] [--long] [--float32] [--family NAME]
+
+One line a posterior and seed.  With --long the best ELBO that can be had is looked for too, by 20,000 stochastic
+natural steps of falling size from where the fit has ended and from N(0, I): how far off was it?  ELBOs are those of
+16,384 fresh draws, the same for both.
+"""
+
+import argparse
+import math
+import time
+
+import torch
+
+import torchngvi
+from benchmarks.posteriors_hierarchical import MODELS
+from torchngvi import IBLR, CholeskyGaussian, Stein, fit
+from torchngvi.expectations import Antithetic
+from torchngvi.stepsizes import KLRadius
+
+
+def funnel(theta):
+    """Neal's, log Z = 10.288."""
+    v, x = theta[..., 0], theta[..., 1:]
+    return -v.square() / 18 - 0.5 * torch.exp(-v) * x.square().sum(-1) - 4.5 * v
+
+
+def banana(theta):
+    """A parabola, log Z = log(2 pi) + log 2 - log sqrt 10 = 1.38."""
+    return -theta[..., 0].square() / 8 - 5 * (theta[..., 1] - theta[..., 0].square()).square()
+
+
+def product(theta):
+    """Two arms of a hyperbola."""
+    return -0.5 * ((theta.prod(-1) - 1) / 0.2).square() - 0.5 * theta.square().sum(-1)
+
+
+def log_gamma(shape):
+    """Logarithms of Gamma(a) variables."""
+    return lambda theta: (shape * theta - theta.exp()).sum(-1)
+
+
+def problems():
+    """Name: (D, log joint)."""
+    known = {"funnel": (10, funnel), "banana": (2, banana), "product": (2, product)}
+    known |= {f"log-gamma-{a:g}": (5, log_gamma(a)) for a in (1.0, 3.0)}
+    return known | {name: (lambda make=make: make()[1:]) for name, make in MODELS.items()}
+
+
+@torch.no_grad()
+def elbo(q, log_joint, draws=16384, seed=12345):
+    """On fresh draws, with its standard error."""
+    z = torch.randn(draws, q.dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(q.dtype)
+    values = torch.cat([log_joint(q.push_noise(part)) for part in z.split(2048)]).double()
+    return float(values.mean() + q.entropy()), float(values.std()) / math.sqrt(draws)
+
+
+def polished(q, log_joint, steps, seed=0, blocks=16):
+    """So many stochastic natural steps from where q is."""
+    generator = torch.Generator().manual_seed(seed)
+    estimator = Stein(Antithetic(16, generator))
+    for block in range(blocks):
+        rate = 0.1 * 0.01 ** (block / (blocks - 1))
+        optimizer = IBLR(q, lr=rate, step_size=KLRadius(0.5), estimator=estimator)
+        for _ in range(steps // blocks):
+            optimizer.step(log_joint)
+    return q
+
+
+def main():
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = problems()
+    parser.add_argument("--only", nargs="+", default=list(known))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--float32", action="store_true")
+    parser.add_argument("--family", default="CholeskyGaussian")
+    parser.add_argument("--words", action="store_true", help="print the whole verdict")
+    options = parser.parse_args()
+    dtype = torch.float32 if options.float32 else torch.float64
+    for name in options.only:
+        dim, log_joint = known[name]() if callable(known[name]) else known[name]
+        for seed in range(options.seeds):
+            torch.manual_seed(seed)
+            q, start = getattr(torchngvi, options.family)(dim, dtype=dtype), time.perf_counter()
+            result = fit(q, log_joint, progress=False)
+            seconds, (value, error) = time.perf_counter() - start, elbo(q, log_joint)
+            gradients = getattr(result, "gradients", result.trace[-1].gradients)
+            verdict = "converged" if result.converged else "not converged"
+            line = f"{name}, D = {dim}, seed {seed}: {gradients} gradients, {getattr(result, 'values', 0)} values, "
+            print(f"{line}ELBO {value:.3f} ± {error:.2g}, {verdict}, {seconds:.1f} s", flush=True)
+            if options.words:
+                print(f"    {result.reason}", flush=True)
+            if options.long and seed == 0:
+                best, _ = elbo(polished(q, log_joint, options.steps), log_joint)
+                cold = polished(CholeskyGaussian(dim, dtype=dtype), log_joint, options.steps)
+                print(f"    long runs: {best:.3f} from there, {elbo(cold, log_joint)[0]:.3f} from N(0, I)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

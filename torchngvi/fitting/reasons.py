@@ -1,0 +1,54 @@
+"""What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of."""
+
+from torchngvi.fitting.descent import Point
+from torchngvi.fitting.race import Compared
+
+_SMALL = 0.01  # norm² that is small whatever the noise
+
+
+def distance(point: Point) -> str:
+    """How far off q is in nats, where that is known: at the minimum of an average that is not all noise."""
+    small = point.norm2 <= point.noise2.clamp_min(_SMALL)
+    known = bool((small & (point.noise2 < 1)).all())
+    return f", about {0.5 * point.total**2:.1g} nats from the best q" if known else ""
+
+
+def cut(fitted: int, checked: int) -> str:
+    """How many draws were left out of the averages and of the check; nothing where none were."""
+    if not fitted and not checked:
+        return ""
+    return (
+        f" Left out were {fitted} draws of the fit and {checked} of the check at which the log joint fails or is NaN: "
+        "q is fitted to the posterior cut there."
+    )
+
+
+def too_few(draws: int, norm: float, tolerance: float) -> str:
+    """The beginning of what is said where averages do not lead to the tolerance."""
+    return f"because {draws} draws leave a natural-gradient norm of {norm:.2g} against a tolerance of {tolerance:.2g}"
+
+
+def finished(before: Compared, after: Compared) -> str:
+    """What stochastic steps have made of it."""
+    better = after.elbo > before.elbo
+    led = f"led from an ELBO of {before} to {after}" if better else f"led to no better ELBO than {before}"
+    return (
+        f": such averages have no useful minimum here. Stochastic steps of falling size {led} on fresh draws, and "
+        "ended by their number. Transform the model to be nearer to a Gaussian."
+    )
+
+
+def not_finite(loss: float) -> str:
+    """At some of the draws that an average begins with."""
+    return (
+        f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. Start from "
+        "another mean or a smaller scale (initialize_), or transform constrained coordinates."
+    )
+
+
+def unconfined(loss: float, wider: float) -> str:
+    """A posterior that is none."""
+    return (
+        f"because the negative ELBO falls without bound, to {loss:.3g}, and q spreads e^{wider:.0f} times as wide as "
+        "it started: the log joint does not confine q. Give every parameter a proper prior."
+    )
