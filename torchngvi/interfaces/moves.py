@@ -47,6 +47,12 @@ class Tangent(NamedTuple):
     """Move along a straight line in the posterior's own coordinates, λ' = λ + change.
 
     In other coordinates the same natural gradient gives another curve, which agrees with this one to first order only.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> move = Tangent(Coordinates(torch.tensor([1.0]), torch.tensor([[2.0]])))
+    >>> CholeskyGaussian(1).moved(move)[0].matrix.tolist()
+    [[3.0]]
     """
 
     change: Coordinates
@@ -56,6 +62,10 @@ class RootTangent(Tangent):
     """A tangent in coordinates that have a Euclidean gradient: mean and root of V or of S, or a flat vector.
 
     Rules that follow ∇L itself, such as `RootGradient`, emit it, because they read `Posterior.euclidean`.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGaussian
+    >>> RootTangent in CholeskyGaussian.takes, RootTangent in NaturalGaussian.takes
+    (True, False)
     """
 
 
@@ -63,6 +73,12 @@ class LogTangent(RootTangent):
     """A root tangent along which the diagonal of the root Λ moves by its logarithm: Λ_ii' = Λ_ii exp(change_ii).
 
     The diagonal stays positive for every step size, so that no member leaves the cone except by overflow.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> move = LogTangent(Coordinates(torch.zeros(1), torch.tensor([[-1.0]])))
+    >>> round(CholeskyGaussian(1).moved(move)[0].matrix.item(), 4)  # exp(-1)
+    0.3679
     """
 
 
@@ -70,6 +86,12 @@ class Affine(NamedTuple):
     """Map the random variable: θ' = m + s + M (θ - m), so that m' = m + s and V' = M V Mᵀ.
 
     M must be regular; transport rules such as `BuresWasserstein` emit this move.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> new, _ = CholeskyGaussian(1, mean=1.0).moved(Affine(torch.tensor([[2.0]]), torch.tensor([0.5])))
+    >>> new.vector.tolist(), new.matrix.tolist()
+    ([1.5], [[2.0]])
     """
 
     M: Structured
@@ -80,6 +102,11 @@ class Root(NamedTuple):
     """Replace mean and root by m' and C' as they stand, V' = C'C'ᵀ, in posteriors that hold a root of the covariance.
 
     A member whose entries are not all finite counts as outside of the cone.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> CholeskyGaussian(1).moved(Root(torch.zeros(1), torch.tensor([[torch.inf]])))[1].item()
+    False
     """
 
     mean: Tensor  # (*batch, D)

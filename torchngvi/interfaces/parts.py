@@ -24,6 +24,14 @@ class Estimator(ABC):
         comparable: as in `Expectation`: two calls at one q agree, and the derivative is that of the value.
         needs: the kind of target that it can evaluate.
         unbiased: whether the means over its draws are those of E_q[ℓ] for every ℓ, not only for a quadratic one.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, Stein
+    >>> from torchngvi.models import LogJoint
+    >>> target = LogJoint(lambda theta: -0.5 * theta.square().sum(-1), 1.0)
+    >>> e = Stein(8)(CholeskyGaussian(2), target)
+    >>> e.comparable, e.derivative.a.shape
+    (False, torch.Size([2]))
     """
 
     comparable: bool  # see Expectation.comparable
@@ -82,6 +90,15 @@ class Rule(ABC):
         emits: the kind of move, which the posterior must take.
         natural: whether the path starts along the natural gradient, which is -(a, P) in the frame.
         full_algebra: whether it needs products that leave a pattern; the structure of q must then be a `FullAlgebra`.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> from torchngvi.interfaces import Cost, Framed
+    >>> from torchngvi.rules import VariationalNewton
+    >>> e = Expectation(torch.tensor(0.0), Framed(torch.tensor([2.0]), torch.ones(1, 1)), 1.0, True, Cost(1, 0))
+    >>> path = VariationalNewton()(CholeskyGaussian(1), e)
+    >>> path.at(torch.tensor(0.5)), path.norm2().item()
+    (Congruence(N=tensor([[1.]]), force=tensor([-1.])), 4.0)
     """
 
     emits: type  # the kind of move
@@ -103,6 +120,9 @@ class Trial(NamedTuple):
         length: ρ times the natural norm of the direction.
         rho: ρ.
         slack: the nats that a kept step may lose, where the derivative is that of the value up to noise.
+
+    >>> Trial(before=2.0, after=1.0, slope=4.0, length=1.0, rho=0.5).slack
+    0.0
     """
 
     before: Tensor  # L
@@ -120,6 +140,12 @@ class StepSize(ABC):
         needs_trial: whether steps are tried and may be taken back; said by the kind, `StepSize` or `TrialStepSize`.
         needs_natural: whether it reads the natural norm of the gradient as the length of a step.
         needs_tangent: whether it reads the change of q's own coordinates as the length of a step.
+
+    >>> import torch
+    >>> from torchngvi.stepsizes import KLRadius
+    >>> path = Path(lambda rho: rho, lambda: torch.tensor(8.0), lambda: torch.tensor(8.0))
+    >>> KLRadius(1.0).propose(path, 1.0, torch.tensor(0.0), {}).item()  # √(2/8)
+    0.5
     """
 
     needs_trial: ClassVar[bool] = False  # said by the kind: whether steps are tried, and may be taken back
@@ -150,6 +176,13 @@ class TrialStepSize(StepSize):
 
     q moves, is evaluated there, and goes back for the members whose step is rejected.  It needs an estimator that is
     ``comparable``.
+
+    >>> import torch
+    >>> from torchngvi.stepsizes import SufficientDecrease
+    >>> control, state = SufficientDecrease(), SufficientDecrease().init(torch.tensor(0.0))
+    >>> one = torch.tensor(1.0)
+    >>> control.judge(Trial(one, 2 * one, one, one, one), state)[0].item()  # L rose
+    False
     """
 
     needs_trial = True
@@ -184,6 +217,14 @@ class Metric(ABC):
 
     Attributes:
         natural: whether B∇L is, or estimates, the natural gradient, so that its slope is a squared natural norm.
+
+    >>> import torch
+    >>> from torchngvi.metrics import Exact
+    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
+    >>> q, metric = MeanFieldGaussian(torch.zeros(2)), Exact()
+    >>> bent, _ = metric(q, Local(torch.tensor([3.0, 4.0]), q.no_matrix), torch.tensor(0.0), metric.init(q))
+    >>> bent.local.a.tolist(), bent.slope.item()  # F⁻¹∇L with F = diag(1, 2)
+    ([3.0, 2.0], 17.0)
     """
 
     natural: bool  # B∇L is, or estimates, the natural gradient: its slope is a squared natural norm
@@ -227,6 +268,12 @@ class Momentum(ABC):
         signed: the names of the state tensors that average changes of the matrix, in its shape.
         carried: the names of those that average changes of the vector, to be carried along a manifold.
         of_steps: whether it averages steps that the step size has limited already, and is not limited afterwards.
+
+    >>> from torchngvi.momentum import Adam
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(2)
+    >>> set(Adam().signed) <= set(Adam().init(q))
+    True
     """
 
     needs_natural: bool  # it normalises natural gradients

@@ -34,6 +34,12 @@ class Target(ABC):
         batches: what a pass over the data iterates over.
         in_passes: whether an evaluation is a pass over data in batches.
         processes: the processes that sum their values, so that every evaluation is a collective operation.
+
+    >>> import torch
+    >>> from torchngvi.models import LogJoint
+    >>> target = LogJoint(lambda theta: -0.5 * theta.square().sum(-1), 1.0)
+    >>> target.log_joint(torch.ones(3, 2)).tolist()
+    [-1.0, -1.0, -1.0]
     """
 
     temperature: float
@@ -120,6 +126,13 @@ class Additive(Target):
     Sums over rows, over the batches of a file and over processes are one thing: the parts of the data add up, the prior
     does not.  So a class says what its data add, and the joint is written here.  A Gaussian prior is weighed by γ, so
     that L = E_q[data] + γ KL(q‖prior); a prior that is itself a `Target` counts as it is.
+
+    >>> import torch
+    >>> from torchngvi import GeneralizedLinear
+    >>> model = GeneralizedLinear(torch.ones(2, 1), [0.0, 1.0], "gaussian", prior_precision=1.0)
+    >>> theta = torch.zeros(1)
+    >>> bool(model.log_joint(theta) == model.data_log_likelihood(theta) + model.log_prior(theta))
+    True
     """
 
     prior: Prior | FullPrior | Target
@@ -157,6 +170,13 @@ class SeparableTarget(Additive):
 
     It stands beside `Additive`, which knows sums only: data in batches add up without having their terms at once.
     `torchngvi.models.PerDatum` makes one of two functions.
+
+    >>> import torch
+    >>> from torchngvi.models import PerDatum
+    >>> y = torch.tensor([0.0, 2.0])
+    >>> model = PerDatum(lambda theta: -0.5 * (y - theta).square(), lambda theta: -0.5 * theta.square().sum(-1), 1.0)
+    >>> model.terms(torch.zeros(1, 1)).tolist(), model.log_joint(torch.zeros(1, 1)).tolist()
+    ([[-0.0, -2.0]], [-2.0])
     """
 
     prior: Target  # its log joint is log p(θ)
@@ -174,7 +194,12 @@ class SeparableTarget(Additive):
 
 
 class AdditiveTractable(Additive, TractableTarget):
-    """An additive target with a Gaussian prior, whose data know their expectation for a Gaussian q: abstract."""
+    """An additive target with a Gaussian prior, whose data know their expectation for a Gaussian q: abstract.
+
+    >>> from torchngvi.models import SoftmaxRegression
+    >>> issubclass(SoftmaxRegression, AdditiveTractable), issubclass(SoftmaxRegression, LinearTarget)
+    (True, False)
+    """
 
     prior: Prior | FullPrior
 
@@ -219,6 +244,13 @@ class Marginals(NamedTuple):
         weights: w, (*batch, N).
         likelihood: a `ScalarLikelihood`.
         theta: m, (*batch, D).
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+    >>> model = GeneralizedLinear(torch.tensor([[2.0]]), [1.0], "gaussian", prior_precision=1.0)
+    >>> rows = model.marginals(CholeskyGaussian(1, mean=3.0).frame())
+    >>> rows.mean.tolist(), rows.variance.tolist()
+    ([6.0], [4.0])
     """
 
     rows: Tensor  # X, (N, D) or (*batch, N, D); or (N, D) sparse CSR
@@ -248,6 +280,10 @@ class LinearTarget(AdditiveTractable):
     """A target ℓ(θ) = Σ_n w_n f_n(x_nᵀθ + o_n) - γ log prior(θ), whose expectations are all one-dimensional: abstract.
 
     `torchngvi.GeneralizedLinear` is one; quadrature, bounds and local draws are estimators for such targets.
+
+    >>> from torchngvi import GeneralizedLinear
+    >>> issubclass(GeneralizedLinear, LinearTarget)
+    True
     """
 
     @abstractmethod
