@@ -117,8 +117,8 @@ class ConvertibleGaussian(StartedGaussian):
         Args:
             other: the Gaussian to convert.
             structure: the pattern of the new posterior.  By default it is that of ``other``, or, of a mean field, every
-                entry.  One with blocks keeps the marginal distributions of the blocks, a `DiagonalGaussian` the variances,
-                and one of the precision alone the entries of the precision.
+                entry.  One with blocks keeps the marginal distributions of the blocks, a `DiagonalGaussian` the
+                variances, and one of the precision alone the entries of the precision.
 
         Returns:
             A new posterior of this class, at the same mean and, where the structure allows it, the same covariance.

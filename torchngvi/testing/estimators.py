@@ -1,4 +1,4 @@
-"""The check of an estimator: values and derivatives against closed forms, by z-tests where it draws."""
+"""The check of an estimator: its values and derivatives against closed forms, by z-tests where it draws."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,17 @@ TEMPERATURE = 0.5
 
 
 class Data(NamedTuple):
-    """A generalised linear model, from which a target of every kind is made."""
+    """A generalised linear model as numbers, from which a target of every kind is made.
+
+    Attributes:
+        X: the design, (N, D).
+        y: the targets, (N,).
+        likelihood: makes the likelihood.
+        moments: from e, v and y to E[f], E[f'] and E[f''] in closed form; None where there is none.
+
+    >>> Data(torch.ones(2, 1), torch.zeros(2), Likelihood, None).X.shape
+    torch.Size([2, 1])
+    """
 
     X: Tensor  # (N, D)
     y: Tensor  # (N,)
@@ -47,7 +57,7 @@ class Data(NamedTuple):
     moments: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None  # e, v, y -> E[f], E[f'], E[f'']
 
     def exact(self, q: Posterior) -> tuple[Tensor, Tensor, Tensor]:
-        """E_q[ℓ], a and W in closed form, one posterior."""
+        """Compute E_q[ℓ], a and W in closed form, for one posterior."""
         assert self.moments is not None
         (mean, V), C = moments(q), q.frame().dense()
         f, slope, curvature = self.moments(self.X @ mean, (self.X @ V * self.X).sum(-1), self.y)
@@ -92,7 +102,11 @@ DATA = {"a regression": _regression, "counts": _counts, "classes": _classes}
 
 
 class Counted:
-    """How often a function of the target was evaluated, in passes over the data or in draws."""
+    """A count of how often a function of the target was evaluated, in passes over the data or in draws.
+
+    >>> Counted().passes
+    0
+    """
 
     def __init__(self) -> None:
         self.passes = 0

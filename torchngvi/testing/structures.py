@@ -1,4 +1,4 @@
-"""The check of a structure: every verb against dense matrices."""
+"""The check of a structure: every verb against matrices that are written out."""
 
 import copy
 import warnings
