@@ -1,6 +1,6 @@
-"""The factorisations everything else is built on: batched, without host synchronisation.
+"""The factorisations that everything else is built on, batched and without host synchronisation.
 
-One policy for failure: no jitter is ever added.  A factorisation returns its factor and a mask
+There is one policy for failure, and no jitter is ever added.  A factorisation returns its factor and a mask
 ``ok`` of the batch members for which it exists, and the caller keeps the old state of the others.
 """
 

@@ -1,4 +1,4 @@
-"""What a sparse design needs beyond ``@``: X in CSR storage, never written out.
+"""What a sparse design needs beyond ``@``, with X in CSR storage and never written out.
 
 XᵀXθ-like products are torch's own; torch has no Xᵀ diag(b) X, no square and no choice of rows for CSR.
 """

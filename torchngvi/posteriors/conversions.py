@@ -16,7 +16,13 @@ from torchngvi.structures.pattern import Structured
 
 
 class ConvertibleGaussian(StartedGaussian):
-    """q = N(m, V) with its moments, and made from those of others: abstract, the ground of `Gaussian`."""
+    """q = N(m, V) with its moments, and made from those of others: abstract, the ground of `Gaussian`.
+
+    >>> from torchngvi import CholeskyGaussian, DiagonalGaussian
+    >>> q = CholeskyGaussian.from_moments(torch.zeros(2), torch.tensor([[4.0, 1.0], [1.0, 9.0]]))
+    >>> DiagonalGaussian.from_posterior(q).stddev.tolist()  # the marginals
+    [2.0, 3.0]
+    """
 
     @property
     def covariance(self) -> Tensor:

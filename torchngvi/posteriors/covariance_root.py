@@ -36,7 +36,12 @@ from torchngvi.structures import Diagonal, FullAlgebra, Pattern
 
 
 class CovarianceRoot(Gaussian):
-    """N(m, C Cᵀ) with C in the pattern of a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`."""
+    """N(m, C Cᵀ) with C in the pattern of a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`.
+
+    >>> q = DiagonalGaussian(2, scale=2.0)
+    >>> isinstance(q, CovarianceRoot), q.coordinates.matrix.tolist()
+    (True, [2.0, 2.0])
+    """
 
     takes = frozenset({Congruence, Tangent, RootTangent, LogTangent, Affine, Root})
     structure: FullAlgebra

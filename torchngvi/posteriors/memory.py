@@ -13,17 +13,18 @@ from torchngvi.numerics.versions import Versions
 
 
 class Tested(Coordinates):
-    """Coordinates after a move, with what the test of the cone has computed from them on the way."""
+    """Coordinates after a move, with what the test of the cone has computed from them on the way.
+
+    >>> new = Tested.of(torch.zeros(1), torch.ones(1, 1), root=torch.ones(1, 1))
+    >>> new.known["root"].item()
+    1.0
+    """
 
     known: dict[str, Tensor]  # (*batch, ...), by the names under which they are remembered
 
     @classmethod
     def of(cls, vector: Tensor, matrix: Tensor, **known: Tensor) -> "Tested":
-        """Make coordinates that carry what is known of them, under the names by which it is remembered.
-
-        >>> Tested.of(torch.zeros(1), torch.ones(1, 1), root=torch.ones(1, 1)).known["root"].item()
-        1.0
-        """
+        """Make coordinates that carry what is known of them, under the names by which it is remembered."""
         new = cls(vector, matrix)
         new.known = known
         return new

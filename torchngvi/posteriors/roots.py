@@ -1,4 +1,4 @@
-"""Triangular roots in a pattern: moved along their logarithm, inverted, and cut to the marginals of a pattern."""
+"""Triangular roots in a pattern, moved along their logarithm, inverted, and cut to the marginals of a pattern."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Equal squares along the diagonal, dense matrices among them: closed under all products."""
+"""Equal squares along the diagonal, dense matrices among them, which are closed under all products."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Where the stored entries of a pattern stand, as flat indices: made once for each pattern and device."""
+"""Where the stored entries of a pattern stand, as flat indices, which are made once for each pattern and device."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What every check says of a part, and how it compares: whole sentences, one tolerance a kind of identity.
+"""What every check says of a part, and how it compares: whole sentences, and one tolerance for each kind of identity.
 
 * `EXACT`: the same formula in another order of operations;
 * `IDENTITY`: an identity that passes through a solve, a factorisation or quadrature;
@@ -204,6 +204,12 @@ def tensors_in(packet: Any) -> list[Tensor]:
 def kind(part: object) -> str:
     """Return the name of the class of a part, by which the sentences call it.
 
+    Args:
+        part: any object.
+
+    Returns:
+        The name alone, without its module.
+
     >>> kind(torch.nn.Linear(1, 1))
     'Linear'
     """
@@ -212,6 +218,12 @@ def kind(part: object) -> str:
 
 def batch_text(batch: tuple[int, ...]) -> str:
     """Say in words for how many posteriors something is claimed.
+
+    Args:
+        batch: the batch dimensions.
+
+    Returns:
+        The words of a sentence's end.
 
     >>> batch_text((2, 3)), batch_text(())
     ('a batch of (2, 3)', 'one posterior')

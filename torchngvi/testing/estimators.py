@@ -164,11 +164,11 @@ def check_estimator(
 ) -> None:
     """Check that an estimator keeps the contract of `Estimator` and `Expectation` on every posterior.
 
-    On regressions with closed forms: one that draws must be unbiased, by z-tests of value, a and W, on a quadratic
-    log joint and, if it says `unbiased`, on any; one that says `comparable` must give the same at each call, exact for
-    a quadratic, and its derivative must be that of its value, by finite differences.  Shapes, dtypes, batches, the
-    temperature, and the cost that it tells are checked for both.  Targets that it refuses by a `PairError` are
-    left out, as are batches.
+    It is tried on regressions whose expectations are known in closed form.  One that draws must be unbiased for a
+    quadratic log joint and, if it says `unbiased`, for any, by z-tests of value, a and W.  One that says `comparable`
+    must give the same at each call and be exact for a quadratic, and its derivative must be that of its value, by
+    finite differences.  Of both kinds the shapes, dtypes, batches, the temperature and the cost are checked.  Targets
+    and batches that it refuses by a `PairError` are left out.
 
     Args:
         factory: makes the estimator, for example its class.  Few draws are enough, and make the check faster.

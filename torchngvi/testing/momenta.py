@@ -58,9 +58,9 @@ def check_momentum(
 ) -> None:
     """Check that a momentum keeps the contract of `Momentum`, in the coordinates of every posterior.
 
-    Its state begins with the batch and is handed back, not written to; members do not depend on one another; the
-    average is odd in the changes, goes along changes that repeat, and is zero where they are; `signed` names all
-    of the state whose columns must turn with those of the root; a run resumes from the state of its optimizer.
+    Its state must begin with the batch, and be returned, not written to.  Members must not depend on one another.  The
+    average must be odd in the changes, go along changes that repeat, and be zero where they are.  `signed` must name
+    all of the state whose columns turn with those of the root, and a run must resume from the state of its optimizer.
 
     Args:
         factory: makes the momentum, for example its class.

@@ -87,7 +87,7 @@ class FlatCholesky(FlatGaussian):
         return -0.5 * u.square().sum((-2, -1)) - log_det - 0.5 * self.dim * math.log(2 * math.pi)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """Compute T⁻ᵀu for μ and tril(T⁻ᵀu uᵀ) - diag(1/T_ii) for T, times T_ii on the diagonal."""
+        """Compute T⁻ᵀu for μ and tril(T⁻ᵀu uᵀ) - diag(1/T_ii) for T, times T_ii on the diagonal; u = T⁻¹(θ - μ)."""
         mean, root = self.parts(at)
         u = self._whitened(theta, mean, root)
         v = torch.linalg.solve_triangular(root.mT, u, upper=True)

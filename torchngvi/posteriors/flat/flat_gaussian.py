@@ -16,7 +16,12 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 
 class FlatGaussian(FlatPosterior):
-    """N(μ, Σ) over some vector of its parameters: abstract, see `FlatCholesky` and `MeanFieldGaussian`."""
+    """N(μ, Σ) over some vector of its parameters: abstract, see `FlatCholesky` and `MeanFieldGaussian`.
+
+    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
+    >>> MeanFieldGaussian.standard(2, scale=3.0).covariance.round().tolist()
+    [[9.0, 0.0], [0.0, 9.0]]
+    """
 
     @classmethod
     @abstractmethod

@@ -29,7 +29,12 @@ _NOT_ORTHOGONAL = 1e-6
 
 
 class AmbientScore(NamedTuple):
-    """The derivatives of log q as if W₁ and W₂ were free matrices, before any projection."""
+    """The derivatives of log q as if W₁ and W₂ were free matrices, before any projection.
+
+    >>> q = OrthogonalFlow(torch.zeros(2), torch.eye(2), torch.zeros(2))
+    >>> q.ambient_score(q.sample(9)).W2.shape
+    torch.Size([9, 2, 2])
+    """
 
     W1: Tensor  # (n, *batch, d, d)
     b1: Tensor  # (n, *batch, d)

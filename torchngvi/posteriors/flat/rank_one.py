@@ -38,15 +38,15 @@ class _Constants(NamedTuple):
     a: Tensor
 
     def times_precision(self, x: Tensor) -> Tensor:
-        """Σ⁻¹x."""
+        """Multiply by the precision: Σ⁻¹x, in O(d)."""
         return x / self.c.square() - self.kappa * self.delta * (self.delta * x).sum(-1, keepdim=True)
 
     def times_covariance(self, x: Tensor) -> Tensor:
-        """Σx."""
+        """Multiply by the covariance: Σx, in O(d)."""
         return self.c.square() * x + self.b * (self.b * x).sum(-1, keepdim=True)
 
     def solve_bb(self, w: Tensor) -> Tensor:
-        """F_bb⁻¹w."""
+        """Solve with the block of b alone: F_bb⁻¹w, in O(d)."""
         return (self.times_covariance(w) - self.b * (self.b * w).sum(-1, keepdim=True) / (2 * self.a)) / self.a
 
 
