@@ -32,8 +32,8 @@ class NaturalGaussian(Gaussian):
     """N(m, S⁻¹), in the buffers ``precision_mean`` (S m) and ``precision`` (S).
 
     A step of the natural gradient adds to S, without a factor of V or a product of D x D matrices, and every structure,
-    an arrow or a forest too, has a precision.  Rules that follow the gradient of a root need a posterior that stores one,
-    a `CholeskyGaussian` or a `PrecisionCholeskyGaussian`.
+    an arrow or a forest too, has a precision.  Rules that follow the gradient of a root need a posterior that stores
+    one, a `CholeskyGaussian` or a `PrecisionCholeskyGaussian`.
 
     Args:
         dim, batch_shape, mean, scale, dtype, device: as in :class:`CholeskyGaussian`, with a scale of the covariance.
