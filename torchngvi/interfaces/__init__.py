@@ -5,18 +5,19 @@ H = E_q[∇²ℓ], all methods speak of the gradient in the *frame* of q,
 
     a = Cᵀ g        W = Π(Cᵀ H C)        P = W - γ I        (Π keeps the pattern of q)
 
-which vanish at the optimum and give the natural norm, |∇L|²_F⁻¹ = |a|² + ½‖P‖²_F.
+in which a and P vanish at the optimum and give the natural norm, |∇L|²_F⁻¹ = |a|² + ½‖P‖²_F.
 
-| axis        | question                           | folder         |
-|-------------|------------------------------------|----------------|
-| posterior   | which family, which coordinates    | `posteriors`   |
-| expectation | how E_q[ℓ] and its derivatives come| `expectations` |
-| rule        | along which curve                  | `rules`        |
-| step size   | how far                            | `stepsizes`    |
+| axis        | question                                 | folder         |
+|-------------|------------------------------------------|----------------|
+| posterior   | which distribution, in which coordinates | `posteriors`   |
+| expectation | how E_q[ℓ] and its derivatives come      | `expectations` |
+| rule        | along which curve                        | `rules`        |
+| step size   | how far                                  | `stepsizes`    |
 
-A step is the axes in order:  expectation -> `Expectation`;  rule -> `Path`;  step size -> ρ;
-`q.moved(path.at(ρ))`.  `optim` owns that loop, and the trial: q moves, is evaluated, is kept or
-restored.  Parts never call one another, they exchange the packets and moves below.
+A step takes the axes in order: the estimator of the expectation makes an `Expectation`, the rule makes of it a `Path`,
+the step size chooses ρ, and q makes the move `path.at(ρ)` by `Posterior.moved`.  `optim` owns that loop, and the
+trial, in which q moves, is evaluated there, and is kept or restored.  The parts never call one another; they exchange
+the packets and moves that are defined here.
 
 In reading order: `frame` (what of q may be read), `packets` (what an expectation hands on), `moves` (what a rule
 asks of q), `posterior`, `targets`, and `parts`, the contracts of the axes.
@@ -29,8 +30,8 @@ Three known methods as combinations:
     VN (NGVI) = NaturalGaussian  x NaturalGradient   x Constant(ρ)       S' = (1 - γρ) S + ρH
     SR-VN     = CovarianceRoot   x NaturalGradient   x Constant(ρ)       C' = C - ρ C tril½[P]
 
-A posterior over a flat vector λ has no frame: ∇L in λ takes the place of a, there is no matrix, and a `Metric` makes
-of it what the rule follows, so that
+A posterior over a flat vector λ has no frame: ∇L in λ takes the place of a, there is no matrix, and a `Metric` turns
+the gradient into what the rule follows, so that
 
     IFVB      = FlatPosterior    x RootGradient      x KLRadius(0.1)     λ' = λ - ρ t P ∇L, P learnt by `Recursive`
 """

@@ -1,4 +1,9 @@
-"""What an expectation hands on: a value, and a derivative in one of three forms."""
+"""What an expectation hands on: a value, and a derivative in one of three forms.
+
+`Framed` holds the derivative in the frame of q, `Raw` in θ, and `Sites` as two numbers for each row of a design.  An
+estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  The priors, whose part of
+the derivative is known exactly, stand here too.
+"""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +19,16 @@ from torchngvi.structures.pattern import Structured
 
 
 class Prior(NamedTuple):
-    """N(m₀, Λ⁻¹) with a diagonal Λ."""
+    """A Gaussian prior N(m₀, Λ⁻¹) with a diagonal precision Λ.
+
+    Attributes:
+        mean: m₀, broadcasts to (*batch, D).
+        precision: diag Λ, positive, broadcasts to (*batch, D).
+
+    >>> prior = Prior(torch.zeros(2), torch.full((2,), 2 * torch.pi))
+    >>> prior.energy(torch.zeros(2)).item()
+    0.0
+    """
 
     mean: Tensor  # m₀, broadcasts to (*batch, D)
     precision: Tensor  # diag Λ, broadcasts to (*batch, D)
@@ -23,40 +37,50 @@ class Prior(NamedTuple):
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """-log p(θ), (*sample, *batch)."""
+        """Compute -log p(θ) with its constants, (*sample, *batch)."""
         square = self.precision * (theta - self.mean).square()
         return 0.5 * (square - torch.log(self.precision / (2 * torch.pi)).expand(square.shape)).sum(-1)
 
     def expected_energy(self, frame: Frame) -> Tensor:
-        """E_q[-log p(θ)], (*batch,)."""
+        """Compute E_q[-log p(θ)] = -log p(m) + ½ Σ_i Λ_ii V_ii, (*batch,), differentiable in the frame."""
         return self.energy(frame.mean) + 0.5 * (self.precision * frame.variance).sum(-1)
 
     def force(
         self,
         mean: Tensor,  # (*batch, D)
     ) -> Tensor:
-        """Λ(m - m₀), (*batch, D)."""
+        """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
         return self.precision * (mean - self.mean)
 
     def framed(self, frame: Frame) -> Structured:
-        """Π(CᵀΛC)."""
+        """Bring the curvature of the prior into the frame: Π(CᵀΛC)."""
         return frame.gram(self.precision)
 
     def add_to(
         self,
         H: Tensor,  # (*batch, D, D)
     ) -> Tensor:
-        """H + Λ, in place."""
+        """Add the precision to a Hessian in place, H + Λ, and return it."""
         H.diagonal(dim1=-2, dim2=-1).add_(self.precision)
         return H
 
     def scaled(self, factor: float) -> "Prior":
-        """Λ times a factor."""
+        """Return the prior with its precision times a factor, as a temperature or a share of the data weighs it."""
         return Prior(self.mean, factor * self.precision)
 
 
 class FullPrior(NamedTuple):
-    """N(m₀, Λ⁻¹) with a full Λ = RᵀR."""
+    """A Gaussian prior N(m₀, Λ⁻¹) with a full precision Λ = RᵀR.
+
+    Attributes:
+        mean: m₀, broadcasts to (*batch, D).
+        precision: Λ, (D, D), symmetric positive definite.
+        root: R, (D, D), upper triangular, so that densities and expectations need no factorisation.
+
+    >>> R = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    >>> FullPrior(torch.zeros(2), R.mT @ R, R).force(torch.tensor([1.0, 0.0])).tolist()
+    [1.0, 1.0]
+    """
 
     mean: Tensor  # m₀, broadcasts to (*batch, D)
     precision: Tensor  # Λ, (D, D)
@@ -66,24 +90,24 @@ class FullPrior(NamedTuple):
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """-log p(θ) = ½|R(θ - m₀)|² - log|R| + ½D log 2π, (*sample, *batch)."""
+        """Compute -log p(θ) = ½|R(θ - m₀)|² - log|R| + ½D log 2π, (*sample, *batch)."""
         square = ((theta - self.mean) @ self.root.mT).square().sum(-1)
         constant = 0.5 * theta.shape[-1] * math.log(2 * math.pi) - self.root.diagonal().log().sum()
         return 0.5 * square + constant
 
     def expected_energy(self, frame: Frame) -> Tensor:
-        """E_q[-log p(θ)] = -log p(m) + ½‖RC‖²_F, (*batch,)."""
+        """Compute E_q[-log p(θ)] = -log p(m) + ½‖RC‖²_F, (*batch,), differentiable in the frame."""
         return self.energy(frame.mean) + 0.5 * frame.rows(self.root).square().sum((-2, -1))
 
     def force(
         self,
         mean: Tensor,  # (*batch, D)
     ) -> Tensor:
-        """Λ(m - m₀), (*batch, D)."""
+        """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
         return (mean - self.mean) @ self.precision
 
     def framed(self, frame: Frame) -> Structured:
-        """Π((RC)ᵀRC)."""
+        """Bring the curvature of the prior into the frame: Π((RC)ᵀRC)."""
         projected = frame.rows(self.root)
         return frame.structure.lower(projected, projected)
 
@@ -91,31 +115,45 @@ class FullPrior(NamedTuple):
         self,
         H: Tensor,  # (*batch, D, D)
     ) -> Tensor:
-        """H + Λ, in place."""
+        """Add the precision to a Hessian in place, H + Λ, and return it."""
         return H.add_(self.precision)
 
     def scaled(self, factor: float) -> "FullPrior":
-        """Λ times a factor."""
+        """Return the prior with its precision times a factor, and its root times the square root of that."""
         return FullPrior(self.mean, factor * self.precision, math.sqrt(factor) * self.root)
 
 
 class Framed(NamedTuple):
-    """The derivative of E_q[ℓ] in q's frame, symmetric and in q's pattern."""
+    """The derivative of E_q[ℓ] in the frame of q: a = Cᵀ g, and W = Π(Cᵀ H C), symmetric and in the pattern of q.
+
+    Estimators by Stein's identity return it, since gradients and draws give them a and W without any Hessian.
+
+    >>> packet = Framed(torch.ones(2, 1), torch.ones(2, 1, 1))
+    >>> packet.merged(torch.tensor([True, False]), Framed(0 * packet.a, 0 * packet.W)).a.tolist()
+    [[1.0], [0.0]]
+    """
 
     a: Tensor  # Cᵀ g, (*batch, D)
     W: Structured  # Π(Cᵀ H C)
 
     def framed(self, frame: Frame) -> "Framed":
-        """The packet itself."""
+        """Return the packet itself, which is in the frame already."""
         return self
 
     def merged(self, where: Tensor, old: "Framed") -> "Framed":
-        """Itself for the members (*batch,) of the mask, the old packet for the others."""
+        """Keep this packet for the members (*batch,) of the mask, and take the old one for the others."""
         return Framed(where_members(where, self.a, old.a), where_members(where, self.W, old.W))
 
 
 class Raw(NamedTuple):
-    """The derivative of E_q[ℓ] in θ."""
+    """The derivative of E_q[ℓ] in θ: the mean gradient g = E_q[∇ℓ] and the mean Hessian H = E_q[∇²ℓ].
+
+    Models with closed forms and estimators that evaluate Hessians return it; the natural coordinates read it as it is.
+
+    >>> packet = Raw(torch.ones(1), torch.ones(1, 1))
+    >>> packet.with_prior(Prior(torch.zeros(1), torch.full((1,), 2.0)), torch.ones(1)).g.tolist()
+    [3.0]
+    """
 
     g: Tensor  # (*batch, D)
     H: Tensor  # (*batch, D, D), symmetric
@@ -125,24 +163,42 @@ class Raw(NamedTuple):
         prior: Prior | FullPrior,  # tempered
         mean: Tensor,  # m, (*batch, D)
     ) -> "Raw":
-        """g + Λ(m - m₀) and H + Λ, the latter in place."""
+        """Add the part of a Gaussian prior: g + Λ(m - m₀) and H + Λ, the latter in place."""
         return Raw(self.g + prior.force(mean), prior.add_to(self.H))
 
     def raw(self) -> "Raw":
-        """The packet itself."""
+        """Return the packet itself, which is in θ already."""
         return self
 
     def framed(self, frame: Frame) -> Framed:
-        """Whiten: two products of D x D matrices."""
+        """Bring the derivative into the frame, a = Cᵀ g and W = Π(Cᵀ H C), by two products of D x D matrices."""
         return Framed(frame.pull(self.g), frame.conjugate(self.H))
 
     def merged(self, where: Tensor, old: "Raw") -> "Raw":
-        """Itself for the members (*batch,) of the mask, the old packet for the others."""
+        """Keep this packet for the members (*batch,) of the mask, and take the old one for the others."""
         return Raw(where_members(where, self.g, old.g), where_members(where, self.H, old.H))
 
 
 class Sites(NamedTuple):
-    """The derivative of Σ_n F_n(e_n, v_n) + E_q[-log prior], e_n and v_n the moments of x_nᵀθ."""
+    """The derivative of Σ_n F_n(e_n, v_n) + E_q[-log prior], where e_n and v_n are mean and variance of x_nᵀθ under q.
+
+    It holds two numbers for each row of a design, from which a and W, or g and H, are made when they are asked for
+    (Bonnet 1964; Price 1958):
+
+        g = Xᵀα + Λ(m - m₀)        H = Xᵀ diag(β) X + Λ
+
+    Attributes:
+        rows: X, (N, D) or (*batch, N, D); or (N, D) in sparse CSR storage.
+        projected: X C, (*batch, N, D); None for a sparse X.
+        alpha: α = ∂F/∂e, (*batch, N).
+        beta: β = 2 ∂F/∂v, (*batch, N).
+        prior: a Gaussian prior with the temperature in its precision; None for the data alone.
+        mean: m, (*batch, D).
+
+    >>> X = torch.tensor([[1.0], [2.0]])
+    >>> Sites(X, X, torch.ones(2), torch.ones(2), None, torch.zeros(1)).raw()
+    Raw(g=tensor([3.]), H=tensor([[5.]]))
+    """
 
     rows: Tensor  # X, (N, D) or (*batch, N, D); or (N, D) sparse CSR
     projected: Tensor | None  # X C, (*batch, N, D); a sparse X has none
@@ -156,11 +212,11 @@ class Sites(NamedTuple):
         prior: Prior | FullPrior,  # tempered
         mean: Tensor,  # m, (*batch, D)
     ) -> "Sites":
-        """The same rows, with this prior."""
+        """Return the same rows with this prior in the place of the one they had."""
         return self._replace(prior=prior, mean=mean)
 
     def framed(self, frame: Frame) -> Framed:
-        """a = (XC)ᵀα + Cᵀ Λ(m - m₀),  W = Π((XC)ᵀ diag(β) XC + CᵀΛC)."""
+        """Bring the sites into the frame: a = (XC)ᵀα + CᵀΛ(m - m₀) and W = Π((XC)ᵀ diag(β) XC + CᵀΛC)."""
         structure, prior = frame.structure, self.prior
         if self.projected is None:
             a = frame.pull(self._gradient())
@@ -173,7 +229,7 @@ class Sites(NamedTuple):
         return Framed(a, W if prior is None else W + prior.framed(frame))
 
     def raw(self) -> Raw:
-        """g = Xᵀα + Λ(m - m₀),  H = Xᵀ diag(β) X + Λ."""
+        """Sum the sites in θ: g = Xᵀα + Λ(m - m₀) and H = Xᵀ diag(β) X + Λ."""
         H = sparse.gram(self.rows, self.beta) if self.projected is None else gram(self.rows, self.beta)
         return Raw(self._gradient(), H if self.prior is None else self.prior.add_to(H))
 
@@ -186,7 +242,7 @@ class Sites(NamedTuple):
         return data if self.prior is None else data + self.prior.force(self.mean)
 
     def merged(self, where: Tensor, old: "Sites") -> "Sites":
-        """Itself for the members (*batch,) of the mask, the old packet for the others; rows and prior are shared."""
+        """Keep this packet for the members (*batch,) of the mask, and the old one for the others; rows are shared."""
         projected = self.projected
         if projected is not None and old.projected is not None:
             projected = where_members(where, projected, old.projected)
@@ -202,7 +258,16 @@ Derivative = Framed | Raw | Sites
 
 
 class Cost(NamedTuple):
-    """What an expectation took, in passes over the whole data or calls of the user's function."""
+    """What an expectation cost, counted in passes over the whole data or in calls of the user's function.
+
+    Attributes:
+        gradients: evaluations with a gradient.
+        hessians: evaluations of a Hessian, of D Hessian-vector products each.
+        values: evaluations of the value alone.
+
+    >>> Cost(10, 0)
+    Cost(gradients=10, hessians=0, values=0)
+    """
 
     gradients: int
     hessians: int  # of D Hessian-vector products each
@@ -210,7 +275,24 @@ class Cost(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """E_q[ℓ] and its derivative at one q; q adds the entropy, once."""
+    """E_q[ℓ] and its derivative at one q, as an estimator returns them; q adds the entropy, in one place.
+
+    Attributes:
+        value: E_q[ℓ], (*batch,), in nats.
+        derivative: a `Framed`, `Raw` or `Sites` packet.
+        temperature: γ, the weight of the entropy in L = E_q[ℓ] - γ entropy.
+        comparable: whether two calls at one q agree and the derivative is that of ``value``, so that a decrease of L
+            may be tested.
+        cost: what it took.
+        noise2: the squared standard error of the derivative in the natural norm, (*batch,), where it is known and the
+            derivative is that of ``value`` up to this error.
+        learned: what the estimator wants to be told at its next call, such as the constants of a control variate.
+
+    >>> packet = Expectation(torch.tensor(1.0), Framed(torch.zeros(1), torch.ones(1, 1)), 1.0, True, Cost(1, 0))
+    >>> from torchngvi import CholeskyGaussian
+    >>> CholeskyGaussian(1).local(packet).P.tolist()  # at the optimum
+    [[0.0]]
+    """
 
     value: Tensor  # E_q[ℓ], (*batch,)
     derivative: Derivative
@@ -224,7 +306,11 @@ class Expectation(NamedTuple):
 
 
 class Local(NamedTuple):
-    """The gradient of L in q's frame; both vanish at the optimum."""
+    """The gradient of L = E_q[ℓ] - γ entropy in the frame of q: a = Cᵀ g and P = W - γI, which vanish at the optimum.
+
+    >>> Local(torch.zeros(1), torch.zeros(1, 1)).P.tolist()
+    [[0.0]]
+    """
 
     a: Tensor  # (*batch, D)
     P: Structured  # W - γ I

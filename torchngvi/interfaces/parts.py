@@ -1,7 +1,7 @@
-"""The parts on the axes: estimators, rules, step sizes, metrics, momentum.
+"""The contracts of the parts on the axes: estimators, rules, step sizes, metrics and momenta.
 
-What a part remembers from step to step is a dict of its own for each posterior, made by its ``init``, handed to its
-calls, saved with the optimizer, and read by no other part.
+What a part remembers from step to step is a dict of its own for each posterior.  Its ``init`` makes the dict, its
+calls are handed it and return what is new, the optimizer saves it, and no other part reads it.
 """
 
 from abc import ABC, abstractmethod
@@ -18,21 +18,35 @@ from torchngvi.interfaces.targets import Target
 
 
 class Estimator(ABC):
-    """Value and derivative of E_q[ℓ]."""
+    """How E_q[ℓ] and its derivative are found at one q: by draws, by quadrature or in closed form; abstract.
+
+    Attributes:
+        comparable: as in `Expectation`: two calls at one q agree, and the derivative is that of the value.
+        needs: the kind of target that it can evaluate.
+        unbiased: whether the means over its draws are those of E_q[ℓ] for every ℓ, not only for a quadratic one.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, Stein
+    >>> from torchngvi.models import LogJoint
+    >>> target = LogJoint(lambda theta: -0.5 * theta.square().sum(-1), 1.0)
+    >>> e = Stein(8)(CholeskyGaussian(2), target)
+    >>> e.comparable, e.derivative.a.shape
+    (False, torch.Size([2]))
+    """
 
     comparable: bool  # see Expectation.comparable
     needs: type[Target]  # the targets it can evaluate
     unbiased: bool = True  # the means over its draws are those of E_q[ℓ]; else of a quadratic ℓ in the right model only
 
     def prepared(self, source: Any) -> Any:
-        """What a user handed to ``step``, as this estimator takes it: by default as it is."""
+        """Turn what a user handed to ``step`` into what this estimator takes; by default return it as it is."""
         return source
 
     def check(self, q: "Posterior") -> None:
-        """Raise where it cannot evaluate this q: by default, one without a frame.
+        """Raise where the estimator cannot evaluate this q, which by default is one without a frame.
 
         Raises:
-            PairError: a flat posterior.
+            PairError: a flat posterior, for an estimator that reads mean and root.
         """
         if not q.framed:
             raise PairError(
@@ -49,25 +63,43 @@ class Estimator(ABC):
         """
 
     def recalling(self, learned: Mapping[str, Tensor]) -> "Estimator":
-        """The same estimator, told what an earlier call has learnt; itself where calls learn nothing from one another.
+        """Return an estimator that knows what an earlier call has learnt; by default itself, for nothing is learnt.
 
         Args:
             learned: the ``learned`` of an earlier `Expectation`; entries of other names are ignored.
+
+        Returns:
+            A new estimator, or this one where calls learn nothing from one another.
         """
         return self
 
     @property
     def fixed(self) -> bool:
-        """Whether every call sees the same draws: exact for their average, which is not E_q[ℓ]."""
+        """Whether every call sees the same draws, so that the value is exact for their average, which is not E_q[ℓ]."""
         return False
 
     def fresh(self, number: int) -> "Estimator":
-        """The same on draws that have not been fitted to, the number-th such set; itself unless `fixed`."""
+        """Return the estimator on the number-th set of draws that have not been fitted to; itself unless `fixed`."""
         return self
 
 
 class Rule(ABC):
-    """Which curve a step follows."""
+    """Along which curve a step goes from q; abstract.
+
+    Attributes:
+        emits: the kind of move, which the posterior must take.
+        natural: whether the path starts along the natural gradient, which is -(a, P) in the frame.
+        full_algebra: whether it needs products that leave a pattern; the structure of q must then be a `FullAlgebra`.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> from torchngvi.interfaces import Cost, Framed
+    >>> from torchngvi.rules import VariationalNewton
+    >>> e = Expectation(torch.tensor(0.0), Framed(torch.tensor([2.0]), torch.ones(1, 1)), 1.0, True, Cost(1, 0))
+    >>> path = VariationalNewton()(CholeskyGaussian(1), e)
+    >>> path.at(torch.tensor(0.5)), path.norm2().item()
+    (Congruence(N=tensor([[1.]]), force=tensor([-1.])), 4.0)
+    """
 
     emits: type  # the kind of move
     natural: bool  # the path starts along the natural gradient, in the frame -(a, P)
@@ -75,11 +107,23 @@ class Rule(ABC):
 
     @abstractmethod
     def __call__(self, q: "Posterior", e: Expectation) -> Path:
-        """The path from q."""
+        """Return the path that starts at q, from the value and derivative there; nothing of q or of e is changed."""
 
 
 class Trial(NamedTuple):
-    """A step that was tried, each (*batch,)."""
+    """What a step size that judges its trials is told of one, each entry (*batch,).
+
+    Attributes:
+        before: L at q, in nats.
+        after: L at the q' that was tried.
+        slope: -dL/dρ at ρ = 0.
+        length: ρ times the natural norm of the direction.
+        rho: ρ.
+        slack: the nats that a kept step may lose, where the derivative is that of the value up to noise.
+
+    >>> Trial(before=2.0, after=1.0, slope=4.0, length=1.0, rho=0.5).slack
+    0.0
+    """
 
     before: Tensor  # L
     after: Tensor  # L
@@ -90,55 +134,104 @@ class Trial(NamedTuple):
 
 
 class StepSize(ABC):
-    """How far along the path, decided before the step: by the learning rate, or a limit on the length of the step."""
+    """How far along the path a step goes, decided before it by the learning rate or by a limit on its length; abstract.
+
+    Attributes:
+        needs_trial: whether steps are tried and may be taken back; said by the kind, `StepSize` or `TrialStepSize`.
+        needs_natural: whether it reads the natural norm of the gradient as the length of a step.
+        needs_tangent: whether it reads the change of q's own coordinates as the length of a step.
+
+    >>> import torch
+    >>> from torchngvi.stepsizes import KLRadius
+    >>> path = Path(lambda rho: rho, lambda: torch.tensor(8.0), lambda: torch.tensor(8.0))
+    >>> KLRadius(1.0).propose(path, 1.0, torch.tensor(0.0), {}).item()  # √(2/8)
+    0.5
+    """
 
     needs_trial: ClassVar[bool] = False  # said by the kind: whether steps are tried, and may be taken back
     needs_natural: bool = False  # it reads the natural norm as the length of a step
     needs_tangent: bool = False  # it reads the change of q's own coordinates as the length of a step
 
     def init(self, like: Tensor) -> dict[str, Any]:
-        """Its state: none, for what decides before the step has nothing to learn from it."""
+        """Make the state: none, for what decides before the step has nothing to learn from it."""
         return {}
 
     @abstractmethod
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
-        """ρ (*batch,)."""
+        """Choose the step size along a path.
+
+        Args:
+            path: the curve, of which norm and slope are computed only if they are read.
+            lr: the learning rate, an upper limit on ρ.
+            like: a tensor (*batch,) of the dtype and device of q.
+            state: the part's own.
+
+        Returns:
+            ρ (*batch,), positive.
+        """
 
 
 class TrialStepSize(StepSize):
-    """How far along the path, found by trial: q moves, is evaluated there, and goes back where that is rejected."""
+    """How far along the path a step goes, found by trial; abstract.
+
+    q moves, is evaluated there, and goes back for the members whose step is rejected.  It needs an estimator that is
+    ``comparable``.
+
+    >>> import torch
+    >>> from torchngvi.stepsizes import SufficientDecrease
+    >>> control, state = SufficientDecrease(), SufficientDecrease().init(torch.tensor(0.0))
+    >>> one = torch.tensor(1.0)
+    >>> control.judge(Trial(one, 2 * one, one, one, one), state)[0].item()  # L rose
+    False
+    """
 
     needs_trial = True
 
     @abstractmethod
     def init(self, like: Tensor) -> dict[str, Tensor]:
-        """State tensors, one entry a batch member, of the dtype and device of ``like`` (*batch,)."""
+        """Make the state tensors, one entry a batch member, of the dtype and device of ``like`` (*batch,)."""
 
     @abstractmethod
     def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
-        """Accept the trial?  (*batch,), with the state for the next step."""
+        """Say for which members (*batch,) the trial is kept, and return the state for the next step."""
 
 
 class Bent(NamedTuple):
-    """A gradient after a metric has acted on it."""
+    """A gradient after a metric has acted on it.
+
+    Attributes:
+        local: B∇L, which the rule takes for the gradient.
+        slope: ⟨∇L, B∇L⟩, (*batch,), positive where B∇L is a direction of ascent.
+    """
 
     local: Local  # B∇L: the rules take it for the gradient
     slope: Tensor  # ⟨∇L, B∇L⟩, (*batch,)
 
 
 class Metric(ABC):
-    """A gradient of L in, a bent one out, which the rule then follows: B∇L with a B that may be learnt.
+    """A linear map B that turns the gradient ∇L into the direction B∇L that the rule follows; abstract.
 
-    Of two kinds.  An `Acceleration` improves on a natural gradient, which q gives it in its frame, and is judged by
-    trial.  Other metrics are given the plain gradient of a q that has no frame and take the part of the inverse
-    Fisher matrix, or of another B; they need no trial.
+    There are two kinds.  An `Acceleration` improves on a natural gradient, which q gives it in its frame, and is judged
+    by trial.  Other metrics are given the plain gradient of a q that has no frame and take the part of the inverse
+    Fisher matrix, or of another B, which may be learnt from step to step; they need no trial.
+
+    Attributes:
+        natural: whether B∇L is, or estimates, the natural gradient, so that its slope is a squared natural norm.
+
+    >>> import torch
+    >>> from torchngvi.metrics import Exact
+    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
+    >>> q, metric = MeanFieldGaussian(torch.zeros(2)), Exact()
+    >>> bent, _ = metric(q, Local(torch.tensor([3.0, 4.0]), q.no_matrix), torch.tensor(0.0), metric.init(q))
+    >>> bent.local.a.tolist(), bent.slope.item()  # F⁻¹∇L with F = diag(1, 2)
+    ([3.0, 2.0], 17.0)
     """
 
     natural: bool  # B∇L is, or estimates, the natural gradient: its slope is a squared natural norm
 
     @abstractmethod
     def init(self, q: "Posterior") -> dict[str, Any]:
-        """The state: tensors, counts and dicts of them, which are saved with the optimizer and nobody else reads."""
+        """Make the state: tensors, counts and dicts of them, saved with the optimizer and read by nobody else."""
 
     @abstractmethod
     def __call__(
@@ -148,27 +241,39 @@ class Metric(ABC):
         went: Tensor,  # ρ of the step before along the bent gradient, 0 where there was none, (*batch,)
         state: dict[str, Any],
     ) -> tuple[Bent, dict[str, Any]]:
-        """The bent gradient at q, and what of the state is to change when the step is taken."""
+        """Return the bent gradient at q, and what of the state is to change when the step is taken."""
 
     def forget(self, keep: Tensor, state: dict[str, Any]) -> None:  # noqa: B027  what depends on q alone stays true
-        """q or the target was changed: drop what is known, but for the members (*batch,) of the mask."""
+        """Drop what is known, but for the members (*batch,) of the mask, because q or the target was changed."""
 
 
 class Acceleration(Metric):
-    """A natural gradient of L/γ in, a better one out; judged by trial."""
+    """A metric that makes a better direction of a natural gradient of L/γ, and is judged by trial; abstract."""
 
     natural = True
 
     @abstractmethod
     def forget(self, keep: Tensor, state: dict[str, Any]) -> None:
-        """q or the target was changed: drop what is known, but for the members (*batch,) of the mask."""
+        """Drop what is known, but for the members (*batch,) of the mask, because q or the target was changed."""
 
 
 class Momentum(ABC):
-    """Averages the changes of q's own coordinates over the steps; state, in raw coordinates.
+    """An average, over the steps, of the changes of q's own coordinates; abstract.
 
     Where a step takes a diagonal entry of q's root through zero, q turns that column of the root, so that the diagonal
     stays positive; the optimizer then turns the same columns of the state tensors that are named in ``signed``.
+
+    Attributes:
+        needs_natural: whether it normalises natural gradients.
+        signed: the names of the state tensors that average changes of the matrix, in its shape.
+        carried: the names of those that average changes of the vector, to be carried along a manifold.
+        of_steps: whether it averages steps that the step size has limited already, and is not limited afterwards.
+
+    >>> from torchngvi.momentum import Adam
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(2)
+    >>> set(Adam().signed) <= set(Adam().init(q))
+    True
     """
 
     needs_natural: bool  # it normalises natural gradients
@@ -178,7 +283,7 @@ class Momentum(ABC):
 
     @abstractmethod
     def init(self, q: "Posterior") -> dict[str, Tensor]:
-        """State tensors, (*batch, ...)."""
+        """Make the state tensors, (*batch, ...), in the posterior's own coordinates."""
 
     @abstractmethod
     def __call__(
@@ -188,4 +293,4 @@ class Momentum(ABC):
         norm2: Callable[[], Tensor],  # squared natural norm of λ̇, (*batch,)
         state: dict[str, Tensor],
     ) -> tuple[Coordinates, dict[str, Tensor]]:
-        """The change to make instead, and what of the state is new once the step is taken."""
+        """Return the change to make instead, and what of the state is new once the step is taken."""

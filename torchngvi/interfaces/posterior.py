@@ -1,4 +1,4 @@
-"""A variational family in one system of coordinates."""
+"""The contract of a posterior: a variational distribution q in one system of coordinates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,12 +16,32 @@ from torchngvi.structures.pattern import Structured
 
 
 class Posterior(torch.nn.Module, ABC):
-    """A variational family in one system of coordinates, kept in buffers.
+    """A variational distribution q in one system of coordinates, kept in buffers: abstract.
 
-    The coordinates never require grad, so ``parameters()`` hands nothing to another optimizer.
-    What requires grad is a pair of zero buffers, the *probes* p and R in θ = m + C(p + (I + R)z), R lower triangular,
-    or (I + R)ᵀ in its place where C is upper triangular: the gradient of any loss with respect to p is a, and that
-    with respect to R has the lower triangle of W (or of P, if the entropy is in the loss).
+    A user makes one of `torchngvi.posteriors` and hands it to `NaturalGradientVI`.  A class of one's own says its
+    coordinates, how it moves, and its natural gradient F⁻¹∇L, and has the check `torchngvi.testing.check_posterior`.
+
+    The coordinates never require grad, so that ``parameters()`` is empty and no other optimizer moves them.  What
+    requires grad is a pair of zero buffers, the *probes* p and R in θ = m + C(p + (I + R)z), R lower triangular, or
+    (I + R)ᵀ in its place where C is upper triangular: the gradient of any loss with respect to p is a, and that with
+    respect to R has the lower triangle of W (or of P, if the entropy is in the loss).
+
+    Attributes:
+        structure: the pattern of its matrices.
+        batch_shape: the batch dimensions; each member is a posterior of its own.
+        dim: D, the number of latent variables.
+        takes: the kinds of moves that it can make.
+        framed: whether it has a mean and a root, which `frame` and `probed` return.
+        upper: whether the root C of its frame is upper triangular.
+        domain: in words, what a step must not leave.
+        mean_probe: p, (*batch, D), zero.
+        root_probe: R, (*batch, *structure.shape), zero.
+        coding: the classes of the first target that has some; a copy of q has them, a ``state_dict`` has not.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(2)
+    >>> list(q.parameters()), sorted(q.state_dict())
+    ([], ['mean', 'scale_tril'])
     """
 
     structure: Pattern
@@ -38,51 +58,59 @@ class Posterior(torch.nn.Module, ABC):
     @property
     @abstractmethod
     def coordinates(self) -> Coordinates:
-        """The buffers."""
+        """The buffers themselves, as a vector and a matrix; a write to them moves q."""
 
     @abstractmethod
     def frame(self) -> Frame:
-        """Mean and root."""
+        """Return mean and root without gradients."""
 
     @abstractmethod
     def probed(self) -> Frame:
-        """Mean and root as differentiable functions of the probes."""
+        """Return mean and root as differentiable functions of the probes."""
 
     @abstractmethod
     def unframe(self, a: Tensor, W: Structured) -> tuple[Tensor, Structured]:
-        """C⁻ᵀ a and C⁻ᵀ W C⁻¹, in the pattern."""
+        """Take a and W out of the frame: C⁻ᵀ a and C⁻ᵀ W C⁻¹, the latter in the pattern."""
 
     @abstractmethod
     def tangent(self, e: Expectation) -> Coordinates:
-        """The natural gradient λ̇ = F⁻¹∇L in q's own coordinates."""
+        """Compute the natural gradient F⁻¹∇L in the posterior's own coordinates."""
 
     def euclidean(self, e: Expectation) -> Coordinates:
-        """∇L in q's own coordinates, lower triangular, where q takes a `RootTangent`."""
+        """Compute the plain gradient ∇L in the posterior's own coordinates, where it takes a `RootTangent`."""
         raise NotImplementedError  # `takes` refuses it before
 
     @abstractmethod
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """The coordinates after a move, and for which members (*batch,) it stays in the cone."""
+        """Compute the coordinates after a move, without making it.
+
+        Returns:
+            The new coordinates, and for which members (*batch,) they stay in the domain; the others are of no use.
+        """
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """(*batch,), differentiable in the probes."""
+        """Compute the entropy of q in nats, (*batch,), differentiable in the probes."""
 
     def local(self, e: Expectation) -> Local:
-        """a and P = W - γI: the entropy enters here and nowhere else."""
+        """Bring an expectation into the frame, a and P = W - γI: the entropy enters here and nowhere else."""
         frame = self.frame()
         a, W = e.derivative.framed(frame)
         return Local(a, W - e.temperature * self.structure.eye(a))
 
     def loss(self, e: Expectation) -> Tensor:
-        """L = E_q[ℓ] - γ entropy, (*batch,)."""
+        """Compute L = E_q[ℓ] - γ entropy(q) from an expectation, (*batch,), in nats."""
         return e.value - e.temperature * self.entropy()
 
     def carried(
         self,
         vector: Tensor,  # (*batch, D), of a change made at an earlier q
     ) -> Tensor:
-        """That change at this q: itself, or on a manifold its part along it."""
+        """Carry a change of the vector that was made at an earlier q to this one: on a manifold, its part along it.
+
+        Returns:
+            The change (*batch, D) itself wherever the coordinates lie in a flat space.
+        """
         return vector
 
     def sym_outer(
@@ -90,7 +118,7 @@ class Posterior(torch.nn.Module, ABC):
         left: Tensor,  # (*sample, *batch, D)
         right: Tensor,  # (*sample, *batch, D)
     ) -> Structured:
-        """Π(Σ_s ½(left_s right_sᵀ + right_s left_sᵀ))."""
+        """Sum symmetrised outer products over all samples: Π(Σ_s ½(left_s right_sᵀ + right_s left_sᵀ))."""
         return self.structure.sym_lower(self._by_member(left), self._by_member(right))
 
     def one_triangle(
@@ -98,7 +126,7 @@ class Posterior(torch.nn.Module, ABC):
         force: Tensor,  # (*sample, *batch, D)
         z: Tensor,  # (*sample, *batch, D)
     ) -> Structured:
-        """The symmetric matrix whose triangle is right in M = Σ_s f_s z_sᵀ: the lower one of M, or that of Mᵀ.
+        """Mirror that triangle of M = Σ_s f_s z_sᵀ which is right: the lower one of M, or that of Mᵀ.
 
         Only that triangle reaches a triangular root: the lower one for a lower triangular C, else the upper one.
         """
@@ -110,19 +138,19 @@ class Posterior(torch.nn.Module, ABC):
         return x.reshape(-1, *self.batch_shape, self.dim).movedim(0, -2)
 
     def norm2(self, local: Local) -> Tensor:
-        """Squared natural norm |a|² + ½‖P‖²_F of ∇L, (*batch,)."""
+        """Compute the squared natural norm of ∇L, |a|² + ½‖P‖²_F, (*batch,)."""
         return self.structure.dot(local.a, local.a) + 0.5 * self.structure.norm2(local.P)
 
     def settled(self) -> AbstractContextManager[None]:
-        """A block in which nothing but :meth:`assign` changes the coordinates, so that they need not be compared."""
+        """Open a block in which only :meth:`assign` changes the coordinates, so that they need not be compared."""
         return nullcontext()
 
     def snapshot(self) -> Coordinates:
-        """A copy of the coordinates, to restore by :meth:`assign`."""
+        """Copy the coordinates, so that :meth:`assign` can restore them."""
         return Coordinates(*(buffer.clone() for buffer in self.coordinates))
 
     def assign(self, new: Coordinates, where: Tensor) -> None:
-        """Write the coordinates in place for the members (*batch,) of the mask."""
+        """Write coordinates in place for the members (*batch,) of the mask, and leave the others as they are."""
         for old, value in zip(self.coordinates, new, strict=True):
             old.copy_(where_members(where, value, old))
 

@@ -1,4 +1,8 @@
-"""What q approximates."""
+"""The contracts of what q approximates, from a log joint to a regression whose expectations are one-dimensional.
+
+A user rarely writes a subclass: a function of θ becomes a `torchngvi.models.LogJoint`, and regressions, guarded and
+regularised models are in `torchngvi.models`.  The richer the kind of target, the more estimators it can be given to.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -17,7 +21,26 @@ if TYPE_CHECKING:  # torch may be built without it
 
 
 class Target(ABC):
-    """What q approximates: ℓ(θ), with the temperature γ of its Gaussian or other prior."""
+    """What q approximates: ℓ(θ) = -log joint, with the temperature γ that weighs the entropy of q: abstract.
+
+    A class of one's own says `log_joint` and `tensors`; `torchngvi.models.LogJoint` makes one of a function.
+
+    Attributes:
+        temperature: γ, which is 1 for Bayes' posterior.
+        comparable: whether every evaluation sees one objective, which a mini-batch does not.
+        coupled: whether the objective is no sum over the batch members of q, so that their steps are judged together.
+        coding: the classes that the labels are, in their order; empty where there are none.
+        draws_at_once: the number of draws in one differentiated call of `log_joint`, which bounds the memory.
+        batches: what a pass over the data iterates over.
+        in_passes: whether an evaluation is a pass over data in batches.
+        processes: the processes that sum their values, so that every evaluation is a collective operation.
+
+    >>> import torch
+    >>> from torchngvi.models import LogJoint
+    >>> target = LogJoint(lambda theta: -0.5 * theta.square().sum(-1), 1.0)
+    >>> target.log_joint(torch.ones(3, 2)).tolist()
+    [-1.0, -1.0, -1.0]
+    """
 
     temperature: float
     comparable: bool = True  # every evaluation sees one objective: False for a mini-batch
@@ -33,17 +56,17 @@ class Target(ABC):
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """-ℓ(θ), (*sample, *batch)."""
+        """Compute -ℓ(θ) for every sample and member, (*sample, *batch), differentiable in θ."""
 
     def check(self, q: "Posterior") -> None:  # noqa: B027  nothing to check is a fair answer
-        """Raise where this target cannot be approximated by this q."""
+        """Raise where this target cannot be approximated by this q; by default every q will do."""
 
     def admit(self, q: "Posterior") -> None:
-        """`check`, and that q was not evaluated on labels of other classes, which it remembers.
+        """Check that q fits, and that it was not evaluated on labels of other classes, which it remembers.
 
         Raises:
-            InputError: as `check`; parts of the data coded by what they happen to hold, which would fit one q to
-                several problems.
+            InputError: as `check` raises it; or parts of the data that are coded by what they happen to hold, which
+                would fit one q to several problems.
         """
         self.check(q)
         if self.coding and q.coding and self.coding != q.coding:
@@ -57,39 +80,59 @@ class Target(ABC):
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors a value depends on; when one changes, an old packet is not used again."""
+        """Return the tensors that a value depends on; when one of them changes, no old packet is used again."""
 
     def settings(self) -> tuple[object, ...]:
-        """What else a value depends on, compared by ``==``: the settings of its parts."""
+        """Return what else a value depends on, compared by ``==``: the settings of the parts of the target."""
         return ()
 
     def known_data(self) -> tuple[Tensor, ...]:
-        """The tensors that tell this problem from another, as far as they are known."""
+        """Return the tensors that tell this problem from another, as far as known; a checkpoint compares them."""
         return self.tensors()
 
 
 class TractableTarget(Target):
-    """A target that knows E_q[ℓ] for a Gaussian q."""
+    """A target that knows E_q[ℓ] in closed form, or to rounding, for every Gaussian q: abstract.
+
+    The optimizer can then judge its steps by L itself, without draws.  `torchngvi.GeneralizedLinear` is of this kind.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+    >>> import torch
+    >>> model = GeneralizedLinear(torch.ones(1, 1), [0.0], "gaussian", prior_precision=1.0)
+    >>> q = CholeskyGaussian(1, scale=0.5**0.5)  # the exact posterior
+    >>> round(model.negative_elbo(q).item(), 4)  # minus the log evidence, ½ log(4π)
+    1.2655
+    """
 
     @abstractmethod
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
-        """E_q[ℓ] (*batch,), differentiable in the frame, and its derivative."""
+        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative as a packet."""
 
     def negative_elbo(self, q: "Posterior") -> Tensor:
-        """L(q) = E_q[ℓ] - γ entropy(q), (*batch,), differentiable in the probes of q.
+        """Compute L(q) = E_q[ℓ] - γ entropy(q), (*batch,), in nats, differentiable in the probes of q.
 
-        For γ = 1 the negative evidence lower bound, all constants included.
+        For γ = 1 this is the negative evidence lower bound, all constants included.
+
+        Raises:
+            InputError: a q to which the target cannot be fitted.
         """
         self.admit(q)
         return self.expected_energy(q.probed())[0] - self.temperature * q.entropy()
 
 
 class Additive(Target):
-    """A target that is a sum over its data and a prior that is counted once: ℓ(θ) = -Σ_parts log p(y_part | θ) + prior.
+    """A sum over data and a prior that is counted once, ℓ(θ) = -Σ_parts log p(y_part | θ) - log prior(θ): abstract.
 
-    Sums over rows, over the batches of a file and over processes are one thing: parts of the data add up, the prior
-    does not.  So a class says what its data add, and the joint is written here.  A Gaussian prior is weighed by γ,
-    so that L = E_q[data] + γ KL(q‖prior); a prior that is itself a `Target` counts as it is.
+    Sums over rows, over the batches of a file and over processes are one thing: the parts of the data add up, the prior
+    does not.  So a class says what its data add, and the joint is written here.  A Gaussian prior is weighed by γ, so
+    that L = E_q[data] + γ KL(q‖prior); a prior that is itself a `Target` counts as it is.
+
+    >>> import torch
+    >>> from torchngvi import GeneralizedLinear
+    >>> model = GeneralizedLinear(torch.ones(2, 1), [0.0, 1.0], "gaussian", prior_precision=1.0)
+    >>> theta = torch.zeros(1)
+    >>> bool(model.log_joint(theta) == model.data_log_likelihood(theta) + model.log_prior(theta))
+    True
     """
 
     prior: Prior | FullPrior | Target
@@ -99,13 +142,13 @@ class Additive(Target):
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """Σ w log p(y | θ) without the prior, (*sample, *batch)."""
+        """Compute Σ w log p(y | θ) without the prior, (*sample, *batch)."""
 
     def log_prior(
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """What the prior adds to the log joint, (*sample, *batch)."""
+        """Compute what the prior adds to the log joint, (*sample, *batch)."""
         if isinstance(self.prior, Target):
             return self.prior.log_joint(theta)
         return -self.temperature * self.prior.energy(theta)
@@ -114,18 +157,26 @@ class Additive(Target):
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """The data's log likelihood and the log prior, (*sample, *batch)."""
+        """Compute the log likelihood of the data plus the log prior, (*sample, *batch)."""
         return self.data_log_likelihood(theta) + self.log_prior(theta)
 
     def pieces(self) -> Iterator["Additive"]:
-        """Targets whose data make up those of this one, in the order of a pass: each with the whole prior."""
+        """Iterate over targets whose data make up those of this one, in the order of a pass, each with the prior."""
         yield self
 
 
 class SeparableTarget(Additive):
-    """An additive target whose data are told one by one, as an estimate of the Fisher matrix needs them.
+    """An additive target that knows the term of each datum, as an estimate of the Fisher matrix needs them: abstract.
 
-    It stands beside `Additive`, which knows sums: data in batches add up without having their terms at once.
+    It stands beside `Additive`, which knows sums only: data in batches add up without having their terms at once.
+    `torchngvi.models.PerDatum` makes one of two functions.
+
+    >>> import torch
+    >>> from torchngvi.models import PerDatum
+    >>> y = torch.tensor([0.0, 2.0])
+    >>> model = PerDatum(lambda theta: -0.5 * (y - theta).square(), lambda theta: -0.5 * theta.square().sum(-1), 1.0)
+    >>> model.terms(torch.zeros(1, 1)).tolist(), model.log_joint(torch.zeros(1, 1)).tolist()
+    ([[-0.0, -2.0]], [-2.0])
     """
 
     prior: Target  # its log joint is log p(θ)
@@ -135,49 +186,71 @@ class SeparableTarget(Additive):
         self,
         theta: Tensor,  # (S, D)
     ) -> Tensor:
-        """log p(y_n | θ), (S, N)."""
+        """Compute log p(y_n | θ) for every draw and every datum, (S, N)."""
 
     def data_log_likelihood(self, theta: Tensor) -> Tensor:
-        """The sum of the terms, (S,)."""
+        """Sum the terms of all data, (S,)."""
         return self.terms(theta).sum(-1)
 
 
 class AdditiveTractable(Additive, TractableTarget):
-    """An additive target with a Gaussian prior, whose data know their expectation for a Gaussian q."""
+    """An additive target with a Gaussian prior, whose data know their expectation for a Gaussian q: abstract.
+
+    >>> from torchngvi.models import SoftmaxRegression
+    >>> issubclass(SoftmaxRegression, AdditiveTractable), issubclass(SoftmaxRegression, LinearTarget)
+    (True, False)
+    """
 
     prior: Prior | FullPrior
 
     @abstractmethod
     def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
-        """E_q[-Σ w log p(y | θ)] (*batch,), differentiable in the frame, and its derivative, both without the prior.
+        """Compute E_q[-Σ w log p(y | θ)] (*batch,), differentiable in the frame, and its derivative, without the prior.
 
-        The derivative is the caller's own: the prior may be added to it in place.
+        The derivative belongs to the caller, who may add the prior to it in place.
         """
 
     def with_prior(self, frame: Frame, value: Tensor, derivative: Raw | Sites) -> tuple[Tensor, Raw | Sites]:
-        """An expectation of the data, with what is counted once."""
+        """Add the expectation of the prior, which is counted once, to an expectation of the data."""
         value = value + self.temperature * self.prior.expected_energy(frame)
         return value, derivative.with_prior(self.prior.scaled(self.temperature), frame.mean)
 
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
-        """E_q[ℓ] (*batch,), differentiable in the frame, and its derivative: data and prior."""
+        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative, for data and prior together."""
         return self.with_prior(frame, *self.data_energy(frame))
 
 
 class ScalarLikelihood(Protocol):
-    """-log p(y | η) of one linear predictor, and its expectation; see `torchngvi.models.Likelihood`."""
+    """What is asked of a likelihood -log p(y | η) of one linear predictor; see `torchngvi.models.Likelihood`."""
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
-        """-log p(y | η), elementwise."""
+        """Compute -log p(y | η), elementwise."""
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        """Its expectation under η ~ N(mean, variance), with the derivatives α and β."""
+        """Compute the expectation of the energy under η ~ N(mean, variance), with its derivatives α and β."""
 
 
 class Marginals(NamedTuple):
     """The linear predictors of the rows under q, η_n = x_nᵀθ + o_n ~ N(e_n, v_n), with all that their energies need.
 
-    An estimator may take any moments of the likelihood under N(e_n, v_n), a bound or draws, for the exact ones.
+    An estimator may replace the exact moments of the likelihood under N(e_n, v_n) by a bound, or by draws.
+
+    Attributes:
+        rows: X, (N, D) or (*batch, N, D); or (N, D) in sparse CSR storage.
+        projected: X C, (*batch, N, D); None for a sparse X.
+        mean: e, (*batch, N), 0 in rows of weight 0.
+        variance: v, (*batch, N), 1 in rows of weight 0.
+        y: targets in the likelihood's coding, (*batch, N).
+        weights: w, (*batch, N).
+        likelihood: a `ScalarLikelihood`.
+        theta: m, (*batch, D).
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+    >>> model = GeneralizedLinear(torch.tensor([[2.0]]), [1.0], "gaussian", prior_precision=1.0)
+    >>> rows = model.marginals(CholeskyGaussian(1, mean=3.0).frame())
+    >>> rows.mean.tolist(), rows.variance.tolist()
+    ([6.0], [4.0])
     """
 
     rows: Tensor  # X, (N, D) or (*batch, N, D); or (N, D) sparse CSR
@@ -190,7 +263,7 @@ class Marginals(NamedTuple):
     theta: Tensor  # m, (*batch, D)
 
     def expected(self) -> Moments:
-        """F, α and β of each row, as the likelihood knows them."""
+        """Compute F, α and β of each row, as the likelihood knows them."""
         moments: Moments = self.likelihood.expected(self.mean, self.variance, self.y)
         return moments
 
@@ -198,25 +271,32 @@ class Marginals(NamedTuple):
         self,
         moments: Moments,  # F, α and β of each row, (*batch, N)
     ) -> tuple[Tensor, Sites]:
-        """Σ_n w_n F_n (*batch,), and its derivative as sites; without a prior."""
+        """Sum the rows: Σ_n w_n F_n, (*batch,), and its derivative as sites, both without a prior."""
         value, alpha, beta = (self.weights * part for part in moments)
         return value.sum(-1), Sites(self.rows, self.projected, alpha, beta, None, self.theta)
 
 
 class LinearTarget(AdditiveTractable):
-    """ℓ(θ) = Σ_n w_n f_n(x_nᵀθ + o_n) - γ log prior, all expectations one-dimensional."""
+    """A target ℓ(θ) = Σ_n w_n f_n(x_nᵀθ + o_n) - γ log prior(θ), whose expectations are all one-dimensional: abstract.
+
+    `torchngvi.GeneralizedLinear` is one; quadrature, bounds and local draws are estimators for such targets.
+
+    >>> from torchngvi import GeneralizedLinear
+    >>> issubclass(GeneralizedLinear, LinearTarget)
+    True
+    """
 
     @abstractmethod
     def marginals(self, frame: Frame) -> Marginals:
-        """The distributions of the predictors under q, with what their energies need."""
+        """Compute the distributions of the linear predictors under q, with what their energies need."""
 
     def data_energy(self, frame: Frame) -> tuple[Tensor, Sites]:
-        """Σ_n w_n E[f_n] (*batch,), and its derivative as sites."""
+        """Compute Σ_n w_n E[f_n], (*batch,), and its derivative as sites, both without the prior."""
         rows = self.marginals(frame)
         return rows.energy_from(rows.expected())
 
     def energy_from(self, frame: Frame, rows: Marginals, moments: Moments) -> tuple[Tensor, Sites]:
-        """E_q[ℓ] (*batch,) and its derivative, from other moments than the likelihood's own: a bound, or draws."""
+        """Compute E_q[ℓ] (*batch,) and its derivative from other moments than the likelihood's: a bound, or draws."""
         value, sites = self.with_prior(frame, *rows.energy_from(moments))
         assert isinstance(sites, Sites)
         return value, sites

@@ -1,4 +1,4 @@
-"""Around a call: the modes of torch under which it runs."""
+"""The modes of torch under which a call runs."""
 
 import functools
 from collections.abc import Callable
@@ -11,9 +11,15 @@ _T = TypeVar("_T")
 
 
 def tracked(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """The function outside of ``torch.inference_mode``, where tensors have neither gradients nor versions.
+    """Let a function run outside of ``torch.inference_mode``, where tensors have neither gradients nor versions.
 
     What it makes are ordinary tensors; those made in that mode before can be read.
+
+    Args:
+        function: any function or method; the tensors that it makes are to be differentiated or compared later.
+
+    Returns:
+        A function of the same arguments.
 
     >>> with torch.inference_mode():
     ...     tracked(torch.ones)(2).is_inference(), torch.ones(2).is_inference()

@@ -1,6 +1,6 @@
-"""The factorisations everything else is built on: batched, without host synchronisation.
+"""The factorisations that everything else is built on, batched and without host synchronisation.
 
-One policy for failure: no jitter is ever added.  A factorisation returns its factor and a mask
+There is one policy for failure, and no jitter is ever added.  A factorisation returns its factor and a mask
 ``ok`` of the batch members for which it exists, and the caller keeps the old state of the others.
 """
 
@@ -15,6 +15,9 @@ def cholesky(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor]:
     """Factor A = L Lᵀ with L lower triangular, and say for which members that worked.
+
+    Args:
+        matrix: A, (*batch, D, D), symmetric.
 
     Returns:
         L (*batch, D, D) and ok (*batch,); where not ok, L is of no use.
@@ -31,7 +34,10 @@ def cholesky(
 def reverse_cholesky(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor]:
-    """Factor A = U Uᵀ with U upper triangular: flip, Cholesky, flip.
+    """Factor A = U Uᵀ with U upper triangular, by a Cholesky factorisation of A with rows and columns reversed.
+
+    Args:
+        matrix: A, (*batch, D, D), symmetric.
 
     Returns:
         U (*batch, D, D) and ok (*batch,), as in :func:`cholesky`.
@@ -47,7 +53,10 @@ def reverse_cholesky(
 def eigh(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Decompose A = Q diag(λ) Qᵀ, and say for which members that worked.
+    """Decompose A = Q diag(λ) Qᵀ, and say for which members that worked; torch's own raises where one fails.
+
+    Args:
+        matrix: A, (*batch, D, D), symmetric.
 
     Returns:
         λ (*batch, D), rising, Q (*batch, D, D) and ok (*batch,); where not ok, those of the identity.
@@ -74,9 +83,15 @@ def eigh(
 def triangular_inverse(
     lower: Tensor,  # (*batch, D, D), lower triangular
 ) -> Tensor:
-    """L⁻¹ of a lower triangular matrix, by substitution in blocks.
+    """Invert a lower triangular matrix by substitution in blocks.
 
         [A 0; B D]⁻¹ = [A⁻¹ 0; -D⁻¹ B A⁻¹ D⁻¹]
+
+    Args:
+        lower: L, (*batch, D, D), lower triangular with no zero on the diagonal.
+
+    Returns:
+        L⁻¹, (*batch, D, D); not finite where L is singular.
 
     >>> triangular_inverse(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
     [[1.0, 0.0], [-2.0, 1.0]]
@@ -97,7 +112,14 @@ def gram(
     rows: Tensor,  # X, (N, D) or (*batch, N, D)
     weights: Tensor,  # w, (*batch, N)
 ) -> Tensor:
-    """Xᵀ diag(w) X, (*batch, D, D); of large ones the blocks below the diagonal, then mirrored.
+    """Compute the weighted Gram matrix Xᵀ diag(w) X; of a large one only the blocks on and below the diagonal.
+
+    Args:
+        rows: X, (N, D) or (*batch, N, D).
+        weights: w, (*batch, N).
+
+    Returns:
+        A symmetric matrix, (*batch, D, D).
 
     >>> gram(torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])).tolist()
     [[3.0, 6.0], [6.0, 12.0]]
@@ -117,9 +139,15 @@ def gram(
 def tril_half(
     matrix: Tensor,  # (*batch, D, D)
 ) -> Tensor:
-    """tril½: the strictly lower part and half the diagonal.
+    """Take the strictly lower part of a matrix and half of its diagonal, tril½[A].
 
-    For a symmetric A, tril½[A] + tril½[A]ᵀ = A (Kumar et al., Eq 13; the double bar of Tan).
+    For a symmetric A, tril½[A] + tril½[A]ᵀ = A (Kumar et al. 2025, Eq 13; the double bar of Tan 2025).
+
+    Args:
+        matrix: A, (*batch, D, D).
+
+    Returns:
+        A lower triangular matrix, (*batch, D, D).
 
     >>> tril_half(torch.tensor([[2.0, 5.0], [3.0, 4.0]])).tolist()
     [[1.0, 0.0], [3.0, 2.0]]
@@ -132,10 +160,13 @@ def tril_half(
 def positive_columns(
     lower: Tensor,  # (*batch, D, D), lower triangular
 ) -> tuple[Tensor, Tensor]:
-    """Flip the columns of a root whose diagonal entry is negative; V = C Cᵀ does not change.
+    """Turn the columns of a root whose diagonal entry is negative; V = C Cᵀ does not change.
 
-    The natural gradient of C commutes with column signs, so a run with flips and one without are
+    The natural gradient of C commutes with column signs, so that a run with such turns and one without are
     the same curve in V.
+
+    Args:
+        lower: C, (*batch, D, D), lower triangular.
 
     Returns:
         C with a positive diagonal and ok (*batch,): finite, and no zero on the diagonal.

@@ -1,4 +1,4 @@
-"""What a sparse design needs beyond ``@``: X in CSR storage, never written out.
+"""What a sparse design needs beyond ``@``, with X in CSR storage and never written out.
 
 XᵀXθ-like products are torch's own; torch has no Xᵀ diag(b) X, no square and no choice of rows for CSR.
 """
@@ -10,31 +10,89 @@ from torch import Tensor
 
 
 def is_sparse(X: Tensor) -> bool:
-    """Whether X is stored as compressed rows."""
+    """Say whether X is stored as compressed rows.
+
+    Args:
+        X: a matrix in any layout.
+
+    Returns:
+        True for a sparse CSR tensor, False for all others.
+
+    >>> is_sparse(torch.eye(2))
+    False
+    """
     return X.layout == torch.sparse_csr
 
 
 def compressed(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A CSR matrix, without torch's note that CSR is in beta."""
+    """Make a CSR matrix, without torch's note that CSR is in beta.
+
+    Args:
+        pointers: where each row begins among the entries, and the number of entries, (N + 1,).
+        columns: the column of each entry, (nnz,).
+        values: the entries, (nnz,).
+        shape: (N, D).
+
+    Returns:
+        A sparse CSR tensor; its indices are not checked.
+
+    >>> X = compressed(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.tensor([2.0, 3.0]), (2, 2))
+    >>> X.to_dense().tolist()
+    [[0.0, 2.0], [3.0, 0.0]]
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(pointers, columns, values, shape, check_invariants=False)
 
 
 def with_values(X: Tensor, values: Tensor) -> Tensor:
-    """The pattern of X with other values, (nnz,)."""
+    """Replace the entries of a sparse matrix, in the places that it has.
+
+    Args:
+        X: (N, D) sparse CSR.
+        values: (nnz,).
+
+    Returns:
+        A sparse CSR tensor that shares its indices with X.
+
+    >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([2.0]), (1, 2))
+    >>> with_values(X, torch.tensor([5.0])).to_dense().tolist()
+    [[0.0, 5.0]]
+    """
     return compressed(X.crow_indices(), X.col_indices(), values, X.shape)
 
 
 def by_column(X: Tensor) -> Tensor:
-    """X in CSC storage, without torch's note that it is in beta."""
+    """Convert X to CSC storage, without torch's note that it is in beta.
+
+    Args:
+        X: (N, D) sparse CSR.
+
+    Returns:
+        The same matrix as a sparse CSC tensor.
+
+    >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([2.0]), (1, 2))
+    >>> by_column(X).ccol_indices().tolist()
+    [0, 0, 1]
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSC tensor support is in beta state")
         return X.to_sparse_csc()
 
 
 def square(X: Tensor) -> Tensor:
-    """X ∘ X."""
+    """Square every entry of a sparse matrix: X ∘ X.
+
+    Args:
+        X: (N, D) sparse CSR.
+
+    Returns:
+        A sparse CSR tensor that shares its indices with X.
+
+    >>> X = compressed(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([3.0]), (1, 2))
+    >>> square(X).to_dense().tolist()
+    [[0.0, 9.0]]
+    """
     return with_values(X, X.values().square())
 
 
@@ -42,7 +100,14 @@ def gram(
     X: Tensor,  # (N, D) sparse CSR
     weights: Tensor,  # b, (N,)
 ) -> Tensor:
-    """Xᵀ diag(b) X, (D, D) dense, by a product of sparse matrices.
+    """Compute the weighted Gram matrix Xᵀ diag(b) X, by a product of sparse matrices.
+
+    Args:
+        X: (N, D) sparse CSR.
+        weights: b, (N,).
+
+    Returns:
+        A dense symmetric matrix, (D, D).
 
     >>> X = compressed(torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.tensor([2.0, 3.0]), (2, 2))
     >>> gram(X, torch.tensor([1.0, 10.0])).tolist()
@@ -58,7 +123,14 @@ def rows(
     X: Tensor,  # (N, D) sparse CSR
     index: Tensor,  # (B,)
 ) -> Tensor:
-    """The chosen rows, in that order, (B, D) sparse CSR.
+    """Choose rows of a sparse matrix, in the order given and as often as they are named.
+
+    Args:
+        X: (N, D) sparse CSR.
+        index: the numbers of the rows, (B,).
+
+    Returns:
+        A sparse CSR tensor, (B, D).
 
     >>> X = compressed(torch.tensor([0, 0, 2]), torch.tensor([0, 1]), torch.tensor([2.0, 3.0]), (2, 2))
     >>> rows(X, torch.tensor([1, 0])).to_dense().tolist()

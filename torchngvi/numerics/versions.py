@@ -1,4 +1,4 @@
-"""Whether tensors are what they were: by torch's count of writes, and by their contents."""
+"""Whether tensors are what they were, by torch's count of writes and by their contents."""
 
 import math
 import numbers
@@ -13,11 +13,20 @@ _SMALL = 65_536  # entries up to which a copy of a tensor is kept, to know it by
 
 
 class Versions:
-    """Which tensors, how often torch has counted a write to each, and what they held.
+    """A memory of which tensors there were, how often torch had counted a write to each, and what they held.
 
     Writes through ``tensor.data`` or a NumPy array that shares the memory are not counted: the contents tell, of a
     large matrix by a sum of each row, which an edit below its rounding in float64 leaves as it is.  On an accelerator
     they are compared only where the caller waits for the device in any case.
+
+    Args:
+        tensors: the tensors to remember; they are kept alive.
+        before: an earlier memory, whose contents are taken over for tensors that were not written to since.
+
+    >>> x = torch.zeros(2)
+    >>> versions = Versions([x])
+    >>> versions.hold([x]), versions.hold([x.add_(1)])
+    (True, False)
     """
 
     def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
@@ -31,7 +40,7 @@ class Versions:
         )
 
     def counted(self) -> Iterable[tuple[tuple[object, torch.dtype, torch.device], Tensor]]:
-        """The count and the contents of each tensor."""
+        """Iterate over the count of writes and the contents of each tensor."""
         return zip(self.counts, self.contents, strict=True)
 
     def hold(
@@ -40,7 +49,16 @@ class Versions:
         wait: bool = False,  # for an accelerator
         contents: bool = True,  # compare them, or go by the counts alone
     ) -> bool:
-        """Whether these are the same tensors and nothing has changed."""
+        """Say whether these are the same tensors and nothing in them has changed.
+
+        Args:
+            tensors: those of today.
+            wait: whether contents are compared on an accelerator too, which waits for the device.
+            contents: whether contents are compared at all; otherwise the counts alone decide.
+
+        Returns:
+            True where nothing has changed.
+        """
         tensors = tuple(tensors)
         if len(tensors) != len(self.tensors):
             return False
@@ -93,7 +111,18 @@ def _holds(tensor: Tensor, content: Tensor) -> bool:
 
 
 def settings_of(part: object) -> tuple[object, ...]:
-    """The class of a part and its attributes, but for tensors: numbers and texts by value, the others by identity."""
+    """Describe a part by its class and its attributes, but for tensors, so that two descriptions can be compared.
+
+    Args:
+        part: any object with attributes.
+
+    Returns:
+        The class, and a dict of the attributes: numbers and texts by value, all others by identity.
+
+    >>> from types import SimpleNamespace
+    >>> settings_of(SimpleNamespace(rate=0.5, weights=torch.ones(2)))[1]
+    {'rate': 0.5}
+    """
     values = {
         name: value if isinstance(value, numbers.Number | str) else id(value)
         for name, value in vars(part).items()
@@ -103,5 +132,16 @@ def settings_of(part: object) -> tuple[object, ...]:
 
 
 def tensors_of(part: object) -> tuple[Tensor, ...]:
-    """The tensors among the attributes of a part."""
+    """Collect the tensors among the attributes of a part.
+
+    Args:
+        part: any object with attributes.
+
+    Returns:
+        The tensors, in the order in which the attributes were made.
+
+    >>> from types import SimpleNamespace
+    >>> tensors_of(SimpleNamespace(rate=0.5, weights=torch.ones(2)))
+    (tensor([1., 1.]),)
+    """
     return tuple(value for value in vars(part).values() if isinstance(value, Tensor))

@@ -1,4 +1,10 @@
-"""Variational families, one system of coordinates a file."""
+"""Variational posteriors, one system of coordinates a file.
+
+`CholeskyGaussian` stores mean and root of the covariance and is the first choice; `DiagonalGaussian` is its mean
+field; `NaturalGaussian` stores natural parameters, `PrecisionCholeskyGaussian` mean and root of the precision, both
+for structures in which only a precision is sparse.  Posteriors that are not Gaussians in such coordinates, Beta
+distributions and normalising flows among them, are in `torchngvi.posteriors.flat`.
+"""
 
 from torchngvi.posteriors.cliques import clique_marginals
 from torchngvi.posteriors.covariance_root import CholeskyGaussian, DiagonalGaussian

@@ -16,22 +16,28 @@ from torchngvi.structures.pattern import Structured
 
 
 class ConvertibleGaussian(StartedGaussian):
-    """q = N(m, V) with its moments, made from those of others: abstract, the ground of `Gaussian`."""
+    """q = N(m, V) with its moments, and made from those of others: abstract, the ground of `Gaussian`.
+
+    >>> from torchngvi import CholeskyGaussian, DiagonalGaussian
+    >>> q = CholeskyGaussian.from_moments(torch.zeros(2), torch.tensor([[4.0, 1.0], [1.0, 9.0]]))
+    >>> DiagonalGaussian.from_posterior(q).stddev.tolist()  # the marginals
+    [2.0, 3.0]
+    """
 
     @property
     def covariance(self) -> Tensor:
-        """V = C Cᵀ, (*batch, D, D)."""
+        """The covariance V = C Cᵀ, (*batch, D, D)."""
         root = self.frame().dense()
         return root @ root.mT
 
     @property
     def variance(self) -> Tensor:
-        """diag(V), (*batch, D)."""
+        """The marginal variances diag(V), (*batch, D)."""
         return self.frame().variance
 
     @property
     def stddev(self) -> Tensor:
-        """√diag(V), (*batch, D)."""
+        """The marginal standard deviations √diag(V), (*batch, D), in the units of θ."""
         return self.variance.sqrt()
 
     @classmethod
@@ -42,10 +48,22 @@ class ConvertibleGaussian(StartedGaussian):
         *,
         structure: Pattern | None = None,
     ) -> Self:
-        """The member of the family with these moments; of a structure with blocks, with the marginals of the blocks.
+        """Make the posterior with this mean and covariance.
+
+        With a structure of blocks, the posterior has the marginal distributions of the blocks, which minimises
+        KL(N(mean, covariance)‖q).
+
+        Args:
+            mean: m, (*batch, D).
+            covariance: V, (*batch, D, D), symmetric positive definite.
+            structure: the pattern of the posterior; by default every entry, or that of the class.
+
+        Returns:
+            A posterior of this class, with the dtype and device of ``mean``.
 
         Raises:
-            InputError: of different shapes, not symmetric, or not positive definite.
+            InputError: the shapes do not fit, or the covariance is not symmetric or not positive definite.
+            PairError: a structure that the class does not have.
 
         >>> from torchngvi import CholeskyGaussian
         >>> CholeskyGaussian.from_moments(torch.zeros(1), torch.tensor([[9.0]])).scale_tril.item()
@@ -79,7 +97,15 @@ class ConvertibleGaussian(StartedGaussian):
         marginals: Structured,  # the entries of V in the pattern
         structure: FullAlgebra,
     ) -> Self:
-        """The member of the family whose covariance has these blocks.
+        """Make the posterior whose covariance has these entries; for a mean field without a D x D matrix.
+
+        Args:
+            mean: m, (*batch, D).
+            marginals: the entries of V in the pattern, as `Frame.marginals` returns them.
+            structure: the pattern, also that of the posterior.
+
+        Returns:
+            A posterior of this class, with the dtype and device of ``mean``.
 
         >>> from torchngvi import DiagonalGaussian
         >>> from torchngvi.structures import Diagonal
@@ -92,10 +118,16 @@ class ConvertibleGaussian(StartedGaussian):
 
     @classmethod
     def from_posterior(cls, other: "ConvertibleGaussian", *, structure: Pattern | None = None) -> Self:
-        """The same Gaussian in these coordinates, in the same pattern; of a mean field, with a full covariance.
+        """Make the same Gaussian in these coordinates.
 
-        A `DiagonalGaussian` keeps the marginal variances; another ``structure`` with blocks keeps the marginals of
-        the blocks.
+        Args:
+            other: the Gaussian to convert.
+            structure: the pattern of the new posterior.  By default it is that of ``other``, or, of a mean field, every
+                entry.  One with blocks keeps the marginal distributions of the blocks, a `DiagonalGaussian` the
+                variances, and one of the precision alone the entries of the precision.
+
+        Returns:
+            A new posterior of this class, at the same mean and, where the structure allows it, the same covariance.
 
         >>> from torchngvi import CholeskyGaussian, NaturalGaussian
         >>> NaturalGaussian.from_posterior(CholeskyGaussian(1, scale=0.5)).precision.item()
@@ -119,7 +151,15 @@ class ConvertibleGaussian(StartedGaussian):
         *,
         structure: Pattern | None = None,
     ) -> Self:
-        """Start at a model's prior.
+        """Make the posterior that starts at the prior of a model.
+
+        Args:
+            prior: the ``prior`` of a model.
+            batch_shape: the number of independent posteriors that start there.
+            structure: the pattern of the posterior; by default every entry, or that of the class.
+
+        Returns:
+            A posterior of this class, with the dtype and device of the prior.
 
         >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
         >>> model = GeneralizedLinear(torch.ones(2, 1), [0.0, 1.0], prior_precision=4.0)
@@ -139,12 +179,12 @@ class ConvertibleGaussian(StartedGaussian):
 
     @classmethod
     def _pattern(cls, dim: int, structure: Pattern | None, kept: Pattern | None = None) -> Pattern:
-        """The structure that was asked for, or that of where it comes from, or the family's own."""
+        """The structure that was asked for, or that of where it comes from, or the default of the class."""
         return structure or kept or Dense(dim)
 
     @classmethod
     def _start(cls, mean: Tensor, scale_tril: Tensor, structure: Pattern) -> Self:
-        """A new posterior of this family from a mean and a lower factor, with the marginals of a structure's blocks."""
+        """Make a posterior of this class from a mean and a lower factor, with the marginals of a structure's blocks."""
         return cls._of(mean, kept_covariance(structure, scale_tril), structure)
 
     @classmethod
@@ -155,14 +195,17 @@ class ConvertibleGaussian(StartedGaussian):
         self,
         scale_tril: Tensor,  # (*batch, D, D)
     ) -> Tensor:
-        """The lower factor of the member of the family with the same marginals of its blocks."""
+        """Keep the marginal distributions of the blocks: the lower factor of their covariance, (*batch, D, D)."""
         return kept_covariance(self.structure, scale_tril)
 
     def kept_precision(
         self,
         scale_tril: Tensor,  # (*batch, D, D)
     ) -> Tensor:
-        """The lower factor of the member of the family with the same entries of the precision: the nearest in KL."""
+        """Keep the entries of the precision in the pattern: the lower factor of the covariance, (*batch, D, D).
+
+        Of all q in the pattern this one is the nearest in KL(q‖p).
+        """
         structure = self.structure
         if structure.widest == structure.dim:
             return scale_tril

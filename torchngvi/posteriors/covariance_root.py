@@ -36,7 +36,12 @@ from torchngvi.structures import Diagonal, FullAlgebra, Pattern
 
 
 class CovarianceRoot(Gaussian):
-    """N(m, C Cᵀ) over a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`."""
+    """N(m, C Cᵀ) with C in the pattern of a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`.
+
+    >>> q = DiagonalGaussian(2, scale=2.0)
+    >>> isinstance(q, CovarianceRoot), q.coordinates.matrix.tolist()
+    (True, [2.0, 2.0])
+    """
 
     takes = frozenset({Congruence, Tangent, RootTangent, LogTangent, Affine, Root})
     structure: FullAlgebra
@@ -44,45 +49,45 @@ class CovarianceRoot(Gaussian):
 
     @property
     def coordinates(self) -> Coordinates:
-        """(m, C)."""
+        """The two buffers, m and C."""
         return Coordinates(self.mean, self._buffers[self.root_name])  # type: ignore[arg-type]
 
     @property
     def precision(self) -> Tensor:
-        """S = V⁻¹, (*batch, D, D)."""
+        """The precision S = V⁻¹, (*batch, D, D)."""
         return torch.cholesky_inverse(self.scale_tril)
 
     def frame(self) -> Frame:
-        """(m, C)."""
+        """Return m and C, which are the coordinates themselves."""
         return Frame(*self.coordinates, self.structure)
 
     def unframe(self, a: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-        """C⁻ᵀ a and C⁻ᵀ W C⁻¹."""
+        """Take a and W out of the frame by substitutions with C: C⁻ᵀ a and C⁻ᵀ W C⁻¹."""
         return self.structure.unconjugate(self.coordinates.matrix, a, W)
 
     def whiten(self, x: Tensor) -> Tensor:
-        """C⁻¹ x, (*sample, *batch, D)."""
+        """Divide vectors by the root: C⁻¹ x, (*sample, *batch, D)."""
         return self.structure.solve(self.coordinates.matrix, x)
 
     def whitener(self) -> Tensor:
-        """C⁻¹."""
+        """Invert the root: C⁻¹, in the pattern."""
         return self.structure.inverse(self.coordinates.matrix)
 
     def tangent(self, e: Expectation) -> Coordinates:
-        """(C a, C tril½[P])."""
+        """Compute the natural gradient in (m, C), which is (C a, C tril½[P])."""
         a, P = self.local(e)
         frame = self.frame()
         return Coordinates(frame.push(a), self.structure.matmul(frame.root, self.structure.tril_half(P)))
 
     def euclidean(self, e: Expectation) -> Coordinates:
-        """(C⁻ᵀ a, tril[C⁻ᵀ P])."""
+        """Compute the plain gradient in (m, C), which is (C⁻ᵀ a, tril[C⁻ᵀ P])."""
         a, P = self.local(e)
         root, structure = self.coordinates.matrix, self.structure
         gradient = structure.transpose(structure.right_solve(P, root))  # C⁻ᵀ P = (P C⁻¹)ᵀ
         return Coordinates(structure.tsolve(root, a), structure.tril(gradient))
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """(m', C') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
+        """Compute (m', C') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
         mean, root = self.coordinates
         structure = self.structure
         in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)
@@ -104,12 +109,12 @@ class CovarianceRoot(Gaussian):
         return Coordinates(vector, new), self.structure.everywhere(ok & in_cone & self._proper(vector, new))
 
     def log_det_root(self) -> Tensor:
-        """Σ log C_ii, (*batch,)."""
+        """Compute log|det C| = Σ log C_ii, (*batch,)."""
         return self.structure.log_det(self.coordinates.matrix)
 
     @property
     def scale_tril(self) -> Tensor:
-        """C, the lower Cholesky factor of V, (*batch, D, D)."""
+        """The lower Cholesky factor C of the covariance, written out, (*batch, D, D)."""
         return self.structure.to_dense(self.coordinates.matrix)
 
     def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
@@ -120,15 +125,19 @@ class CovarianceRoot(Gaussian):
 class CholeskyGaussian(CovarianceRoot):
     """N(m, C Cᵀ) with a lower-triangular root C, in the buffers ``mean`` and ``scale_tril``.
 
+    It is the first choice for a Gaussian posterior, since every kind of move can be made in these coordinates.
+    Structures in which only the precision is sparse need a `PrecisionCholeskyGaussian` or a `NaturalGaussian`; for
+    thousands of latent variables take blocks or a `DiagonalGaussian`.
+
     Args:
-        dim: D.
-        batch_shape: that many independent posteriors.
-        mean: the start, a scalar or (*batch, D).
-        scale: the start, a scalar, (*batch, D) standard deviations, or (*batch, D, D) a lower factor, of which the
+        dim: D, the number of latent variables.
+        batch_shape: the number of independent posteriors, as a shape; () for one.
+        mean: where m starts, a scalar or (*batch, D).
+        scale: where C starts: a scalar, (*batch, D) standard deviations, or (*batch, D, D) a lower factor, of which the
             entries of the structure are kept.
         structure: which entries C has: every one below the diagonal by default, `block_diagonal(sizes)` for
-            independent blocks of coordinates. The buffer holds them as the structure stores them.
-        dtype, device: of the start, or torch's defaults.
+            independent blocks of coordinates.  The buffer holds them as the structure stores them.
+        dtype, device: those of the buffers; by default those of the start, or torch's defaults.
 
     Raises:
         InputError: a start that is not finite, not positive definite, or of the wrong shape; a structure over
@@ -166,7 +175,15 @@ class CholeskyGaussian(CovarianceRoot):
 class DiagonalGaussian(CovarianceRoot):
     """N(m, diag(c)²), the mean-field Gaussian, in the buffers ``mean`` and ``scale``.
 
-    Arguments and errors as in :class:`CholeskyGaussian`, without a structure; of a lower factor the diagonal is kept.
+    All latent variables are independent under it, so that a step costs O(D), and variances are too small where the true
+    posterior is correlated.
+
+    Args:
+        dim, batch_shape, mean, dtype, device: as in :class:`CholeskyGaussian`.
+        scale: where c starts, as there; of a lower factor the diagonal is kept.
+
+    Raises:
+        InputError: as in :class:`CholeskyGaussian`.
 
     >>> DiagonalGaussian(2, scale=3.0).variance.tolist()
     [9.0, 9.0]

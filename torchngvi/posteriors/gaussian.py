@@ -1,4 +1,4 @@
-"""What every Gaussian posterior offers its user, whatever its coordinates: draws, densities, KL.
+"""What every Gaussian posterior offers its user, whatever its coordinates: draws, densities, KL divergences.
 
 Sampling and densities depend on the probes p = 0 and R = 0 through θ = m + C(p + (I + R)z), so
 that a backward pass leaves a = Cᵀg in ``mean_probe.grad`` and W in ``root_probe.grad``
@@ -22,7 +22,13 @@ from torchngvi.structures.pattern import Structured
 
 
 class Gaussian(ConvertibleGaussian):
-    """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`."""
+    """q = N(m, V) over (*batch, D): abstract, see `CholeskyGaussian`, `NaturalGaussian`, `DiagonalGaussian`.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(2)
+    >>> isinstance(q, Gaussian), q.sample((4,)).shape
+    (True, torch.Size([4, 2]))
+    """
 
     upper = False
 
@@ -30,17 +36,27 @@ class Gaussian(ConvertibleGaussian):
         self,
         rows: Tensor,  # X, (N, D) or (*batch, N, D)
     ) -> Tensor:
-        """Var[x_nᵀθ] = ‖Cᵀx_n‖², (*batch, N), differentiable in the probes.
+        """Compute the variances of linear predictors, Var[x_nᵀθ] = ‖Cᵀx_n‖², differentiable in the probes.
+
+        Args:
+            rows: X, (N, D) or (*batch, N, D).
+
+        Returns:
+            One variance a row, (*batch, N).
 
         Raises:
             InputError: rows of another width than D.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> CholeskyGaussian(2, scale=2.0).marginal_variance(torch.tensor([[1.0, 1.0]])).tolist()
+        [8.0]
         """
         if rows.shape[-1] != self.dim:
             raise InputError(f"rows must have D = {self.dim} columns; got shape {tuple(rows.shape)}.")
         return self.probed().rows(rows).square().sum(-1)
 
     def probed(self) -> Frame:
-        """Mean and root as differentiable functions of the probes: m + C p, and C(I + R) or C(I + R)ᵀ."""
+        """Return mean and root as differentiable functions of the probes: m + C p, and C(I + R) or C(I + R)ᵀ."""
         base, R = self.frame(), self.root_probe
         if not torch.is_grad_enabled():
             return base
@@ -48,11 +64,11 @@ class Gaussian(ConvertibleGaussian):
         return Frame(base.mean + base.push(self.mean_probe), base.root + change, self.structure, self.upper)
 
     def whiten(self, x: Tensor) -> Tensor:
-        """C⁻¹ x, (*sample, *batch, D)."""
+        """Divide vectors by the root of the frame: C⁻¹ x, (*sample, *batch, D)."""
         raise NotImplementedError
 
     def log_det_root(self) -> Tensor:
-        """log|det C|, (*batch,)."""
+        """Compute log|det C|, (*batch,), without gradients."""
         raise NotImplementedError
 
     def _probe_trace(self) -> Tensor:
@@ -64,7 +80,14 @@ class Gaussian(ConvertibleGaussian):
         shape: Sequence[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw θ = m + C z, (*shape, *batch, D); a backward pass leaves a and W in the probes.
+        """Draw θ = m + C z, differentiable: a backward pass through the draws leaves a and W in the probes.
+
+        Args:
+            shape: the shape of the sample.
+            generator: the source of the noise; torch's default generator if None.
+
+        Returns:
+            Draws, (*shape, *batch, D).
 
         >>> from torchngvi import CholeskyGaussian
         >>> q = CholeskyGaussian(2)
@@ -81,7 +104,12 @@ class Gaussian(ConvertibleGaussian):
         self,
         z: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """θ = m + C z for given standard normal z, differentiable in z and the probes."""
+        """Map given standard normal z to θ = m + C z, (*sample, *batch, D), differentiable in z and the probes.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> CholeskyGaussian(1, mean=1.0, scale=2.0).push_noise(torch.tensor([3.0])).item()
+        7.0
+        """
         return _PushNoise.apply(z, self.mean_probe, self.root_probe, self, *self.coordinates)
 
     @torch.no_grad()
@@ -90,17 +118,39 @@ class Gaussian(ConvertibleGaussian):
         shape: Sequence[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw θ ~ q, (*shape, *batch, D), without a graph."""
+        """Draw θ ~ q without recording gradients.
+
+        Args:
+            shape: the shape of the sample.
+            generator: the source of the noise; torch's default generator if None.
+
+        Returns:
+            Draws, (*shape, *batch, D).
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> CholeskyGaussian(2, (3,)).sample((4,), torch.Generator().manual_seed(0)).shape
+        torch.Size([4, 3, 2])
+        """
         return self.rsample(shape, generator)
 
     def log_prob(
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """log q(θ), (*sample, *batch): differentiable in θ and, to first order, in the probes.
+        """Compute log q(θ), differentiable in θ and, to first order, in the probes.
+
+        Args:
+            theta: where, (*sample, *batch, D).
+
+        Returns:
+            The log densities, (*sample, *batch).
 
         Raises:
             InputError: θ of another width than D.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> round(CholeskyGaussian(2).log_prob(torch.zeros(2)).item(), 4)  # -log 2π
+        -1.8379
         """
         if theta.shape[-1] != self.dim:
             raise InputError(f"theta must end in D = {self.dim}; got shape {tuple(theta.shape)}.")
@@ -114,7 +164,7 @@ class Gaussian(ConvertibleGaussian):
         return -0.5 * self.structure.dot(z, z) - log_det - 0.5 * self.structure.total_dim * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
-        """-E_q[log q] = log|det C| + D/2 log(2πe), (*batch,), differentiable in the probes."""
+        """Compute -E_q[log q] = log|det C| + D/2 log(2πe) in nats, (*batch,), differentiable in the probes."""
         log_det = self.log_det_root()
         if torch.is_grad_enabled():
             log_det = log_det + self._probe_trace()
@@ -124,9 +174,15 @@ class Gaussian(ConvertibleGaussian):
         self,
         other: "Gaussian",
     ) -> Tensor:
-        """KL(q‖other) = ½(‖C₂⁻¹C‖²_F + |C₂⁻¹(m - m₂)|² - D) + log|C₂| - log|C|, (*batch,).
+        """Compute the Kullback-Leibler divergence from another Gaussian, differentiable in the probes of this one.
 
-        Differentiable in the probes of this posterior.
+            KL(q‖other) = ½(‖C₂⁻¹C‖²_F + |C₂⁻¹(m - m₂)|² - D) + log|C₂| - log|C|
+
+        Args:
+            other: the Gaussian N(m₂, C₂C₂ᵀ), in any coordinates, whose batch broadcasts with that of q.
+
+        Returns:
+            The divergences in nats, one a member of the broadcast batch.
 
         Raises:
             InputError: another number of dimensions.

@@ -1,4 +1,4 @@
-"""What a posterior has computed from its coordinates: kept until they change, and handed over by a step."""
+"""What a posterior has computed from its coordinates, which is kept until they change, and handed over by a step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,20 +13,25 @@ from torchngvi.numerics.versions import Versions
 
 
 class Tested(Coordinates):
-    """Coordinates after a move, with what the test of the cone has computed from them."""
+    """Coordinates after a move, with what the test of the cone has computed from them on the way.
+
+    >>> new = Tested.of(torch.zeros(1), torch.ones(1, 1), root=torch.ones(1, 1))
+    >>> new.known["root"].item()
+    1.0
+    """
 
     known: dict[str, Tensor]  # (*batch, ...), by the names under which they are remembered
 
     @classmethod
     def of(cls, vector: Tensor, matrix: Tensor, **known: Tensor) -> "Tested":
-        """These, with what is known of them."""
+        """Make coordinates that carry what is known of them, under the names by which it is remembered."""
         new = cls(vector, matrix)
         new.known = known
         return new
 
 
 class Memory:
-    """What was computed from coordinates, and of which."""
+    """What was computed from the coordinates of a posterior, and the versions of those coordinates."""
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
@@ -34,12 +39,12 @@ class Memory:
         self.settled = False  # nothing but `assign` changes the coordinates now
 
     def forget(self) -> None:
-        """The coordinates were changed."""
+        """Drop everything, because the coordinates were changed."""
         self.values, self.of = {}, None
 
 
 class RememberingPosterior(Posterior):
-    """A posterior that computes factors, roots and means from its coordinates once: abstract.
+    """A posterior that computes factors, roots and means from its coordinates only once: abstract.
 
     A class has a method ``_compute_<name>`` for each such thing, and asks for it by ``_computed(name)``.  Whether the
     coordinates have changed since is told by their versions, or by comparing them; a step that has computed the same
@@ -51,7 +56,7 @@ class RememberingPosterior(Posterior):
         self._memory = Memory()
 
     def assign(self, new: Coordinates, where: Tensor) -> None:
-        """As every posterior; what the test of the cone has computed is kept."""
+        """Write coordinates in place for the members of the mask, and keep what the test of the cone has computed."""
         known = new.known if isinstance(new, Tested) else {}
         old = self._computed(*known)
         known = {name: where_members(where, value, old[name]) for name, value in known.items()}
@@ -72,7 +77,7 @@ class RememberingPosterior(Posterior):
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """As every posterior; what was computed before is compared once."""
+        """Open a block in which only :meth:`assign` changes the coordinates; the memory is compared once."""
         memory, outer = self._memory, self._memory.settled
         if not outer and memory.of is not None and not memory.of.hold(self.coordinates):
             memory.forget()

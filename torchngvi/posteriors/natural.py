@@ -29,10 +29,18 @@ from torchngvi.structures.pattern import Structured
 
 
 class NaturalGaussian(Gaussian):
-    """N(m, S⁻¹), in the buffers ``precision_mean`` (S m) and ``precision``.
+    """N(m, S⁻¹), in the buffers ``precision_mean`` (S m) and ``precision`` (S).
 
-    Arguments and errors as in :class:`CholeskyGaussian`.  Every structure has a precision; the buffer holds it as the
-    structure stores it.
+    A step of the natural gradient adds to S, without a factor of V or a product of D x D matrices, and every structure,
+    an arrow or a forest too, has a precision.  Rules that follow the gradient of a root need a posterior that stores
+    one, a `CholeskyGaussian` or a `PrecisionCholeskyGaussian`.
+
+    Args:
+        dim, batch_shape, mean, scale, dtype, device: as in :class:`CholeskyGaussian`, with a scale of the covariance.
+        structure: which entries S has, every one by default; the buffer holds them as the structure stores them.
+
+    Raises:
+        InputError: as in :class:`CholeskyGaussian`.
 
     >>> NaturalGaussian(2, mean=1.0, scale=0.5).precision_mean.tolist()
     [4.0, 4.0]
@@ -58,7 +66,7 @@ class NaturalGaussian(Gaussian):
 
     @property
     def mean(self) -> Tensor:
-        """m, (*batch, D)."""
+        """The mean m = S⁻¹(S m), (*batch, D), kept until the coordinates change."""
         return self._computed("mean")["mean"]
 
     def _compute_mean(self) -> Tensor:
@@ -70,23 +78,23 @@ class NaturalGaussian(Gaussian):
 
     @property
     def coordinates(self) -> Coordinates:
-        """(S m, S)."""
+        """The two buffers, S m and S."""
         return Coordinates(self.precision_mean, self._buffers["precision"])  # type: ignore[arg-type]
 
     @property
     def precision(self) -> Tensor:
-        """S, (*batch, D, D)."""
+        """The precision S, written out, (*batch, D, D)."""
         return self.structure.full(self.coordinates.matrix)
 
     def factor(self) -> Structured:
-        """T with S = T Tᵀ, kept until S changes."""
+        """Return T with S = T Tᵀ in the pattern, kept until S changes."""
         return self._computed("factor")["factor"]
 
     def _compute_factor(self) -> Structured:
         return self.structure.cholesky(self.coordinates.matrix)[0]
 
     def frame(self) -> Frame:
-        """(m, T⁻ᵀ), kept until the coordinates change."""
+        """Return m and the root T⁻ᵀ, kept until the coordinates change."""
         known = self._computed("mean", "root")
         return Frame(known["mean"], known["root"], self.structure, upper=True)
 
@@ -94,12 +102,12 @@ class NaturalGaussian(Gaussian):
         return self.structure.inverse(self.factor())
 
     def snapshot(self) -> Coordinates:
-        """A copy of the coordinates with what is known of them."""
+        """Copy the coordinates with what is known of them."""
         return Tested.of(*super().snapshot(), **self._computed("mean", "factor", "root"))
 
     @property
     def scale_tril(self) -> Tensor:
-        """The lower Cholesky factor of V, (*batch, D, D)."""
+        """The lower Cholesky factor of the covariance V, (*batch, D, D)."""
         return cholesky(self.covariance)[0]
 
     def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
@@ -116,24 +124,24 @@ class NaturalGaussian(Gaussian):
         return Coordinates(structure.mv(whitener, structure.tmv(whitener, mean)), structure.marginals(whitener))
 
     def whiten(self, x: Tensor) -> Tensor:
-        """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
+        """Divide vectors by the root of the frame: C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
         return self.structure.tmv(self.factor(), x)
 
     def whitener(self) -> Structured:
-        """T."""
+        """Return T, the transpose of C⁻¹."""
         return self.factor()
 
     def log_det_root(self) -> Tensor:
-        """-Σ log T_ii, (*batch,)."""
+        """Compute log|det C| = -Σ log T_ii, (*batch,)."""
         return -self.structure.log_det(self.factor())
 
     def unframe(self, a: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-        """T a and T W Tᵀ."""
+        """Take a and W out of the frame by products with T: T a and T W Tᵀ."""
         factor = self.factor()
         return self.structure.mv(factor, a), self.structure.congruence(factor, W)
 
     def tangent(self, e: Expectation) -> Coordinates:
-        """(g - G m, -G), G = H - γS."""
+        """Compute the natural gradient in (S m, S), which is (g - G m, -G) with G = H - γS."""
         g, H = self._raw(e.derivative)
         G = torch.sub(H, self.coordinates.matrix, alpha=e.temperature)
         return Coordinates(g - self.structure.smv(G, self.mean), G.neg_())
@@ -146,7 +154,7 @@ class NaturalGaussian(Gaussian):
         return g, self.structure.from_dense(H)
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """(S'm', S'), and where S' is positive definite and V' neither over- nor underflows."""
+        """Compute (S'm', S'), and where S' is positive definite and V' neither over- nor underflows."""
         vector, precision = self.coordinates
         match move:
             case Tangent((vector_change, matrix_change)):

@@ -36,8 +36,16 @@ from torchngvi.structures.pattern import Structured
 class PrecisionCholeskyGaussian(Gaussian):
     """N(m, (T Tᵀ)⁻¹) with a lower-triangular T, in the buffers ``mean`` and ``precision_tril``.
 
-    Arguments and errors as in :class:`CholeskyGaussian`: the start is a scale of the covariance.  Every structure
-    has a root of the precision; the buffer holds it as the structure stores it.
+    Take it for rules that follow a root where only the precision is sparse, as in hierarchical models: every structure,
+    an arrow or a forest too, has a root of the precision.
+
+    Args:
+        dim, batch_shape, mean, scale, dtype, device: as in :class:`CholeskyGaussian`, with a scale of the covariance.
+        structure: which entries T has, every one below the diagonal by default; the buffer holds them as the structure
+            stores them.
+
+    Raises:
+        InputError: as in :class:`CholeskyGaussian`.
 
     >>> PrecisionCholeskyGaussian(2, scale=0.1).precision_tril.diagonal().tolist()
     [10.0, 10.0]
@@ -62,23 +70,23 @@ class PrecisionCholeskyGaussian(Gaussian):
 
     @property
     def coordinates(self) -> Coordinates:
-        """(m, T)."""
+        """The two buffers, m and T."""
         return Coordinates(self.mean, self._buffers["precision_tril"])  # type: ignore[arg-type]
 
     @property
     def precision_tril(self) -> Tensor:
-        """T, (*batch, D, D)."""
+        """The lower factor T of the precision, written out, (*batch, D, D)."""
         return self.structure.to_dense(self.coordinates.matrix)
 
     @property
     def precision(self) -> Tensor:
-        """S = T Tᵀ, (*batch, D, D)."""
+        """The precision S = T Tᵀ, (*batch, D, D)."""
         root = self.precision_tril
         return root @ root.mT
 
     @property
     def scale_tril(self) -> Tensor:
-        """The lower Cholesky factor of V, (*batch, D, D)."""
+        """The lower Cholesky factor of the covariance V, (*batch, D, D)."""
         if isinstance(self.structure, FullAlgebra):
             return self.structure.to_dense(root_of_inverse(self.structure, self.coordinates.matrix))
         return cholesky(self.covariance)[0]
@@ -94,47 +102,47 @@ class PrecisionCholeskyGaussian(Gaussian):
         return Coordinates(mean, whitener)
 
     def frame(self) -> Frame:
-        """(m, T⁻ᵀ), kept until the coordinates change."""
+        """Return m and the root T⁻ᵀ, kept until the coordinates change."""
         return Frame(self.mean, self._computed("root")["root"], self.structure, upper=True)
 
     def _compute_root(self) -> Structured:
         return self.structure.inverse(self.coordinates.matrix)
 
     def snapshot(self) -> Coordinates:
-        """A copy of the coordinates with what is known of them."""
+        """Copy the coordinates with what is known of them."""
         return Tested.of(*super().snapshot(), **self._computed("root"))
 
     def whiten(self, x: Tensor) -> Tensor:
-        """C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
+        """Divide vectors by the root of the frame: C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
         return self.structure.tmv(self.coordinates.matrix, x)
 
     def whitener(self) -> Structured:
-        """T."""
+        """Return T, the transpose of C⁻¹."""
         return self.coordinates.matrix
 
     def log_det_root(self) -> Tensor:
-        """-Σ log T_ii, (*batch,)."""
+        """Compute log|det C| = -Σ log T_ii, (*batch,)."""
         return -self.structure.log_det(self.coordinates.matrix)
 
     def unframe(self, a: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-        """T a and T W Tᵀ."""
+        """Take a and W out of the frame by products with T: T a and T W Tᵀ."""
         root = self.coordinates.matrix
         return self.structure.mv(root, a), self.structure.congruence(root, W)
 
     def tangent(self, e: Expectation) -> Coordinates:
-        """(T⁻ᵀ a, -T tril½[P])."""
+        """Compute the natural gradient in (m, T), which is (T⁻ᵀ a, -T tril½[P])."""
         a, P = self.local(e)
         half = self.structure.tril_half(P)
         return Coordinates(self.frame().push(a), -self.structure.matmul(self.coordinates.matrix, half))
 
     def euclidean(self, e: Expectation) -> Coordinates:
-        """(T a, -tril[T⁻ᵀ P])."""
+        """Compute the plain gradient in (m, T), which is (T a, -tril[T⁻ᵀ P])."""
         a, P = self.local(e)
         structure, (_, root) = self.structure, self.coordinates
         return Coordinates(structure.mv(root, a), -structure.tmatmul(self.frame().root, P))
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """(m', T') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
+        """Compute (m', T') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
         mean, root = self.coordinates
         structure = self.structure
         in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)

@@ -16,21 +16,21 @@ from torchngvi.structures.pattern import Structured
 
 
 class StartedGaussian(RememberingPosterior):
-    """q = N(m, V) over (*batch, D) with buffers that a start is written to: abstract, the ground of `Gaussian`."""
+    """q = N(m, V) over (*batch, D), with buffers that a start is written to: abstract, the ground of `Gaussian`."""
 
     if TYPE_CHECKING:  # buffers or properties, as the coordinates have it
 
         @property
         def mean(self) -> Tensor:
-            """m, (*batch, D)."""
+            """The mean m of q, (*batch, D)."""
 
         @property
         def scale_tril(self) -> Tensor:
-            """The lower Cholesky factor of V, (*batch, D, D)."""
+            """The lower Cholesky factor of the covariance V, (*batch, D, D)."""
 
         @property
         def precision(self) -> Tensor:
-            """S = V⁻¹, (*batch, D, D)."""
+            """The precision S = V⁻¹, (*batch, D, D)."""
 
     def __init__(
         self, dim: int, batch_shape: Sequence[int], structure: Pattern | Callable[[int], Pattern] | None
@@ -80,16 +80,16 @@ class StartedGaussian(RememberingPosterior):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the coordinates."""
+        """The dtype of the coordinates, which is that of the mean."""
         return self.mean_probe.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device of the coordinates."""
+        """The device that the coordinates are on."""
         return self.mean_probe.device
 
     def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
-        """Coordinates in this family of a scale (*batch, D), or a lower factor (*batch, D, D)."""
+        """Compute the coordinates of a posterior with a scale (*batch, D), or with a lower factor (*batch, D, D)."""
         raise NotImplementedError
 
     def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
@@ -113,9 +113,20 @@ class StartedGaussian(RememberingPosterior):
     ) -> Self:
         """Restart in place from N(mean, scale scaleᵀ); the classes of earlier targets are forgotten.
 
+        Args:
+            mean: m, which broadcasts to (*batch, D).
+            scale: a scalar, (*batch, D) standard deviations, or (*batch, D, D) a lower factor of the covariance.
+
+        Returns:
+            The posterior itself.
+
         Raises:
             InputError: not finite, of a shape that does not fit, a scale whose diagonal is not positive, or one whose
                 coordinates are not finite in this dtype.
+
+        >>> from torchngvi import CholeskyGaussian
+        >>> CholeskyGaussian(1).initialize_(scale=2.0).variance.item()
+        4.0
         """
         like = self.mean_probe
         start = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
@@ -159,6 +170,6 @@ class StartedGaussian(RememberingPosterior):
         return self
 
     def extra_repr(self) -> str:
-        """Shown by ``repr``."""
+        """Describe the posterior for ``repr``: its dimension, batch and dtype."""
         batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
         return f"{self.dim}{batch}, dtype={self.dtype}"

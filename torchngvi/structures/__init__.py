@@ -1,4 +1,9 @@
-"""Algebras of matrix patterns: only these files know which entries a matrix has."""
+"""Algebras of matrix patterns: which entries the matrices of a posterior have, and how products with them are computed.
+
+`Dense`, `Diagonal` and `block_diagonal(sizes)` are the patterns of a full covariance, of a mean field and of
+independent blocks; `Pattern` is the contract for others.  No file outside of this folder knows which entries a matrix
+has.
+"""
 
 from torchngvi.structures.block_diagonal import UnequalBlocks, block_diagonal
 from torchngvi.structures.blocks import Dense, EqualBlocks

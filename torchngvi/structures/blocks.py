@@ -1,4 +1,4 @@
-"""Equal squares along the diagonal, dense matrices among them: closed under all products."""
+"""Equal squares along the diagonal, dense matrices among them, which are closed under all products."""
 
 import functools
 import math
@@ -14,14 +14,14 @@ from torchngvi.structures.pattern import Structured
 
 
 class Squares(FullAlgebra):
-    """Equal squares, as torch's batched matrices: abstract, see `Dense` and `EqualBlocks`."""
+    """Equal squares along the diagonal, as torch's batched matrices: abstract, see `Dense` and `EqualBlocks`."""
 
     def split(self, x: Tensor) -> Tensor:
-        """A vector (..., D) as those of the squares."""
+        """Split a vector (..., D) into those of the squares, which for a single square is the vector itself."""
         return x
 
     def join(self, x: Tensor) -> Tensor:
-        """The vector of the squares' vectors."""
+        """Join the vectors of the squares into one, (..., D)."""
         return x
 
     def _split_rows(self, rows: Tensor) -> Tensor:
@@ -32,43 +32,43 @@ class Squares(FullAlgebra):
         return rows
 
     def mv(self, root: Structured, x: Tensor) -> Tensor:
-        """A x, of any matrix."""
+        """Multiply vectors by any matrix of squares: A x."""
         return self.join(_mv(root, self.split(x)))
 
     def tmv(self, root: Structured, x: Tensor) -> Tensor:
-        """Aᵀ x, of any matrix."""
+        """Multiply vectors by the transpose of any matrix of squares: Aᵀ x."""
         return self.join(_mv(root.mT, self.split(x)))
 
     def smv(self, symmetric: Structured, x: Tensor) -> Tensor:
-        """A x."""
+        """Multiply vectors by a symmetric matrix, which is stored whole: A x."""
         return self.mv(symmetric, x)
 
     def solve(self, root: Structured, x: Tensor) -> Tensor:
-        """L⁻¹ x."""
+        """Solve L y = x square by square, in one batched substitution."""
         return self.join(_solve(root, self.split(x), upper=False))
 
     def tsolve(self, root: Structured, x: Tensor) -> Tensor:
-        """L⁻ᵀ x."""
+        """Solve Lᵀ y = x square by square, in one batched substitution."""
         return self.join(_solve(root.mT, self.split(x), upper=True))
 
     def matmul(self, left: Structured, right: Structured) -> Structured:
-        """A B, of any two matrices."""
+        """Multiply any two matrices of squares: A B."""
         return left @ right
 
     def tmatmul(self, root: Structured, symmetric: Structured) -> Structured:
-        """The entries of Lᵀ A on and below the diagonal."""
+        """Compute the entries of Lᵀ A on and below the diagonal, with zeros above it."""
         return (root.mT @ symmetric).tril()
 
     def inverse(self, root: Structured) -> Structured:
-        """L⁻¹."""
+        """Invert a root square by square: L⁻¹."""
         return triangular_inverse(root)
 
     def cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """L with A = L Lᵀ, and for which members it exists."""
+        """Factor A = L Lᵀ, and say for which members the factor of every square exists."""
         return self._members(cholesky(symmetric))
 
     def reverse_cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """L with A = Lᵀ L, and for which members it exists."""
+        """Factor A = Lᵀ L, and say for which members the factor of every square exists."""
         upper, ok = self._members(reverse_cholesky(symmetric))
         return upper.mT, ok
 
@@ -77,36 +77,36 @@ class Squares(FullAlgebra):
         return result
 
     def congruence(self, root: Structured, symmetric: Structured) -> Structured:
-        """A W Aᵀ, of any matrix."""
+        """Compute A W Aᵀ for any matrix of squares A."""
         return root @ symmetric @ root.mT
 
     def lower(self, left: Tensor, right: Tensor) -> Structured:
-        """The squares of Σ_n left_n right_nᵀ."""
+        """Keep the squares of Σ_n left_n right_nᵀ, both triangles of them."""
         return self._split_rows(left).mT @ self._split_rows(right)
 
     def sym_lower(self, left: Tensor, right: Tensor) -> Structured:
-        """Σ_n ½(left_n right_nᵀ + right_n left_nᵀ)."""
+        """Keep the squares of Σ_n ½(left_n right_nᵀ + right_n left_nᵀ), from one product."""
         product = self.lower(left, right)
         return 0.5 * (product + product.mT)
 
     def transpose(self, matrix: Structured) -> Structured:
-        """Aᵀ."""
+        """Transpose every square of the matrix."""
         return matrix.mT
 
     def exp(self, symmetric: Structured) -> Structured:
-        """The matrix exponential."""
+        """Compute the matrix exponential of every square."""
         return torch.linalg.matrix_exp(symmetric.contiguous())  # it views its argument
 
     def right_solve(self, matrix: Structured, root: Structured) -> Structured:
-        """A L⁻¹."""
+        """Divide any matrix of squares by a root from the right: A L⁻¹."""
         return torch.linalg.solve_triangular(root, matrix, upper=False, left=False)
 
     def lower_root(self, matrix: Structured) -> Structured:
-        """A lower-triangular L with L Lᵀ = A Aᵀ."""
+        """Find a lower-triangular L with L Lᵀ = A Aᵀ, by a QR factorisation of Aᵀ."""
         return torch.linalg.qr(matrix.mT, mode="r").R.mT
 
     def unconjugate(self, root: Structured, vector: Tensor, matrix: Structured) -> tuple[Tensor, Structured]:
-        """L⁻ᵀ a and L⁻ᵀ W L⁻¹."""
+        """Compute L⁻ᵀ a and L⁻ᵀ W L⁻¹, with one substitution for the vector and the left side of the matrix."""
         joint = torch.cat([self.split(vector)[..., None], matrix], -1)
         half = torch.linalg.solve_triangular(root.mT, joint, upper=True)
         return self.join(half[..., 0]), self.right_solve(half[..., 1:], root)
@@ -114,47 +114,47 @@ class Squares(FullAlgebra):
     # what the pattern derives, without an index
 
     def eye(self, like: Tensor) -> Structured:
-        """The identity for vectors such as ``like``."""
+        """Make the identity, with the batch, the dtype and the device of ``like``."""
         eye = torch.eye(self.shape[-1], dtype=like.dtype, device=like.device)
         return eye.expand(*like.shape[:-1], *self.shape)
 
     def diagonal(self, matrix: Structured) -> Tensor:
-        """The diagonal, (*batch, D)."""
+        """Take the diagonal out of a matrix, (*batch, D)."""
         return self.join(matrix.diagonal(dim1=-2, dim2=-1))
 
     def tril(self, matrix: Structured) -> Structured:
-        """The entries on and below the diagonal."""
+        """Keep the entries on and below the diagonal, with zeros above it."""
         return matrix.tril()
 
     def tril_half(self, symmetric: Structured) -> Structured:
-        """tril½[A]."""
+        """Halve a symmetric matrix, square by square: tril½[A]."""
         return tril_half(symmetric)
 
     def one_sided(self, matrix: Structured) -> Structured:
-        """The symmetric matrix with these entries on and below the diagonal."""
+        """Make the symmetric matrix that has these entries on and below the diagonal."""
         half = tril_half(matrix)
         return half + half.mT
 
     def with_diagonal(self, matrix: Structured, new: Tensor) -> Structured:
-        """The matrix with another diagonal."""
+        """Replace the diagonal of a copy of the matrix."""
         replaced = matrix.clone()
         replaced.diagonal(dim1=-2, dim2=-1).copy_(self.split(new))
         return replaced
 
     @property
     def parameters(self) -> int:
-        """The free entries of a root."""
+        """The number of free entries of a root, those of the triangles of all squares."""
         size = self.shape[-1]
         return self.dim * (size + 1) // 2
 
     def flat(self, symmetric: Structured) -> Tensor:
-        """The vector of A, (*batch, `parameters`), whose dot product with that of A' is ½⟨A, A'⟩_F."""
+        """Make a vector (*batch, `parameters`) of A, isometrically: its dot product with that of A' is ½⟨A, A'⟩_F."""
         lower, diagonal = _triangle(self.shape[-1], symmetric.device)
         entries = _with_shares(symmetric.flatten(-2)[..., lower], diagonal)
         return entries.flatten(1 - self.rank) if self.rank > 2 else entries
 
     def unflat(self, vector: Tensor) -> Structured:
-        """The symmetric matrix of such a vector."""
+        """Make the symmetric matrix of such a vector: the inverse of `flat`."""
         size = self.shape[-1]
         lower, diagonal = _triangle(size, vector.device)
         vector = vector.unflatten(-1, (*self.shape[:-2], -1))
@@ -163,43 +163,48 @@ class Squares(FullAlgebra):
         return half + half.mT
 
     def norm2(self, symmetric: Structured) -> Tensor:
-        """‖A‖²_F, of any matrix."""
+        """Compute the squared Frobenius norm of any matrix of squares, (*batch,)."""
         return self.total(symmetric.square().flatten(-self.rank).sum(-1))
 
     def rows(self, rows: Tensor, root: Structured, transposed: bool = False) -> Tensor:
-        """X L, or X Lᵀ, (*batch, N, D)."""
+        """Multiply a design by a root, X L, or X Lᵀ where ``transposed``, (*batch, N, D)."""
         return self._join_rows(self._split_rows(rows) @ (root.mT if transposed else root))
 
     def row_norms(self, root: Structured, transposed: bool = False) -> Tensor:
-        """diag(L Lᵀ), or diag(Lᵀ L), (*batch, D)."""
+        """Compute diag(L Lᵀ), or diag(Lᵀ L) where ``transposed``, (*batch, D)."""
         return self.join(root.square().sum(-2 if transposed else -1))
 
     def neighbours(self, x: Tensor) -> Tensor:
-        """The sum over the square of a coordinate."""
+        """Sum over the square that each coordinate stands in."""
         squares = self.split(x)
         return self.join(squares.sum(-1, keepdim=True).expand_as(squares))
 
     def scale_columns(self, root: Structured, factors: Tensor) -> Structured:
-        """L diag(s)."""
+        """Multiply each column by a factor of its own: L diag(s)."""
         return root * self.split(factors)[..., None, :]
 
     def positive_root(self, root: Structured) -> tuple[Structured, Tensor]:
-        """The root with a positive diagonal, and where it is finite and regular."""
+        """Turn columns until the diagonal is positive, and say where every square is finite and regular."""
         return self._members(positive_columns(root))
 
     def gram(self, root: Structured, weights: Tensor, transposed: bool = False) -> Structured:
-        """Cᵀ diag(w) C of C = L, or of C = Lᵀ."""
+        """Compute Cᵀ diag(w) C for C = L, or for C = Lᵀ where ``transposed``."""
         return gram(root.mT if transposed else root, self.split(weights))
 
     def conjugate(self, root: Structured, dense: Tensor, transposed: bool = False) -> Structured:
-        """The squares of Cᵀ H C, C = L, or C = Lᵀ."""
+        """Keep the squares of Cᵀ H C for C = L, or for C = Lᵀ where ``transposed``."""
         H = self.from_dense(dense)
         return root @ H @ root.mT if transposed else root.mT @ H @ root
 
 
 @dataclass(frozen=True)
 class Dense(Squares):
-    """Every entry, stored as (*batch, D, D).
+    """All matrices with D rows and columns, stored whole, (*batch, D, D): the pattern of a full covariance.
+
+    It is the default of a Gaussian posterior; a step costs O(D³), so that for a large D another pattern is in place.
+
+    Args:
+        dim: D.
 
     >>> Dense(2).eye(torch.zeros(2)).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -209,39 +214,45 @@ class Dense(Squares):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """(D, D)."""
+        """The trailing shape of a stored matrix, (D, D)."""
         return (self.dim, self.dim)
 
     @property
     def widest(self) -> int:  # type: ignore[override]
-        """D."""
+        """The size of the only square, D."""
         return self.dim
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """Row and column of every entry."""
+        """Return row and column of every entry."""
         place = torch.arange(self.dim)
         return place[:, None].expand(self.shape), place.expand(self.shape)
 
     def from_dense(self, matrix: Tensor) -> Structured:
-        """The matrix itself."""
+        """Return the matrix itself, which is stored whole."""
         return matrix
 
     def to_dense(self, root: Structured) -> Tensor:
-        """The matrix itself."""
+        """Return the matrix itself, which is stored whole."""
         return root
 
     def full(self, symmetric: Structured) -> Tensor:
-        """The matrix itself."""
+        """Return the matrix itself, which has both triangles."""
         return symmetric
 
     def sparse_gram(self, root: Structured, rows: Tensor, weights: Tensor, transposed: bool = False) -> Structured:
-        """Cᵀ Xᵀ diag(b) X C, from a product of sparse matrices."""
+        """Compute Cᵀ Xᵀ diag(b) X C, with Xᵀ diag(b) X from a product of sparse matrices."""
         return self.conjugate(root, sparse.gram(rows, weights), transposed)
 
 
 @dataclass(frozen=True)
 class EqualBlocks(Squares):
-    """Squares of one size along the diagonal, stored as (*batch, count, size, size).
+    """Block-diagonal matrices with squares of one size, stored as (*batch, count, size, size).
+
+    They are the pattern of q that factorises over groups of ``size`` coordinates; `block_diagonal` makes it.
+
+    Args:
+        count: how many squares there are.
+        size: of each.
 
     >>> EqualBlocks(2, 3).mv(torch.ones(2, 3, 3), torch.ones(6)).tolist()
     [3.0, 3.0, 3.0, 3.0, 3.0, 3.0]
@@ -252,30 +263,30 @@ class EqualBlocks(Squares):
 
     @property
     def dim(self) -> int:  # type: ignore[override]
-        """The number of coordinates."""
+        """The number of coordinates, count times size."""
         return self.count * self.size
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """(count, size, size)."""
+        """The trailing shape of a stored matrix, (count, size, size)."""
         return (self.count, self.size, self.size)
 
     @property
     def widest(self) -> int:  # type: ignore[override]
-        """The size of a square."""
+        """The number of coordinates of each square."""
         return self.size
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """Row and column of every entry."""
+        """Return row and column of every entry, square by square."""
         place = torch.arange(self.dim).reshape(self.count, self.size)
         return place[:, :, None].expand(self.shape), place[:, None, :].expand(self.shape)
 
     def split(self, x: Tensor) -> Tensor:
-        """(..., D) as (..., count, size)."""
+        """Split vectors (..., D) into those of the squares, (..., count, size)."""
         return x.unflatten(-1, (self.count, self.size))
 
     def join(self, x: Tensor) -> Tensor:
-        """(..., count, size) as (..., D)."""
+        """Join the vectors of the squares (..., count, size) into one, (..., D)."""
         return x.flatten(-2)
 
     def _split_rows(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Patterns whose squares are closed under all products, not only those of triangular matrices."""
+"""Patterns whose squares are closed under all products, not only under those of triangular matrices."""
 
 from abc import abstractmethod
 
@@ -8,15 +8,19 @@ from torchngvi.structures.pattern import Pattern, Structured
 
 
 class FullAlgebra(Pattern):
-    """A pattern whose squares are closed under all products: block-diagonal matrices, dense and diagonal among them.
+    """A pattern whose squares are closed under all products, as those of block-diagonal matrices are: abstract.
 
-    Here `matmul` and `mv` take any matrix of squares, not only triangular ones.  Rules that follow a root of the
+    Here `matmul` and `mv` take any matrix of squares, not only a triangular one.  Rules that follow a root of the
     covariance, or that need P², exp(P) or an orthogonal factor, ask for it; arrows and forests do not have it.
+
+    >>> from torchngvi.structures import Dense, FullAlgebra
+    >>> isinstance(Dense(2), FullAlgebra)
+    True
     """
 
     @abstractmethod
     def transpose(self, matrix: Structured) -> Structured:
-        """Aᵀ."""
+        """Transpose any matrix of squares: Aᵀ."""
 
     def marginals(self, root: Structured, transposed: bool = False) -> Structured:
         """C Cᵀ of C = L, or of C = Lᵀ."""
@@ -25,19 +29,19 @@ class FullAlgebra(Pattern):
 
     @abstractmethod
     def exp(self, symmetric: Structured) -> Structured:
-        """The matrix exponential."""
+        """Compute the matrix exponential of a symmetric matrix."""
 
     @abstractmethod
     def reverse_cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """The lower-triangular L with A = Lᵀ L, and for which members (*batch,) it exists."""
+        """Factor A = Lᵀ L with L lower triangular, and say for which members (*batch,) the factor exists."""
 
     @abstractmethod
     def right_solve(self, matrix: Structured, root: Structured) -> Structured:
-        """A L⁻¹."""
+        """Divide any matrix of squares by a root from the right: A L⁻¹."""
 
     @abstractmethod
     def lower_root(self, matrix: Structured) -> Structured:
-        """A lower-triangular L with L Lᵀ = A Aᵀ, by an orthogonal factor."""
+        """Find a lower-triangular L with L Lᵀ = A Aᵀ, by an orthogonal factor; its diagonal may have any signs."""
 
     @abstractmethod
     def unconjugate(
@@ -46,4 +50,4 @@ class FullAlgebra(Pattern):
         vector: Tensor,  # (*batch, D)
         matrix: Structured,
     ) -> tuple[Tensor, Structured]:
-        """L⁻ᵀ a and L⁻ᵀ W L⁻¹."""
+        """Take a vector and a matrix out of the frame of C = L: L⁻ᵀ a and L⁻ᵀ W L⁻¹."""

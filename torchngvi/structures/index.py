@@ -1,4 +1,4 @@
-"""Where the stored entries of a pattern stand, as flat indices: made once for each pattern and device."""
+"""Where the stored entries of a pattern stand, as flat indices, which are made once for each pattern and device."""
 
 import functools
 import math
@@ -9,18 +9,23 @@ from torch import Tensor
 
 
 class Positioned(Protocol):
-    """What knows the place of each of its entries; compared and hashed by its sizes."""
+    """Anything that knows the place of each of its entries, and is compared and hashed by its sizes."""
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The number D of its coordinates."""
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """Row and column of every stored entry."""
+        """Return row and column of every stored entry."""
 
 
 class Index(NamedTuple):
-    """Where the stored entries stand; all of them flat, (E,)."""
+    """Where the stored entries of a pattern stand, as flat tensors with one number an entry, (E,), unless noted.
+
+    >>> from torchngvi.structures import Dense
+    >>> index_of(Dense(2), torch.device("cpu")).lower.tolist()  # of (0, 0), (0, 1), (1, 0), (1, 1)
+    [0, 2, 3]
+    """
 
     rows: Tensor
     columns: Tensor
@@ -36,7 +41,14 @@ class Index(NamedTuple):
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)  # kept for later calls, which may be differentiated
 def index_of(pattern: Positioned, device: torch.device) -> Index:
-    """The indices on that device.
+    """Make the indices of a pattern on a device, or return those that were made for it before.
+
+    Args:
+        pattern: what the entries belong to; patterns that compare equal share their indices.
+        device: where the indices are to lie.
+
+    Returns:
+        The `Index`, of integers on that device; its weights are float64.
 
     >>> from torchngvi.structures import Dense
     >>> index_of(Dense(2), torch.device("cpu")).diagonal.tolist()

@@ -1,4 +1,4 @@
-"""The pattern without an entry: of a posterior whose coordinates are one vector, with no matrix beside it."""
+"""The pattern without an entry, for a posterior whose coordinates are one vector, with no matrix beside it."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -19,9 +19,15 @@ _has_no_root: Any = _refused
 @final
 @dataclass(frozen=True)
 class NoMatrix(Pattern):
-    """Tensors (*batch, 0), so that what moves, masks, scales or saves coordinates needs no case for their absence.
+    """The pattern without entries: tensors (*batch, 0), so that what moves, masks, scales or saves a matrix finds one.
 
     Products and factors are those of a root, and there is none: a posterior that holds this pattern has no frame.
+
+    Args:
+        dim: D, the length of the vector.
+
+    Raises:
+        NotImplementedError: any product or factor is asked for.
 
     >>> NoMatrix(3).eye(torch.zeros(2, 3)).shape
     torch.Size([2, 0])
@@ -33,7 +39,7 @@ class NoMatrix(Pattern):
     widest = 0
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """None."""
+        """Return two empty tensors, since no entry is stored."""
         return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
 
     mv = tmv = solve = tsolve = matmul = tmatmul = inverse = cholesky = congruence = lower = _has_no_root

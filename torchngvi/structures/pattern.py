@@ -9,6 +9,8 @@ block-diagonal, or arrows and forests of groups.  A matrix is one tensor (*batch
 so that sums, multiples, masks and ``torch.where`` need no verb.  What a pattern must say for itself is abstract in
 `Pattern`; everything else is derived here, once, and overridden only where a pattern knows a faster way.  What the
 covariance side needs beyond it, products and functions of matrices that are not triangular, is `FullAlgebra`.
+
+In what follows L and M are roots, A is symmetric and x a vector, or several; Π keeps the entries of the pattern.
 """
 
 from abc import ABC, abstractmethod
@@ -22,10 +24,15 @@ Structured = Tensor  # a matrix of a pattern, (*batch, *pattern.shape)
 
 
 class Pattern(ABC):
-    """Lower-triangular matrices of one pattern.  Vectors are (*sample, *batch, D), samples left of the batch.
+    """The lower-triangular matrices of one pattern, and the symmetric ones beside them: abstract.
 
-    A third party's pattern implements the abstract methods, and has the checks of `torchngvi.testing.check_structure`.
-    It is compared and hashed by its sizes: make it a frozen dataclass.
+    Vectors are (*sample, *batch, D), with samples on the left of the batch.  A third party's pattern implements the
+    abstract methods, and has the check `torchngvi.testing.check_structure`.  It is compared and hashed by its sizes:
+    make it a frozen dataclass.
+
+    >>> from torchngvi.structures import Dense
+    >>> Dense(2).mv(torch.tensor([[1.0, 0.0], [2.0, 3.0]]), torch.ones(2)).tolist()
+    [1.0, 5.0]
     """
 
     dim: int  # D
@@ -36,43 +43,43 @@ class Pattern(ABC):
 
     @abstractmethod
     def positions(self) -> tuple[Tensor, Tensor]:
-        """Row and column of every stored entry, two integer tensors of ``shape``."""
+        """Return row and column of every stored entry, as two integer tensors of ``shape``."""
 
     @abstractmethod
     def mv(self, root: Structured, x: Tensor) -> Tensor:
-        """L x."""
+        """Multiply vectors by a root: L x, (*sample, *batch, D)."""
 
     @abstractmethod
     def tmv(self, root: Structured, x: Tensor) -> Tensor:
-        """Lᵀ x."""
+        """Multiply vectors by a transposed root: Lᵀ x, (*sample, *batch, D)."""
 
     @abstractmethod
     def solve(self, root: Structured, x: Tensor) -> Tensor:
-        """L⁻¹ x."""
+        """Solve L y = x by forward substitution: L⁻¹ x, (*sample, *batch, D)."""
 
     @abstractmethod
     def tsolve(self, root: Structured, x: Tensor) -> Tensor:
-        """L⁻ᵀ x."""
+        """Solve Lᵀ y = x by backward substitution: L⁻ᵀ x, (*sample, *batch, D)."""
 
     @abstractmethod
     def matmul(self, left: Structured, right: Structured) -> Structured:
-        """L M of two roots."""
+        """Multiply two roots: L M, which is a root of the pattern again."""
 
     @abstractmethod
     def tmatmul(self, root: Structured, symmetric: Structured) -> Structured:
-        """The entries of Lᵀ A on and below the diagonal, zeros above."""
+        """Compute the entries of Lᵀ A on and below the diagonal, with zeros above it."""
 
     @abstractmethod
     def inverse(self, root: Structured) -> Structured:
-        """L⁻¹."""
+        """Invert a root: L⁻¹, which is a root of the pattern again."""
 
     @abstractmethod
     def cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """L with A = L Lᵀ, and for which members (*batch,) it exists."""
+        """Factor A = L Lᵀ, and say for which members (*batch,) the factor exists."""
 
     @abstractmethod
     def congruence(self, root: Structured, symmetric: Structured) -> Structured:
-        """L A Lᵀ."""
+        """Compute the symmetric matrix L A Lᵀ, which stays in the pattern."""
 
     @abstractmethod
     def lower(
@@ -80,20 +87,17 @@ class Pattern(ABC):
         left: Tensor,  # (*batch, N, D)
         right: Tensor,  # (*batch, N, D)
     ) -> Structured:
-        """The stored entries of Σ_n left_n right_nᵀ."""
+        """Sum outer products over n, and keep the stored entries of Σ_n left_n right_nᵀ."""
 
     # ---------------------------------------------------------------------------- sums over all coordinates
 
     def total(self, scalar: Tensor) -> Tensor:
-        """A sum over coordinates, completed; a pattern that is spread over processes sums it over them.
-
-        Every such sum and verdict passes through here; a pattern that is spread overrides it beside `total_dim`.
-        """
+        """Complete a sum over coordinates; a pattern spread over processes sums over them, as `total_dim` does."""
         return scalar
 
     @property
     def total_dim(self) -> int:
-        """The coordinates of all processes together."""
+        """The number of coordinates of all processes together."""
         return self.dim
 
     def dot(
@@ -101,23 +105,23 @@ class Pattern(ABC):
         x: Tensor,  # (*sample, *batch, D)
         y: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """Σ_i x_i y_i, (*sample, *batch)."""
+        """Compute the inner product Σ_i x_i y_i of vectors, (*sample, *batch)."""
         return self.total((x * y).sum(-1))
 
     def everywhere(self, ok: Tensor) -> Tensor:
-        """Whether something holds for the coordinates of every process, (*batch,)."""
+        """Say whether something holds for the coordinates of every process, (*batch,)."""
         return self.total((~ok).to(torch.int32)) == 0
 
     # ---------------------------------------------------------------------------- entries
 
     @property
     def rank(self) -> int:
-        """The trailing dimensions of a stored matrix."""
+        """The number of trailing dimensions of a stored matrix."""
         return len(self.shape)
 
     @property
     def parameters(self) -> int:
-        """The free entries of a root."""
+        """The number of free entries of a root, which is the length of the vectors of `flat`."""
         return len(index_of(self, torch.device("cpu")).lower)
 
     def _at(self, x: Tensor) -> Index:
@@ -130,12 +134,12 @@ class Pattern(ABC):
         self,
         like: Tensor,  # (*batch, D)
     ) -> Structured:
-        """The identity for such vectors."""
+        """Make the identity, with the batch, the dtype and the device of such vectors."""
         eye = (self._at(like).rows == self._at(like).columns).to(like.dtype).reshape(self.shape)
         return eye.expand(*like.shape[:-1], *self.shape)
 
     def diagonal(self, matrix: Structured) -> Tensor:
-        """The diagonal, (*batch, D)."""
+        """Take the diagonal out of a matrix, (*batch, D)."""
         return self._flat(matrix)[..., self._at(matrix).diagonal]
 
     def with_diagonal(
@@ -143,7 +147,7 @@ class Pattern(ABC):
         matrix: Structured,
         new: Tensor,  # (*batch, D)
     ) -> Structured:
-        """The matrix with another diagonal; the other entries are the same to the last bit."""
+        """Replace the diagonal of a matrix; its other entries are the same to the last bit."""
         flat = self._flat(matrix)
         return flat.index_copy(-1, self._at(matrix).diagonal, new.expand(*flat.shape[:-1], -1)).reshape(matrix.shape)
 
@@ -152,50 +156,50 @@ class Pattern(ABC):
         factor: Tensor,  # (*batch,)
         matrix: Structured,
     ) -> Structured:
-        """One factor a member times its matrix."""
+        """Multiply each member's matrix by a factor of its own."""
         return factor[(..., *(None,) * self.rank)] * matrix
 
     def from_dense(
         self,
         matrix: Tensor,  # (*batch, D, D)
     ) -> Structured:
-        """The stored entries of a matrix."""
+        """Keep the stored entries of a matrix that is written out."""
         index = self._at(matrix)
         return matrix.flatten(-2)[..., index.rows * self.dim + index.columns].unflatten(-1, self.shape)
 
     def to_dense(self, root: Structured) -> Tensor:
-        """The stored entries in their places, (*batch, D, D)."""
+        """Write the stored entries out in their places, (*batch, D, D), zeros elsewhere."""
         index, flat = self._at(root), self._flat(root)
         dense = flat.new_zeros(*flat.shape[:-1], self.dim**2)
         dense = dense.index_copy(-1, index.rows * self.dim + index.columns, flat)
         return dense.unflatten(-1, (self.dim, self.dim))
 
     def full(self, symmetric: Structured) -> Tensor:
-        """A symmetric matrix written out, (*batch, D, D)."""
+        """Write a symmetric matrix out with both of its triangles, (*batch, D, D)."""
         half = self.to_dense(self.tril_half(symmetric))
         return half + half.mT
 
     def tril(self, matrix: Structured) -> Structured:
-        """The entries on and below the diagonal."""
+        """Keep the entries on and below the diagonal, with zeros above it."""
         index = self._at(matrix)
         return torch.where((index.rows >= index.columns).reshape(self.shape), matrix, 0.0)
 
     def tril_half(self, symmetric: Structured) -> Structured:
-        """K = tril½[A], the root with A = K + Kᵀ (Kumar et al. 2025, Eq 13; the double bar of Tan 2025)."""
+        """Halve a symmetric matrix: K = tril½[A], A = K + Kᵀ (Kumar et al. 2025, Eq 13; double bar of Tan 2025)."""
         return self.tril(symmetric) * self._at(symmetric).halves.to(symmetric.dtype).reshape(self.shape)
 
     def one_sided(self, matrix: Structured) -> Structured:
-        """The symmetric matrix with these entries on and below the diagonal."""
+        """Make the symmetric matrix that has these entries on and below the diagonal."""
         return self._flat(matrix)[..., self._at(matrix).mirror].reshape(matrix.shape)
 
     def is_finite(self, matrix: Structured) -> Tensor:
-        """Whether every entry is, (*batch,)."""
+        """Say for which members every stored entry is finite, (*batch,)."""
         return matrix.isfinite().flatten(-self.rank).all(-1)
 
     # ---------------------------------------------------------------------------- metric
 
     def flat(self, symmetric: Structured) -> Tensor:
-        """The vector of A, (*batch, `parameters`), whose dot product with that of A' is ½⟨A, A'⟩_F."""
+        """Make a vector (*batch, `parameters`) of A, isometrically: its dot product with that of A' is ½⟨A, A'⟩_F."""
         index = self._at(symmetric)
         return self._flat(symmetric)[..., index.lower] * index.weights.to(symmetric.dtype)
 
@@ -203,31 +207,31 @@ class Pattern(ABC):
         self,
         vector: Tensor,  # (*batch, parameters)
     ) -> Structured:
-        """The symmetric matrix of such a vector."""
+        """Make the symmetric matrix of such a vector: the inverse of `flat`."""
         index = self._at(vector)
         return (vector[..., index.spread] * index.unweights.to(vector.dtype)).unflatten(-1, self.shape)
 
     def norm2(self, symmetric: Structured) -> Tensor:
-        """‖A‖²_F, (*batch,)."""
+        """Compute the squared Frobenius norm ‖A‖²_F of a symmetric matrix, (*batch,)."""
         return self.total(2 * self.flat(symmetric).square().sum(-1))
 
     def entries_norm2(self, matrix: Structured) -> Tensor:
-        """The squares of all stored entries, (*batch,): ‖L‖²_F of a root, and ‖A‖²_F of any matrix of squares."""
+        """Sum the squares of all stored entries, (*batch,): ‖L‖²_F of a root, or of any matrix of squares."""
         return self.total(self._flat(matrix).square().sum(-1))
 
     def log_det(self, root: Structured) -> Tensor:
-        """Σ log L_ii, (*batch,)."""
+        """Compute log det L = Σ_i log L_ii of a root with a positive diagonal, (*batch,)."""
         return self.total(self.diagonal(root).log().sum(-1))
 
     # ---------------------------------------------------------------------------- vectors
 
     def smv(self, symmetric: Structured, x: Tensor) -> Tensor:
-        """A x."""
+        """Multiply vectors by a symmetric matrix: A x, (*sample, *batch, D)."""
         half = self.tril_half(symmetric)
         return self.mv(half, x) + self.tmv(half, x)
 
     def neighbours(self, x: Tensor) -> Tensor:
-        """Σ_j x_j over the entries (i, j) that a symmetric matrix has, for each i; (*sample, *batch, D)."""
+        """Sum x_j over the entries (i, j) that a symmetric matrix has, for each i: (*sample, *batch, D)."""
         return self.smv(torch.ones(self.shape, dtype=x.dtype, device=x.device), x)
 
     def sym_lower(
@@ -235,7 +239,7 @@ class Pattern(ABC):
         left: Tensor,  # (*batch, N, D)
         right: Tensor,  # (*batch, N, D)
     ) -> Structured:
-        """Σ_n ½(left_n right_nᵀ + right_n left_nᵀ)."""
+        """Sum symmetrised outer products over n: Π(Σ_n ½(left_n right_nᵀ + right_n left_nᵀ))."""
         return 0.5 * (self.lower(left, right) + self.lower(right, left))
 
     def rows(
@@ -244,13 +248,13 @@ class Pattern(ABC):
         root: Structured,
         transposed: bool = False,
     ) -> Tensor:
-        """X L, or X Lᵀ, (*batch, N, D)."""
+        """Multiply a design by a root from the right: X L, or X Lᵀ where ``transposed``, (*batch, N, D)."""
         batch = root.shape[: root.ndim - self.rank]
         samples = rows.expand(*batch, *rows.shape[-2:]).movedim(-2, 0)
         return (self.mv if transposed else self.tmv)(root, samples).movedim(0, -2)
 
     def row_norms(self, root: Structured, transposed: bool = False) -> Tensor:
-        """diag(L Lᵀ), or diag(Lᵀ L), (*batch, D)."""
+        """Compute the squared row norms diag(L Lᵀ), or diag(Lᵀ L) where ``transposed``, (*batch, D)."""
         index, squares = self._at(root), self._flat(root).square()
         into = index.columns if transposed else index.rows
         return squares.new_zeros(*squares.shape[:-1], self.dim).index_add(-1, into, squares)
@@ -260,14 +264,11 @@ class Pattern(ABC):
         root: Structured,
         factors: Tensor,  # (*batch, D)
     ) -> Structured:
-        """L diag(s)."""
+        """Multiply each column of a root by a factor of its own: L diag(s)."""
         return root * factors[..., self._at(root).columns].unflatten(-1, self.shape)
 
     def positive_root(self, root: Structured) -> tuple[Structured, Tensor]:
-        """The root with a positive diagonal, columns turned, and where it is finite and regular (*batch,).
-
-        L Lᵀ does not change, and the natural gradient of a root commutes with column signs.
-        """
+        """Turn columns until the diagonal is positive, L Lᵀ unchanged; say where the root is finite and regular."""
         diagonal = self.diagonal(root)
         ok = (diagonal != 0).all(-1) & self.is_finite(root)
         return self.scale_columns(root, diagonal.sign()), ok
@@ -280,7 +281,7 @@ class Pattern(ABC):
         weights: Tensor,  # broadcasts to (*batch, D)
         transposed: bool = False,
     ) -> Structured:
-        """Cᵀ diag(w) C of C = L, or of C = Lᵀ."""
+        """Bring diagonal weights into the frame: Π(Cᵀ diag(w) C) for C = L, or for C = Lᵀ where ``transposed``."""
         weights = weights.expand(*root.shape[: root.ndim - self.rank], self.dim)
         if transposed:
             return self.congruence(root, self.with_diagonal(torch.zeros_like(root), weights))
@@ -296,7 +297,7 @@ class Pattern(ABC):
         dense: Tensor,  # H, (*batch, D, D), symmetric
         transposed: bool = False,
     ) -> Structured:
-        """The stored entries of Cᵀ H C, C = L, or C = Lᵀ."""
+        """Bring a dense matrix into the frame: Π(Cᵀ H C) for C = L, or for C = Lᵀ where ``transposed``."""
         rows = self.to_dense(root)
         return self.lower(rows.mT if transposed else rows, self.rows(dense, root, transposed))
 
@@ -307,7 +308,7 @@ class Pattern(ABC):
         weights: Tensor,  # b, (N,)
         transposed: bool = False,
     ) -> Structured:
-        """The stored entries of Cᵀ Xᵀ diag(b) X C."""
+        """Bring weighted sparse rows into the frame: Π(Cᵀ Xᵀ diag(b) X C) for C = L, or Lᵀ where ``transposed``."""
         dense = self.to_dense(root)
         projected = rows @ (dense.mT if transposed else dense)
         return self.lower(projected * weights[:, None], projected)
@@ -318,6 +319,6 @@ class Pattern(ABC):
         rows: Tensor,  # X, (N, D) sparse CSR
         transposed: bool = False,
     ) -> Tensor:
-        """‖Cᵀx_n‖², (N,)."""
+        """Compute ‖Cᵀx_n‖² for sparse rows, (N,): the variances of X θ for C = L, or Lᵀ where ``transposed``."""
         dense = self.to_dense(root)
         return (rows @ (dense.mT if transposed else dense)).square().sum(-1)

@@ -1,11 +1,11 @@
-"""Checks of the contracts in torchngvi.interfaces, for parts of this library and of others: one call a part.
+"""Checks of the contracts in `torchngvi.interfaces`, for parts of this library and of others: one function a kind.
 
     from torchngvi.testing import check_rule
     check_rule(MyRule)
 
-A check raises an AssertionError with a whole sentence, which says which identity failed, by how much, and for
-which input; it says nothing where all hold.  It needs no test runner, takes well under a second or two, and is
-the same at each call: what it draws comes from seeds of its own.
+A check raises an AssertionError whose text is a whole sentence: it says which identity failed, by how much, and for
+which input.  Where all hold it returns nothing.  It needs no test runner, takes a second or two at most, and gives
+the same result at each call, since what it draws comes from seeds of its own.
 """
 
 from torchngvi.testing.accelerations import check_acceleration

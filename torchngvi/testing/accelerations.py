@@ -21,10 +21,10 @@ def check_acceleration(
 ) -> None:
     """Check that an acceleration keeps the contract of `Acceleration`, on every posterior that it takes.
 
-    At gradients of a regression, as a run would meet them: `slope` is the inner product ⟨∇L, B∇L⟩ in the metric of q,
-    a·a' + ½⟨P, P'⟩, and positive; zero stays zero; the state is its own, is handed back and not written to;
-    `forget` leaves what `init` makes, for the members that it is said of; members do not depend on one another.
-    Posteriors that it refuses by a `PairError` are left out.
+    It is given the gradients of a small regression, as a run would meet them, and has to keep these promises.  `slope`
+    is the inner product ⟨∇L, B∇L⟩ = a·a' + ½⟨P, P'⟩ in the metric of q, and is positive.  A zero gradient stays zero.
+    New state is returned and the old is not written to.  `forget` leaves what `init` makes, for the members that it
+    is said of.  Members do not depend on one another.  Posteriors that it refuses by a `PairError` are left out.
 
     Args:
         factory: makes the acceleration of a model, or of any: ``lambda model: QuasiNewton()``.

@@ -1,4 +1,4 @@
-"""What every check says of a part, and how it compares: whole sentences, one tolerance a kind of identity.
+"""What every check says of a part, and how it compares: whole sentences, and one tolerance for each kind of identity.
 
 * `EXACT`: the same formula in another order of operations;
 * `IDENTITY`: an identity that passes through a solve, a factorisation or quadrature;
@@ -28,26 +28,34 @@ _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.defau
 
 @dataclass(frozen=True)
 class Claim:
-    """A part under test, and the input for which something is said of it."""
+    """A part under test, and the input for which something is said of it.
+
+    Every check makes one, narrows it by `at`, and says by the other methods what must hold.
+
+    >>> claim = Claim("MyRule").at("a batch of (2, 3)")
+    >>> claim.holds(False, "its path must begin at q")
+    Traceback (most recent call last):
+    AssertionError: MyRule: its path must begin at q, for a batch of (2, 3).
+    """
 
     part: str
     where: str = ""
 
     def at(self, where: str) -> "Claim":
-        """The same part, for another input."""
+        """Return a claim about the same part, for another input."""
         return replace(self, where=where)
 
     def fail(self, sentence: str) -> None:
-        """Raise an AssertionError that says so."""
+        """Raise an AssertionError that names the part, says the sentence and names the input."""
         raise AssertionError(f"{self.part}: {sentence}{f', for {self.where}' if self.where else ''}.")
 
     def holds(self, truth: bool | Tensor, sentence: str) -> None:
-        """The truth of a statement; the sentence says what must be."""
+        """Fail unless a statement is true; the sentence says what must be."""
         if not bool(truth):
             self.fail(sentence)
 
     def close(self, sentence: str, actual: Tensor, expected: Tensor, tolerance: float = EXACT) -> None:
-        """Two tensors of one shape and dtype whose entries agree; the sentence says which identity that is."""
+        """Fail unless two tensors agree in shape, dtype and entries; the sentence says which identity that is."""
         if not isinstance(actual, Tensor) or actual.shape != expected.shape:
             got = tuple(actual.shape) if isinstance(actual, Tensor) else type(actual).__name__
             self.fail(f"{sentence}; its shape must be {tuple(expected.shape)}, got {got}")
@@ -58,11 +66,11 @@ class Claim:
             self.fail(f"{sentence}; it is off by {error:.1e} where {tolerance:.0e} is allowed")
 
     def same(self, sentence: str, actual: Tensor, expected: Tensor) -> None:
-        """Equal to the last bit."""
+        """Fail unless two tensors are equal to the last bit."""
         self.holds(actual.shape == expected.shape and torch.equal(actual, expected), sentence)
 
     def unbiased(self, sentence: str, estimates: Tensor, expected: Tensor) -> None:
-        """The mean of independent estimates (R, ...) is the expected one, by z-tests over all entries."""
+        """Fail unless the mean of independent estimates (R, ...) is the expected one, by z-tests over all entries."""
         if estimates.shape[1:] != expected.shape:
             self.fail(f"{sentence}; its shape must be {tuple(expected.shape)}, got {tuple(estimates.shape[1:])}")
         rounding = IDENTITY * expected.abs().max().clamp_min(1.0)
@@ -78,7 +86,7 @@ class Claim:
 
     @contextmanager
     def works(self, what: str) -> Iterator[None]:
-        """Whatever is raised inside becomes a sentence, with the error as its cause."""
+        """Open a block in which whatever is raised becomes a sentence of this claim, with the error as its cause."""
         try:
             yield
         except AssertionError as error:
@@ -92,17 +100,33 @@ class Claim:
 
 
 class NoReads(TorchDispatchMode):
-    """Makes each read of a tensor's value by the host an error, as it would make the host wait for an accelerator."""
+    """A mode in which each read of a tensor's value by the host is an error: the host would wait for a device.
+
+    >>> with NoReads():
+    ...     torch.ones(1).item()
+    Traceback (most recent call last):
+    RuntimeError: aten._local_scalar_dense.default reads a value back from the device
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse item(), bool(), torch.equal and nonzero."""
+        """Refuse item(), bool(), torch.equal and nonzero, and let everything else pass."""
         if func in _READS:
             raise RuntimeError(f"{func} reads a value back from the device")
         return func(*args, **(kwargs or {}))
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest expected entry or 1; NaN where either is."""
+    """Compute the largest difference of two tensors, relative to the largest expected entry or to 1.
+
+    Args:
+        actual, expected: tensors of one shape.
+
+    Returns:
+        A number, 0 for tensors without entries and NaN where either has one.
+
+    >>> relative_error(torch.tensor([15.0]), torch.tensor([10.0]))
+    0.5
+    """
     if not expected.numel():
         return 0.0
     scale = max(1.0, float(expected.detach().abs().max()))
@@ -110,34 +134,98 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = DTYPE) -> Tensor:
-    """Standard normal draws that depend on the seed and the shape only."""
+    """Draw standard normal numbers that depend on the seed and the shape only.
+
+    Args:
+        shape: the sizes of the tensor.
+        seed: of a generator of its own.
+        dtype: into which the float64 draws are rounded.
+
+    Returns:
+        A tensor of that shape on the CPU.
+
+    >>> torch.equal(normal(2, seed=1), normal(2, seed=1))
+    True
+    """
     return torch.randn(shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def derivative(function: Callable[[float], Tensor], step: float = 5e-5) -> Tensor:
-    """f'(0) from values at 0 and to the right of it, with an error of the order step⁴."""
+    """Compute f'(0) from values at 0 and to the right of it, with an error of the order step⁴.
+
+    Args:
+        function: f, from a number to a tensor, which need not be known left of 0.
+        step: the distance between two of the five values.
+
+    Returns:
+        A tensor of the shape of f.
+
+    >>> round(derivative(lambda h: torch.tensor(2.0 + h, dtype=torch.float64).square()).item(), 8)
+    4.0
+    """
     weights = (-25.0, 48.0, -36.0, 16.0, -3.0)
     terms = (weight * function(index * step) for index, weight in enumerate(weights))
     return torch.stack(list(terms)).sum(0) / (12 * step)
 
 
 def matvec(matrix: Tensor, x: Tensor) -> Tensor:
-    """A x, for samples on the left of the batch."""
+    """Multiply vectors by matrices, A x, with samples on the left of the batch.
+
+    Args:
+        matrix: A, (*batch, D, D).
+        x: (*sample, *batch, D).
+
+    Returns:
+        A x, (*sample, *batch, D).
+
+    >>> matvec(2 * torch.eye(2), torch.ones(3, 2)).shape
+    torch.Size([3, 2])
+    """
     return torch.einsum("...ij,...j->...i", matrix, x)
 
 
 def tensors_in(packet: Any) -> list[Tensor]:
-    """Every tensor of nested tuples, of a move or of a packet."""
+    """Collect every tensor of nested tuples, such as a move or a packet.
+
+    Args:
+        packet: a tensor, a tuple that may hold further ones, or anything else, in which there is none.
+
+    Returns:
+        The tensors in order.
+
+    >>> len(tensors_in((torch.ones(1), (torch.ones(1), 2.0))))
+    2
+    """
     if isinstance(packet, Tensor):
         return [packet]
     return [tensor for part in packet for tensor in tensors_in(part)] if isinstance(packet, tuple) else []
 
 
 def kind(part: object) -> str:
-    """The name of its class."""
+    """Return the name of the class of a part, by which the sentences call it.
+
+    Args:
+        part: any object.
+
+    Returns:
+        The name alone, without its module.
+
+    >>> kind(torch.nn.Linear(1, 1))
+    'Linear'
+    """
     return type(part).__name__
 
 
 def batch_text(batch: tuple[int, ...]) -> str:
-    """In words."""
+    """Say in words for how many posteriors something is claimed.
+
+    Args:
+        batch: the batch dimensions.
+
+    Returns:
+        The words of a sentence's end.
+
+    >>> batch_text((2, 3)), batch_text(())
+    ('a batch of (2, 3)', 'one posterior')
+    """
     return f"a batch of {batch}" if batch else "one posterior"

@@ -1,4 +1,4 @@
-"""The check of an estimator: values and derivatives against closed forms, by z-tests where it draws."""
+"""The check of an estimator: its values and derivatives against closed forms, by z-tests where it draws."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,17 @@ TEMPERATURE = 0.5
 
 
 class Data(NamedTuple):
-    """A generalised linear model, from which a target of every kind is made."""
+    """A generalised linear model as numbers, from which a target of every kind is made.
+
+    Attributes:
+        X: the design, (N, D).
+        y: the targets, (N,).
+        likelihood: makes the likelihood.
+        moments: from e, v and y to E[f], E[f'] and E[f''] in closed form; None where there is none.
+
+    >>> Data(torch.ones(2, 1), torch.zeros(2), Likelihood, None).X.shape
+    torch.Size([2, 1])
+    """
 
     X: Tensor  # (N, D)
     y: Tensor  # (N,)
@@ -47,7 +57,7 @@ class Data(NamedTuple):
     moments: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None  # e, v, y -> E[f], E[f'], E[f'']
 
     def exact(self, q: Posterior) -> tuple[Tensor, Tensor, Tensor]:
-        """E_q[ℓ], a and W in closed form, one posterior."""
+        """Compute E_q[ℓ], a and W in closed form, for one posterior."""
         assert self.moments is not None
         (mean, V), C = moments(q), q.frame().dense()
         f, slope, curvature = self.moments(self.X @ mean, (self.X @ V * self.X).sum(-1), self.y)
@@ -92,7 +102,11 @@ DATA = {"a regression": _regression, "counts": _counts, "classes": _classes}
 
 
 class Counted:
-    """How often a function of the target was evaluated, in passes over the data or in draws."""
+    """A count of how often a function of the target was evaluated, in passes over the data or in draws.
+
+    >>> Counted().passes
+    0
+    """
 
     def __init__(self) -> None:
         self.passes = 0
@@ -150,11 +164,11 @@ def check_estimator(
 ) -> None:
     """Check that an estimator keeps the contract of `Estimator` and `Expectation` on every posterior.
 
-    On regressions with closed forms: one that draws must be unbiased, by z-tests of value, a and W, on a quadratic
-    log joint and, if it says `unbiased`, on any; one that says `comparable` must give the same at each call, exact for
-    a quadratic, and its derivative must be that of its value, by finite differences.  Shapes, dtypes, batches, the
-    temperature, and the cost that it tells are checked for both.  Targets that it refuses by a `PairError` are
-    left out, as are batches.
+    It is tried on regressions whose expectations are known in closed form.  One that draws must be unbiased for a
+    quadratic log joint and, if it says `unbiased`, for any, by z-tests of value, a and W.  One that says `comparable`
+    must give the same at each call and be exact for a quadratic, and its derivative must be that of its value, by
+    finite differences.  Of both kinds the shapes, dtypes, batches, the temperature and the cost are checked.  Targets
+    and batches that it refuses by a `PairError` are left out.
 
     Args:
         factory: makes the estimator, for example its class.  Few draws are enough, and make the check faster.

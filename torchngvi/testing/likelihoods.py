@@ -19,8 +19,9 @@ def check_likelihood(
 ) -> None:
     """Check that a likelihood keeps the contract of `Likelihood`.
 
-    `expected` must give the expectation of `energy` under N(e, v), against a trapezoid rule, and the derivatives ∂F/∂e
-    and 2 ∂F/∂v of that value, by finite differences; `energy` must be differentiable; float32 stays float32.
+    `expected` must give the expectation of `energy` under N(e, v), which is compared with a trapezoid rule, and the
+    derivatives ∂F/∂e and 2 ∂F/∂v of that value, which are compared with finite differences.  `energy` must be
+    differentiable, and float32 must stay float32.
 
     Args:
         factory: makes the likelihood, for example its class.

@@ -11,7 +11,18 @@ from torchngvi.testing.claims import DTYPE, matvec, normal
 
 
 def mask(pattern: Pattern) -> Tensor:
-    """1 where a symmetric matrix of the pattern has an entry, (D, D)."""
+    """Mark the entries that a symmetric matrix of the pattern has.
+
+    Args:
+        pattern: whose `positions` are read.
+
+    Returns:
+        1 where there is an entry, else 0, (D, D) in float64.
+
+    >>> from torchngvi.structures import block_diagonal
+    >>> mask(block_diagonal([1, 2])).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+    """
     rows, columns = (x.flatten() for x in pattern.positions())
     kept = torch.zeros(pattern.dim, pattern.dim, dtype=DTYPE)
     kept[rows, columns] = kept[columns, rows] = 1.0
@@ -19,26 +30,77 @@ def mask(pattern: Pattern) -> Tensor:
 
 
 def root_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
-    """Lower triangular in the pattern, (*batch, D, D), with a diagonal between about 0.4 and 1.2."""
+    """Draw a lower triangular matrix of the pattern, with a diagonal between about 0.4 and 1.2.
+
+    Args:
+        pattern: which entries it has.
+        batch: the batch dimensions.
+        seed: of the draws.
+
+    Returns:
+        A matrix that is written out, (*batch, D, D).
+
+    >>> from torchngvi.structures import Dense
+    >>> torch.equal(root_in(Dense(3)), root_in(Dense(3)).tril())
+    True
+    """
     x = 0.4 * normal(*batch, pattern.dim, pattern.dim, seed=seed)
     lower = x.tril(-1) + torch.diag_embed(0.7 * torch.exp(0.6 * x.diagonal(dim1=-2, dim2=-1)))
     return lower * mask(pattern)
 
 
 def symmetric_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
-    """Symmetric, indefinite, in the pattern, (*batch, D, D)."""
+    """Draw a symmetric, indefinite matrix of the pattern.
+
+    Args:
+        pattern: which entries it has.
+        batch: the batch dimensions.
+        seed: of the draws.
+
+    Returns:
+        A matrix that is written out, (*batch, D, D).
+
+    >>> from torchngvi.structures import Dense
+    >>> torch.equal(symmetric_in(Dense(3)), symmetric_in(Dense(3)).mT)
+    True
+    """
     x = normal(*batch, pattern.dim, pattern.dim, seed=seed)
     return 0.5 * (x + x.mT) * mask(pattern)
 
 
 def definite_in(pattern: Pattern, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
-    """Positive definite in the pattern, (*batch, D, D)."""
+    """Draw a positive definite matrix of the pattern, the square L Lᵀ of a root of it.
+
+    Args:
+        pattern: which entries it has.
+        batch: the batch dimensions.
+        seed: of the draws.
+
+    Returns:
+        A matrix that is written out, (*batch, D, D).
+
+    >>> from torchngvi.structures import Dense
+    >>> bool(torch.linalg.eigvalsh(definite_in(Dense(3))).min() > 0)
+    True
+    """
     root = root_in(pattern, batch, seed)
     return root @ root.mT
 
 
 def definite(dim: int, batch: tuple[int, ...] = (), seed: int = 0) -> Tensor:
-    """A positive definite curvature with every entry, (*batch, D, D)."""
+    """Draw a positive definite curvature with every entry.
+
+    Args:
+        dim: D.
+        batch: the batch dimensions.
+        seed: of the draws.
+
+    Returns:
+        A matrix that is written out, (*batch, D, D), with eigenvalues of at least 0.3.
+
+    >>> definite(3, (2,)).shape
+    torch.Size([2, 3, 3])
+    """
     x = normal(*batch, dim, dim, seed=seed)
     return x @ x.mT / dim + 0.3 * torch.eye(dim, dtype=DTYPE)
 
@@ -49,6 +111,9 @@ class WrittenOut(Pattern):
 
     Its squares are not closed under all products, so that rules which need a `FullAlgebra` fail on it.
 
+    Args:
+        dim: D.
+
     >>> WrittenOut(3).to_dense(torch.arange(1.0, 6.0)).tolist()
     [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [4.0, 5.0, 3.0]]
     """
@@ -57,61 +122,61 @@ class WrittenOut(Pattern):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The D diagonal entries before the D - 1 others."""
+        """The trailing shape of a stored matrix, (2D - 1,): the D diagonal entries before the D - 1 others."""
         return (2 * self.dim - 1,)
 
     @property
     def widest(self) -> int:  # type: ignore[override]
-        """A coordinate and the last one."""
+        """The largest square is that of a coordinate and the last one."""
         return min(self.dim, 2)
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """The diagonal, then the last row."""
+        """Return row and column of the diagonal entries, then of the last row."""
         place, last = torch.arange(self.dim), torch.full((self.dim - 1,), self.dim - 1)
         return torch.cat([place, last]), torch.cat([place, place[:-1]])
 
     def mv(self, root: Structured, x: Tensor) -> Tensor:
-        """L x."""
+        """Multiply vectors by the root, written out."""
         return matvec(self.to_dense(root), x)
 
     def tmv(self, root: Structured, x: Tensor) -> Tensor:
-        """Lᵀ x."""
+        """Multiply vectors by the transposed root, written out."""
         return matvec(self.to_dense(root).mT, x)
 
     def solve(self, root: Structured, x: Tensor) -> Tensor:
-        """L⁻¹ x."""
+        """Solve L y = x by forward substitution with the root written out."""
         return torch.linalg.solve_triangular(self.to_dense(root), x[..., None], upper=False)[..., 0]
 
     def tsolve(self, root: Structured, x: Tensor) -> Tensor:
-        """L⁻ᵀ x."""
+        """Solve Lᵀ y = x by backward substitution with the root written out."""
         return torch.linalg.solve_triangular(self.to_dense(root).mT, x[..., None], upper=True)[..., 0]
 
     def matmul(self, left: Structured, right: Structured) -> Structured:
-        """L M."""
+        """Multiply two roots that are written out."""
         return self.from_dense(self.to_dense(left) @ self.to_dense(right))
 
     def tmatmul(self, root: Structured, symmetric: Structured) -> Structured:
-        """The lower entries of Lᵀ A."""
+        """Keep the stored entries of Lᵀ A, which are on and below the diagonal."""
         return self.from_dense(self.to_dense(root).mT @ self.full(symmetric))
 
     def inverse(self, root: Structured) -> Structured:
-        """L⁻¹."""
+        """Invert the root by forward substitution with it written out."""
         dense = self.to_dense(root)
         eye = torch.eye(self.dim, dtype=dense.dtype, device=dense.device)
         return self.from_dense(torch.linalg.solve_triangular(dense, eye.expand_as(dense), upper=False))
 
     def cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """L with A = L Lᵀ, the identity where there is none."""
+        """Factor A = L Lᵀ, with the identity for L and False beside it where there is none."""
         factor, info = torch.linalg.cholesky_ex(self.full(symmetric))
         factor = self.from_dense(factor)
         ok = (info == 0) & self.is_finite(factor)
         return torch.where(ok[..., None], factor, self.eye(self.diagonal(factor))), ok
 
     def congruence(self, root: Structured, symmetric: Structured) -> Structured:
-        """L A Lᵀ."""
+        """Keep the stored entries of L A Lᵀ, written out."""
         dense = self.to_dense(root)
         return self.from_dense(dense @ self.full(symmetric) @ dense.mT)
 
     def lower(self, left: Tensor, right: Tensor) -> Structured:
-        """Σ_n left_n right_nᵀ."""
+        """Keep the stored entries of Σ_n left_n right_nᵀ, written out."""
         return self.from_dense(left.mT @ right)

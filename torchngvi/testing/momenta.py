@@ -22,26 +22,34 @@ State = dict[str, Tensor]
 
 
 class Changes(NamedTuple):
-    """What the rule would do in one step, and its squared natural norm."""
+    """What the rule would do in one step, as a momentum is told it.
+
+    Attributes:
+        change: -λ̇, that of a step of ρ = 1, in q's own coordinates.
+        norm2: the squared natural norm of λ̇, (*batch,).
+
+    >>> Changes(Coordinates(torch.ones(1), torch.ones(1, 1)), torch.ones(())).times(2.0).change.vector.item()
+    2.0
+    """
 
     change: Coordinates
     norm2: Tensor  # (*batch,)
 
     def turned(self, q: Posterior, signs: Tensor) -> "Changes":
-        """With the columns of the root turned."""
+        """Return the changes with the columns of the root turned by these signs."""
         vector, matrix = self.change
         return Changes(Coordinates(vector, q.structure.scale_columns(matrix, signs)), self.norm2)
 
     def times(self, factor: float) -> "Changes":
-        """Times a number, for the same norm."""
+        """Return the changes times a number, beside the same norm."""
         return Changes(Coordinates(factor * self.change.vector, factor * self.change.matrix), self.norm2)
 
     def member(self, index: tuple[int, ...]) -> "Changes":
-        """Of one of the batch."""
+        """Return the changes of one member of the batch."""
         return Changes(Coordinates(self.change.vector[index], self.change.matrix[index]), self.norm2[index])
 
     def float(self) -> "Changes":
-        """In single precision."""
+        """Return the changes in single precision."""
         return Changes(Coordinates(self.change.vector.float(), self.change.matrix.float()), self.norm2.float())
 
 
@@ -50,9 +58,9 @@ def check_momentum(
 ) -> None:
     """Check that a momentum keeps the contract of `Momentum`, in the coordinates of every posterior.
 
-    Its state begins with the batch and is handed back, not written to; members do not depend on one another; the
-    average is odd in the changes, goes along changes that repeat, and is zero where they are; `signed` names all
-    of the state whose columns must turn with those of the root; a run resumes from the state of its optimizer.
+    Its state must begin with the batch, and be returned, not written to.  Members must not depend on one another.  The
+    average must be odd in the changes, go along changes that repeat, and be zero where they are.  `signed` must name
+    all of the state whose columns turn with those of the root, and a run must resume from the state of its optimizer.
 
     Args:
         factory: makes the momentum, for example its class.

@@ -33,10 +33,10 @@ def check_posterior(
 ) -> None:
     """Check that a posterior keeps the contract of `Posterior`.
 
-    Its moments, entropy and densities are compared with ``torch.distributions``; `unframe` with the inverse of the
-    frame; the gradients in the probes with a and W; the natural gradient with a solve of the Fisher matrix that
-    autograd finds; every move of `takes` with its definition, also where a member leaves the cone or meets a NaN;
-    the state dict with itself.
+    Its moments, entropy and densities are compared with ``torch.distributions``, `unframe` with the inverse of the
+    frame, and the gradients in the probes with a and W.  The natural gradient is compared with a solve of the Fisher
+    matrix that autograd finds, and every move of `takes` with its definition, also where a member leaves the cone or
+    meets a NaN.  The state dict must restore the posterior.
 
     Args:
         factory: of (dim, batch_shape), with the keywords mean (*batch, D) and scale (*batch, D, D), a lower factor of

@@ -19,7 +19,7 @@ PosteriorFactory = Callable[..., Posterior]
 
 
 def _over(kind: PosteriorFactory, structure: Callable[[int], Pattern]) -> PosteriorFactory:
-    """The family over a structure of as many coordinates as are asked for."""
+    """Make a factory of posteriors over a structure of as many coordinates as are asked for."""
     return lambda dim, batch_shape=(), **given: kind(dim, batch_shape, structure=structure(dim), **given)
 
 
@@ -41,82 +41,160 @@ POSTERIORS: dict[str, PosteriorFactory] = {
 
 
 class Normal(NamedTuple):
-    """Mean and covariance, written out."""
+    """A mean and a covariance that are written out.
+
+    >>> Normal(torch.zeros(2, 3), torch.eye(3).expand(2, 3, 3)).member((0,)).mean.shape
+    torch.Size([3])
+    """
 
     mean: Tensor  # (*batch, D)
     covariance: Tensor  # (*batch, D, D)
 
     def float(self) -> "Normal":
-        """In single precision."""
+        """Return the moments in single precision."""
         return Normal(self.mean.float(), self.covariance.float())
 
     def member(self, index: tuple[int, ...]) -> "Normal":
-        """One of the batch."""
+        """Return the moments of one member of the batch."""
         return Normal(self.mean[index], self.covariance[index])
 
 
 class Quadratic(NamedTuple):
-    """ℓ(θ) = ½(θ - μ)ᵀA(θ - μ), one a member."""
+    """A log joint that is quadratic, ℓ(θ) = ½(θ - μ)ᵀA(θ - μ), one a member, so that everything is known of it.
+
+    Attributes:
+        mu: μ, (*batch, D).
+        A: (*batch, D, D), symmetric.
+        temperature: γ.
+
+    >>> problem = Quadratic(torch.zeros(1), torch.eye(1), 1.0)
+    >>> problem.loss(Normal(torch.ones(1), torch.eye(1))).item()  # ½ 1² + ½ 1
+    1.0
+    """
 
     mu: Tensor  # (*batch, D)
     A: Tensor  # (*batch, D, D)
     temperature: float
 
     def packet(self, q: Posterior) -> Expectation:
-        """E_q[ℓ] and its derivative, exact."""
+        """Compute E_q[ℓ] and its derivative exactly, as an estimator would return them."""
         mean, V = moments(q)
         g = matvec(self.A, mean - self.mu)
         value = 0.5 * (g * (mean - self.mu)).sum(-1) + 0.5 * (self.A * V).sum((-2, -1))
         return Expectation(value, Raw(g, self.A.clone()), self.temperature, True, Cost(1, 1))
 
     def loss(self, at: Normal) -> Tensor:
-        """L = E_q[ℓ] - γ entropy without its constant, (*batch,)."""
+        """Compute L = E_q[ℓ] - γ entropy without its constant, (*batch,)."""
         shift = at.mean - self.mu
         energy = 0.5 * (shift * matvec(self.A, shift)).sum(-1) + 0.5 * (self.A * at.covariance).sum((-2, -1))
         return energy - 0.5 * self.temperature * torch.logdet(at.covariance)
 
     def local(self, q: Posterior) -> tuple[Tensor, Tensor]:
-        """a and P of ∇L, written out from their definition."""
+        """Compute a and P of ∇L from their definition, with all matrices written out."""
         C = q.frame().dense()
         eye = torch.eye(q.dim, dtype=C.dtype)
         a = matvec(C.mT, matvec(self.A, q.frame().mean - self.mu))
         return a, (C.mT @ self.A @ C) * mask(q.structure).to(C.dtype) - self.temperature * eye
 
     def float(self) -> "Quadratic":
-        """In single precision."""
+        """Return the problem in single precision."""
         return Quadratic(self.mu.float(), self.A.float(), self.temperature)
 
     def member(self, index: tuple[int, ...]) -> "Quadratic":
-        """One of the batch."""
+        """Return the problem of one member of the batch."""
         return Quadratic(self.mu[index], self.A[index], self.temperature)
 
 
 def quadratic(batch: tuple[int, ...], temperature: float, seed: int, dim: int = DIM) -> Quadratic:
-    """A convex problem whose optimum is elsewhere."""
+    """Make a convex problem whose optimum is not where the posteriors of `start` are.
+
+    Args:
+        batch: the batch dimensions.
+        temperature: γ.
+        seed: of the draws.
+        dim: D.
+
+    Returns:
+        The problem, in float64.
+
+    >>> quadratic((2,), 1.0, seed=0).mu.shape == (2, DIM)
+    True
+    """
     return Quadratic(normal(*batch, dim, seed=seed), definite(dim, batch, seed + 1), temperature)
 
 
 def start(factory: PosteriorFactory, batch: tuple[int, ...], seed: int, dim: int = DIM) -> Normal:
-    """Moments away from zero and the identity that the family of the factory has."""
+    """Draw moments away from zero and the identity that the posteriors of a factory have.
+
+    Args:
+        factory: as in `check_posterior`; only its structure is read.
+        batch: the batch dimensions.
+        seed: of the draws.
+        dim: D.
+
+    Returns:
+        The moments, in float64, whose precision has a root in the structure.
+
+    >>> from torchngvi import DiagonalGaussian
+    >>> start(DiagonalGaussian, (2,), seed=0).covariance.shape == (2, DIM, DIM)
+    True
+    """
     T = root_in(factory(dim, batch).structure, batch, seed)  # a root of the precision, which every structure has
     return Normal(normal(*batch, dim, seed=seed + 1), torch.linalg.inv(T @ T.mT))
 
 
 def made(factory: PosteriorFactory, at: Normal) -> Posterior:
-    """The posterior with these moments."""
+    """Make the posterior with these moments.
+
+    Args:
+        factory: as in `check_posterior`.
+        at: the moments, whose dtype the posterior has.
+
+    Returns:
+        A posterior whose batch is that of the moments.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> made(CholeskyGaussian, Normal(torch.zeros(1), 4 * torch.eye(1))).scale_tril.item()
+    2.0
+    """
     scale = torch.linalg.cholesky(at.covariance.to(DTYPE)).to(at.mean.dtype)
     return factory(at.mean.shape[-1], at.mean.shape[:-1], mean=at.mean, scale=scale)
 
 
 def moments(q: Posterior) -> Normal:
-    """Mean and covariance from the frame."""
+    """Read mean and covariance from the frame of a posterior.
+
+    Args:
+        q: the posterior, which is left as it is.
+
+    Returns:
+        Copies of its moments, without gradients.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> moments(CholeskyGaussian(1, scale=2.0)).covariance.item()
+    4.0
+    """
     frame = q.frame()
     C = frame.dense()
     return Normal(frame.mean.detach().clone(), C @ C.mT)
 
 
 def after(q: Posterior, move: Move) -> tuple[Normal, Tensor]:
-    """The moments after a move, and where it stays in the cone; q is left as it is."""
+    """Compute the moments after a move, in a copy of the posterior.
+
+    Args:
+        q: the posterior, which is left as it is.
+        move: one of those that it takes.
+
+    Returns:
+        The moments, and for which members (*batch,) the move stays in the cone.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> from torchngvi.interfaces import Congruence
+    >>> at, ok = after(CholeskyGaussian(1), Congruence(torch.tensor([[4.0]]), torch.zeros(1)))
+    >>> at.covariance.item(), ok.item()
+    (0.25, True)
+    """
     new, ok = q.moved(move)
     twin = copy.deepcopy(q)
     twin.assign(new, torch.ones(q.batch_shape, dtype=torch.bool))

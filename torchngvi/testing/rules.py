@@ -30,13 +30,13 @@ RHO = 0.03  # a step that every descent stays in the cone with
 def check_rule(
     factory: Callable[[], Rule],
 ) -> None:
-    """Check that a rule keeps the contract of `Rule` and `Path` on every posterior that takes its moves.
+    """Check that a rule keeps the contract of `Rule` and `Path`, on every posterior that takes its moves.
 
-    On quadratic problems of several temperatures and batches: the path begins at q; `slope()` is -dL/dρ there, by
-    finite differences; `norm2()` is the squared natural norm of ∇L; `natural` is told truly; the moves are of the kind
-    `emits`; nothing of q or of the packet is written to; members do not depend on one another; float32 stays float32.
-    Posteriors whose structure lacks the products of a `FullAlgebra` are left out if the rule asks for it, and so are
-    those that it refuses by a `PairError`.
+    It is tried on quadratic problems of several temperatures and batches.  The path must begin at q, `slope()` must be
+    -dL/dρ there, by finite differences, and `norm2()` the squared natural norm of ∇L.  `natural` must be told truly,
+    and the moves be of the kind `emits`.  Nothing of q or of the packet may be written to, members must not depend on
+    one another, and float32 must stay float32.  Posteriors whose structure lacks the products of a `FullAlgebra` are
+    left out if the rule asks for it, and so are those that it refuses by a `PairError`.
 
     Args:
         factory: makes the rule, for example its class.

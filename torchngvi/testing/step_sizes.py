@@ -18,10 +18,10 @@ def check_step_size(
 ) -> None:
     """Check that a step size keeps the contract of `StepSize`, and one that judges trials that of `TrialStepSize`.
 
-    What it proposes has one positive entry a member, not above lr, and each depends on that member alone; the norm of
-    the direction is read only by one that says `needs_natural` or `needs_trial`; no value is read back from the
-    device.  Where it judges trials, it keeps one that falls as promised, rejects a rise and a NaN, and proposes less
-    after a rejection; the state is handed back, not written to.
+    What it proposes must have one positive entry a member, not above lr, which depends on that member alone.  Only one
+    that says `needs_natural` or `needs_trial` may read the norm of the direction, and none may read a value back from
+    the device.  One that judges trials must keep a trial that falls as promised, reject a rise and a NaN, and propose
+    less after a rejection; its new state is returned, and the old not written to.
 
     Args:
         factory: makes the step size, for example its class.

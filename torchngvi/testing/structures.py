@@ -1,4 +1,4 @@
-"""The check of a structure: every verb against dense matrices."""
+"""The check of a structure: every verb against matrices that are written out."""
 
 import copy
 import warnings
@@ -23,10 +23,9 @@ def check_structure(
 ) -> None:
     """Check that a structure keeps the contract of `Pattern`, and of `FullAlgebra` if it is one.
 
-    Its matrices must be closed under products, inverses and congruences; every verb must agree with that of the
-    matrices written out, for batches and for samples on the left of the batch; `flat` must be isometric for
-    ½⟨A, A'⟩, which is the metric that accelerations and momenta measure in; a failed factorisation must be told
-    member by member.
+    Its matrices must be closed under products, inverses and congruences.  Every verb must agree with that of the
+    matrices written out, for batches and for samples on the left of the batch.  `flat` must be isometric for ½⟨A, A'⟩,
+    the metric in which accelerations and momenta measure.  A failed factorisation must be told member by member.
 
     Args:
         structure: a pattern, or a function from D to one, which is called with D = 6.

@@ -1,4 +1,4 @@
-"""Families over a flat vector λ."""
+"""Posteriors over one flat vector λ: any distribution with a density, draws and scores."""
 
 from torchngvi.posteriors.flat.beta import Beta
 from torchngvi.posteriors.flat.cholesky import FlatCholesky

@@ -16,10 +16,13 @@ FLOOR = 0.01  # a step that takes a or b below it ends there
 
 @final
 class Beta(FlatPosterior):
-    """q(θ) = Beta(a, b); a step is clamped at a, b ≥ 0.01.
+    """Beta(a, b) over λ = (a, b), for one probability θ in (0, 1).
+
+    Its Fisher matrix is known, so that `NaturalGradient` follows the exact natural gradient.  A step is clamped at
+    a, b ≥ 0.01.
 
     Args:
-        vector: (a, b), positive.
+        vector: (a, b), positive, (*batch, 2).
 
     Raises:
         InputError: a start that is not positive and finite.
@@ -38,40 +41,40 @@ class Beta(FlatPosterior):
         super().__init__(vector, 1)
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """X/(X + Y) of two gammas, kept off 0 and 1 by a rounding error."""
+        """Draw X/(X + Y) of two gamma variables, kept off 0 and 1 by a rounding error."""
         both = gammas(n, self.point(at), generator)
         theta = both[..., :1] / both.sum(-1, keepdim=True)
         info = torch.finfo(theta.dtype)
         return theta.clamp(info.tiny, 1 - info.eps)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """(a - 1) log θ + (b - 1) log(1 - θ) - log B(a, b)."""
+        """Compute (a - 1) log θ + (b - 1) log(1 - θ) - log B(a, b)."""
         a, b = self.point(at).unbind(-1)
         x = theta[..., 0]
         constant = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
         return (a - 1) * x.log() + (b - 1) * torch.log1p(-x) + constant
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """As above."""
+        """Compute (ψ(a+b) - ψ(a) + log θ, ψ(a+b) - ψ(b) + log(1 - θ))."""
         lam = self.point(at)
         shared = torch.digamma(lam.sum(-1, keepdim=True)) - torch.digamma(lam)
         return shared + torch.cat([theta.log(), torch.log1p(-theta)], -1)
 
     def fisher(self, at: Tensor | None = None) -> Tensor:  # (*batch, 2, 2)
-        """I_F, the covariance of (log θ, log(1 - θ))."""
+        """Compute I_F, which is the covariance of (log θ, log(1 - θ)), (*batch, 2, 2)."""
         lam = self.point(at)
         together = torch.polygamma(1, lam.sum(-1))
         return torch.polygamma(1, lam).diag_embed() - together[..., None, None]
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """By Cholesky of the 2 x 2 matrix."""
+        """Solve with the 2 x 2 Fisher matrix by Cholesky."""
         return solve_symmetric(self.fisher(at), gradient)
 
     def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """a, b > 0."""
+        """Say where a and b are positive and finite."""
         lam = self.point(at)
         return (lam.isfinite() & (lam > 0)).all(-1)
 
     def retracted(self, at: Tensor, change: Tensor) -> Tensor:
-        """λ + change, clamped at 0.01."""
+        """Add the change to λ, and clamp the result at 0.01."""
         return (at + change).clamp_min(FLOOR)

@@ -22,11 +22,14 @@ from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries,
 
 @final
 class FlatCholesky(FlatGaussian):
-    """q = N(μ, TTᵀ) over (μ, T with a logarithmic diagonal), D = d + d(d+1)/2.
+    """q = N(μ, TTᵀ) over μ and the lower factor T with a logarithmic diagonal, D = d + d(d+1)/2.
+
+    Every λ is a distribution, so that no step leaves the domain, and the Fisher matrix is known: it is the first choice
+    of the Gaussians over a flat vector.
 
     Args:
-        mean: μ.
-        covariance: Σ at the start, symmetric positive definite.
+        mean: μ at the start, (*batch, d).
+        covariance: Σ at the start, (*batch, d, d), symmetric positive definite.
 
     Raises:
         InputError: a covariance that is not.
@@ -55,21 +58,21 @@ class FlatCholesky(FlatGaussian):
         return torch.cat([mean, lower_entries(root)], -1)
 
     def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and T."""
+        """Return μ and T, differentiable in λ."""
         return self.parts(at)
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and T."""
+        """Take λ apart into μ and T, the diagonal no longer logarithmic."""
         lam = self.point(at)
         root = lower_triangle(lam[..., self.dim :], self.dim)
         return lam[..., : self.dim], root.tril(-1) + root.diagonal(dim1=-2, dim2=-1).exp().diag_embed()
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + Tz."""
+        """Draw θ = μ + Tz without a gradient."""
         return self.rsample(n, generator, self.point(at).detach())
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + Tz."""
+        """Draw θ = μ + Tz, differentiable in λ."""
         mean, root = self.parts(at)
         return mean + (root @ normal(n, mean, self.dim, generator)[..., None])[..., 0]
 
@@ -77,14 +80,14 @@ class FlatCholesky(FlatGaussian):
         return torch.linalg.solve_triangular(root, (theta - mean)[..., None], upper=False)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """-½|u|² - Σ log T_ii - (d/2) log 2π."""
+        """Compute -½|u|² - Σ log T_ii - (d/2) log 2π with u = T⁻¹(θ - μ)."""
         mean, root = self.parts(at)
         u = self._whitened(theta, mean, root)
         log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return -0.5 * u.square().sum((-2, -1)) - log_det - 0.5 * self.dim * math.log(2 * math.pi)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """As above."""
+        """Compute T⁻ᵀu for μ and tril(T⁻ᵀu uᵀ) - diag(1/T_ii) for T, times T_ii on the diagonal; u = T⁻¹(θ - μ)."""
         mean, root = self.parts(at)
         u = self._whitened(theta, mean, root)
         v = torch.linalg.solve_triangular(root.mT, u, upper=True)
@@ -94,7 +97,7 @@ class FlatCholesky(FlatGaussian):
         return torch.cat([v[..., 0], lower_entries(matrix.tril(-1) + on_diagonal.diag_embed())], -1)
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """(Σ g_μ, TΩ), the diagonal divided by T_ii."""
+        """Compute the natural gradient (Σ g_μ, TΩ), the diagonal of TΩ divided by T_ii."""
         _, root = self.parts(at)
         diagonal = root.diagonal(dim1=-2, dim2=-1)
         G = lower_triangle(gradient[..., self.dim :], self.dim)

@@ -41,13 +41,14 @@ def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Te
 
 @final
 class VecGaussian(FlatGaussian):
-    """q = N(μ, Σ) over (μ, vec Σ), D = d + d²: the paper's, with a singular Fisher matrix.
+    """q = N(μ, Σ) over (μ, vec Σ), D = d + d², with a singular Fisher matrix, as in the paper.
 
-    A step is symmetrised; one that leaves the positive definite cone is not taken.
+    Take it to reproduce the paper; `VechGaussian` or `FlatCholesky` otherwise.  A step is symmetrised, and one that
+    leaves the positive definite cone is not taken.
 
     Args:
-        mean: μ.
-        covariance: Σ, symmetric positive definite.
+        mean: μ at the start, (*batch, d).
+        covariance: Σ at the start, (*batch, d, d), symmetric positive definite.
 
     Raises:
         InputError: a covariance that is not.
@@ -72,58 +73,63 @@ class VecGaussian(FlatGaussian):
         return torch.cat([mean, (root @ root.mT).flatten(-2)], -1)
 
     def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and the Cholesky factor of Σ."""
+        """Return μ and the Cholesky factor of Σ, differentiable in λ."""
         mean, covariance = self.parts(at)
         return mean, cholesky(covariance)[0]
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and Σ."""
+        """Take λ apart into μ and Σ."""
         lam = self.point(at)
         return lam[..., : self.dim], symmetric(lam[..., self.dim :].unflatten(-1, (self.dim, self.dim)))
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + chol(Σ) z."""
+        """Draw θ = μ + chol(Σ) z without a gradient."""
         return self.rsample(n, generator, self.point(at).detach())
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + chol(Σ) z."""
+        """Draw θ = μ + chol(Σ) z, differentiable in λ."""
         return _sample(*self.parts(at), n, generator)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """log N(θ; μ, Σ)."""
+        """Compute the Gaussian log density log N(θ; μ, Σ)."""
         return _log_prob(*self.parts(at), theta)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """(u, vec ½(uuᵀ - Σ⁻¹))."""
+        """Compute (u, vec ½(uuᵀ - Σ⁻¹)) with u = Σ⁻¹(θ - μ)."""
         u, matrix = _scores(*self.parts(at), theta)
         return torch.cat([u, matrix.flatten(-2)], -1)
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """Refused: I_F is singular."""
+        """Refuse, since I_F is singular.
+
+        Raises:
+            PairError: always.
+        """
         raise PairError(
             "the Fisher matrix of VecGaussian is singular: off-diagonal entries of Sigma count twice. "
             "Use VechGaussian or FlatCholesky."
         )
 
     def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """Σ positive definite."""
+        """Say where Σ is positive definite."""
         return self.point(at).isfinite().all(-1) & cholesky(self.parts(at)[1])[1]
 
     def retracted(self, at: Tensor, change: Tensor) -> Tensor:
-        """λ + change, Σ symmetrised."""
+        """Add the change to λ, and symmetrise Σ."""
         mean, covariance = self.parts(at + change)
         return torch.cat([mean, covariance.flatten(-2)], -1)
 
 
 @final
 class VechGaussian(FlatGaussian):
-    """q = N(μ, Σ) over (μ, vech Σ), D = d + d(d+1)/2.
+    """q = N(μ, Σ) over (μ, vech Σ), D = d + d(d+1)/2, with each entry of Σ once.
 
-    A step that leaves the positive definite cone is not taken.
+    Its Fisher matrix is regular and known.  A step that leaves the positive definite cone is not taken; in
+    `FlatCholesky` no step leaves it.
 
     Args:
-        mean: μ.
-        covariance: Σ, symmetric positive definite.
+        mean: μ at the start, (*batch, d).
+        covariance: Σ at the start, (*batch, d, d), symmetric positive definite.
 
     Raises:
         InputError: a covariance that is not.
@@ -152,41 +158,41 @@ class VechGaussian(FlatGaussian):
         return torch.cat([mean, lower_entries(root @ root.mT)], -1)
 
     def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and the Cholesky factor of Σ."""
+        """Return μ and the Cholesky factor of Σ, differentiable in λ."""
         mean, covariance = self.parts(at)
         return mean, cholesky(covariance)[0]
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and Σ."""
+        """Take λ apart into μ and Σ."""
         lam = self.point(at)
         lower = lower_triangle(lam[..., self.dim :], self.dim)
         return lam[..., : self.dim], lower + lower.tril(-1).mT
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + chol(Σ) z."""
+        """Draw θ = μ + chol(Σ) z without a gradient."""
         return self.rsample(n, generator, self.point(at).detach())
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + chol(Σ) z."""
+        """Draw θ = μ + chol(Σ) z, differentiable in λ."""
         return _sample(*self.parts(at), n, generator)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """log N(θ; μ, Σ)."""
+        """Compute the Gaussian log density log N(θ; μ, Σ)."""
         return _log_prob(*self.parts(at), theta)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """(u, vech of uuᵀ - Σ⁻¹ with its diagonal halved)."""
+        """Compute u = Σ⁻¹(θ - μ), and vech of uuᵀ - Σ⁻¹ with its diagonal halved."""
         u, matrix = _scores(*self.parts(at), theta)
         both = 2 * matrix - matrix.diagonal(dim1=-2, dim2=-1).diag_embed()
         return torch.cat([u, lower_entries(both)], -1)
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """(Σ g_μ, vech(2 Σ G Σ))."""
+        """Compute the natural gradient (Σ g_μ, vech(2 Σ G Σ))."""
         _, covariance = self.parts(at)
         G = symmetric(lower_triangle(gradient[..., self.dim :], self.dim))
         mean = (covariance @ gradient[..., : self.dim, None])[..., 0]
         return torch.cat([mean, lower_entries(2 * covariance @ G @ covariance)], -1)
 
     def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """Σ positive definite."""
+        """Say where Σ is positive definite."""
         return self.point(at).isfinite().all(-1) & cholesky(self.parts(at)[1])[1]

@@ -16,7 +16,12 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 
 class FlatGaussian(FlatPosterior):
-    """N(μ, Σ) over some vector of its parameters: abstract."""
+    """N(μ, Σ) over some vector of its parameters: abstract, see `FlatCholesky` and `MeanFieldGaussian`.
+
+    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
+    >>> MeanFieldGaussian.standard(2, scale=3.0).covariance.round().tolist()
+    [[9.0, 0.0], [0.0, 9.0]]
+    """
 
     @classmethod
     @abstractmethod
@@ -25,11 +30,11 @@ class FlatGaussian(FlatPosterior):
         mean: Tensor,  # (*batch, d)
         root: Tensor,  # (*batch, d, d), lower triangular
     ) -> Tensor:
-        """λ of N(μ, root rootᵀ), or of what the family keeps of it."""
+        """Return λ of N(μ, root rootᵀ), or of what the posterior keeps of it."""
 
     @abstractmethod
     def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ (*batch, d) and the lower factor of Σ (*batch, d, d), differentiable in λ."""
+        """Return μ (*batch, d) and the lower factor of Σ (*batch, d, d), differentiable in λ."""
 
     @classmethod
     def standard(
@@ -42,7 +47,17 @@ class FlatGaussian(FlatPosterior):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
-        """N(mean, scale²), made as the other Gaussian posteriors are.
+        """Make N(mean, scale²) from sizes, as the other Gaussian posteriors are made.
+
+        Args:
+            dim: d, the number of latent variables.
+            batch_shape: the number of independent posteriors, as a shape.
+            mean: μ, which broadcasts to (*batch, d).
+            scale: a scalar, or standard deviations (*batch, d).
+            dtype, device: those of λ; by default those of the start, or torch's defaults.
+
+        Returns:
+            A posterior of this class.
 
         Raises:
             InputError: a dimension below 1.
@@ -64,37 +79,37 @@ class FlatGaussian(FlatPosterior):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of λ."""
+        """The dtype of the vector λ of parameters."""
         return self.vector.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of λ."""
+        """The device that the vector λ is on."""
         return self.vector.device
 
     @property
     def mean(self) -> Tensor:
-        """μ, (*batch, d)."""
+        """The mean μ of q, (*batch, d)."""
         return self.moments(self.vector)[0]
 
     @property
     def scale_tril(self) -> Tensor:
-        """The lower factor of Σ, (*batch, d, d)."""
+        """The lower factor of the covariance Σ, (*batch, d, d)."""
         return self.moments(self.vector)[1]
 
     @property
     def covariance(self) -> Tensor:
-        """Σ, (*batch, d, d)."""
+        """The covariance Σ of q, (*batch, d, d)."""
         return self.scale_tril @ self.scale_tril.mT
 
     @property
     def variance(self) -> Tensor:
-        """diag Σ, (*batch, d)."""
+        """The marginal variances diag Σ, (*batch, d)."""
         return self.scale_tril.square().sum(-1)
 
     @property
     def stddev(self) -> Tensor:
-        """√diag Σ, (*batch, d)."""
+        """The marginal standard deviations √diag Σ, (*batch, d)."""
         return self.variance.sqrt()
 
     @torch.no_grad()
@@ -103,7 +118,7 @@ class FlatGaussian(FlatPosterior):
         mean: Tensor,  # (*batch, d)
         root: Tensor,  # (*batch, d, d), lower triangular
     ) -> Self:
-        """Restart in place from N(mean, root rootᵀ), or what the family keeps of it."""
+        """Restart in place from N(mean, root rootᵀ), or what the posterior keeps of it, and return it."""
         self.vector.copy_(self._vector_of(mean, root))
         return self
 
@@ -111,5 +126,5 @@ class FlatGaussian(FlatPosterior):
         self,
         root: Tensor,  # (*batch, d, d)
     ) -> Tensor:
-        """The factor itself: the family keeps what it can of it."""
+        """Return the factor itself, of which the posterior keeps what it can."""
         return root

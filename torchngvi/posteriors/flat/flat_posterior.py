@@ -1,4 +1,4 @@
-"""Posteriors over one flat vector λ: any family with a density, draws and scores.
+"""Posteriors over one flat vector λ: any distribution with a density, draws and scores.
 
 The coordinates are λ and no matrix.  There is no mean and no root, so no frame: the gradient that passes through the
 axes is ∇L in λ itself, the entropy in it, and the natural gradient is I_F⁻¹∇L with I_F = E[φφᵀ], φ = ∇_λ log q_λ(θ)
@@ -36,7 +36,7 @@ from torchngvi.structures.pattern import Structured
 
 
 def check_start(family: str, **parts: Any) -> None:
-    """The parts of a start are vectors or matrices.
+    """Check that the parts of a start, which are named by the keywords, are floating-point vectors or matrices.
 
     Raises:
         InputError: anything but floating-point tensors with a dimension.
@@ -51,18 +51,22 @@ def check_start(family: str, **parts: Any) -> None:
 
 
 class FlatPosterior(Posterior):
-    """q_λ with its density, draws and scores.
+    """A distribution q_λ(θ) with its density, draws and scores, over one flat vector λ: abstract.
 
     λ may have batch dimensions: many runs side by side, each with draws of its own.  It is a buffer behind a probe, as
-    the coordinates of every posterior: ``parameters()`` holds nothing, and a loss that is computed from ``rsample`` or
-    ``log_prob`` leaves its gradient in λ in ``mean_probe.grad``.
+    the coordinates of every posterior: ``parameters()`` is empty, and a loss that is computed from ``rsample`` or
+    ``log_prob`` leaves its gradient in λ in ``mean_probe.grad``.  In all methods ``at`` is another λ to stand at.
 
     Args:
-        vector: the start, a floating-point tensor with finite entries inside the domain.
-        dim: d, of θ.
+        vector: the start, (*batch, D), floating-point with finite entries inside the domain.
+        dim: d, the number of latent variables θ.
 
     Raises:
         InputError: a start that cannot be used.
+
+    >>> from torchngvi.posteriors.flat import Beta
+    >>> isinstance(Beta(torch.ones(2)), FlatPosterior)
+    True
     """
 
     takes = frozenset({Tangent, RootTangent})
@@ -106,28 +110,28 @@ class FlatPosterior(Posterior):
 
     @property
     def size(self) -> int:
-        """D, the length of λ."""
+        """The length D of the vector λ."""
         return self.vector.shape[-1]
 
     def point(self, at: Tensor | None) -> Tensor:
-        """λ, differentiable in the probe, or the point asked for."""
+        """Return λ, differentiable in the probe, or the point that is asked for."""
         if at is not None:
             return at
         return self.vector + self.mean_probe if torch.is_grad_enabled() else self.vector
 
     def at(self, vector: Tensor) -> Self:
-        """A copy of the family that stands at another λ."""
+        """Return a copy of this posterior that stands at another λ."""
         new = deepcopy(self)
         new._place(vector)
         return new
 
-    # -------------------------------------------------------------------------------- what a family must say
+    # -------------------------------------------------------------------------------- what a posterior must say
 
     @abstractmethod
     def sample(
         self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None
     ) -> Tensor:  # (n, *batch, d)
-        """Draws of θ, without a gradient."""
+        """Draw θ without a gradient, (n, *batch, d)."""
 
     @abstractmethod
     def log_prob(
@@ -135,7 +139,7 @@ class FlatPosterior(Posterior):
         theta: Tensor,  # (n, *batch, d)
         at: Tensor | None = None,
     ) -> Tensor:  # (n, *batch)
-        """log q_λ(θ), differentiable in λ and θ."""
+        """Compute log q_λ(θ), (n, *batch), differentiable in λ and θ."""
 
     @abstractmethod
     def score(
@@ -143,20 +147,20 @@ class FlatPosterior(Posterior):
         theta: Tensor,  # (n, *batch, d)
         at: Tensor | None = None,
     ) -> Tensor:  # (n, *batch, D)
-        """φ = ∇_λ log q_λ(θ); on a manifold its tangent part."""
+        """Compute φ = ∇_λ log q_λ(θ), (n, *batch, D); on a manifold its tangent part."""
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """Draws θ = T(ε, λ), differentiable in λ.
+        """Draw θ = T(ε, λ), (n, *batch, d), differentiable in λ.
 
         Raises:
-            PairError: a family without such a map.
+            PairError: a posterior without such a map.
         """
         raise PairError(
             f"{type(self).__name__} has no map from noise to draws. Use the estimator ControlVariate(draws)."
         )
 
     def in_domain(self, at: Tensor | None = None) -> Tensor:  # (*batch,)
-        """Where λ is a distribution."""
+        """Say where λ is a distribution, (*batch,)."""
         return self.point(at).isfinite().all(-1)
 
     def projected(
@@ -164,7 +168,7 @@ class FlatPosterior(Posterior):
         at: Tensor,  # (*batch, D)
         vector: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """The part of a direction along the manifold λ lies on: all of it, here."""
+        """Project a direction on the tangent space of the manifold that λ lies on: here the direction itself."""
         return vector
 
     def retracted(
@@ -172,7 +176,7 @@ class FlatPosterior(Posterior):
         at: Tensor,  # (*batch, D)
         change: Tensor,  # (*batch, D)
     ) -> Tensor:
-        """λ after a step: λ + change, brought back to the manifold or clamped where the class says so."""
+        """Compute λ after a step: λ + change, brought back to the manifold or clamped where the class says so."""
         return at + change
 
     def exact_fisher_solve(
@@ -180,10 +184,10 @@ class FlatPosterior(Posterior):
         gradient: Tensor,  # (*batch, D)
         at: Tensor | None = None,
     ) -> Tensor:
-        """I_F⁻¹ times a gradient, in closed form; NaN for members where I_F is singular.
+        """Compute I_F⁻¹ times a gradient in closed form, (*batch, D); NaN for members where I_F is singular.
 
         Raises:
-            PairError: a family whose Fisher matrix is not known, or is singular everywhere.
+            PairError: a posterior whose Fisher matrix is not known, or is singular everywhere.
         """
         raise PairError(
             f"the Fisher matrix of {type(self).__name__} is not known in closed form. Use IFVB, or BatchFisher."
@@ -193,11 +197,11 @@ class FlatPosterior(Posterior):
 
     @property
     def coordinates(self) -> Coordinates:
-        """λ, and no matrix."""
+        """The buffer λ, and an empty matrix."""
         return Coordinates(self.vector, self.no_matrix)
 
     def frame(self) -> Frame:
-        """Refused: there is no mean and no root.
+        """Refuse, since there is no mean and no root.
 
         Raises:
             PairError: always.
@@ -210,11 +214,11 @@ class FlatPosterior(Posterior):
     probed = frame
 
     def unframe(self, a: Tensor, W: Structured) -> tuple[Tensor, Structured]:
-        """The gradient itself."""
+        """Return the gradient itself, which is in λ already."""
         return a, W
 
     def local(self, e: Expectation) -> Local:
-        """∇L in λ, along the manifold where there is one."""
+        """Return ∇L in λ, projected on the manifold where there is one."""
         if not isinstance(e.derivative, Framed):
             self.frame()
             raise AssertionError("frame refuses")
@@ -222,35 +226,35 @@ class FlatPosterior(Posterior):
         return Local(self.projected(self.vector, a), W)
 
     def loss(self, e: Expectation) -> Tensor:
-        """The value itself: what is differentiated in λ holds the entropy already."""
+        """Return the value itself: what is differentiated in λ holds the entropy already."""
         return e.value
 
     def norm2(self, local: Local) -> Tensor:
-        """∇LᵀI_F⁻¹∇L, where I_F is known, (*batch,)."""
+        """Compute the squared natural norm ∇LᵀI_F⁻¹∇L, (*batch,), where I_F is known."""
         return (local.a * self.exact_fisher_solve(local.a)).sum(-1)
 
     def tangent(self, e: Expectation) -> Coordinates:
-        """I_F⁻¹∇L, where I_F is known."""
+        """Compute the natural gradient I_F⁻¹∇L, where I_F is known."""
         gradient = self.local(e)
         return Coordinates(self.projected(self.vector, self.exact_fisher_solve(gradient.a)), gradient.P)
 
     def euclidean(self, e: Expectation) -> Coordinates:
-        """∇L, or what a metric has made of it."""
+        """Return ∇L, or what a metric has made of it."""
         return Coordinates(*self.local(e))
 
     def carried(self, vector: Tensor) -> Tensor:
-        """The part along the manifold."""
+        """Project a change of an earlier step on the manifold at this λ."""
         return self.projected(self.vector, vector)
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
-        """λ after a tangent, and where it is finite and inside the domain."""
+        """Compute λ after a tangent, and where it is finite and inside the domain."""
         assert isinstance(move, Tangent)  # `takes` refuses others before
         change, new = move.change.vector, self.retracted(self.vector, move.change.vector)
         ok = new.isfinite().all(-1) & change.isfinite().all(-1) & self.in_domain(new)
         return Coordinates(new, self.no_matrix), ok
 
     def entropy(self) -> Tensor:
-        """Refused: it is not known in closed form.
+        """Refuse, since the entropy is not known in closed form.
 
         Raises:
             PairError: always.
@@ -266,7 +270,7 @@ def scores_by_autograd(
     theta: Tensor,  # (n, d)
     vector: Tensor,  # (D,)
 ) -> Tensor:  # (n, D)
-    """One gradient a draw, by `torch.func.vmap`."""
+    """Compute scores (n, D) by one gradient a draw, vectorised by `torch.func.vmap`."""
 
     def one(vector: Tensor, theta: Tensor) -> Tensor:
         return log_prob(theta[None], vector)[0]
@@ -275,7 +279,7 @@ def scores_by_autograd(
 
 
 def normal(n: int, like: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:  # (n, *batch, dim)
-    """Standard normal noise for a batch of λ."""
+    """Draw standard normal noise (n, *batch, dim) for a batch of λ, in its dtype and on its device."""
     shape = (n, *like.shape[:-1], dim)
     return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)
 
@@ -285,7 +289,7 @@ def gammas(
     shape: Tensor,  # (*batch,), positive
     generator: torch.Generator | None,
 ) -> Tensor:  # (n, *batch)
-    """Draws of Gamma(shape, 1)."""
+    """Draw n times from Gamma(shape, 1), for each entry of the shape parameters, without a gradient."""
     draw: Any = torch._standard_gamma  # torch.distributions takes no generator
     return draw(shape.detach().expand(n, *shape.shape).contiguous(), generator=generator)
 
@@ -294,21 +298,29 @@ def solve_symmetric(
     matrix: Tensor,  # (*batch, D, D)
     right: Tensor,  # (*batch, D)
 ) -> Tensor:
-    """A⁻¹ x by Cholesky; NaN for members that are not positive definite."""
+    """Solve A y = x by Cholesky, (*batch, D); NaN for members that are not positive definite.
+
+    >>> solve_symmetric(2 * torch.eye(2), torch.ones(2)).tolist()
+    [0.5, 0.5]
+    """
     factor, ok = cholesky(matrix)
     solved = torch.cholesky_solve(right[..., None], factor)[..., 0]
     return torch.where(ok[..., None], solved, torch.nan)
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    """(A + Aᵀ)/2."""
+    """Return the symmetric part (A + Aᵀ)/2 of a square matrix."""
     return 0.5 * (matrix + matrix.mT)
 
 
 def lower_entries(
     matrix: Tensor,  # (*batch, d, d)
 ) -> Tensor:  # (*batch, d (d + 1)/2)
-    """The entries on and below the diagonal, row after row."""
+    """Take the entries on and below the diagonal, row after row: vech of a symmetric matrix.
+
+    >>> lower_entries(torch.tensor([[1.0, 0.0], [2.0, 3.0]])).tolist()
+    [1.0, 2.0, 3.0]
+    """
     rows, columns = torch.tril_indices(*matrix.shape[-2:], device=matrix.device)
     return matrix[..., rows, columns]
 
@@ -317,7 +329,11 @@ def lower_triangle(
     entries: Tensor,  # (*batch, d (d + 1)/2)
     dim: int,
 ) -> Tensor:  # (*batch, d, d)
-    """The lower triangular matrix with these entries."""
+    """Make the lower triangular matrix with these entries: the inverse of `lower_entries`.
+
+    >>> lower_triangle(torch.tensor([1.0, 2.0, 3.0]), 2).tolist()
+    [[1.0, 0.0], [2.0, 3.0]]
+    """
     rows, columns = torch.tril_indices(dim, dim, device=entries.device)
     where = torch.full((dim, dim), entries.shape[-1], device=entries.device)  # one past the end: a zero
     where[rows, columns] = torch.arange(entries.shape[-1], device=entries.device)

@@ -17,12 +17,15 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start,
 
 @final
 class LowRankGaussian(FlatPosterior):
-    """q = N(μ, BBᵀ + diag(c²)), D = d(K + 2).
+    """q = N(μ, BBᵀ + diag(c²)), a Gaussian whose covariance has K factors, D = d(K + 2).
+
+    Take it for a large d in which a few directions are correlated; everything is in O(d K²).  Its Fisher matrix is
+    singular for K > 1, so that a metric has to estimate it; for K = 1 take a `RankOneGaussian`.
 
     Args:
-        mean: μ.
-        factors: B.
-        scale: c, no entry zero.
+        mean: μ at the start, (*batch, d).
+        factors: B at the start, (*batch, d, K).
+        scale: c at the start, (*batch, d), no entry zero.
 
     Raises:
         InputError: shapes that do not fit, a zero in c.
@@ -48,22 +51,22 @@ class LowRankGaussian(FlatPosterior):
         super().__init__(torch.cat([mean, factors.flatten(-2), scale], -1), mean.shape[-1])
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """μ, B and c."""
+        """Take λ apart into μ, B and c."""
         lam, d = self.point(at), self.dim
         return lam[..., :d], lam[..., d:-d].unflatten(-1, (d, self.rank)), lam[..., -d:]
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + B e₁ + c e₂."""
+        """Draw θ = μ + B e₁ + c e₂ without a gradient."""
         return self.rsample(n, generator, self.point(at).detach())
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + B e₁ + c e₂."""
+        """Draw θ = μ + B e₁ + c e₂, differentiable in λ."""
         mean, B, c = self.parts(at)
         e = normal(n, mean, self.rank + self.dim, generator)
         return mean + (B @ e[..., : self.rank, None])[..., 0] + c * e[..., self.rank :]
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """log N(θ; μ, Σ), with |Σ| = |I + BᵀC⁻²B| Π c²."""
+        """Compute log N(θ; μ, Σ), with |Σ| = |I + BᵀC⁻²B| Π c²."""
         mean, B, c = self.parts(at)
         x = (theta - mean) / c
         A = B / c[..., None]
@@ -79,7 +82,7 @@ class LowRankGaussian(FlatPosterior):
         return cholesky(eye + A.mT @ A)[0]
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """As above."""
+        """Compute (u, u(uᵀB) - Σ⁻¹B, c (u² - diag Σ⁻¹)) with u = Σ⁻¹(θ - μ)."""
         mean, B, c = self.parts(at)
         A = B / c[..., None]
         # Σ⁻¹ = C⁻¹(I - WWᵀ)C⁻¹, W = A L⁻ᵀ
@@ -91,6 +94,6 @@ class LowRankGaussian(FlatPosterior):
         return torch.cat([u, for_B.flatten(-2), c * (u.square() - diagonal)], -1)
 
     def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """No zero in c."""
+        """Say where λ is finite and no entry of c is zero."""
         lam = self.point(at)
         return lam.isfinite().all(-1) & (lam[..., -self.dim :] != 0).all(-1)

@@ -16,10 +16,10 @@ from torchngvi.posteriors.flat.flat_posterior import check_start, normal
 
 @final
 class MeanFieldGaussian(FlatGaussian):
-    """q = N(μ, diag σ²).
+    """q = N(μ, diag σ²) over λ = (μ, log σ): independent latent variables, with no constraint on λ.
 
     Args:
-        vector: (μ, log σ), of even length.
+        vector: (μ, log σ) at the start, (*batch, 2 d).
 
     Raises:
         InputError: a start that is not finite, or of odd length.
@@ -45,33 +45,33 @@ class MeanFieldGaussian(FlatGaussian):
         return torch.cat([mean, 0.5 * root.square().sum(-1).log()], -1)  # with the marginal variances
 
     def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """μ and diag σ."""
+        """Return μ and diag σ, differentiable in λ."""
         mean, log_sd = self.point(at).chunk(2, -1)
         return mean, log_sd.exp().diag_embed()
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + σz."""
+        """Draw θ = μ + σz without a gradient."""
         return self.rsample(n, generator, self.point(at).detach())
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + σz."""
+        """Draw θ = μ + σz, differentiable in λ."""
         mean, log_sd = self.point(at).chunk(2, -1)
         return mean + log_sd.exp() * normal(n, mean, self.dim, generator)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """-½|e|² - Σ log σ - (d/2) log 2π."""
+        """Compute -½|e|² - Σ log σ - (d/2) log 2π with e = (θ - μ)/σ."""
         mean, log_sd = self.point(at).chunk(2, -1)
         e = (theta - mean) / log_sd.exp()
         return (-0.5 * e.square() - log_sd - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """(e/σ, e² - 1)."""
+        """Compute (e/σ, e² - 1) with e = (θ - μ)/σ."""
         mean, log_sd = self.point(at).chunk(2, -1)
         e = (theta - mean) / log_sd.exp()
         return torch.cat([e / log_sd.exp(), e.square() - 1], -1)
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """(σ² g_μ, ½ g_logσ)."""
+        """Compute the natural gradient (σ² g_μ, ½ g_logσ)."""
         log_sd = self.point(at).chunk(2, -1)[1]
         g_mean, g_log_sd = gradient.chunk(2, -1)
         return torch.cat([(2 * log_sd).exp() * g_mean, 0.5 * g_log_sd], -1)

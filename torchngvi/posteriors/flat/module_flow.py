@@ -17,15 +17,15 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, normal, scor
 
 @final
 class AffineCoupling(nn.Module):
-    """Coupling layers in turn on the two halves, then a scale and a shift of each coordinate.
+    """A normalising flow of affine coupling layers, which begins close to the given location and scale.
 
-    Starts at the location and scale given.
+    The layers act in turn on the two halves of the coordinates; a scale and a shift of each coordinate follow.
 
     Args:
         dim: d, at least 2.
-        layers: number of coupling layers.
-        hidden: width of their networks.
-        mean, scale: of the start, numbers.
+        layers: the number of coupling layers.
+        hidden: the width of their networks.
+        mean, scale: those of the start, numbers.
 
     Raises:
         InputError: d < 2, no layers.
@@ -56,7 +56,7 @@ class AffineCoupling(nn.Module):
         x: Tensor,  # (..., d)
         inverse: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """T(x) or T⁻¹(x), and the logarithm of the determinant of that map (...,)."""
+        """Compute T(x), or T⁻¹(x) where ``inverse``, and the log determinant of that map, (...,)."""
         if inverse:
             x, log_det = (x - self.shift) * (-self.log_scale).exp(), -self.log_scale.sum().expand(x.shape[:-1])
             for layer in reversed(range(len(self.nets))):
@@ -83,12 +83,14 @@ class AffineCoupling(nn.Module):
 
 @final
 class ModuleFlow(FlatPosterior):
-    """q = law of flow(ε) over the vector of the flow's parameters.
+    """q = law of flow(ε), ε ~ N(0, I), over the vector of all parameters of a normalising flow.
+
+    Take it for posteriors that are far from Gaussian.  Its Fisher matrix is not known, so that a metric estimates it.
 
     Args:
         flow: a module with ``flow(x, inverse)`` -> (y, log determinant), such as `AffineCoupling`; it is not
             changed: the parameters in use are those of ``vector``.
-        dim: d.
+        dim: d, the number of latent variables.
 
     >>> q = ModuleFlow(AffineCoupling(2, layers=2, hidden=3), 2)
     >>> q.score(q.sample(4)).shape == (4, q.size)
@@ -118,22 +120,22 @@ class ModuleFlow(FlatPosterior):
         return torch.func.functional_call(self._flow[0], named, (x, inverse))
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """T(ε)."""
+        """Draw θ = T(ε) without a gradient."""
         with torch.no_grad():
             return self.rsample(n, generator, at)
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """T(ε)."""
+        """Draw θ = T(ε), differentiable in λ."""
         lam = self.point(at)
         return self._apply_flow(normal(n, lam, self.dim, generator), lam, False)[0]
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """log N(T⁻¹(θ)) + log|∂T⁻¹/∂θ|."""
+        """Compute log N(T⁻¹(θ)) + log|∂T⁻¹/∂θ|, the density of the flow."""
         noise, log_det = self._apply_flow(theta, self.point(at), True)
         return -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1) + log_det
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """One gradient a draw."""
+        """Compute the scores by autograd, one gradient a draw."""
         lam = self.point(at).detach()
         if lam.ndim == 1:
             return scores_by_autograd(self.log_prob, theta, lam)

@@ -19,10 +19,10 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, gammas, norm
 
 @final
 class NormalInverseGamma(FlatPosterior):
-    """q(μ, σ²) = N(μ; m, v) IG(σ²; a, b).
+    """q(μ, σ²) = N(μ; m, v) IG(σ²; a, b), for the mean and the variance of normal data, independent of one another.
 
     Args:
-        vector: (m, v, a, b), the last three positive.
+        vector: (m, v, a, b) at the start, (*batch, 4), the last three positive.
 
     Raises:
         InputError: a start that is not finite, or not positive where it has to be.
@@ -41,20 +41,20 @@ class NormalInverseGamma(FlatPosterior):
         super().__init__(vector, 2)
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ = m + √v z, σ² = b/G, G ~ Gamma(a, 1)."""
+        """Draw μ = m + √v z and σ² = b/G with G ~ Gamma(a, 1)."""
         m, v, a, b = self.point(at).detach().unbind(-1)
         z = normal(n, m[..., None], 1, generator)[..., 0]
         return torch.stack([m + v.sqrt() * z, b / gammas(n, a, generator)], -1)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """log N(μ; m, v) + a log b - log Γ(a) - (a + 1) log σ² - b/σ²."""
+        """Compute log N(μ; m, v) + a log b - log Γ(a) - (a + 1) log σ² - b/σ²."""
         m, v, a, b = self.point(at).unbind(-1)
         mu, variance = theta.unbind(-1)
         gaussian = -0.5 * (2 * math.pi * v).log() - (mu - m).square() / (2 * v)
         return gaussian + a * b.log() - torch.lgamma(a) - (a + 1) * variance.log() - b / variance
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """As above."""
+        """Compute (e/v, -1/(2v) + e²/(2v²), log b - ψ(a) - log σ², a/b - 1/σ²) with e = μ - m."""
         m, v, a, b = self.point(at).unbind(-1)
         mu, variance = theta.unbind(-1)
         u = (mu - m) / v
@@ -62,17 +62,17 @@ class NormalInverseGamma(FlatPosterior):
         return torch.stack(parts, -1)
 
     def fisher(self, at: Tensor | None = None) -> Tensor:  # (*batch, 4, 4)
-        """I_F."""
+        """Compute I_F, (*batch, 4, 4), which is that of the normal beside that of the inverse gamma."""
         _, v, a, b = self.point(at).unbind(-1)
         matrix = torch.stack([1 / v, 0.5 / v.square(), torch.polygamma(1, a), a / b.square()], -1).diag_embed()
         matrix[..., 2, 3] = matrix[..., 3, 2] = -1 / b
         return matrix
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """By Cholesky of the 4 x 4 matrix."""
+        """Solve with the 4 x 4 Fisher matrix by Cholesky."""
         return solve_symmetric(self.fisher(at), gradient)
 
     def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """v, a, b > 0."""
+        """Say where v, a and b are positive and λ is finite."""
         lam = self.point(at)
         return lam.isfinite().all(-1) & (lam[..., 1:] > 0).all(-1)

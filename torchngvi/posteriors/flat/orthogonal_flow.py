@@ -29,7 +29,12 @@ _NOT_ORTHOGONAL = 1e-6
 
 
 class AmbientScore(NamedTuple):
-    """Derivatives of log q as if W₁ and W₂ were free."""
+    """The derivatives of log q as if W₁ and W₂ were free matrices, before any projection.
+
+    >>> q = OrthogonalFlow(torch.zeros(2), torch.eye(2), torch.zeros(2))
+    >>> q.ambient_score(q.sample(9)).W2.shape
+    torch.Size([9, 2, 2])
+    """
 
     W1: Tensor  # (n, *batch, d, d)
     b1: Tensor  # (n, *batch, d)
@@ -39,13 +44,16 @@ class AmbientScore(NamedTuple):
 
 @final
 class OrthogonalFlow(FlatPosterior):
-    """q = law of W₂ h(W₁ε + b₁) + b₂ over λ = (b₁, vec W₂, b₂), D = d² + 2d.
+    """q = law of W₂ h(W₁ε + b₁) + b₂ over λ = (b₁, vec W₂, b₂), with h the logistic function, D = d² + 2d.
+
+    λ lies on a manifold, so that iterates cannot be averaged.  The support is a rotated unit cube: take it for bounded
+    quantities, and to reproduce the paper.
 
     Args:
-        b1: shift before the logistic function.
-        W2: orthogonal.
-        b2: corner of the support.
-        W1: orthogonal, fixed; the identity if not given.
+        b1: the shift before the logistic function at the start, (*batch, d).
+        W2: the rotation of the cube at the start, (*batch, d, d), orthogonal.
+        b2: the corner of the support at the start, (*batch, d).
+        W1: a fixed orthogonal matrix, (d, d); the identity if not given.
 
     Raises:
         InputError: a matrix that is not orthogonal.
@@ -78,22 +86,22 @@ class OrthogonalFlow(FlatPosterior):
         self.register_buffer("W1", W1.detach().clone())
 
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """b₁, W₂ and b₂."""
+        """Take λ apart into b₁, W₂ and b₂."""
         lam, d = self.point(at), self.dim
         return lam[..., :d], lam[..., d:-d].unflatten(-1, (d, d)), lam[..., -d:]
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """W₂ h(W₁ε + b₁) + b₂."""
+        """Draw θ = W₂ h(W₁ε + b₁) + b₂ without a gradient."""
         return self.rsample(n, generator, self.point(at).detach())
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """W₂ h(W₁ε + b₁) + b₂."""
+        """Draw θ = W₂ h(W₁ε + b₁) + b₂, differentiable in λ."""
         b1, W2, b2 = self.parts(at)
         t = (self.W1 @ normal(n, b1, self.dim, generator)[..., None])[..., 0] + b1
         return (W2 @ torch.sigmoid(t)[..., None])[..., 0] + b2
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """As above; -∞ outside the support."""
+        """Compute -(d/2) log 2π - ½|t - b₁|² - Σ log h'(t) with h(t) = W₂ᵀ(θ - b₂); -∞ outside the support."""
         b1, W2, b2 = self.parts(at)
         z, inside = self._cube(theta, W2, b2)
         density = -0.5 * (torch.logit(z) - b1).square() - (z * (1 - z)).log() - 0.5 * math.log(2 * math.pi)
@@ -107,7 +115,7 @@ class OrthogonalFlow(FlatPosterior):
         return z.clamp(small, 1 - small), inside
 
     def ambient_score(self, theta: Tensor, at: Tensor | None = None) -> AmbientScore:
-        """The four derivatives of the module's docstring, before any projection."""
+        """Compute the four derivatives of the module's docstring, before any projection."""
         b1, W2, b2 = self.parts(at)
         z, _ = self._cube(theta, W2, b2)
         slope = z * (1 - z)
@@ -122,12 +130,12 @@ class OrthogonalFlow(FlatPosterior):
         )
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """The tangent part, of mean 0."""
+        """Compute the tangent part of the derivatives, which has mean 0."""
         parts = self.ambient_score(theta, at)
         return self.projected(self.point(at), torch.cat([parts.b1, parts.W2.flatten(-2), parts.b2], -1))
 
     def projected(self, at: Tensor, vector: Tensor) -> Tensor:
-        """Proj of the W₂ part."""
+        """Project the W₂ part of a direction on the tangent space: Proj(G) = G - WWᵀG + W skew(WᵀG)."""
         _, W, _ = self.parts(at)
         b1, G, b2 = self.parts(vector)
         inner = W.mT @ G
@@ -135,7 +143,7 @@ class OrthogonalFlow(FlatPosterior):
         return torch.cat([b1, projected.flatten(-2), b2], -1)
 
     def retracted(self, at: Tensor, change: Tensor) -> Tensor:
-        """The QR retraction of W₂; b₁ and b₂ in a straight line."""
+        """Compute λ after a step: the QR retraction of W₂, with b₁ and b₂ in a straight line."""
         b1, W, b2 = self.parts(at + change)
         Q, R = torch.linalg.qr(W)
         sign = R.diagonal(dim1=-2, dim2=-1).sign()

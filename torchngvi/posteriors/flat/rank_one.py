@@ -38,26 +38,28 @@ class _Constants(NamedTuple):
     a: Tensor
 
     def times_precision(self, x: Tensor) -> Tensor:
-        """Σ⁻¹x."""
+        """Multiply by the precision: Σ⁻¹x, in O(d)."""
         return x / self.c.square() - self.kappa * self.delta * (self.delta * x).sum(-1, keepdim=True)
 
     def times_covariance(self, x: Tensor) -> Tensor:
-        """Σx."""
+        """Multiply by the covariance: Σx, in O(d)."""
         return self.c.square() * x + self.b * (self.b * x).sum(-1, keepdim=True)
 
     def solve_bb(self, w: Tensor) -> Tensor:
-        """F_bb⁻¹w."""
+        """Solve with the block of b alone: F_bb⁻¹w, in O(d)."""
         return (self.times_covariance(w) - self.b * (self.b * w).sum(-1, keepdim=True) / (2 * self.a)) / self.a
 
 
 @final
 class RankOneGaussian(FlatPosterior):
-    """q = N(μ, bbᵀ + diag(c²)), D = 3d.
+    """q = N(μ, bbᵀ + diag(c²)), a Gaussian whose covariance has one factor, D = 3d.
+
+    Everything, the exact natural gradient included, is in O(d), which suits the weights of a network.
 
     Args:
-        mean: μ.
-        factor: b; not zero, or its gradient vanishes.
-        scale: c, no entry zero; q depends on c² alone.
+        mean: μ at the start, (*batch, d).
+        factor: b at the start, (*batch, d); not zero, or its gradient vanishes.
+        scale: c at the start, (*batch, d), no entry zero; q depends on c² alone.
 
     Raises:
         InputError: shapes that differ, a zero in c, b = 0.
@@ -90,24 +92,24 @@ class RankOneGaussian(FlatPosterior):
         return mean, _Constants(b, c, delta, r, k, 1 / (1 + k), k / (1 + k))
 
     def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + b e₁ + c e₂."""
+        """Draw θ = μ + b e₁ + c e₂ without a gradient."""
         return self.rsample(n, generator, self.point(at).detach())
 
     def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """μ + b e₁ + c e₂, e₁ a number."""
+        """Draw θ = μ + b e₁ + c e₂ with a number e₁ and a vector e₂, differentiable in λ."""
         mean, b, c = self.point(at).chunk(3, -1)
         e = normal(n, mean, self.dim + 1, generator)
         return mean + b * e[..., :1] + c * e[..., 1:]
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """-½ xᵀΣ⁻¹x - ½ log|Σ| - (d/2) log 2π, log|Σ| = Σ log c² + log(1 + k)."""
+        """Compute -½ xᵀΣ⁻¹x - ½ log|Σ| - (d/2) log 2π with x = θ - μ and log|Σ| = Σ log c² + log(1 + k)."""
         mean, at_lam = self._constants(at)
         x = theta - mean
         log_det = at_lam.c.square().log().sum(-1) + torch.log1p(at_lam.k[..., 0])
         return -0.5 * ((x * at_lam.times_precision(x)).sum(-1) + log_det + self.dim * math.log(2 * math.pi))
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """As above."""
+        """Compute (u, (uᵀb) u - Σ⁻¹b, c (u² - diag Σ⁻¹)) with u = Σ⁻¹(θ - μ)."""
         mean, at_lam = self._constants(at)
         u = at_lam.times_precision(theta - mean)
         diagonal = 1 / at_lam.c.square() - at_lam.kappa * at_lam.delta.square()
@@ -115,7 +117,7 @@ class RankOneGaussian(FlatPosterior):
         return torch.cat([u, for_b, at_lam.c * (u.square() - diagonal)], -1)
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """The formulas of the module: one elimination, O(d).
+        """Compute the natural gradient by the formulas of the module: one elimination, in O(d).
 
         Raises:
             PairError: d < 3, where I_F is singular.
@@ -135,7 +137,7 @@ class RankOneGaussian(FlatPosterior):
         return torch.cat([q.times_covariance(g_mean), y_b, y_c], -1)
 
     def block_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """I_F⁻¹g with F_bc = 0, each block exact: (Σg_μ, F_bb⁻¹g_b, F_cc⁻¹g_c).
+        """Compute I_F⁻¹g with F_bc = 0, each block exact: (Σg_μ, F_bb⁻¹g_b, F_cc⁻¹g_c), for the metric NAGVAC.
 
         F_cc = 2(diag(y) + xxᵀ), y = 1/c² - 2κδ².
         """
@@ -144,7 +146,7 @@ class RankOneGaussian(FlatPosterior):
         return torch.cat([q.times_covariance(g_mean), q.solve_bb(g_b), self._solve_cc(q, g_c)], -1)
 
     def published_block_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """As `block_fisher_solve` with Σg_b/(2a) in the place of F_bb⁻¹g_b, as NAGVAC is usually run."""
+        """Compute `block_fisher_solve` with Σg_b/(2a) in the place of F_bb⁻¹g_b, as NAGVAC is usually run."""
         _, q = self._constants(at)
         g_mean, g_b, g_c = gradient.chunk(3, -1)
         return torch.cat([q.times_covariance(g_mean), q.times_covariance(g_b) / (2 * q.a), self._solve_cc(q, g_c)], -1)
@@ -155,7 +157,7 @@ class RankOneGaussian(FlatPosterior):
         return _diagonal_plus_outer(2 * y, torch.full_like(q.k, 2.0), x, g_c, q.r)
 
     def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """No zero in c, b ≠ 0."""
+        """Say where λ is finite, no entry of c is zero and b is not zero."""
         lam = self.point(at)
         _, b, c = lam.chunk(3, -1)
         return lam.isfinite().all(-1) & (c != 0).all(-1) & (b != 0).any(-1)
