@@ -1,4 +1,4 @@
-"""Curves from q, one rule a file.
+"""The rules: along which curve a step moves q, one rule a file.
 
 What may bend the gradient before: QuasiNewton, SiteNewton; what may average the changes after:
 NormalizedMomentum, Adam, ExponentialAverage.

@@ -16,13 +16,26 @@ from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
 
 @final
 class ProximalRootGradient(Rule):
-    """Root(m - ρg, prox of -γρ Σ log C_ii at C - ρ tril[HC])."""
+    """Proximal gradient descent in the mean and the root: a step on E_q[ℓ], then the proximal map of the entropy.
+
+    The proximal map has a closed form and keeps the diagonal of the root positive for every step size.  One wants it
+    for black-box VI with guarantees where no smoothness constant of ℓ is known, with an estimator that leaves the
+    entropy out, such as `Reparametrized`.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> from torchngvi.expectations import Hessian
+    >>> q = CholeskyGaussian(1)  # C = 1
+    >>> opt = NaturalGradientVI(q, ProximalRootGradient(), lr=0.1, estimator=Hessian(2))
+    >>> loss = opt.step(lambda theta: -2 * theta.square().sum(-1))  # H = 4, so that C⁺ = 0.6
+    >>> round(q.variance.sqrt().item(), 4)  # ½(0.6 + √(0.36 + 0.4))
+    0.7359
+    """
 
     emits = Root
     natural = False
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """The curve from (m, C), which starts along -∇L."""
+        """Return the curve from (m, C) of the proximal steps, which starts along -∇L."""
         gradient, frame, structure = q.euclidean(e), q.frame(), q.structure
         inverse = e.temperature / structure.diagonal(frame.root)  # of the entropy: γ tril[C⁻ᵀ]
 
