@@ -24,10 +24,15 @@ def theorem_2_step(
     xi_l: float,  # smallest ‖C_t‖_F
     xi_u: float,  # largest ‖C_t‖_F
 ) -> float:
-    """ρ ≤ min{λ_min/(λ_max² M), √(2/5) ξ_l²/(M ξ_u⁴)} (Eq 55; printed with max), γ = 1.
+    """The constant step size up to which Theorem 2 has SR-VN descend, for γ = 1.
+
+        ρ ≤ min{λ_min/(λ_max² M), √(2/5) ξ_l²/(M ξ_u⁴)}        (Kumar et al. 2025, Eq 55; printed with max)
+
+    Returns:
+        The largest such ρ.
 
     Raises:
-        InputError: a constant that is not positive.
+        InputError: if a constant is not positive and finite.
 
     >>> theorem_2_step(4.0, 0.25, 1.0, 0.5, 1.0)
     0.03952847075210474
@@ -43,12 +48,18 @@ def theorem_2_descent(
     xi_l: float,  # smallest ‖C_t‖_F
     xi_u: float,  # largest ‖C_t‖_F
 ) -> float:
-    """η of Theorem 2 (Eq 25): L_{t+1} - L* ≤ (1 - 2ηδ)(L_t - L*), if it is positive.
+    """The constant η of the linear rate of SR-VN, L_{t+1} - L* ≤ (1 - 2ηδ)(L_t - L*) (Kumar et al. 2025, Eq 25).
 
-    η = min{λ_min ρ - ½ M ρ² ξ_u⁴, √(5/2) ρ ξ_l² - 5/4 M ρ² ξ_u⁴}.
+        η = min{λ_min ρ - ½ M ρ² ξ_u⁴, √(5/2) ρ ξ_l² - 5/4 M ρ² ξ_u⁴}
+
+    Returns:
+        η; the theorem says something only where it is positive.
 
     Raises:
-        InputError: a constant that is not positive.
+        InputError: if a constant is not positive and finite.
+
+    >>> theorem_2_descent(0.01, 4.0, 0.25, 0.5, 1.0)
+    0.0023
     """
     _positive(rho=rho, M=M, lambda_min=lambda_min, xi_l=xi_l, xi_u=xi_u)
     square = M * rho**2 * xi_u**4
@@ -61,10 +72,15 @@ def descent_step(
     lambda_max: float,  # largest eigenvalue of V_t
     temperature: float = 1.0,  # γ
 ) -> float:
-    """ρ = 1/((M + γ/λ_min) λ_max): sufficient for L' ≤ L - ½ρ|a|² - ¼ρ‖P‖²_F.
+    """A constant step size that suffices for SR-VN to descend, L' ≤ L - ½ρ|a|² - ¼ρ‖P‖²_F.
+
+        ρ = 1/((M + γ/λ_min) λ_max)
+
+    Returns:
+        That ρ.
 
     Raises:
-        InputError: a constant that is not positive, a negative temperature.
+        InputError: if a constant is not positive and finite, or the temperature is negative.
 
     >>> descent_step(4.0, 0.25, 1.0)
     0.125
@@ -80,13 +96,18 @@ def iterations_to(
     start: float,  # L_0 - L*
     rate: float,  # share of the gap a step takes off: 2ηδ, or ½ρδλ_min
 ) -> int:
-    """Steps after which a gap that shrinks by 1 - rate is below ``gap``: ⌈log(gap/start)/log(1 - rate)⌉.
+    """The number of steps after which a gap that shrinks by 1 - rate a step is below ``gap``.
 
-    Eq 58, which prints this lower bound on t as an upper one.  Of the two cases it distinguishes the
-    larger number of steps holds, where min is printed: η is the smaller of two.
+        ⌈log(gap/start)/log(1 - rate)⌉
+
+    This is Eq 58 of Kumar et al. (2025), which prints the lower bound on t as an upper one.  Of the two cases it
+    distinguishes the larger number of steps holds, where min is printed: η is the smaller of two.
+
+    Returns:
+        The number of steps, 0 where the start is near enough.
 
     Raises:
-        InputError: a gap or a start that is not positive, a rate outside (0, 1).
+        InputError: if a gap or a start is not positive, or the rate lies outside (0, 1).
 
     >>> iterations_to(1e-3, 1.0, 0.5)
     10
