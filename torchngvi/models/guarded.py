@@ -18,6 +18,9 @@ class Guarded(Target):
     The first call raises as it would alone.  A batch that fails is asked for again, as a whole and then by halves: k
     failing thetas of S take about 2 k log₂ S calls.  Where no more calls are left the value is NaN.
 
+    Args:
+        target: the target that may fail.
+
     >>> class Fails(Target):
     ...     temperature = 1.0
     ...     def tensors(self): return ()
@@ -43,7 +46,7 @@ class Guarded(Target):
         self.gradients = 0  # draws at which a gradient was wanted
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """The target's; -∞ where it fails."""
+        """Return the target's values, with -∞ where it fails."""
         self.gradients += len(theta) * (torch.is_grad_enabled() and theta.requires_grad)
         value = self._asked(theta)
         if value is None:  # once more: it may have been chance
@@ -87,15 +90,19 @@ class Guarded(Target):
         return torch.cat(parts)
 
     def failures(self) -> str:
-        """What went wrong, as a sentence; nothing where nothing did."""
+        """Say what went wrong.
+
+        Returns:
+            A sentence, or nothing where nothing did.
+        """
         if not self._count:
             return ""
         return f" The log joint failed {self._count} time{'s' * (self._count > 1)}: {self._last.rstrip('.')}."
 
     def check(self, q: Posterior) -> None:
-        """As the target's."""
+        """Check q as the target does."""
         self.target.check(q)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Something that stays as it is: during a fit the target does."""
+        """Return a tensor that stays as it is, since during a fit the target does."""
         return (self._same,)
