@@ -56,6 +56,10 @@ class Drawing(Estimator):
     def see(self, q: Posterior, target: Target) -> Seen:
         """Draw from q, and evaluate the log joint and its gradient there.
 
+        Args:
+            q: the posterior to draw from.
+            target: the target whose log joint is evaluated.
+
         Returns:
             The draws, and what is seen at them.
 
@@ -73,6 +77,10 @@ class Drawing(Estimator):
 
         W takes the triangle that belongs to the root; averaged with its transpose, which is better for random draws, it
         would be the derivative of nothing.
+
+        Args:
+            q: the posterior at which the draws were seen.
+            seen: what `see` returned.
 
         Returns:
             The packet in the frame of q.
@@ -96,6 +104,11 @@ class Drawing(Estimator):
         z: Tensor,  # (S, *batch, D)
     ) -> Framed:
         """The packet of a and W as means of f and of f zᵀ, of which W takes the triangle that belongs to the root.
+
+        Args:
+            q: the posterior at which the draws were seen.
+            force: the vectors f, (S, *batch, D).
+            z: the draws, (S, *batch, D).
 
         Returns:
             The packet in the frame of q.

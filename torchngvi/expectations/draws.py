@@ -206,6 +206,9 @@ class Fixed(Draws):
 def as_draws(draws: Draws | int) -> Draws:
     """Make draws of what a user gives: draws stay as they are, and a number S becomes ``Antithetic(S)``.
 
+    Args:
+        draws: a number of antithetic draws, or draws.
+
     Returns:
         The draws.
 

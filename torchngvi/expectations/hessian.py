@@ -55,6 +55,9 @@ class Hessian(Drawing):
 def checked_chunk(chunk: int) -> int:
     """Check the number of copies of θ in one call.
 
+    Args:
+        chunk: the number, at least 1.
+
     Returns:
         The number.
 

@@ -115,6 +115,10 @@ class PiecewiseBound(Estimator):
     ) -> Moments:
         """The moments F, α and β of the bound under N(mean, variance).
 
+        Args:
+            mean: the means of the predictors, (*batch, N).
+            variance: their variances, (*batch, N).
+
         Returns:
             F, α = ∂F/∂e and β = 2 ∂F/∂v, (*batch, N) each.
         """
@@ -170,6 +174,9 @@ def best_pieces(count: int) -> tuple[Piece, ...]:
     The left tail is the constant ε up to log(e^ε - 1); each next interval is as long as 2 · error ≤ ε
     allows; ε is such that 0 is a breakpoint.  The right half is the mirror image, from
     log(1 + eˣ) = x + log(1 + e⁻ˣ).
+
+    Args:
+        count: the number R of pieces, even.
 
     Returns:
         As many pieces as ``count`` says, in ascending order.

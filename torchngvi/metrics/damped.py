@@ -15,6 +15,9 @@ from torchngvi.posteriors.flat.flat_posterior import solve_symmetric
 def check_damping(rho: float) -> float:
     """Check a damping ρ.
 
+    Args:
+        rho: ρ, in units of the mean eigenvalue.
+
     Returns:
         The damping as a float.
 

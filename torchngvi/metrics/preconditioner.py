@@ -107,6 +107,9 @@ class Preconditioner(Metric):
 def check_warmup(warmup: int | None) -> int | None:
     """Check a number of scores before the first step.
 
+    Args:
+        warmup: the number of scores, or None for the default.
+
     Returns:
         The number, or None.
 
@@ -135,6 +138,9 @@ def finite_rows(
 ) -> tuple[Tensor, Tensor]:
     """Set the scores that are not finite to zero.
 
+    Args:
+        scores: the scores, (S, *batch, D).
+
     Returns:
         The scores, (S, *batch, D), and which of them are finite, (S, *batch).
 
@@ -148,6 +154,10 @@ def finite_rows(
 
 def check_count(name: str, value: int) -> int:
     """Check a number of draws or vectors.
+
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
 
     Returns:
         The number.

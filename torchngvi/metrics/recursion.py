@@ -52,6 +52,9 @@ class Perturbation:
     def init(self, like: Tensor) -> State:
         """Start a recursion for vectors of the shape, dtype and device of ``like``, (*batch, D).
 
+        Args:
+            like: a vector λ, (*batch, D).
+
         Returns:
             The state: t = 0, and a scale that the first scores set where none is given.
         """
@@ -65,6 +68,11 @@ class Perturbation:
         generator: torch.Generator | None,
     ) -> Tensor:  # (*batch, S or 2 S, D)
         """Count S scores and, at the first, take their scale; a score that is not finite is left out with its Z.
+
+        Args:
+            state: the state of the recursion, which changes in place.
+            scores: the scores φ_j, (S, *batch, D).
+            generator: the generator of Z; torch's own by default.
 
         Returns:
             φ_j and √β_j Z_j as rows, (*batch, S or 2S, D).

@@ -18,6 +18,11 @@ from torchngvi.models import LogJoint
 def real(name: str, value: Any, what: str) -> float:
     """Read a number, or a tensor of one, as a float.
 
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        what: what the argument is, for errors.
+
     Returns:
         The float.
 
@@ -37,6 +42,11 @@ def real(name: str, value: Any, what: str) -> float:
 def bound(name: str, value: Any, what: str) -> float:
     """Read a bound that something has to fall below.
 
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        what: what the argument does, for errors.
+
     Returns:
         The bound, positive and finite.
 
@@ -55,6 +65,11 @@ def bound(name: str, value: Any, what: str) -> float:
 def count(name: str, value: Any, what: str) -> int:
     """Read a whole number of at least 1.
 
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        what: what the argument counts, for errors.
+
     Returns:
         The number.
 
@@ -72,6 +87,9 @@ def count(name: str, value: Any, what: str) -> int:
 
 def as_target(source: Any) -> Target:
     """Make a target of what a user gives: a target stays as it is, and a function of theta becomes a `LogJoint`.
+
+    Args:
+        source: a target, or a function of theta.
 
     Returns:
         The target.
@@ -92,6 +110,9 @@ def as_target(source: Any) -> Target:
 
 def classify(function: Any) -> Target | Callable[[], Tensor]:
     """Tell a log joint, which needs its one argument, from a closure, which can take none.
+
+    Args:
+        function: a function of theta, or a closure without arguments.
 
     Returns:
         A `LogJoint` of the function, or the closure as it is.
@@ -161,6 +182,9 @@ class FullPrecision:
 
     def restored(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Wrap a closure so that it runs under the autocast that its author meant.
+
+        Args:
+            closure: the user's closure, which returns the loss.
 
         Returns:
             The wrapped closure.

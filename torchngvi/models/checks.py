@@ -55,6 +55,9 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
 def design(value: Any) -> Tensor:
     """Read a design matrix X.
 
+    Args:
+        value: what the user gave.
+
     Returns:
         X, (N, D) or (*batch, N, D), or (N, D) in sparse CSR storage.
 
@@ -81,6 +84,11 @@ def design(value: Any) -> Tensor:
 
 def per_row(name: str, value: Any, X: Tensor) -> Tensor:
     """Read one number for each row of X.
+
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        X: the design, which decides dtype and device.
 
     Returns:
         The tensor, (N,) or (*batch, N).
@@ -110,6 +118,10 @@ def class_values(
 ) -> Tensor:
     """Read the classes that labels may be.
 
+    Args:
+        value: the classes, in their order.
+        y: the labels, which decide dtype and device.
+
     Returns:
         The classes in the order in which they were given, (K,).
 
@@ -130,6 +142,10 @@ def class_codes(
     classes: Tensor,  # (K,)
 ) -> Tensor:
     """The place of each label among the classes.
+
+    Args:
+        y: the labels, (N,) or (*batch, N).
+        classes: the classes, (K,), in any order.
 
     Returns:
         The places 0, .., K - 1, in the shape of y.
@@ -155,6 +171,11 @@ def class_codes(
 def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
     """Read the weights of the rows.
 
+    Args:
+        value: the weights that the user gave, or None.
+        y: the targets, (N,) or (*batch, N).
+        X: the design.
+
     Returns:
         The weights, (N,) or (*batch, N); ones if there are none.
 
@@ -174,6 +195,9 @@ def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
 
 def temperature(gamma: float) -> float:
     """Check the temperature γ, the weight of KL(q‖prior).
+
+    Args:
+        gamma: γ, finite and not negative.
 
     Returns:
         γ as a float.
@@ -246,6 +270,10 @@ def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
 def batch_index(index: Any, X: Tensor) -> Tensor:
     """Read the row numbers of a mini-batch.
 
+    Args:
+        index: the row numbers that the user gave.
+        X: the design, with N rows.
+
     Returns:
         The row numbers, (B,), on the device of X.
 
@@ -273,6 +301,12 @@ def batch_index(index: Any, X: Tensor) -> Tensor:
 
 def posterior(q: Posterior, dim: int, batch: torch.Size, like: Tensor) -> None:
     """Check that a posterior is over (*batch, dim), in the dtype and on the device of the data.
+
+    Args:
+        q: the posterior.
+        dim: the number D of coefficients.
+        batch: the batch shape of the data, () for one data set.
+        like: the design, which decides dtype and device.
 
     Raises:
         InputError: if the number of coefficients, the dtype, the device or the batch is another.

@@ -110,6 +110,10 @@ class DataLogJoint(Additive):
     def batch_log_likelihood(self, theta: Tensor, batch: Any) -> Tensor:
         """The log likelihood of one batch; at the first batch of two rows or more it has to be the sum of its halves.
 
+        Args:
+            theta: the points, (S, D).
+            batch: one batch of the data.
+
         Returns:
             log p(batch | θ), (S,).
 
@@ -140,6 +144,9 @@ class DataLogJoint(Additive):
         """The log joint with one batch in the place of all data, log p(θ) + (num_data/rows) log p(batch | θ).
 
         Its gradients are unbiased estimates; its values are not compared, so that steps found by trial are refused.
+
+        Args:
+            batch: one batch of the data, which stands for all.
 
         Returns:
             The log joint.

@@ -128,6 +128,9 @@ class GeneralizedLinear(LinearTarget):
         ``num_data`` stays N.  Values of two mini-batches cannot be compared, so that steps found by
         trial are refused: pass lr=.
 
+        Args:
+            index: the row numbers of the mini-batch, (B,).
+
         Returns:
             A new model.
 
@@ -172,6 +175,9 @@ class GeneralizedLinear(LinearTarget):
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
         """Compute the linear predictors.
+
+        Args:
+            theta: the coefficients, (*sample, *batch, D).
 
         Returns:
             η = Xθ + o, (*sample, *batch, N).

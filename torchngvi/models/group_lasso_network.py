@@ -87,6 +87,9 @@ class GroupLassoNetwork(nn.Module, Target):
     ) -> Tensor:  # (d,)
         """Draw a start: weights uniform in ±√(6/(inputs + outputs)), and biases of 0.
 
+        Args:
+            generator: the generator of the draws; torch's own by default.
+
         Returns:
             The vector of all weights and biases, (d,).
         """
@@ -102,6 +105,10 @@ class GroupLassoNetwork(nn.Module, Target):
         X: Tensor | None = None,  # (n, p)
     ) -> Tensor:  # (*sample, n)
         """Evaluate the network η(x; w), at the inputs of the data by default.
+
+        Args:
+            theta: all weights and biases, (*sample, d).
+            X: other inputs, (n, p).
 
         Returns:
             One prediction for each θ and each row, (*sample, n).
@@ -121,6 +128,9 @@ class GroupLassoNetwork(nn.Module, Target):
         theta: Tensor,  # (*sample, d)
     ) -> Tensor:  # (*sample, m, p)
         """Read the first layer from θ.
+
+        Args:
+            theta: all weights and biases, (*sample, d).
 
         Returns:
             Its weights, (*sample, m, p): column j holds those that leave input j.
@@ -142,6 +152,9 @@ class GroupLassoNetwork(nn.Module, Target):
         rows: Tensor,  # indices
     ) -> LogJoint:
         """The log joint with the likelihood of some rows, scaled to all of them.
+
+        Args:
+            rows: the row numbers of the mini-batch.
 
         Returns:
             A log joint whose gradients are unbiased; its values are not compared.

@@ -137,6 +137,9 @@ class SoftmaxRegression(AdditiveTractable):
     ) -> Self:
         """The model on some of its rows, scaled as by :meth:`GeneralizedLinear.minibatch`.
 
+        Args:
+            index: the row numbers of the mini-batch, (B,).
+
         Returns:
             A new model.
 
@@ -160,6 +163,10 @@ class SoftmaxRegression(AdditiveTractable):
         X: Tensor | None = None,  # new rows, (M, D)
     ) -> Tensor:
         """Compute the linear predictors of all classes but the first, at the rows of the data by default.
+
+        Args:
+            theta: the coefficients, (*sample, *batch, (K - 1) D).
+            X: other rows, (M, D).
 
         Returns:
             η_1, .., η_K-1, (*sample, *batch, N, K - 1).
@@ -199,6 +206,10 @@ class SoftmaxRegression(AdditiveTractable):
         X: Tensor | None = None,  # new rows, (M, D)
     ) -> Tensor:
         """The predictive probabilities E_q[p(y = k | x)], by the same nodes, at the rows of the data by default.
+
+        Args:
+            q: the posterior over the coefficients.
+            X: other rows, (M, D).
 
         Returns:
             The probabilities in the order of ``classes``, (*batch, M, K).
@@ -249,6 +260,11 @@ def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tup
     """Nodes and weights for the standard normal distribution in J = K - 1 dimensions.
 
     They are a grid for J ≤ 2, else ``count`` Sobol points with mean 0 and covariance I.
+
+    Args:
+        dim: the dimension J.
+        count: the number of Sobol points, even.
+        dtype, device: of the nodes and weights.
 
     Returns:
         The nodes, (S, J), and the weights, (S,).

@@ -19,6 +19,9 @@ def theorem_schedule(
 ) -> float:
     """The step size 2/(2 + t) of stochastic natural-gradient VI with a weighted average of the iterates.
 
+    Args:
+        t: the number of steps taken, from 0.
+
     Returns:
         The factor of the learning rate at step t (Wu and Gardner 2024, Theorem 1).
 
@@ -39,6 +42,9 @@ def harmonic_schedule(
     t: int,  # steps taken
 ) -> float:
     """The step size 1/(1 + t), with which the last iterate is the plain mean of the targets of all steps.
+
+    Args:
+        t: the number of steps taken, from 0.
 
     Returns:
         The factor of the learning rate at step t.

@@ -28,6 +28,11 @@ def theorem_2_step(
 
         ρ ≤ min{λ_min/(λ_max² M), √(2/5) ξ_l²/(M ξ_u⁴)}        (Kumar et al. 2025, Eq 55; printed with max)
 
+    Args:
+        M: the largest curvature of ℓ, ∇²ℓ ⪯ M.
+        lambda_min, lambda_max: the smallest and the largest eigenvalue of V_t along the run; ξ_u² always is a λ_max.
+        xi_l, xi_u: the smallest and the largest ‖C_t‖_F along the run.
+
     Returns:
         The largest such ρ.
 
@@ -52,6 +57,12 @@ def theorem_2_descent(
 
         η = min{λ_min ρ - ½ M ρ² ξ_u⁴, √(5/2) ρ ξ_l² - 5/4 M ρ² ξ_u⁴}
 
+    Args:
+        rho: the constant step size ρ.
+        M: the largest curvature of ℓ, ∇²ℓ ⪯ M.
+        lambda_min: the smallest eigenvalue of V_t along the run.
+        xi_l, xi_u: the smallest and the largest ‖C_t‖_F along the run.
+
     Returns:
         η; the theorem says something only where it is positive.
 
@@ -75,6 +86,12 @@ def descent_step(
     """A constant step size that suffices for SR-VN to descend, L' ≤ L - ½ρ|a|² - ¼ρ‖P‖²_F.
 
         ρ = 1/((M + γ/λ_min) λ_max)
+
+    Args:
+        M: the largest curvature of ℓ, ∇²ℓ ⪯ M.
+        lambda_min: the smallest eigenvalue of V before and after the step.
+        lambda_max: the largest eigenvalue of V before the step.
+        temperature: γ, not negative.
 
     Returns:
         That ρ.
@@ -102,6 +119,11 @@ def iterations_to(
 
     This is Eq 58 of Kumar et al. (2025), which prints the lower bound on t as an upper one.  Of the two cases it
     distinguishes the larger number of steps holds, where min is printed: η is the smaller of two.
+
+    Args:
+        gap: the wanted L - L*, in nats.
+        start: the gap L_0 - L* at the start, in nats.
+        rate: the share of the gap that a step takes off, 2ηδ or ½ρδλ_min, in (0, 1).
 
     Returns:
         The number of steps, 0 where the start is near enough.

@@ -35,6 +35,10 @@ class Natural(NamedTuple):
     ) -> "Natural":
         """Compute the natural parameters from m and V.
 
+        Args:
+            mean: m, (*batch, D).
+            covariance: V, (*batch, D, D).
+
         Returns:
             η = (V⁻¹m, -½V⁻¹).
 
@@ -102,6 +106,10 @@ class ExpectationParameters(NamedTuple):
     ) -> "ExpectationParameters":
         """Compute the expectation parameters from m and V.
 
+        Args:
+            mean: m, (*batch, D).
+            covariance: V, (*batch, D, D).
+
         Returns:
             ω = (m, V + mmᵀ).
 
@@ -150,6 +158,10 @@ def inner(
 ) -> Tensor:
     """The inner product of natural and expectation parameters, ⟨η, ω⟩ = λᵀξ + tr(ΛΞ).
 
+    Args:
+        eta: natural parameters.
+        omega: expectation parameters, of any Gaussian.
+
     Returns:
         ⟨η, ω⟩, (*batch,).
 
@@ -167,6 +179,10 @@ def bregman(
     """The Bregman divergence of A*, which is the KL divergence of the two Gaussians.
 
         D_A*(ω, ω') = A*(ω) - A*(ω') - ⟨∇A*(ω'), ω - ω'⟩ = KL(q‖q')
+
+    Args:
+        omega: the expectation parameters of q.
+        other: those of q'.
 
     Returns:
         The divergence in nats, (*batch,).
@@ -188,6 +204,11 @@ def expectation_gradient(
     G: Tensor,  # ∂L/∂V, symmetric, (*batch, D, D); half of what `Raw` calls H
 ) -> tuple[Tensor, Tensor]:
     """The gradient in expectation parameters, by the chain rule from (m, V).
+
+    Args:
+        mean: m, (*batch, D).
+        g: ∂L/∂m, (*batch, D).
+        G: ∂L/∂V, symmetric, (*batch, D, D); half of what `Raw` calls H.
 
     Returns:
         ∂L/∂ξ = g - 2Gm, (*batch, D), and ∂L/∂Ξ = G, (*batch, D, D).

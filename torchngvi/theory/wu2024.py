@@ -27,6 +27,10 @@ def symmetric_kl(
 ) -> Tensor:
     """The symmetric divergence KL(q‖q') + KL(q'‖q) of two Gaussians.
 
+    Args:
+        q: a Gaussian.
+        other: another, q'.
+
     Returns:
         The divergence in nats, (*batch,).
 
@@ -43,6 +47,11 @@ def gradient_variance(
     gamma: float,  # γ_t
 ) -> Tensor:
     """The variance V_t of (12), measured as the mean of the symmetric divergences over γ_t².
+
+    Args:
+        steps: q_{t+1} after R stochastic steps from one q_t, as a batch (R,).
+        exact: q*_{t+1} after the exact step from the same q_t.
+        gamma: the step size γ_t, in (0, 1].
 
     Returns:
         V_t, ().
@@ -67,6 +76,10 @@ def rate_bound(
 ) -> float:
     """The bound 4V/(T + 2) of Theorem 1 on E KL(q̄_{T+1}‖q*), corrected.
 
+    Args:
+        V: a bound of V_t for every t ≤ T.
+        T: the last step, counted from 0.
+
     Returns:
         The bound, in the units of V.
 
@@ -85,6 +98,10 @@ def sharp_rate_bound(
     T: int,  # the last step, from 0
 ) -> float:
     """The sharper bound of the same proof, 4V/((T + 1)(T + 2)) Σ_{t ≤ T} (t + 1)/(t + 2), which is V at T = 0.
+
+    Args:
+        V: a bound of V_t for every t ≤ T.
+        T: the last step, counted from 0.
 
     Returns:
         The bound, in the units of V.
@@ -105,6 +122,9 @@ def covariance_factor(
     """The factor 2(2T + 3)/(3(T + 1)(T + 2)) of Cov η_{T+1} over that of one stochastic target, for γ_t = 2/(2 + t).
 
     η_{T+1} is then the mean of independent unbiased targets with weights 2(t + 1)/((T + 1)(T + 2)).
+
+    Args:
+        T: the last step, counted from 0.
 
     Returns:
         The factor, 1 at T = 0.
@@ -139,6 +159,9 @@ class SubSampling(NamedTuple):
     def of(cls, model: GeneralizedLinear) -> "SubSampling":
         """Compute the constants of a linear regression.
 
+        Args:
+            model: a linear regression with Gaussian noise.
+
         Returns:
             The constants.
 
@@ -158,6 +181,9 @@ class SubSampling(NamedTuple):
     def gradient_variances(self, batch: int) -> tuple[float, float]:
         """E|∇̂_ξℓ - ∇_ξℓ|² = n²s₁/(mσ⁴) and E‖∇̂_Ξℓ - ∇_Ξℓ‖² = n²s₂/(4mσ⁴) (Lemmas 7 and 8, equalities).
 
+        Args:
+            batch: the number m of rows a step, at least 1.
+
         Returns:
             The two variances, for batches of m rows.
 
@@ -171,6 +197,9 @@ class SubSampling(NamedTuple):
         """The bound V₂ ≥ V_t of Lemma 3: it holds, and is larger by many orders of magnitude.
 
             (νs₁ + ½ν²s₂ + 2ν²b√(s₁s₂)n + ν³b²s₂n²) n²/(σ⁴m)
+
+        Args:
+            batch: the number m of rows a step, at least 1.
 
         Returns:
             V₂, for batches of m rows.
@@ -193,6 +222,11 @@ def limiting_variance(
     With r the residuals and h_j = x_jᵀVx_j: the variance over rows of (r_j x_j, x_j x_jᵀ) in the Fisher norm,
     n²/(mσ⁴) [mean r²h - |mean r Cᵀx|² + ½ mean h² - ½‖mean Cᵀxxᵀ C‖²].  Then (T + 2) E KL tends to 2/3 V∞ for the last
     iterate of 2/(2 + t), 16/27 V∞ for the average of Theorem 1, and ½ V∞ for 1/(1 + t).
+
+    Args:
+        model: a linear regression with Gaussian noise.
+        q: its exact posterior.
+        batch: the number m of rows a step, drawn with replacement.
 
     Returns:
         V∞.

@@ -49,6 +49,9 @@ class GaussianTarget(NamedTuple):
     ) -> Tensor:
         """The log joint -ℓ, with its constant.
 
+        Args:
+            theta: the points, (*sample, D).
+
         Returns:
             One value for each θ, (*sample,).
 
@@ -66,6 +69,10 @@ class GaussianTarget(NamedTuple):
     ) -> Residuals:
         """The linear parts of the residual and of the gradient under q = N(m, CCᵀ).
 
+        Args:
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
         Returns:
             h, A and G.
         """
@@ -76,6 +83,11 @@ class GaussianTarget(NamedTuple):
     def gradient(self, scale: Scale, mean: Tensor, C: Tensor) -> Gradient:
         """The gradient ∇F = (h, Π[A] - ∇ log|det C|), which both estimators have as their mean.
 
+        Args:
+            scale: the pattern of C.
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
         Returns:
             The gradient in m and C.
         """
@@ -85,6 +97,11 @@ class GaussianTarget(NamedTuple):
     def landing_moment(self, scale: Scale, mean: Tensor, C: Tensor) -> Tensor:
         """The second moment E|g|² of one draw that sticks the landing, for a Gaussian q, whose score is linear in u.
 
+        Args:
+            scale: the pattern of C.
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
         Returns:
             The moment, ().
         """
@@ -93,6 +110,12 @@ class GaussianTarget(NamedTuple):
 
     def closed_entropy_moment(self, scale: Scale, mean: Tensor, C: Tensor, kurtosis: float = 3.0) -> Tensor:
         """The second moment E|g|² of one draw with the closed-form entropy, for any base of that kurtosis.
+
+        Args:
+            scale: the pattern of C.
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+            kurtosis: the fourth moment k of the base, 3 for the Gaussian.
 
         Returns:
             The moment, ().
@@ -104,6 +127,10 @@ class GaussianTarget(NamedTuple):
     def fisher_hyvarinen(self, mean: Tensor, C: Tensor) -> Tensor:
         """The Fisher-Hyvärinen divergence D_F = E|∇log q - ∇log π|².
 
+        Args:
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
         Returns:
             D_F, ().
         """
@@ -112,6 +139,10 @@ class GaussianTarget(NamedTuple):
 
     def fisher_hyvarinen_4(self, mean: Tensor, C: Tensor) -> Tensor:
         """The divergence of fourth order, D_F4 = E|∇log q - ∇log π|⁴.
+
+        Args:
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
 
         Returns:
             D_F4, ().
@@ -123,7 +154,7 @@ class GaussianTarget(NamedTuple):
     def mean_field_optimum(self) -> tuple[Tensor, Tensor]:
         """The optimum of mean field, m* = z̄ and C* = diag(Λ)^-½.
 
-        Printed as diag(Λ⁻¹)^½, which its own first-order condition contradicts.  There
+        The paper prints diag(Λ⁻¹)^½, which its own first-order condition contradicts.  At the optimum
         D_F = Σ_{i ≠ j} Λ_ij²/Λ_jj, 2ρ²/(1 - ρ²) for two variables of variance 1 and correlation ρ.
 
         Returns:
@@ -147,6 +178,12 @@ def fisher_hyvarinen(
 
     √D_F4 is the misspecification that keeps the variance of sticking the landing above zero; D_F is at most the second
     moment of that estimator, and at least 2μ KL(q‖π) for a μ-strongly log-concave π.
+
+    Args:
+        q: the posterior, without a batch.
+        target: the target π.
+        order: the power p, 2 or 4 in the theorems, at least 1.
+        draws: the draws from q; 1024 independent ones by default.
 
     Returns:
         The mean over the draws, ().
@@ -180,6 +217,11 @@ def wasserstein_to_point(
 
     It sets the noise floor of the closed entropy, where the point is the mode of the target.
 
+    Args:
+        mean: m, (D,).
+        C: the scale matrix, (D, D).
+        point: the point, (D,).
+
     Returns:
         The distance, (), in the units of θ.
 
@@ -203,6 +245,11 @@ def empirical_variance(
     at_optimum: float | Tensor,  # E|g(λ*)|²
 ) -> EmpiricalVariance:
     """Estimate α̂ and β̂ from second moments that were measured along a path or on a grid.
+
+    Args:
+        moments: E|g(λ)|² at N points, (N,).
+        distances2: |λ - λ*|² at these points, (N,), positive.
+        at_optimum: E|g(λ*)|².
 
     Returns:
         The constants, with the slope of a least-squares line.

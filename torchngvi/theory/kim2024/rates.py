@@ -20,6 +20,10 @@ from torchngvi.errors import InputError
 class QuadraticVariance(NamedTuple):
     """The constants α and β of E|g(λ)|² ≤ α|λ - λ*|² + β; β = 0 is interpolation, with a linear rate.
 
+    The methods give the step sizes and the iteration counts that follow from it, all from the same numbers: the
+    constant μ of strong convexity as ``mu``, the wanted ε = E|λ_T - λ*|² as ``eps`` and Δ² = |λ_0 - λ*|² as ``delta2``.
+    Each raises an `InputError` where one of them is not positive and finite.
+
     >>> QuadraticVariance(4.0, 0.0).fixed_iterations(1.0, 1e-6, 1.0)  # 8 log(2 · 10⁶)
     117
     """
@@ -28,13 +32,7 @@ class QuadraticVariance(NamedTuple):
     beta: float
 
     def fixed_step(self, mu: float, eps: float) -> float:
-        """The fixed step size min(εμ/(4β), μ/(2α), 2/μ) for the error ε.
-
-        Returns:
-            The step size.
-
-        Raises:
-            InputError: if a constant is not positive and finite.
+        """Return the fixed step size min(εμ/(4β), μ/(2α), 2/μ) for the error ε.
 
         >>> QuadraticVariance(4.0, 0.0).fixed_step(1.0, 1e-6)
         0.125
@@ -44,22 +42,12 @@ class QuadraticVariance(NamedTuple):
         return min(noise, mu / (2 * self.alpha), 2 / mu)
 
     def fixed_iterations(self, mu: float, eps: float, delta2: float) -> int:
-        """The number of fixed steps that suffices, T ≥ max(4β/(μ²ε), 2α/μ², ½) log(2Δ²/ε).
-
-        Returns:
-            T.
-
-        Raises:
-            InputError: if a constant is not positive and finite.
-        """
+        """Return the number of fixed steps that suffices, T ≥ max(4β/(μ²ε), 2α/μ², ½) log(2Δ²/ε)."""
         _positive(mu=mu, eps=eps, delta2=delta2)
         return _count(math.log(2 * delta2 / eps) / (self.fixed_step(mu, eps) * mu))
 
     def fixed_bound(self, mu: float, gamma: float, T: int, delta2: float) -> float:
-        """The bound (1 - γμ)ᵀΔ² + 2γβ/μ ≥ E|λ_T - λ*|² after T fixed steps γ.
-
-        Returns:
-            The bound, in the units of Δ².
+        """Return the bound (1 - γμ)ᵀΔ² + 2γβ/μ ≥ E|λ_T - λ*|² after T fixed steps γ.
 
         Raises:
             InputError: if the step is above μ/(2α), for which the bound is not proved, or a constant is not positive.
@@ -70,39 +58,19 @@ class QuadraticVariance(NamedTuple):
         return (1 - gamma * mu) ** T * delta2 + 2 * gamma * self.beta / mu
 
     def two_stage_step(self, mu: float, t: int) -> float:
-        """The two-stage step size min(μ/(2α), (4t + 2)/(μ(t + 1)²)), for ``LambdaLR`` with lr=1.
-
-        It is constant at first, and then decreases.
-
-        Returns:
-            The step size after t steps.
-
-        Raises:
-            InputError: if μ is not positive and finite.
-        """
+        """Return the step size after t steps, min(μ/(2α), (4t + 2)/(μ(t + 1)²)), for ``LambdaLR`` with lr=1."""
         _positive(mu=mu)
         return min(mu / (2 * self.alpha), (4 * t + 2) / (mu * (t + 1) ** 2))
 
     def two_stage_iterations(self, mu: float, eps: float, delta2: float) -> int:
-        """The number of two-stage steps that suffices, T ≥ 16β/(μ²ε) + 8αΔ/(μ²√ε).
-
-        Returns:
-            T.
-
-        Raises:
-            InputError: if a constant is not positive and finite.
-        """
+        """Return the number of two-stage steps that suffices, T ≥ 16β/(μ²ε) + 8αΔ/(μ²√ε)."""
         _positive(mu=mu, eps=eps, delta2=delta2)
         return _count(16 * self.beta / (mu**2 * eps) + 8 * self.alpha * math.sqrt(delta2 / eps) / mu**2)
 
     def two_stage_bound(self, mu: float, T: int, delta2: float) -> float:
-        """The bound 64α²Δ²/(μ⁴T²) + 16β/(μ²T) ≥ E|λ_T - λ*|²; with 64α/μ², as printed in one place, it fails.
+        """Return the bound 64α²Δ²/(μ⁴T²) + 16β/(μ²T) ≥ E|λ_T - λ*|² after T two-stage steps.
 
-        Returns:
-            The bound, in the units of Δ².
-
-        Raises:
-            InputError: if a constant is not positive and finite.
+        With 64α/μ², as printed in one place, it fails.
         """
         _positive(mu=mu, T=T, delta2=delta2)
         return 64 * self.alpha**2 * delta2 / (mu**4 * T**2) + 16 * self.beta / (mu**2 * T)
@@ -110,6 +78,9 @@ class QuadraticVariance(NamedTuple):
 
 class AdaptiveVariance(NamedTuple):
     """The constants of a bound with a free δ, E|g(λ)|² ≤ (1 + Cδ)α̃|λ - λ*|² + (1 + 1/(Cδ))β̃ for every δ > 0.
+
+    The methods are those of `QuadraticVariance` at the best δ, from the same numbers ``mu``, ``eps`` and ``delta2``,
+    and raise as they do.
 
     >>> AdaptiveVariance(4.0, 1.0, 1.0).at(1.0)
     QuadraticVariance(alpha=8.0, beta=2.0)
@@ -120,14 +91,7 @@ class AdaptiveVariance(NamedTuple):
     constant: float  # C
 
     def at(self, slack: float) -> QuadraticVariance:
-        """The bound at one δ, or at its limit δ = 0 where β̃ = 0.
-
-        Returns:
-            α and β.
-
-        Raises:
-            InputError: if δ is not positive and finite.
-        """
+        """Return the bound at the δ that is given as ``slack``, or at its limit δ = 0 where β̃ = 0."""
         if self.beta == 0 and slack == 0:  # the limit
             return QuadraticVariance(self.alpha, 0.0)
         _positive(slack=slack)
@@ -135,73 +99,31 @@ class AdaptiveVariance(NamedTuple):
         return QuadraticVariance((1 + share) * self.alpha, (1 + 1 / share) * self.beta)
 
     def fixed_slack(self, eps: float) -> float:
-        """The slack δ* = 2β̃/(Cα̃ε), where both branches of the fixed step agree.
-
-        Returns:
-            δ*.
-
-        Raises:
-            InputError: if ε is not positive and finite.
-        """
+        """Return the slack δ* = 2β̃/(Cα̃ε), where both branches of the fixed step agree."""
         _positive(eps=eps)
         return 2 * self.beta / (self.constant * self.alpha * eps)
 
     def fixed_step(self, mu: float, eps: float) -> float:
-        """The fixed step size min(μ/(2(α̃ + 2β̃/ε)), 2/μ) for the error ε.
-
-        Returns:
-            The step size.
-
-        Raises:
-            InputError: if a constant is not positive and finite.
-        """
+        """Return the fixed step size min(μ/(2(α̃ + 2β̃/ε)), 2/μ) for the error ε."""
         _positive(mu=mu, eps=eps)
         return min(mu / (2 * (self.alpha + 2 * self.beta / eps)), 2 / mu)
 
     def fixed_iterations(self, mu: float, eps: float, delta2: float) -> int:
-        """The number of fixed steps that suffices, T ≥ (2/μ²) max(α̃ + 2β̃/ε, μ²/4) log(2Δ²/ε).
-
-        Returns:
-            T.
-
-        Raises:
-            InputError: if a constant is not positive and finite.
-        """
+        """Return the number of fixed steps that suffices, T ≥ (2/μ²) max(α̃ + 2β̃/ε, μ²/4) log(2Δ²/ε)."""
         _positive(mu=mu, eps=eps, delta2=delta2)
         return _count(math.log(2 * delta2 / eps) / (self.fixed_step(mu, eps) * mu))
 
     def two_stage_slack(self, eps: float, delta2: float) -> float:
-        """The slack δ* = √(2β̃/(α̃Δ)) ε^-¼/C, which minimises the two-stage count.
-
-        Returns:
-            δ*.
-
-        Raises:
-            InputError: if a constant is not positive and finite.
-        """
+        """Return the slack δ* = √(2β̃/(α̃Δ)) ε^-¼/C, which minimises the two-stage count."""
         _positive(eps=eps, delta2=delta2)
         return math.sqrt(2 * self.beta / (self.alpha * math.sqrt(delta2))) * eps**-0.25 / self.constant
 
     def two_stage_step(self, mu: float, eps: float, delta2: float, t: int) -> float:
-        """The step size min(μ/(2α̃ + 2√2 √(α̃β̃/Δ) ε^-¼), (4t + 2)/(μ(t + 1)²)).
-
-        Returns:
-            The step size after t steps.
-
-        Raises:
-            InputError: if a constant is not positive and finite.
-        """
+        """Return the step size after t steps, min(μ/(2α̃ + 2√2 √(α̃β̃/Δ) ε^-¼), (4t + 2)/(μ(t + 1)²))."""
         return self.at(self.two_stage_slack(eps, delta2)).two_stage_step(mu, t)
 
     def two_stage_iterations(self, mu: float, eps: float, delta2: float) -> int:
-        """The number of two-stage steps that suffices, T ≥ 16β̃/(μ²ε) + (16√2/μ²)√(α̃β̃Δ) ε^-¾ + 8α̃Δ/(μ²√ε).
-
-        Returns:
-            T.
-
-        Raises:
-            InputError: if a constant is not positive and finite.
-        """
+        """Return the number of two-stage steps that suffices, T ≥ 16β̃/(μ²ε) + (16√2/μ²)√(α̃β̃Δ) ε^-¾ + 8α̃Δ/(μ²√ε)."""
         return self.at(self.two_stage_slack(eps, delta2)).two_stage_iterations(mu, eps, delta2)
 
 
@@ -216,6 +138,13 @@ def landing_variance(
 
     For mean field they are 4L²(2k√d + 1) and (1 + √(dk))√D_F4.  With D_F4 = 0 a fixed step μ/(8L²(d + k)) converges
     linearly.
+
+    Args:
+        L: the largest curvature, ∇²ℓ ⪯ L, which is taken for S too.
+        dim: d.
+        fisher4: D_F4(q*, π), 0 where q* is π.
+        kurtosis: the fourth moment k of the base, 3 for the Gaussian.
+        mean_field: whether C is diagonal.
 
     Returns:
         The constants.
@@ -241,6 +170,13 @@ def closed_entropy_variance(
     """The adaptive constants of the closed entropy: α̃ = L²(d + k + 4), β̃ = L²(d + k)|λ̄ - λ*|², C = 1.
 
     For mean field 2k√d + 1 takes the place of d + k.
+
+    Args:
+        L: the largest curvature, ∇²ℓ ⪯ L, which is taken for S too.
+        dim: d.
+        distance2: |λ̄ - λ*|² = W₂(q*, δ_z̄)², with z̄ the mode of the target.
+        kurtosis: the fourth moment k of the base, 3 for the Gaussian.
+        mean_field: whether C is diagonal.
 
     Returns:
         The constants.
@@ -270,6 +206,15 @@ def landing_bound(
     For mean field 2k√d + 1 and 1 + √(dk) take the places of d + k.  Theorem 1 prints L²(d + k) + S²(d + 1), which fails
     (α = 12 where 16 is attained), and 2d + k in β, which holds.  S² is attained by ‖C⁻¹‖²‖C*⁻¹‖², the spectral norms.
 
+    Args:
+        L: the largest curvature, ∇²ℓ ⪯ L.
+        S: a bound of ‖C⁻¹‖² at λ and at λ*.
+        dim: d.
+        fisher4: D_F4(q*, π), 0 where q* is π.
+        delta: δ, positive.
+        kurtosis: the fourth moment k of the base, 3 for the Gaussian.
+        mean_field: whether C is diagonal.
+
     Returns:
         α and β.
 
@@ -298,6 +243,15 @@ def closed_entropy_bound(
     """The variance of the closed entropy at one δ: α = L²(d + k)(1 + δ) + (L + S)², β = L²(d + k)(1 + 1/δ)|λ̄ - λ*|².
 
     For mean field 2k√d + 1 takes the place of d + k; that theorem is printed without L² in β.
+
+    Args:
+        L: the largest curvature, ∇²ℓ ⪯ L.
+        S: a bound of 1/C_ii².
+        dim: d.
+        distance2: |λ̄ - λ*|², with λ̄ the point mass at the mode of the target.
+        delta: δ, positive.
+        kurtosis: the fourth moment k of the base, 3 for the Gaussian.
+        mean_field: whether C is diagonal.
 
     Returns:
         α and β.

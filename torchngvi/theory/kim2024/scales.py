@@ -67,6 +67,11 @@ class Scale(ABC):
     ) -> Gradient:
         """The estimator with the entropy in closed form (CFE).
 
+        Args:
+            C: the scale matrix, (D, D).
+            gradient: a = ∇ℓ at the draws, (*sample, D).
+            u: the noise of the draws, (*sample, D).
+
         Returns:
             One gradient for each draw.
         """
@@ -80,6 +85,12 @@ class Scale(ABC):
         base: Base,
     ) -> Gradient:
         """The estimator that sticks the landing (STL): zero at each draw where q is the target.
+
+        Args:
+            C: the scale matrix, (D, D).
+            gradient: a = ∇ℓ at the draws, (*sample, D).
+            u: the noise of the draws, (*sample, D).
+            base: the density φ of the noise.
 
         Returns:
             One gradient for each draw.
@@ -95,6 +106,11 @@ class Scale(ABC):
     ) -> Gradient:
         """The closed entropy minus sticking the landing, of mean 0, which does not depend on the target.
 
+        Args:
+            C: the scale matrix, (D, D).
+            u: the noise of the draws, (*sample, D).
+            base: the density φ of the noise.
+
         Returns:
             One difference for each draw.
         """
@@ -108,6 +124,11 @@ class Scale(ABC):
         base: Base,
     ) -> Tensor:
         """The score of q at the draws, ∇_z log q = C⁻ᵀ(log φ)'(u).
+
+        Args:
+            C: the scale matrix, (D, D).
+            u: the noise of the draws, (*sample, D).
+            base: the density φ of the noise.
 
         Returns:
             One score for each draw, (*sample, D).
