@@ -2,9 +2,9 @@
 
     θ_s = m + C z_s,  η_s = Xθ_s:    g = Xᵀ mean_s f'(η_s) + Λ(m - m₀)     H = Xᵀ diag(mean_s f''(η_s)) X + Λ
 
-(Wu and Gardner 2024, Eq 11, with g and H from the same draws.)  What `Hessian` gives on the log joint, up to the
-prior's share of g, at the cost of one XᵀDX in the place of S D Hessian-vector products.  H ⪰ Λ where f is
-convex, and exact where f is quadratic.
+(Wu and Gardner 2024, Eq 11, with g and H from the same draws.)  They are what `Hessian` gives on the log joint, up
+to the prior's share of g, at the cost of one XᵀDX in the place of S D Hessian-vector products.  H ⪰ Λ where f
+is convex, and H is exact where f is quadratic.
 """
 
 from typing import final

@@ -4,7 +4,7 @@
 
 The sum is the empirical Fisher matrix: the expected Hessian where the model is right and q near the
 truth, another matrix elsewhere (Kunstner, Hennig and Balles 2019), so that V is off where the model is;
-the mean is not.  Used by VOGN (Khan et al. 2018; Osawa et al. 2019).
+the mean is not.  VOGN uses it (Khan et al. 2018; Osawa et al. 2019).
 """
 
 from typing import final

@@ -1,4 +1,4 @@
-"""Exact expectations, of targets that know their own."""
+"""Exact expectations, for targets that know their own."""
 
 from typing import final
 

@@ -4,7 +4,7 @@
 
 (Wu and Gardner 2024, Algorithm 1: θ = m + C z with C = chol(V), differentiated to (m, V); Kim, Ma and
 Gardner 2024, Definition 4, whose ∂L/∂C = tril(∇ℓ zᵀ) - diag(1/C_ii) is what `RootGradient` makes of it.)
-Unbiased and symmetric, but not positive semi-definite, not even where ℓ is convex: a step in natural
+W is unbiased and symmetric, but not positive semi-definite, not even where ℓ is convex: a step in natural
 coordinates can leave the cone at any ρ, which `Hessian` and `BonnetPrice` never do on convex ℓ.
 """
 

@@ -1,6 +1,6 @@
-"""Adam (Kingma and Ba 2015), the rival that needs no Fisher matrix, in the place of a metric.
+"""Adam (Kingma and Ba 2015), which needs no Fisher matrix, in the place of a metric.
 
-As the momentum `torchngvi.rules.Adam`, whose arithmetic it is; as a metric its direction is seen by step sizes that
+Its arithmetic is that of the momentum `torchngvi.rules.Adam`; as a metric its direction is seen by step sizes that
 limit a direction, and by a momentum that averages steps.
 """
 

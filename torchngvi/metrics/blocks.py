@@ -1,6 +1,6 @@
-"""One preconditioner a block of λ: exact where q is a product over the blocks, an approximation elsewhere.
+"""One preconditioner for each block of λ: exact where q is a product over the blocks, an approximation elsewhere.
 
-ΣD_b² memory in the place of D².
+It needs ΣD_b² numbers in the place of D².
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The recursion without a matrix: P x = x/ε - Vᵀ(Vx), one vector of V a score and one a Z.
 
-Exact while nothing is dropped, and cheaper than the dense form while V has fewer than D rows.
+It is exact while nothing is dropped, and cheaper than the dense form while V has fewer than D rows.
 """
 
 from typing import final

@@ -1,6 +1,6 @@
 """The natural gradient of a Gaussian with one factor, its Fisher matrix taken as block-diagonal in (μ, b, c).
 
-NAGVAC (Tran, Nguyen, Nott and Kohn 2020).  Two forms that differ in the block of b: its exact inverse
+This is NAGVAC (Tran, Nguyen, Nott and Kohn 2020), in two forms that differ in the block of b: its exact inverse
 (Σ - bbᵀ/(2a))/a, and the Σ/(2a) that is usually run.  `Exact` costs the same O(d) and drops no block.
 """
 

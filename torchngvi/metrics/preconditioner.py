@@ -1,4 +1,4 @@
-"""What stands in the place of I_F⁻¹ in λ ← λ - ρ I_F⁻¹∇L: the metrics of flat posteriors.
+"""The metrics of flat posteriors, which stand in the place of I_F⁻¹ in λ ← λ - ρ I_F⁻¹∇L.
 
 I_F depends on q alone, so that a metric learns from scores φ at draws of its own, which need no data: after
 ``loss.backward()`` as well as on a target.  Draws for the gradient and for the metric are independent.

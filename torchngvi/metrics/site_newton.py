@@ -7,7 +7,7 @@ stationary conditions of the move are then
 
     Wδ = -a - ½Aᵀ(β_e ∘ δv)        D = P + Aᵀ diag(t) A,  t = β_e ∘ δe + β_v ∘ δv
 
-N linear equations in δv: quadratic convergence where the natural gradient has a linear tail, for one
+These are N linear equations in δv: quadratic convergence where the natural gradient has a linear tail, for one
 solve with an N x N matrix a step.
 """
 

@@ -1,4 +1,4 @@
-"""A log joint that may fail at some theta: those are found by halves and lie outside the support, the others count."""
+"""A log joint that may fail at some theta: they are found by halves and taken to lie outside the support."""
 
 from typing import final
 

@@ -2,7 +2,7 @@
 
     m' = m - α g,   V' = M V M,   M = I - α (H - γS)
 
-Its rate depends on the conditioning of the posterior: stable for α < 1/λ_max(H) or so.
+Its rate depends on the conditioning of the posterior: it is stable for α < 1/λ_max(H) or so.
 """
 
 from typing import final

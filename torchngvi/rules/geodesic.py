@@ -1,7 +1,7 @@
 """The precision along a geodesic of the positive definite cone: S' = C⁻ᵀ exp(ρP) C⁻¹, m' = m - ρ C a.
 
 The exponential map in local coordinates (m + Cδ, C⁻ᵀ exp(·) C⁻¹) (Lin, Nielsen, Khan and Schmidt
-2021); for the covariance alone it is the geodesic of the Fisher metric.  Positive definite for
+2021); for the covariance alone it is the geodesic of the Fisher metric.  It is positive definite for
 every ρ and every H; of its series iBLR keeps three terms and VN two.
 """
 

@@ -5,7 +5,7 @@
 
 the first terms of the exponential of the triangular group (Lin, Nielsen, Khan and Schmidt 2021, local coordinates;
 the triangular root is their B).  The diagonal of Λ is 1 ± x + ½x² ≥ ½, whatever ρ and H, and products of triangular
-matrices keep the pattern: what `Retraction` is for dense matrices, for arrows and forests too.  Its tangent is that of
+matrices keep the pattern: it is for arrows and forests what `Retraction` is for dense matrices.  Its tangent is that of
 `NaturalGradient`.
 """
 

@@ -3,8 +3,8 @@
     m' = m - ρg        C⁺ = C - ρ tril[HC]        C'_ii = ½(C⁺_ii + √(C⁺_ii² + 4γρ))
 
 C'_ii minimises -γρ log c + ½(c - C⁺_ii)² (Domke 2020, section 4; analysed with projected steps in Kim, Ma and
-Gardner 2024).  The diagonal stays positive at every ρ, and no smoothness constant is needed.  For estimators that
-leave the entropy out, such as `Reparametrized`: sticking the landing draws it.
+Gardner 2024).  The diagonal stays positive at every ρ, and no smoothness constant is needed.  It is for
+estimators that leave the entropy out, such as `Reparametrized`; those that stick the landing draw it.
 """
 
 from typing import final

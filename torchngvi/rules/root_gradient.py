@@ -3,7 +3,7 @@
     in (m, C)   m' = m - ρ g,  C' = C - ρ tril[G C]
     in (m, T)   m' = m - ρ g,  T' = T + ρ tril[V G T⁻ᵀ]        G = H - γS
 
-What an optimizer for the mean and a Cholesky factor follows, for instance that of Titsias and
+It is what an optimizer for the mean and a Cholesky factor follows, for instance that of Titsias and
 Lázaro-Gredilla (2014), with exact expectations; ∂L/∂C = GC (Kumar et al. 2025, Eqs 16 and 37), of which
 the lower part is kept.  From one draw it is Algorithm 1a of Tan (2025) on C, and 2a on T.
 """

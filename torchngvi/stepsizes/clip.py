@@ -1,4 +1,4 @@
-"""A step along a direction whose Euclidean norm in q's own coordinates is clipped."""
+"""A step size for a direction whose Euclidean norm in q's own coordinates is clipped."""
 
 from typing import final
 

@@ -1,6 +1,6 @@
 """Constant steps for which SR-VN provably descends (Kumar et al. 2025, section 4), and the rates that go with them.
 
-With ∇²ℓ ⪯ M, V_t ⪰ λ_min I, ‖V_t‖ ≤ λ_max, ξ_l ≤ ‖C_t‖_F ≤ ξ_u along the run.  Two forms:
+They hold where ∇²ℓ ⪯ M, V_t ⪰ λ_min I, ‖V_t‖ ≤ λ_max and ξ_l ≤ ‖C_t‖_F ≤ ξ_u along the run.  There are two forms:
 
 * `theorem_2_step`: Eq 55 with min in the place of the printed max, which leaves η ≤ 0 in Theorem 2
   for a large share of problems.  The bounds on which its proof rests are not all sound;
