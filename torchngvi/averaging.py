@@ -30,17 +30,19 @@ from torchngvi.structures import FullAlgebra
 
 
 class ExpectationAverage(torch.nn.Module):
-    """A running average of a posterior's expectation parameters, the iterate after step t with weight t + 1.
+    """A running average of a posterior's expectation parameters, in which the iterate after step t has weight t + 1.
 
-    Buffers, so that ``state_dict``, ``.to()`` and ``deepcopy`` carry it.  A factor of V a call, O(D³), in natural
-    coordinates; mean field keeps the marginal second moments.  Members that are not finite are left out.
+    One wants it as the result of stochastic natural-gradient VI with the steps 2/(2 + t), where it is nearer to the
+    optimum than the last iterate in the mean.  Its state lies in buffers, so that ``state_dict``, ``.to()`` and
+    ``deepcopy`` carry it.  In natural coordinates a call costs one factorisation of V, O(D³); a mean-field posterior
+    keeps the marginal second moments.  Members whose moments are not finite are left out.
 
     Args:
-        q: the posterior to be followed, for family, shape, dtype and device; its state is not read yet.
+        q: the posterior to be followed, for its class, shape, dtype and device; its state is not read yet.
 
     Raises:
-        PairError: a posterior that is not Gaussian; on use, another family or shape.
-        InputError: on use, a posterior asked for before the first update.
+        PairError: if the posterior is not Gaussian; on use, if another class or shape of posterior is given.
+        InputError: on use, if the posterior is asked for before the first update.
 
     >>> from torchngvi import CholeskyGaussian
     >>> q = CholeskyGaussian(1, mean=3.0)
@@ -76,7 +78,14 @@ class ExpectationAverage(torch.nn.Module):
 
     @torch.no_grad()
     def update(self, q: Gaussian) -> None:
-        """Take in the posterior as it is now, after a step."""
+        """Add the posterior as it is now to the average, once after each step.
+
+        Args:
+            q: the posterior that is followed.
+
+        Raises:
+            PairError: if it is another class or shape of posterior than the first.
+        """
         if type(q) is not self._kind or q.mean_probe.shape != self.mean.shape:
             raise PairError(
                 f"this average follows a {self._kind.__name__} of shape {tuple(self.mean.shape)}; got "
@@ -95,10 +104,13 @@ class ExpectationAverage(torch.nn.Module):
         self.steps.add_(finite)
 
     def posterior(self) -> Gaussian:
-        """The Gaussian of the averaged parameters, of the family that is followed.
+        """Make the Gaussian of the averaged parameters.
+
+        Returns:
+            A new posterior of the class that is followed.
 
         Raises:
-            InputError: before the first update.
+            InputError: if there was no update yet.
         """
         if not bool((self.steps > 0).all()):
             raise InputError("the average is empty: call update(q) after a step, then posterior().")
@@ -107,16 +119,19 @@ class ExpectationAverage(torch.nn.Module):
 
 @final
 class Averaging:
-    """The weights of an average of iterates, and when it begins.
+    """The weights of an average of flat iterates λ⁽ˢ⁾, and the step at which it begins.
+
+    One wants it for AIFVB, whose result is the average rather than the last iterate.
 
     Args:
-        w: power of the logarithm, not negative; 2 in the paper.
-        burn_in: steps before the first that counts; until then the average is the iterate.  Early iterates keep their
-            weight for long: the average is behind the iterate until the run is in its noise.
-        metric_at_average: the metric takes its scores at the average (Eq 4.8), or at the iterate (Remark 4.2).
+        w: the power w of the logarithm in the weights, not negative; 2 in the paper, and 0 for the plain mean.
+        burn_in: the number of steps before the first that counts; until then the average is the iterate.  Early
+            iterates
+            keep their weight for long: the average is behind the iterate until the run is in its noise.
+        metric_at_average: whether the metric takes its scores at the average (Eq 4.8), or at the iterate (Remark 4.2).
 
     Raises:
-        InputError: a negative w or burn_in.
+        InputError: if w or burn_in is negative.
 
     >>> rule, state = Averaging(w=0), {"average": torch.zeros(1), "weight": 0.0}
     >>> for index, iterate in enumerate((3.0, 5.0, 10.0)):
@@ -138,7 +153,13 @@ class Averaging:
         iterate: Tensor,  # (*batch, D), λ⁽ˢ⁺¹⁾
         index: int,  # s, from 0
     ) -> None:
-        """One more iterate."""
+        """Add one more iterate to the average, in place.
+
+        Args:
+            state: the dict with the average and the sum of the weights.
+            iterate: the iterate λ⁽ˢ⁺¹⁾, (*batch, D).
+            index: the number s of the step, from 0.
+        """
         place = index - self.burn_in
         weight = 0.0 if place < 0 else math.log(place + 1) ** self.w  # 0⁰ = 1
         state["weight"] += weight

@@ -1,4 +1,4 @@
-"""Ways to E_q[ℓ] and its derivatives: one estimator a file, and the draws some of them take."""
+"""The estimators of E_q[ℓ] and of its derivative, one a file, with the draws that some of them take."""
 
 from torchngvi.expectations.autograd import Autograd
 from torchngvi.expectations.bonnet_price import BonnetPrice

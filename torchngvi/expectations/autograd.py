@@ -9,17 +9,26 @@ from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, Posterior
 
 @final
 class Autograd(Estimator):
-    """E_q[ℓ] as the target computes it, differentiated with respect to the probes.
+    """E_q[ℓ] as the target computes it, differentiated by one backward pass with respect to the probes of q.
 
-    ∂/∂p = Cᵀg = a and ∂/∂R = CᵀHC (Price's theorem in the frame), read one-sided: the lower part of
-    CᵀG is right also where G has reached the root through somebody's triangular operator.
+    By Price's theorem in the frame, ∂/∂p = Cᵀg = a and ∂/∂R = CᵀHC, of which the lower part is read: that of CᵀG is
+    right also where G has reached the root through a triangular operator of the target.  One wants it where the
+    derivative should come from autograd, for instance to check the one that a target gives itself, which `Quadrature`
+    takes.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+    >>> from torchngvi.expectations import Quadrature
+    >>> q, model = CholeskyGaussian(2), GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+    >>> packet = Autograd()(q, model).derivative
+    >>> torch.allclose(packet.a, Quadrature()(q, model).derivative.framed(q.frame()).a, atol=1e-6)
+    True
     """
 
     comparable = True
     needs = TractableTarget
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Evaluate E_q[ℓ] at q and differentiate it."""
         assert isinstance(target, TractableTarget)
         with torch.enable_grad():
             value = target.expected_energy(q.probed())[0]

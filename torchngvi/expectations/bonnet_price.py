@@ -2,9 +2,9 @@
 
     θ_s = m + C z_s,  η_s = Xθ_s:    g = Xᵀ mean_s f'(η_s) + Λ(m - m₀)     H = Xᵀ diag(mean_s f''(η_s)) X + Λ
 
-(Wu and Gardner 2024, Eq 11, with g and H from the same draws.)  What `Hessian` gives on the log joint, up to the
-prior's share of g, at the cost of one XᵀDX in the place of S D Hessian-vector products.  H ⪰ Λ where f is
-convex, and exact where f is quadratic.
+(Wu and Gardner 2024, Eq 11, with g and H from the same draws.)  They are what `Hessian` gives on the log joint, up
+to the prior's share of g, at the cost of one XᵀDX in the place of S D Hessian-vector products.  H ⪰ Λ where f
+is convex, and H is exact where f is quadratic.
 """
 
 from typing import final
@@ -23,14 +23,15 @@ from torchngvi.structures import Diagonal
 class BonnetPrice(Drawing):
     """g and H of a generalised linear model as means over S draws of θ.
 
-    The draws are of θ, as in the paper; `MonteCarlo` draws each predictor for itself, with less noise.  The
-    likelihood must be twice differentiable: a kink has no second derivative to be drawn.
+    One wants it to follow the stochastic natural-gradient VI of the paper, in which the draws are of θ; `MonteCarlo`
+    draws each predictor for itself, with less noise, and `Quadrature` does without draws.  The likelihood must be twice
+    differentiable: where it has a kink, its mean curvature cannot be had from draws.
 
     Args:
-        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
 
     Raises:
-        InputError: no draws, or a number that is not positive and even.
+        InputError: if draws is neither, or the number is not positive and even.
 
     >>> from torchngvi import VN, GeneralizedLinear, NaturalGaussian
     >>> from torchngvi.expectations import Independent
@@ -43,7 +44,7 @@ class BonnetPrice(Drawing):
     needs = LinearTarget
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q, with new draws."""
+        """Estimate E_q[ℓ] and its derivative at q with new draws of θ."""
         assert isinstance(target, LinearTarget)
         frame, count = q.frame(), self.draws.num_samples
         noise = frame.push(self.draws(q.mean_probe.detach()))

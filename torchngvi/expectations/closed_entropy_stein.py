@@ -17,12 +17,16 @@ from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 class ClosedEntropyStein(Drawing):
     """a and W from gradients at S draws, without the control variate of `Stein`.
 
+    One wants it to compare with the gradient estimator of most black-box VI, or where q cannot fit the target well.
+
     Args:
-        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`; with fixed
-            draws it is the same as `Stein`.
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`; with
+            fixed draws it is the same as `Stein`.
 
     Raises:
-        InputError: as `Stein`.
+        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
+            depend
+            on theta, or fixed draws are fewer than 2D for a full covariance.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -34,7 +38,7 @@ class ClosedEntropyStein(Drawing):
     derives_value = True
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
         seen = self.see(q, target)
         if self.comparable:
             packet = self.derivative_of_mean(q, seen)

@@ -12,7 +12,7 @@ from torchngvi.interfaces import Estimator, Framed, Posterior, Target
 
 
 class Seen(NamedTuple):
-    """The log joint at S draws θ = m + C z."""
+    """What is seen of a log joint at S draws θ = m + C z."""
 
     z: Tensor  # (S, *batch, D)
     theta: Tensor  # (S, *batch, D)
@@ -22,13 +22,15 @@ class Seen(NamedTuple):
 
 
 class Drawing(Estimator):
-    """An estimator from standard normal draws: abstract.
+    """The abstract base of every estimator that evaluates a target at standard normal draws.
+
+    A subclass calls `see`, and makes a packet of what it returns.
 
     Args:
-        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
 
     Raises:
-        InputError: no draws, or a number that is not positive and even.
+        InputError: if draws is neither, or the number is not positive and even.
     """
 
     derives_value = False  # with fixed draws, the derivative is that of the value
@@ -42,17 +44,28 @@ class Drawing(Estimator):
 
     @property
     def fixed(self) -> bool:
-        """As its draws."""
+        """Whether every call sees the same draws, as the draws themselves say."""
         return self.draws.comparable
 
     def fresh(self, number: int) -> Self:
-        """With other draws where they are fixed."""
+        """Return the same estimator on the number-th set of other draws, where its draws are fixed."""
         new = copy.copy(self)
         new.draws = self.draws.fresh(number)
         return new
 
     def see(self, q: Posterior, target: Target) -> Seen:
-        """Draw from q and evaluate there."""
+        """Draw from q, and evaluate the log joint and its gradient there.
+
+        Args:
+            q: the posterior to draw from.
+            target: the target whose log joint is evaluated.
+
+        Returns:
+            The draws, and what is seen at them.
+
+        Raises:
+            InputError: if the log joint does not depend on theta.
+        """
         frame = q.frame()
         z = self.draws(q.mean_probe.detach())
         theta = frame.mean + frame.push(z)
@@ -60,13 +73,20 @@ class Drawing(Estimator):
         return Seen(z, theta, energy, gradient, frame.pull(gradient))
 
     def derivative_of_mean(self, q: Posterior, seen: Seen) -> Framed:
-        """a and W as the exact derivative of the mean of ℓ over fixed draws.
+        """The exact derivative of the mean of ℓ over fixed draws, as a and W.
 
-        W takes the triangle that belongs to the root; averaged with its transpose, which is better for
-        random draws, it would be the derivative of nothing.
+        W takes the triangle that belongs to the root; averaged with its transpose, which is better for random draws, it
+        would be the derivative of nothing.
+
+        Args:
+            q: the posterior at which the draws were seen.
+            seen: what `see` returned.
+
+        Returns:
+            The packet in the frame of q.
 
         Raises:
-            InputError: draws that leave directions of a full covariance undetermined.
+            InputError: if the draws leave directions of a full covariance undetermined.
         """
         least = 2 * q.structure.widest
         if q.structure.widest > 1 and self.draws.num_samples < least:
@@ -83,6 +103,15 @@ class Drawing(Estimator):
         force: Tensor,  # (S, *batch, D)
         z: Tensor,  # (S, *batch, D)
     ) -> Framed:
-        """a and W as means of f and f zᵀ, of which W takes the triangle that belongs to the root."""
+        """The packet of a and W as means of f and of f zᵀ, of which W takes the triangle that belongs to the root.
+
+        Args:
+            q: the posterior at which the draws were seen.
+            force: the vectors f, (S, *batch, D).
+            z: the draws, (S, *batch, D).
+
+        Returns:
+            The packet in the frame of q.
+        """
         force = force / len(z)
         return Framed(force.sum(0), q.one_triangle(force, z))

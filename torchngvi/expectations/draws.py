@@ -24,7 +24,7 @@ _SOBOL_BITS = 30  # of torch's Sobol points
 
 
 class Draws(ABC):
-    """S draws of z ~ N(0, I): abstract, see `Independent`, `Antithetic`, `Quasi` and `Fixed`."""
+    """The abstract base of S draws of z ~ N(0, I): see `Independent`, `Antithetic`, `Quasi` and `Fixed`."""
 
     comparable: bool  # the same at each call
     independent: bool  # of one another, or pair of pair
@@ -37,23 +37,26 @@ class Draws(ABC):
         self,
         like: Tensor,  # (*batch, D)
     ) -> Tensor:
-        """z (S, *batch, D), of that dtype and on that device."""
+        """Return draws z, (S, *batch, D), of the dtype and on the device of ``like``."""
 
     def fresh(self, number: int) -> "Draws":
-        """Draws to judge by what was fitted to these, the number-th such set; themselves where new at each call."""
+        """Return the number-th set of draws to judge by what was fitted to these; themselves if new at each call."""
         return self
 
 
 @final
 class Independent(Draws):
-    """Independent draws.
+    """Independent draws of z ~ N(0, I), new at each call.
+
+    One wants them where a theorem asks for independence, or for an odd number of draws; `Antithetic` has less variance
+    where ℓ is nearly quadratic.
 
     Args:
-        num_samples: S.
-        generator: of the draws; its state is saved with the optimizer.
+        num_samples: the number S of draws, at least 1.
+        generator: the generator of the draws, whose state is saved with the optimizer; torch's own by default.
 
     Raises:
-        InputError: a number of samples that is not positive.
+        InputError: if the number of samples is not positive.
 
     >>> Independent(3)(torch.zeros(2)).shape
     torch.Size([3, 2])
@@ -65,20 +68,23 @@ class Independent(Draws):
         self.num_samples, self.generator = _positive(num_samples), generator
 
     def __call__(self, like: Tensor) -> Tensor:
-        """z (S, *batch, D), new at each call."""
+        """Return new draws z, (S, *batch, D)."""
         return _randn(self.num_samples, like, self.generator)
 
 
 @final
 class Antithetic(Draws):
-    """Draws in pairs z, -z: the means of odd functions are exact, among them the gradient of a quadratic.
+    """Draws of z ~ N(0, I) in pairs z, -z, new at each call.
+
+    The means of odd functions are exact, among them the gradient of a quadratic.  They are the default of every
+    estimator that is given a number of draws.
 
     Args:
-        num_samples: S, the mirror images included, even.
-        generator: of the draws; its state is saved with the optimizer.
+        num_samples: the number S of draws, the mirror images included, positive and even.
+        generator: the generator of the draws, whose state is saved with the optimizer; torch's own by default.
 
     Raises:
-        InputError: a number of samples that is not positive and even.
+        InputError: if the number of samples is not positive and even.
 
     >>> z = Antithetic(4)(torch.zeros(2))
     >>> bool((z[:2] == -z[2:]).all())
@@ -91,23 +97,24 @@ class Antithetic(Draws):
         self.num_samples, self.generator = _even(num_samples), generator
 
     def __call__(self, like: Tensor) -> Tensor:
-        """z (S, *batch, D), new at each call."""
+        """Return new draws z, (S, *batch, D), the second half of which mirrors the first."""
         return _with_mirror_images(_randn(self.num_samples // 2, like, self.generator))
 
 
 @final
 class Quasi(Draws):
-    """Sobol points through Φ⁻¹, scrambled anew at each call: unbiased, of smaller error in few dimensions.
+    """Quasi-random draws: Sobol points through Φ⁻¹, scrambled anew at each call.
 
-    A random linear scrambling of the digits (Matoušek 1998) for all members of a batch, and a random
-    digital shift for each.
+    Their means are unbiased, and of smaller error than those of independent draws in few dimensions.  All members of a
+    batch share a random linear scrambling of the digits (Matoušek 1998), and each has a random digital shift of its
+    own.
 
     Args:
-        num_samples: S; powers of two are best.
-        seed: of the scrambling; the state it has reached is saved with the optimizer.
+        num_samples: the number S of draws, at least 1; powers of two are best.
+        seed: the seed of the scrambling; the state that it has reached is saved with the optimizer.
 
     Raises:
-        InputError: a number of samples that is not positive; on use, more than 21201 dimensions.
+        InputError: if the number of samples is not positive; on use, if there are more than 21201 dimensions.
 
     >>> z = Quasi(1024)(torch.zeros(2))
     >>> bool((z.mean(0).abs() < 0.01).all())
@@ -122,7 +129,7 @@ class Quasi(Draws):
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, like: Tensor) -> Tensor:
-        """z (S, *batch, D), scrambled anew."""
+        """Return draws z, (S, *batch, D), scrambled anew."""
         dim = like.shape[-1]
         if dim > torch.quasirandom.SobolEngine.MAXDIM:
             raise InputError(
@@ -153,13 +160,14 @@ class Fixed(Draws):
     optima.  `torchngvi.fit` therefore judges what was fitted to them on fresh draws.
 
     Args:
-        num_samples: S, the mirror images included, even; at least 2D for a full covariance.
-        seed: of the draws, which depend on it, on S, on D and on those left out only.
+        num_samples: the number S of draws, the mirror images included, positive and even; at least 2D for a full
+            covariance.
+        seed: the seed of the draws, which depend on it, on S, on D and on those left out only.
         left_out: numbers of pairs in the order in which they are drawn, S/2 and more among them, in the place of which
             later ones are taken: those at which a log joint fails.
 
     Raises:
-        InputError: a number of samples that is not positive and even.
+        InputError: if the number of samples is not positive and even.
 
     >>> z = Fixed(8)(torch.zeros(2, dtype=torch.float64))
     >>> torch.allclose(z.mT @ z / 8, torch.eye(2, dtype=torch.float64))
@@ -174,7 +182,7 @@ class Fixed(Draws):
         self._kept: Tensor | None = None
 
     def __call__(self, like: Tensor) -> Tensor:
-        """z (S, *batch, D), the same at each call."""
+        """Return the draws z, (S, *batch, D), which are the same at each call."""
         kept, dim = self._kept, like.shape[-1]
         if kept is None or (kept.shape[-1], kept.dtype, kept.device) != (dim, like.dtype, like.device):
             with torch.inference_mode(False), torch.no_grad():
@@ -182,7 +190,7 @@ class Fixed(Draws):
         return kept.reshape(-1, *(1,) * (like.ndim - 1), dim).expand(-1, *like.shape)
 
     def fresh(self, number: int) -> "Fixed":
-        """Of another seed, and 1024 or more."""
+        """Return fixed draws of another seed, 1024 of them or more."""
         return Fixed(max(self.num_samples, _FRESH), seed=self.seed + number)
 
     def pairs(self) -> list[int]:
@@ -210,10 +218,16 @@ class Fixed(Draws):
 
 
 def as_draws(draws: Draws | int) -> Draws:
-    """Draws as they are; a number S is Antithetic(S).
+    """Make draws of what a user gives: draws stay as they are, and a number S becomes ``Antithetic(S)``.
+
+    Args:
+        draws: a number of antithetic draws, or draws.
+
+    Returns:
+        The draws.
 
     Raises:
-        InputError: neither; a number of samples that is not positive and even.
+        InputError: if it is neither, or the number of samples is not positive and even.
 
     >>> as_draws(16).num_samples
     16

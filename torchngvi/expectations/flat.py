@@ -23,14 +23,14 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 
 class GradientEstimator(Estimator):
-    """L and ∇L at the λ of a flat posterior.
+    """The abstract base of the estimators of L and ∇L at the vector λ of a flat posterior.
 
     Args:
-        draws: B, of the log joint.
-        generator: of the draws; its state is saved with the optimizer.
+        draws: the number B of draws of the log joint.
+        generator: the generator of the draws, whose state is saved with the optimizer; torch's own by default.
 
     Raises:
-        InputError: fewer draws than are needed.
+        InputError: if there are fewer draws than are needed.
     """
 
     comparable = False
@@ -43,10 +43,10 @@ class GradientEstimator(Estimator):
         self.draws, self.generator = draws, generator
 
     def check(self, q: Posterior) -> None:
-        """A flat posterior.
+        """Check that q is a flat posterior.
 
         Raises:
-            PairError: another.
+            PairError: if it is another.
         """
         if not isinstance(q, FlatPosterior):
             raise PairError(
@@ -56,7 +56,7 @@ class GradientEstimator(Estimator):
 
     @abstractmethod
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Estimate with new draws."""
+        """Estimate L and ∇L at q with new draws."""
 
 
 def integrand(
@@ -65,7 +65,24 @@ def integrand(
     theta: Tensor,  # (n, *batch, d)
     at: Tensor | None = None,
 ) -> Tensor:  # (n, *batch)
-    """h = log p(θ, y) - γ log q(θ)."""
+    """The integrand of the lower bound, h = log p(θ, y) - γ log q_λ(θ).
+
+    Args:
+        q: the posterior.
+        target: the log joint, with its temperature γ.
+        theta: the points θ, (n, *batch, d).
+        at: the vector λ, (*batch, D); by default that of q.
+
+    Returns:
+        h, (n, *batch).
+
+    >>> from torchngvi import LogJoint
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> q, target = MeanFieldGaussian(torch.zeros(2)), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
+    >>> h = integrand(q, target, torch.tensor([[0.0], [3.0]]))  # q is the posterior, so that h is log √(2π)
+    >>> [round(value, 4) for value in h.tolist()]
+    [0.9189, 0.9189]
+    """
     return target.log_joint(theta) - target.temperature * q.log_prob(theta, at)
 
 
@@ -88,24 +105,31 @@ class _Scored(GradientEstimator):
 
 @final
 class ScoreFunction(_Scored):
-    """mean of φ h, nothing subtracted: as in the paper, and rarely what one wants.
+    """The plain score function estimate, the mean of φ h with nothing subtracted.
 
-    Not `torchngvi.expectations.ScoreFunction`, which is another estimate: in the frame of a Gaussian the scores are z
+    One wants it to compare with the paper only: its variance is large, and `ControlVariate` costs the same.  It is not
+    `torchngvi.expectations.ScoreFunction`, which is another estimate: in the frame of a Gaussian the scores are z
     and zzᵀ - I, so that a leave-one-out baseline comes for free and the estimate is the natural gradient already.
 
     Args:
-        draws: B.
-        generator: of the draws; its state is saved with the optimizer.
+        draws: the number B of draws, at least 1.
+        generator: the generator of the draws, whose state is saved with the optimizer; torch's own by default.
 
     Raises:
-        InputError: B < 1.
+        InputError: if B < 1.
+
+    >>> from torchngvi import LogJoint
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> q, target = MeanFieldGaussian(torch.zeros(2)), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
+    >>> ScoreFunction(100)(q, target).derivative.a.shape
+    torch.Size([2])
     """
 
     def __init__(self, draws: int = 100, generator: torch.Generator | None = None) -> None:
         super().__init__(draws, generator)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """With B draws."""
+        """Estimate L and ∇L at q from B values of the log joint."""
         assert isinstance(q, FlatPosterior)
         score, h = self._draw(q, target)
         return _packet(q, target, h.mean(0), (score * h[..., None]).mean(0), Cost(0, 0, self.draws))
@@ -113,17 +137,27 @@ class ScoreFunction(_Scored):
 
 @final
 class ControlVariate(_Scored):
-    """mean of φ_i (h - c_i) with a constant a coordinate from the previous batch, which keeps it unbiased.
+    """The score function estimate with a control variate, the mean of φ_i (h - c_i).
 
-    A call returns the constants of its draws as ``Expectation.learned``; an optimizer hands them to the next call by
-    :meth:`recalling`, and saves them.  A call that was told none draws one batch more, for its constants.
+    The constant c_i of each coordinate comes from the previous batch of draws, which keeps the estimate unbiased.  A
+    call returns the constants of its draws as ``Expectation.learned``; an optimizer hands them to the next call by
+    :meth:`recalling`, and saves them.  A call that was told none draws one batch more, for its constants.  One wants it
+    for a log joint without gradients, or a posterior without a map from noise to draws; else `Pathwise` has less
+    variance.
 
     Args:
-        draws: B, at least 2.
-        generator: of the draws; its state is saved with the optimizer.
+        draws: the number B of draws, at least 2.
+        generator: the generator of the draws, whose state is saved with the optimizer; torch's own by default.
 
     Raises:
-        InputError: B < 2.
+        InputError: if B < 2.
+
+    >>> from torchngvi import LogJoint
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> q, target = MeanFieldGaussian(torch.zeros(2)), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
+    >>> e = ControlVariate(100)(q, target)  # q is the posterior: h is constant, and so is c
+    >>> bool((e.derivative.a.abs() < 1e-4).all())
+    True
     """
 
     least = 2
@@ -133,13 +167,13 @@ class ControlVariate(_Scored):
         self._known: Tensor | None = None  # c, (*batch, D)
 
     def recalling(self, learned: Mapping[str, Tensor]) -> "ControlVariate":
-        """The estimator with the constants of an earlier batch."""
+        """Return the same estimator with the constants of an earlier batch."""
         new = copy.copy(self)
         new._known = learned.get("constants")
         return new
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """With B draws, and B more where no earlier batch has given the constants."""
+        """Estimate L and ∇L at q from B values, and B more where no earlier batch has given the constants."""
         assert isinstance(q, FlatPosterior)
         draws, constants = self.draws, self._known
         if constants is None:
@@ -161,25 +195,34 @@ def _constants(score: Tensor, h: Tensor) -> Tensor:
 
 @final
 class Pathwise(GradientEstimator):
-    """Through the draws θ = T(ε, λ), the score's part left out: exactly 0 where q is the posterior.
+    """The gradient through the draws θ = T(ε, λ), without the score's part: exactly 0 where q is the posterior.
+
+    One wants it where the log joint has a gradient and the posterior a map from noise to draws:
+    as a rule its variance is far below that of the score function.
 
     Args:
-        draws: B.
-        generator: of the draws; its state is saved with the optimizer.
+        draws: the number B of draws, at least 1.
+        generator: the generator of the draws, whose state is saved with the optimizer; torch's own by default.
 
     Raises:
-        InputError: B < 1.
-        PairError: at construction of an optimizer, a family without such a map.
+        InputError: if B < 1.
+        PairError: at construction of an optimizer, if the posterior has no such map.
+
+    >>> from torchngvi import LogJoint
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> q, target = MeanFieldGaussian(torch.zeros(2)), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
+    >>> Pathwise(1)(q, target).derivative.a.abs().max().item()  # q is the posterior
+    0.0
     """
 
     def __init__(self, draws: int = 10, generator: torch.Generator | None = None) -> None:
         super().__init__(draws, generator)
 
     def check(self, q: Posterior) -> None:
-        """A flat posterior with draws that can be differentiated.
+        """Check that q is a flat posterior whose draws can be differentiated.
 
         Raises:
-            PairError: another.
+            PairError: if it is another.
         """
         super().check(q)
         if not (isinstance(q, FlatPosterior) and q.reparametrised):
@@ -189,7 +232,7 @@ class Pathwise(GradientEstimator):
             )
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """With B draws and as many gradients of the log joint."""
+        """Estimate L and ∇L at q from B gradients of the log joint."""
         assert isinstance(q, FlatPosterior)
         fixed = q.vector.detach()
         with torch.enable_grad():
@@ -201,13 +244,16 @@ class Pathwise(GradientEstimator):
 
 @final
 class LowerBound(Target):
-    """A bound that is known as a function of λ: what `ClosedForm` differentiates.
+    """A lower bound that is known as a function of λ, as a target: what `ClosedForm` differentiates.
 
     Args:
-        function: λ (*batch, D) -> (*batch,), the bound, which goes up.
+        function: the bound, which goes up, as a function of λ, (*batch, D) -> (*batch,).
 
     Raises:
-        InputError: something that cannot be called.
+        InputError: if the function cannot be called.
+
+    >>> LowerBound(lambda lam: -lam.square().sum(-1)).function(torch.ones(2)).item()
+    -2.0
     """
 
     temperature = 1.0
@@ -220,7 +266,7 @@ class LowerBound(Target):
         self.function = function
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """Refused: a bound in λ says nothing of one θ.
+        """Refuse to evaluate: a bound in λ says nothing of one θ.
 
         Raises:
             PairError: always.
@@ -228,13 +274,22 @@ class LowerBound(Target):
         raise PairError("a LowerBound is a function of lambda, not of theta. Use ClosedForm() with it.")
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Unknown, as those of a log joint."""
+        """Return no tensors: those that the function depends on are unknown."""
         return ()
 
 
 @final
 class ClosedForm(GradientEstimator):
-    """For a bound that is known: ``step`` then takes the function λ -> LB(λ), (*batch, D) -> (*batch,)."""
+    """The exact gradient of a lower bound that is known as a function of λ.
+
+    The ``step`` of an optimizer then takes the function λ -> LB(λ), (*batch, D) -> (*batch,).  One wants it where the
+    bound has a closed form, as in conjugate models, and to study a metric without the noise of gradients.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> q = MeanFieldGaussian(torch.ones(2))
+    >>> ClosedForm()(q, LowerBound(lambda lam: -lam.square().sum(-1))).derivative.a.tolist()  # of minus the bound
+    [2.0, 2.0]
+    """
 
     comparable = True
     needs: type[Target] = LowerBound
@@ -243,15 +298,15 @@ class ClosedForm(GradientEstimator):
         self.draws, self.generator = 0, None
 
     def prepared(self, source: Any) -> Target:
-        """The function as a target.
+        """Return the function as a target.
 
         Raises:
-            InputError: something that cannot be called.
+            InputError: if the function cannot be called.
         """
         return source if isinstance(source, Target) else LowerBound(source)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """By autograd."""
+        """Evaluate the bound at q and differentiate it by autograd."""
         assert isinstance(q, FlatPosterior)
         assert isinstance(target, LowerBound)
         with torch.enable_grad():

@@ -4,7 +4,7 @@
 
 The sum is the empirical Fisher matrix: the expected Hessian where the model is right and q near the
 truth, another matrix elsewhere (Kunstner, Hennig and Balles 2019), so that V is off where the model is;
-the mean is not.  Used by VOGN (Khan et al. 2018; Osawa et al. 2019).
+the mean is not.  VOGN uses it (Khan et al. 2018; Osawa et al. 2019).
 """
 
 from typing import final
@@ -24,13 +24,17 @@ from torchngvi.interfaces import Cost, Expectation, Posterior, Raw, SeparableTar
 class GaussNewton(Drawing):
     """g and the empirical Fisher matrix as means over S draws; the curvature of the prior is exact.
 
+    One wants it where the log likelihood is given datum by datum and H must be positive semi-definite although ℓ is not
+    convex, as for neural networks; `Hessian` has the right curvature where the model is wrong.  It evaluates one
+    posterior, not a batch.
+
     Args:
-        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
-        chunk: draws whose per-datum gradients (N, D) are held at once.
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
+        chunk: the number of draws whose gradients per datum, (N, D) each, are held at once.
 
     Raises:
-        InputError: no draws, or a number that is not positive and even; a chunk below 1.
-        PairError: on use, several posteriors at once.
+        InputError: if draws is neither, or the number is not positive and even; if the chunk is below 1.
+        PairError: on use, if q is a batch of posteriors.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian
@@ -49,7 +53,11 @@ class GaussNewton(Drawing):
         self.chunk = checked_chunk(chunk)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], g and H at q.
+
+        Raises:
+            PairError: if q is a batch of posteriors.
+        """
         assert isinstance(target, SeparableTarget)
         if q.batch_shape:
             raise PairError(

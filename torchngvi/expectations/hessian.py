@@ -18,19 +18,19 @@ from torchngvi.interfaces import Cost, Expectation, Posterior, Raw, Target
 class Hessian(Drawing):
     """g and H as means over S draws: of the least noise, at D Hessian-vector products a draw.
 
-    H has no variance where ℓ is quadratic.  Positive semi-definite where ℓ is convex, for any number of
-    draws, so that a step in `NaturalGaussian` with ρ < 1/γ stays in the cone.  The packet is of θ and
-    needs no frame: H has D² numbers for a diagonal covariance too, of which `HessianVector` keeps D.  Also
-    with `Fixed` draws it is not the derivative of the mean of ℓ over them, and steps by trial are refused:
-    `Stein` has that derivative.
+    H has no variance where ℓ is quadratic.  It is positive semi-definite where ℓ is convex, for any number of draws, so
+    that a step in `NaturalGaussian` with ρ < 1/γ stays in the cone.  The packet is of θ and needs no frame: H has D²
+    numbers for a diagonal covariance too, of which `HessianVector` keeps D.  With `Fixed` draws too, it is not the
+    derivative of the mean of ℓ over them, and steps by trial are refused: `Stein` has that derivative.
 
     Args:
-        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
-        chunk: copies of θ at which the log joint is evaluated in one call, of S times D: bounds the memory.
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
+        chunk: the number of copies of θ, of S times D, at which the log joint is evaluated in one call: it bounds the
+            memory.
 
     Raises:
-        InputError: no draws, or a number that is not positive and even; a chunk below 1; on use, a log
-            joint that does not depend on theta.
+        InputError: if draws is neither, or the number is not positive and even; if the chunk is below 1; on use, if the
+            log joint does not depend on theta.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -44,7 +44,7 @@ class Hessian(Drawing):
         self.chunk = checked_chunk(chunk)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], g and H at q."""
         seen, count = self.see(q, target), self.draws.num_samples
         H = mean_hessian(target, seen.theta, self.chunk)
         return Expectation(
@@ -53,10 +53,16 @@ class Hessian(Drawing):
 
 
 def checked_chunk(chunk: int) -> int:
-    """At least 1.
+    """Check the number of copies of θ in one call.
+
+    Args:
+        chunk: the number, at least 1.
+
+    Returns:
+        The number.
 
     Raises:
-        InputError: a smaller one.
+        InputError: if it is below 1.
 
     >>> checked_chunk(3)
     3

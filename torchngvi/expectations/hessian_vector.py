@@ -23,15 +23,18 @@ from torchngvi.structures.pattern import Structured
 class HessianVector(Drawing):
     """a and W as means over S draws, from D Hessian-vector products a draw.
 
-    The same numbers as `Hessian` in exact arithmetic.  For a diagonal covariance no D x D matrix is formed: the memory
-    is that of ``chunk`` copies of θ.
+    They are the same numbers as those of `Hessian` in exact arithmetic.  One wants it for a diagonal covariance, where
+    no D x D matrix is formed and the memory is that of ``chunk`` copies of θ, and where the entries of H differ by many
+    orders of magnitude.
 
     Args:
-        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
-        chunk: copies of θ at which the log joint is evaluated in one call, of S times D: bounds the memory.
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
+        chunk: the number of copies of θ, of S times D, at which the log joint is evaluated in one call: it bounds the
+            memory.
 
     Raises:
-        InputError: as `Hessian`.
+        InputError: if draws is neither, or the number is not positive and even; if the chunk is below 1; on use, if the
+            log joint does not depend on theta.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -45,7 +48,7 @@ class HessianVector(Drawing):
         self.chunk = checked_chunk(chunk)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], a and W at q."""
         seen, count = self.see(q, target), self.draws.num_samples
         packet = Framed(seen.pulled.mean(0), self._curvature(q, target, seen.theta))
         return Expectation(seen.energy.mean(0), packet, target.temperature, False, Cost(count, count))

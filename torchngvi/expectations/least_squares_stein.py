@@ -20,18 +20,19 @@ from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 class LeastSquaresStein(Drawing):
     """a and W from gradients at S > D draws, exact for a quadratic ℓ whatever the draws.
 
-    Where ℓ is not quadratic all three are consistent, with a bias of order 1/S.  With S ≥ 4D antithetic
+    Where ℓ is not quadratic, value, a and W are consistent with a bias of order 1/S.  With S ≥ 4D antithetic
     draws W has a fraction of the noise of `Stein` far from the optimum and as much at it, and the value a
     fraction everywhere; with S barely above 2D there is more noise, not less.  The regression has D² coefficients
     for a diagonal covariance too, where `Stein` keeps D numbers.
 
     Args:
-        draws: S for S antithetic draws, S ≥ 2D; or `Independent` or `Quasi` with S > D, `Antithetic`
+        draws: the number S of antithetic draws, S ≥ 2D; or draws, `Independent` or `Quasi` with S > D, `Antithetic`
             or `Fixed` with S ≥ 2D.
 
     Raises:
-        InputError: no draws, or a number that is not positive and even; on use, too few draws for D, a
-            log joint that does not depend on theta.
+        InputError: if draws is neither, or the number is not positive and even; on use, if there are too few draws for
+            D,
+            or the log joint does not depend on theta.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1, dtype=torch.float64), LogJoint(lambda theta: -2 * (theta - 3).square().sum(-1))
@@ -43,7 +44,11 @@ class LeastSquaresStein(Drawing):
     unbiased = False
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], a and W at q by a regression of the gradients on the draws.
+
+        Raises:
+            InputError: if there are too few draws for D.
+        """
         self._check_number(q.dim)
         seen = self.see(q, target)
         z, pulled = seen.z.movedim(0, -2), seen.pulled.movedim(0, -2)  # (*batch, S, D)

@@ -22,15 +22,16 @@ from torchngvi.numerics.gaussian_integrals import Moments
 class MonteCarlo(Drawing):
     """Value, α and β of `Sites` as averages over S draws of each predictor; the prior stays exact.
 
-    All three are unbiased, and of noise: steps found by trial are refused.  So they are with `Fixed`
-    draws, of whose mean of f the mean of f'' is not the derivative.
+    All three are unbiased, and noisy, so that steps found by trial are refused.  So they are with `Fixed`
+    draws, of whose mean of f the mean of f'' is not the derivative.  One wants it to follow
+    the papers that draw the predictors; `Quadrature` has no noise.
 
     Args:
-        draws: S for S antithetic draws, which make α exact for quadratic likelihoods; or `Independent`,
-            `Antithetic`, `Quasi`, `Fixed`; their dimensions are the rows.
+        draws: the number S of antithetic draws, which make α exact for quadratic likelihoods; or draws such as
+            `Independent`, `Antithetic`, `Quasi` and `Fixed`, whose dimensions are the rows.
 
     Raises:
-        InputError: no draws, or a number that is not positive and even.
+        InputError: if draws is neither, or the number is not positive and even.
 
     >>> from torchngvi import SRVN, CholeskyGaussian, GeneralizedLinear
     >>> X, y = torch.eye(4), torch.tensor([0.0, 1.0, 1.0, 0.0])
@@ -42,7 +43,7 @@ class MonteCarlo(Drawing):
     needs = LinearTarget
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q, with new draws."""
+        """Estimate E_q[ℓ] and its derivative at q, with new draws of the predictors."""
         assert isinstance(target, LinearTarget)
         frame, draws = q.frame(), self.draws.num_samples
         rows = target.marginals(frame)
@@ -56,7 +57,15 @@ def mean_derivatives(
     eta: Tensor,  # (S, *batch, N)
     y: Tensor,  # (*batch, N)
 ) -> Moments:
-    """The means of f, f' and f'' over draws of the predictors, (*batch, N).
+    """The means of f, f' and f'' over draws of the predictors, with f = -log p(y | η).
+
+    Args:
+        likelihood: the likelihood of one predictor, twice differentiable by autograd.
+        eta: the draws of the predictors, (S, *batch, N).
+        y: the targets, (*batch, N).
+
+    Returns:
+        The three means, (*batch, N) each.
 
     >>> from torchngvi.models import GaussianNoise
     >>> draws, y = torch.tensor([[1.0], [3.0]]), torch.zeros(1)

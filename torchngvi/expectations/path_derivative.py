@@ -23,11 +23,13 @@ class PathDerivative(Drawing):
     variance.  With `Fixed` draws it is the same as `Stein`.
 
     Args:
-        draws: one independent draw by default; S for S antithetic draws, or `Independent`, `Antithetic`,
-            `Quasi`, `Fixed`.
+        draws: one independent draw by default; else the number S of antithetic draws, or draws such as `Independent`,
+            `Antithetic`, `Quasi` and `Fixed`.
 
     Raises:
-        InputError: as `Stein`.
+        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
+            depend
+            on theta, or fixed draws are fewer than 2D for a full covariance.
 
     >>> import torch
     >>> from torchngvi import SRVN, CholeskyGaussian
@@ -43,7 +45,7 @@ class PathDerivative(Drawing):
         super().__init__(Independent(1) if draws is None else draws)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
         seen, gamma = self.see(q, target), target.temperature
         energy = seen.energy
         if self.comparable:

@@ -28,7 +28,7 @@ _ROWS = 2048  # of a block on the CPU
 
 
 class Piece(NamedTuple):
-    """a x² + b x + c on [low, high]."""
+    """One quadratic piece a x² + b x + c on [low, high] of a bound."""
 
     low: float
     high: float
@@ -41,25 +41,26 @@ class Piece(NamedTuple):
 class PiecewiseBound(Estimator):
     """E_q[ℓ] with log(1 + eˣ) replaced by R quadratic pieces above it.
 
-    For likelihoods made of log(1 + eˣ): `BernoulliLogit`, `NegativeBinomial`.  The value is an upper
-    bound, within ε(R) = O(R⁻³) a row at every variance: 7.4e-3, 1.3e-3, 1.4e-4, 1.7e-5 for R = 6, 10,
-    20, 40 pieces.
+    One wants it to compare with experiments that use this bound; `Quadrature` is exact at every s, for half as much
+    time again.  It serves likelihoods made of log(1 + eˣ): `BernoulliLogit` and `NegativeBinomial`.  The value is an
+    upper bound, within ε(R) = O(R⁻³) a row at every variance: 7.4e-3, 1.3e-3, 1.4e-4, 1.7e-5 for R = 6, 10, 20, 40
+    pieces.
 
     The curvature is not that close: β deviates by 3e-5 at s = 1 but by 1e-3 at s = 0.2, 5e-3 at 0.1
     and 0.35 at 0.01 (R = 20), and is *negative* for some rows with s ≤ 0.2, which large data sets
     have.  H can then be indefinite.  What is returned is by default the exact derivative of the value
     all the same, so that values may be compared and steps found by trial are safe; ``clip`` returns
     max(β, 0), with which a constant lr stays in the cone, and which is no derivative: steps by trial
-    refuse it.  `Quadrature` is exact at every s, for half as much time again.
+    refuse it.
 
     Args:
-        pieces: R, even, at least 2; ignored with a table.
-        clip: return max(β, 0).
+        pieces: the number R of pieces, even, from 2 to 100; ignored with a table.
+        clip: whether to return max(β, 0) in the place of β.
         table: pieces of one's own in ascending order, rows (low, high, a, b, c) from -inf to inf.
 
     Raises:
-        InputError: a number of pieces that is odd, below 2 or above 100, a table with gaps.
-        PairError: on use, a likelihood that is not made of log(1 + eˣ).
+        InputError: if the number of pieces is odd, below 2 or above 100, or the table has gaps.
+        PairError: on use, if the likelihood is not made of log(1 + eˣ).
 
     >>> bound = PiecewiseBound(4)
     >>> len(bound.pieces), round(bound.gap, 6)
@@ -87,7 +88,11 @@ class PiecewiseBound(Estimator):
         return max(_gap(piece) for piece in self.pieces)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Evaluate the bound of E_q[ℓ] and its derivative at q.
+
+        Raises:
+            PairError: if the likelihood is not made of log(1 + eˣ).
+        """
         assert isinstance(target, LinearTarget)
         frame = q.frame()
         rows = target.marginals(frame)
@@ -108,7 +113,15 @@ class PiecewiseBound(Estimator):
         mean: Tensor,  # (*batch, N)
         variance: Tensor,  # (*batch, N)
     ) -> Moments:
-        """F, α and β of the bound under N(mean, variance)."""
+        """The moments F, α and β of the bound under N(mean, variance).
+
+        Args:
+            mean: the means of the predictors, (*batch, N).
+            variance: their variances, (*batch, N).
+
+        Returns:
+            F, α = ∂F/∂e and β = 2 ∂F/∂v, (*batch, N) each.
+        """
         return in_blocks(functools.partial(_moments, self.pieces), _ROWS, mean, variance)
 
 
@@ -161,6 +174,12 @@ def best_pieces(count: int) -> tuple[Piece, ...]:
     The left tail is the constant ε up to log(e^ε - 1); each next interval is as long as 2 · error ≤ ε
     allows; ε is such that 0 is a breakpoint.  The right half is the mirror image, from
     log(1 + eˣ) = x + log(1 + e⁻ˣ).
+
+    Args:
+        count: the number R of pieces, even.
+
+    Returns:
+        As many pieces as ``count`` says, in ascending order.
 
     >>> [round(piece.low, 4) for piece in best_pieces(6)]
     [-inf, -4.8996, -2.0373, 0.0, 2.0373, 4.8996]

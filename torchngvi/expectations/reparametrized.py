@@ -4,7 +4,7 @@
 
 (Wu and Gardner 2024, Algorithm 1: θ = m + C z with C = chol(V), differentiated to (m, V); Kim, Ma and
 Gardner 2024, Definition 4, whose ∂L/∂C = tril(∇ℓ zᵀ) - diag(1/C_ii) is what `RootGradient` makes of it.)
-Unbiased and symmetric, but not positive semi-definite, not even where ℓ is convex: a step in natural
+W is unbiased and symmetric, but not positive semi-definite, not even where ℓ is convex: a step in natural
 coordinates can leave the cone at any ρ, which `Hessian` and `BonnetPrice` never do on convex ℓ.
 """
 
@@ -16,15 +16,17 @@ from torchngvi.interfaces import Cost, Expectation, Posterior, Target
 
 @final
 class Reparametrized(Drawing):
-    """a and W from gradients at S draws, of E[Cᵀ∇ℓ zᵀ] the triangle that belongs to the root.
+    """a and W from gradients at S draws, taking of E[Cᵀ∇ℓ zᵀ] the triangle that belongs to the root.
 
-    For comparison with the papers above; `ClosedEntropyStein` averages both triangles, with less noise.
+    One wants it to compare with the papers above; `ClosedEntropyStein` averages both triangles, with less noise.
 
     Args:
-        draws: S for S antithetic draws, or `Independent`, `Antithetic`, `Quasi`, `Fixed`.
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
 
     Raises:
-        InputError: as `Stein`.
+        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
+            depend
+            on theta, or fixed draws are fewer than 2D for a full covariance.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -36,7 +38,7 @@ class Reparametrized(Drawing):
     derives_value = True
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
         seen = self.see(q, target)
         packet = self.derivative_of_mean(q, seen) if self.comparable else self.one_triangle(q, seen.pulled, seen.z)
         comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)

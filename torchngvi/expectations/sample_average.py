@@ -23,10 +23,12 @@ from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 
 @final
 class SampleAverage(Drawing):
-    """a, W and noise² from gradients at S fixed draws in antithetic pairs.
+    """a, W and their squared standard error noise² from gradients at S fixed draws in antithetic pairs.
+
+    `torchngvi.fit` uses it for a log joint that is only a function, and judges its steps with noise² as the slack.
 
     Args:
-        draws: whitened, S ≥ 2D for a full covariance.
+        draws: whitened draws, S ≥ 2D for a full covariance.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
@@ -41,7 +43,7 @@ class SampleAverage(Drawing):
         super().__init__(draws)
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], a, W and noise² at q."""
         seen, gamma = self.see(q, target), target.temperature
         residual = seen.pulled - gamma * seen.z
         share = residual / len(seen.z)

@@ -21,16 +21,17 @@ from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 
 @final
 class ScoreFunction(Drawing):
-    """a and W from values at S draws, for a log joint that has no gradient: discrete, or a simulator.
+    """a and W from values at S draws, for a log joint that has no gradient, such as that of a simulator.
 
-    The variance grows with D as that of gradients does not: of use in few dimensions, or with many draws.
+    The variance grows with D as that of gradients does not, so that it is of use in few dimensions or with many draws.
 
     Args:
-        draws: S for S antithetic draws, or `Independent`, `Antithetic`; at least two draws or pairs.
+        draws: the number S of antithetic draws, or draws, `Independent` or `Antithetic`; at least two draws or pairs.
 
     Raises:
-        InputError: no draws, or a number that is not positive and even, or fewer than two draws or pairs.
-        PairError: draws that depend on one another.
+        InputError: if draws is neither, or the number is not positive and even, or there are fewer than two draws or
+            pairs.
+        PairError: if the draws depend on one another.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1), LogJoint(lambda theta: -theta.detach().square().sum(-1) / 2)
@@ -53,7 +54,7 @@ class ScoreFunction(Drawing):
             )
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q, with new draws."""
+        """Estimate E_q[ℓ], a and W at q, from the values at new draws."""
         frame, gamma, count = q.frame(), target.temperature, self.draws.num_samples
         z = self.draws(q.mean_probe.detach())
         with torch.no_grad():

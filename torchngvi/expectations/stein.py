@@ -22,12 +22,13 @@ class Stein(Drawing):
     coordinates that mean is a function of (S m, S) through the root T⁻ᵀ, S = T Tᵀ.
 
     Args:
-        draws: S for S antithetic draws, which make a exact for quadratic ℓ; or `Independent`,
-            `Antithetic`, `Quasi`, `Fixed`.
+        draws: the number S of antithetic draws, which make a exact for quadratic ℓ; or draws such as `Independent`,
+            `Antithetic`, `Quasi` and `Fixed`.
 
     Raises:
-        InputError: no draws, or a number that is not positive and even; on use, a log joint that does
-            not depend on theta, fixed draws fewer than 2D for a full covariance.
+        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
+            depend
+            on theta, or fixed draws are fewer than 2D for a full covariance.
 
     >>> import torch
     >>> from torchngvi import VN, CholeskyGaussian, Stein
@@ -43,7 +44,7 @@ class Stein(Drawing):
     derives_value = True
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Evaluate at q."""
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
         seen, gamma = self.see(q, target), target.temperature
         if self.comparable:
             packet = self.derivative_of_mean(q, seen)

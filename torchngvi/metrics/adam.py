@@ -1,6 +1,6 @@
-"""Adam (Kingma and Ba 2015), the rival that needs no Fisher matrix, in the place of a metric.
+"""Adam (Kingma and Ba 2015), which needs no Fisher matrix, in the place of a metric.
 
-As the momentum `torchngvi.rules.Adam`, whose arithmetic it is; as a metric its direction is seen by step sizes that
+Its arithmetic is that of the momentum `torchngvi.rules.Adam`; as a metric its direction is seen by step sizes that
 limit a direction, and by a momentum that averages steps.
 """
 
@@ -17,14 +17,22 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 @final
 class Adam(Preconditioner):
-    """Moments of the gradient, coordinate by coordinate; equal to `torch.optim.Adam` at a constant step.
+    """Adam's running moments of the gradient in the place of a metric, coordinate by coordinate.
+
+    It equals `torch.optim.Adam` at a constant step.  One wants it as the method to compare with that needs no Fisher
+    matrix.
 
     Args:
-        betas: decay of the two moments, in [0, 1).
-        eps: added to √v̂, positive.
+        betas: the weights of the past in the averages of g and of g², each in [0, 1).
+        eps: the positive number that is added to √v̂, in the units of the coordinates.
 
     Raises:
-        InputError: values out of range.
+        InputError: if a beta lies outside [0, 1), or eps is not positive.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> metric, q = Adam(), MeanFieldGaussian(torch.zeros(2))
+    >>> metric.direction(metric.fresh(q), torch.tensor([3.0, -0.1]), q).round(decimals=3).tolist()  # signs at first
+    [1.0, -1.0]
     """
 
     samples, remembers, natural = 0, False, False
@@ -33,14 +41,14 @@ class Adam(Preconditioner):
         self.momentum = AdamMomentum(betas, eps)
 
     def fresh(self, q: FlatPosterior) -> State:
-        """No moments yet."""
+        """Return moments of zero, and a count of no steps."""
         return dict(self.momentum.init(q))
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Nothing: Adam learns from gradients alone."""
+        """Do nothing, since Adam learns from gradients alone."""
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """Updates the moments of the members whose gradient is finite."""
+        """Return m̂/(√v̂ + ε), after an update of the moments of the members whose gradient is finite."""
         fine = gradient.isfinite().all(-1)
         change, new = self.momentum(q, Coordinates(gradient, q.no_matrix), lambda: gradient.square().sum(-1), state)
         for name, value in new.items():

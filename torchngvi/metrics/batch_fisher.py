@@ -17,15 +17,24 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 @final
 class BatchFisher(Preconditioner):
-    """(F̂ + ρ tr(F̂)/D I)⁻¹∇L with F̂ the mean of S outer products.
+    """The direction (F̂ + ρ tr(F̂)/D I)⁻¹∇L, with F̂ the mean of the outer products of S fresh scores.
+
+    One wants it as the metric without memory: `Recursive` and `Window` keep what earlier scores have shown.
 
     Args:
-        samples: S.
-        rho: damping in units of the mean eigenvalue of F̂; 0 is the undamped estimate, for S ≥ D alone.
-        generator: of the scores.
+        samples: the number S of scores a step, at least 1.
+        rho: the damping ρ in units of the mean eigenvalue of F̂; 0 is the undamped estimate, for S ≥ D alone.
+        generator: the generator of the draws for the scores; torch's own by default.
 
     Raises:
-        InputError: S < 1, ρ < 0; at construction of an optimizer ρ = 0 with S < D.
+        InputError: if S < 1 or ρ < 0; at construction of an optimizer, if ρ = 0 and S < D.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> metric, q = BatchFisher(2, rho=0.0), MeanFieldGaussian(torch.zeros(2))
+    >>> state = metric.fresh(q)
+    >>> metric.absorb(state, torch.tensor([[1.0, 0.0], [0.0, 2.0]]))  # F̂ = diag(½, 2)
+    >>> metric.direction(state, torch.ones(2), q).tolist()
+    [2.0, 0.5]
     """
 
     remembers = False
@@ -35,7 +44,11 @@ class BatchFisher(Preconditioner):
         self.generator = generator
 
     def fresh(self, q: FlatPosterior) -> State:
-        """No scores yet."""
+        """Return a batch of no scores.
+
+        Raises:
+            InputError: if ρ = 0 and S < D, so that the matrix would be singular.
+        """
         if self.rho == 0 and self.samples < q.size:
             raise InputError(
                 f"{self.samples} scores give a Fisher matrix of rank {self.samples} at most, singular for "
@@ -44,10 +57,10 @@ class BatchFisher(Preconditioner):
         return {"rows": q.vector.new_zeros(self.samples, *q.vector.shape), "count": None}
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Replaces the last batch; a score that is not finite is left out."""
+        """Replace the last batch of scores; a score that is not finite is left out."""
         state["rows"], fine = finite_rows(scores)
         state["count"] = fine.sum(0).to(scores)
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """By Woodbury where S < D, else by Cholesky."""
+        """Solve with the damped matrix, by Woodbury's identity where S < D, else by Cholesky factorisation."""
         return damped_solve(state["rows"], state["count"], self.rho, gradient)

@@ -1,6 +1,6 @@
-"""One preconditioner a block of λ: exact where q is a product over the blocks, an approximation elsewhere.
+"""One preconditioner for each block of λ: exact where q is a product over the blocks, an approximation elsewhere.
 
-ΣD_b² memory in the place of D².
+It needs ΣD_b² numbers in the place of D².
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 
 class _Slice:
-    """What the preconditioner of a block sees of the family: the length and place of its λ."""
+    """What the preconditioner of a block sees of the posterior: the length and place of its part of λ."""
 
     def __init__(self, vector: Tensor) -> None:
         self.vector, self.size = vector, vector.shape[-1]
@@ -23,14 +23,21 @@ class _Slice:
 
 @final
 class Blocks(Preconditioner):
-    """A copy of one preconditioner for each consecutive block of λ.
+    """A block-diagonal metric: a copy of one preconditioner for each consecutive block of λ.
+
+    One wants it where λ is too long for a D x D matrix, or where q is a product over the blocks, so that its Fisher
+    matrix is block-diagonal.
 
     Args:
-        rule: `Recursive`, `MatrixFree`, `Window` or `BatchFisher`; its warm-up and generator are those of all blocks.
-        sizes: the lengths of the blocks, summing to D.
+        rule: the preconditioner, `Recursive`, `MatrixFree`, `Window` or `BatchFisher`; its warm-up and generator are
+            those
+            of all blocks.
+        sizes: the lengths of the blocks, which sum to D.
 
     Raises:
-        InputError: a rule that takes no scores, no sizes; at construction of an optimizer, sizes that do not sum to D.
+        InputError: if the rule takes no scores, or there are no sizes; at construction of an optimizer, if the sizes do
+            not
+            sum to D.
 
     >>> from torchngvi.ifvb import MeanFieldGaussian, Recursive
     >>> len(Blocks(Recursive(), [2, 2]).fresh(MeanFieldGaussian(torch.zeros(4))))
@@ -47,18 +54,22 @@ class Blocks(Preconditioner):
         self.warmup, self.generator = rule.warmup, rule.generator
 
     def fresh(self, q: FlatPosterior) -> State:
-        """One state a block."""
+        """Return one state for each block.
+
+        Raises:
+            InputError: if the sizes do not sum to D, or the rule refuses a block.
+        """
         if sum(self.sizes) != q.size:
             raise InputError(f"the blocks have {sum(self.sizes)} entries and lambda has {q.size}.")
         pieces = q.vector.detach().split(self.sizes, -1)
         return {str(i): self.rule.fresh(_Slice(piece)) for i, piece in enumerate(pieces)}  # type: ignore[arg-type]
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Each its part of the scores."""
+        """Hand its part of the scores to the preconditioner of each block."""
         for i, piece in enumerate(scores.split(self.sizes, -1)):
             self.rule.absorb(state[str(i)], piece, generator)
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """Each its part of the gradient."""
+        """Return the directions of the blocks, side by side."""
         pieces = gradient.split(self.sizes, -1)
         return torch.cat([self.rule.direction(state[str(i)], piece, q) for i, piece in enumerate(pieces)], -1)

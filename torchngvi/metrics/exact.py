@@ -11,10 +11,12 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 @final
 class Exact(Preconditioner):
-    """direction = I_F⁻¹∇L from `FlatPosterior.exact_fisher_solve`: free of noise, and where it exists the first choice.
+    """The natural gradient I_F⁻¹∇L in closed form, from `FlatPosterior.exact_fisher_solve`.
+
+    It is free of noise, and the first choice where the posterior knows its Fisher matrix.
 
     Raises:
-        PairError: at construction of an optimizer, a family that does not know its Fisher matrix.
+        PairError: at construction of an optimizer, if the posterior does not know its Fisher matrix.
 
     >>> from torchngvi.ifvb import MeanFieldGaussian
     >>> Exact().direction({}, torch.tensor([1.0, 1.0]), MeanFieldGaussian(torch.zeros(2))).tolist()
@@ -24,13 +26,17 @@ class Exact(Preconditioner):
     samples, remembers = 0, False
 
     def fresh(self, q: FlatPosterior) -> State:
-        """Nothing; asks the family once, so that one without a closed form is refused here."""
+        """Return an empty state, after one call that has a posterior without a closed form refused here.
+
+        Raises:
+            PairError: if the posterior does not know its Fisher matrix.
+        """
         q.exact_fisher_solve(torch.zeros_like(q.vector))
         return {}
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Never asked."""
+        """Do nothing, since the closed form needs no scores."""
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """I_F⁻¹∇L."""
+        """Return the natural gradient I_F⁻¹∇L."""
         return q.exact_fisher_solve(gradient)

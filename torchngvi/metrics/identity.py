@@ -11,7 +11,9 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 @final
 class Identity(Preconditioner):
-    """direction = ∇L: the step depends on the units and coordinates of λ.
+    """No metric: the direction is the ordinary gradient ∇L, so that steps depend on the units and coordinates of λ.
+
+    One wants it as the baseline that shows what a metric gains.
 
     >>> from torchngvi.ifvb import Beta
     >>> Identity().direction({}, torch.ones(2), Beta(torch.ones(2))).tolist()
@@ -21,12 +23,12 @@ class Identity(Preconditioner):
     samples, remembers, natural = 0, False, False
 
     def fresh(self, q: FlatPosterior) -> State:
-        """Nothing."""
+        """Return an empty state, since there is nothing to remember."""
         return {}
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Never asked."""
+        """Do nothing, since the identity needs no scores."""
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """The gradient."""
+        """Return the gradient as it is."""
         return gradient

@@ -1,6 +1,6 @@
 """The recursion without a matrix: P x = x/ε - Vᵀ(Vx), one vector of V a score and one a Z.
 
-Exact while nothing is dropped, and cheaper than the dense form while V has fewer than D rows.
+It is exact while nothing is dropped, and cheaper than the dense form while V has fewer than D rows.
 """
 
 from typing import final
@@ -16,16 +16,26 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 @final
 class MatrixFree(Preconditioner):
-    """As `Recursive`, with vectors in the place of P: O(jD) an iteration for j vectors.
+    """The recursion of `Recursive` with vectors in the place of the matrix P: O(jD) an iteration for j vectors.
+
+    One wants it where the D x D matrix of `Recursive` does not fit, and runs are short.
 
     Args:
-        samples, eps, c_beta, beta, warmup, generator: see `Recursive`.
-        keep: the number of vectors kept; None keeps all. What is left after dropping the oldest is positive
-            definite but *not* the inverse of the remaining sum, and t then multiplies a direction that is
-            hardly preconditioned: clip it, or use `Window`.
+        samples, eps, c_beta, beta, warmup, generator: as those of `Recursive`.
+        keep: the number of vectors kept, at least 2S; None keeps all.  What is left after dropping the oldest is
+            positive
+            definite but *not* the inverse of the remaining sum, and t then multiplies a direction that is hardly
+            preconditioned: clip it, or use `Window`.
 
     Raises:
-        InputError: values out of range, fewer vectors kept than enter at once.
+        InputError: if a value is out of range, or fewer vectors are kept than enter at once.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> metric, q = MatrixFree(eps=1.0, c_beta=0.0), MeanFieldGaussian(torch.zeros(2))
+    >>> state = metric.fresh(q)
+    >>> metric.absorb(state, torch.tensor([[1.0, 0.0]]))
+    >>> metric.inverse(state).round(decimals=4).tolist()  # (I + φφᵀ)⁻¹, t = 1
+    [[0.5, 0.0], [0.0, 1.0]]
     """
 
     remembers = True
@@ -48,12 +58,12 @@ class MatrixFree(Preconditioner):
             raise InputError(f"keep counts the vectors of at least one iteration, {2 * samples}; got {keep}.")
 
     def fresh(self, q: FlatPosterior) -> State:
-        """No vectors."""
+        """Return a recursion of no vectors."""
         lam = q.vector
         return self.perturbation.init(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, q.size)}
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Append the vectors of S scores."""
+        """Append the vectors of S scores, and drop the oldest beyond ``keep``."""
         rows = self.perturbation.rows(state, scores, generator)
         for part in rows.split(AT_ONCE, -2):
             W = downdate(part, lambda x: self._times(state, x))
@@ -65,10 +75,10 @@ class MatrixFree(Preconditioner):
         return rows / self.perturbation.start(state)[..., None, None] - (rows @ V.mT) @ V
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """t P ∇L."""
+        """Return t P ∇L, the estimate of the natural gradient."""
         return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
 
     def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
-        """t P, the estimate of I_F⁻¹."""
+        """Write out t P, (*batch, D, D), the estimate of I_F⁻¹."""
         eye = torch.eye(state["V"].shape[-1], dtype=state["V"].dtype, device=state["V"].device)
         return state["count"][..., None, None] * self._times(state, eye.expand(*state["V"].shape[:-2], *eye.shape))

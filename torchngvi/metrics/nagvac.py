@@ -1,6 +1,6 @@
 """The natural gradient of a Gaussian with one factor, its Fisher matrix taken as block-diagonal in (μ, b, c).
 
-NAGVAC (Tran, Nguyen, Nott and Kohn 2020).  Two forms that differ in the block of b: its exact inverse
+This is NAGVAC (Tran, Nguyen, Nott and Kohn 2020), in two forms that differ in the block of b: its exact inverse
 (Σ - bbᵀ/(2a))/a, and the Σ/(2a) that is usually run.  `Exact` costs the same O(d) and drops no block.
 """
 
@@ -22,40 +22,58 @@ def _rank_one(q: FlatPosterior) -> RankOneGaussian:
 
 
 class _BlockSolve(Preconditioner):
-    """A closed form, which learns nothing from scores."""
+    """The base of both forms, a closed form that learns nothing from scores."""
 
     samples, remembers = 0, False
 
     def fresh(self, q: FlatPosterior) -> State:
-        """Nothing."""
+        """Return an empty state, after a check of the posterior.
+
+        Raises:
+            PairError: if the posterior is another than `RankOneGaussian`.
+        """
         _rank_one(q)
         return {}
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Never asked."""
+        """Do nothing, since a closed form needs no scores."""
 
 
 @final
 class NAGVAC(_BlockSolve):
-    """Each block inverted exactly (`RankOneGaussian.block_fisher_solve`).
+    """The natural gradient of a `RankOneGaussian` with a block-diagonal Fisher matrix, each block inverted exactly.
+
+    One wants it to compare with the published method: `Exact` costs as much and drops no block.
 
     Raises:
-        PairError: at construction of an optimizer, another family than `RankOneGaussian`.
+        PairError: at construction of an optimizer, if the posterior is another than `RankOneGaussian`.
+
+    >>> from torchngvi.ifvb import RankOneGaussian
+    >>> q = RankOneGaussian(torch.zeros(3), torch.ones(3), torch.ones(3))
+    >>> NAGVAC().direction({}, torch.ones(9), q)[:3].tolist()  # of the mean: Σ g = (I + bbᵀ) g
+    [4.0, 4.0, 4.0]
     """
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """Block by block."""
+        """Return the natural gradient of each block, side by side."""
         return _rank_one(q).block_fisher_solve(gradient)
 
 
 @final
 class PublishedNAGVAC(_BlockSolve):
-    """Σ/(2a) in the block of b (`RankOneGaussian.published_block_solve`).
+    """The form of NAGVAC that is usually run, with Σ/(2a) in the place of the inverse of the block of b.
+
+    One wants it to reproduce published results; `NAGVAC` inverts that block exactly, and `Exact` drops none.
 
     Raises:
-        PairError: at construction of an optimizer, another family than `RankOneGaussian`.
+        PairError: at construction of an optimizer, if the posterior is another than `RankOneGaussian`.
+
+    >>> from torchngvi.ifvb import RankOneGaussian
+    >>> q = RankOneGaussian(torch.zeros(3), torch.ones(3), torch.ones(3))
+    >>> PublishedNAGVAC().direction({}, torch.ones(9), q)[:3].tolist()  # of the mean: Σ g = (I + bbᵀ) g
+    [4.0, 4.0, 4.0]
     """
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """Block by block."""
+        """Return the approximate natural gradient of each block, side by side."""
         return _rank_one(q).published_block_solve(gradient)

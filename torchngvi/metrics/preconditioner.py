@@ -1,4 +1,4 @@
-"""What stands in the place of I_F⁻¹ in λ ← λ - ρ I_F⁻¹∇L: the metrics of flat posteriors.
+"""The metrics of flat posteriors, which stand in the place of I_F⁻¹ in λ ← λ - ρ I_F⁻¹∇L.
 
 I_F depends on q alone, so that a metric learns from scores φ at draws of its own, which need no data: after
 ``loss.backward()`` as well as on a target.  Draws for the gradient and for the metric are independent.
@@ -19,7 +19,7 @@ _AT_ONCE = 256  # scores of a warm-up
 
 
 class Preconditioner(Metric):
-    """Turns a gradient in λ into the direction of a step.
+    """The abstract base of the metrics of flat posteriors, which turn a gradient in λ into the direction of a step.
 
     A subclass says what it remembers (`fresh`), how scores enter (`absorb`) and what it makes of a gradient
     (`direction`); when scores are drawn, and where, is said here.
@@ -33,10 +33,10 @@ class Preconditioner(Metric):
 
     @abstractmethod
     def fresh(self, q: FlatPosterior) -> State:
-        """The state before the first score.
+        """Return the state before the first score.
 
         Raises:
-            InputError: a family it cannot serve, memory it does not get.
+            InputError: if the posterior cannot be served, or there is not enough memory.
         """
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Preconditioner(Metric):
         scores: Tensor,  # (S, *batch, D)
         generator: torch.Generator | None = None,
     ) -> None:
-        """Take in S scores, in place."""
+        """Take S scores into the state, in place."""
 
     @abstractmethod
     def direction(
@@ -55,18 +55,18 @@ class Preconditioner(Metric):
         gradient: Tensor,  # (*batch, D)
         q: FlatPosterior,
     ) -> Tensor:
-        """What the step goes along, downhill after a change of sign; NaN for members without one."""
+        """Return what the step goes along after a change of sign, (*batch, D); NaN for members without one."""
 
     def init(self, q: Posterior) -> State:
-        """Its own state, and the number of scores drawn.
+        """Return the state before the first score, with the number of scores drawn.
 
         Raises:
-            PairError: a q that is no flat vector.
+            PairError: if q is not a flat posterior.
         """
         return self.fresh(_flat(self, q)) | {"fisher_draws": 0}
 
     def __call__(self, q: Posterior, gradient: Local, went: Tensor, state: State) -> tuple[Bent, State]:
-        """With fresh scores at λ."""
+        """Return the bent gradient at λ, after fresh scores from λ were taken in."""
         q = _flat(self, q)
         return self.bent(q, gradient, state, q.vector), {}
 
@@ -77,7 +77,17 @@ class Preconditioner(Metric):
         state: State,
         at: Tensor,  # (*batch, D), where scores are drawn
     ) -> Bent:
-        """The direction along the manifold of q, after the scores of this step were taken in."""
+        """Make the direction along the manifold of q, after the scores of this step were taken in.
+
+        Args:
+            q: the posterior whose λ is moved.
+            gradient: ∇L at q.
+            state: the state of this metric, which changes in place.
+            at: the vector at which scores are drawn, (*batch, D), such as the average of AIFVB.
+
+        Returns:
+            The direction, and its product with the gradient.
+        """
         if self.remembers and not state["fisher_draws"]:
             count = max(2 * q.size, 1000) if self.warmup is None else self.warmup
             for start in range(0, count, _AT_ONCE):
@@ -95,7 +105,20 @@ class Preconditioner(Metric):
 
 
 def check_warmup(warmup: int | None) -> int | None:
-    """A number of scores, or None."""
+    """Check a number of scores before the first step.
+
+    Args:
+        warmup: the number of scores, or None for the default.
+
+    Returns:
+        The number, or None.
+
+    Raises:
+        InputError: if it is negative.
+
+    >>> check_warmup(0)
+    0
+    """
     if warmup is not None and not warmup >= 0:
         raise InputError(f"warmup counts scores before the first step, not negative; got {warmup}.")
     return warmup
@@ -113,13 +136,38 @@ def _flat(metric: Preconditioner, q: Posterior) -> FlatPosterior:
 def finite_rows(
     scores: Tensor,  # (S, *batch, D)
 ) -> tuple[Tensor, Tensor]:
-    """Scores with rows that are not finite set to zero, and which rows are finite (S, *batch)."""
+    """Set the scores that are not finite to zero.
+
+    Args:
+        scores: the scores, (S, *batch, D).
+
+    Returns:
+        The scores, (S, *batch, D), and which of them are finite, (S, *batch).
+
+    >>> rows, fine = finite_rows(torch.tensor([[1.0, torch.nan], [1.0, 2.0]]))
+    >>> rows.tolist(), fine.tolist()
+    ([[0.0, 0.0], [1.0, 2.0]], [False, True])
+    """
     fine = scores.sum(-1).isfinite()  # of a sum: one pass, and no NaN or infinity cancels in it
     return torch.where(fine[..., None], scores, 0.0), fine
 
 
 def check_count(name: str, value: int) -> int:
-    """A number of draws or vectors, at least 1."""
+    """Check a number of draws or vectors.
+
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+
+    Returns:
+        The number.
+
+    Raises:
+        InputError: if it is no integer, or below 1.
+
+    >>> check_count("samples", 3)
+    3
+    """
     if not (isinstance(value, int) and value >= 1):
         raise InputError(f"{name} is a number of draws, at least 1; got {value}.")
     return value

@@ -29,13 +29,25 @@ _CURVED = 1e-8  # smallest cosine of the angle between s and y
 
 @final
 class QuasiNewton(Acceleration):
-    """B∇L with B the L-BFGS inverse Hessian in the frame.
+    """L-BFGS in the frame of q: the natural gradient ∇L becomes B∇L, with B the limited-memory inverse Hessian.
+
+    One wants it where the last digits of a deterministic fit come slowly, as for a mean-field q of correlated variables
+    or for weakly identified directions.  Steps are judged by trial, so that it needs an objective without noise.
 
     Args:
-        memory: number of pairs; each costs two gradients of storage.
+        memory: the number of pairs that are kept, at least 1; each costs two gradients of storage.
 
     Raises:
-        InputError: a memory below 1.
+        InputError: if the memory is below 1.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGradientVI
+    >>> from torchngvi.rules import VariationalNewton
+    >>> from torchngvi.stepsizes import SufficientDecrease
+    >>> q, model = CholeskyGaussian(2), GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+    >>> opt = NaturalGradientVI(q, VariationalNewton(), step_size=SufficientDecrease(), metric=QuasiNewton())
+    >>> first, second = opt.step(model), opt.step(model)
+    >>> bool(second < first)
+    True
     """
 
     def __init__(self, memory: int = 5) -> None:
@@ -44,7 +56,7 @@ class QuasiNewton(Acceleration):
         self.memory = memory
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """An empty memory: pairs (s, y), and the last gradient and direction."""
+        """Return an empty memory of pairs (s, y), with the last gradient and direction."""
         flat = _flat(Local(q.mean_probe.detach(), q.root_probe.detach()), q.structure)
         return {
             "s": flat.new_zeros((self.memory, *flat.shape)),
@@ -55,7 +67,7 @@ class QuasiNewton(Acceleration):
         }
 
     def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
-        """Drop the pairs of the other members."""
+        """Drop the pairs of the members (*batch,) that the mask leaves out."""
         state["kept"] = state["kept"] * keep
 
     def __call__(
@@ -65,7 +77,7 @@ class QuasiNewton(Acceleration):
         went: Tensor,
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
-        """Learn from the step before, then bend the gradient; returns what of the state is to change."""
+        """Learn from the step before, then bend the gradient; return it with what of the state is to change."""
         inner = functools.partial(_inner, q.structure)
         flat = _flat(gradient, q.structure)
         s, y, kept = self._learned(inner, flat, went, state)

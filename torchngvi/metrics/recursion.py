@@ -23,10 +23,20 @@ AT_ONCE = 128  # vectors in one factorisation
 
 
 class Perturbation:
-    """ε and the constants of the Z terms, validated.
+    """ε and the terms β_j Z_j Z_jᵀ of the recursion, with their constants checked.
+
+    Args:
+        samples: the number S of scores that enter at once, at least 1.
+        eps: ε of H̃_0 = εI, positive; None takes the scale of the first scores, tr(F̂)/D.
+        c_beta: c_β of β_j = c_β j^{-β}, not negative; None takes 0.03 of that scale.
+        beta: the power β, in (0, ½).
 
     Raises:
-        InputError: eps not positive, c_beta negative, beta outside (0, ½), S < 1.
+        InputError: if eps is not positive, c_beta is negative, beta lies outside (0, ½), or S < 1.
+
+    >>> terms = Perturbation(1, 2.0, 0.0, 0.1)
+    >>> terms.start(terms.init(torch.zeros(3))).item()
+    2.0
     """
 
     def __init__(self, samples: int, eps: float | None, c_beta: float | None, beta: float) -> None:
@@ -40,7 +50,14 @@ class Perturbation:
         self.eps, self.c_beta, self.beta = eps, c_beta, float(beta)
 
     def init(self, like: Tensor) -> State:
-        """t = 0, and a scale that the first scores set where none is given."""
+        """Start a recursion for vectors of the shape, dtype and device of ``like``, (*batch, D).
+
+        Args:
+            like: a vector λ, (*batch, D).
+
+        Returns:
+            The state: t = 0, and a scale that the first scores set where none is given.
+        """
         count = torch.zeros_like(like[..., 0], requires_grad=False)
         return {"count": count, "scale": torch.ones_like(count), "started": False}
 
@@ -50,9 +67,15 @@ class Perturbation:
         scores: Tensor,  # (S, *batch, D)
         generator: torch.Generator | None,
     ) -> Tensor:  # (*batch, S or 2 S, D)
-        """φ_j and √β_j Z_j as rows; counts the scores and, at the first, takes their scale.
+        """Count S scores and, at the first, take their scale; a score that is not finite is left out with its Z.
 
-        A score that is not finite is left out with its Z.
+        Args:
+            state: the state of the recursion, which changes in place.
+            scores: the scores φ_j, (S, *batch, D).
+            generator: the generator of Z; torch's own by default.
+
+        Returns:
+            φ_j and √β_j Z_j as rows, (*batch, S or 2S, D).
         """
         scores, fine = finite_rows(scores)
         if not state["started"]:
@@ -72,7 +95,7 @@ class Perturbation:
         return both.movedim(0, -2)
 
     def start(self, state: State) -> Tensor:  # (*batch,)
-        """ε: as given, or the scale of the scores."""
+        """Return ε as given, or the scale of the scores, (*batch,)."""
         return state["scale"] if self.eps is None else torch.full_like(state["scale"], self.eps)
 
 
@@ -80,7 +103,18 @@ def downdate(
     rows: Tensor,  # (*batch, k, D), Φᵀ
     times: Callable[[Tensor], Tensor],  # rows -> rows P
 ) -> Tensor:  # (*batch, k, D)
-    """W with P_new = P - WᵀW; zero, so that nothing is absorbed, where rounding leaves no factor."""
+    """The factor W of a downdate P_new = P - WᵀW, by which the columns of Φ enter the inverse P.
+
+    Args:
+        rows: Φᵀ, (*batch, k, D).
+        times: the map from rows to their products with P from the right.
+
+    Returns:
+        W, (*batch, k, D); zero, so that nothing is absorbed, where rounding leaves no factor.
+
+    >>> downdate(torch.tensor([[1.0, 0.0]]), lambda rows: rows).square().round(decimals=4).tolist()  # 1 - ½
+    [[0.5, 0.0]]
+    """
     U = times(rows)
     if rows.shape[-2] == 1:  # one vector: no factorisation
         return U * (1 + (U * rows).sum(-1, keepdim=True)).rsqrt().nan_to_num(0.0)

@@ -1,6 +1,6 @@
 """The inverse Fisher matrix by recursion, dense (Godichon-Baggioni, Nguyen and Tran 2023, Theorem 4.1, Eqs 4.3-4.6).
 
-P of `recursion` in full.  The last vectors W wait beside it and are subtracted many at a time,
+The matrix P of `recursion` is kept in full.  The last vectors W wait beside it and are subtracted many at a time,
 
     P = P₀ - VᵀV,        P x = P₀ x - Vᵀ(Vx),
 
@@ -27,19 +27,22 @@ _GIB = 2**30
 
 @final
 class Recursive(Preconditioner):
-    """direction = t P ∇L with P = (εI + Σ φφᵀ + Σ β_j ZZᵀ)⁻¹, scores taken at different past iterates.
+    """The recursion of IFVB: the direction t P ∇L with P = (εI + Σ φφᵀ + Σ β_j ZZᵀ)⁻¹, from scores at past iterates.
+
+    One wants it for a posterior whose Fisher matrix is not known in closed form, with D up to some thousands, since P
+    is dense; `Exact` is better where it exists.
 
     Args:
-        samples: S, scores an iteration.
-        eps: ε of H₀ = εI; None takes the mean square of the first scores, which is tr(I_F)/D.
+        samples: the number S of scores an iteration, at least 1.
+        eps: ε of H₀ = εI, positive; None takes the mean square of the first scores, which is tr(I_F)/D.
         c_beta: c_β of β_j = c_β j^{-β}; 0 leaves the Z terms out, None takes 0.03 of that scale. The theory
             wants it positive; its bias c_β/(1 - β) t^{-β} I decays slowly and hides small eigenvalues of I_F.
         beta: β in (0, α - ½) for steps that decay as k^{-α}.
-        warmup: scores before the first step; by default max(2D, 1000).
-        generator: of the scores and of Z.
+        warmup: the number of scores before the first step; by default max(2D, 1000).
+        generator: the generator of the scores and of Z; torch's own by default.
 
     Raises:
-        InputError: values out of range; at construction of an optimizer, more memory than there is.
+        InputError: if a value is out of range; at construction of an optimizer, if there is not enough memory.
 
     >>> from torchngvi.ifvb import Beta
     >>> rule, q = Recursive(eps=1.0, c_beta=0.0), Beta(torch.ones(2))
@@ -65,7 +68,11 @@ class Recursive(Preconditioner):
         self.samples, self.warmup, self.generator = samples, check_warmup(warmup), generator
 
     def fresh(self, q: FlatPosterior) -> State:
-        """An empty sum; P₀ is set by the first scores."""
+        """Return an empty sum; P₀ is set by the first scores.
+
+        Raises:
+            InputError: if the matrix does not fit into the memory that is free.
+        """
         lam, D = q.vector, q.size
         waiting = min(_WAITING, D // 8)
         needed = lam.element_size() * lam.numel() * (D + waiting)
@@ -85,7 +92,7 @@ class Recursive(Preconditioner):
         return self.perturbation.init(lam) | empty
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """The two updates of Eqs 4.4 and 4.5 for S scores at once."""
+        """Make the two updates of Eqs 4.4 and 4.5 for S scores at once."""
         first = not state["started"]
         rows = self.perturbation.rows(state, scores, generator)
         if first:
@@ -126,11 +133,11 @@ class Recursive(Preconditioner):
         return product
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """t P ∇L."""
+        """Return t P ∇L, the estimate of the natural gradient."""
         return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
 
     def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
-        """t P, the estimate of I_F⁻¹."""
+        """Write out t P, (*batch, D, D), the estimate of I_F⁻¹."""
         V = state["V"][..., : state["waiting"], :]
         return state["count"][..., None, None] * (state["P"] - V.mT @ V)
 
@@ -145,7 +152,17 @@ def _symmetrise(P: Tensor) -> None:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory that can be had on a device; ∞ where nobody says."""
+    """The memory that can still be had on a device.
+
+    Args:
+        device: the device that is asked.
+
+    Returns:
+        The number of bytes; ∞ where the system does not say.
+
+    >>> free_bytes(torch.device("cpu")) > 0
+    True
+    """
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     limits = [float("inf")]

@@ -7,7 +7,7 @@ stationary conditions of the move are then
 
     Wδ = -a - ½Aᵀ(β_e ∘ δv)        D = P + Aᵀ diag(t) A,  t = β_e ∘ δe + β_v ∘ δv
 
-N linear equations in δv: quadratic convergence where the natural gradient has a linear tail, for one
+These are N linear equations in δv: quadratic convergence where the natural gradient has a linear tail, for one
 solve with an N x N matrix a step.
 """
 
@@ -28,15 +28,24 @@ _NEAR = 3.0  # length of a step, √(2 KL), beyond which the expansion is not tr
 class SiteNewton(Acceleration):
     """The gradient that leads `VariationalNewton` to the Newton point, where q is near it.
 
-    Farther off, and where the Newton point is no descent or leaves the cone, the gradient is left as it is.
-    For few rows, N ≤ 1000 or so: `RowSpace.fit` uses it.
+    Farther off, and where the Newton point is no descent or leaves the cone, the gradient is left as it is.  One wants
+    it for few rows, N ≤ 1000 or so, where the natural gradient has a linear tail: `RowSpace.fit` uses it.
 
     Args:
-        model: the target of the steps.
+        model: the generalised linear model that is the target of the steps.
 
     Raises:
-        InputError: a model at temperature 0.
-        PairError: a model without scalar sites; on use, a q that is not dense.
+        InputError: if the model is at temperature 0.
+        PairError: if the model has no scalar sites; on use, if q is not dense.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGradientVI
+    >>> from torchngvi.rules import VariationalNewton
+    >>> from torchngvi.stepsizes import SufficientDecrease
+    >>> q, model = CholeskyGaussian(2), GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+    >>> opt = NaturalGradientVI(q, VariationalNewton(), step_size=SufficientDecrease(), metric=SiteNewton(model))
+    >>> first, second = opt.step(model), opt.step(model)
+    >>> bool(second < first)
+    True
     """
 
     def __init__(self, model: LinearTarget) -> None:
@@ -47,7 +56,11 @@ class SiteNewton(Acceleration):
         self.model = model
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """Whether the last step was one of Newton."""
+        """Return that the last step of no member was one of Newton's.
+
+        Raises:
+            PairError: if q is not dense.
+        """
         if q.structure.widest < q.dim:
             raise PairError(
                 f"SiteNewton moves a full covariance; got {type(q).__name__}. Use a CholeskyGaussian, or QuasiNewton()."
@@ -56,7 +69,7 @@ class SiteNewton(Acceleration):
         return {"newton": torch.zeros_like(like, dtype=torch.bool)}
 
     def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
-        """What became of the last step."""
+        """Forget what became of the last step, for the members (*batch,) that the mask leaves out."""
         state["newton"] = state["newton"] & keep
 
     def __call__(
@@ -66,7 +79,11 @@ class SiteNewton(Acceleration):
         went: Tensor,
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
-        """Bend the gradient of L/γ at q."""
+        """Bend the gradient of L/γ at q towards the Newton point; return it with what of the state is to change.
+
+        Raises:
+            PairError: if the model has a sparse X.
+        """
         a, P = gradient
         eye = q.structure.eye(a)
         A, beta_e, beta_v = self._sites(q)

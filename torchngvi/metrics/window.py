@@ -13,17 +13,28 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 @final
 class Window(Preconditioner):
-    """(F̂ + ρ tr(F̂)/D I)⁻¹∇L over the M newest scores, by Woodbury.
+    """The direction (F̂ + ρ tr(F̂)/D I)⁻¹∇L over the M newest scores, by Woodbury's identity.
+
+    One wants it where the D x D matrix of `Recursive` does not fit: it costs O(MD) memory, and is exact for the sum
+    that is kept.
 
     Args:
-        keep: M.
-        samples: S, new scores an iteration, at most M.
-        rho: damping in units of the mean eigenvalue, positive.
-        warmup: scores before the first step; by default max(2D, 1000).
-        generator: of the scores.
+        keep: the number M of scores that are kept.
+        samples: the number S of new scores an iteration, at most M.
+        rho: the damping ρ in units of the mean eigenvalue of F̂, positive.
+        warmup: the number of scores before the first step; by default max(2D, 1000).
+        generator: the generator of the draws for the scores; torch's own by default.
 
     Raises:
-        InputError: counts below 1, S > M, ρ ≤ 0.
+        InputError: if a count is below 1, S > M, or ρ ≤ 0.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> metric, q = Window(2, 1, rho=1e-6), MeanFieldGaussian(torch.zeros(2))
+    >>> state = metric.fresh(q)
+    >>> for score in ([5.0, 5.0], [1.0, 0.0], [0.0, 2.0]):  # of which the first is gone in the end
+    ...     metric.absorb(state, torch.tensor([score]))
+    >>> metric.direction(state, torch.ones(2), q).round(decimals=3).tolist()
+    [2.0, 0.5]
     """
 
     remembers = True
@@ -46,16 +57,16 @@ class Window(Preconditioner):
         self.warmup, self.generator = check_warmup(warmup), generator
 
     def fresh(self, q: FlatPosterior) -> State:
-        """An empty window."""
+        """Return a window of no scores."""
         lam = q.vector
         return {"rows": lam.new_zeros(0, *lam.shape), "kept": lam.new_zeros(0, *lam.shape[:-1])}
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """The oldest go; a score that is not finite is kept as zero and not counted."""
+        """Take the scores in and drop the oldest; a score that is not finite is kept as zero and not counted."""
         rows, fine = finite_rows(scores)
         state["rows"] = torch.cat([state["rows"], rows])[-self.keep :]
         state["kept"] = torch.cat([state["kept"], fine.to(scores)])[-self.keep :]
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """By Woodbury where M < D, else by Cholesky."""
+        """Solve with the damped matrix, by Woodbury's identity where M < D, else by Cholesky factorisation."""
         return damped_solve(state["rows"], state["kept"].sum(0), self.rho, gradient)

@@ -1,4 +1,4 @@
-"""Targets: log joints with structure, and without."""
+"""The targets that a posterior approximates: log joints with structure, and without."""
 
 from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.factors import FactorTarget, TractableFactors

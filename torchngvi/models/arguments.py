@@ -16,10 +16,21 @@ from torchngvi.models import LogJoint
 
 
 def real(name: str, value: Any, what: str) -> float:
-    """A number, or a tensor of one, as a float.
+    """Read a number, or a tensor of one, as a float.
+
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        what: what the argument is, for errors.
+
+    Returns:
+        The float.
 
     Raises:
-        InputError: something else.
+        InputError: if it is something else.
+
+    >>> real("lr", torch.tensor(0.5), "is a number")
+    0.5
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
@@ -29,10 +40,18 @@ def real(name: str, value: Any, what: str) -> float:
 
 
 def bound(name: str, value: Any, what: str) -> float:
-    """A bound that something has to fall below: positive and finite.
+    """Read a bound that something has to fall below.
+
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        what: what the argument does, for errors.
+
+    Returns:
+        The bound, positive and finite.
 
     Raises:
-        InputError: something else.
+        InputError: if it is something else.
 
     >>> bound("tolerance", 1, "bounds the norm")
     1.0
@@ -44,10 +63,18 @@ def bound(name: str, value: Any, what: str) -> float:
 
 
 def count(name: str, value: Any, what: str) -> int:
-    """A whole number of at least 1.
+    """Read a whole number of at least 1.
+
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        what: what the argument counts, for errors.
+
+    Returns:
+        The number.
 
     Raises:
-        InputError: something else.
+        InputError: if it is something else.
 
     >>> count("max_evaluations", 1e3, "counts evaluations")
     1000
@@ -59,7 +86,20 @@ def count(name: str, value: Any, what: str) -> int:
 
 
 def as_target(source: Any) -> Target:
-    """A target as it is, a function of theta as `LogJoint`; a closure is refused."""
+    """Make a target of what a user gives: a target stays as it is, and a function of theta becomes a `LogJoint`.
+
+    Args:
+        source: a target, or a function of theta.
+
+    Returns:
+        The target.
+
+    Raises:
+        InputError: if it is a function without arguments, or cannot be called.
+
+    >>> as_target(lambda theta: -theta.square().sum(-1)).log_joint(torch.ones(1, 2)).item()
+    -2.0
+    """
     if isinstance(source, Target):
         return source
     target = classify(source)
@@ -69,7 +109,20 @@ def as_target(source: Any) -> Target:
 
 
 def classify(function: Any) -> Target | Callable[[], Tensor]:
-    """A log joint if it needs its one argument, a closure if it can take none."""
+    """Tell a log joint, which needs its one argument, from a closure, which can take none.
+
+    Args:
+        function: a function of theta, or a closure without arguments.
+
+    Returns:
+        A `LogJoint` of the function, or the closure as it is.
+
+    Raises:
+        InputError: if the function can be called in both ways, in neither, or not at all.
+
+    >>> type(classify(lambda theta: -theta.square().sum(-1))).__name__
+    'LogJoint'
+    """
     if not callable(function):
         raise InputError(
             "step takes a model, a log joint of theta, or a closure that returns the loss; "
@@ -100,7 +153,15 @@ def classify(function: Any) -> Target | Callable[[], Tensor]:
 
 
 class FullPrecision:
-    """Switches autocast off around a step: no factorisation in half precision; the user's closure gets it back."""
+    """A context that switches autocast off around a step, so that no factorisation is in half precision.
+
+    Args:
+        device_type: the type of the device of q, such as "cuda".
+
+    >>> with FullPrecision("cpu") as off:
+    ...     off.active
+    False
+    """
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type
@@ -120,7 +181,14 @@ class FullPrecision:
         self.context.__exit__(*exception)
 
     def restored(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """The closure, run as its author meant."""
+        """Wrap a closure so that it runs under the autocast that its author meant.
+
+        Args:
+            closure: the user's closure, which returns the loss.
+
+        Returns:
+            The wrapped closure.
+        """
 
         def run() -> Tensor:
             with self._autocast(True):

@@ -13,10 +13,21 @@ from torchngvi.numerics.linalg import cholesky, eigh
 
 
 def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
-    """A finite floating-point tensor; the design decides dtype and device.
+    """Read a finite floating-point tensor; the design decides dtype and device.
+
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        like: the design, or None for the design itself.
+
+    Returns:
+        The tensor, which does not require grad.
 
     Raises:
-        InputError: no numbers, complex ones, NaN or infinite ones.
+        InputError: if it holds no numbers, or complex, NaN or infinite ones.
+
+    >>> numbers("y", [0, 1], torch.zeros(1, dtype=torch.float64))
+    tensor([0., 1.], dtype=torch.float64)
     """
     try:
         # straight to the dtype of the design: 0.1 must not pass through float32
@@ -42,10 +53,19 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
 
 
 def design(value: Any) -> Tensor:
-    """X, (N, D) or (*batch, N, D), or (N, D) in sparse CSR storage.
+    """Read a design matrix X.
+
+    Args:
+        value: what the user gave.
+
+    Returns:
+        X, (N, D) or (*batch, N, D), or (N, D) in sparse CSR storage.
 
     Raises:
-        InputError: as `numbers`; not a matrix, no rows or columns, another sparse storage.
+        InputError: as `numbers`; if it is no matrix, has no rows or columns, or is in another sparse storage.
+
+    >>> design([[1, 2], [3, 4]]).shape
+    torch.Size([2, 2])
     """
     if isinstance(value, Tensor) and value.layout not in (torch.strided, torch.sparse_csr):
         raise InputError(f"a sparse X must be stored by rows; got {value.layout}. Pass X.to_sparse_csr().")
@@ -63,10 +83,21 @@ def design(value: Any) -> Tensor:
 
 
 def per_row(name: str, value: Any, X: Tensor) -> Tensor:
-    """One number a row of X, (N,) or (*batch, N).
+    """Read one number for each row of X.
+
+    Args:
+        name: the name of the argument, for errors.
+        value: what the user gave.
+        X: the design, which decides dtype and device.
+
+    Returns:
+        The tensor, (N,) or (*batch, N).
 
     Raises:
-        InputError: as `numbers`; another number of rows, a batch beside a sparse X.
+        InputError: as `numbers`; if the number of rows is another, or there is a batch beside a sparse X.
+
+    >>> per_row("y", [1, 2], torch.ones(2, 1))
+    tensor([1., 2.])
     """
     tensor = numbers(name, value, X)
     if tensor.ndim == 0 or tensor.shape[-1] != X.shape[-2]:
@@ -85,10 +116,20 @@ def class_values(
     value: Any,  # the classes, in their order
     y: Tensor,  # labels
 ) -> Tensor:
-    """The classes that labels may be, (K,).
+    """Read the classes that labels may be.
+
+    Args:
+        value: the classes, in their order.
+        y: the labels, which decide dtype and device.
+
+    Returns:
+        The classes in the order in which they were given, (K,).
 
     Raises:
-        InputError: as `numbers`; fewer than two, one of them twice.
+        InputError: as `numbers`; if there are fewer than two, or one of them stands twice.
+
+    >>> class_values([2, 1], torch.zeros(1))
+    tensor([2., 1.])
     """
     classes = numbers("classes", value, y)
     if classes.ndim != 1 or len(classes) < 2 or len(torch.unique(classes)) < len(classes):
@@ -100,10 +141,20 @@ def class_codes(
     y: Tensor,
     classes: Tensor,  # (K,)
 ) -> Tensor:
-    """The place of each label among the classes, 0, .., K - 1.
+    """The place of each label among the classes.
+
+    Args:
+        y: the labels, (N,) or (*batch, N).
+        classes: the classes, (K,), in any order.
+
+    Returns:
+        The places 0, .., K - 1, in the shape of y.
 
     Raises:
-        InputError: a label that is none of them.
+        InputError: if a label is none of the classes.
+
+    >>> class_codes(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0]))
+    tensor([1, 0])
     """
     order = classes.argsort()
     place = torch.searchsorted(classes[order], y.contiguous()).clamp_max(len(classes) - 1)
@@ -118,10 +169,21 @@ def class_codes(
 
 
 def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
-    """Weights of the rows, ones if there are none.
+    """Read the weights of the rows.
+
+    Args:
+        value: the weights that the user gave, or None.
+        y: the targets, (N,) or (*batch, N).
+        X: the design.
+
+    Returns:
+        The weights, (N,) or (*batch, N); ones if there are none.
 
     Raises:
-        InputError: as `per_row`; a negative one.
+        InputError: as `per_row`; if one is negative.
+
+    >>> row_weights(None, torch.zeros(2), torch.ones(2, 1))
+    tensor([1., 1.])
     """
     if value is None:
         return torch.ones_like(y)
@@ -132,10 +194,19 @@ def row_weights(value: Any, y: Tensor, X: Tensor) -> Tensor:
 
 
 def temperature(gamma: float) -> float:
-    """γ.
+    """Check the temperature γ, the weight of KL(q‖prior).
+
+    Args:
+        gamma: γ, finite and not negative.
+
+    Returns:
+        γ as a float.
 
     Raises:
-        InputError: negative or not finite.
+        InputError: if it is negative or not finite.
+
+    >>> temperature(1)
+    1.0
     """
     if not (gamma >= 0 and math.isfinite(gamma)):
         raise InputError(f"temperature is the weight of KL(q‖prior), finite and not negative; got {gamma}.")
@@ -143,11 +214,24 @@ def temperature(gamma: float) -> float:
 
 
 def prior(mean: Any, precision: Any, dim: int, like: Tensor) -> Prior | FullPrior:
-    """N(mean, precision⁻¹) from a scalar, a diagonal (*batch, D) or a matrix (D, D).
+    """Read a Gaussian prior N(mean, precision⁻¹).
+
+    Args:
+        mean: a scalar, or (*batch, D).
+        precision: a scalar, a diagonal (*batch, D), or a matrix (D, D).
+        dim: the number D of coefficients.
+        like: the design, which decides dtype and device.
+
+    Returns:
+        The prior, with a diagonal or a full precision.
 
     Raises:
-        InputError: as `numbers`; shapes that do not fit, a precision that is not positive or, of a
-            matrix, not symmetric or not positive definite.
+        InputError: as `numbers`; if the shapes do not fit, or the precision is not positive or, as a matrix, not
+            symmetric
+            or not positive definite.
+
+    >>> prior(0.0, 2.0, 2, torch.ones(1)).precision
+    tensor([2., 2.])
     """
     precision = numbers("prior_precision", precision, like)
     mean = numbers("prior_mean", mean, like)
@@ -184,10 +268,20 @@ def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
 
 
 def batch_index(index: Any, X: Tensor) -> Tensor:
-    """Row numbers of a mini-batch, (B,), on the device of X.
+    """Read the row numbers of a mini-batch.
+
+    Args:
+        index: the row numbers that the user gave.
+        X: the design, with N rows.
+
+    Returns:
+        The row numbers, (B,), on the device of X.
 
     Raises:
-        InputError: not a list of integers, empty, or beyond the rows of X.
+        InputError: if it is no list of integers, is empty, or goes beyond the rows of X.
+
+    >>> batch_index([0, 2], torch.ones(3, 1))
+    tensor([0, 2])
     """
     try:
         tensor = torch.as_tensor(index)
@@ -206,10 +300,19 @@ def batch_index(index: Any, X: Tensor) -> Tensor:
 
 
 def posterior(q: Posterior, dim: int, batch: torch.Size, like: Tensor) -> None:
-    """A posterior over (*batch, dim), of the dtype and device of the data.
+    """Check that a posterior is over (*batch, dim), in the dtype and on the device of the data.
+
+    Args:
+        q: the posterior.
+        dim: the number D of coefficients.
+        batch: the batch shape of the data, () for one data set.
+        like: the design, which decides dtype and device.
 
     Raises:
-        InputError: another number of coefficients, dtype, device or batch.
+        InputError: if the number of coefficients, the dtype, the device or the batch is another.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> posterior(CholeskyGaussian(2), 2, torch.Size(), torch.ones(1))
     """
     mine = q.mean_probe
     if q.dim != dim:

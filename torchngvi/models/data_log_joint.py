@@ -17,23 +17,24 @@ _SAME = 1e-4  # relative error at which two sums of the same rows differ
 
 @final
 class DataLogJoint(Additive):
-    """log p(θ) + Σ_batches log p(batch | θ), summed over one pass, its gradient batch after batch.
+    """A log joint whose data come in batches, log p(θ) + Σ_batches log p(batch | θ).
 
-    One rule of scale: ``log_likelihood`` returns the *sum* over the rows of a batch, and a pass sees each
-    of the ``num_data`` rows once.  Both are checked at the first pass.
+    One wants it where the data do not fit into one call; the gradient is taken batch after batch.  There is one rule of
+    scale: ``log_likelihood`` returns the *sum* over the rows of a batch, and a pass sees each of the ``num_data`` rows
+    once.  Both are checked at the first pass.
 
     Args:
-        log_likelihood: θ (S, D) and a batch -> (S,), the sum over the rows of the batch.
-        log_prior: θ (S, D) -> (S,).
+        log_likelihood: the sum of the log likelihood over the rows of a batch, θ (S, D) and a batch -> (S,).
+        log_prior: the log prior, θ (S, D) -> (S,).
         batches: what is iterated over for a pass, a ``DataLoader`` without ``drop_last`` or a list; a batch
             is a tensor with rows first, or a tuple or dict of such tensors.
-        num_data: rows of a pass.
-        temperature: γ, the weight of the entropy.
+        num_data: the number of rows of a pass.
+        temperature: the weight γ of the entropy, finite and not negative.
 
     Raises:
-        InputError: something that cannot be called or iterated over again; at the first pass another number
-            of rows, a likelihood that is not a sum over rows, or one that does not depend on θ; on use, a second
-            derivative.
+        InputError: if something cannot be called or iterated over again; at the first pass, if the number of rows is
+            another, or the likelihood is not a sum over rows or does not depend on θ; on use, if a second derivative is
+            asked for.
 
     >>> X = torch.arange(6.0)
     >>> target = DataLogJoint(
@@ -74,24 +75,27 @@ class DataLogJoint(Additive):
         self._checked = False
 
     def data_log_likelihood(self, theta: Tensor) -> Tensor:
-        """The sum over a pass; where a gradient is wanted it is taken batch after batch, once differentiable."""
+        """Return the sum over a pass; where a gradient is wanted it is taken batch after batch, once differentiable."""
         if torch.is_grad_enabled() and theta.requires_grad:
             total: Tensor = _Pass.apply(theta, self)
             return total
         return sum((self.batch_log_likelihood(theta, batch) for batch in self.one_pass()), theta.new_zeros(()))
 
     def pieces(self) -> Iterator["DataLogJoint"]:
-        """One target a batch, with the whole prior."""
+        """Yield one target for each batch, with the whole prior."""
         for batch in self.one_pass():
             piece = copy.copy(self)
             piece.batches, piece.num_data = [batch], _rows(batch)
             yield piece
 
     def one_pass(self) -> Iterator[Any]:
-        """The batches, their rows counted.
+        """Iterate over the batches once, and count their rows.
+
+        Yields:
+            The batches as they are.
 
         Raises:
-            InputError: another number of rows than ``num_data``.
+            InputError: if the number of rows is another than ``num_data``.
         """
         rows = 0
         for batch in self.batches:
@@ -104,10 +108,17 @@ class DataLogJoint(Additive):
             )
 
     def batch_log_likelihood(self, theta: Tensor, batch: Any) -> Tensor:
-        """log p(batch | θ); at the first batch of two rows or more it has to be the sum of its halves.
+        """The log likelihood of one batch; at the first batch of two rows or more it has to be the sum of its halves.
+
+        Args:
+            theta: the points, (S, D).
+            batch: one batch of the data.
+
+        Returns:
+            log p(batch | θ), (S,).
 
         Raises:
-            InputError: a result that is not one value a draw, or no sum over rows.
+            InputError: if the result is not one value a draw, or no sum over rows.
         """
         if not self._checked and _rows(batch) > 1:
             self._check_sum(theta.detach()[:1] if theta.ndim > 1 else theta.detach(), batch)
@@ -130,7 +141,15 @@ class DataLogJoint(Additive):
             )
 
     def minibatch(self, batch: Any) -> LogJoint:
-        """log p(θ) + (num_data/rows) log p(batch | θ): its gradients are unbiased, its values are not compared.
+        """The log joint with one batch in the place of all data, log p(θ) + (num_data/rows) log p(batch | θ).
+
+        Its gradients are unbiased estimates; its values are not compared, so that steps found by trial are refused.
+
+        Args:
+            batch: one batch of the data, which stands for all.
+
+        Returns:
+            The log joint.
 
         >>> target = DataLogJoint(lambda t, x: -(x - t).square().sum(-1), lambda t: 0 * t.sum(-1), [torch.ones(2)], 2)
         >>> target.minibatch(torch.ones(1)).log_joint(torch.zeros(1, 1)).item()
@@ -145,7 +164,7 @@ class DataLogJoint(Additive):
         return part
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Unknown, as of any function."""
+        """Return no tensors: those that the functions depend on are unknown."""
         return ()
 
 

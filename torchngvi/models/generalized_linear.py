@@ -24,31 +24,34 @@ from torchngvi.numerics.versions import settings_of, tensors_of
 
 
 class GeneralizedLinear(LinearTarget):
-    """Log joint of a generalised linear model, for one posterior or a batch of them.
+    """Log joint of a generalised linear model with a Gaussian prior, for one posterior or a batch of them.
+
+    One wants it for logistic, probit, Poisson, negative binomial, Gaussian and robust regression: expectations under q
+    are exact or by quadrature, so that no draws are needed and steps are found by trial.
 
     Args:
-        X: design, (N, D), or (*batch, N, D) with one data set a member, or (N, D) in sparse CSR
+        X: the design, (N, D), or (*batch, N, D) with one data set a member, or (N, D) in sparse CSR
             storage, which is never written out and serves one posterior. Add a column of ones for
             an intercept.
-        y: targets, (N,) or (*batch, N). Two classes in any coding for the Bernoulli families: the
+        y: the targets, (N,) or (*batch, N). Two classes in any coding for the Bernoulli families: the
             larger value is the success, unless ``classes`` says otherwise.
-        family: "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
+        family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
             `Likelihood` such as ``GaussianNoise(0.1)``, ``StudentT(1.0, dof=4)`` or
             ``NegativeBinomial(2.0)``.
         prior_precision: Λ of the prior N(prior_mean, Λ⁻¹): a scalar, one a coefficient (D,), or a
             symmetric positive definite matrix (D, D).
-        prior_mean: a scalar or (D,).
-        weights: multiply the log likelihood of each row, (N,) or (*batch, N), not negative.
-        offset: added to the linear predictor, (N,) or (*batch, N).
+        prior_mean: the mean of the prior, a scalar or (D,).
+        weights: factors of the log likelihood of each row, (N,) or (*batch, N), not negative.
+        offset: what is added to the linear predictor, (N,) or (*batch, N).
         temperature: γ, the weight of KL(q‖prior); 1 is the posterior, 0 variational optimisation:
             then L(q) = E_q[-log likelihood] is at least its minimum over θ, and q collapses there.
         classes: the two labels of a Bernoulli family, the success last. A part of the data need not hold both
             then, and all parts are coded alike; without them the labels of this y are the classes.
 
     Raises:
-        InputError: shapes that do not fit, values that are not finite, targets the family cannot
-            produce, labels that are none of the classes, a prior precision that is not positive (definite), a
-            negative temperature.
+        InputError: if shapes do not fit, values are not finite, the family cannot produce the targets, labels are none
+            of
+            the classes, the prior precision is not positive (definite), or the temperature is negative.
 
     >>> model = GeneralizedLinear(torch.ones(4, 1), torch.tensor([0.0, 1.0, 1.0, 1.0]), prior_precision=1.0)
     >>> model.dim
@@ -99,11 +102,15 @@ class GeneralizedLinear(LinearTarget):
 
     @property
     def dim(self) -> int:
-        """D, the number of coefficients."""
+        """The number D of coefficients."""
         return self.X.shape[-1]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move and convert every tensor, as ``torch.nn.Module.to``; returns a new model."""
+        """Move and convert every tensor, with the arguments of ``torch.nn.Module.to``.
+
+        Returns:
+            A new model.
+        """
         new = copy.copy(self)
         for name in ("X", "y", "weights", "offset"):
             setattr(new, name, getattr(self, name).to(*args, **kwargs))
@@ -121,8 +128,14 @@ class GeneralizedLinear(LinearTarget):
         ``num_data`` stays N.  Values of two mini-batches cannot be compared, so that steps found by
         trial are refused: pass lr=.
 
+        Args:
+            index: the row numbers of the mini-batch, (B,).
+
+        Returns:
+            A new model.
+
         Raises:
-            InputError: anything but row numbers of X, at least one.
+            InputError: if it is anything but row numbers of X, at least one.
 
         >>> model = GeneralizedLinear(torch.ones(4, 1), [0.0, 1.0, 1.0, 1.0])
         >>> batch = model.minibatch([0, 3])
@@ -142,26 +155,33 @@ class GeneralizedLinear(LinearTarget):
         return new
 
     def check(self, q: Posterior) -> None:
-        """Whether q is over these coefficients.
+        """Check that q is over these coefficients.
 
         Raises:
-            InputError: another number of coefficients, dtype, device or batch.
+            InputError: if the number of coefficients, the dtype, the device or the batch is another.
         """
         checks.posterior(q, self.dim, torch.broadcast_shapes(self.X.shape[:-2], self.y.shape[:-1]), self.X)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything a value depends on."""
+        """Return every tensor that a value depends on."""
         return (self.X, self.y, self.weights, self.offset, *self.prior, *tensors_of(self.likelihood))
 
     def settings(self) -> tuple[object, ...]:
-        """Those of the likelihood."""
+        """Return the settings of the likelihood."""
         return settings_of(self.likelihood)
 
     def predictor(
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """η = Xθ + o, (*sample, *batch, N)."""
+        """Compute the linear predictors.
+
+        Args:
+            theta: the coefficients, (*sample, *batch, D).
+
+        Returns:
+            η = Xθ + o, (*sample, *batch, N).
+        """
         if sparse.is_sparse(self.X):
             return (self.X @ theta.reshape(-1, self.dim).mT).mT.reshape(*theta.shape[:-1], -1) + self.offset
         if self.X.ndim == 2:
@@ -172,14 +192,14 @@ class GeneralizedLinear(LinearTarget):
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """Σ w log p(y | θ), (*sample, *batch)."""
+        """Return Σ w log p(y | θ), (*sample, *batch)."""
         return -(self.weights * self.likelihood.energy(self.predictor(theta), self.y)).sum(-1)
 
     def marginals(self, frame: Frame) -> Marginals:
-        """The distributions N(e_n, v_n) of the predictors under q.
+        """Return the distributions N(e_n, v_n) of the predictors under q.
 
         Raises:
-            PairError: several posteriors on a sparse X.
+            PairError: if there are several posteriors on a sparse X.
         """
         projected, variance = self._projected(frame)
         # a row of weight 0 is not there, also where its loss would be infinite

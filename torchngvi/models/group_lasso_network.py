@@ -23,19 +23,21 @@ from torchngvi.models import LogJoint
 
 @final
 class GroupLassoNetwork(nn.Module, Target):
-    """log p(y, w) of a ReLU network, up to a constant, with the expectations of τ and σ² as buffers.
+    """Log joint log p(y, w) of a ReLU network under an adaptive group lasso, up to a constant.
 
-    Weights lie in one vector: for each layer its matrix row after row (outputs first), then its biases.
+    One wants it to reproduce Example 4 of the paper.  The expectations of τ and σ² are buffers, which `update_groups`
+    and `update_noise` move between steps in w.  The weights lie in one vector: for each layer its matrix row after row
+    (outputs first), then its biases.
 
     Args:
-        X: inputs.
-        y: responses.
-        hidden: widths of the hidden layers.
-        gamma: start of every γ_j.
-        prior: a₀ and b₀ of σ²; by default 10 and 9 sd(y).
+        X: the inputs, (n, p).
+        y: the responses, (n,).
+        hidden: the widths of the hidden layers, at least one.
+        gamma: the start of every γ_j, positive.
+        prior: a₀ and b₀ of the inverse gamma prior of σ², positive; by default 10 and 9 sd(y).
 
     Raises:
-        InputError: shapes that do not fit, no hidden layer, constants that are not positive.
+        InputError: if shapes do not fit, there is no hidden layer, or a constant is not positive.
 
     >>> network = GroupLassoNetwork(torch.zeros(5, 11), torch.ones(5), (10, 10), prior=(10.0, 9.0))
     >>> network.dim
@@ -76,14 +78,21 @@ class GroupLassoNetwork(nn.Module, Target):
 
     @property
     def dim(self) -> int:
-        """d, the number of weights and biases."""
+        """The number d of weights and biases."""
         return sum((inputs + 1) * outputs for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False))
 
     def start(
         self,
         generator: torch.Generator | None = None,
     ) -> Tensor:  # (d,)
-        """Weights uniform in ±√(6/(inputs + outputs)), biases 0."""
+        """Draw a start: weights uniform in ±√(6/(inputs + outputs)), and biases of 0.
+
+        Args:
+            generator: the generator of the draws; torch's own by default.
+
+        Returns:
+            The vector of all weights and biases, (d,).
+        """
         pieces = []
         for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False):
             uniform = torch.rand(inputs * outputs, dtype=self.X.dtype, device=self.X.device, generator=generator)
@@ -95,7 +104,15 @@ class GroupLassoNetwork(nn.Module, Target):
         theta: Tensor,  # (*sample, d)
         X: Tensor | None = None,  # (n, p)
     ) -> Tensor:  # (*sample, n)
-        """η(x; w)."""
+        """Evaluate the network η(x; w), at the inputs of the data by default.
+
+        Args:
+            theta: all weights and biases, (*sample, d).
+            X: other inputs, (n, p).
+
+        Returns:
+            One prediction for each θ and each row, (*sample, n).
+        """
         layer, start = self.X if X is None else X, 0
         for depth, (inputs, outputs) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
             end = start + inputs * outputs
@@ -110,12 +127,19 @@ class GroupLassoNetwork(nn.Module, Target):
         self,
         theta: Tensor,  # (*sample, d)
     ) -> Tensor:  # (*sample, m, p)
-        """The first layer: column j are the weights of input j."""
+        """Read the first layer from θ.
+
+        Args:
+            theta: all weights and biases, (*sample, d).
+
+        Returns:
+            Its weights, (*sample, m, p): column j holds those that leave input j.
+        """
         p, m = self.sizes[:2]
         return theta[..., : p * m].unflatten(-1, (m, p))
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """-½ E[1/σ²] Σ (y - η)² - ½ Σ_j E[1/τ_j] |w_j|²."""
+        """Return -½ E[1/σ²] Σ (y - η)² - ½ Σ_j E[1/τ_j] |w_j|², (*sample,)."""
         return self._log_joint(theta, self.X, self.y)
 
     def _log_joint(self, theta: Tensor, X: Tensor, y: Tensor) -> Tensor:
@@ -127,7 +151,14 @@ class GroupLassoNetwork(nn.Module, Target):
         self,
         rows: Tensor,  # indices
     ) -> LogJoint:
-        """The log joint with the likelihood of some rows, scaled to all of them."""
+        """The log joint with the likelihood of some rows, scaled to all of them.
+
+        Args:
+            rows: the row numbers of the mini-batch.
+
+        Returns:
+            A log joint whose gradients are unbiased; its values are not compared.
+        """
         part = LogJoint(lambda theta: self._log_joint(theta, self.X[rows], self.y[rows]))
         part.comparable = False
         return part
@@ -138,7 +169,7 @@ class GroupLassoNetwork(nn.Module, Target):
         mean: Tensor,  # (d,), of q(w)
         variance: Tensor,  # (d,)
     ) -> None:
-        """q(τ) and γ given the moments of q(w)."""
+        """Update q(τ) and γ, given the moments of q(w)."""
         m = self.sizes[1]
         square = self.groups(mean.square() + variance).sum(-2)
         self.inverse_tau = self.gamma / square.sqrt()
@@ -150,10 +181,10 @@ class GroupLassoNetwork(nn.Module, Target):
         self,
         mean: Tensor,  # (d,), of q(w)
     ) -> None:
-        """q(σ²) given the mean of q(w)."""
+        """Update q(σ²), given the mean of q(w)."""
         rss = (self.y - self.predict(mean)).square().sum()
         self.inverse_variance = (self.prior[0] + len(self.y) / 2) / (self.prior[1] + rss / 2)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What the log joint depends on."""
+        """Return the tensors that the log joint depends on."""
         return (self.X, self.y, self.inverse_tau, self.inverse_variance)

@@ -22,6 +22,9 @@ class Guarded(Target):
         gradients: draws at which a gradient was wanted.
         values: draws at which none was.
 
+    Args:
+        target: the target that may fail.
+
     >>> class Fails(Target):
     ...     temperature = 1.0
     ...     def tensors(self): return ()
@@ -47,7 +50,7 @@ class Guarded(Target):
         self.gradients = self.values = 0
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """The target's; NaN where it fails."""
+        """Return the target's values, with NaN where it fails."""
         if torch.is_grad_enabled() and theta.requires_grad:
             self.gradients += len(theta)
         else:
@@ -94,15 +97,19 @@ class Guarded(Target):
         return torch.cat(parts)
 
     def failures(self) -> str:
-        """What went wrong, as a sentence; nothing where nothing did."""
+        """Say what went wrong.
+
+        Returns:
+            A sentence, or nothing where nothing did.
+        """
         if not self._count:
             return ""
         return f" The log joint failed {self._count} time{'s' * (self._count > 1)}: {self._last.rstrip('.')}."
 
     def check(self, q: Posterior) -> None:
-        """As the target's."""
+        """Check q as the target does."""
         self.target.check(q)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Something that stays as it is: during a fit the target does."""
+        """Return a tensor that stays as it is, since during a fit the target does."""
         return (self._same,)

@@ -19,7 +19,7 @@ ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)
 
 
 class Likelihood(ABC):
-    """-log p(y | η), elementwise."""
+    """The abstract base of the likelihoods -log p(y | η) of one linear predictor, elementwise."""
 
     discrete: bool  # the outcomes are classes, so that accuracy makes sense
     two_classes = False  # `checked` tells from the targets which two classes there are
@@ -27,18 +27,18 @@ class Likelihood(ABC):
 
     @abstractmethod
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
-        """-log p(y | η), of the broadcast shape of η and y."""
+        """Return -log p(y | η), of the broadcast shape of η and y."""
 
     @abstractmethod
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        """F = E[-log p(y | η)] under N(mean, variance), ∂F/∂e and 2 ∂F/∂v."""
+        """Return F = E[-log p(y | η)] under N(mean, variance), with ∂F/∂e and 2 ∂F/∂v."""
 
     @abstractmethod
     def checked(self, y: Tensor) -> Tensor:
-        """Targets in this likelihood's coding.
+        """Return the targets in this likelihood's coding.
 
         Raises:
-            InputError: values it cannot produce.
+            InputError: if there are values that it cannot produce.
         """
 
 
@@ -60,45 +60,65 @@ def _signs(y: Tensor) -> Tensor:
 
 @final
 class BernoulliLogit(Likelihood):
-    """p(y = ±1 | η) = 1/(1 + exp(-yη)); F = E[softplus(η)] - (1 + y)/2 e."""
+    """Two classes with the logistic link, p(y = ±1 | η) = 1/(1 + exp(-yη)): logistic regression.
+
+    The expectation is F = E[softplus(η)] - (1 + y)/2 e.
+
+    >>> y = torch.ones(1)
+    >>> round(BernoulliLogit().energy(torch.zeros(1), y).item(), 4)  # -log ½
+    0.6931
+    """
 
     discrete = True
     two_classes = True
     of_softplus = True
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
-        """softplus(-yη)."""
+        """Return softplus(-yη)."""
         return torch.nn.functional.softplus(-y * eta, threshold=40)
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor, softplus: ExpectedSoftplus = softplus) -> Moments:
-        """Kumar et al. (2025), Eq 18 with the sign of y corrected."""
+        """Return the moments of a softplus (Kumar et al. 2025, Eq 18 with the sign of y corrected)."""
         # softplus(-yη), not softplus(η) - η: no cancellation for well classified rows
         value, slope, curvature = softplus(-y * mean, variance)
         return Moments(value, -y * slope, curvature)
 
     def checked(self, y: Tensor) -> Tensor:
-        """±1."""
+        """Return the two classes as -1 and +1.
+
+        Raises:
+            InputError: if there are not two of them.
+        """
         return _signs(y)
 
 
 @final
 class BernoulliProbit(Likelihood):
-    """p(y = ±1 | η) = Φ(yη), by quadrature of -log Φ."""
+    """Two classes with the probit link, p(y = ±1 | η) = Φ(yη), by quadrature of -log Φ.
+
+    >>> y = torch.ones(1)
+    >>> round(BernoulliProbit().energy(torch.zeros(1), y).item(), 4)  # -log ½
+    0.6931
+    """
 
     discrete = True
     two_classes = True
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
-        """-log Φ(yη)."""
+        """Return -log Φ(yη)."""
         return -torch.special.log_ndtr(y * eta)
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        """With r = φ/Φ: (-log Φ)' = -r, (-log Φ)'' = r (r + x)."""
+        """Return the moments by quadrature, with r = φ/Φ: (-log Φ)' = -r, (-log Φ)'' = r (r + x)."""
         value, slope, curvature = expectation(_negative_log_ndtr, y * mean, variance)
         return Moments(value, y * slope, curvature)
 
     def checked(self, y: Tensor) -> Tensor:
-        """±1."""
+        """Return the two classes as -1 and +1.
+
+        Raises:
+            InputError: if there are not two of them.
+        """
         return _signs(y)
 
 
@@ -113,16 +133,20 @@ def _negative_log_ndtr(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @final
 class PoissonLog(Likelihood):
-    """y ~ Poisson(exp η): F = exp(e + v/2) - y e + log y!."""
+    """Counts with the logarithmic link, y ~ Poisson(exp η): F = exp(e + v/2) - y e + log y!.
+
+    >>> round(PoissonLog().energy(torch.zeros(1), torch.zeros(1)).item(), 4)  # no event at rate 1
+    1.0
+    """
 
     discrete = False
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
-        """exp η - yη + log y!."""
+        """Return exp η - yη + log y!."""
         return torch.exp(eta) - y * eta + torch.lgamma(y + 1)
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        """Log-normal mean, expanded about log y: large counts do not cancel.
+        """Return the moments by the log-normal mean, expanded about log y so that large counts do not cancel.
 
         With δ = e + v/2 - log y: F = y (exp δ - 1 - δ) + y v/2 + [y - y log y + log y!].
         """
@@ -135,7 +159,11 @@ class PoissonLog(Likelihood):
         return Moments(value, torch.where(y > 0, count * excess, rate), rate)
 
     def checked(self, y: Tensor) -> Tensor:
-        """Counts."""
+        """Return the counts as they are.
+
+        Raises:
+            InputError: if they are not 0, 1, 2, ..
+        """
         return _counts("Poisson", y)
 
 
@@ -152,17 +180,17 @@ def _counts(family: str, y: Tensor) -> Tensor:
 
 @final
 class NegativeBinomial(Likelihood):
-    """y ~ NB with mean exp η and variance exp η + exp(2η)/r: counts that vary more than Poisson's.
+    """Counts that vary more than Poisson's: y ~ NB with mean exp η and variance exp η + exp(2η)/r.
 
     With δ = η - log r, -log p = y softplus(-δ) + r softplus(δ) + log Γ(r) y!/Γ(y + r), the same as
     (y + r) softplus(δ) - yδ + .. without its cancellation; its expectation is in closed form.
-    Log-concave in η.
+    It is log-concave in η.
 
     Args:
-        dispersion: r; Poisson in the limit r → ∞ (Hilbe 2011, NB2).
+        dispersion: r, positive and finite; Poisson in the limit r → ∞ (Hilbe 2011, NB2).
 
     Raises:
-        InputError: a dispersion that is not positive and finite.
+        InputError: if the dispersion is not positive and finite.
 
     >>> likelihood, zero = NegativeBinomial(1.0), torch.zeros(1, dtype=torch.float64)
     >>> [round(float(m), 12) for m in likelihood.expected(zero, zero, zero + 1)]  # p(1) = ½ ½ at mean 1
@@ -184,13 +212,13 @@ class NegativeBinomial(Likelihood):
         return math.lgamma(self.dispersion) + torch.lgamma(y + 1) - torch.lgamma(y + self.dispersion)
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
-        """y softplus(-δ) + r softplus(δ) + log Γ(r) y!/Γ(y + r)."""
+        """Return y softplus(-δ) + r softplus(δ) + log Γ(r) y!/Γ(y + r)."""
         delta = eta - math.log(self.dispersion)
         zeros, ones = (torch.nn.functional.softplus(x, threshold=40) for x in (-delta, delta))
         return y * zeros + self.dispersion * ones + self._constant(y)
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor, softplus: ExpectedSoftplus = softplus) -> Moments:
-        """Two expectations of a softplus, whose curvatures are one."""
+        """Return the moments from two expectations of a softplus, whose curvatures are one."""
         delta = mean - math.log(self.dispersion)
         zeros, ones = softplus(-delta, variance), softplus(delta, variance)
         return Moments(
@@ -200,19 +228,27 @@ class NegativeBinomial(Likelihood):
         )
 
     def checked(self, y: Tensor) -> Tensor:
-        """Counts."""
+        """Return the counts as they are.
+
+        Raises:
+            InputError: if they are not 0, 1, 2, ..
+        """
         return _counts("negative binomial", y)
 
 
 @final
 class GaussianNoise(Likelihood):
-    """y ~ N(η, noise²): F = ((y - e)² + v)/(2 noise²) + log(noise √(2π)).
+    """Real targets with Gaussian noise, y ~ N(η, noise²): F = ((y - e)² + v)/(2 noise²) + log(noise √(2π)).
 
     Args:
-        noise: standard deviation, in the units of y.
+        noise: the standard deviation, in the units of y, positive and finite.
 
     Raises:
-        InputError: a noise that is not positive and finite.
+        InputError: if the noise is not positive and finite.
+
+    >>> zero = torch.zeros(1)
+    >>> [float(m) for m in GaussianNoise(0.5).expected(zero, zero, zero + 1)[1:]]  # (e - y)/noise² and 1/noise²
+    [-4.0, 4.0]
     """
 
     discrete = False
@@ -223,35 +259,37 @@ class GaussianNoise(Likelihood):
         self.noise = float(noise)
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
-        """(y - η)²/(2 noise²) + log(noise √(2π))."""
+        """Return (y - η)²/(2 noise²) + log(noise √(2π))."""
         return 0.5 * ((y - eta) / self.noise).square() + math.log(self.noise * math.sqrt(2 * math.pi))
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        """Quadratic."""
+        """Return the moments of a quadratic, in closed form."""
         precision = self.noise**-2
         value = self.energy(mean, y) + 0.5 * precision * variance
         return Moments(value, precision * (mean - y), torch.full_like(value, precision))
 
     def checked(self, y: Tensor) -> Tensor:
-        """Any finite number."""
+        """Return the targets as they are, since any finite number is one."""
         return y
 
 
 @final
 class StudentT(Likelihood):
-    """y = η + scale · t_ν: -log p = ½(ν + 1) log(1 + x²) + log σ√ν B(½, ν/2), x = (η - y)/(σ√ν).
+    """Real targets with heavy-tailed noise, y = η + scale · t_ν: robust regression.
+
+        -log p = ½(ν + 1) log(1 + x²) + log σ√ν B(½, ν/2),        x = (η - y)/(σ√ν)
 
     Its expectation and derivatives are uniformly accurate in the standard deviation of η
-    (`gaussian_integrals.log1p_square`).  Not log-concave: rows whose residual exceeds σ√ν have a
+    (`gaussian_integrals.log1p_square`).  It is not log-concave: rows whose residual exceeds σ√ν have a
     negative curvature, H need not be positive definite, and the objective may have several minima.
     Steps found by trial cope; a constant lr may leave the cone.
 
     Args:
-        scale: σ, in the units of y.
-        dof: ν, degrees of freedom; Gaussian noise in the limit ν → ∞.
+        scale: σ, in the units of y, positive and finite.
+        dof: the degrees of freedom ν, positive and finite; Gaussian noise in the limit ν → ∞.
 
     Raises:
-        InputError: a scale or degrees of freedom that are not positive and finite.
+        InputError: if the scale or the degrees of freedom are not positive and finite.
 
     >>> likelihood, zero = StudentT(1.0, dof=1.0), torch.zeros(1, dtype=torch.float64)
     >>> [round(float(m), 12) for m in likelihood.expected(zero, zero, zero)]  # log π, 0, 2
@@ -275,11 +313,11 @@ class StudentT(Likelihood):
         )
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
-        """½(ν + 1) log(1 + x²) + constant."""
+        """Return ½(ν + 1) log(1 + x²) with its constant."""
         return 0.5 * (self.dof + 1) * torch.log1p(((eta - y) / self._width).square()) + self._constant
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        """The moments of log(1 + x²), x ~ N((e - y)/(σ√ν), v/(σ²ν))."""
+        """Return the moments of log(1 + x²), x ~ N((e - y)/(σ√ν), v/(σ²ν))."""
         value, slope, curvature = log1p_square((mean - y) / self._width, variance / self._width**2)
         factor = 0.5 * (self.dof + 1)
         return Moments(
@@ -287,7 +325,7 @@ class StudentT(Likelihood):
         )
 
     def checked(self, y: Tensor) -> Tensor:
-        """Any finite number."""
+        """Return the targets as they are, since any finite number is one."""
         return y
 
 

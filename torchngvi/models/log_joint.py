@@ -16,20 +16,21 @@ _WORDS_OF_VMAP = ("vmap", "doesn't have storage")  # in the errors it raises
 
 @final
 class LogJoint(Target):
-    """log p(data, θ) as a function of θ.
+    """A log joint log p(data, θ) given as a function of θ, differentiable by autograd.
 
-    A value that is NaN or infinite is passed on: a step that meets one is not taken.  Values come in the dtype of θ,
-    whatever the function computes in.
+    One wants it for any model without a structure that the library knows.  A value that is NaN or infinite is passed
+    on: a step that meets one is not taken.  Values come in the dtype of θ, whatever the function computes in.
 
     Args:
-        function: θ (S, *batch, D) -> (S, *batch), the log joint of each of S draws; normalising
+        function: the log joint of each of S draws, θ (S, *batch, D) -> (S, *batch); normalising
             constants may be left out, then the loss lacks them too.  For a function of one θ (D,) see
             `vmapped` and `looped`.
-        temperature: γ, the weight of the entropy.
+        temperature: the weight γ of the entropy, finite and not negative.
 
     Raises:
-        InputError: something that cannot be called; on use, a result that is no tensor, complex, or of
-            another shape than (S, *batch).
+        InputError: if the function cannot be called, or the temperature is out of range; on use, if a result is no
+            tensor,
+            is complex, or has another shape than (S, *batch).
 
     >>> import torch
     >>> LogJoint(lambda theta: -0.5 * theta.square().sum(-1)).log_joint(torch.ones(1, 2)).tolist()
@@ -49,10 +50,17 @@ class LogJoint(Target):
         function: Callable[[Tensor], Tensor],  # (D,) -> ()
         temperature: float = 1.0,
     ) -> Self:
-        """From a function of one θ, evaluated at all draws at once by `torch.func.vmap`.
+        """Make a log joint from a function of one θ, which `torch.func.vmap` evaluates at all draws at once.
+
+        Args:
+            function: the log joint of one θ, (D,) -> ().
+            temperature: the weight γ of the entropy.
+
+        Returns:
+            The log joint.
 
         Raises:
-            InputError: as `LogJoint`; on use, a function that vmap cannot take.
+            InputError: as `LogJoint`; on use, if vmap cannot take the function.
 
         >>> LogJoint.vmapped(lambda theta: -theta @ theta).log_joint(torch.ones(3, 2)).tolist()
         [-2.0, -2.0, -2.0]
@@ -66,7 +74,14 @@ class LogJoint(Target):
         function: Callable[[Tensor], Tensor],  # (D,) -> ()
         temperature: float = 1.0,
     ) -> Self:
-        """From a function of one θ, called for one draw after another: slow, and takes any function.
+        """Make a log joint from a function of one θ, called for one draw after another: slow, and takes any function.
+
+        Args:
+            function: the log joint of one θ, (D,) -> ().
+            temperature: the weight γ of the entropy.
+
+        Returns:
+            The log joint.
 
         Raises:
             InputError: as `LogJoint`.
@@ -79,7 +94,11 @@ class LogJoint(Target):
         return cls(_Looped(function), temperature)
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """The user's function, its result checked."""
+        """Call the user's function, and check its result.
+
+        Raises:
+            InputError: if the result is no tensor, is complex, or has another shape than (S, *batch).
+        """
         value, shape = _real(self.function(theta)).to(theta.dtype), theta.shape[:-1]
         if value.shape != shape:
             one = " If the function is of one theta (D,), wrap it: LogJoint.vmapped(f)." if value.ndim == 0 else ""
@@ -91,7 +110,10 @@ class LogJoint(Target):
         return value
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Unknown: what a function closes over may change, so that only the step after `evaluate` reuses its work."""
+        """Return no tensors: those that the function depends on are unknown.
+
+        What a function closes over may change, so that only the step after `evaluate` reuses its work.
+        """
         return ()
 
 

@@ -12,15 +12,15 @@ from torchngvi.models.log_joint import LogJoint
 
 @final
 class PerDatum(SeparableTarget):
-    """log p(θ) + Σ_n log p(y_n | θ), whose terms `GaussNewton` needs one by one.
+    """A log joint whose terms are known one by one, log p(θ) + Σ_n log p(y_n | θ), as `GaussNewton` needs them.
 
     Args:
-        log_likelihoods: θ (S, D) -> (S, N).
-        log_prior: θ (S, D) -> (S,).
-        temperature: γ, the weight of the entropy.
+        log_likelihoods: the log likelihood of every datum, θ (S, D) -> (S, N).
+        log_prior: the log prior, θ (S, D) -> (S,).
+        temperature: the weight γ of the entropy, finite and not negative.
 
     Raises:
-        InputError: something that cannot be called; on use, a result of another shape.
+        InputError: if something cannot be called; on use, if a result has another shape.
 
     >>> import torch
     >>> y = torch.tensor([1.0, 2.0])
@@ -41,7 +41,11 @@ class PerDatum(SeparableTarget):
         self.temperature = self.prior.temperature
 
     def terms(self, theta: Tensor) -> Tensor:
-        """log p(y_n | θ), (S, N)."""
+        """Return log p(y_n | θ), (S, N).
+
+        Raises:
+            InputError: if the function gives a result of another shape.
+        """
         terms = self.log_likelihoods(theta)
         if terms.ndim != 2 or len(terms) != len(theta):
             raise InputError(
@@ -51,5 +55,5 @@ class PerDatum(SeparableTarget):
         return terms
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Unknown, as of any function."""
+        """Return no tensors: those that the functions depend on are unknown."""
         return ()

@@ -20,13 +20,13 @@ from torchngvi.numerics.versions import settings_of, tensors_of
 
 
 class Penalty(ABC):
-    """λ Σ_i θ_i²/(1 + θ_i²): abstract, see `MeanPenalty` and `ExpectedPenalty`.
+    """The abstract base of the regulariser r(θ) = λ Σ_i θ_i²/(1 + θ_i²): see `MeanPenalty` and `ExpectedPenalty`.
 
     Args:
-        strength: λ.
+        strength: λ, positive and finite.
 
     Raises:
-        InputError: a strength that is not positive and finite.
+        InputError: if the strength is not positive and finite.
     """
 
     def __init__(self, strength: float = 1.0) -> None:
@@ -39,7 +39,7 @@ class Penalty(ABC):
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """r(θ), (*sample, *batch)."""
+        """Return r(θ), (*sample, *batch)."""
 
     @abstractmethod
     def expected(
@@ -47,19 +47,27 @@ class Penalty(ABC):
         mean: Tensor,  # (*batch, D)
         variance: Tensor,  # (*batch, D)
     ) -> Moments:
-        """What L gains a coordinate, its derivative in m and twice that in the variance."""
+        """Return what each coordinate adds to L, its derivative in m and twice that in the variance, (*batch, D)."""
 
 
 @final
 class MeanPenalty(Penalty):
-    """r(m), as printed: r' = 2 m/(1 + m²)², no curvature.
+    """The regulariser of the mean, r(m), as printed in the paper: r' = 2 m/(1 + m²)², and no curvature.
+
+    One wants it to reproduce the paper; `ExpectedPenalty` is the one that is part of a model.
+
+    Args:
+        strength: λ, positive and finite.
+
+    Raises:
+        InputError: if the strength is not positive and finite.
 
     >>> [round(float(x), 12) for x in MeanPenalty().expected(torch.ones(1), torch.ones(1))]
     [0.5, 0.5, 0.0]
     """
 
     def energy(self, theta: Tensor) -> Tensor:
-        """There is none: r is no function of θ.
+        """Refuse to evaluate, since r is no function of θ.
 
         Raises:
             PairError: always.
@@ -70,7 +78,7 @@ class MeanPenalty(Penalty):
         )
 
     def expected(self, mean: Tensor, variance: Tensor) -> Moments:
-        """r(m), r'(m), 0."""
+        """Return r(m), r'(m) and 0."""
         square = mean.square()
         value = self.strength * square / (1 + square)
         return Moments(value, 2 * self.strength * mean / (1 + square).square(), torch.zeros_like(mean))
@@ -78,7 +86,15 @@ class MeanPenalty(Penalty):
 
 @final
 class ExpectedPenalty(Penalty):
-    """E_q[r(θ)], by `gaussian_integrals.saturating_square`; its curvature is negative where |θ| > 1/√3.
+    """The regulariser as part of the model, E_q[r(θ)], in closed form (`gaussian_integrals.saturating_square`).
+
+    Its curvature is negative where |θ| > 1/√3, so that the objective is not convex.
+
+    Args:
+        strength: λ, positive and finite.
+
+    Raises:
+        InputError: if the strength is not positive and finite.
 
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> [round(float(x), 12) for x in ExpectedPenalty().expected(zero + 1, zero)]
@@ -86,29 +102,28 @@ class ExpectedPenalty(Penalty):
     """
 
     def energy(self, theta: Tensor) -> Tensor:
-        """λ Σ θ²/(1 + θ²)."""
+        """Return λ Σ θ²/(1 + θ²), (*sample, *batch)."""
         square = theta.square()
         return self.strength * (square / (1 + square)).sum(-1)
 
     def expected(self, mean: Tensor, variance: Tensor) -> Moments:
-        """Closed form, accurate for every variance."""
+        """Return E_q[r] and its derivatives in closed form, accurate for every variance."""
         return Moments(*(self.strength * part for part in saturating_square(mean, variance)))
 
 
 @final
 class Regularized(AdditiveTractable):
-    """A model whose expectations are known, with a penalty: L gains it, the packet its derivative.
+    """A model whose expectations are known, with a non-convex penalty beside its prior.
 
-    As the prior the penalty is counted once, however many parts the data come in.
-
-    The objective has several minima in general: the start decides which is found.
+    L gains the penalty, and the packet its derivative; as the prior, the penalty is counted once, however many parts
+    the data come in.  The objective has several minima in general: the start decides which is found.
 
     Args:
-        model: such as `GeneralizedLinear` or `SoftmaxRegression`, dense.
-        penalty: `MeanPenalty` or `ExpectedPenalty`.
+        model: a dense model such as `GeneralizedLinear` or `SoftmaxRegression`.
+        penalty: a `MeanPenalty` or an `ExpectedPenalty`.
 
     Raises:
-        InputError: a model without known expectations, something that is no penalty.
+        InputError: if the model does not know its expectations, or the penalty is none.
 
     >>> from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
     >>> model = Regularized(GeneralizedLinear(torch.eye(2), [0.0, 1.0]), ExpectedPenalty(0.1))
@@ -130,44 +145,44 @@ class Regularized(AdditiveTractable):
         self.temperature, self.comparable, self.coding = model.temperature, model.comparable, model.coding
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The model's and those of the penalty."""
+        """Return the tensors of the model and of the penalty."""
         return (*self.model.tensors(), *tensors_of(self.penalty))
 
     def settings(self) -> tuple[object, ...]:
-        """The model's and those of the penalty."""
+        """Return the settings of the model and of the penalty."""
         return (*self.model.settings(), *settings_of(self.penalty))
 
     def data_log_likelihood(
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """The model's, (*sample, *batch)."""
+        """Return the log likelihood of the model, (*sample, *batch)."""
         return self.model.data_log_likelihood(theta)
 
     def log_prior(
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """The model's minus r(θ), (*sample, *batch).
+        """Return the log prior of the model minus r(θ), (*sample, *batch).
 
         Raises:
-            PairError: of `MeanPenalty`, which is no function of θ.
+            PairError: with a `MeanPenalty`, which is no function of θ.
         """
         return self.model.log_prior(theta) - self.penalty.energy(theta)
 
     def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
-        """The model's."""
+        """Return the expected energy of the model's data, with its derivative."""
         return self.model.data_energy(frame)
 
     def with_prior(self, frame: Frame, value: Tensor, derivative: Raw | Sites) -> tuple[Tensor, Raw]:
-        """The model's prior and the penalty."""
+        """Return value and derivative with the model's prior and the penalty added."""
         value, whole = self.model.with_prior(frame, value, derivative)
         g, H = whole.raw()
         gain, slope, curvature = self.penalty.expected(frame.mean, frame.variance)
         return value + gain.sum(-1), Raw(g + slope, H + torch.diag_embed(curvature))
 
     def pieces(self) -> Iterator["Regularized"]:
-        """The model's, each with the whole penalty."""
+        """Yield the pieces of the model, each with the whole penalty."""
         for piece in self.model.pieces():
             assert isinstance(piece, AdditiveTractable)
             yield Regularized(piece, self.penalty)

@@ -34,7 +34,7 @@ _CELLS = 1_000_000  # rows times nodes at once
 
 @final
 class SoftmaxRegression(AdditiveTractable):
-    """Log joint of K-class softmax regression.
+    """Log joint of K-class softmax regression with a Gaussian prior.
 
     The expectations are deterministic sums, so that values may be compared and steps found by
     trial.  For K ≤ 3 a trapezoid rule on a grid of nodes: errors in F and α below 1e-8 for standard
@@ -43,20 +43,21 @@ class SoftmaxRegression(AdditiveTractable):
     with 512 nodes.  B is less accurate where a row's predictors nearly coincide, by ten times and more.
 
     Args:
-        X: design, (N, D), dense. Add a column of ones for an intercept.
-        y: class labels, (N,), any numbers.
+        X: the design, (N, D), dense. Add a column of ones for an intercept.
+        y: the class labels, (N,), any numbers.
         prior_precision: of all (K - 1) D coefficients, class by class: a scalar, (K - 1) D numbers,
             or a matrix.
-        prior_mean: a scalar or (K - 1) D numbers.
-        weights: multiply the log likelihood of each row, (N,), not negative.
+        prior_mean: the mean of the prior, a scalar or (K - 1) D numbers.
+        weights: factors of the log likelihood of each row, (N,), not negative.
         temperature: γ, the weight of KL(q‖prior).
-        num_nodes: of the Sobol rule, even.
+        num_nodes: the number of nodes of the Sobol rule, even and at least 2K.
         classes: all labels there are, the first with η = 0. A part of the data need not hold all of them then, and
             all parts are coded alike; without them the labels of this y, sorted, are the classes.
 
     Raises:
-        InputError: shapes that do not fit, values that are not finite, fewer than two classes, a label that
-            is none of them, a sparse X, an odd number of nodes.
+        InputError: if shapes do not fit, values are not finite, there are fewer than two classes, a label is none of
+            them,
+            X is sparse, or the number of nodes is odd or too small.
 
     >>> model = SoftmaxRegression(torch.eye(3), [0, 1, 2])
     >>> model.dim, model.classes.tolist()  # 2 classes beside the first, 3 coefficients each
@@ -104,21 +105,25 @@ class SoftmaxRegression(AdditiveTractable):
 
     @property
     def num_rows(self) -> int:
-        """The rows of X."""
+        """The number of rows of X."""
         return self.X.shape[-2]
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """The number K of classes."""
         return len(self.classes)
 
     @property
     def dim(self) -> int:
-        """(K - 1) D, the number of coefficients; ``theta.unflatten(-1, (K - 1, D))`` has a block a class."""
+        """The number (K - 1) D of coefficients; ``theta.unflatten(-1, (K - 1, D))`` has a block a class."""
         return (self.num_classes - 1) * self.X.shape[-1]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move and convert every tensor, as ``torch.nn.Module.to``; returns a new model."""
+        """Move and convert every tensor, with the arguments of ``torch.nn.Module.to``.
+
+        Returns:
+            A new model.
+        """
         new = copy.copy(self)
         for name in ("X", "weights", "classes"):
             setattr(new, name, getattr(self, name).to(*args, **kwargs))
@@ -130,10 +135,16 @@ class SoftmaxRegression(AdditiveTractable):
         self,
         index: Any,  # row numbers, (B,)
     ) -> Self:
-        """The model on some of its rows, as :meth:`GeneralizedLinear.minibatch`.
+        """The model on some of its rows, scaled as by :meth:`GeneralizedLinear.minibatch`.
+
+        Args:
+            index: the row numbers of the mini-batch, (B,).
+
+        Returns:
+            A new model.
 
         Raises:
-            InputError: anything but row numbers of X, at least one.
+            InputError: if it is anything but row numbers of X, at least one.
         """
         index = checks.batch_index(index, self.X)
         new = copy.copy(self)
@@ -143,7 +154,7 @@ class SoftmaxRegression(AdditiveTractable):
         return new
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything a value depends on."""
+        """Return every tensor that a value depends on."""
         return (self.X, self.y, self.weights, *self.prior)
 
     def predictors(
@@ -151,7 +162,15 @@ class SoftmaxRegression(AdditiveTractable):
         theta: Tensor,  # (*sample, *batch, (K - 1) D)
         X: Tensor | None = None,  # new rows, (M, D)
     ) -> Tensor:
-        """η_1, .., η_K-1, (*sample, *batch, N, K - 1)."""
+        """Compute the linear predictors of all classes but the first, at the rows of the data by default.
+
+        Args:
+            theta: the coefficients, (*sample, *batch, (K - 1) D).
+            X: other rows, (M, D).
+
+        Returns:
+            η_1, .., η_K-1, (*sample, *batch, N, K - 1).
+        """
         X = self.X if X is None else X
         return X @ theta.unflatten(-1, (self.num_classes - 1, -1)).mT
 
@@ -159,7 +178,7 @@ class SoftmaxRegression(AdditiveTractable):
         self,
         theta: Tensor,  # (*sample, *batch, (K - 1) D)
     ) -> Tensor:
-        """Σ w log p(y | θ), (*sample, *batch)."""
+        """Return Σ w log p(y | θ), (*sample, *batch)."""
         return -(self.weights * self._energy(self.predictors(theta), self.y)).sum(-1)
 
     @staticmethod
@@ -170,7 +189,7 @@ class SoftmaxRegression(AdditiveTractable):
         return eta.logsumexp(-1) - chosen
 
     def data_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
-        """E_q[-Σ w log p(y | θ)] (*batch,) and its derivative."""
+        """Return E_q[-Σ w log p(y | θ)], (*batch,), and its derivative."""
         mean, covariance = self._marginals(frame, self.X)
         value, slope, curvature = self._integrate(mean, covariance)
         one_hot = torch.nn.functional.one_hot(self.y, self.num_classes)[:, 1:].to(slope.dtype)
@@ -186,7 +205,15 @@ class SoftmaxRegression(AdditiveTractable):
         q: Posterior,
         X: Tensor | None = None,  # new rows, (M, D)
     ) -> Tensor:
-        """E_q[p(y = k | x)], (*batch, M, K), in the order of ``classes``, by the same nodes."""
+        """The predictive probabilities E_q[p(y = k | x)], by the same nodes, at the rows of the data by default.
+
+        Args:
+            q: the posterior over the coefficients.
+            X: other rows, (M, D).
+
+        Returns:
+            The probabilities in the order of ``classes``, (*batch, M, K).
+        """
         with torch.no_grad():
             mean, covariance = self._marginals(q.frame(), self.X if X is None else X.to(self.X))
             others = self._integrate(mean, covariance)[1]
@@ -230,9 +257,21 @@ def _block(
 
 @functools.cache
 def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes (S, J) and weights (S,) for the standard normal distribution in J = K - 1 dimensions.
+    """Nodes and weights for the standard normal distribution in J = K - 1 dimensions.
 
-    A grid for J ≤ 2, else ``count`` Sobol points with mean 0 and covariance I.
+    They are a grid for J ≤ 2, else ``count`` Sobol points with mean 0 and covariance I.
+
+    Args:
+        dim: the dimension J.
+        count: the number of Sobol points, even.
+        dtype, device: of the nodes and weights.
+
+    Returns:
+        The nodes, (S, J), and the weights, (S,).
+
+    >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
+    >>> round((w @ z.square()).item(), 6)  # the variance
+    1.0
     """
     with torch.inference_mode(False):
         z, w = _grid(dim) if dim in _STEPS else _sobol(dim, count)

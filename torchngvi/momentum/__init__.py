@@ -1,4 +1,4 @@
-"""What averages the changes over the steps, one file each."""
+"""The momenta, which average the changes of q's coordinates over the steps: one file each."""
 
 from torchngvi.momentum.adam import Adam
 from torchngvi.momentum.exponential_average import ExponentialAverage

@@ -18,14 +18,19 @@ from torchngvi.interfaces import Coordinates, Momentum, Posterior
 
 @final
 class Adam(Momentum):
-    """Adam's change of the coordinates, from a rule that moves along a straight line in them.
+    """Adam on the change of the coordinates that a rule asks for, entry by entry.
+
+    The change is averaged with weight β₁ and divided by the root of the average of its squares, both corrected for
+    their start at zero.  One wants it with Euclidean gradients, as the method that most people know; on natural
+    gradients it scales a second time what F⁻¹ has scaled already.  The rule must move q along a straight line in its
+    own coordinates.
 
     Args:
-        betas: weights of the past, of g and of g².
-        eps: added to √v̂.
+        betas: the weights β₁ and β₂ of the past in the averages of g and of g², each in [0, 1).
+        eps: the positive number ε that is added to √v̂, in the units of the coordinates.
 
     Raises:
-        InputError: a beta outside [0, 1), an eps that is not positive.
+        InputError: if a beta lies outside [0, 1), or eps is not positive.
 
     >>> from torchngvi import SRVN, CholeskyGaussian, RootGD
     >>> q = CholeskyGaussian(2)
@@ -44,7 +49,7 @@ class Adam(Momentum):
         self.betas, self.eps = betas, eps
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """Zeros, and no steps."""
+        """Return averages of zero, and a count of no steps."""
         vector, matrix = q.mean_probe.detach(), q.root_probe.detach()
         return {
             "mean_vector": torch.zeros_like(vector),
@@ -61,7 +66,7 @@ class Adam(Momentum):
         norm2: Callable[[], Tensor],
         state: dict[str, Tensor],
     ) -> tuple[Coordinates, dict[str, Tensor]]:
-        """Both parts, with one count of the steps."""
+        """Return Adam's change of the vector and of the matrix, which share one count of the steps."""
         (first, second), structure = self.betas, q.structure
         steps = state["averaged"] + 1
         scale, scale2 = 1 / (1 - first**steps), 1 / (1 - second**steps)

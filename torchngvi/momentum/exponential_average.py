@@ -17,11 +17,15 @@ from torchngvi.interfaces import Coordinates, Momentum, Posterior
 class ExponentialAverage(Momentum):
     """The exponential moving average of the directions, without a correction of its bias towards 0.
 
+    The step goes along M ← ωM + (1 - ω)d, where d is the direction of the present step as far as the step size lets it
+    go.  One wants it for stochastic gradients in the methods that are published with it, such as manifold VB; where the
+    first steps should have full length, `NormalizedMomentum` corrects the bias.
+
     Args:
-        weight: ω of the past, in [0, 1).
+        weight: the weight ω of the past, in [0, 1).
 
     Raises:
-        InputError: a weight out of range.
+        InputError: if the weight lies outside [0, 1).
 
     >>> from torchngvi import SRVN, CholeskyGaussian
     >>> opt = SRVN(CholeskyGaussian(2), lr=0.01, momentum=ExponentialAverage(0.6))
@@ -38,7 +42,7 @@ class ExponentialAverage(Momentum):
         self.weight = weight
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """Zeros."""
+        """Return an average of zero in the coordinates of q."""
         return {
             "mean_vector": q.mean_probe.detach().clone().zero_(),
             "mean_matrix": q.root_probe.detach().clone().zero_(),
@@ -51,7 +55,7 @@ class ExponentialAverage(Momentum):
         norm2: Callable[[], Tensor],
         state: dict[str, Tensor],
     ) -> tuple[Coordinates, dict[str, Tensor]]:
-        """The average with this direction in it."""
+        """Return the average with this direction in it, as the change to make and as the new state."""
         past, new = self.weight, 1 - self.weight
         vector = past * state["mean_vector"] + new * change.vector
         matrix = past * state["mean_matrix"] + new * change.matrix

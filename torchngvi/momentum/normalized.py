@@ -25,16 +25,22 @@ NORMS = ("euclidean", "riemannian")
 
 @final
 class NormalizedMomentum(Momentum):
-    """The averaged unit vector along natural gradients; where one vanishes, nothing is added.
+    """The average of normalised natural gradients; where a gradient vanishes, nothing is added.
+
+    Every natural gradient is divided by its norm before it enters the average, so that the length of a step is set by
+    the learning rate alone.  One wants it for noisy natural gradients of very different lengths; with a constant
+    learning rate the iterates do not settle, so that the rate has to decrease.  The rule must be a natural-gradient
+    one.
 
     Args:
-        norm: "euclidean" or "riemannian".
-        beta: weight of the past.
-        bias_correction: divide by 1 - βᵗ, so that the first step is a unit vector; without it, the form that is
-            analysed in the paper.
+        norm: "euclidean" for the norm over the coordinates that q has, or "riemannian" for the natural norm.
+        beta: the weight β of the past, in [0, 1).
+        bias_correction: whether to divide by 1 - βᵗ, so that the first step is a unit vector; without it, this is the
+            form
+            that is analysed in the paper.
 
     Raises:
-        InputError: another norm, a beta outside [0, 1).
+        InputError: if the norm is another one, or beta lies outside [0, 1).
 
     >>> from torchngvi import SRVN, CholeskyGaussian
     >>> opt = SRVN(CholeskyGaussian(2), lr=0.01, momentum=NormalizedMomentum())
@@ -52,7 +58,7 @@ class NormalizedMomentum(Momentum):
         self.norm, self.beta, self.bias_correction = norm, beta, bias_correction
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """Zero, and no steps."""
+        """Return an average of zero, and a count of no steps."""
         vector = torch.zeros_like(q.mean_probe.detach())
         return {
             "mean_vector": vector,
@@ -67,7 +73,7 @@ class NormalizedMomentum(Momentum):
         norm2: Callable[[], Tensor],
         state: dict[str, Tensor],
     ) -> tuple[Coordinates, dict[str, Tensor]]:
-        """The average with this unit vector in it."""
+        """Return the average with this unit vector in it, as the change to make and as the new state."""
         structure, beta = q.structure, self.beta
         if self.norm == "riemannian":
             size2 = norm2()

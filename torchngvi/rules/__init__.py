@@ -1,7 +1,7 @@
-"""Curves from q, one rule a file.
+"""The rules: along which curve a step moves q, one rule a file.
 
-What may bend the gradient before: QuasiNewton, SiteNewton; what may average the changes after:
-NormalizedMomentum, Adam, ExponentialAverage.
+QuasiNewton and SiteNewton may bend the gradient before a rule follows it; NormalizedMomentum, Adam and
+ExponentialAverage may average the changes afterwards.
 """
 
 from torchngvi.metrics.quasi_newton import QuasiNewton

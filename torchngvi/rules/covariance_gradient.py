@@ -15,14 +15,27 @@ from torchngvi.structures import FullAlgebra
 
 @final
 class CovarianceGradient(Rule):
-    """Root(m - ρg, cholesky(V - ½ρG)), NaN where V - ½ρG has no factor."""
+    """Euclidean gradient descent in the mean and the covariance themselves.
+
+    The step is m' = m - ρg and V' = V - ½ρG with G = H - γS; where V' is not positive definite the move is NaN, and the
+    step is not taken.  It is a baseline for comparisons: its stable step sizes shrink with the square of the curvature,
+    which the natural gradient avoids.  The structure of q must admit products of symmetric matrices.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> from torchngvi.expectations import Hessian
+    >>> q = CholeskyGaussian(1)  # V = 1
+    >>> opt = NaturalGradientVI(q, CovarianceGradient(), lr=0.1, estimator=Hessian(2))
+    >>> loss = opt.step(lambda theta: -2 * theta.square().sum(-1))  # H = 4, so that G = 3
+    >>> round(q.variance.item(), 4)  # 1 - ½ · 0.1 · 3
+    0.85
+    """
 
     emits = Root
     natural = False
     full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """The straight line from (m, V)."""
+        """Return the straight line from (m, V) along the negative Euclidean gradient."""
         local, frame, structure = q.local(e), q.frame(), q.structure
         assert isinstance(structure, FullAlgebra)
         g, G = q.unframe(local.a, local.P)

@@ -15,7 +15,11 @@ from torchngvi.interfaces import Coordinates, Expectation, LogTangent, Path, Pos
 
 @final
 class LogNaturalGradient(Rule):
-    """LogTangent(-ρλ̇), λ̇ the natural gradient in the logarithms of the diagonal.
+    """Natural-gradient descent in the logarithms of the diagonal of q's root and its entries below the diagonal.
+
+    The step is straight in log Λ_ii and Λ_ij, so that the diagonal of the root stays positive for every step size.  One
+    wants it to follow Tan (2025), or where `NaturalGradient` in the same root takes steps that are rejected because a
+    diagonal entry would change its sign.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> opt = NaturalGradientVI(CholeskyGaussian(3), LogNaturalGradient(), lr=0.1)
@@ -25,7 +29,7 @@ class LogNaturalGradient(Rule):
     natural = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """The path that is straight in the logarithms of the diagonal."""
+        """Return the path that is straight in the logarithms of the diagonal, along the negative natural gradient."""
         vector, matrix = q.tangent(e)
         structure = q.structure
         diagonal = structure.diagonal(matrix) / structure.diagonal(q.coordinates.matrix)

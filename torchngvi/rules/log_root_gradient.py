@@ -15,7 +15,10 @@ from torchngvi.interfaces import Coordinates, Expectation, LogTangent, Path, Pos
 
 @final
 class LogRootGradient(Rule):
-    """LogTangent(-ρ∇L), ∇L the gradient in the logarithms of the diagonal.
+    """Euclidean gradient descent in the logarithms of the diagonal of q's root and its entries below the diagonal.
+
+    This is what an ordinary optimizer does to the unconstrained parametrisation by log Λ_ii and Λ_ij.  One wants it as
+    the Euclidean baseline of `LogNaturalGradient`.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> opt = NaturalGradientVI(CholeskyGaussian(3), LogRootGradient(), lr=0.1)
@@ -25,7 +28,7 @@ class LogRootGradient(Rule):
     natural = False
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """The path that is straight in the logarithms of the diagonal."""
+        """Return the path that is straight in the logarithms of the diagonal, along the negative Euclidean gradient."""
         vector, matrix = q.euclidean(e)
         structure = q.structure
         diagonal = structure.diagonal(matrix) * structure.diagonal(q.coordinates.matrix)

@@ -16,13 +16,25 @@ from torchngvi.interfaces import Expectation, Path, Posterior, Root, Rule
 
 @final
 class ProjectedRootGradient(Rule):
-    """Root(m - ρg, C - ρ tril[GC] with a diagonal of at least c).
+    """Projected gradient descent in the mean and the root, with a floor under the diagonal of the root.
+
+    The step is m' = m - ρg and C' = C - ρ tril[GC], after which every diagonal entry of C' that is below c becomes c.
+    One wants it for the convergence guarantees of black-box VI, which hold on the set C_ii ≥ c; in practice
+    `ProximalRootGradient` needs no smoothness constant.
 
     Args:
-        floor: c, in the units of a standard deviation, positive.
+        floor: the smallest diagonal entry c of the root, in the units of a standard deviation, positive.
 
     Raises:
-        InputError: a floor that is not positive.
+        InputError: if the floor is not positive and finite.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> from torchngvi.expectations import Hessian
+    >>> q = CholeskyGaussian(1)  # C = 1
+    >>> opt = NaturalGradientVI(q, ProjectedRootGradient(0.8), lr=0.1, estimator=Hessian(2))
+    >>> loss = opt.step(lambda theta: -2 * theta.square().sum(-1))  # H = 4, so that C - ρGC = 0.7
+    >>> round(q.variance.item(), 4)  # 0.8²
+    0.64
     """
 
     emits = Root
@@ -37,7 +49,7 @@ class ProjectedRootGradient(Rule):
         self.floor = float(floor)
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """The straight line from (m, C), projected point by point."""
+        """Return the straight line from (m, C), each point of which is projected onto C_ii ≥ c."""
         gradient, frame, structure = q.euclidean(e), q.frame(), q.structure
 
         def at(rho: Tensor) -> Root:

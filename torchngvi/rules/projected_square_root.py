@@ -19,14 +19,25 @@ from torchngvi.structures import FullAlgebra
 
 @final
 class ProjectedSquareRoot(Rule):
-    """Root(m - ρg, a lower root of R'²).
+    """Projected gradient descent in the mean and the symmetric root R of V, with a floor under the eigenvalues of R.
+
+    The step is m' = m - ρg and R' = R - ½ρ(GR + RG), after which every eigenvalue of R' that is below c becomes c.  One
+    wants it as the baseline of Domke (2020); `ProjectedRootGradient` does without the eigendecompositions.
 
     Args:
-        floor: c, the smallest eigenvalue of R, in the units of a standard deviation, positive.
+        floor: the smallest eigenvalue c of R, in the units of a standard deviation, positive.
 
     Raises:
-        InputError: a floor that is not positive.
-        PairError: on use, a posterior without a full covariance.
+        InputError: if the floor is not positive and finite.
+        PairError: on use, if the posterior does not have a full covariance.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> from torchngvi.expectations import Hessian
+    >>> q = CholeskyGaussian(1)  # R = 1
+    >>> opt = NaturalGradientVI(q, ProjectedSquareRoot(0.8), lr=0.1, estimator=Hessian(2))
+    >>> loss = opt.step(lambda theta: -2 * theta.square().sum(-1))  # H = 4, so that R - ρGR = 0.7
+    >>> round(q.variance.item(), 4)  # 0.8²
+    0.64
     """
 
     emits = Root
@@ -42,7 +53,11 @@ class ProjectedSquareRoot(Rule):
         self.floor = float(floor)
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """The straight line from (m, R), projected point by point."""
+        """Return the straight line from (m, R), each point of which is projected onto the roots with eigenvalues ≥ c.
+
+        Raises:
+            PairError: if the posterior does not have a full covariance.
+        """
         if q.structure.widest < q.dim:
             raise PairError(
                 f"ProjectedSquareRoot moves a full covariance; got {type(q).__name__}. "

@@ -18,14 +18,27 @@ from torchngvi.structures import FullAlgebra
 
 @final
 class SVGD(Rule):
-    """Affine(I + εB, ε(Bm - g))."""
+    """Stein variational gradient descent for a Gaussian, with the kernel xᵀy + 1.
+
+    The step is the affine map θ ↦ θ + ε(Bθ - g) with B = γI - HV - g mᵀ.  One wants it to reproduce Gaussian SVGD as it
+    is published; `CenteredSVGD` takes the same covariance steps without a dependence on the origin of θ.  The structure
+    of q must admit products of symmetric matrices.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> from torchngvi.expectations import Hessian
+    >>> q = CholeskyGaussian(1)  # m = 0 and V = 1
+    >>> opt = NaturalGradientVI(q, SVGD(), lr=0.1, estimator=Hessian(2))
+    >>> loss = opt.step(lambda theta: -2 * theta.square().sum(-1))  # H = 4, so that B = -3
+    >>> round(q.variance.item(), 4)  # (1 - 0.1 · 3)²
+    0.49
+    """
 
     emits = Affine
     natural = False
     full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """The path ε -> (I + εB) V (I + εB)ᵀ."""
+        """Return the path ε -> (I + εB) V (I + εB)ᵀ of the covariance, with m + ε(Bm - g) as its mean."""
         local, frame, structure = q.local(e), q.frame(), q.structure
         assert isinstance(structure, FullAlgebra)
         g, G = q.unframe(local.a, local.P)

@@ -15,14 +15,27 @@ from torchngvi.structures import FullAlgebra
 
 @final
 class SymmetricRoot(Rule):
-    """Root(m - ρCa, qr(C (I - ½ρP)))."""
+    """SR-VN with the symmetric half of P in the place of the triangular one.
+
+    The step is V' = C (I - ½ρP)² Cᵀ and m' = m - ρCa, of which the triangular root is found by a QR decomposition.  One
+    wants it where the steps of SR-VN should not depend on the order of the coordinates of θ.  The structure of q must
+    admit products of symmetric matrices.
+
+    >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
+    >>> from torchngvi.expectations import Hessian
+    >>> q = CholeskyGaussian(1)  # V = 1
+    >>> opt = NaturalGradientVI(q, SymmetricRoot(), lr=0.1, estimator=Hessian(2))
+    >>> loss = opt.step(lambda theta: -2 * theta.square().sum(-1))  # H = 4, so that P = 3
+    >>> round(q.variance.item(), 4)  # (1 - ½ · 0.1 · 3)²
+    0.7225
+    """
 
     emits = Root
     natural = True
     full_algebra = True
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """The path ρ -> C (I - ½ρP)² Cᵀ."""
+        """Return the path ρ -> C (I - ½ρP)² Cᵀ of the covariance."""
         local, frame, structure = q.local(e), q.frame(), q.structure
         assert isinstance(structure, FullAlgebra)
         push, eye = frame.push(local.a), structure.eye(local.a)

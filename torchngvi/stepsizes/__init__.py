@@ -1,4 +1,4 @@
-"""How far along a path: one control a file."""
+"""The step sizes, which say how far along a path a step goes: one a file."""
 
 from torchngvi.stepsizes.clip import Clip
 from torchngvi.stepsizes.constant import Constant

@@ -1,4 +1,4 @@
-"""A step along a direction whose Euclidean norm in q's own coordinates is clipped."""
+"""A step size for a direction whose Euclidean norm in q's own coordinates is clipped."""
 
 from typing import final
 
@@ -11,16 +11,17 @@ from torchngvi.interfaces import Path, StepSize, Tangent
 
 @final
 class Clip(StepSize):
-    """ρ = lr min(1, norm/|d|), d the direction in q's own coordinates: gradient clipping.
+    """Gradient clipping: the step size is lr min(1, norm/|d|), with d the direction in q's own coordinates.
 
-    The norm depends on the units of the coordinates; `KLRadius` does not, and both go together by `Shortest`.
+    One wants it against single gradients of enormous length.  The norm depends on the units of the coordinates; that of
+    `KLRadius` does not, and both go together by `Shortest`.
 
     Args:
-        norm: the largest |d|, positive.
+        norm: the largest length |d| of a direction, positive, in the units of q's coordinates.
 
     Raises:
-        InputError: a norm that is not positive.
-        PairError: at construction of an optimizer, a rule that does not move q along a straight line.
+        InputError: if the norm is not positive.
+        PairError: at construction of an optimizer, if the rule does not move q along a straight line.
 
     >>> from torchngvi import CholeskyGaussian, RootGD
     >>> opt = RootGD(CholeskyGaussian(2), lr=0.1, step_size=Clip(5.0))
@@ -34,7 +35,7 @@ class Clip(StepSize):
         self.norm = float(norm)
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
-        """The length of the step of ρ = 1 decides."""
+        """Return ρ (*batch,) from the length of the direction, which is the step of ρ = 1."""
         move = path.at(torch.ones_like(like))
         assert isinstance(move, Tangent)
         vector, matrix = move.change

@@ -10,12 +10,15 @@ from torchngvi.interfaces import Path, StepSize
 
 @final
 class Constant(StepSize):
-    """ρ = lr.
+    """The step size is the learning rate, ρ = lr.
+
+    One wants it with stochastic gradients and a learning rate of one's own, constant or moved by a scheduler of
+    `torch.optim.lr_scheduler`.
 
     >>> Constant().propose(None, 0.5, torch.zeros(2), {}).tolist()
     [0.5, 0.5]
     """
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
-        """lr for every member."""
+        """Return the learning rate as ρ for every member, (*batch,)."""
         return torch.ones_like(like) * lr

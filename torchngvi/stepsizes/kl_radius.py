@@ -11,18 +11,22 @@ from torchngvi.interfaces import Path, StepSize
 
 @final
 class KLRadius(StepSize):
-    """ρ = min(lr, √(2 radius)/|∇L|): a step of about ``radius`` nats, where the radius is small.
+    """The step size min(lr, √(2 radius)/|∇L|), for a step of about ``radius`` nats where the radius is small.
 
-    The natural norm is the second-order form of the divergence and costs no factorisation.  A step
-    that widens q much is longer than it says (VN with γρ near 1 multiplies a variance by up to
-    1/(1 - γρ)), one that narrows it is shorter; with a radius of 0.1 or less the two agree within
-    about a third.  For natural gradients only: the norm says nothing of other curves.
+    The length |∇L| is the natural norm, the second-order form of the divergence, which costs no factorisation.  A step
+    that widens q much is longer than it says (VN with γρ near 1 multiplies a variance by up to 1/(1 - γρ)), one that
+    narrows it is shorter; with a radius of 0.1 or less the two agree within about a third.  One wants it to keep
+    stochastic natural gradients from overshooting at the start; the norm says nothing of rules that do not follow the
+    natural gradient, and they are refused.
 
     Args:
-        radius: in nats, positive.
+        radius: the largest KL divergence of one step, in nats, positive.
 
     Raises:
-        InputError: a radius that is not positive.
+        InputError: if the radius is not positive.
+
+    >>> from torchngvi import VN, CholeskyGaussian
+    >>> opt = VN(CholeskyGaussian(2), lr=0.5, step_size=KLRadius(0.1))
     """
 
     needs_natural = True
@@ -33,6 +37,6 @@ class KLRadius(StepSize):
         self.radius = float(radius)
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
-        """min(lr, √(2 radius)/|∇L|)."""
+        """Return ρ = min(lr, √(2 radius)/|∇L|), (*batch,)."""
         longest = (2 * self.radius / path.norm2()).sqrt()
         return torch.minimum(longest, torch.ones_like(longest) * lr)

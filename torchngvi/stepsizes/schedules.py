@@ -17,10 +17,16 @@ from torchngvi.errors import InputError
 def theorem_schedule(
     t: int,  # steps taken
 ) -> float:
-    """2/(2 + t).
+    """The step size 2/(2 + t) of stochastic natural-gradient VI with a weighted average of the iterates.
+
+    Args:
+        t: the number of steps taken, from 0.
+
+    Returns:
+        The factor of the learning rate at step t (Wu and Gardner 2024, Theorem 1).
 
     Raises:
-        InputError: a negative count.
+        InputError: if the count is negative.
 
     >>> from torch.optim.lr_scheduler import LambdaLR
     >>> from torchngvi import VN, NaturalGaussian
@@ -35,10 +41,16 @@ def theorem_schedule(
 def harmonic_schedule(
     t: int,  # steps taken
 ) -> float:
-    """1/(1 + t).
+    """The step size 1/(1 + t), with which the last iterate is the plain mean of the targets of all steps.
+
+    Args:
+        t: the number of steps taken, from 0.
+
+    Returns:
+        The factor of the learning rate at step t.
 
     Raises:
-        InputError: a negative count.
+        InputError: if the count is negative.
 
     >>> harmonic_schedule(3)
     0.25
@@ -54,16 +66,17 @@ def _count(t: int) -> int:
 
 @dataclass(frozen=True)
 class PowerSchedule:
-    """(c' + t + 1)^{-α}, t the steps taken: with lr = c the α_k = c/(c' + k)^α of Robbins and Monro's kind.
+    """The factor (c' + t + 1)^{-α} of the learning rate after t steps.
 
-    The averages of AIFVB have their rates for α in (½, 1) (Godichon-Baggioni, Nguyen and Tran 2023).
+    With lr = c the steps are α_k = c/(c' + k)^α, of Robbins and Monro's kind.  One wants it for IFVB and AIFVB: the
+    averages of AIFVB have their rates for α in (½, 1) (Godichon-Baggioni, Nguyen and Tran 2023).
 
     Args:
-        alpha: α, the power of the decay, in [0, 1].
-        offset: c', not negative.
+        alpha: the power α of the decay, in [0, 1].
+        offset: the shift c' of the step count, not negative.
 
     Raises:
-        InputError: values out of range; on use, a negative count.
+        InputError: if alpha or offset is out of range; on use, if the count of steps is negative.
 
     >>> from torch.optim.lr_scheduler import LambdaLR
     >>> from torchngvi import VN, NaturalGaussian
@@ -86,5 +99,9 @@ class PowerSchedule:
         self,
         t: int,  # steps taken
     ) -> float:
-        """The factor of lr."""
+        """Return the factor of lr after t steps.
+
+        Raises:
+            InputError: if the count of steps is negative.
+        """
         return (self.offset + _count(t) + 1) ** -self.alpha

@@ -11,14 +11,16 @@ from torchngvi.interfaces import Path, StepSize
 
 @final
 class Shortest(StepSize):
-    """ρ = min over step sizes that need no trial.
+    """The smallest of several step sizes, none of which needs a trial.
+
+    One wants it to hold a step to several limits at once, such as a KL divergence and a norm.
 
     Args:
-        parts: step sizes such as `KLRadius(0.1)` and `Clip(5.0)`.
+        parts: the step sizes to compare, such as `KLRadius(0.1)` and `Clip(5.0)`.
 
     Raises:
-        InputError: no parts.
-        PairError: one that finds its step by trial.
+        InputError: if there are no parts.
+        PairError: if one of the parts finds its step by trial.
 
     >>> from torchngvi.stepsizes import Clip, KLRadius
     >>> Shortest(KLRadius(0.1), Clip(5.0)).needs_natural
@@ -39,10 +41,10 @@ class Shortest(StepSize):
         self.needs_tangent = any(part.needs_tangent for part in parts)
 
     def init(self, like: Tensor) -> dict[str, Any]:
-        """The state of each, by its place."""
+        """Return the state of every part, under its place in the list."""
         return {str(place): part.init(like) for place, part in enumerate(self.parts)}
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
-        """The smallest ρ; NaN where one is, which is then no step."""
+        """Return the smallest ρ (*batch,); where one part gives NaN it is NaN, and no step is taken."""
         proposals = [part.propose(path, lr, like, state[str(place)]) for place, part in enumerate(self.parts)]
         return torch.stack(proposals).amin(0)

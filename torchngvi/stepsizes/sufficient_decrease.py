@@ -26,15 +26,22 @@ _CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the ca
 
 @final
 class SufficientDecrease(TrialStepSize):
-    """ρ = min(lr, reach/|direction|, cap), each trial judged by the objective.
+    """Steps found by trial: ρ = min(lr, reach/|direction|, cap), kept where the objective decreases enough.
+
+    One wants it wherever two values of the objective can be compared, as the default that needs no learning rate; for
+    mini-batches and fresh draws, whose values cannot be compared, `Constant` or `KLRadius` take its place.
 
     Args:
-        radius: ½ reach² of the first step, in nats.
-        decrease: c, the share of the promised decrease a kept step must reach.
-        grow, shrink: factors of the reach after a good and after a rejected step.
+        radius: ½ reach² of the first step, in nats, positive.
+        decrease: the share c of the promised decrease that a kept step must reach, in (0, 0.5).
+        grow, shrink: the factors of the reach after a good step, above 1, and after a rejected one, in (0, 1).
 
     Raises:
-        InputError: a setting out of range.
+        InputError: if a setting is out of range.
+
+    >>> from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
+    >>> opt = VN(CholeskyGaussian(2), step_size=SufficientDecrease(radius=1.0))
+    >>> loss = opt.step(GeneralizedLinear(torch.eye(2), [0.0, 1.0]))
     """
 
     def __init__(self, radius: float = 4.0, decrease: float = 0.1, *, grow: float = 4.0, shrink: float = 0.25) -> None:
@@ -47,19 +54,19 @@ class SufficientDecrease(TrialStepSize):
         self.radius, self.decrease, self.grow, self.shrink = float(radius), decrease, grow, shrink
 
     def init(self, like: Tensor) -> dict[str, Tensor]:
-        """reach √(2 radius), no cap."""
+        """Return a reach of √(2 radius) and no cap for every member."""
         return {
             "reach": torch.full_like(like, (2 * self.radius) ** 0.5),
             "cap": torch.full_like(like, torch.inf),
         }
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
-        """min(lr, reach/|∇L|, cap)."""
+        """Return ρ = min(lr, reach/|∇L|, cap), (*batch,)."""
         rho = torch.minimum(state["reach"] / path.norm2().sqrt(), state["cap"])
         return torch.minimum(rho, torch.ones_like(rho) * lr)
 
     def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
-        """Keep the trial where L fell by c ρ s, up to rounding; NaN is a rejection."""
+        """Keep the trial where L fell by c ρ s up to rounding, and adapt reach and cap; a NaN is a rejection."""
         before, after, slope, length, rho, slack = trial
         promised, decrease = rho * slope, before - after
         rounding = 64 * torch.finfo(before.dtype).eps * before.abs().clamp_min(1.0)

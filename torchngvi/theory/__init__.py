@@ -1,1 +1,1 @@
-"""What the papers prove, corrected where they are wrong; one module a paper, checked by the tests."""
+"""What the papers prove, corrected where they are wrong: one module for each paper, checked by the tests."""

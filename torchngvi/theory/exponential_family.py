@@ -18,7 +18,11 @@ from torchngvi.numerics.linalg import cholesky
 
 
 class Natural(NamedTuple):
-    """η = (λ, Λ), Λ negative definite."""
+    """The natural parameters η = (λ, Λ) of a Gaussian, with Λ negative definite.
+
+    >>> Natural.of(torch.tensor([1.0]), torch.tensor([[0.25]])).vector.item()
+    4.0
+    """
 
     vector: Tensor  # V⁻¹m, (*batch, D)
     matrix: Tensor  # -½V⁻¹, (*batch, D, D)
@@ -29,10 +33,17 @@ class Natural(NamedTuple):
         mean: Tensor,  # (*batch, D)
         covariance: Tensor,  # (*batch, D, D)
     ) -> "Natural":
-        """From m and V.
+        """Compute the natural parameters from m and V.
+
+        Args:
+            mean: m, (*batch, D).
+            covariance: V, (*batch, D, D).
+
+        Returns:
+            η = (V⁻¹m, -½V⁻¹).
 
         Raises:
-            InputError: a covariance that is not positive definite.
+            InputError: if the covariance is not positive definite.
 
         >>> Natural.of(torch.tensor([1.0]), torch.tensor([[0.25]])).matrix.item()
         -2.0
@@ -41,27 +52,48 @@ class Natural(NamedTuple):
         return cls(_mv(precision, mean), -0.5 * precision)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """m and V.
+        """Compute the mean and the covariance.
+
+        Returns:
+            m, (*batch, D), and V, (*batch, D, D).
 
         Raises:
-            InputError: a Λ that is not negative definite.
+            InputError: if Λ is not negative definite.
         """
         V = torch.cholesky_inverse(_factor(-2 * self.matrix, "-Λ"))
         return _mv(V, self.vector), V
 
     def log_partition(self) -> Tensor:
-        """A(η) = ½ mᵀλ - ½ log|-2Λ|, (*batch,)."""
+        """The log-partition function A(η) = ½ mᵀλ - ½ log|-2Λ|.
+
+        Returns:
+            A(η), (*batch,).
+
+        Raises:
+            InputError: if Λ is not negative definite.
+        """
         factor = _factor(-2 * self.matrix, "-Λ")
         half = torch.linalg.solve_triangular(factor, self.vector[..., None], upper=False)[..., 0]
         return 0.5 * half.square().sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def expectation(self) -> "ExpectationParameters":
-        """∇A(η) = ω."""
+        """The expectation parameters of the same Gaussian, ω = ∇A(η).
+
+        Returns:
+            ω.
+
+        Raises:
+            InputError: if Λ is not negative definite.
+        """
         return ExpectationParameters.of(*self.moments())
 
 
 class ExpectationParameters(NamedTuple):
-    """ω = (ξ, Ξ), Ξ - ξξᵀ positive definite."""
+    """The expectation parameters ω = (ξ, Ξ) of a Gaussian, with Ξ - ξξᵀ positive definite.
+
+    >>> ExpectationParameters(torch.tensor([2.0]), torch.tensor([[5.0]])).moments()[1].item()  # 5 - 2²
+    1.0
+    """
 
     vector: Tensor  # E z, (*batch, D)
     matrix: Tensor  # E zzᵀ, (*batch, D, D)
@@ -72,7 +104,14 @@ class ExpectationParameters(NamedTuple):
         mean: Tensor,  # (*batch, D)
         covariance: Tensor,  # (*batch, D, D)
     ) -> "ExpectationParameters":
-        """From m and V.
+        """Compute the expectation parameters from m and V.
+
+        Args:
+            mean: m, (*batch, D).
+            covariance: V, (*batch, D, D).
+
+        Returns:
+            ω = (m, V + mmᵀ).
 
         >>> ExpectationParameters.of(torch.tensor([2.0]), torch.tensor([[1.0]])).matrix.item()
         5.0
@@ -80,20 +119,36 @@ class ExpectationParameters(NamedTuple):
         return cls(mean, covariance + _square(mean))
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """m and V."""
+        """Compute the mean and the covariance.
+
+        Returns:
+            m, (*batch, D), and V, (*batch, D, D).
+        """
         return self.vector, self.matrix - _square(self.vector)
 
     def conjugate(self) -> Tensor:
-        """A*(ω) = max_η ⟨η, ω⟩ - A(η), (*batch,).
+        """The convex conjugate of the log-partition function, A*(ω) = max_η ⟨η, ω⟩ - A(η).
+
+        Up to a constant it is minus the entropy of the Gaussian.
+
+        Returns:
+            A*(ω), (*batch,).
 
         Raises:
-            InputError: a Ξ - ξξᵀ that is not positive definite.
+            InputError: if Ξ - ξξᵀ is not positive definite.
         """
         factor = _factor(self.moments()[1], "Ξ - ξξᵀ")
         return -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * self.vector.shape[-1]
 
     def natural(self) -> Natural:
-        """∇A*(ω) = η."""
+        """The natural parameters of the same Gaussian, η = ∇A*(ω).
+
+        Returns:
+            η.
+
+        Raises:
+            InputError: if Ξ - ξξᵀ is not positive definite.
+        """
         return Natural.of(*self.moments())
 
 
@@ -101,7 +156,14 @@ def inner(
     eta: Natural,
     omega: ExpectationParameters,
 ) -> Tensor:
-    """⟨η, ω⟩ = λᵀξ + tr(ΛΞ), (*batch,).
+    """The inner product of natural and expectation parameters, ⟨η, ω⟩ = λᵀξ + tr(ΛΞ).
+
+    Args:
+        eta: natural parameters.
+        omega: expectation parameters, of any Gaussian.
+
+    Returns:
+        ⟨η, ω⟩, (*batch,).
 
     >>> eta = Natural.of(torch.tensor([1.0]), torch.tensor([[1.0]]))
     >>> inner(eta, eta.expectation()).item()
@@ -114,7 +176,19 @@ def bregman(
     omega: ExpectationParameters,
     other: ExpectationParameters,
 ) -> Tensor:
-    """D_A*(ω, ω') = A*(ω) - A*(ω') - ⟨∇A*(ω'), ω - ω'⟩ = KL(q‖q'), (*batch,).
+    """The Bregman divergence of A*, which is the KL divergence of the two Gaussians.
+
+        D_A*(ω, ω') = A*(ω) - A*(ω') - ⟨∇A*(ω'), ω - ω'⟩ = KL(q‖q')
+
+    Args:
+        omega: the expectation parameters of q.
+        other: those of q'.
+
+    Returns:
+        The divergence in nats, (*batch,).
+
+    Raises:
+        InputError: if the parameters belong to no Gaussian.
 
     >>> one, other = (ExpectationParameters.of(torch.tensor([m]), torch.eye(1)) for m in (2.0, 0.0))
     >>> bregman(one, other).item()
@@ -129,7 +203,15 @@ def expectation_gradient(
     g: Tensor,  # ∂L/∂m, (*batch, D)
     G: Tensor,  # ∂L/∂V, symmetric, (*batch, D, D); half of what `Raw` calls H
 ) -> tuple[Tensor, Tensor]:
-    """(∂L/∂ξ, ∂L/∂Ξ) = (g - 2Gm, G), the chain rule from (m, V).
+    """The gradient in expectation parameters, by the chain rule from (m, V).
+
+    Args:
+        mean: m, (*batch, D).
+        g: ∂L/∂m, (*batch, D).
+        G: ∂L/∂V, symmetric, (*batch, D, D); half of what `Raw` calls H.
+
+    Returns:
+        ∂L/∂ξ = g - 2Gm, (*batch, D), and ∂L/∂Ξ = G, (*batch, D, D).
 
     >>> expectation_gradient(torch.ones(1), torch.ones(1), torch.ones(1, 1))[0].item()
     -1.0

@@ -29,17 +29,17 @@ _ROUNDS = 100  # of redrawing what fell outside the domain
 
 
 def check_exponents(schedule: PowerSchedule, metric: Metric | None) -> None:
-    """That α of the steps and β of the recursion go together, ½ < α < 1 and 0 < β < α - ½.
+    """Check that α of the steps and β of the recursion go together, ½ < α < 1 and 0 < β < α - ½.
 
     What the theorems on steps α_k = c/(c' + k)^α ask for (Godichon-Baggioni, Nguyen and Tran 2023).  The schedule knows
     α and the metric β, so that neither can tell alone.
 
     Args:
-        schedule: of the learning rate.
-        metric: of the steps; without Z terms (c_β = 0), or without a recursion, only α is asked.
+        schedule: the schedule of the learning rate.
+        metric: the metric of the steps; without Z terms (c_β = 0), or without a recursion, only α is asked.
 
     Raises:
-        InputError: exponents out of range.
+        InputError: if the exponents are out of range.
 
     >>> from torchngvi.ifvb import Recursive
     >>> check_exponents(PowerSchedule(0.75), Recursive(beta=0.125))
@@ -61,17 +61,31 @@ def asymptotic_covariance(
     target: Any,
     repeats: int = 500,
 ) -> Tensor:  # (*batch, D, D)
-    """Covariance of λ̄ around λ* after the steps taken: I_F⁻¹ Cov(g) I_F⁻¹/s, at the average.
+    """The covariance of λ̄ around λ* after the steps taken, I_F⁻¹ Cov(g) I_F⁻¹/s at the average.
+
+    One wants it to see what the optimisation has left open.
 
     Args:
-        optimizer: with an average and an inverse Fisher matrix, such as `AIFVB`; it is left as it is, but for the
-            draws of its generator.
-        target: as its ``step`` takes it.
-        repeats: gradients drawn for Cov(g), at least 2.
+        optimizer: an optimizer with an average and an inverse Fisher matrix, such as `AIFVB`; it is left as it is, but
+            for
+            the draws of its generator.
+        target: the target, as the optimizer's ``step`` takes it.
+        repeats: the number of gradients that are drawn for Cov(g), at least 2.
+
+    Returns:
+        The covariance, (*batch, D, D).
 
     Raises:
-        InputError: fewer than 2 repeats, no step taken.
-        PairError: an optimizer without an average or an inverse.
+        InputError: if there are fewer than 2 repeats, or no step was taken.
+        PairError: if the optimizer has no average or no inverse.
+
+    >>> from torchngvi import LogJoint
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> target = LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
+    >>> opt = AIFVB(MeanFieldGaussian(torch.zeros(2)), 0.1)  # which begins at the posterior, where its gradient is 0
+    >>> loss = opt.step(target)
+    >>> bool((asymptotic_covariance(opt, target, repeats=10) < 1e-6).all())
+    True
     """
     if repeats < 2:
         raise InputError(f"a covariance needs at least 2 repeats; got {repeats}.")
@@ -100,17 +114,25 @@ def marginal_sample(
     generator: torch.Generator | None = None,
     at: Tensor | None = None,
 ) -> Tensor:  # (n, d)
-    """Draws of θ from ∫ q_λ N(λ; λ̄, covariance) dλ; a λ outside the domain is drawn anew.
+    """Draw θ from ∫ q_λ N(λ; λ̄, covariance) dλ, the posterior with the uncertainty of λ in it.
 
     Args:
-        q: without batch dimensions.
-        covariance: from `asymptotic_covariance`, symmetric and positive definite.
-        n: number of draws, each with a λ of its own.
-        generator: of the draws.
-        at: λ̄; by default that of q.
+        q: a flat posterior without batch dimensions.
+        covariance: that of λ, from `asymptotic_covariance`, (D, D), symmetric and positive definite.
+        n: the number of draws, each with a λ of its own; a λ outside the domain is drawn anew.
+        generator: the generator of the draws; torch's own by default.
+        at: λ̄, (D,); by default that of q.
+
+    Returns:
+        The draws, (n, d).
 
     Raises:
-        InputError: a batch of λ, a covariance without a Cholesky factor, a λ̄ around which hardly any λ is allowed.
+        InputError: if there is a batch of λ, the covariance has no Cholesky factor, or hardly any λ around λ̄ is
+            allowed.
+
+    >>> from torchngvi.ifvb import MeanFieldGaussian
+    >>> marginal_sample(MeanFieldGaussian(torch.zeros(2)), 0.01 * torch.eye(2), 5).shape
+    torch.Size([5, 1])
     """
     center = q.point(at).detach()
     if center.ndim != 1:

@@ -25,7 +25,14 @@ def symmetric_kl(
     q: Gaussian,
     other: Gaussian,
 ) -> Tensor:
-    """KL(q‖q') + KL(q'‖q), (*batch,).
+    """The symmetric divergence KL(q‖q') + KL(q'‖q) of two Gaussians.
+
+    Args:
+        q: a Gaussian.
+        other: another, q'.
+
+    Returns:
+        The divergence in nats, (*batch,).
 
     >>> from torchngvi import CholeskyGaussian
     >>> symmetric_kl(CholeskyGaussian(1), CholeskyGaussian(1, mean=2.0)).item()
@@ -39,10 +46,24 @@ def gradient_variance(
     exact: Gaussian,  # q*_{t+1} after the exact one
     gamma: float,  # γ_t
 ) -> Tensor:
-    """V_t of (12), measured: the mean of the symmetric divergences over γ_t², ().
+    """The variance V_t of (12), measured as the mean of the symmetric divergences over γ_t².
+
+    Args:
+        steps: q_{t+1} after R stochastic steps from one q_t, as a batch (R,).
+        exact: q*_{t+1} after the exact step from the same q_t.
+        gamma: the step size γ_t, in (0, 1].
+
+    Returns:
+        V_t, ().
 
     Raises:
-        InputError: a γ outside (0, 1].
+        InputError: if γ lies outside (0, 1].
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> steps = CholeskyGaussian(1, batch_shape=(2,), mean=torch.tensor([[1.0], [-1.0]]))  # 1 nat from the exact one
+    >>> gradient_variance(steps, CholeskyGaussian(1), 0.5).item()
+    4.0
     """
     if not 0 < gamma <= 1:
         raise InputError(f"gamma is the step that was taken, in (0, 1]; got {gamma:g}.")
@@ -53,10 +74,17 @@ def rate_bound(
     V: float,  # at least V_t for every t ≤ T
     T: int,  # the last step, from 0
 ) -> float:
-    """4V/(T + 2), above E KL(q̄_{T+1}‖q*).
+    """The bound 4V/(T + 2) of Theorem 1 on E KL(q̄_{T+1}‖q*), corrected.
+
+    Args:
+        V: a bound of V_t for every t ≤ T.
+        T: the last step, counted from 0.
+
+    Returns:
+        The bound, in the units of V.
 
     Raises:
-        InputError: a negative V or T.
+        InputError: if V or T is negative.
 
     >>> rate_bound(1.0, 2)
     1.0
@@ -69,10 +97,17 @@ def sharp_rate_bound(
     V: float,  # at least V_t for every t ≤ T
     T: int,  # the last step, from 0
 ) -> float:
-    """4V/((T + 1)(T + 2)) Σ_{t ≤ T} (t + 1)/(t + 2), from the same proof: V at T = 0.
+    """The sharper bound of the same proof, 4V/((T + 1)(T + 2)) Σ_{t ≤ T} (t + 1)/(t + 2), which is V at T = 0.
+
+    Args:
+        V: a bound of V_t for every t ≤ T.
+        T: the last step, counted from 0.
+
+    Returns:
+        The bound, in the units of V.
 
     Raises:
-        InputError: a negative V or T.
+        InputError: if V or T is negative.
 
     >>> sharp_rate_bound(3.0, 0)
     3.0
@@ -84,12 +119,18 @@ def sharp_rate_bound(
 def covariance_factor(
     T: int,  # the last step, from 0
 ) -> float:
-    """2(2T + 3)/(3(T + 1)(T + 2)): Cov η_{T+1} over the covariance of one stochastic target, for γ_t = 2/(2 + t).
+    """The factor 2(2T + 3)/(3(T + 1)(T + 2)) of Cov η_{T+1} over that of one stochastic target, for γ_t = 2/(2 + t).
 
     η_{T+1} is then the mean of independent unbiased targets with weights 2(t + 1)/((T + 1)(T + 2)).
 
+    Args:
+        T: the last step, counted from 0.
+
+    Returns:
+        The factor, 1 at T = 0.
+
     Raises:
-        InputError: a negative T.
+        InputError: if T is negative.
 
     >>> covariance_factor(0)
     1.0
@@ -99,7 +140,13 @@ def covariance_factor(
 
 
 class SubSampling(NamedTuple):
-    """The constants of Lemmas 5 to 11, for rows drawn with replacement."""
+    """The constants of Lemmas 5 to 11, for a linear regression whose rows are drawn with replacement.
+
+    >>> import torch
+    >>> model = GeneralizedLinear(torch.tensor([[1.0], [2.0]]), [1.0, 3.0], "gaussian")
+    >>> SubSampling.of(model).gradient_variances(1)
+    (25.0, 2.25)
+    """
 
     s1: float  # Var(y_j x_j)
     s2: float  # Var(x_j x_jᵀ)
@@ -110,10 +157,16 @@ class SubSampling(NamedTuple):
 
     @classmethod
     def of(cls, model: GeneralizedLinear) -> "SubSampling":
-        """Of a linear regression.
+        """Compute the constants of a linear regression.
+
+        Args:
+            model: a linear regression with Gaussian noise.
+
+        Returns:
+            The constants.
 
         Raises:
-            PairError: another likelihood than Gaussian noise, or several data sets.
+            PairError: if the likelihood is another than Gaussian noise, or there are several data sets.
         """
         noise = _noise(model)
         X, y = model.X, model.y
@@ -126,14 +179,33 @@ class SubSampling(NamedTuple):
         return cls(float(s1), float(s2), float(b), max(1.0, 1 / float(lowest)), len(X), noise)
 
     def gradient_variances(self, batch: int) -> tuple[float, float]:
-        """E|∇̂_ξℓ - ∇_ξℓ|² = n²s₁/(mσ⁴) and E‖∇̂_Ξℓ - ∇_Ξℓ‖² = n²s₂/(4mσ⁴) (Lemmas 7 and 8, equalities)."""
+        """E|∇̂_ξℓ - ∇_ξℓ|² = n²s₁/(mσ⁴) and E‖∇̂_Ξℓ - ∇_Ξℓ‖² = n²s₂/(4mσ⁴) (Lemmas 7 and 8, equalities).
+
+        Args:
+            batch: the number m of rows a step, at least 1.
+
+        Returns:
+            The two variances, for batches of m rows.
+
+        Raises:
+            InputError: if a batch has no rows.
+        """
         scale = self.rows**2 / (_batch(batch) * self.noise**4)
         return scale * self.s1, scale * self.s2 / 4
 
     def variance_bound(self, batch: int) -> float:
-        """V₂ ≥ V_t of Lemma 3: it holds, and is larger by many orders of magnitude.
+        """The bound V₂ ≥ V_t of Lemma 3: it holds, and is larger by many orders of magnitude.
 
-        (νs₁ + ½ν²s₂ + 2ν²b√(s₁s₂)n + ν³b²s₂n²) n²/(σ⁴m)
+            (νs₁ + ½ν²s₂ + 2ν²b√(s₁s₂)n + ν³b²s₂n²) n²/(σ⁴m)
+
+        Args:
+            batch: the number m of rows a step, at least 1.
+
+        Returns:
+            V₂, for batches of m rows.
+
+        Raises:
+            InputError: if a batch has no rows.
         """
         s1, s2, b, nu, n, noise = self
         inside = nu * s1 + nu**2 * s2 / 2 + 2 * nu**2 * b * (s1 * s2) ** 0.5 * n + nu**3 * b**2 * s2 * n**2
@@ -145,15 +217,30 @@ def limiting_variance(
     q: Gaussian,  # the exact posterior
     batch: int,  # m, rows a step, drawn with replacement
 ) -> float:
-    """V∞ = lim V_t = tr(F Cov η̂) of a linear regression at its posterior.
+    """The limit V∞ = lim V_t = tr(F Cov η̂) of the variance of a linear regression at its posterior.
 
     With r the residuals and h_j = x_jᵀVx_j: the variance over rows of (r_j x_j, x_j x_jᵀ) in the Fisher norm,
     n²/(mσ⁴) [mean r²h - |mean r Cᵀx|² + ½ mean h² - ½‖mean Cᵀxxᵀ C‖²].  Then (T + 2) E KL tends to 2/3 V∞ for the last
     iterate of 2/(2 + t), 16/27 V∞ for the average of Theorem 1, and ½ V∞ for 1/(1 + t).
 
+    Args:
+        model: a linear regression with Gaussian noise.
+        q: its exact posterior.
+        batch: the number m of rows a step, drawn with replacement.
+
+    Returns:
+        V∞.
+
     Raises:
-        PairError: another likelihood than Gaussian noise, or several data sets.
-        InputError: a batch without rows.
+        PairError: if the likelihood is another than Gaussian noise, or there are several data sets.
+        InputError: if the batch has no rows.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian
+    >>> model = GeneralizedLinear(torch.tensor([[1.0], [2.0]]), [1.0, 3.0], "gaussian")
+    >>> q = CholeskyGaussian(1, mean=7 / 6, scale=6**-0.5)  # the posterior: S = 1 + 5
+    >>> round(limiting_variance(model, q, 1), 4)
+    0.5
     """
     noise, frame = _noise(model), q.frame()
     projected = frame.rows(model.X)

@@ -17,17 +17,17 @@ from torchngvi.errors import InputError
 
 
 class Base(ABC):
-    """φ: abstract, see `Gaussian`, `Laplace`, `Logistic` and `StudentT`."""
+    """The abstract base of the noise densities φ: see `Gaussian`, `Laplace`, `Logistic` and `StudentT`."""
 
     @property
     @abstractmethod
     def kurtosis(self) -> float:
-        """E u⁴."""
+        """The fourth moment k = E u⁴."""
 
     @property
     @abstractmethod
     def entropy(self) -> float:
-        """-E log φ(u)."""
+        """The entropy -E log φ(u), in nats."""
 
     @abstractmethod
     def sample(
@@ -35,21 +35,21 @@ class Base(ABC):
         like: Tensor,  # the shape, dtype and device of the draws
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """u ~ φ."""
+        """Return draws u ~ φ of the shape of ``like``."""
 
     @abstractmethod
     def log_prob(self, u: Tensor) -> Tensor:
-        """log φ(u), elementwise."""
+        """Return log φ(u), elementwise."""
 
     @abstractmethod
     def score(self, u: Tensor) -> Tensor:
-        """(log φ)'(u), elementwise."""
+        """Return the score (log φ)'(u), elementwise."""
 
 
 @final
 @dataclass(frozen=True)
 class Gaussian(Base):
-    """N(0, 1).
+    """The standard normal density, for which z = m + C u is Gaussian.
 
     >>> Gaussian().score(torch.tensor(2.0)).item()
     -2.0
@@ -59,22 +59,22 @@ class Gaussian(Base):
     entropy = 0.5 * math.log(2 * math.pi * math.e)
 
     def sample(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """As they come."""
+        """Return independent standard normal draws."""
         return torch.empty_like(like).normal_(generator=generator)
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """-½u² - ½ log 2π."""
+        """Return -½u² - ½ log 2π."""
         return -0.5 * u.square() - 0.5 * math.log(2 * math.pi)
 
     def score(self, u: Tensor) -> Tensor:
-        """-u."""
+        """Return the score -u."""
         return -u
 
 
 @final
 @dataclass(frozen=True)
 class Laplace(Base):
-    """exp(-√2|u|)/√2.
+    """The Laplace density exp(-√2|u|)/√2, with a kink at 0 and heavier tails than the Gaussian.
 
     >>> round(Laplace().log_prob(torch.tensor(0.0)).item(), 4)
     -0.3466
@@ -84,17 +84,17 @@ class Laplace(Base):
     entropy = 1 + 0.5 * math.log(2)
 
     def sample(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """An exponential with a random sign."""
+        """Return exponential draws with a random sign."""
         size = torch.empty_like(like).exponential_(generator=generator) / math.sqrt(2)
         sign = torch.empty_like(like).bernoulli_(0.5, generator=generator)
         return (2 * sign - 1) * size
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """-√2|u| - ½ log 2."""
+        """Return -√2|u| - ½ log 2."""
         return -math.sqrt(2) * u.abs() - 0.5 * math.log(2)
 
     def score(self, u: Tensor) -> Tensor:
-        """-√2 sign(u)."""
+        """Return the score -√2 sign(u)."""
         return -math.sqrt(2) * u.sign()
 
 
@@ -114,30 +114,30 @@ class Logistic(Base):
     entropy = 2 - math.log(_LOGISTIC)
 
     def sample(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The difference of two Gumbel variables: logit of a uniform one."""
+        """Return the differences of two Gumbel variables, which are logits of uniform ones, scaled to variance 1."""
         first, second = (torch.empty_like(like).exponential_(generator=generator) for _ in range(2))
         return (first.log() - second.log()) / _LOGISTIC
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """log s - s|u| - 2 log(1 + exp(-s|u|)), s = π/√3."""
+        """Return log s - s|u| - 2 log(1 + exp(-s|u|)), s = π/√3."""
         size = _LOGISTIC * u.abs()
         return math.log(_LOGISTIC) - size - 2 * torch.log1p(torch.exp(-size))
 
     def score(self, u: Tensor) -> Tensor:
-        """-s tanh(su/2)."""
+        """Return the score -s tanh(su/2)."""
         return -_LOGISTIC * torch.tanh(0.5 * _LOGISTIC * u)
 
 
 @final
 @dataclass(frozen=True)
 class StudentT(Base):
-    """Student's t, scaled to variance 1.
+    """Student's t density, scaled to variance 1: heavy tails with a finite fourth moment.
 
     Args:
-        dof: ν, above 4, so that k is finite.
+        dof: the degrees of freedom ν, above 4, so that k is finite.
 
     Raises:
-        InputError: fewer degrees of freedom.
+        InputError: if there are 4 degrees of freedom or fewer.
 
     >>> StudentT(10.0).kurtosis
     4.0
@@ -151,12 +151,12 @@ class StudentT(Base):
 
     @property
     def kurtosis(self) -> float:
-        """3 + 6/(ν - 4)."""
+        """The fourth moment k = 3 + 6/(ν - 4)."""
         return 3 + 6 / (self.dof - 4)
 
     @property
     def entropy(self) -> float:
-        """(ν + 1)/2 (ψ((ν + 1)/2) - ψ(ν/2)) + ½ log(ν - 2) + log B(ν/2, ½)."""
+        """The entropy (ν + 1)/2 (ψ((ν + 1)/2) - ψ(ν/2)) + ½ log(ν - 2) + log B(ν/2, ½), in nats."""
         half = 0.5 * self.dof
         upper, lower = torch.digamma(torch.tensor([half + 0.5, half], dtype=torch.float64)).tolist()
         return (half + 0.5) * (upper - lower) - self._constant()
@@ -167,16 +167,16 @@ class StudentT(Base):
         return math.lgamma(half + 0.5) - math.lgamma(half) - 0.5 * math.log(math.pi * (self.dof - 2))
 
     def sample(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """z/√(g/(ν - 2)), z normal and g chi-squared."""
+        """Return z/√(g/(ν - 2)), with z normal and g chi-squared."""
         z = torch.empty_like(like).normal_(generator=generator)
         concentration = torch.full_like(like, 0.5 * self.dof)
         chi2 = 2 * torch._standard_gamma(concentration, generator=generator)
         return z * ((self.dof - 2) / chi2).sqrt()
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """-(ν + 1)/2 log(1 + u²/(ν - 2)) + constant."""
+        """Return -(ν + 1)/2 log(1 + u²/(ν - 2)) with its constant."""
         return self._constant() - 0.5 * (self.dof + 1) * torch.log1p(u.square() / (self.dof - 2))
 
     def score(self, u: Tensor) -> Tensor:
-        """-(ν + 1)u/(ν - 2 + u²)."""
+        """Return the score -(ν + 1)u/(ν - 2 + u²)."""
         return -(self.dof + 1) * u / (self.dof - 2 + u.square())

@@ -25,7 +25,7 @@ from torchngvi.theory.kim2024.scales import Gradient, Scale
 
 
 class Residuals(NamedTuple):
-    """r = ∇ℓ - ∇ℓ_q at z = m + Cu, which is h + Gu, and ∇ℓ = h + Au."""
+    """The parts of r = ∇ℓ - ∇ℓ_q at z = m + Cu, which is h + Gu, and of ∇ℓ = h + Au."""
 
     h: Tensor  # (D,)
     A: Tensor  # (D, D)
@@ -33,7 +33,12 @@ class Residuals(NamedTuple):
 
 
 class GaussianTarget(NamedTuple):
-    """ℓ(z) = ½(z - z̄)ᵀΛ(z - z̄) - ½ log|Λ/2π|."""
+    """A Gaussian target ℓ(z) = ½(z - z̄)ᵀΛ(z - z̄) - ½ log|Λ/2π|, for which all second moments are exact.
+
+    >>> target = GaussianTarget(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
+    >>> target.fisher_hyvarinen(*target.mean_field_optimum()).item()  # 2 · 0.5²
+    0.5
+    """
 
     mean: Tensor  # z̄, (D,)
     precision: Tensor  # Λ, (D, D)
@@ -42,7 +47,13 @@ class GaussianTarget(NamedTuple):
         self,
         theta: Tensor,  # (*sample, D)
     ) -> Tensor:
-        """-ℓ, (*sample,).
+        """The log joint -ℓ, with its constant.
+
+        Args:
+            theta: the points, (*sample, D).
+
+        Returns:
+            One value for each θ, (*sample,).
 
         >>> GaussianTarget(torch.zeros(1), torch.eye(1)).log_joint(torch.zeros(3, 1)).shape
         torch.Size([3])
@@ -56,43 +67,98 @@ class GaussianTarget(NamedTuple):
         mean: Tensor,  # m, (D,)
         C: Tensor,  # (D, D)
     ) -> Residuals:
-        """h, A and G."""
+        """The linear parts of the residual and of the gradient under q = N(m, CCᵀ).
+
+        Args:
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
+        Returns:
+            h, A and G.
+        """
         A = self.precision @ C
         inverse = torch.linalg.solve(C.mT, torch.eye(len(C), dtype=C.dtype, device=C.device))
         return Residuals(self.precision @ (mean - self.mean), A, A - inverse)
 
     def gradient(self, scale: Scale, mean: Tensor, C: Tensor) -> Gradient:
-        """∇F = (h, Π[A] - ∇ log|det C|), which both estimators have as their mean."""
+        """The gradient ∇F = (h, Π[A] - ∇ log|det C|), which both estimators have as their mean.
+
+        Args:
+            scale: the pattern of C.
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
+        Returns:
+            The gradient in m and C.
+        """
         h, A, _ = self.residuals(mean, C)
         return Gradient(h, scale.kept(A) - scale.entropy_gradient(C))
 
     def landing_moment(self, scale: Scale, mean: Tensor, C: Tensor) -> Tensor:
-        """E|g|² of one draw that sticks the landing, (); Gaussian q, whose score is linear in u."""
+        """The second moment E|g|² of one draw that sticks the landing, for a Gaussian q, whose score is linear in u.
+
+        Args:
+            scale: the pattern of C.
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
+        Returns:
+            The moment, ().
+        """
         h, _, G = self.residuals(mean, C)
         return _weighted(scale, h, G, Gaussian.kurtosis)
 
     def closed_entropy_moment(self, scale: Scale, mean: Tensor, C: Tensor, kurtosis: float = 3.0) -> Tensor:
-        """E|g|² of one draw with the closed-form entropy, (); any base of that kurtosis."""
+        """The second moment E|g|² of one draw with the closed-form entropy, for any base of that kurtosis.
+
+        Args:
+            scale: the pattern of C.
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+            kurtosis: the fourth moment k of the base, 3 for the Gaussian.
+
+        Returns:
+            The moment, ().
+        """
         h, A, _ = self.residuals(mean, C)
         E = scale.entropy_gradient(C)
         return _weighted(scale, h, A, kurtosis) - 2 * (scale.kept(A) * E).sum() + E.square().sum()
 
     def fisher_hyvarinen(self, mean: Tensor, C: Tensor) -> Tensor:
-        """D_F = E|∇log q - ∇log π|², ()."""
+        """The Fisher-Hyvärinen divergence D_F = E|∇log q - ∇log π|².
+
+        Args:
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
+        Returns:
+            D_F, ().
+        """
         h, _, G = self.residuals(mean, C)
         return h.square().sum() + G.square().sum()
 
     def fisher_hyvarinen_4(self, mean: Tensor, C: Tensor) -> Tensor:
-        """D_F4 = E|∇log q - ∇log π|⁴, ()."""
+        """The divergence of fourth order, D_F4 = E|∇log q - ∇log π|⁴.
+
+        Args:
+            mean: m, (D,).
+            C: the scale matrix, (D, D).
+
+        Returns:
+            D_F4, ().
+        """
         h, _, G = self.residuals(mean, C)
         K = G @ G.mT
         return (K.trace() + h.square().sum()).square() + 2 * K.square().sum() + 4 * h @ K @ h
 
     def mean_field_optimum(self) -> tuple[Tensor, Tensor]:
-        """m* = z̄ and C* = diag(Λ)^-½ of mean field.
+        """The optimum of mean field, m* = z̄ and C* = diag(Λ)^-½.
 
-        Printed as diag(Λ⁻¹)^½, which its own first-order condition contradicts.  There
+        The paper prints diag(Λ⁻¹)^½, which its own first-order condition contradicts.  At the optimum
         D_F = Σ_{i ≠ j} Λ_ij²/Λ_jj, 2ρ²/(1 - ρ²) for two variables of variance 1 and correlation ρ.
+
+        Returns:
+            m*, (D,), and C*, (D, D).
         """
         return self.mean, torch.diag(self.precision.diagonal().rsqrt())
 
@@ -108,13 +174,22 @@ def fisher_hyvarinen(
     order: int = 2,  # p, 2 or 4 in the theorems
     draws: Draws | None = None,  # 1024 independent ones
 ) -> Tensor:
-    """E_q|∇log q - ∇log π|ᵖ by Monte Carlo, ().
+    """The divergence E_q|∇log q - ∇log π|ᵖ by Monte Carlo.
 
     √D_F4 is the misspecification that keeps the variance of sticking the landing above zero; D_F is at most the second
     moment of that estimator, and at least 2μ KL(q‖π) for a μ-strongly log-concave π.
 
+    Args:
+        q: the posterior, without a batch.
+        target: the target π.
+        order: the power p, 2 or 4 in the theorems, at least 1.
+        draws: the draws from q; 1024 independent ones by default.
+
+    Returns:
+        The mean over the draws, ().
+
     Raises:
-        InputError: an order below 1.
+        InputError: if the order is below 1.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> target = LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
@@ -138,7 +213,17 @@ def wasserstein_to_point(
     C: Tensor,  # (D, D)
     point: Tensor,  # (D,)
 ) -> Tensor:
-    """W₂(N(m, CCᵀ), δ_point) = √(|m - point|² + ‖C‖²_F), (): what sets the noise floor of the closed entropy.
+    """The Wasserstein distance W₂(N(m, CCᵀ), δ_point) = √(|m - point|² + ‖C‖²_F).
+
+    It sets the noise floor of the closed entropy, where the point is the mode of the target.
+
+    Args:
+        mean: m, (D,).
+        C: the scale matrix, (D, D).
+        point: the point, (D,).
+
+    Returns:
+        The distance, (), in the units of θ.
 
     >>> wasserstein_to_point(torch.zeros(1), 2 * torch.eye(1), torch.zeros(1)).item()
     2.0
@@ -147,7 +232,7 @@ def wasserstein_to_point(
 
 
 class EmpiricalVariance(NamedTuple):
-    """E|g(λ)|² ≤ α̂|λ - λ*|² + β̂ on the points that were looked at."""
+    """The constants of E|g(λ)|² ≤ α̂|λ - λ*|² + β̂ on the points that were looked at, from `empirical_variance`."""
 
     alpha: float  # the least that holds at all of them
     slope: float  # by least squares
@@ -159,10 +244,18 @@ def empirical_variance(
     distances2: Tensor,  # |λ - λ*|², (N,)
     at_optimum: float | Tensor,  # E|g(λ*)|²
 ) -> EmpiricalVariance:
-    """α̂ and β̂ from second moments measured along a path or on a grid.
+    """Estimate α̂ and β̂ from second moments that were measured along a path or on a grid.
+
+    Args:
+        moments: E|g(λ)|² at N points, (N,).
+        distances2: |λ - λ*|² at these points, (N,), positive.
+        at_optimum: E|g(λ*)|².
+
+    Returns:
+        The constants, with the slope of a least-squares line.
 
     Raises:
-        InputError: of different lengths, or a distance that is not positive.
+        InputError: if the lengths differ, or a distance is not positive.
 
     >>> empirical_variance(torch.tensor([3.0, 5.0]), torch.tensor([1.0, 2.0]), 1.0)
     EmpiricalVariance(alpha=2.0, slope=2.0, beta=1.0)
