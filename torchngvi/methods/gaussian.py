@@ -31,13 +31,13 @@ from torchngvi.stepsizes import Convex
 
 
 class Method(NaturalGradientVI):
-    """A rule under its published name: abstract, `NaturalGradientVI` with the rule filled in.
+    """The abstract base of the published methods: `NaturalGradientVI` with the rule filled in.
 
     Args:
         posterior, lr, step_size, estimator, metric, momentum, loss_scale: see `NaturalGradientVI`.
 
     Raises:
-        PairError: a posterior the rule cannot move.
+        PairError: a posterior that the rule cannot move.
     """
 
     @renamed(acceleration="metric")
@@ -66,7 +66,7 @@ class Method(NaturalGradientVI):
     @staticmethod
     @abstractmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule of the method on this posterior."""
+        """The rule of the method on this posterior, which may depend on the coordinates that q holds."""
 
 
 class VN(Method):
@@ -86,7 +86,9 @@ class VN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """On (Sm, S) the natural gradient is VN, and needs no factor of V."""
+        """The rule of VN: the natural gradient on a `NaturalGaussian`, where no factor of V is needed, else
+        `VariationalNewton`.
+        """
         return NaturalGradient() if isinstance(posterior, NaturalGaussian) else VariationalNewton()
 
 
@@ -110,7 +112,7 @@ class SRVN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The natural gradient in (m, C), or (m, T)."""
+        """The rule is the natural gradient in q's own coordinates, (m, C) or (m, T)."""
         return NaturalGradient()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -135,7 +137,7 @@ class SymmetricSRVN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The symmetric half, by a QR factorisation."""
+        """The rule is `SymmetricRoot`, the step in the symmetric half, by a QR factorisation."""
         return SymmetricRoot()
 
 
@@ -151,7 +153,7 @@ class IBLR(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The second-order retraction."""
+        """The rule is `Retraction`, VN with its second-order term."""
         return Retraction()
 
 
@@ -167,7 +169,7 @@ class BWGD(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The affine map of optimal transport."""
+        """The rule is `BuresWasserstein`, the affine map of optimal transport."""
         return BuresWasserstein()
 
 
@@ -183,7 +185,7 @@ class SVGDDensity(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The Stein velocity of the bilinear kernel."""
+        """The rule is `SVGD`, along the Stein velocity of the bilinear kernel."""
         return SVGD()
 
 
@@ -199,7 +201,7 @@ class CovarianceGD(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The Euclidean gradient in (m, V)."""
+        """The rule is `CovarianceGradient`, the Euclidean gradient in (m, V)."""
         return CovarianceGradient()
 
 
@@ -217,7 +219,7 @@ class RootGD(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The Euclidean gradient in (m, C), or (m, T)."""
+        """The rule is `RootGradient`, the Euclidean gradient in (m, C) or (m, T)."""
         return RootGradient()
 
 
@@ -261,7 +263,7 @@ class NGVI(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """As `VN`."""
+        """The rule is that of `VN` on the same posterior."""
         return VN.rule_for(posterior)
 
 
@@ -321,7 +323,7 @@ class Snngm(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The natural gradient in q's own coordinates."""
+        """The rule is the natural gradient in q's own coordinates."""
         return NaturalGradient()
 
 
