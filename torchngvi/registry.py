@@ -68,9 +68,12 @@ def posterior(
     Args:
         name: a key of `POSTERIORS`.
         dim: D.
-        batch_shape: of many posteriors at once.
+        batch_shape: the batch shape, for many posteriors at once.
         structure: the covariance's pattern, see `pattern`; without one, that of the posterior.
         start: ``mean``, ``scale``, ``dtype`` and ``device``, as the posterior's own class takes them.
+
+    Returns:
+        The posterior.
 
     Raises:
         InputError: an unknown name, a pattern of another size, a start that the posterior refuses.
@@ -100,6 +103,13 @@ def pattern(
 ) -> Pattern:
     """The covariance's pattern over D coordinates: every entry, the diagonal, or blocks independent of one another.
 
+    Args:
+        structure: "full", "diagonal", or the sizes of blocks in the order of θ, as "1,4,2".
+        dim: D.
+
+    Returns:
+        The pattern.
+
     Raises:
         InputError: neither a name nor sizes, or sizes that do not sum to D.
 
@@ -119,7 +129,13 @@ def pattern(
 
 @functools.cache
 def structure_of(name: str) -> str:
-    """The pattern of a posterior where none is asked for, by its name in `STRUCTURES`.
+    """The pattern of a posterior where none is asked for.
+
+    Args:
+        name: a key of `POSTERIORS`.
+
+    Returns:
+        The name of the pattern, a key of `STRUCTURES`.
 
     >>> structure_of("natural"), structure_of("diagonal")
     ('full', 'diagonal')
@@ -132,7 +148,17 @@ def widths(
     structure: str,  # as for `pattern`
     dim: int,
 ) -> tuple[int, int]:
-    """The size of the largest block, and the entries of all of them: what memory and time depend on.
+    """The size of the largest block of a pattern, and the entries of all blocks: the numbers behind memory and time.
+
+    Args:
+        structure: as for `pattern`.
+        dim: D.
+
+    Returns:
+        The width of the largest block, and the sum of the squared widths.
+
+    Raises:
+        InputError: neither a name nor sizes.
 
     >>> widths("full", 7), widths("diagonal", 7), widths("1,4,2", 7)
     ((7, 49), (1, 7), (4, 21))
@@ -166,7 +192,10 @@ def method(
         name: a key of `METHODS`.
         q: the posterior that it moves.
         lr: its learning rate; without one it finds its steps by trial, or takes the step of its paper.
-        settings: what else its class takes, such as ``estimator``.
+        settings: further arguments of its class, such as ``estimator``.
+
+    Returns:
+        The optimizer.
 
     Raises:
         InputError: an unknown name, a learning rate that is missing or is not positive.
@@ -188,7 +217,13 @@ def method(
 
 
 def check(method_name: str, posterior_name: str, structure: str | None = None, lr: float | None = None) -> None:
-    """Refuse what does not fit together, before there are data.
+    """Check that a method, a posterior and a pattern fit together, before there are data.
+
+    Args:
+        method_name: a key of `METHODS`.
+        posterior_name: a key of `POSTERIORS`.
+        structure: the pattern, see `pattern`.
+        lr: the learning rate, if one is given.
 
     Raises:
         InputError: an unknown name, a learning rate that is missing.
@@ -207,6 +242,12 @@ def check(method_name: str, posterior_name: str, structure: str | None = None, l
 def partners(name: str) -> tuple[str, ...]:
     """The posteriors that a method can move.
 
+    Args:
+        name: a key of `METHODS`.
+
+    Returns:
+        Keys of `POSTERIORS`.
+
     >>> partners("bwgd")
     ('cholesky', 'diagonal')
     """
@@ -215,7 +256,13 @@ def partners(name: str) -> tuple[str, ...]:
 
 @functools.cache
 def needs_lr(name: str) -> bool:
-    """Whether a method must be told its step: its path does not start along the natural gradient, whose units cancel.
+    """Whether a method needs a learning rate: its path does not start along the natural gradient, whose units cancel.
+
+    Args:
+        name: a key of `METHODS`.
+
+    Returns:
+        True if it needs one.
 
     >>> needs_lr("vn"), needs_lr("bwgd")
     (False, True)
@@ -229,7 +276,13 @@ def needs_lr(name: str) -> bool:
 
 @functools.cache
 def by_trial(name: str) -> bool:
-    """Whether a method that is told no step finds its steps by trial, for which the values of L must be exact.
+    """Whether a method without a learning rate finds its steps by trial, for which the values of L must be exact.
+
+    Args:
+        name: a key of `METHODS`.
+
+    Returns:
+        True if it does.
 
     >>> by_trial("vn"), by_trial("snngm"), by_trial("bwgd")
     (True, False, False)

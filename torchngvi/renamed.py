@@ -12,7 +12,19 @@ R = TypeVar("R")
 
 
 def warn_renamed(where: str, old: str, new: str) -> None:
-    """Say that a name has changed, at the line that still uses the old one: the caller's caller."""
+    """Warn that a name has changed, at the line that still uses the old one: the caller of the caller.
+
+    Args:
+        where: the class or function, for the message.
+        old: the old name.
+        new: the new name.
+
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn_renamed("fit", "acceleration=", "metric=")
+    >>> str(caught[0].message)
+    'fit: acceleration= is now called metric=. The old name is understood in this release only; write metric=.'
+    """
     warnings.warn(
         f"{where}: {old} is now called {new}. The old name is understood in this release only; write {new}.",
         FutureWarning,
@@ -21,10 +33,13 @@ def warn_renamed(where: str, old: str, new: str) -> None:
 
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: the function takes the old names of its keyword arguments, too.
+    """A decorator by which a function takes the old names of its keyword arguments, too, with a warning.
 
     Args:
         names: old name to new name.
+
+    Returns:
+        The decorator.
 
     Raises:
         InputError: on a call, both spellings of one argument.

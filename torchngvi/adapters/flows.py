@@ -25,7 +25,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 
 class Flow(NamedTuple):
-    """Moments of q along a flow."""
+    """The posterior along a natural-gradient flow: its moments and its loss at the T times that were asked for."""
 
     times: Tensor  # (T,)
     mean: Tensor  # (T, *batch, D)
@@ -76,14 +76,20 @@ def natural_gradient_flow(
 ) -> Flow:
     """Follow the natural-gradient flow from q, which is left as it is.
 
+    The flow is the limit of small steps of `VN` and `SRVN`; use it to see what a method does apart from its step size.
+    To fit a posterior, `torchngvi.fit` costs far less.
+
     Args:
         q: the start, with a full covariance.
         target: a model whose expectations are deterministic.
-        times: when to report, increasing, not negative; near the optimum the distance to it falls
-            as exp(-γt), whatever the conditioning.
-        coordinates: in which to integrate, "covariance", "root" or "precision".
+        times: the times of the flow at which to report, increasing, not negative; near the optimum the distance to it
+            falls as exp(-γt), whatever the conditioning.
+        coordinates: the coordinates in which to integrate, "covariance", "root" or "precision".
         estimator: how expectations are obtained, `Quadrature()` by default.
-        rtol, atol: of SciPy's `solve_ivp`, a coordinate and a step.
+        rtol, atol: the tolerances of SciPy's `solve_ivp`, for a coordinate and a step.
+
+    Returns:
+        The moments and the loss of q at these times, and the number of evaluations.
 
     Raises:
         InputError: unknown coordinates, times that do not increase, a tolerance that is not positive, a flow that

@@ -19,7 +19,7 @@ _LARGEST = 1e140  # entry of a column
 
 @dataclass(frozen=True)
 class Table:
-    """A data set as read."""
+    """A data set as it was read: the design, the targets, the names of columns, and the row weights and offsets."""
 
     X: Array  # (N, D), float64
     y: Array  # (N,), numbers or texts
@@ -31,7 +31,21 @@ class Table:
 
 
 def kept(names: tuple[str, ...], drop: Iterable[str]) -> list[int]:
-    """The places of the columns that are not left out."""
+    """The places of the columns that are not left out.
+
+    Args:
+        names: the names of all columns.
+        drop: the names of those to leave out.
+
+    Returns:
+        Indices into the names.
+
+    Raises:
+        InputError: a name that is not there.
+
+    >>> kept(("age", "id", "weight"), ["id"])
+    [0, 2]
+    """
     drop = set(drop)
     for name in drop:
         _require(name, "drop", names)
@@ -48,7 +62,20 @@ def _require(column: str, role: str, columns: Iterable[str]) -> None:
 
 
 def from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Iterable[str], budget: Budget) -> Table:
-    """The columns of a frame: target, weights and offset apart, texts as indicators."""
+    """The data set in a frame: target, weights and offset apart, texts as indicators.
+
+    Args:
+        frame: the columns, one row an observation.
+        columns: the name of the column of each role, "target", "weights" and "offset"; None for no such column.
+        drop: the names of columns to leave out.
+        budget: the memory that the run may take.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: columns that are missing or cannot be used, no rows, too little memory.
+    """
     if columns["target"] is None:
         raise InputError(
             f"target is missing: name the column to predict (--target). "
@@ -142,7 +169,15 @@ def refuse_unusable(
     columns: dict[str, Array],
     named: dict[str, str] | None,  # the columns that have a role; None where columns have no names
 ) -> None:
-    """Raise if any column has missing or infinite entries, or one whose square overflows."""
+    """Check that no column has missing or infinite entries, or one whose square overflows.
+
+    Args:
+        columns: the entries by the name of the column.
+        named: the column of each role, for the message; None where columns have no names.
+
+    Raises:
+        InputError: a column that cannot be used.
+    """
     bad = {}
     for name, column in columns.items():
         missing = ~np.isfinite(column) if column.dtype.kind == "f" else pd.isna(column)

@@ -92,17 +92,24 @@ class Settings:
 
     @property
     def has_classes(self) -> bool:
-        """The targets are two classes."""
+        """Whether the targets are two classes."""
         return FAMILIES[self.family].discrete
 
     @property
     def folder(self) -> Path:
-        """Where the results go."""
+        """The folder of the results: ``out``, or runs/<name of the data>."""
         return Path(self.out) if self.out else Path("runs") / Path(self.data).name.split(".")[0]
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """'Did you mean ..?' where a known name is close, else nothing.
+    """A question such as 'Did you mean ..?' for a name that is not known.
+
+    Args:
+        name: what the user wrote.
+        known: the names that there are.
+
+    Returns:
+        The question after a space, or an empty text where no name is close.
 
     >>> hint("famly", ["family", "data"])
     " Did you mean 'family'?"
@@ -116,7 +123,14 @@ def _key(name: str) -> str:
 
 
 def file_name(what: str, name: str) -> str:
-    """The name, where a file can have it and a report can print it.
+    """The name, after a check that a file can have it and a report can print it.
+
+    Args:
+        what: the setting, for the message.
+        name: the name.
+
+    Returns:
+        The name.
 
     Raises:
         InputError: a NUL character, or bytes that are not UTF-8.
@@ -130,7 +144,13 @@ def file_name(what: str, name: str) -> str:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The keys of a TOML file.
+    """Read the keys of a TOML file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Values by key, as `tomllib` gives them.
 
     Raises:
         InputError: no such file, or not TOML.
@@ -167,6 +187,12 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def settings_from(keys: Mapping[str, Any]) -> Settings:
     """Settings from keys and values.
 
+    Args:
+        keys: the fields of `Settings`, as a TOML file or the flags give them.
+
+    Returns:
+        The settings.
+
     Raises:
         InputError: an unknown key, a value of the wrong type, data missing, or what `Settings` refuses.
 
@@ -185,10 +211,17 @@ def settings_from(keys: Mapping[str, Any]) -> Settings:
 
 
 def whole(key: str, value: int) -> int:
-    """The number, where it has a place in 64 bits.
+    """A whole number, after a check that it has a place in 64 bits.
+
+    Args:
+        key: the setting, for the message.
+        value: the number.
+
+    Returns:
+        The number.
 
     Raises:
-        InputError: it has none.
+        InputError: it is too large.
     """
     if abs(value) >= _LARGEST:
         raise InputError(f"{key} must be less than 2^63 in size; got {reprlib.repr(value)}. Take a smaller number.")
@@ -222,6 +255,12 @@ def _converted(key: str, value: Any, hinted: Any) -> Any:
 def to_toml(settings: Settings) -> str:
     """The settings as a TOML file that repeats the run; keys left to their default None are omitted.
 
+    Args:
+        settings: the settings.
+
+    Returns:
+        The text of the file.
+
     >>> to_toml(Settings(data="iris", lr=0.5)).splitlines()[:4]
     ['data = "iris"', 'family = "bernoulli_logit"', 'method = "vn"', 'posterior = "cholesky"']
     """
@@ -232,5 +271,15 @@ def to_toml(settings: Settings) -> str:
 
 
 def to_dict(settings: Settings) -> dict[str, Any]:
-    """The settings as plain numbers, texts and lists."""
+    """The settings as plain numbers, texts and lists.
+
+    Args:
+        settings: the settings.
+
+    Returns:
+        Values by the name of the field.
+
+    >>> to_dict(Settings(data="iris"))["data"]
+    'iris'
+    """
     return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(settings).items()}

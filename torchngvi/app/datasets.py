@@ -25,7 +25,7 @@ _TIMEOUT = 60  # seconds without an answer
 
 
 class Source(NamedTuple):
-    """What is known of a data set."""
+    """What is known of a published data set before it is read."""
 
     remote: str  # name on the site
     rows: int
@@ -49,11 +49,17 @@ SOURCES = {
 
 
 class MissingDataError(InputError):
-    """The data set is neither here nor to be had."""
+    """The data set is on this machine in no known place, and could not be downloaded."""
 
 
 def load(name: str) -> tuple[Array, Array]:
-    """X (N, D) and y in two classes 0 and 1, rows in the order of the file.
+    """Load a published data set, from $TORCHNGVI_DATA, the cache or LIBSVM's public site.
+
+    Args:
+        name: a key of `SOURCES`.
+
+    Returns:
+        X (N, D), and y (N,) in two classes 0 and 1, rows in the order of the file.
 
     Raises:
         InputError: an unknown name, content that differs from the published.
@@ -80,7 +86,16 @@ def content(
     X: Array,  # (N, D)
     y: Array,  # (N,), two classes
 ) -> str:
-    """sha256 of shape, classes and entries to three decimals; which class is called the larger does not matter.
+    """A checksum of a data set: of its shape, classes and entries to three decimals.
+
+    Which of the two classes is called the larger does not matter.
+
+    Args:
+        X: the design, (N, D).
+        y: the targets in two classes, (N,).
+
+    Returns:
+        The sha256 in hexadecimal digits.
 
     >>> content(np.eye(2), np.array([0.0, 1.0])) == content(np.eye(2) + 1e-6, np.array([2.0, 1.0]))
     True
@@ -92,7 +107,11 @@ def content(
 
 
 def cache() -> Path:
-    """Where downloads are kept."""
+    """The folder where downloads are kept.
+
+    Returns:
+        torchngvi in $XDG_CACHE_HOME, or in ~/.cache.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "torchngvi"
 
@@ -124,14 +143,28 @@ def _download(name: str) -> Path:
 
 
 def beside(name: str) -> Path:
-    """A file of the user: as named, else in $TORCHNGVI_DATA."""
+    """A file that the user provides: as named, or else in $TORCHNGVI_DATA.
+
+    Args:
+        name: the name of the file.
+
+    Returns:
+        The path, where there need not be a file.
+    """
     folder = os.environ.get("TORCHNGVI_DATA")
     here = Path(name)
     return here if here.exists() or not folder else Path(folder) / name
 
 
 def provided(name: str, what: str) -> Path:
-    """The file that `beside` finds.
+    """A file that the user has to provide, where `beside` finds it.
+
+    Args:
+        name: the name of the file.
+        what: the data in it, for the message.
+
+    Returns:
+        The path.
 
     Raises:
         MissingDataError: there is none.

@@ -14,7 +14,7 @@ _MOST_CLASSES = 10  # of a numeric target, before it is taken for counts or meas
 
 
 class Rows(NamedTuple):
-    """Some rows, ready for a model."""
+    """Some rows of a design, ready for a model."""
 
     X: Array  # (n, D)
     y: Array  # (n,)
@@ -24,7 +24,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Training and held-out rows of one design."""
+    """The training and the held-out rows of one design, and how its columns were standardised."""
 
     train: Rows
     test: Rows
@@ -35,10 +35,18 @@ class Prepared:
 
 
 def coded_target(table: Table, *, classes: bool, success: str | None = None) -> tuple[Array, tuple[str, str] | None]:
-    """Targets as numbers: for classes 0 and 1 with the names of both, else as they are.
+    """The targets as numbers: for classes 0 and 1 with the names of both, else as they are.
 
     Of two classes the larger number, or the later in the alphabet, is the success; ``success`` names
     one class against all others.
+
+    Args:
+        table: the data set.
+        classes: whether the likelihood is one of two classes.
+        success: the class to predict, if named.
+
+    Returns:
+        y (N,), and the names of failure and success, None where there are no classes.
 
     Raises:
         InputError: one class, more than two without ``success``, texts where numbers are needed.
@@ -93,6 +101,18 @@ def prepare(
     seed: int = 42,
 ) -> Prepared:
     """Split with scikit-learn's train_test_split, standardise by the training rows, add the intercept first.
+
+    Args:
+        table: the data set.
+        y: its targets as numbers, (N,).
+        classes: the names of failure and success, or None.
+        standardize: whether columns are centred and divided by their standard deviation.
+        intercept: whether a column of ones is added.
+        test_fraction: the share of rows that is held out.
+        seed: of the split.
+
+    Returns:
+        Training and held-out rows.
 
     Raises:
         InputError: too few rows for the split, training rows of one class, a column that cannot be standardised.

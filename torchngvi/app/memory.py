@@ -28,7 +28,12 @@ _CELL, _HEADER = 32, 6000  # bytes of a cell, and of a column, of a text file wh
 
 
 def available() -> float:
-    """Bytes this process can still take, by its own limit, by that of its container, and by what the machine has."""
+    """The memory that this process can still take, by its own limit, by that of its container, and by that of the
+    machine.
+
+    Returns:
+        Bytes, not negative.
+    """
     return max(min(_of_process(), _of_container(), _of_machine()), 0.0)
 
 
@@ -67,7 +72,12 @@ def _words(path: Path) -> list[str]:
 
 
 def require(size: float, what: str, remedy: str) -> None:
-    """Refuse what takes more bytes than there are.
+    """Check that there is memory enough.
+
+    Args:
+        size: the bytes that are needed.
+        what: what needs them, for the message.
+        remedy: what to do instead, for the message.
 
     Raises:
         InputError: too little memory.
@@ -82,19 +92,41 @@ def _shown(size: float) -> str:
 
 
 def of_text(size: int, cells: int, columns: int) -> int:
-    """Bytes to read a file of text with so many bytes, cells, and columns in its first line."""
+    """The memory that it takes to read a file of text.
+
+    Args:
+        size: the bytes of the file.
+        cells: the number of its cells.
+        columns: the number of columns in its first line.
+
+    Returns:
+        Bytes.
+    """
     return size + _CELL * cells + _HEADER * columns
 
 
 def draws(rows: int, columns: int) -> int:
-    """As many as a few seconds and 200 MB allow: k-hat is noisy below 10 000 draws."""
+    """The number of draws for k-hat and the sampled ELBO: as many as a few seconds and 200 MB allow.
+
+    Below 10 000 draws k-hat is noisy.
+
+    Args:
+        rows: N.
+        columns: D.
+
+    Returns:
+        From 1000 to 20 000.
+
+    >>> draws(100, 10), draws(10**6, 10)
+    (20000, 1000)
+    """
     fewest, most = _DRAWS
     return max(fewest, min(most, 200_000_000 // max(rows, 1), 25_000_000 // max(columns, 1)))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What is to be done with a table.
+    """The memory of a run, from its sizes alone: what is to be done with a table.
 
     >>> Budget("diagonal").size(1000, 10) < Budget("cholesky").size(1000, 10_000)
     True
@@ -106,7 +138,15 @@ class Budget:
     starts: int = 1  # posteriors side by side
 
     def size(self, rows: int, columns: int) -> int:
-        """Bytes of a run on a dense design of this shape, at its peak."""
+        """The memory of a run on a dense design, at its peak.
+
+        Args:
+            rows: N.
+            columns: D.
+
+        Returns:
+            Bytes.
+        """
         widest, entries = widths(self.structure or structure_of(self.posterior), columns)
         matrices = 0 if widest == 1 else _TRIAL if self.trial else _CONSTANT
         numbers = (
@@ -118,7 +158,12 @@ class Budget:
         return _FIXED + _COLUMN * columns + _NUMBER * numbers
 
     def require(self, what: str, rows: int, columns: int) -> None:
-        """Refuse a design of this shape where memory does not suffice.
+        """Check that there is memory enough for a run on a dense design.
+
+        Args:
+            what: the data, for the message.
+            rows: N.
+            columns: D.
 
         Raises:
             InputError: too little memory.

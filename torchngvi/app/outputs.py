@@ -18,12 +18,12 @@ _QUOTE = "'"
 
 
 class OutputFolder:
-    """Where a run writes its results.
+    """A folder for the results of a run, checked before the run begins.
 
     Args:
         path: the folder, which need not exist.  Neither it nor a folder above it may be a link where the path is
             relative or below the current folder; of any other path only the folder itself.
-        overwrite: files that are there already may be replaced.
+        overwrite: whether files that are there already may be replaced.
 
     Raises:
         InputError: a file, a link, a folder without permission, or one that holds files without ``overwrite``.
@@ -41,9 +41,12 @@ class OutputFolder:
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """A place to write files; they move into the folder together, when all of them are complete.
+        """A block with a place to write files; they move into the folder together, when all of them are complete.
 
         Where another run has filled the folder since it was checked, they go to the next free name instead.
+
+        Returns:
+            A context manager that gives the place.
 
         Raises:
             InputError: the files cannot be written.
@@ -104,7 +107,15 @@ def _is_taken(folder: Path) -> bool:
 
 
 def cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets a quote in front, as would one with a quote there.
+    """A value for a csv file; a text that a spreadsheet would take for a formula gets a quote in front.
+
+    A text that begins with a quote gets one too, so that the original can be told.
+
+    Args:
+        value: a text or a number.
+
+    Returns:
+        The value to write.
 
     >>> cell("=1+1"), cell("age"), cell(-1.5)
     ("'=1+1", 'age', -1.5)
@@ -118,7 +129,13 @@ def _text(value: Any) -> Any:
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A csv file; texts as `cell` writes them."""
+    """Write rows as a csv file; texts are written as `cell` gives them.
+
+    Args:
+        path: the file.
+        header: the names of the columns.
+        rows: the rows.
+    """
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -126,7 +143,12 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """A frame as a csv file; texts as `cell` writes them."""
+    """Write a frame as a csv file; texts are written as `cell` gives them.
+
+    Args:
+        path: the file.
+        frame: the frame, without its index.
+    """
     texts = frame.select_dtypes(exclude="number")
     frame.assign(**{name: texts[name].map(cell) for name in texts}).to_csv(
         path,
@@ -136,7 +158,14 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """What `write_frame` has written."""
+    """Read a csv file that `write_frame` has written.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The frame, with its texts as they were.
+    """
     frame = pd.read_csv(path)
     texts = frame.select_dtypes(exclude="number")
     return frame.assign(**{name: texts[name].map(_text) for name in texts})

@@ -1,4 +1,4 @@
-"""What a run of ``torchngvi fit`` needs: the data read, the model, the posterior and the optimizer made."""
+"""The problem of a run of ``torchngvi fit``: the data read, the model, the posterior and the optimizer made."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a fit needs, checked."""
+    """The data, model, posterior, optimizer and output folder of a fit, all of them checked."""
 
     settings: Settings
     data: Prepared
@@ -38,6 +38,13 @@ class Problem:
 
 def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     """Read the data and make model, posterior and optimizer.
+
+    Args:
+        settings: the settings of the run.
+        overwrite: whether results that are in the folder already may be replaced.
+
+    Returns:
+        The problem, ready for `torchngvi.app.runs.run`.
 
     Raises:
         InputError: data, settings or an output folder that cannot be used, too little memory.

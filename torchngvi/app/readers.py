@@ -45,7 +45,14 @@ def _require_memory_for_text(path: Path, separator: str) -> None:
 
 
 def read_delimited(path: Path, separator: str) -> pd.DataFrame:
-    """A table of text, its names stripped.
+    """Read a table of text; spaces around the names of its columns are dropped.
+
+    Args:
+        path: a csv or tsv file, perhaps with .gz.
+        separator: the character between two cells.
+
+    Returns:
+        The table.
 
     Raises:
         InputError: no table, another separator, too little memory.
@@ -76,7 +83,17 @@ def read_delimited(path: Path, separator: str) -> pd.DataFrame:
 def read_svmlight(
     path: Path, columns: dict[str, str | None], drop: Iterable[str], n_features: int | None, budget: Budget
 ) -> Table:
-    """Lines such as '1 3:0.5 7:1': the target, then features by number.
+    """Read a svmlight file, with lines such as '1 3:0.5 7:1': the target, then features by number.
+
+    Args:
+        path: the file, perhaps with .gz.
+        columns: the columns of the roles, none of which may be named here.
+        drop: names of columns to leave out, of which there may be none.
+        n_features: the number of features, where trailing ones are empty.
+        budget: the memory that the run may take.
+
+    Returns:
+        The data set, with columns x1, x2, ...
 
     Raises:
         InputError: no such file, named columns, too little memory, entries missing.
@@ -150,7 +167,16 @@ def _require_memory_for_arrays(
 
 
 def read_npz(path: Path, columns: dict[str, str | None], drop: Iterable[str], budget: Budget) -> Table:
-    """An archive with arrays X and y, and others that columns name.
+    """Read an npz archive with arrays X and y, and others that columns name.
+
+    Args:
+        path: the archive.
+        columns: the name of the array of each role, "target", "weights" and "offset"; None for the default.
+        drop: names of columns to leave out.
+        budget: the memory that the run may take.
+
+    Returns:
+        The data set, with the names in the array feature_names, or x1, x2, ...
 
     Raises:
         InputError: no such archive, arrays that do not fit, too little memory, entries missing.

@@ -16,7 +16,7 @@ _FILE_WIDTH = 120  # columns
 
 
 class Coefficient(NamedTuple):
-    """One marginal of q."""
+    """The marginal of one coefficient under q."""
 
     name: str
     mean: float
@@ -30,7 +30,15 @@ def coefficients(
     mean: Tensor,  # (D,)
     sd: Tensor,  # (D,)
 ) -> list[Coefficient]:
-    """Marginals with their 95% intervals.
+    """The marginals of the coefficients with their 95% intervals.
+
+    Args:
+        names: the names of the columns.
+        mean: the means of q, (D,).
+        sd: the standard deviations of q, (D,).
+
+    Returns:
+        One row for each coefficient.
 
     >>> import torch
     >>> row = coefficients(["slope"], torch.zeros(1), torch.ones(1))[0]
@@ -42,13 +50,29 @@ def coefficients(
 
 
 def most_certain(rows: Sequence[Coefficient], count: int) -> list[Coefficient]:
-    """The ``count`` rows farthest from zero in standard deviations, in their order."""
+    """The coefficients whose sign is the clearest: those farthest from zero in standard deviations.
+
+    Args:
+        rows: the coefficients.
+        count: how many to keep.
+
+    Returns:
+        The rows that are kept, in their order.
+    """
     chosen = sorted(range(len(rows)), key=lambda i: -abs(rows[i].mean) / max(rows[i].sd, 1e-300))[:count]
     return [rows[i] for i in sorted(chosen)]
 
 
 def coefficient_table(rows: Sequence[Coefficient], note: str) -> Group:
-    """Name, mean, standard deviation and interval; intervals without zero in bold."""
+    """A table of name, mean, standard deviation and interval, with intervals that exclude zero in bold.
+
+    Args:
+        rows: the coefficients, of which the clearest are shown.
+        note: a remark in the title, such as the unit.
+
+    Returns:
+        A group of rich, to be printed by `show`.
+    """
     shown = most_certain(rows, _MOST_ROWS)
     title = "Coefficients" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} coefficients, clearest signs"
     table = Table(box=box.SIMPLE_HEAD)
@@ -72,7 +96,16 @@ def _number(value: float) -> str:
 
 
 def summary_block(title: str, lines: Sequence[tuple[str, str]], *, good: bool) -> Panel:
-    """Label and text, line by line, under the verdict."""
+    """A box with the results of a run, a label and a text on each line.
+
+    Args:
+        title: the verdict.
+        lines: pairs of a label and a text.
+        good: whether the box is green, else yellow.
+
+    Returns:
+        A panel of rich, to be printed by `show`.
+    """
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
@@ -85,7 +118,11 @@ def summary_block(title: str, lines: Sequence[tuple[str, str]], *, good: bool) -
 
 
 def show(*parts: RenderableType) -> None:
-    """Print to standard output; into a file or a pipe at a width that cuts no column."""
+    """Print to standard output; into a file or a pipe at a width that cuts no column.
+
+    Args:
+        parts: texts, tables and panels of rich.
+    """
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_FILE_WIDTH)

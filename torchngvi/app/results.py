@@ -1,4 +1,4 @@
-"""What a run of ``torchngvi fit`` tells, printed and written.  Nothing is written before the end."""
+"""The results of a run of ``torchngvi fit``, printed and written; nothing is written before the end."""
 
 import json
 import math
@@ -17,7 +17,14 @@ from torchngvi.models.likelihoods import GaussianNoise
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """The run as plain numbers and texts; what is not finite becomes None."""
+    """The run as plain numbers and texts; numbers that are not finite become None.
+
+    Args:
+        outcome: the run.
+
+    Returns:
+        The content of summary.json.
+    """
     result, problem, held_out = outcome.result, outcome.problem, outcome.held_out
     data = problem.data
     likelihood = problem.model.likelihood
@@ -57,7 +64,12 @@ def _verdict(result: FitResult) -> str:
 
 
 def show(outcome: Outcome, folder: Path | None) -> None:
-    """Print the table and the summary, and where they are written."""
+    """Print the table of coefficients and the summary, and where they are written.
+
+    Args:
+        outcome: the run.
+        folder: the folder of the results; None where nothing was written.
+    """
     problem, held_out = outcome.problem, outcome.held_out
     s, result = problem.settings, outcome.result
     tempered = "" if s.temperature == 1 else f", at temperature {s.temperature:g}"
@@ -113,7 +125,13 @@ def _data_line(problem: Problem) -> str:
 
 
 def write(outcome: Outcome) -> Path:
-    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml; returns their folder.
+    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml.
+
+    Args:
+        outcome: the run.
+
+    Returns:
+        Their folder.
 
     Raises:
         InputError: the files cannot be written.
@@ -137,7 +155,14 @@ def _short_verdict(result: FitResult) -> str:
 
 
 def saved(outcome: Outcome) -> dict[str, Any]:
-    """The content of posterior.pt: tensors and plain values, for ``torch.load(weights_only=True)``."""
+    """The content of posterior.pt: tensors and plain values, for ``torch.load(weights_only=True)``.
+
+    Args:
+        outcome: the run.
+
+    Returns:
+        The state of the posterior, the settings, and the names and scales of the columns.
+    """
     problem = outcome.problem
     return {
         "posterior": {name: tensor.clone() for name, tensor in problem.q.state_dict().items()},

@@ -1,4 +1,4 @@
-"""One run of ``torchngvi fit``: fit and judge.  What it tells is in `torchngvi.app.results`."""
+"""One run of ``torchngvi fit``: fit and judge.  `torchngvi.app.results` prints and writes what came of it."""
 
 import math
 import warnings
@@ -21,7 +21,7 @@ _FEWEST_ROWS = 10  # of training, to say something about a posterior
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Scores on the rows held out, weighted where the data have weights."""
+    """Scores on the rows that were held out, weighted where the data have weights."""
 
     rows: int
     nll: float  # -log p(y | x) a row
@@ -32,7 +32,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A fit and what is known about it."""
+    """The result of a fit, and the diagnostics of its posterior."""
 
     problem: Problem
     result: FitResult
@@ -46,7 +46,14 @@ class Outcome:
 
 
 def run(problem: Problem) -> Outcome:
-    """Fit, in place, and measure."""
+    """Fit the posterior of a problem, in place, and measure how good it is.
+
+    Args:
+        problem: data, model, posterior and optimizer.
+
+    Returns:
+        The verdict, the coefficients, k-hat, the sampled ELBO, and the scores on the rows held out.
+    """
     settings, model, q = problem.settings, problem.model, problem.q
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RejectedStepWarning)

@@ -32,12 +32,12 @@ Holds = Mapping[str, Callable[[Any], bool]]  # what a state must have, and what 
 
 
 class Checkpoint:
-    """The file of a run with these settings.
+    """The file that holds a run between two steps, for a run with these settings.
 
     Args:
         path: a file that exists, or can be made.
-        settings: what the run was called with, in words; a file with others is refused.
-        device: where the run draws, by torch's generators.
+        settings: the settings of the run in words; a file with others is refused.
+        device: the device on which the run draws, by torch's generators.
         batches: what a pass over the data iterates over, which may hold generators of its own.
 
     Raises:
@@ -51,15 +51,25 @@ class Checkpoint:
             self.settings = {**settings, "number of generators in the batches": str(len(self.generators.own))}
 
     def captured(self, **state: Any) -> State:
-        """A copy of the state, with the generators as they are: what comes later does not reach it.
+        """A copy of the state, with the generators as they are; later changes do not reach it.
+
+        Args:
+            state: tensors, numbers and texts by name, alone or in containers.
+
+        Returns:
+            The copy.
 
         Raises:
-            InputError: something that is no tensor, number or text, alone or in containers.
+            InputError: something that is no tensor, number or text.
         """
         return copied({**state, "generators": self.generators.states()})
 
     def save(self, state: State) -> None:
-        """Write what was captured; where that fails there is a warning, and the earlier file stays."""
+        """Write a state to the file; where that fails there is a warning, and the earlier file stays.
+
+        Args:
+            state: what `captured` gave, perhaps with more of its kind.
+        """
         buffer = io.BytesIO()
         try:
             torch.save({"settings": self.settings, "state": state}, buffer)
@@ -74,13 +84,16 @@ class Checkpoint:
             )
 
     def load(self, holds: Holds) -> State | None:
-        """What was saved; None where there is no file.
+        """Read the state from the file.
 
         Args:
-            holds: what the state must have, but for torch's generators.
+            holds: the entries that the state must have but for torch's generators, each with a test of its value.
+
+        Returns:
+            The state; None where there is no file.
 
         Raises:
-            InputError: a file that cannot be read, is none of ours, is damaged, of another run or incomplete.
+            InputError: a file that cannot be read, is no checkpoint, is damaged, of another run or incomplete.
         """
         if not self.path.exists():
             return None
@@ -92,7 +105,13 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def restoring(self, state: State) -> Iterator[None]:
-        """Within, the parts of the run are given their state; the generators get theirs at the end.
+        """A block in which the parts of the run are given their state; the generators get theirs at its end.
+
+        Args:
+            state: what `load` gave.
+
+        Returns:
+            A context manager.
 
         Raises:
             InputError: a state that does not fit.
@@ -126,9 +145,14 @@ class Checkpoint:
                 )
 
     def check_loss(self, saved: Tensor, loss: Tensor, again: Callable[[], Tensor]) -> None:
-        """The loss at the saved q and draws must be the saved one, up to rounding.
+        """Check that the loss at the saved q and draws is the saved one, up to rounding.
 
         A loss that is another one when it is evaluated ``again`` has draws of its own, and tells nothing.
+
+        Args:
+            saved: the loss that the file holds, (*batch,).
+            loss: the loss here, (*batch,).
+            again: evaluates it once more at the same place.
 
         Raises:
             InputError: another loss, the same twice.
@@ -144,7 +168,12 @@ class Checkpoint:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write all of it or nothing: on the disk under a name that nobody foresees, before it takes its place."""
+    """Write a file whole or not at all: first under a name that nobody foresees, then in its place.
+
+    Args:
+        path: the file.
+        content: its bytes.
+    """
     new = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     file = None
     try:
@@ -241,13 +270,31 @@ def _is_generators(value: Any) -> bool:
 
 
 def are_numbers(value: Any, count: int | None = None) -> bool:
-    """A list or tuple of numbers, and of so many."""
+    """Whether a value is a list or tuple of numbers.
+
+    Args:
+        value: any value.
+        count: how many there have to be; any number, if None.
+
+    Returns:
+        True if it is.
+    """
     right = isinstance(value, list | tuple) and all(isinstance(number, int | float) for number in value)
     return right and (count is None or len(value) == count)
 
 
 def copied(value: Any) -> Any:
-    """Tensors cloned, on the device where they are; containers new; numbers those of Python."""
+    """A copy of a state: tensors cloned, on the device where they are; containers new; numbers those of Python.
+
+    Args:
+        value: the state, or a part of it.
+
+    Returns:
+        The copy.
+
+    Raises:
+        InputError: something that is no tensor, number or text, alone or in containers.
+    """
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):

@@ -11,7 +11,7 @@ The loop calls, in this order:
 An interrupt from the keyboard may come at any line: the loop then calls ``go_back`` with what the engine had marked
 before the last evaluation that was completed.
 
-What is marked is where a run can be gone on from.  Mostly that is before an evaluation, which a resumed run makes again
+A run can be gone on from where it was marked.  Mostly that is before an evaluation, which a resumed run makes again
 and whose loss tells whether the problem is the same.  An engine whose ``advance`` is dear, such as an epoch, marks
 where it has led instead: gone on with, its first ``advance`` gives the standing of that epoch from what was saved,
 with ``told`` set, and for the comparison a loss that is cheap to have.
@@ -32,7 +32,7 @@ VALUE = 0.4  # what a value of the log joint costs beside its gradient
 
 
 class Standing(NamedTuple):
-    """Where a run stands after an evaluation: what the criteria are asked about."""
+    """The state of a run after an evaluation, about which the criteria are asked."""
 
     record: Record  # its seconds are set by the loop
     members: Tensor  # whose norm is known to be within the tolerance, (*batch,)
@@ -51,7 +51,11 @@ class Standing(NamedTuple):
     where: str = ""  # in words, of an engine that holds no norm against a tolerance
 
     def place(self) -> str:
-        """Where the run stands, in words."""
+        """Where the run stands, in words for a verdict.
+
+        Returns:
+            The words of the engine, or else the natural-gradient norm.
+        """
         return self.where or f"natural-gradient norm {self.record.norm:.2g}"
 
     values: int = 0  # of the log joint without a gradient so far, where the engine counts them
@@ -62,19 +66,23 @@ class Standing(NamedTuple):
         return self.record.gradients + VALUE * self.values
 
     def at(self) -> str:
-        """The same, with what the norm is held against."""
+        """Where the run stands, with the tolerance that its norm is held against.
+
+        Returns:
+            The words of the engine, or else the norm and the tolerance.
+        """
         return self.where or f"{self.place()} against a tolerance of {self.tolerance:.2g}"
 
 
 class Stop(NamedTuple):
-    """That a run is to end, and why: a sentence, from "because" on where it has not converged."""
+    """The decision that a run is to end, with its reason: a sentence, from "because" on where it has not converged."""
 
     reason: str
     converged: bool = False
 
 
 class Verdict(NamedTuple):
-    """What came of a run."""
+    """The outcome of a run, which the loop completes to a `FitResult`."""
 
     converged: bool
     reason: str  # one sentence
@@ -84,30 +92,33 @@ class Verdict(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What was marked before an evaluation."""
+    """A place from which a run can be gone on with: coordinates of q, and a copy of the state."""
 
     coordinates: Any  # as `Engine.here` gave them
     state: dict[str, Any] | None  # a copy; None where no checkpoint is wanted
 
 
 class Engine(ABC):
-    """A method of fitting, one evaluation at a time.
+    """The abstract base of a method of fitting that advances one evaluation at a time; a `Loop` runs it.
+
+    To add a way of fitting, write ``advance``, ``state_dict`` and ``load_state_dict``; everything else has a default.
 
     Args:
         q: the posterior that is fitted.
 
     Attributes:
-        name: on the bar.
-        unit: of what the bar counts.
-        scaled: the bar counts in thousands and millions.
+        name: the name of the run on the bar.
+        unit: the unit of what the bar counts.
+        scaled: whether the bar counts in thousands and millions.
         batches: what a pass over the data iterates over; its generators are kept in a checkpoint.
         begun: whether ``begin`` was done, by this run or by the one it goes on from.
         marked: the last mark; the loop takes it over once ``advance`` has returned.
-        capture: makes a copy of the state for a checkpoint; None where none is wanted.  Set by the loop.
-        show: shows a phase on the bar.  Set by the loop.
-        tell: moves the bar to a count, with words, within an ``advance``; None where there is no bar.  Set by the loop.
+        capture: makes a copy of the state for a checkpoint; None where none is wanted.  The loop sets it.
+        show: shows a phase on the bar.  The loop sets it.
+        tell: moves the bar to a count, with words, within an ``advance``; None where there is no bar.  The loop sets
+            it.
         over: whether a budget is used up, from what was spent in gradients; to be asked where there is no record for
-            long.  Set by the loop.
+            long.  The loop sets it.
     """
 
     name: str
@@ -125,19 +136,37 @@ class Engine(ABC):
         self.over: Callable[[float], bool] = lambda cost: False
 
     def settings(self) -> dict[str, str]:
-        """What the run is of, in words: a checkpoint of another run is refused."""
+        """The settings of the run in words: a checkpoint of a run with others is refused.
+
+        Returns:
+            Texts by name.
+        """
         return {"method": type(self).__name__}
 
     def total(self, evaluations: float) -> float:
-        """Up to where the bar counts, for a budget of evaluations; infinite where nobody knows."""
+        """The count at which the bar is full.
+
+        Args:
+            evaluations: the budget of evaluations.
+
+        Returns:
+            The count, infinite where it is not known.
+        """
         return evaluations
 
     def shown(self, record: Record) -> tuple[int, dict[str, str]]:
-        """Where the bar stands at a record, and what it says."""
+        """The place of the bar at a record, and the words beside it.
+
+        Args:
+            record: the last record.
+
+        Returns:
+            The count, and texts by name.
+        """
         return record.evaluations, in_words(record)
 
     def check(self) -> None:  # noqa: B027
-        """Refuse what cannot be fitted, before anything is written.
+        """Check that the problem can be fitted, before anything is written.
 
         Raises:
             InputError: a target or a setting that cannot be used.
@@ -148,19 +177,38 @@ class Engine(ABC):
 
     @abstractmethod
     def advance(self) -> Standing | None:
-        """Go on to the next evaluation and make it; None where the run has come to its own end instead.
+        """Go on to the next evaluation and make it.
 
-        Calls ``mark`` before the evaluation, which may draw, or after it, as is said above.  The first call after
+        It calls ``mark`` before the evaluation, which may draw, or after it, as the module says.  The first call after
         ``begin`` or ``load_state_dict`` gives a standing; where evaluations and steps alternate, that of q as it is.
+
+        Returns:
+            The standing after the evaluation; None where the run has come to its own end instead.
         """
 
     def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
-        """What came of the run that was ended by ``stop``, or that has ended by itself; leaves q at its best."""
+        """The outcome of the run; leaves q at its best.
+
+        Args:
+            stop: the reason for which the run was ended; None where it has ended by itself.
+            last: the last standing that is not aside.
+
+        Returns:
+            The verdict.
+        """
         assert stop is not None
         return Verdict(stop.converged, stop.reason, last.record.loss, last.record.norm, last.members)
 
     def interrupted(self, reason: str, last: Standing) -> Verdict:
-        """What is known at the last record, where q has been put back."""
+        """The outcome of a run that was interrupted, where q has been put back to the last record.
+
+        Args:
+            reason: a sentence from "because" on.
+            last: the last standing that is not aside.
+
+        Returns:
+            The verdict.
+        """
         return Verdict(False, reason, last.record.loss, last.record.norm, last.members)
 
     def counted(self) -> tuple[int, int] | None:
@@ -169,11 +217,19 @@ class Engine(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on, but for torch's generators: tensors, numbers and texts."""
+        """Everything on which the rest of the run depends, but for torch's generators.
+
+        Returns:
+            Tensors, numbers and texts, alone or in containers.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there: from before an evaluation, whose ``spent`` is in the state where it was completed."""
+        """Go on from a state: from before an evaluation, whose ``spent`` is in the state where it was completed.
+
+        Args:
+            state: what `state_dict` gave, with "begun", "loss" and "spent" of the loop.
+        """
 
     @final
     def mark(self) -> None:
@@ -182,11 +238,19 @@ class Engine(ABC):
         self.marked = Mark(self.here(), state)
 
     def here(self) -> Any:
-        """What an interrupt goes back to: the coordinates of q."""
+        """The place to which an interrupt goes back.
+
+        Returns:
+            The coordinates of q, or whatever ``go_back`` takes.
+        """
         return self.q.snapshot()
 
     @torch.no_grad()
     def go_back(self, coordinates: Any) -> None:
-        """Put q where ``here`` was called."""
+        """Put q where `here` was called.
+
+        Args:
+            coordinates: what `here` gave.
+        """
         everyone = torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.mean_probe.device)
         self.q.assign(coordinates, everyone)

@@ -1,4 +1,4 @@
-"""What a run was called with, in words, and its data as a number: to tell whether a checkpoint is of this run."""
+"""The settings of a run in words, and its data as a number: to tell whether a checkpoint is of this run."""
 
 import ctypes
 import hashlib
@@ -20,7 +20,13 @@ _SHORT = 8  # entries up to which a tensor is written out
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """A digest of dtypes, shapes and entries; the same on every device.
+    """A digest of the dtypes, shapes and entries of tensors, which is the same on every device.
+
+    Args:
+        tensors: dense or sparse CSR tensors.
+
+    Returns:
+        Sixteen hexadecimal digits.
 
     >>> fingerprint([torch.ones(3)]) == fingerprint([torch.ones(3)])
     True
@@ -42,12 +48,26 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
 
 
 def of_data(tensors: tuple[Tensor, ...]) -> dict[str, str]:
-    """The fingerprint of data, as a setting; nothing where the data are not known."""
+    """The fingerprint of the data, as a setting.
+
+    Args:
+        tensors: the data; empty where they are not known.
+
+    Returns:
+        One text by its name, or nothing for no tensors.
+    """
     return {"fingerprint of the data": fingerprint(tensors)} if tensors else {}
 
 
 def of_tensors(kind: str, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Shape and dtype of each.
+    """The shape and dtype of each tensor, as settings.
+
+    Args:
+        kind: the word before the names.
+        tensors: tensors by name.
+
+    Returns:
+        A text for each tensor.
 
     >>> of_tensors("posterior", {"mean": torch.zeros(3)})
     {'posterior mean': '(3,) float32'}
@@ -59,12 +79,27 @@ def of_tensors(kind: str, tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def of_problem(q: Posterior, target: Target) -> dict[str, str]:
-    """What is approximated by what."""
+    """The settings of a problem: the class of its target, the tensors of its posterior, and its data.
+
+    Args:
+        q: the posterior.
+        target: the target.
+
+    Returns:
+        Texts by name.
+    """
     return {"target": type(target).__name__, **of_tensors("posterior", q.state_dict()), **of_data(target.known_data())}
 
 
 def of_optimizer(optimizer: NaturalGradientVI) -> dict[str, str]:
-    """The method with its parts and their settings."""
+    """The settings of an optimizer: its class, its parts with their settings, and its learning rates.
+
+    Args:
+        optimizer: an optimizer of this library.
+
+    Returns:
+        Texts by name.
+    """
     names = ("step_size", "estimator", "metric", "momentum", "averaging")
     parts = {name: described(getattr(optimizer, name)) for name in names if hasattr(optimizer, name)}
     rates = {
@@ -74,7 +109,17 @@ def of_optimizer(optimizer: NaturalGradientVI) -> dict[str, str]:
 
 
 def of_torch_optimizer(kind: str, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Its class and what it was built with, of which later releases of torch may have more that is off by default."""
+    """The settings of an optimizer of torch: its class, and what it was built with.
+
+    Settings that are off are left out, since later releases of torch may have more of them.
+
+    Args:
+        kind: the word before the names.
+        optimizer: any optimizer of torch.
+
+    Returns:
+        Texts by name.
+    """
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     given = {name: described(value) for name, value in optimizer.defaults.items() if name != "lr" and value}
     return {
@@ -91,7 +136,13 @@ def _first(group: dict[str, Any], name: str) -> object:
 
 
 def described(part: object) -> str:
-    """A value, or a part with its settings; of what has neither, its type.
+    """A value, or a part with its settings, in words; of an object that has neither, its type.
+
+    Args:
+        part: a number, a text, a tensor, a list of these, or a part of an optimizer.
+
+    Returns:
+        The text.
 
     >>> from torchngvi import KLRadius
     >>> described(KLRadius(0.5)), described([0.1, None])

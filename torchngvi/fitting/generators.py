@@ -8,10 +8,12 @@ import torch
 
 
 class Generators:
-    """Those that a run may draw from, whose states are read, put back, or left as they are by what looks ahead.
+    """The generators from which a run may draw: torch's own, and those that its batches hold.
+
+    Their states are read and put back for checkpoints, and left as they are by what looks ahead.
 
     Args:
-        device: where the run draws, by torch's generators.
+        device: the device on which the run draws, by torch's generators.
         batches: what a pass over the data iterates over, which may hold generators of its own.
 
     >>> generators = Generators(torch.device("cpu"))
@@ -25,14 +27,21 @@ class Generators:
         self.device, self.own = device, _of_batches(batches)
 
     def states(self) -> dict[str, Any]:
-        """As they are now, in new tensors."""
+        """The states as they are now, in new tensors.
+
+        Returns:
+            The states by the kind of generator.
+        """
         states: dict[str, Any] = {"cpu": torch.get_rng_state(), "batches": [own.get_state() for own in self.own]}
         if self.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(self.device)
         return states
 
     def set(self, states: dict[str, Any]) -> None:
-        """Put them there.
+        """Put the generators into these states.
+
+        Args:
+            states: what `states` gave.
 
         Raises:
             ValueError: the states of another number of generators.
@@ -45,7 +54,11 @@ class Generators:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """A block after which they are as they were before it."""
+        """A block after which the generators are as they were before it.
+
+        Returns:
+            A context manager.
+        """
         states = self.states()
         try:
             yield

@@ -27,7 +27,7 @@ _ENOUGH = 1e-4  # share of the promised decrease a step must reach
 
 
 class LaplaceResult(NamedTuple):
-    """Where Newton's method ended."""
+    """The mode that Newton's method has found, whether it converged, and what is known of the Hessian there."""
 
     mode: Tensor  # (*batch, D)
     converged: Tensor  # (*batch,)
@@ -59,13 +59,17 @@ def laplace(
     tolerance: float | None = None,
     max_iterations: int = 100,
 ) -> LaplaceResult:
-    """Set q to N(mode, γ H⁻¹), starting from q's mean.
+    """Set q to N(mode, γ H⁻¹), H the Hessian of ℓ at the mode, by Newton's method from q's mean (Laplace's
+    approximation).
+
+    Use it as the start of a fit where q begins far from the mode, or as a cheap approximation of its own.  It ignores
+    everything but the curvature at one point: `torchngvi.fit` from there is better wherever the posterior is skewed.
 
     Args:
-        q: the posterior, updated in place; the start of a fit, or an approximation of its own.
+        q: the posterior, updated in place.
         target: a model, or a function of theta returning the log joint, twice differentiable.
         tolerance: on the Newton decrement √(gᵀH⁻¹g); by default 1e-8 in float64, 1e-3 in float32.
-        max_iterations: Newton steps; each takes D Hessian-vector products, in batched calls.
+        max_iterations: the largest number of Newton steps; each takes D Hessian-vector products, in batched calls.
 
     Returns:
         The mode, whether it was reached, and what was repaired.

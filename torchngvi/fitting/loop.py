@@ -41,23 +41,33 @@ class _Kept(NamedTuple):
 
 
 class Loop:
-    """Lets an engine advance until something ends the run.
+    """The loop of every fit: it lets an engine advance until a criterion, a callback or the engine ends the run.
 
     After each evaluation there is a record, the criteria and the callbacks are asked, and every so many records a
     checkpoint is written: the state that was marked before the evaluation, with the records before it, so that a run
-    that goes on from the file makes that evaluation again.
+    that goes on from the file makes that evaluation again.  `torchngvi.fit` is a `Loop` over the usual engines; use it
+    directly for an engine of your own.
 
     Args:
-        engine: what advances.
-        stop: when to end.
+        engine: the method of fitting.
+        stop: the criterion that ends the run.
         callbacks: called with the `Record` of each evaluation; a true result ends the run.  The state of those that are
             criteria is in the checkpoint, as is that of ``stop``.
         progress: show a bar, with the phase of the engine by name.
         checkpoint: a file where the run is kept, and from which it goes on.
-        every: records from one checkpoint to the next.  The start, the end and an interrupt are always written.
+        every: the number of records from one checkpoint to the next.  The start, the end and an interrupt are always
+            written.
 
     Raises:
         InputError: a checkpoint that cannot be written.
+
+    >>> from torchngvi.fitting.smoothed import SmoothedSteps
+    >>> from torchngvi.fitting.stopping import Evaluations
+    >>> from torchngvi.ifvb import IFVB, Beta
+    >>> opt = IFVB(Beta(torch.ones(2)), 0.01)
+    >>> engine = SmoothedSteps(opt, lambda theta: theta.log().sum(-1))
+    >>> Loop(engine, Evaluations(5), progress=False).run().evaluations
+    5
     """
 
     def __init__(
@@ -87,6 +97,9 @@ class Loop:
 
         An interrupt from the keyboard puts q back where it was evaluated last, or before that to the best start that
         the engine has marked, or to where it was; it is a verdict.
+
+        Returns:
+            The verdict, with the records.
 
         Raises:
             InputError: as the engine; a checkpoint that cannot be read, or is of another run.
@@ -276,10 +289,16 @@ class Loop:
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
-    """Functions of a record.
+    """Check that callbacks are functions of a record.
+
+    Args:
+        callbacks: what the user gave.
+
+    Returns:
+        The functions.
 
     Raises:
-        InputError: something else, a function alone among them.
+        InputError: something that is no function, or a function that is not in a list.
     """
     functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
     if functions is None or not all(callable(function) for function in functions):

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a line a step, and a verdict."""
+"""The result of a run: a line for each step, and a verdict."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class FitResult:
-    """Where a run ended, and why.
+    """The verdict of a run: whether it converged, where it ended and why, with a `Record` of each evaluation.
 
     ``gradients`` and ``values`` count what the whole run has asked of the log joint, the checks after the last record
     included.
@@ -58,7 +58,20 @@ def record(
     before: tuple[int, int],  # evaluations and gradients of the optimizer when the run began
     seconds: float,
 ) -> Record:
-    """The line of an optimizer's run."""
+    """The record of an evaluation by an optimizer.
+
+    Args:
+        optimizer: the optimizer, whose counts are read.
+        loss: the loss of each member, (*batch,).
+        norm: the natural-gradient norm of each member, (*batch,).
+        alive: the members whose loss is finite, (*batch,).
+        step: the step size that led here.
+        before: the evaluations and gradients of the optimizer when the run began.
+        seconds: since the run began.
+
+    Returns:
+        The record.
+    """
     seen = alive if bool(alive.any()) else torch.ones_like(alive)
     return Record(
         optimizer.evaluations - before[0],
@@ -72,7 +85,14 @@ def record(
 
 
 def in_words(record: Record) -> dict[str, str]:
-    """What the progress bar says of it."""
+    """The words of a record on the progress bar.
+
+    Args:
+        record: the record.
+
+    Returns:
+        Texts by name.
+    """
     return {
         "loss": f"{record.loss:.6g}",
         "norm": f"{record.norm:.1e}",

@@ -40,6 +40,9 @@ _RANK = 1e-12  # eigenvalues of K below this share of the largest are zero
 class RowSpace:
     """A generalised linear model in the r ≤ N coordinates φ that its data can see.
 
+    Use it where there are many more coefficients than rows: nothing of size D x D is made, and the posterior of all D
+    coefficients is exact.  With more rows than coefficients, fit the model itself.
+
     Args:
         model: one data set, (N, D), dense or sparse CSR, with a diagonal prior precision.
 
@@ -103,7 +106,13 @@ class RowSpace:
             yield slice(start, stop), part
 
     def fit(self, **options: Any) -> tuple["LiftedGaussian", FitResult]:
-        """Fit from the prior by VN, with `SiteNewton` up to 2,000 rows; options as those of `torchngvi.fit`.
+        """Fit the posterior from the prior by `VN`, with `SiteNewton` up to 2,000 rows.
+
+        Args:
+            options: keywords of `torchngvi.fit`, such as ``tolerance`` and ``progress``.
+
+        Returns:
+            The posterior of θ, and the verdict.
 
         >>> X = torch.eye(2, 5, dtype=torch.float64)
         >>> posterior, result = RowSpace(GeneralizedLinear(X, [0.0, 1.0])).fit(progress=False)
@@ -116,7 +125,13 @@ class RowSpace:
         return self.lift(q), result
 
     def lift(self, q: Gaussian) -> "LiftedGaussian":
-        """The posterior of θ that belongs to a posterior q of φ.
+        """The posterior of θ that belongs to a posterior of φ.
+
+        Args:
+            q: a posterior over the r coordinates φ, without batch dimensions.
+
+        Returns:
+            The posterior over the D coefficients, which follows q.
 
         Raises:
             InputError: a q of another dimension than ``model``.
@@ -130,7 +145,19 @@ class RowSpace:
 
 
 class LiftedGaussian:
-    """N(m, V) over the D coefficients, V = Λ^-½ (1 + Q (V_φ - 1) Qᵀ) Λ^-½, held by its r x r part."""
+    """A Gaussian N(m, V) over D coefficients that is held by its r x r part.
+
+    V = Λ^-½ (1 + Q (V_φ - 1) Qᵀ) Λ^-½ is never formed; moments and draws are computed block by block of columns.
+
+    Args:
+        space: the row space, which knows Λ, m₀ and Q.
+        q: the posterior of φ.
+
+    >>> space = RowSpace(GeneralizedLinear(torch.eye(2, 5), [0.0, 1.0]))
+    >>> posterior = LiftedGaussian(space, CholeskyGaussian(2))  # the prior, N(0, 1)
+    >>> posterior.variance, posterior.sample((3,)).shape
+    (tensor([1., 1., 1., 1., 1.]), torch.Size([3, 5]))
+    """
 
     def __init__(self, space: RowSpace, q: Gaussian) -> None:
         self.space, self.q = space, q
@@ -147,19 +174,19 @@ class LiftedGaussian:
 
     @property
     def mean(self) -> Tensor:
-        """m = m₀ + Λ^-½ Q E[φ], (D,)."""
+        """The mean m = m₀ + Λ^-½ Q E[φ], (D,)."""
         phi = self.q.mean
         return self.space.prior_mean + self._per_column(lambda scale, Q: scale * (Q @ phi))
 
     @property
     def variance(self) -> Tensor:
-        """diag(V), (D,)."""
+        """The diagonal of the covariance V, (D,)."""
         change = self.q.covariance - torch.eye(self.q.dim, dtype=self.q.dtype, device=self.q.device)
         return self._per_column(lambda scale, Q: scale**2 * (1 + ((Q @ change) * Q).sum(-1)))
 
     @property
     def stddev(self) -> Tensor:
-        """√diag(V), (D,)."""
+        """The standard deviation of each coefficient, √diag(V), (D,)."""
         return self.variance.sqrt()
 
     @torch.no_grad()
@@ -168,7 +195,15 @@ class LiftedGaussian:
         shape: Sequence[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw θ, (*shape, D)."""
+        """Draw coefficients θ from the posterior.
+
+        Args:
+            shape: the shape of the draws; one draw by default.
+            generator: the source of the draws; without one, torch's default generator.
+
+        Returns:
+            θ, (*shape, D).
+        """
         space, q = self.space, self.q
         phi = q.sample(shape, generator)
         noise = torch.randn((*shape, len(space.prior_mean)), dtype=q.dtype, device=q.device, generator=generator)
@@ -191,7 +226,14 @@ class LiftedGaussian:
         self,
         theta: Tensor,  # (*sample, D)
     ) -> Tensor:
-        """log q(θ), (*sample,)."""
+        """The log density log q(θ).
+
+        Args:
+            theta: coefficients, (*sample, D).
+
+        Returns:
+            The log density, (*sample,).
+        """
         space = self.space
         shift = theta - space.prior_mean
         phi = self._rows(shift) @ space.basis
@@ -201,7 +243,11 @@ class LiftedGaussian:
         return self.q.log_prob(phi) - 0.5 * outside + constant
 
     def entropy(self) -> Tensor:
-        """-E[log q], ()."""
+        """The entropy -E[log q] of the posterior.
+
+        Returns:
+            A 0-d tensor, in nats.
+        """
         free = len(self.space.prior_mean) - self.q.dim
         return (
             self.q.entropy() + 0.5 * free * (1 + math.log(2 * math.pi)) - 0.5 * self.space.prior_precision.log().sum()
@@ -211,7 +257,14 @@ class LiftedGaussian:
         self,
         rows: Tensor,  # new rows Z, (M, D), dense
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of Zθ, (M,) each, without the offset."""
+        """The moments of the linear predictor Zθ at new rows, without the offset.
+
+        Args:
+            rows: the new rows Z, (M, D), dense.
+
+        Returns:
+            Mean and variance, (M,) each.
+        """
         space = self.space
         prior, seen = rows @ space.prior_mean, rows.new_zeros(len(rows), self.q.dim)
         variance = (rows.square() / space.prior_precision).sum(-1)

@@ -15,17 +15,18 @@ from torchngvi.fitting.stopping import Criterion
 class SlopeBelow(Criterion):
     """The bound has stopped rising: a line through its averages over blocks of steps has a slope below so many nats.
 
-    The bound of a step is that before it, minus the loss.  The line is fitted by least squares to the last averages
-    against the number of the block; one that falls ends the run too, and a slope that is not finite does not.
+    It is the criterion for steps by stochastic gradients, whose norm does not vanish.  The bound of a step is that
+    before it, minus the loss.  The line is fitted by least squares to the last averages against the number of the
+    block; one that falls ends the run too, and a slope that is not finite does not.
 
     Args:
-        slope: below which the run ends, in nats a block.
-        block: iterations in an average.
-        blocks: averages in the line.
+        slope: the slope below which the run ends, in nats a block.
+        block: the number of iterations in an average.
+        blocks: the number of averages in the line.
 
     Attributes:
         means: the averages so far.
-        steps: the bounds so far.
+        steps: the number of bounds so far.
 
     Raises:
         InputError: a block below 1, fewer than two blocks.
@@ -48,13 +49,20 @@ class SlopeBelow(Criterion):
         self._bounds: list[Tensor] = []  # of the block that is not full, read once it is
 
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether the line is that flat."""
+        """End the run once the line is that flat."""
         if not self.add(-standing.record.loss):
             return None
         return Stop(f"because {self._why()} ({standing.at()}).{standing.climb}")
 
     def add(self, bound: Tensor | float) -> bool:
-        """Take the bound of one more step; whether to end the run.  Read once a block."""
+        """Take the bound of one more step; its value is read from the device once a block.
+
+        Args:
+            bound: the estimate of the lower bound, 0-d, in nats.
+
+        Returns:
+            Whether to end the run.
+        """
         self._bounds.append(bound.detach() if isinstance(bound, Tensor) else torch.tensor(bound, dtype=torch.float64))
         self.steps += 1
         if self.steps % self.block:
@@ -66,7 +74,11 @@ class SlopeBelow(Criterion):
         return self.rise() < self.slope
 
     def rise(self) -> float:
-        """The slope of the line through the last averages, in nats a block; infinite while there are too few."""
+        """The slope of the line through the last averages.
+
+        Returns:
+            Nats a block; infinite while there are too few averages.
+        """
         if len(self.means) < self.blocks:
             return math.inf
         y = torch.tensor(self.means[-self.blocks :], dtype=torch.float64)
@@ -79,7 +91,7 @@ class SlopeBelow(Criterion):
         return f"the ELBO rises by {self.rise():.2g} nats in {self.block} steps, less than {self.slope:g}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages so far, and the bounds of the block that is not full."""
+        """The memory of the criterion: the averages so far, and the bounds of the block that is not full."""
         return {"means": list(self.means), "bounds": list(self._bounds), "steps": self.steps, "block": self.block}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -104,13 +116,17 @@ class SlopeStop(SlopeBelow):
     averages is below 0.01 nats a block, or after 10⁵ iterations.  It can be a callback of `fit` as well.
 
     Args:
-        block: iterations in an average.
-        blocks: averages in the line.
-        slope: below which the run ends.
-        max_steps: after which it ends whatever the slope.
+        block: the number of iterations in an average.
+        blocks: the number of averages in the line.
+        slope: the slope below which the run ends, in nats a block.
+        max_steps: the number of steps after which it ends whatever the slope.
 
     Raises:
         InputError: block or max_steps below 1, fewer than two blocks.
+
+    >>> stop = SlopeStop(block=1, max_steps=4)
+    >>> [stop.add(bound) for bound in (0.0, 2.0, 4.0, 6.0)]
+    [False, False, False, True]
     """
 
     def __init__(self, block: int = 1000, blocks: int = 3, slope: float = 0.01, max_steps: int = 100_000) -> None:
@@ -120,11 +136,11 @@ class SlopeStop(SlopeBelow):
         self.max_steps = max_steps
 
     def __call__(self, record: Record) -> bool:
-        """Whether to end the run of `fit`, whose bound is minus the loss."""
+        """Whether to end the run of `fit`, whose bound is minus the loss of the record."""
         return self.add(-record.loss)
 
     def add(self, bound: Tensor | float) -> bool:
-        """Take the bound of one more step; whether to end the run.  Read once a block."""
+        """Take the bound of one more step, and tell whether to end the run, by the slope or the cap."""
         return super().add(bound) or self.steps >= self.max_steps
 
     def _why(self) -> str:

@@ -48,19 +48,22 @@ def run(
     progress: bool = False,
     checkpoint: str | Path | None = None,
 ) -> FitResult:
-    """Step until the smoothed value has not improved for ``patience`` steps; the best λ stays in the family.
+    """Step until the smoothed value has not improved for ``patience`` steps, and leave the best λ in the posterior.
+
+    It is the loop of `IFVB` and its kin, whose stochastic gradients never vanish; for a Gaussian posterior use
+    `torchngvi.fit`, which converges to a tolerance.
 
     Args:
-        optimizer: over a family without batch dimensions.
+        optimizer: over a flat posterior without batch dimensions.
         target: as `PreconditionedVI.step` takes it.
-        max_steps: budget.
-        schedule: of the learning rate, moved on after each step.  The exponents of a `PowerSchedule` and of the metric
-            must go together where the method is `IFVB` or `AIFVB`.
+        max_steps: the budget of steps.
+        schedule: the schedule of the learning rate, moved on after each step.  The exponents of a `PowerSchedule`
+            and of the metric must go together where the method is `IFVB` or `AIFVB`.
         monitor: a value that goes down, asked after each step with the estimate (the average where there is one)
-            in the family; by default the estimate of minus the lower bound before the step.
-        window: steps of the moving average; 1 for a value without noise.
-        patience: steps without a new best after which the run ends.
-        stop: what else ends the run, see `torchngvi.fit`.
+            in the posterior; by default the estimate of minus the lower bound before the step.
+        window: the number of steps in the moving average; 1 for a value without noise.
+        patience: the number of steps without a new best after which the run ends.
+        stop: a further criterion that ends the run, see `torchngvi.fit`.
         callbacks: called with the `Record` of each step; a true result ends the run.
         progress: show a bar.
         checkpoint: a file that holds the run, and from which it goes on to the last bit, see `torchngvi.fit`.
@@ -93,16 +96,16 @@ def run(
 
 
 class SmoothedSteps(Engine):
-    """Steps of an optimizer of a flat posterior, with the moving average of a value that is to go down.
+    """The engine of `run`: steps on a flat posterior, with the moving average of a value that is to go down.
 
     A record is of a step: its loss and its norm are estimates before the step, and the monitor is asked after it.
 
     Args:
         optimizer: over one flat posterior without batch dimensions.
         target: as `PreconditionedVI.step` takes it.
-        schedule: of the learning rate, moved on after each step.
+        schedule: the schedule of the learning rate, moved on after each step.
         monitor: the value; by default the loss.
-        window: steps of the moving average.
+        window: the number of steps in the moving average.
 
     Raises:
         InputError: a batch of runs, a window below 1.
@@ -135,7 +138,7 @@ class SmoothedSteps(Engine):
         self.kept = self._estimate()
 
     def advance(self) -> Standing:
-        """A step, and the value after it."""
+        """Take a step, and watch the value after it."""
         self.mark()
         before = self.optimizer.gradients + self.optimizer.values
         loss, norm = self._stepped()
@@ -200,7 +203,10 @@ class SmoothedSteps(Engine):
     # -------------------------------------------------------------------------------- the end
 
     def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
-        """With the best λ; of stochastic steps never "converged", for a bound that stands still is not the best one."""
+        """Put the best λ back, and give the loss there; stochastic steps never say "converged".
+
+        A bound that stands still need not be the best one.
+        """
         assert stop is not None
         reason, estimator = stop.reason, self.optimizer.estimator
         exact = estimator is not None and estimator.comparable
@@ -209,7 +215,7 @@ class SmoothedSteps(Engine):
         return self._ended(stop.converged and exact, reason, last)
 
     def interrupted(self, reason: str, last: Standing) -> Verdict:
-        """With the best λ."""
+        """Put the best λ back, and give the loss there; the run has not converged."""
         return self._ended(False, reason, last)
 
     def _ended(self, converged: bool, reason: str, last: Standing) -> Verdict:
@@ -223,7 +229,7 @@ class SmoothedSteps(Engine):
     # -------------------------------------------------------------------------------- checkpoints
 
     def settings(self) -> dict[str, str]:
-        """The problem, the optimizer with its parts, and what is watched."""
+        """The settings of the run: the problem, the optimizer with its parts, and what is watched."""
         problem = fingerprints.of_problem(self.q, self.target) if isinstance(self.target, Target) else {}
         return {
             **problem,
@@ -234,7 +240,7 @@ class SmoothedSteps(Engine):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Before a step."""
+        """The state before a step: posterior, optimizer, schedule, the values watched, and the best λ."""
         return {
             "posterior": self.q.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -247,7 +253,7 @@ class SmoothedSteps(Engine):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The step after it is made again."""
+        """Put everything where the saved step began, which is made again."""
         self.q.load_state_dict(state["posterior"])
         self.optimizer.load_state_dict(copied(state["optimizer"]))
         if self.schedule is not None:
@@ -260,7 +266,15 @@ class SmoothedSteps(Engine):
 
 
 def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> SmoothedSteps:
-    """Those of `torchngvi.fit` without an optimizer: `IFVB` with ρ_k = (100 + k)^-¾, no step above 0.1 nats.
+    """The engine of `torchngvi.fit` for a flat posterior without an optimizer: `IFVB` with ρ_k = (100 + k)^-¾.
+
+    Args:
+        q: the posterior, without batch dimensions.
+        target: a log joint, or a `Target`.
+        tolerance: not supported, so that it has to be None.
+
+    Returns:
+        The engine; none of its steps is longer than 0.1 nats.
 
     Raises:
         InputError: a batch of runs, a tolerance.
@@ -289,7 +303,17 @@ def lower_bound(
     generator: torch.Generator | None = None,
     at: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """LB(λ) = E_q[log p(θ, y) - log q(θ)] and its standard error, both (*batch,), by Monte Carlo.
+    """Estimate the lower bound LB(λ) = E_q[log p(θ, y) - log q(θ)] by Monte Carlo.
+
+    Args:
+        q: the posterior.
+        log_joint: a function of θ (S, *batch, D) that returns (S, *batch).
+        draws: the number S of draws.
+        generator: the source of the draws; without one, torch's default generator.
+        at: λ (*batch, D) at which to estimate, in the place of that of q.
+
+    Returns:
+        The estimate and its standard error, both (*batch,), in nats.
 
     >>> from torchngvi.ifvb import Beta
     >>> value, error = lower_bound(Beta(torch.ones(2)), lambda theta: 0 * theta[..., 0], 10)

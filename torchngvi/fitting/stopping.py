@@ -14,13 +14,17 @@ from torchngvi.models.arguments import bound, count
 
 
 class Criterion(ABC):
-    """A condition under which a run ends.
+    """The abstract base of the conditions under which a run ends; two are combined by ``|``.
 
-    One that remembers earlier records has ``state_dict`` and ``load_state_dict``; checkpoints hold what they give.
+    A criterion that remembers earlier records has ``state_dict`` and ``load_state_dict``; checkpoints hold its state.
 
     Attributes:
-        tolerance: on the natural-gradient norm, for those that are about it.
-        evaluations: the budget of expectations, for those that are about it.
+        tolerance: the bound on the natural-gradient norm, of those that have one.
+        evaluations: the budget of expectations, of those that have one.
+
+    >>> either = Evaluations(1000) | Seconds(60)
+    >>> either.evaluations
+    1000
     """
 
     tolerance = 0.0
@@ -28,21 +32,32 @@ class Criterion(ABC):
 
     @abstractmethod
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether the run ends where it stands, and why; called once a record."""
+        """Whether the run ends where it stands; the loop asks once a record.
+
+        Args:
+            standing: the state of the run.
+
+        Returns:
+            The reason to end it, or None.
+        """
 
     def over(self, cost: float, seconds: float) -> bool:
         """Whether a budget is used up between two records, in gradients and seconds; no by default."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers, in new containers; nothing by default."""
+        """The memory of the criterion, in new containers; it is empty by default.
+
+        Returns:
+            Tensors, numbers and texts, alone or in containers.
+        """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027
-        """Remember that instead."""
+        """Replace the memory of the criterion by what `state_dict` gave."""
 
     def __or__(self, other: "Criterion") -> "Criterion":
-        """Either of the two, whichever comes first."""
+        """The criterion that ends a run where either of the two does."""
         if not isinstance(other, Criterion):
             return NotImplemented
         return _Either(self, other)
@@ -88,17 +103,23 @@ class _Either(Criterion):
 class NormBelow(Criterion):
     """The run has converged: the natural-gradient norm of every batch member is known to be within the tolerance.
 
-    Where it is estimated from draws, three standard errors are added, and the engine confirms it by fresh draws.
+    If the norm is estimated from draws, three standard errors are added, and the engine confirms it by fresh draws.
+
+    Args:
+        tolerance: the bound on the norm of ∇L/γ, positive.
 
     Raises:
         InputError: a tolerance that is not positive and finite.
+
+    >>> NormBelow(1e-5).tolerance
+    1e-05
     """
 
     def __init__(self, tolerance: float) -> None:
         self.tolerance = bound("tolerance", tolerance, "bounds the natural-gradient norm")
 
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether all members are there."""
+        """End the run, as converged, once the norm of every member is within the tolerance."""
         if not bool(standing.members.all()):
             return None
         return Stop(f"natural-gradient norm {standing.record.norm:.2g}.{standing.climb}", converged=True)
@@ -107,15 +128,21 @@ class NormBelow(Criterion):
 class Evaluations(Criterion):
     """A budget of expectations (value, gradient and curvature); it lets a run confirm a norm within the tolerance.
 
+    Args:
+        most: the number of expectations after which the run ends.
+
     Raises:
         InputError: a number that is not whole, or below 1.
+
+    >>> (Evaluations(1000) | Evaluations(10)).evaluations
+    10
     """
 
     def __init__(self, most: int) -> None:
         self.evaluations = count("max_evaluations", most, "is a budget of expectations")
 
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether it is used up."""
+        """End the run once the budget is used up."""
         if standing.record.evaluations < self.evaluations or standing.settled:
             return None
         advice = standing.climb or f" {standing.remedy or 'Raise max_evaluations.'}"
@@ -128,15 +155,21 @@ class Gradients(Criterion):
     Values without a gradient count as 0.4 of one where the engine counts them.  All that a fit asks of a log joint is
     counted, the search for a mode and the checks too, and the run ends within one call of the budget.
 
+    Args:
+        most: the number of gradients after which the run ends.
+
     Raises:
         InputError: a number that is not whole, or below 1.
+
+    >>> Gradients(10_000).most
+    10000
     """
 
     def __init__(self, most: int) -> None:
         self.most = count("Gradients", most, "is a budget of gradients")
 
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether it is used up."""
+        """End the run once the budget is used up."""
         if not self.over(standing.cost, 0.0):
             return None
         advice = standing.climb or f" {standing.remedy or 'Allow more gradients.'}"
@@ -150,15 +183,21 @@ class Gradients(Criterion):
 class Seconds(Criterion):
     """A budget of time, asked after each evaluation; a run that goes on from a checkpoint has the earlier ones counted.
 
+    Args:
+        most: the seconds after which the run ends.
+
     Raises:
         InputError: a number that is not positive and finite.
+
+    >>> Seconds(60).most
+    60.0
     """
 
     def __init__(self, most: float) -> None:
         self.most = bound("Seconds", most, "is a budget of time")
 
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether they are over."""
+        """End the run once the time is over."""
         if not self.over(0.0, standing.record.seconds):
             return None
         advice = standing.climb or f" {standing.remedy or 'Allow more time.'}"
@@ -170,17 +209,23 @@ class Seconds(Criterion):
 
 
 class Stalled(Criterion):
-    """So many steps in a row were rejected: nothing more is to be had.
+    """The run ends after so many rejected steps in a row, when rounding or the step size hinders any progress.
+
+    Args:
+        steps: the number of rejected steps.
 
     Raises:
         InputError: a number that is not whole, or below 1.
+
+    >>> Stalled(20).steps
+    20
     """
 
     def __init__(self, steps: int) -> None:
         self.steps = count("Stalled", steps, "counts rejected steps")
 
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether it is so."""
+        """End the run once so many steps in a row were rejected."""
         if standing.stalled < self.steps:
             return None
         return Stop(
@@ -192,11 +237,17 @@ class Stalled(Criterion):
 class Unimproved(Criterion):
     """The smoothed value that a run watches has had no new best for so many steps: it has converged.
 
-    It is for engines that watch one, as that of `torchngvi.ifvb.run`.  A run ends too, and has not converged, where
-    more than half of the last steps were rejected, or where the value was never finite.
+    It is for engines that watch such a value, as that of `torchngvi.ifvb.run`.  A run ends too, and has not converged,
+    where more than half of the last steps were rejected, or where the value was never finite.
+
+    Args:
+        steps: the number of steps without a new best.
 
     Raises:
         InputError: a number that is not whole, or below 1.
+
+    >>> Unimproved(200).steps
+    200
     """
 
     def __init__(self, steps: int) -> None:
@@ -204,7 +255,7 @@ class Unimproved(Criterion):
         self._rejections: list[int] = []  # so far, at the last steps
 
     def asked(self, standing: Standing) -> Stop | None:
-        """Whether it is so."""
+        """End the run once the value has not improved for so many steps, or too many of them were rejected."""
         self._rejections = [*self._rejections[-self.steps :], standing.record.rejections]
         rejected = self._rejections[-1] - self._rejections[0]
         if len(self._rejections) > self.steps and 2 * rejected > self.steps:
@@ -219,16 +270,23 @@ class Unimproved(Criterion):
         return Stop(f"the smoothed value has not improved for {self.steps} steps.", converged=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers of rejected steps."""
+        """The memory of the criterion: the number of rejected steps so far, at the last steps."""
         return {"rejections": list(self._rejections)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from a state that `state_dict` gave."""
         self._rejections = list(state_dict["rejections"])
 
 
 def joined(criteria: Criterion, stop: Any) -> Criterion:
-    """The criteria of a run with those that its user adds; None adds none.
+    """The criteria of a run with those that its user adds.
+
+    Args:
+        criteria: the criteria of the run.
+        stop: a criterion, or None, which adds none.
+
+    Returns:
+        The criterion that ends the run where any of them does.
 
     Raises:
         InputError: something that is no criterion.

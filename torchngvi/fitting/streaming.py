@@ -63,6 +63,12 @@ class _Part(Protocol):
 def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: int = 0) -> None:
     """Visit the rows of a generalised linear model in a random order, its prior first; leaves q near the optimum.
 
+    Args:
+        q: the posterior, updated in place.
+        model: the model, whose rows are visited in batches.
+        batch_size: the number of rows in a batch.
+        seed: of the order.
+
     Raises:
         InputError: a q that does not fit the model.
 
@@ -96,9 +102,14 @@ def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: in
 
 @torch.no_grad()
 def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
-    """Visit the batches of a log joint, from q; twice where they come again in the same order.
+    """Visit the batches of a log joint, starting from q; twice where they come again in the same order.
 
     A batch of posteriors, and mean field in many dimensions, stay where they are.
+
+    Args:
+        q: the posterior, updated in place.
+        target: the log joint whose data come in batches.
+        seed: of the draws at which the log joint is evaluated.
 
     Raises:
         InputError: as a pass of the target; q then stays where it is.

@@ -1,4 +1,4 @@
-"""Published methods by name, each a choice of parts, one module a family of them."""
+"""The published methods by name: each is a choice of parts, and each module holds those of one kind."""
 
 from torchngvi.methods.bbvi import BBVI, ProximalBBVI
 from torchngvi.methods.gaussian import (

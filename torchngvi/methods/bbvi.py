@@ -1,4 +1,4 @@
-"""Black-box VI by projected and proximal stochastic gradients, as constructor calls."""
+"""Black-box VI by projected and by proximal stochastic gradients: constructor calls of `NaturalGradientVI`."""
 
 import math
 from collections.abc import Iterable
@@ -16,10 +16,12 @@ from torchngvi.rules import ProjectedRootGradient, ProximalRootGradient
 class BBVI(NaturalGradientVI):
     """Black-box VI by projected stochastic gradients in (m, C): the diagonal of C stays at or above 1/√L.
 
-    m' = m - ρ g,  C' = C - ρ tril[∂L/∂C],  C'_ii = max(C'_ii, 1/√L) (Kim, Ma and Gardner 2024).  By default one draw
-    that sticks the landing, `PathDerivative`; the closed-form entropy is ``estimator=Reparametrized(Independent(1))``.
-    Where the posterior is Gaussian, ρ = μ/(8L²(D + 3)) converges linearly in spite of the noise;
-    `torchngvi.theory.kim2024` has the steps for other cases.  A Euclidean method: its steps pay for conditioning.
+    m' = m - ρ g,  C' = C - ρ tril[∂L/∂C],  C'_ii = max(C'_ii, 1/√L) (Kim, Ma and Gardner 2024).  The default
+    estimator is one draw that sticks the landing, `PathDerivative`; the closed-form entropy is
+    ``estimator=Reparametrized(Independent(1))``.  Where the posterior is Gaussian, ρ = μ/(8L²(D + 3)) converges
+    linearly in spite of the noise; `torchngvi.theory.kim2024` has the steps for other cases.  The method is
+    Euclidean: the worse the conditioning, the more steps it needs.  For natural gradients of the same objective use
+    `VN` or `SRVN`.
 
     Args:
         posterior, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.
@@ -60,8 +62,8 @@ class BBVI(NaturalGradientVI):
 class ProximalBBVI(NaturalGradientVI):
     """Black-box VI by proximal stochastic gradients in (m, C): the entropy enters by its proximal map.
 
-    C'_ii = ½(c + √(c² + 4ργ)), c = C_ii - ρ (HC)_ii (Domke 2020).  No smoothness constant and no projection; one draw
-    without the entropy, `Reparametrized`, by default.
+    C'_ii = ½(c + √(c² + 4ργ)), c = C_ii - ρ (HC)_ii (Domke 2020).  It needs neither a smoothness constant nor a
+    projection; the default estimator is one draw without the entropy, `Reparametrized`.
 
     Args:
         posterior, lr, estimator, loss_scale: see `NaturalGradientVI`; a `CholeskyGaussian` or `DiagonalGaussian`.

@@ -1,7 +1,7 @@
 """Published methods by name: each is a choice of parts.
 
 The docstring of a method says what it updates and where it was published.  All of them take the
-arguments of `Method`, and without ``lr`` find their steps by trial.
+arguments of `Method`; without ``lr`` those along a natural gradient find their steps by trial.
 """
 
 import math
@@ -31,13 +31,13 @@ from torchngvi.stepsizes import Convex
 
 
 class Method(NaturalGradientVI):
-    """A rule under its published name: abstract, `NaturalGradientVI` with the rule filled in.
+    """The abstract base of the published methods: `NaturalGradientVI` with the rule filled in.
 
     Args:
         posterior, lr, step_size, estimator, metric, momentum, loss_scale: see `NaturalGradientVI`.
 
     Raises:
-        PairError: a posterior the rule cannot move.
+        PairError: a posterior that the rule cannot move.
     """
 
     @renamed(acceleration="metric")
@@ -66,13 +66,13 @@ class Method(NaturalGradientVI):
     @staticmethod
     @abstractmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule of the method on this posterior."""
+        """The rule of the method on this posterior, which may depend on the coordinates that q holds."""
 
 
 class VN(Method):
-    """Variational Newton: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g.
+    """Variational Newton: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g (Khan and Rue 2023; Kumar et al. 2025, Eq 7).
 
-    Khan and Rue (2023), Kumar et al. (2025), Eq 7; for conjugate models one step of ρ = 1 is exact.
+    The first method to try; for conjugate models one step of ρ = 1 is exact.  The arguments are those of `Method`.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian
@@ -86,18 +86,20 @@ class VN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """On (Sm, S) the natural gradient is VN, and needs no factor of V."""
+        """The rule of VN: the natural gradient on a `NaturalGaussian`, where no factor of V is needed, else
+        `VariationalNewton`.
+        """
         return NaturalGradient() if isinstance(posterior, NaturalGaussian) else VariationalNewton()
 
 
 class SRVN(Method):
     """Square-root variational Newton: C' = C - ρ C tril½[CᵀHC - γI], m' = m - ρ C Cᵀg.
 
-    Kumar et al. (2025), Algorithm 1 and Eq 17; the same update as Tan (2025), Theorem 2.  A constant
+    The method is Algorithm 1 and Eq 17 of Kumar et al. (2025), and the update of Tan (2025), Theorem 2.  A constant
     lr must satisfy lr (W_ii - γ) < 2 (from the printed update: the diagonal changes sign otherwise),
     so that start and lr have to fit each other.  With ``estimator=PathDerivative()`` it is Algorithm 1b of
     Tan on a `CholeskyGaussian`, 1c with blocks of one on a `DiagonalGaussian`, and 2b on a
-    `PrecisionCholeskyGaussian`: T' = T + ρ T tril½[P], m' = m - ρ T⁻ᵀa.
+    `PrecisionCholeskyGaussian`: T' = T + ρ T tril½[P], m' = m - ρ T⁻ᵀa.  The arguments are those of `Method`.
 
     Raises:
         PairError: a posterior that holds no root, of the covariance or the precision.
@@ -110,11 +112,15 @@ class SRVN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The natural gradient in (m, C), or (m, T)."""
+        """The rule is the natural gradient in q's own coordinates, (m, C) or (m, T)."""
         return NaturalGradient()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a posterior that holds a root of the covariance."""
+        """Add a posterior that holds a root of the covariance or of the precision.
+
+        Raises:
+            PairError: a `NaturalGaussian`, which holds no root.
+        """
         if isinstance(param_group.get("posterior"), NaturalGaussian):
             raise PairError(
                 "SRVN updates a root of the covariance, and NaturalGaussian holds (S m, S), where the same natural "
@@ -124,10 +130,10 @@ class SRVN(Method):
 
 
 class SymmetricSRVN(Method):
-    """SR-VN on the symmetric half: V' = C (I - ½ρP)² Cᵀ, m' = m - ρ C Cᵀg, P = CᵀHC - γI.
+    """Square-root variational Newton in the symmetric half: V' = C (I - ½ρP)² Cᵀ, m' = m - ρ C Cᵀg, P = CᵀHC - γI.
 
-    Kumar et al. (2025), the remark on other square roots.  Unlike `SRVN` it does not depend on the order of the
-    coordinates of θ.
+    It is the remark on other square roots in Kumar et al. (2025).  Unlike `SRVN` it does not depend on the order of the
+    coordinates of θ.  The arguments are those of `Method`.
 
     >>> from torchngvi import CholeskyGaussian
     >>> opt = SymmetricSRVN(CholeskyGaussian(3), lr=0.1)
@@ -135,15 +141,15 @@ class SymmetricSRVN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The symmetric half, by a QR factorisation."""
+        """The rule is `SymmetricRoot`, the step in the symmetric half, by a QR factorisation."""
         return SymmetricRoot()
 
 
 class IBLR(Method):
     """The improved Bayesian learning rule: S' = (1 - γρ) S + ρH + ½ρ² G S⁻¹ G, m' = m - ρ S⁻¹ g, G = H - γS.
 
-    Lin, Schmidt and Khan (2020).  VN that stays positive definite for every ρ and every
-    H, convex or not.
+    It is `VN` with a second-order term (Lin, Schmidt and Khan 2020), by which S stays positive definite for every ρ and
+    every H: the choice for log joints that are not concave.  The arguments are those of `Method`.
 
     >>> from torchngvi import NaturalGaussian
     >>> opt = IBLR(NaturalGaussian(3), lr=0.1)
@@ -151,15 +157,15 @@ class IBLR(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The second-order retraction."""
+        """The rule is `Retraction`, VN with its second-order term."""
         return Retraction()
 
 
 class BWGD(Method):
     """Bures-Wasserstein gradient descent: m' = m - α g, V' = M V M, M = I - α(H - γS).
 
-    Lambert et al. (2022), Algorithm 1.  Its step depends on the scale of the problem: stable below
-    about 1/λ_max(H), with a rate that follows the conditioning.
+    It is Algorithm 1 of Lambert et al. (2022).  Its step depends on the scale of the problem: it is stable below
+    about 1/λ_max(H), with a rate that follows the conditioning.  The arguments are those of `Method`.
 
     >>> from torchngvi import CholeskyGaussian
     >>> opt = BWGD(CholeskyGaussian(3), lr=1e-2)
@@ -167,15 +173,15 @@ class BWGD(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The affine map of optimal transport."""
+        """The rule is `BuresWasserstein`, the affine map of optimal transport."""
         return BuresWasserstein()
 
 
 class SVGDDensity(Method):
     """Gaussian SVGD with full expectations: θ' = θ + ε(Bθ - g), B = γI - HV - g mᵀ.
 
-    Liu et al. (2024), Algorithm 1, as Kumar et al. (2025), Appendix G, run it; kernel xᵀy + 1.  For the
-    kernel centred at m use ``NaturalGradientVI(q, CenteredSVGD(), lr)``.
+    It is Algorithm 1 of Liu et al. (2024) with the kernel xᵀy + 1, as Kumar et al. (2025), Appendix G, run it.  For the
+    kernel centred at m use ``NaturalGradientVI(q, CenteredSVGD(), lr)``.  The arguments are those of `Method`.
 
     >>> from torchngvi import CholeskyGaussian
     >>> opt = SVGDDensity(CholeskyGaussian(3), lr=1e-2)
@@ -183,15 +189,15 @@ class SVGDDensity(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The Stein velocity of the bilinear kernel."""
+        """The rule is `SVGD`, along the Stein velocity of the bilinear kernel."""
         return SVGD()
 
 
 class CovarianceGD(Method):
     """Gradient descent in (m, V): m' = m - ρ g, V' = V - ½ρ (H - γS).
 
-    Kumar et al. (2025), Eq 4 ("GD").  Stable below 4γ/λ_max(H)² near the optimum; steps that leave the
-    positive definite cone are not taken.
+    It is Eq 4 ("GD") of Kumar et al. (2025), a baseline.  It is stable below 4γ/λ_max(H)² near the optimum; steps that
+    leave the positive definite cone are not taken.  The arguments are those of `Method`.
 
     >>> from torchngvi import CholeskyGaussian
     >>> opt = CovarianceGD(CholeskyGaussian(3), lr=1e-3)
@@ -199,17 +205,17 @@ class CovarianceGD(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The Euclidean gradient in (m, V)."""
+        """The rule is `CovarianceGradient`, the Euclidean gradient in (m, V)."""
         return CovarianceGradient()
 
 
 class RootGD(Method):
     """Gradient descent in (m, C): m' = m - ρ g, C' = C - ρ tril[(H - γS) C].
 
-    The update of Titsias and Lázaro-Gredilla (2014), "doubly stochastic" with `Stein` and a batch of
-    rows; with exact expectations the gradient descent whose convexity Domke (2020) has shown.  With
+    It is the update of Titsias and Lázaro-Gredilla (2014), "doubly stochastic" with `Stein` and a batch of
+    rows; with exact expectations it is the gradient descent whose convexity Domke (2020) has shown.  With
     ``estimator=PathDerivative()`` it is Algorithm 1a of Tan (2025); on a `PrecisionCholeskyGaussian` it is 2a,
-    T' = T + ρ tril[V (H - γS) T⁻ᵀ].
+    T' = T + ρ tril[V (H - γS) T⁻ᵀ].  The arguments are those of `Method`.
 
     >>> from torchngvi import CholeskyGaussian
     >>> opt = RootGD(CholeskyGaussian(3), lr=1e-2)
@@ -217,14 +223,14 @@ class RootGD(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The Euclidean gradient in (m, C), or (m, T)."""
+        """The rule is `RootGradient`, the Euclidean gradient in (m, C) or (m, T)."""
         return RootGradient()
 
 
 class NGVI(Method):
     """Stochastic natural-gradient VI: η' = (1 - γ)η + γ(∇_ω E_q[log p(y|z)] + η_prior), 0 ≤ γ ≤ 1.
 
-    Wu and Gardner (2024), section 3: `VN` whose steps are convex combinations, which stay in the cone with any
+    It is `VN` whose steps are convex combinations (Wu and Gardner 2024, section 3), which stay in the cone with any
     curvature estimate that is positive semi-definite (mini-batches of a linear regression, `BonnetPrice`, `Hessian`).
     ``LambdaLR(opt, theorem_schedule)`` gives γ_t = 2/(2 + t), `ExpectationAverage` the output of Theorem 1.
 
@@ -261,7 +267,7 @@ class NGVI(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """As `VN`."""
+        """The rule is that of `VN` on the same posterior."""
         return VN.rule_for(posterior)
 
 
@@ -321,7 +327,7 @@ class Snngm(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The natural gradient in q's own coordinates."""
+        """The rule is the natural gradient in q's own coordinates."""
         return NaturalGradient()
 
 

@@ -31,19 +31,20 @@ _BETA = 0.125  # (α - ½)/2 of the usual α = ¾
 
 
 class PreconditionedVI(NaturalGradientVI):
-    """λ ← λ - ρ (direction), the direction what a metric makes of ∇L.
+    """Steps λ ← λ - ρ d of a flat posterior, where the direction d is what a metric makes of ∇L.
 
-    A step whose result is not finite or leaves the family's domain is not taken, member by member; it is
-    counted in ``rejections`` and, on the CPU, warned of once.
+    The metric stands in the place of the inverse Fisher matrix; `IFVB` and `AIFVB` are this class with the metric of
+    their paper.  A step whose result is not finite or leaves the domain of the posterior is not taken, member by
+    member; it is counted in ``rejections`` and, on the CPU, warned of once.
 
     Args:
         posterior: q, flat, or several, as in `NaturalGradientVI`.
-        metric: from `torchngvi.metrics`.
-        lr: ρ; a torch scheduler may change it.
-        estimator: of ∇L, where ``step`` is given a log joint; by default `Pathwise(10)` where the family allows it,
-            else `ControlVariate(100)`.
+        metric: the inverse Fisher matrix or what takes its place, from `torchngvi.metrics`.
+        lr: the step size ρ; a torch scheduler may change it.
+        estimator: the estimator of ∇L, where ``step`` is given a log joint; by default `Pathwise(10)` where the
+            posterior allows it, else `ControlVariate(100)`.
         step_size: by default `KLRadius(0.1)`, so that no step is longer than 0.1 nats in the estimated metric, and
-            `Constant` for `Identity` and `Adam`, which have no such metric; `Clip`, `Shortest`.
+            `Constant` for `Identity` and `Adam`, which have no such metric; `Clip` and `Shortest` are others.
         momentum: `ExponentialAverage`, or none.
         loss_scale: see `NaturalGradientVI`.
 
@@ -87,7 +88,11 @@ class PreconditionedVI(NaturalGradientVI):
             self._state(index)  # what a metric cannot serve is refused here
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a flat posterior."""
+        """Add a flat posterior to the optimizer.
+
+        Raises:
+            InputError: a posterior that is not flat, such as a `CholeskyGaussian`.
+        """
         q = param_group.get("posterior")
         if not isinstance(q, FlatPosterior):
             raise InputError(
@@ -98,10 +103,10 @@ class PreconditionedVI(NaturalGradientVI):
 
     @property
     def posterior(self) -> FlatPosterior:
-        """q, where there is one.
+        """The flat posterior q, of an optimizer that holds one.
 
         Raises:
-            PairError: several.
+            PairError: an optimizer of several posteriors.
         """
         q = self._only_posterior("this")
         assert isinstance(q, FlatPosterior)
@@ -109,7 +114,7 @@ class PreconditionedVI(NaturalGradientVI):
 
     @property
     def family(self) -> FlatPosterior:
-        """The old name of `posterior`."""
+        """The posterior under its old name ``family``, with a warning."""
         warn_renamed(type(self).__name__, "family", "posterior")
         return self.posterior
 
@@ -119,7 +124,10 @@ class PreconditionedVI(NaturalGradientVI):
         return self._state(0)
 
     def inverse_fisher(self) -> Tensor:  # (*batch, D, D)
-        """The estimate t P of I_F⁻¹.
+        """The estimate t P of the inverse Fisher matrix I_F⁻¹ after t steps.
+
+        Returns:
+            The matrix, (*batch, D, D).
 
         Raises:
             PairError: a metric that keeps no inverse.
@@ -131,7 +139,15 @@ class PreconditionedVI(NaturalGradientVI):
 
 
 def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator | None = None) -> GradientEstimator:
-    """`Pathwise(10)` where every family has a map from noise to draws, else `ControlVariate(100)`."""
+    """The default estimator of ∇L for flat posteriors.
+
+    Args:
+        posteriors: the posteriors that are stepped.
+        generator: the source of the draws; without one, torch's default generator.
+
+    Returns:
+        `Pathwise(10)` where every posterior has a map from noise to draws, else `ControlVariate(100)`.
+    """
     if all(isinstance(q, FlatPosterior) and q.reparametrised for q in posteriors):
         return Pathwise(10, generator)
     return ControlVariate(100, generator)
@@ -140,7 +156,7 @@ def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator 
 class IFVB(PreconditionedVI):
     """Inversion-free variational Bayes (Godichon-Baggioni, Nguyen and Tran 2023, Algorithm 1).
 
-    For a family without a known Fisher matrix: flows, mixtures, copulas.  For a Gaussian the exact natural
+    It is for a posterior without a known Fisher matrix: flows, mixtures, copulas.  For a Gaussian the exact natural
     gradient is cheaper and free of noise: `torchngvi.fit`, or the metric `Exact`.
 
     Args:
@@ -190,7 +206,10 @@ class IFVB(PreconditionedVI):
 
 
 class AIFVB(PreconditionedVI):
-    """IFVB with a weighted average of the iterates as its estimate (Algorithm 2): see ``average``.
+    """IFVB with a weighted average of its iterates (Godichon-Baggioni, Nguyen and Tran 2023, Algorithm 2).
+
+    The average, in the attribute `average`, is the estimate; the posterior itself holds the last iterate.  Use it where
+    the noise of the last iterate matters; `IFVB` where the iterates lie on a manifold, which an average would leave.
 
     Args:
         posterior, lr, metric, estimator, step_size, momentum: see `IFVB`.
@@ -198,7 +217,15 @@ class AIFVB(PreconditionedVI):
 
     Raises:
         InputError: a value out of range, or more memory than there is.
-        PairError: a family on a manifold.
+        PairError: a posterior on a manifold.
+
+    >>> from torchngvi.ifvb import Beta
+    >>> q = Beta(torch.tensor([5.0, 9.0]).double())
+    >>> opt = AIFVB(q, 0.01)
+    >>> for _ in range(3):
+    ...     loss = opt.step(lambda theta: (57 * theta.log() + 143 * torch.log1p(-theta))[..., 0])
+    >>> opt.average.shape
+    torch.Size([2])
     """
 
     averaging: Averaging
@@ -219,7 +246,12 @@ class AIFVB(PreconditionedVI):
         super().__init__(posterior, metric, lr, estimator=estimator, step_size=step_size, momentum=momentum)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a flat posterior that lies on no manifold."""
+        """Add a flat posterior that lies on no manifold.
+
+        Raises:
+            InputError: a posterior that is not flat.
+            PairError: a posterior on a manifold, where an average of points is no point of it.
+        """
         q = param_group.get("posterior")
         if isinstance(q, FlatPosterior) and not q.flat:
             raise PairError(f"the average of points of the manifold of {type(q).__name__} is no point of it. Use IFVB.")
@@ -246,7 +278,7 @@ class AIFVB(PreconditionedVI):
 
     @property
     def average(self) -> Tensor:  # (*batch, D)
-        """The average of the iterates, the estimate."""
+        """The weighted average of the iterates, which is the estimate of λ, (*batch, D)."""
         return self.memory["averaging"]["average"]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,14 +10,19 @@ State = dict[str, Tensor]
 
 
 def averaged(momentum: Momentum, q: Posterior, path: Path, share: Tensor, state: State) -> tuple[Path, State]:
-    """The path along the average, and the state with this change in it; one that is not finite is not remembered.
+    """The path along the average of the changes that the rule has asked for, and the state of the momentum after it.
+
+    A change that is not finite does not enter the average.
 
     Args:
-        momentum: what averages.
-        q: the posterior.
-        path: of the rule, along a straight line.
-        share: ρ of the change that enters the average, (*batch,).
-        state: that of the momentum.
+        momentum: the part that averages the changes.
+        q: the posterior that is stepped.
+        path: the path of the rule, which has to be a straight line in q's own coordinates.
+        share: the ρ at which the change that enters the average is read from the path, (*batch,).
+        state: the state of the momentum before this step.
+
+    Returns:
+        The straight path along the average, which keeps the norm and slope of the rule's path, and the new state.
     """
     move = path.at(share)
     assert isinstance(move, Tangent)
@@ -34,13 +39,19 @@ def averaged(momentum: Momentum, q: Posterior, path: Path, share: Tensor, state:
 
 
 def turned(momentum: Momentum, q: Posterior, step: Proposal, memory: State) -> State:
-    """The state, its averaged changes with their columns turned where q turns those of its root to a positive diagonal.
+    """The state of the momentum in the coordinates that q has after a step.
+
+    A posterior keeps the diagonal of its root positive by changing the sign of columns; the columns of the averaged
+    changes have to change sign with them.
 
     Args:
-        momentum: which says what of the state is turned.
+        momentum: the part whose attribute ``signed`` names the entries of the state that are turned.
         q: the posterior before the step.
         step: the step that is about to be taken.
-        memory: of the momentum after this step.
+        memory: the state of the momentum after this step.
+
+    Returns:
+        The state, with the columns of the named entries turned.
     """
     if isinstance(step.move, LogTangent):  # its diagonal stays positive
         return memory

@@ -15,7 +15,12 @@ from torchngvi.renamed import warn_renamed
 
 
 class PosteriorOptimizer(torch.optim.Optimizer):
-    """What `NaturalGradientVI` is made of, and what it remembers: param groups, state dicts, copies."""
+    """A torch optimizer whose parameters are posteriors: param groups, the state of each posterior, copies and pickles.
+
+    It is the base of `NaturalGradientVI`, which adds the steps; use that class, or a method of `torchngvi.methods`.
+    A param group holds one posterior, and its state is a dict with one entry for each part (step size, estimator,
+    metric, momentum), made by the ``init`` of the part before the first step.
+    """
 
     rule: Rule
     step_size: StepSize
@@ -35,7 +40,16 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a posterior: ``{"posterior": q, "lr": 0.1}``."""
+        """Add a posterior, as a group such as ``{"posterior": q, "lr": 0.1}``.
+
+        Args:
+            param_group: the posterior with options of its own, ``lr`` and ``loss_scale``; those left out are the
+                defaults.
+
+        Raises:
+            InputError: something that is no posterior, or an option that is not positive.
+            PairError: a posterior that the parts of this optimizer cannot move.
+        """
         group = dict(param_group)
         q = group.pop("posterior", None)
         if not isinstance(q, Posterior):
@@ -69,13 +83,13 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     @property
     def acceleration(self) -> Metric | None:
-        """The metric, under its old name."""
+        """The metric under its old name ``acceleration``, with a warning."""
         warn_renamed(type(self).__name__, "acceleration", "metric")
         return self.metric
 
     @property
     def rejections(self) -> int:
-        """Steps not taken so far, over all posteriors and batch members."""
+        """The number of steps that were not taken so far, over all posteriors and batch members."""
         return sum(int(s["rejections"].sum()) for s in self.state.values() if "rejections" in s)
 
     # -------------------------------------------------------------------------------- state
@@ -113,17 +127,24 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         return {name: generator for name, generator in found.items() if generator is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the state of the generators of the parts."""
+        """The state of the optimizer as `torch.optim.Optimizer` gives it, with that of the generators of its parts.
+
+        Returns:
+            The state dict; an optimizer that loads it goes on bit for bit, from the same posterior.
+        """
         if generators := self._generators():
             states = {name: generator.get_state() for name, generator in generators.items()}
             self.state[self.posteriors[0].mean_probe]["generators"] = states
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; the next step evaluates anew.
+        """Load a state that `state_dict` gave; the next step evaluates the target anew.
+
+        Args:
+            state_dict: the state of an optimizer with the same parts and posteriors of the same shapes.
 
         Raises:
-            InputError: a state in which the parts have no dicts of their own.
+            InputError: a state of version 0.1, in which the parts have no dicts of their own.
         """
         if any("rejections" in saved and "step_size" not in saved for saved in state_dict["state"].values()):
             raise InputError(
@@ -141,7 +162,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 generator.set_state(saved[name].to(device="cpu", dtype=torch.uint8))
 
     def __repr__(self) -> str:
-        """As torch's, with the parts."""
+        """The param groups as torch prints them, followed by the names of the parts."""
         parts = (self.rule, self.step_size, self.estimator, self.metric, self.momentum)
         names = ", ".join(type(part).__name__ for part in parts if part is not None)
         return f"{super().__repr__()[:-1].rstrip()}\n    parts: {names}\n)"

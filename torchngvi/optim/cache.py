@@ -8,7 +8,7 @@ from torchngvi.optim.records import Evaluation, Heading
 
 
 class Cached(NamedTuple):
-    """An evaluation with the way from there, and what both were computed from."""
+    """The last evaluation with the path from there, and everything that both were computed from."""
 
     target: Target
     settings: tuple[object, ...]  # of the target, with its temperature
@@ -17,23 +17,44 @@ class Cached(NamedTuple):
     heading: Heading
 
     def holds(self, target: Target, q: Posterior, wait: bool) -> bool:
-        """Whether it is still that of this target at this q.
+        """Whether the kept evaluation is still that of this target at this q.
 
         Args:
-            target: what is evaluated.
+            target: the target that is to be evaluated.
             q: the posterior as it is now.
-            wait: for an accelerator, to compare the contents of tensors there too.
+            wait: whether tensors on an accelerator are compared by their entries too, for which the host waits.
+
+        Returns:
+            True if target, temperature, settings, tensors and coordinates are what they were at the evaluation.
         """
         same = self.target == target and self.settings == settings(target)
         return same and self.versions.hold((*target.tensors(), *q.coordinates), wait)
 
 
 def cached(target: Target, q: Posterior, evaluation: Evaluation, heading: Heading, before: Cached | None) -> Cached:
-    """What is known at q as it is now; what the one before knows of unchanged tensors is taken over."""
+    """The record of an evaluation at q as it is now, to be asked by the next step.
+
+    Args:
+        target: the target that was evaluated.
+        q: the posterior at which it was evaluated.
+        evaluation: the loss and its derivative there.
+        heading: the path of the next step from there.
+        before: the record that this one replaces; what it knows of unchanged tensors is taken over.
+
+    Returns:
+        The record.
+    """
     versions = Versions((*target.tensors(), *q.coordinates), None if before is None else before.versions)
     return Cached(target, settings(target), versions, evaluation, heading)
 
 
 def settings(target: Target) -> tuple[object, ...]:
-    """What of a target is no tensor and changes its value."""
+    """The values beside its tensors on which a target depends: its temperature and its settings.
+
+    Args:
+        target: the target that is asked.
+
+    Returns:
+        A tuple that changes whenever one of these values does.
+    """
     return target.temperature, *target.settings()

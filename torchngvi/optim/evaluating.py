@@ -29,7 +29,11 @@ from torchngvi.optim.state import State
 
 
 class EvaluatingOptimizer(PosteriorOptimizer):
-    """What `NaturalGradientVI` knows of a target at q: the loss, the gradient, and the way from there."""
+    """A `PosteriorOptimizer` that evaluates a target at q: the loss, its gradient, and the path of the next step.
+
+    It is the base of `NaturalGradientVI`; its methods `evaluate`, `averaged` and `resample` are for loops such as
+    `torchngvi.fit`, which look at the norm of the gradient between two steps.
+    """
 
     evaluations: int = 0
     gradients: int = 0  # of the log joint, one a draw; for a model, passes over its data
@@ -41,7 +45,26 @@ class EvaluatingOptimizer(PosteriorOptimizer):
     @tracked
     @torch.no_grad()
     def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
-        """L and the natural-gradient norm at q; the next step on the same target reuses the work."""
+        """Evaluate L and its natural-gradient norm at q, without a step; the next step on the same target uses the
+        result.
+
+        Args:
+            target: a `Target`, or a function of theta that returns the log joint.
+
+        Returns:
+            The loss (*batch,), the squared natural norm of its gradient (*batch,), and the part of it that the noise of
+            the draws explains, where that is known.
+
+        Raises:
+            PairError: a target that the estimator cannot evaluate, an optimizer of several posteriors.
+
+        >>> import torch
+        >>> from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
+        >>> model = GeneralizedLinear(torch.eye(1), [2.0], "gaussian")  # the posterior is N(1, ½)
+        >>> opt = VN(CholeskyGaussian(1, mean=1.0, scale=0.5**0.5))
+        >>> bool(opt.evaluate(model).norm2 < 1e-10)
+        True
+        """
         target = as_target(target)
         if not target.tensors():
             self._cache = None  # nobody knows whether the target has changed
@@ -50,10 +73,19 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     @torch.no_grad()
     def averaged(self, target: Target, repeats: int) -> Status:
-        """L and the norm of the mean gradient of two fresh evaluations at q or more, with its squared standard error.
+        """L and the norm of the mean gradient over fresh evaluations at q, with the squared standard error of that
+        norm.
 
-        For a verdict where there are draws: the norm of one evaluation is small by chance too, and that on fixed draws
-        says nothing of others.
+        It is for a verdict where there are draws: the norm of one evaluation is small by chance too, and the norm on
+        fixed draws says nothing of other draws.
+
+        Args:
+            target: the target to evaluate.
+            repeats: the number of evaluations, each on draws of its own, at least 2.
+
+        Returns:
+            The mean loss (*batch,), the squared natural norm of the mean gradient (*batch,), and its squared standard
+            error (*batch,).
         """
         q = self._only_posterior("a target")
         first = self._evaluate_target(target, q, fresh=1)
@@ -106,11 +138,25 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         self.last_cost = cost.gradients
 
     def evaluates_exactly(self, target: Target) -> bool:
-        """Whether an evaluation gives L itself: no noise, and no average over fixed draws."""
+        """Whether an evaluation gives L itself, so that losses may be compared.
+
+        Args:
+            target: the target that would be evaluated.
+
+        Returns:
+            True if neither the estimator nor the target is noisy, and there is no average over fixed draws.
+        """
         return self._estimator_for(target).comparable and target.comparable and not self.averages(target)
 
     def averages(self, target: Target) -> bool:
-        """Whether every evaluation is the average over the same fixed draws."""
+        """Whether every evaluation is the average over the same fixed draws (a sample-average approximation of L).
+
+        Args:
+            target: the target that would be evaluated.
+
+        Returns:
+            True if the estimator keeps its draws.
+        """
         return self._estimator_for(target).fixed
 
     def _estimator_for(self, target: Target) -> Estimator:
@@ -120,6 +166,12 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     def resample(self, estimator: Estimator) -> None:
         """Go on with another estimator of the same expectation; what is known of the curvature is kept.
+
+        Args:
+            estimator: the estimator from now on, for example the same one on more draws.
+
+        Raises:
+            PairError: an estimator that cannot work with the other parts.
 
         >>> from torchngvi import VN, CholeskyGaussian, Stein
         >>> from torchngvi.expectations import Fixed

@@ -11,10 +11,13 @@ from torchngvi.optim.records import Evaluation
 
 
 def check_filled(posteriors: Sequence[Posterior]) -> None:
-    """That a backward pass has reached every posterior.
+    """Check that a backward pass has reached every posterior.
+
+    Args:
+        posteriors: the posteriors that are about to be stepped.
 
     Raises:
-        InputError: one without a gradient.
+        InputError: a posterior without a gradient.
     """
     if any(_empty(q) for q in posteriors):
         raise InputError(
@@ -26,7 +29,15 @@ def check_filled(posteriors: Sequence[Posterior]) -> None:
 def evaluated(
     closure: Callable[[], Tensor], posteriors: Sequence[Posterior], scales: Sequence[float]
 ) -> list[Evaluation]:
-    """One evaluation a posterior from a closure, which returns the loss and may have called ``backward`` itself.
+    """Evaluate a closure, and read the gradient of each posterior from its probes.
+
+    Args:
+        closure: returns the loss, and may have called ``backward`` itself; else it is called here.
+        posteriors: the posteriors on which the loss depends.
+        scales: the factor on loss and gradient for each posterior, N for a loss divided by N.
+
+    Returns:
+        One evaluation for each posterior.
 
     Raises:
         InputError: a closure that returns no tensor, or one that does not depend on a posterior.
@@ -46,7 +57,16 @@ def evaluated(
 
 
 def packet(q: Posterior, loss: Tensor, scale: float) -> Expectation:
-    """a and W = P + I from the gradients of a whole loss, entropy included; they are used up."""
+    """The derivative of a whole loss, entropy included, from the gradients in the probes of q, which are used up.
+
+    Args:
+        q: the posterior, whose probes hold a and the gradient in the root.
+        loss: the value of the loss, 0-d or (*batch,).
+        scale: the factor on loss and gradient.
+
+    Returns:
+        The expectation with the derivative (a, W = P + I) in the frame of q, at temperature 1.
+    """
     a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
     q.mean_probe.grad = q.root_probe.grad = None
     W = q.structure.one_sided(R) + q.structure.eye(a)
@@ -54,7 +74,11 @@ def packet(q: Posterior, loss: Tensor, scale: float) -> Expectation:
 
 
 def check_one_loss_each(loss: Tensor, q: Posterior) -> None:
-    """That a closure tells the batch members apart.
+    """Check that a closure returns one loss for each batch member, as a step found by trial needs it.
+
+    Args:
+        loss: what the closure returned.
+        q: the posterior that is stepped.
 
     Raises:
         InputError: another shape than that of the batch.

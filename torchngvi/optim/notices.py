@@ -11,7 +11,13 @@ from torchngvi.interfaces import Posterior
 
 
 def warn_of_rejection(method: str, q: Posterior, rho: Tensor) -> None:
-    """A step that was not taken, and what to do about it."""
+    """Warn that a step was not taken, and say what to do about it.
+
+    Args:
+        method: the name of the optimizer's class.
+        q: the posterior that was left as it is.
+        rho: the step size that was tried, (*batch,).
+    """
     domain, remedy = q.domain, "or VN or SRVN without one, which find their steps by trial"
     if not q.framed:
         domain = f"the domain where {domain}"
@@ -25,7 +31,13 @@ def warn_of_rejection(method: str, q: Posterior, rho: Tensor) -> None:
 
 
 def warn_if_unsummed(method: str) -> None:
-    """At the first step: q is in buffers, whose gradients DistributedDataParallel does not reduce."""
+    """Warn, in a run of several processes, that a step sums nothing over them.
+
+    The coordinates of q are buffers, whose gradients DistributedDataParallel does not reduce.
+
+    Args:
+        method: the name of the optimizer's class.
+    """
     if ranks() > 1:
         warn(
             f"{method}: this is one of {ranks()} processes, and a step does not sum over them what "
@@ -37,7 +49,12 @@ def warn_if_unsummed(method: str) -> None:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """At the first frame that is neither of this library nor of torch."""
+    """Warn at the first frame of the call stack that belongs neither to this library nor to torch.
+
+    Args:
+        text: the warning.
+        category: the class of the warning.
+    """
     depth, frame = 2, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torchngvi", "torch"):
         depth, frame = depth + 1, frame.f_back

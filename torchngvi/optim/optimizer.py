@@ -51,28 +51,39 @@ from torchngvi.stepsizes import Constant, SufficientDecrease
 
 
 class NaturalGradientVI(EvaluatingOptimizer):
-    """A rule and a step size applied to one posterior or several.
+    """Variational inference by natural gradients: a rule and a step size applied to one posterior or to several.
+
+    It minimises L(q) = E_q[ℓ] - γ entropy(q), ℓ minus the log joint, as any `torch.optim.Optimizer`.  Use it for a
+    combination of parts of your own; the published combinations have names in `torchngvi.methods`, such as `VN`.
 
     Args:
         posterior: a `Posterior`, an iterable of them, or of dicts with the key "posterior" and
             options of their own, as torch's param groups.
-        rule: which curve, from `torchngvi.rules`.
+        rule: the curve that a step follows, from `torchngvi.rules`.
         lr: the step size; without it, steps are found by trial (`SufficientDecrease`), up to 1/γ, the
             full Newton step.
         step_size: a control from `torchngvi.stepsizes`; lr is then its upper limit, 1 if not given.
         estimator: how E_q[ℓ] is obtained; by default `Quadrature` where the target allows it,
             otherwise `Stein()`.
-        metric: what bends the gradient before the rule follows it.  `QuasiNewton` memory, or `SiteNewton`, for the slow
-            tail; the first is on by default where steps are found by trial (neither lr nor step_size given) along a
-            natural gradient.  For a flat posterior one that stands in the place of the inverse Fisher matrix, such as
-            `Recursive`, with the rule `RootGradient`.
-        momentum: `NormalizedMomentum`, `Adam` or `ExponentialAverage`, which averages the changes over the steps; with
-            a learning rate.
-        loss_scale: multiplies the gradients of a closure's loss, N for a loss divided by N.
+        metric: the part that bends the gradient before the rule follows it.  `QuasiNewton` memory, or `SiteNewton`, is
+            for slow tails; the first is the default where steps are found by trial (neither lr nor step_size given)
+            along a natural gradient.  For a flat posterior it is one that stands in the place of the inverse Fisher
+            matrix, such as `Recursive`, with the rule `RootGradient`.
+        momentum: `NormalizedMomentum`, `Adam` or `ExponentialAverage`, which averages the changes over the steps; it
+            needs a learning rate.
+        loss_scale: the factor on the gradients of a closure's loss, N for a loss divided by N.
 
     Raises:
-        InputError: lr or loss_scale not positive, no posterior.
+        InputError: an lr or a loss_scale that is not positive, no posterior.
         PairError: parts that cannot work together.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+    >>> from torchngvi.rules import VariationalNewton
+    >>> q, model = CholeskyGaussian(1), GeneralizedLinear(torch.eye(1), [2.0], "gaussian")
+    >>> _ = NaturalGradientVI(q, VariationalNewton(), lr=1.0).step(model)
+    >>> round(q.mean.item(), 4), round(q.variance.item(), 4)  # the posterior is N(1, ½)
+    (1.0, 0.5)
     """
 
     @renamed(acceleration="metric")
@@ -181,7 +192,11 @@ class NaturalGradientVI(EvaluatingOptimizer):
 
     @torch.no_grad()
     def step_untried(self, target: Target) -> None:
-        """The step that would be tried next, taken as it is: near the optimum, where an evaluation is dear."""
+        """Take the step that would be tried next, without a trial: near the optimum, where an evaluation is dear.
+
+        Args:
+            target: the target to step on.
+        """
         with FullPrecision(self.posteriors[0].mean_probe.device.type):
             evaluation, heading = self._evaluated(target)
             self._advance(0, evaluation, heading, None)

@@ -17,7 +17,7 @@ from torchngvi.structures import FullAlgebra
 
 
 class Parts(NamedTuple):
-    """What is to work together; None for what there is not, or is not known yet."""
+    """The parts that are to work together; an entry is None if there is no such part, or if it is not known yet."""
 
     rule: Rule
     step_size: StepSize
@@ -54,7 +54,11 @@ class Parts(NamedTuple):
         return bool(((again - loss).abs() > rounding).any())
 
     def words(self) -> dict[str, Any]:
-        """The names that a sentence may use."""
+        """The words that a sentence of the tables may use in braces.
+
+        Returns:
+            The names of the parts by axis, and what the posterior, the estimator and the losses add to them.
+        """
         names = {name: type(part).__name__ for name, part in self._asdict().items()}
         words = {"emits": self.rule.emits.__name__, "number": self.number}
         if self.q is not None:
@@ -185,10 +189,15 @@ FOLDERS = {
 
 
 def refuse(table: Sequence[Refusal], parts: Parts, **more: str) -> None:
-    """Raise the sentence of the first row whose condition holds.
+    """Raise the sentence of the first row of a table whose condition holds.
+
+    Args:
+        table: pairs of a condition on the parts and a sentence with names in braces.
+        parts: the parts that are to work together.
+        more: further words for the sentence.
 
     Raises:
-        PairError: there is one.
+        PairError: a row whose condition holds.
     """
     for holds, sentence in table:
         if holds(parts):
@@ -196,10 +205,13 @@ def refuse(table: Sequence[Refusal], parts: Parts, **more: str) -> None:
 
 
 def check_kinds(**parts: Any) -> None:
-    """Each is an instance of its axis, or not given.
+    """Check that each part is an instance of the class of its axis, or was not given.
+
+    Args:
+        parts: the parts by the name of their axis, a key of `FOLDERS`; only ``rule`` may not be None.
 
     Raises:
-        PairError: a class, or something of another package.
+        PairError: a class in the place of an instance, or an object of another package.
     """
     for name, part in parts.items():
         kind, folder = FOLDERS[name]

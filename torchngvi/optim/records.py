@@ -9,14 +9,14 @@ from torchngvi.interfaces import Expectation, Path
 
 
 class Evaluation(NamedTuple):
-    """L and the packet at one q."""
+    """The loss L and its derivative, evaluated at one q."""
 
     loss: Tensor  # L(q) = E_q[ℓ] - γ entropy, (*batch,)
     e: Expectation
 
 
 class Heading(NamedTuple):
-    """Where the next step may go."""
+    """The path that the next step may follow from an evaluation."""
 
     path: Path
     norm2: Callable[[], Tensor]  # squared natural norm of ∇L, (*batch,)
@@ -24,7 +24,7 @@ class Heading(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Where q stands."""
+    """The loss of q and the norm of its gradient, as `NaturalGradientVI.evaluate` gives them."""
 
     loss: Tensor  # (*batch,)
     norm2: Tensor  # squared natural-gradient norm, (*batch,)
@@ -32,7 +32,7 @@ class Status(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the last step did."""
+    """The size of the last step and whether it was taken, kept in the attribute ``last`` of an optimizer."""
 
     rho: Tensor  # step size, (*batch,); in units of 1/γ where it was found by trial
     accepted: Tensor  # (*batch,)

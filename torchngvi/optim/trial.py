@@ -13,7 +13,7 @@ _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy d
 
 
 class Proposal(NamedTuple):
-    """A point of the path, before q goes there."""
+    """A point of the path that q may move to."""
 
     path: Path
     rho: Tensor  # (*batch,)
@@ -23,7 +23,7 @@ class Proposal(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a trial came to."""
+    """The result of a trial, in which q was moved, evaluated, and put back where the step was refused."""
 
     accepted: Tensor  # (*batch,)
     evaluation: Evaluation  # at q as it is afterwards: of the trial where it was kept, of the start elsewhere
@@ -31,7 +31,16 @@ class Outcome(NamedTuple):
 
 
 def proposed(q: Posterior, path: Path, rho: Tensor) -> Proposal:
-    """The point at ρ."""
+    """The point of a path at the step size ρ.
+
+    Args:
+        q: the posterior, which is not moved.
+        path: the path of the rule.
+        rho: the step size, (*batch,).
+
+    Returns:
+        The point, and which batch members stay in the domain of q there.
+    """
     move = path.at(rho)
     new, inside = q.moved(move)
     return Proposal(path, rho, move, new, inside)
@@ -44,17 +53,17 @@ def tried(
     evaluate: Callable[[], Evaluation],
     judge: Callable[[Trial], tuple[Tensor, dict[str, Any]]],
 ) -> Outcome:
-    """Move q, evaluate it there, and restore the members whose step is not kept.
+    """Move q to a proposal, evaluate it there, and put back the members whose step is not kept.
 
     Args:
         q: the posterior at the start; an error or an interrupt in ``evaluate`` leaves it there.
-        proposal: where to.
-        start: the evaluation there.
-        evaluate: at q as it then is.
-        judge: which members are kept, (*batch,), and the state of the step size after such a trial.
+        proposal: the point to move to.
+        start: the evaluation at the start.
+        evaluate: evaluates the target at q as it then is.
+        judge: tells which members are kept, (*batch,), and the state of the step size after such a trial.
 
     Returns:
-        Which members were kept, the evaluation that holds now, and the new state where the trial says something.
+        The members that were kept, the evaluation that holds now, and the new state of the step size.
     """
     path, rho = proposal.path, proposal.rho
     old = q.snapshot()
@@ -73,12 +82,26 @@ def tried(
 
 
 def usable(trial: Trial) -> Tensor:  # (*batch,)
-    """Whether a trial began where L, its slope and the step were finite: other trials teach nothing."""
+    """The members whose trial began where L, its slope and the step were finite; other trials teach nothing.
+
+    Args:
+        trial: the losses before and after a step, with its slope and length.
+
+    Returns:
+        The mask of these members, (*batch,).
+    """
     return trial.rho.isfinite() & trial.slope.isfinite() & trial.before.isfinite()
 
 
 def together(trial: Trial) -> Trial:
-    """One trial of all batch members, each with its own ρ."""
+    """One trial for all batch members, for a target that couples them: they are kept or put back together.
+
+    Args:
+        trial: the trial of each member.
+
+    Returns:
+        The trial with losses and promised decreases summed over the members, each with its own ρ.
+    """
     before, after, promised = (x.sum().expand_as(x) for x in (trial.before, trial.after, trial.rho * trial.slope))
     length = trial.length.square().sum().sqrt().expand_as(trial.length)
     slack = trial.slack.sum().expand_as(trial.slack) if isinstance(trial.slack, Tensor) else trial.slack

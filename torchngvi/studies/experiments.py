@@ -33,7 +33,7 @@ _LOST = 1e12  # nats above which a difference of energies is rounding
 
 @dataclass(frozen=True)
 class Problem:
-    """A case, ready to be run."""
+    """The models and the estimator of a case, ready to be run."""
 
     target: GeneralizedLinear | Regularized
     model: GeneralizedLinear
@@ -42,7 +42,14 @@ class Problem:
 
 
 def build(case: Case, starts: int = 1) -> Problem:
-    """Read the data, split, and make the models, for so many starts side by side.
+    """Read the data of a case, split them, and make the models, for so many starts side by side.
+
+    Args:
+        case: the settings of the case.
+        starts: the number of starts, for the memory that they take.
+
+    Returns:
+        The problem.
 
     Raises:
         InputError: data or settings that cannot be used, too little memory.
@@ -103,6 +110,20 @@ def quadratic(eigenvalues: Sequence[float], prior_precision: float) -> tuple[Ten
     """Two rows of a linear regression with noise 1 whose posterior precision has these eigenvalues.
 
     The axes are turned by 30 degrees; the posterior mean is (1, -1), up to the prior.
+
+    Args:
+        eigenvalues: two, larger than the prior precision.
+        prior_precision: that of both coefficients.
+
+    Returns:
+        X (2, 2) and y (2,), float64.
+
+    Raises:
+        InputError: other eigenvalues.
+
+    >>> X, _ = quadratic((1.0, 10.0), 0.1)
+    >>> torch.linalg.eigvalsh(X.mT @ X + 0.1 * torch.eye(2)).round(decimals=6).tolist()
+    [1.0, 10.0]
     """
     if len(eigenvalues) != 2 or min(eigenvalues) <= prior_precision:
         raise InputError(f"eigenvalues must be two, larger than prior_precision; got {tuple(eigenvalues)}.")
@@ -127,7 +148,17 @@ def _estimator(case: Case) -> Estimator:
 
 
 def start(case: Case, contender: Contender, problem: Problem, experiment: Experiment) -> Gaussian:
-    """One batched posterior with all starts; the same means for every method."""
+    """One batched posterior with all starts; the means are the same for every method.
+
+    Args:
+        case: the case, whose seed makes the means.
+        contender: the method, which names its posterior.
+        problem: the models of the case.
+        experiment: the number of starts, and how far they are spread.
+
+    Returns:
+        A posterior of batch shape (starts,), float64.
+    """
     shape = (experiment.starts, problem.model.dim)
     noise = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case.seed))
     mean, scale, dim = experiment.start_sd * noise, experiment.start_scale, problem.model.dim
@@ -137,9 +168,15 @@ def start(case: Case, contender: Contender, problem: Problem, experiment: Experi
 
 
 def run(case: Case, contender: Contender, experiment: Experiment, problem: Problem) -> pd.DataFrame:
-    """One method from all starts: a row for each start and record.
+    """Run one method from all starts.
 
-    Seconds are CPU time of the steps alone, not of what is recorded: that of the batch over the number of starts.
+    Args:
+        case, contender, experiment: the settings of the case, of the method, and of the starts.
+        problem: the models of the case.
+
+    Returns:
+        A row for each start and record.  Seconds are CPU time of the steps alone, not of what is recorded: that of
+        the batch over the number of starts.
     """
     q = start(case, contender, problem, experiment)
     noise = torch.Generator().manual_seed(case.seed)
@@ -196,7 +233,18 @@ def _measured(
 
 
 def run_all(experiment: Experiment, say: Any = print) -> pd.DataFrame:
-    """Every method of every case; what cannot be had is skipped with a sentence."""
+    """Run every method of every case; a case whose data cannot be had is skipped with a sentence.
+
+    Args:
+        experiment: the settings.
+        say: called with each sentence on the progress.
+
+    Returns:
+        The log of all runs.
+
+    Raises:
+        InputError: as `build`; every case was skipped.
+    """
     logs = []
     for case in experiment.cases:
         if case.skip:

@@ -27,13 +27,25 @@ _INK, _FAINT = "#222222", "#9aa0a6"
 
 
 def last_values(log: pd.DataFrame) -> pd.DataFrame:
-    """Mean over starts of the last record of each method."""
+    """The last record of each method, as the mean over its starts.
+
+    Args:
+        log: the log of an experiment.
+
+    Returns:
+        A row for each case and method.
+    """
     last = log[log["iteration"] == log.groupby(["case", "method"])["iteration"].transform("max")]
     return last.drop(columns="start").groupby(["case", "method"], sort=False).mean().reset_index()
 
 
 def show_table(log: pd.DataFrame, title: str) -> None:
-    """Print the last values."""
+    """Print the last values of each method as a table.
+
+    Args:
+        log: the log of an experiment.
+        title: above the table.
+    """
     frame = last_values(log)
     table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (name for name in _SHOWN if name in frame):
@@ -45,7 +57,16 @@ def show_table(log: pd.DataFrame, title: str) -> None:
 
 
 def blank_figure(width: float, height: float, title: str, note: str = "") -> Figure:
-    """A figure with a title and an Agg canvas."""
+    """A figure without panels, with a title and an Agg canvas.
+
+    Args:
+        width, height: in inches.
+        title: at the top.
+        note: at the bottom.
+
+    Returns:
+        The figure.
+    """
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     look: dict[str, Any] = {"x": 0.01, "ha": "left", "fontfamily": families()}
@@ -56,7 +77,13 @@ def blank_figure(width: float, height: float, title: str, note: str = "") -> Fig
 
 
 def style(axes: Axes, title: str, x: str = "", y: str = "") -> None:
-    """The look of all panels."""
+    """Give a panel the look of all panels.
+
+    Args:
+        axes: the panel.
+        title: above it.
+        x, y: the labels of its axes.
+    """
     axes.set_title(drawable(title), loc="left", fontsize=9, color=_INK, fontfamily=families())
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
@@ -70,14 +97,28 @@ def style(axes: Axes, title: str, x: str = "", y: str = "") -> None:
 
 
 def color(index: int) -> str:
-    """Of the method with this number."""
+    """The colour of the method with this number.
+
+    Args:
+        index: from 0.
+
+    Returns:
+        A colour of matplotlib.
+    """
     return _COLORS[index % len(_COLORS)]
 
 
 def curves(log: pd.DataFrame, experiment: Experiment) -> Figure:
-    """One row of panels a case: mean and min-max band over the starts.
+    """Draw one row of panels for each case: mean and min-max band over the starts.
 
     As in the paper the smallest value over all iterations, starts and methods of a case is subtracted from losses.
+
+    Args:
+        log: the log of the experiment.
+        experiment: its settings, which name the panels.
+
+    Returns:
+        The figure.
     """
     cases = list(dict.fromkeys(log["case"]))
     columns = experiment.columns

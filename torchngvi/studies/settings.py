@@ -27,7 +27,15 @@ AXES = {"iteration": "iterations", "evaluations": "evaluations", "seconds": "CPU
 
 @dataclass(frozen=True)
 class Contender:
-    """One method with its settings."""
+    """The settings of one method in an experiment.
+
+    Raises:
+        InputError: an unknown name, a learning rate that is not positive, steps by trial with noisy values.
+        PairError: a method and a posterior that do not fit.
+
+    >>> Contender("bwgd", lr=1e-3).label
+    'bwgd'
+    """
 
     method: str
     lr: float | None = None  # without: steps found by trial
@@ -48,13 +56,20 @@ class Contender:
 
     @property
     def by_trial(self) -> bool:
-        """Steps are found by trial."""
+        """Whether the steps are found by trial."""
         return self.lr is None and registry.by_trial(self.method)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One data set with everything that is run on it."""
+    """The settings of one data set, with the methods that are run on it.
+
+    Raises:
+        InputError: an unknown name, a number out of range, no methods, two methods of one label.
+
+    >>> Case("wine", data="wine", methods=(Contender("vn"),)).iterations
+    100
+    """
 
     name: str
     data: str = ""  # of `datasets`, "synthetic", or a file or bundled set as for fit
@@ -98,7 +113,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published figure or table, or a comparison."""
+    """The settings of a published figure or table, or of a comparison.
+
+    Raises:
+        InputError: an unknown kind, metric or axis, a number out of range, a method without the step that it needs.
+
+    >>> Experiment("Wine", (Case("wine", data="wine", methods=(Contender("vn"),)),)).starts
+    1
+    """
 
     title: str
     cases: tuple[Case, ...]
@@ -140,7 +162,14 @@ def _check_positive(record: Any, key: str) -> None:
 
 
 def read(path: str | Path, full: bool = False) -> Experiment:
-    """An experiment from a TOML file.
+    """Read an experiment from a TOML file.
+
+    Args:
+        path: the file.
+        full: whether runs are as long as in the paper.
+
+    Returns:
+        The settings.
 
     Raises:
         InputError: no file, unknown keys, values of the wrong type or out of range.
@@ -153,12 +182,32 @@ def read(path: str | Path, full: bool = False) -> Experiment:
 
 
 def replaced(record: Any, **changes: Any) -> Any:
-    """A copy with other values, checked as the first."""
+    """A copy of a record with other values, checked as the first.
+
+    Args:
+        record: a `Contender`, a `Case` or an `Experiment`.
+        changes: the other values.
+
+    Returns:
+        The copy.
+
+    >>> replaced(Contender("vn"), label="Newton").label
+    'Newton'
+    """
     return type(record)(**{field.name: getattr(record, field.name) for field in fields(record)} | changes)
 
 
 def parsed(keys: Mapping[str, Any]) -> Experiment:
-    """An experiment from plain tables.
+    """An experiment from plain tables, such as those of a TOML file.
+
+    Args:
+        keys: the fields of `Experiment`, with cases and methods as tables.
+
+    Returns:
+        The settings.
+
+    Raises:
+        InputError: unknown keys, values of the wrong type or out of range.
 
     >>> parsed({"title": "x", "cases": [{"name": "c", "methods": [{"method": "vn"}]}]}).cases[0].methods[0].label
     'vn'
@@ -201,5 +250,12 @@ def _value(key: str, value: Any, hinted: Any, where: str) -> Any:
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:
-    """The settings as plain values."""
+    """The settings as plain values, for settings.json.
+
+    Args:
+        experiment: the settings.
+
+    Returns:
+        Values by the name of the field.
+    """
     return asdict(experiment)

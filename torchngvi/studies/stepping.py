@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Look(NamedTuple):
-    """Where a run is looked at."""
+    """A place of a run at which it is looked at."""
 
     iteration: int
     seconds: float  # CPU time of the steps alone, without what is done between two of them
@@ -19,6 +19,14 @@ def steps(
     due: Container[int] | None = None,  # numbers of steps, 0 for the start; without: every step
 ) -> Iterator[Look]:
     """Step ``count`` times, and hand out a `Look` after each step that is due; who breaks the loop ends the run.
+
+    Args:
+        step: takes the step with this number, from 1.
+        count: the number of steps.
+        due: numbers of steps after which to look, 0 for the start; without it, every step.
+
+    Returns:
+        An iterator over the places that are due.
 
     >>> [(look.iteration, look.value) for look in steps(lambda number: number**2, 4, {0, 2, 4})]
     [(0, None), (2, 4), (4, 16)]

@@ -14,7 +14,14 @@ Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B), or (B, 
 def count(
     x: Tensor,  # (*batch, B, features), or (B,)
 ) -> int:
-    """B."""
+    """The number of rows B of a batch of inputs.
+
+    Args:
+        x: the inputs, (*batch, B, features), or (B,) for one feature.
+
+    Returns:
+        B.
+    """
     return x.shape[-1 if x.ndim == 1 else -2]
 
 
@@ -22,15 +29,31 @@ def row_dimension(
     y: Tensor,
     latents: Latents,
 ) -> int:
-    """Which dimension of the targets is that of the rows."""
+    """The dimension of the targets that runs over the rows.
+
+    Args:
+        y: the targets, (*batch, B), or (B, tasks) of several values a datum.
+        latents: the latent functions of the model.
+
+    Returns:
+        -1, or -2 where the last dimension is that of the tasks.
+    """
     return -2 if latents.coupled and y.ndim > 1 else -1
 
 
 def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
-    """The batches, each held against the model.
+    """The batches one after another, each checked against the model before it is used.
+
+    Args:
+        batches: pairs (x, y) of tensors.
+        latents: the latent functions of the model, with its inducing points.
+
+    Returns:
+        An iterator over the same pairs.
 
     Raises:
-        InputError: what is no pair of tensors, inputs of another number of features, another number of targets.
+        InputError: something that is no pair of tensors, inputs of another number of features, another number of
+            targets.
     """
     features = latents.strategy.inducing_points.shape[-1]
     for batch in batches:

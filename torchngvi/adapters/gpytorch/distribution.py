@@ -77,14 +77,15 @@ class _RootCovariance(_Watched, CholLinearOperator):
 
 
 class NaturalGradientVariationalDistribution(_VariationalDistribution):
-    """q(u) = N(m, S) for any variational strategy, stepped by the optimizers of this library.
+    """q(u) = N(m, S) for any variational strategy of GPyTorch, stepped by the optimizers of this library.
 
-    The posterior is the submodule ``posterior``; its coordinates are buffers, so that ``model.parameters()`` holds
-    hyper-parameters and inducing points only, and Adam never meets q.
+    It takes the place of `gpytorch.variational.CholeskyVariationalDistribution` and its kin.  The posterior is the
+    submodule ``posterior``; its coordinates are buffers, so that ``model.parameters()`` holds hyper-parameters and
+    inducing points only, and Adam never meets q.
 
     Args:
         num_inducing_points: M.
-        batch_shape: of the model, as in GPyTorch.
+        batch_shape: the batch shape of the model, as in GPyTorch.
         mean_init_std: standard deviation of the noise on the mean where training starts.
         posterior: the class of q: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`;
             `DiagonalGaussian` for mean field; a Gaussian over a flat vector, such as `FlatCholesky`, for `IFVB`.
@@ -127,16 +128,19 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     @property
     def device(self) -> torch.device:
-        """Of the posterior."""
+        """The device of the posterior."""
         return self.posterior.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model; the posterior may have another: ``q.posterior.double()`` in a float32 model."""
+        """The dtype of the model; the posterior may have another: ``q.posterior.double()`` in a float32 model."""
         return self._like.dtype
 
     def forward(self) -> MultivariateNormal:
-        """q(u), differentiable in the probes.
+        """q(u) as a distribution of GPyTorch, differentiable in the probes of the posterior.
+
+        Returns:
+            The Gaussian over (*batch, M) values.
 
         Raises:
             InputError: the probes are no longer zero.
@@ -174,7 +178,10 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         self,
         prior_dist: MultivariateNormal,  # over (*batch, M), or broadcasting to it
     ) -> None:
-        """Start at the prior, with a little noise on the mean; a strategy calls it once.
+        """Start q at the prior, with a little noise on the mean; a strategy calls this once.
+
+        Args:
+            prior_dist: the prior of the inducing values, over (*batch, M), or broadcasting to it.
 
         Raises:
             InputError: a prior covariance without a Cholesky factor.
@@ -192,7 +199,10 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     @torch.no_grad()
     def to_cholesky(self) -> CholeskyVariationalDistribution:
-        """The same q(u) as GPyTorch's own distribution, for what accepts no other: ``get_fantasy_model``.
+        """The same q(u) as GPyTorch's own distribution, for code that accepts no other, such as ``get_fantasy_model``.
+
+        Returns:
+            A `CholeskyVariationalDistribution` with this mean and covariance, in the dtype of the model.
 
         >>> q = NaturalGradientVariationalDistribution(2)
         >>> q.to_cholesky()().covariance_matrix.tolist()
@@ -206,7 +216,13 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
 
 def variational_posteriors(model: torch.nn.Module) -> list[Gaussian | FlatGaussian]:
-    """The posteriors of every layer, task and latent function of a model, for one of our optimizers.
+    """The posteriors of every layer, task and latent function of a model, for an optimizer of this library.
+
+    Args:
+        model: an `ApproximateGP`, or a whole `DeepGP`.
+
+    Returns:
+        The posteriors, in the order of the modules.
 
     Raises:
         InputError: a model without any, or one that does not fit its inducing points or kernels.
@@ -238,7 +254,10 @@ def variational_posteriors(model: torch.nn.Module) -> list[Gaussian | FlatGaussi
 
 
 def check_shapes(strategy: _VariationalStrategy) -> None:
-    """Hold q against the inducing points and the kernels of its strategy.
+    """Check q against the inducing points and the kernels of its strategy.
+
+    Args:
+        strategy: a variational strategy; one without a q of this library passes.
 
     Raises:
         InputError: another number of inducing values than points, or fewer posteriors than the batch of models needs.

@@ -33,11 +33,14 @@ from torchngvi.numerics.linalg import cholesky
 
 @final
 class DualELBO:
-    """E-steps by `refine_svgp`, M-steps on this: for data whose rows a_n fit into memory.
+    """The ELBO as a function of the hyper-parameters with the sites of q held, for E-steps and M-steps in turn.
+
+    E-steps are `refine_svgp`; an M-step maximises this function.  Use it for full data whose rows a_n fit into memory;
+    for mini-batches use `train_svgp`.  (Adam et al. 2021.)
 
     Args:
         model, likelihood: see `SparseGP`.
-        batches: all of the data.
+        batches: all of the data, as pairs (x, y).
 
     Raises:
         InputError: no data, several latent functions, hyper-parameters at which the sites give no q.
@@ -79,7 +82,14 @@ class DualELBO:
         self.sites = sites  # t_n and c_n, (*batch, B) each
 
     def __call__(self) -> Tensor:
-        """The ELBO per datum, 0-d, differentiable in every hyper-parameter."""
+        """Evaluate the ELBO per datum at the present hyper-parameters.
+
+        Returns:
+            A 0-d tensor, differentiable in every hyper-parameter.
+
+        Raises:
+            InputError: hyper-parameters at which the sites make no Gaussian.
+        """
         target = self.target
         priors, a, m, T = self._followed()
         V = torch.cholesky_inverse(T)
@@ -95,7 +105,14 @@ class DualELBO:
         return value / sum(count(x) for x, _ in target.batches)
 
     def closure(self, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
-        """For ``optimizer.step``: minus the ELBO per datum, after ``backward``."""
+        """A closure for ``optimizer.step``, as `torch.optim.LBFGS` takes one.
+
+        Args:
+            optimizer: the optimizer of the hyper-parameters, whose gradients are cleared first.
+
+        Returns:
+            A function that computes minus the ELBO per datum, calls ``backward``, and returns the loss.
+        """
 
         def evaluate() -> Tensor:
             optimizer.zero_grad()
@@ -107,7 +124,7 @@ class DualELBO:
 
     @torch.no_grad()
     def assign(self) -> None:
-        """Give the model the q that its sites make at the present hyper-parameters."""
+        """Give the model the q that its sites make at the present hyper-parameters: the end of an M-step."""
         _, _, m, T = self._followed()
         q = self.target.posterior
         covariance = torch.cholesky_inverse(T)

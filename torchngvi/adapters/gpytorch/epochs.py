@@ -27,14 +27,14 @@ from torchngvi.fitting.records import Record
 
 
 class Epochs(Engine):
-    """Epochs of joint training.
+    """The engine of joint training, whose advance is an epoch.
 
     A record is of an epoch: its loss is the mean over the batches per datum, its evaluations are batches, its gradients
-    epochs, and nobody computes a norm.  An interrupt leaves everything as the last step left it.
+    epochs, and no norm is computed.  An interrupt leaves everything as the last step left it.
 
     Args:
         model, likelihood, batches, num_data, hyper_optimizer: see `train_svgp`.
-        epochs: up to how many the bar counts.
+        epochs: the number of epochs up to which the bar counts.
 
     Raises:
         PairError: a model or a likelihood that `SparseGP` cannot serve.
@@ -64,7 +64,7 @@ class Epochs(Engine):
         self._saved: Tensor | None = None  # the loss that a file holds of it, where the run goes on from one
 
     def advance(self) -> Standing:
-        """An epoch; where the run goes on from a file, the one that was last."""
+        """Train for an epoch; where the run goes on from a file, give the standing of its last epoch first."""
         if self._saved is not None:
             loss, self._saved = self._loss_again(self._saved), None
             self.mark()
@@ -142,25 +142,27 @@ class Epochs(Engine):
     # -------------------------------------------------------------------------------- what the loop asks
 
     def total(self, evaluations: float) -> float:
-        """The rows of all epochs."""
+        """The bar counts rows, up to those of all epochs."""
         return self.epochs * self.num_data
 
     def shown(self, record: Record) -> tuple[int, dict[str, str]]:
-        """The rows so far, and the loss of the epoch."""
+        """The bar stands at the rows so far, and shows the loss of the epoch."""
         return record.gradients * self.num_data, {"loss": f"{record.loss:.4f}"}
 
     def here(self) -> None:
-        """Nothing: hyper-parameters move too."""
+        """Mark no coordinates, since the hyper-parameters move too and an interrupt goes back nowhere."""
 
     def go_back(self, coordinates: Any) -> None:
-        """Not at all."""
+        """Leave everything as the last step left it."""
 
     def settings(self) -> dict[str, str]:
-        """What a checkpoint is of."""
+        """The settings of the run: model, kernels, likelihood, hyper-optimizer and data in memory."""
         return settings.of_run(self.model, self.likelihood, self.batches, self.num_data, self.hyper)
 
     def state_dict(self) -> dict[str, Any]:
-        """After an epoch."""
+        """The state after an epoch: losses, model, likelihood, both optimizers, and the generators where the epoch
+        began.
+        """
         return {
             "losses": list(self.losses),
             "evaluated": self.evaluated,
@@ -173,7 +175,7 @@ class Epochs(Engine):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The epoch before it is told again."""
+        """Put everything where the saved epoch ended; the next `advance` gives its standing again."""
         if state["dtype"] == "torch.float64":
             self.gaussian.double()
         self.hyper.load_state_dict(copied(state["hyper"]))
@@ -196,7 +198,12 @@ def _not_finite(loss: float, y: Tensor) -> str:
 
 
 def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:
-    """Add the gradients of priors on hyper-parameters and of added losses, as GPyTorch's objectives have them."""
+    """Add the gradients of priors on hyper-parameters and of added losses, as GPyTorch's objectives have them.
+
+    Args:
+        model, likelihood: the owners of the priors.
+        num_data: N, by which the log priors are divided.
+    """
     terms = [
         -prior.log_prob(closure(module)).sum() / num_data
         for owner in (model, likelihood)

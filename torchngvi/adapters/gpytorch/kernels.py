@@ -17,7 +17,7 @@ from torchngvi.numerics.linalg import cholesky
 
 
 class Kernels(NamedTuple):
-    """The prior at a batch, differentiable in the hyper-parameters."""
+    """The prior of a batch beside the inducing values, differentiable in the hyper-parameters."""
 
     factor: Tensor  # L, (*batch, M, M), float64
     cross: Tensor  # k(Z, x_n), (*batch, M, B)
@@ -26,7 +26,14 @@ class Kernels(NamedTuple):
 
     @torch.no_grad()
     def projection(self, dtype: torch.dtype) -> "Projection":
-        """The rows L⁻¹ k(Z, x_n), without a graph."""
+        """The rows a_n = L⁻¹ k(Z, x_n) with the prior moments that they leave, without a graph.
+
+        Args:
+            dtype: the dtype of the result, which is computed in that of L.
+
+        Returns:
+            The projection of the batch.
+        """
         # from the right, where the transposed view is in the order that LAPACK takes without a copy
         cross = self.cross.to(self.factor.dtype).mT
         rows = torch.linalg.solve_triangular(self.factor.mT, cross, upper=True, left=False).to(dtype)
@@ -38,6 +45,14 @@ class Kernels(NamedTuple):
 
         With P = L⁻ᵀ(S - I) and w = L⁻ᵀm: for k(Z, x_n) it is w α_n + P β_n a_n, for L the lower part of
         -w (Σ α_n a_n)ᵀ - P H.
+
+        Args:
+            sites: the rows a_n with α_n and β_n.
+            H: the curvature of the data part, (*batch, M, M).
+            frame: mean and root of q.
+
+        Returns:
+            The gradient in each entry of this tuple.
         """
         root, dtype = frame.dense(), self.factor.dtype
         S = root @ root.mT
@@ -52,18 +67,34 @@ class Kernels(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """What a batch sees of v."""
+    """The linear map from the whitened inducing values v to the values of a batch, with what v leaves of their
+    variance.
+    """
 
     rows: Tensor  # a_n, (*batch, B, M)
     mean: Tensor  # μ(x_n), (*batch, B)
     variance: Tensor  # k(x_n, x_n) + jitter - |a_n|², (*batch, B)
 
     def part(self, rows: slice) -> "Projection":
-        """Of some of the rows."""
+        """The projection of some of the rows.
+
+        Args:
+            rows: a slice of them.
+
+        Returns:
+            The same for these rows.
+        """
         return Projection(self.rows[..., rows, :], self.mean[..., rows], self.variance[..., rows])
 
     def moments(self, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-        """e_n and v_n, (*batch, B), with the rows' A C."""
+        """The moments of the latent values under q.
+
+        Args:
+            frame: mean and root C of q.
+
+        Returns:
+            The means e_n and the variances v_n, (*batch, B) each, and the rows times C, (*batch, B, M).
+        """
         projected = frame.rows(self.rows)
         mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
         return mean, self.variance + projected.square().sum(-1), projected
@@ -73,7 +104,14 @@ def kernels(
     strategy: VariationalStrategy,
     x: Tensor,  # (*batch, B, features)
 ) -> Kernels:
-    """The prior of a batch beside the inducing values.
+    """Evaluate mean and kernel of the model for a batch beside the inducing points.
+
+    Args:
+        strategy: the whitened strategy of the model.
+        x: the inputs, (*batch, B, features).
+
+    Returns:
+        The prior of the batch.
 
     Raises:
         InputError: a K_ZZ without a Cholesky factor.
@@ -92,7 +130,13 @@ def kernels(
 
 
 class Values:
-    """Copies of hyper-parameters: GPyTorch sets them behind torch's count of writes."""
+    """Copies of the hyper-parameters, which tell whether they have changed: GPyTorch sets them behind torch's count of
+    writes.
+
+    Args:
+        strategy: the strategy whose kernel, mean and inducing points are copied.
+        others: further tensors, such as the parameters of the likelihood.
+    """
 
     def __init__(self, strategy: VariationalStrategy, others: Iterable[Tensor] = ()) -> None:
         parameters = [*strategy.model.parameters(), strategy.inducing_points, *others]

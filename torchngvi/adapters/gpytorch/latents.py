@@ -50,7 +50,7 @@ _DRAWS = 64  # of the latent values of each datum, where a likelihood has no for
 
 
 class Latents(ABC):
-    """The latent functions of a model: abstract, see `latents_of`."""
+    """The abstract base of how the latent functions of a model make the values of its likelihood; see `latents_of`."""
 
     coupled: bool  # the energy of a datum is no sum over the batch members of q
     count: int  # values a datum
@@ -65,17 +65,32 @@ class Latents(ABC):
         mean: Tensor,  # (*batch, B)
         variance: Tensor,  # (*batch, B)
     ) -> MultivariateNormal:
-        """The marginals of the values that the likelihood sees."""
+        """The marginals of the values that the likelihood sees.
+
+        Args:
+            mean: e of the latent functions at the data, (*batch, B).
+            variance: v of the latent functions at the data, (*batch, B).
+
+        Returns:
+            Independent Gaussians, as the likelihood takes them.
+        """
 
     def parameters(self) -> list[Tensor]:
-        """Those of the map from latent functions to values."""
+        """The parameters of the map from latent functions to values; none, unless the functions are mixed."""
         return []
 
     def shared(
         self,
         energy: Tensor,  # (*batch, B), or (B,) of several functions
     ) -> Tensor:
-        """Σ_n F_n (*batch,); of several functions to equal parts."""
+        """The energy of the data for each batch member of q; several functions share it in equal parts.
+
+        Args:
+            energy: F_n, (*batch, B), or (B,) of several functions.
+
+        Returns:
+            Σ_n F_n, (*batch,).
+        """
         return energy.sum(-1)
 
 
@@ -146,10 +161,17 @@ def _marginals(
 
 
 def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
-    """The latent functions of a model, their q started as GPyTorch would.
+    """The latent functions of a model, with their q started as GPyTorch would.
+
+    Args:
+        model: an `ApproximateGP` with the whitened strategy, alone or of several tasks or latent functions.
+        likelihood: the likelihood, which has to take as many values a datum.
+
+    Returns:
+        The latent functions.
 
     Raises:
-        PairError: a model with a ``__call__`` of its own, a strategy that is not whitened, a q that is not ours, a
+        PairError: a model with a ``__call__`` of its own, a strategy that is not whitened, a q of another library, a
             likelihood of another number of values.
     """
     outer: Any = getattr(model, "variational_strategy", None)
@@ -210,10 +232,19 @@ def energy(
     y: Tensor,
     values: MultivariateNormal,
 ) -> Tensor:
-    """-E[log p(y_n | f_n)] of each datum: the likelihood's own, else over draws that are the same at each call.
+    """F_n = -E[log p(y_n | f_n)] of each datum, by the likelihood's own formula or over draws that stay the same.
 
-    Its own ``expected_log_prob`` is a formula or a quadrature; one that draws leaves noise in values that are compared.
-    Of a Bernoulli likelihood with log Φ to rounding: GPyTorch's own jumps by 0.0019 at -1, where no gradient tells.
+    The likelihood's ``expected_log_prob`` is asked where it is a formula or a quadrature; one that draws would leave
+    noise in values that are compared, and fixed draws take its place.  For a Bernoulli likelihood log Φ is computed
+    to rounding: GPyTorch's own jumps by 0.0019 at -1, where no gradient tells.
+
+    Args:
+        likelihood: the likelihood.
+        y: the targets, (*batch, B), or (B, tasks).
+        values: the marginals of the latent values.
+
+    Returns:
+        F_n, (*batch, B), or (B,) of several values a datum.
 
     Raises:
         InputError: targets of another shape than the values, expectations that are summed over the data, a noise of
@@ -282,7 +313,14 @@ def _draws(count: int, shape: torch.Size, dtype: torch.dtype, device: torch.devi
 
 
 def conjugate(likelihood: Likelihood) -> bool:
-    """Whether every F_n is quadratic."""
+    """Whether every F_n is quadratic in the latent values, so that a full natural step is exact.
+
+    Args:
+        likelihood: the likelihood.
+
+    Returns:
+        True for the Gaussian likelihoods of GPyTorch and those that inherit their expectations.
+    """
     return _function(likelihood.expected_log_prob) in _QUADRATIC
 
 
@@ -290,7 +328,13 @@ def log_concave(likelihood: Likelihood) -> bool:
     """Whether every 2 ∂F/∂v is known not to be negative, so that full steps stay in the cone.
 
     A likelihood says so itself by an attribute ``log_concave``: True where -log p(y | f) is convex in f for every y and
-    every parameter.  Without one it is known of GPyTorch's own densities, and of nothing else.
+    every parameter.  Without one it is known of GPyTorch's own densities, and of no other.
+
+    Args:
+        likelihood: the likelihood.
+
+    Returns:
+        True if it is known.
     """
     declared = getattr(likelihood, "log_concave", None)
     if declared is not None:

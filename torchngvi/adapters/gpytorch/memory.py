@@ -11,7 +11,11 @@ import torch
 
 
 def forget(model: torch.nn.Module) -> None:
-    """Clear the memory of every strategy and kernel of a model: the next prediction sees q and kernels as they are."""
+    """Clear the caches of every strategy and kernel of a model: the next prediction sees q and the kernels as they are.
+
+    Args:
+        model: the model, or any module that holds parts of GPyTorch.
+    """
     for module in model.modules():
         if isinstance(module, gpytorch.Module):
             module._clear_cache()
@@ -19,7 +23,14 @@ def forget(model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def kept_modes(*owners: torch.nn.Module) -> Iterator[None]:
-    """Inside, the models may be evaluated, in any mode; before and after they remember nothing, and modes are restored.
+    """A block in which models may be evaluated, in any mode: caches are cleared before and after, and modes are
+    restored.
+
+    Args:
+        owners: the models and likelihoods.
+
+    Returns:
+        A context manager.
 
     >>> model = torch.nn.Sequential(torch.nn.Dropout().eval())
     >>> with kept_modes(model):

@@ -39,11 +39,11 @@ _LAG = 0.3  # -c/ρ at which ρ stays
 
 
 class NaturalSteps:
-    """Steps of q whose length follows the cosine of successive gradients of its mean.
+    """Steps of q on batches, whose length follows the cosine of successive gradients of the mean.
 
     Args:
-        target: of the model, without data; where its likelihood is not known to be log-concave, q follows `IBLR` in
-            short steps.
+        target: the target of the model, without data; where its likelihood is not known to be log-concave, q follows
+            `IBLR` in short steps, otherwise `VN`.
         num_data: N.
     """
 
@@ -58,9 +58,14 @@ class NaturalSteps:
         self.force: Tensor | None = None  # of the batch before
 
     def step(self, target: SparseGP, rows: int) -> Tensor:
-        """Step on a batch of so many rows; the loss before it.
+        """Take a step of q on a batch.  Where float32 is not enough for the step, q is in float64 from here on.
 
-        Where float32 is not enough for the step, q is in float64 from here on.
+        Args:
+            target: the target with this batch.
+            rows: the number of its rows.
+
+        Returns:
+            The loss before the step, 0-d.
         """
         self.set_length(rows)
         refused = self.optimizer.rejections if self.q.dtype != torch.float64 else 0
@@ -78,7 +83,11 @@ class NaturalSteps:
         return loss
 
     def set_length(self, rows: int) -> None:
-        """ρ of the next step; on all of the data of a Gaussian likelihood 1, where that is exact."""
+        """Set ρ of the next step; on all of the data of a Gaussian likelihood it is 1, where that is exact.
+
+        Args:
+            rows: the number of rows of the next batch.
+        """
         if self.log_rho is None:
             share = rows / self.num_data
             first = min(_CAP, self.longest, max(share, 4 * _NOISE * rows / self.q.dim))
@@ -91,7 +100,12 @@ class NaturalSteps:
         force: Tensor,  # gradient of the mean on the batch of the last step, (*batch, M)
         rows: int,
     ) -> None:
-        """Let the length follow the cosine of this gradient and the one before, in the frame of q."""
+        """Let the length follow the cosine of this gradient and the one before, in the frame of q.
+
+        Args:
+            force: the gradient of the mean on the batch of the last step, (*batch, M).
+            rows: the number of rows of that batch.
+        """
         assert self.log_rho is not None
         before, self.force = self.force, force.detach().to(self.q.dtype)
         if before is None:
@@ -104,10 +118,10 @@ class NaturalSteps:
         self.log_rho = rho.clamp_max(math.log(min(_CAP, self.longest)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the optimizer, with the length and the last gradient."""
+        """The state of the optimizer, with the length of the steps and the last gradient."""
         return {"optimizer": self.optimizer.state_dict(), "log_rho": self.log_rho, "force": self.force}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from a state that `state_dict` gave."""
         self.optimizer.load_state_dict(copied(state["optimizer"]))
         self.log_rho, self.force = state["log_rho"], state["force"]

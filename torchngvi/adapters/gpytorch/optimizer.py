@@ -23,24 +23,50 @@ def natural_optimizer(
 ) -> NaturalGradientVI:
     """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
 
-    GPyTorch's objectives are divided by the number of data and weigh the KL divergence by β.  The optimizer takes
-    both back: lr = 1 is the full step, whatever β.  The first step checks it, by the weight that the KL divergence
-    really has in the loss.  Every step uses q's gradients up, so that nothing need clear them, and clears GPyTorch's
-    memory of q.
+    Use it in a training loop of your own, with any strategy and objective of GPyTorch; `train_svgp` needs no loop
+    and no learning rate, for the whitened strategy.  GPyTorch's objectives are divided by the number of data and
+    weigh the KL divergence by β.  The optimizer takes both back: lr = 1 is the full step, whatever β.  The first
+    step checks it, by the weight that the KL divergence really has in the loss.  Every step uses q's gradients up,
+    so that nothing need clear them, and clears GPyTorch's memory of q.
 
     Args:
         mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
             `DeepApproximateMLL` over one of them.
         lr: the step size; a torch scheduler may change it.
         method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q.
-        options: of the method, such as ``step_size=KLRadius(0.1)``, or the ``smoothness`` of `BBVI`, the largest
-            curvature of num_data/β times the loss in the mean of q.
+        options: further arguments of the method, such as ``step_size=KLRadius(0.1)``, or the ``smoothness`` of `BBVI`,
+            the largest curvature of num_data/β times the loss in the mean of q.
+
+    Returns:
+        The optimizer, over the posteriors of the whole model.
 
     Raises:
         InputError: a method that does not step Gaussians by gradients of the loss, or that does not have these options;
             a model without posteriors, or with one of another shape than its inducing points; ``num_data`` or ``beta``
             not positive; at the first step, a loss that is not -mll(...), or its sum over a batch of models.
-        PairError: a family that the method cannot move.
+        PairError: a posterior that the method cannot move.
+
+    >>> import gpytorch
+    >>> import torch
+    >>> class Model(gpytorch.models.ApproximateGP):
+    ...     def __init__(self, Z):
+    ...         q = NaturalGradientVariationalDistribution(len(Z))
+    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
+    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> x = torch.linspace(-2, 2, 50)[:, None]
+    >>> model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
+    >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=50)
+    >>> natural = natural_optimizer(mll, lr=1.0)
+    >>> losses = []
+    >>> for _ in range(3):
+    ...     loss = -mll(model(x), torch.sin(3 * x[:, 0]))
+    ...     loss.backward()
+    ...     natural.step()
+    ...     losses.append(loss.item())
+    >>> losses[-1] < losses[0]
+    True
     """
     if not isinstance(mll, _ApproximateMarginalLogLikelihood):
         raise InputError(

@@ -48,7 +48,7 @@ def refine_svgp(
     max_evaluations: int = 1000,
     progress: bool = True,
 ) -> FitResult:
-    """The optimal q(u) for hyper-parameters as they are.
+    """Find the optimal q(u) for hyper-parameters as they are, without a step size.
 
     A q that has not left the prior visits its sites first, and so does that of a Gaussian likelihood, for which this is
     exact; any other goes on from where it is.
@@ -99,7 +99,14 @@ def refine_svgp(
 
 @contextlib.contextmanager
 def restored_dtype(q: Gaussian) -> Iterator[Gaussian]:
-    """q may be converted for a while, and has the model's dtype again at the end."""
+    """A block in which q may be converted; at its end q has the dtype again that it had.
+
+    Args:
+        q: the posterior.
+
+    Returns:
+        A context manager that gives q.
+    """
     dtype = q.dtype
     try:
         yield q

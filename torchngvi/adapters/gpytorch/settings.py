@@ -20,7 +20,15 @@ def of_run(
     num_data: int,
     hyper: torch.optim.Optimizer,
 ) -> dict[str, str]:
-    """Of `train_svgp`: the parts of the model, its kernels, the optimizer, and the data where they are in memory."""
+    """The settings of `train_svgp` in words: model, kernels, likelihood, hyper-optimizer, and the data where in memory.
+
+    Args:
+        model, likelihood, batches, num_data: see `train_svgp`.
+        hyper: the optimizer of the hyper-parameters.
+
+    Returns:
+        Texts by name; a checkpoint with others is of another run.
+    """
     settings = {"method": "train_svgp", "num_data": str(num_data)}
     for name, module in (("model", model), ("likelihood", likelihood)):
         settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
@@ -35,7 +43,14 @@ def of_run(
 
 
 def of_kernel(kernel: Kernel) -> dict[str, str]:
-    """Those that are no parameters, such as the smoothness ν of a Matérn kernel."""
+    """The settings of a kernel that are no parameters, such as the smoothness ν of a Matérn kernel.
+
+    Args:
+        kernel: the kernel.
+
+    Returns:
+        Texts by the name of the attribute.
+    """
     return {
         name: fingerprints.described(value)
         for name, value in sorted(vars(kernel).items())

@@ -1,4 +1,4 @@
-"""The whitened inducing values v of a sparse GP, u = μ_Z + L v with K_ZZ = L Lᵀ, as a target of ours.
+"""The whitened inducing values v of a sparse GP, u = μ_Z + L v with K_ZZ = L Lᵀ, as a target of this library.
 
 Given v ~ N(m, S) the latent values at the data are e_n + noise of variance v_n, one dimension a datum:
 
@@ -34,22 +34,43 @@ _KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to th
 
 @final
 class SparseGP(TractableTarget):
-    """-log p(y, v) of an `ApproximateGP` with the standard whitened strategy; steps q of that model.
+    """-log p(y, v) of an `ApproximateGP` with the standard whitened strategy, as a target that steps the q of that
+    model.
+
+    It is what `train_svgp` and `refine_svgp` step on; use it directly to choose method and step size yourself.
 
     Args:
-        model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or within an
-            `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
+        model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or
+            within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
         likelihood: Gaussian, Bernoulli, Poisson, Student-t, multitask Gaussian, softmax, or one of your own: its
             ``expected_log_prob`` is asked, an expectation of each datum; where GPyTorch would draw, over 64 draws for
             each datum that stay the same.
-        batches: pairs (x, y); summed, so that a list of all of them is the whole data.
-        num_data: of the whole data, where the batches are a part of it; by default they are all.
+        batches: pairs (x, y); they are summed, so that a list of all of them is the whole data.
+        num_data: the number of rows of the whole data, where the batches are a part of it; by default they are all.
         learn: whether `backward` will be asked for the gradient of the hyper-parameters.
 
     Raises:
         PairError: a model with a ``__call__`` of its own, another strategy, another distribution, a
             flat q.
         InputError: batches that are no pairs of tensors, or fit neither the model nor one another.
+
+    >>> import gpytorch
+    >>> from torchngvi import VN
+    >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    >>> class Model(gpytorch.models.ApproximateGP):
+    ...     def __init__(self, Z):
+    ...         q = NaturalGradientVariationalDistribution(len(Z))
+    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
+    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> x = torch.linspace(-2, 2, 50).double()[:, None]
+    >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
+    >>> target = SparseGP(model, likelihood, [(x, torch.sin(3 * x[:, 0]))])
+    >>> opt = VN(target.posterior, lr=1.0)
+    >>> _ = opt.step(target)  # exact for a Gaussian likelihood
+    >>> bool(opt.evaluate(target).norm2 < 1e-12)
+    True
     """
 
     temperature = 1.0
@@ -88,12 +109,16 @@ class SparseGP(TractableTarget):
         return self.strategy._variational_distribution.posterior
 
     def check(self, q: Posterior) -> None:
-        """Raise where q is not that of the model."""
+        """Check that q is the posterior of this model.
+
+        Raises:
+            PairError: another posterior.
+        """
         if q is not self.posterior:
             raise PairError("SparseGP steps the posterior of its own model; build the optimizer over target.posterior.")
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """One that is written to when a hyper-parameter has changed, and the data where they are in memory."""
+        """The data in memory, after a counter that is written to whenever a hyper-parameter has changed."""
         values = Values(self.strategy, self._energy_parameters())
         if values != self._values:
             self._values = values
@@ -101,11 +126,11 @@ class SparseGP(TractableTarget):
         return (self._changes, *(part for pair in self._listed() for part in pair))
 
     def known_data(self) -> tuple[Tensor, ...]:
-        """The data where they are in memory; hyper-parameters are told by the loss."""
+        """The data in memory; a change of the hyper-parameters is told by the loss."""
         return tuple(part for pair in self._listed() for part in pair)
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """Σ_n E[log p(y_n | f_n) | v] + log N(v; 0, I), (*sample, *batch)."""
+        """Σ_n E[log p(y_n | f_n) | v] + log N(v; 0, I), (*sample, *batch), at whitened v (*sample, *batch, M)."""
         value = -self._prior(theta).energy(theta)
         for _, projection, y in self._projections(theta.dtype):
             mean = projection.mean + (projection.rows @ theta[..., None])[..., 0]
@@ -114,7 +139,7 @@ class SparseGP(TractableTarget):
         return value
 
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
-        """E_q[ℓ] (*batch,), to first order differentiable in the frame, and its derivative."""
+        """E_q[ℓ], (*batch,), to first order differentiable in the frame of q, and its derivative."""
         self._pulls, self._energy_gradients = [], []
         prior = self._prior(frame.mean)
         value = prior.expected_energy(frame)
@@ -152,12 +177,27 @@ class SparseGP(TractableTarget):
         return data.with_prior(sites.prior, sites.mean)
 
     def sites(self, q: Gaussian, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Of so many rows at a time a_n, b_n = β_n a_nᵀm - α_n and c_n = β_n at q, which may move in between."""
+        """The sites of the data in v at q, which may move between two pieces.
+
+        Args:
+            q: the posterior.
+            rows: the number of rows in a piece.
+
+        Returns:
+            An iterator over a_n (rows, M), b_n = β_n a_nᵀm - α_n and c_n = β_n, (rows,) each.
+        """
         for projection, mean, alpha, beta in self._linearized(q, rows):
             yield projection.rows, beta * (mean - projection.mean) - alpha, beta
 
     def sites_of_values(self, q: Gaussian) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batch after batch t_n = β_n e_n - α_n and c_n = β_n: the same sites in f_n."""
+        """The same sites in f_n, batch after batch.
+
+        Args:
+            q: the posterior.
+
+        Returns:
+            An iterator over t_n = β_n e_n - α_n and c_n = β_n, (*batch, B) each.
+        """
         for _, mean, alpha, beta in self._linearized(q):
             yield beta * mean - alpha, beta
 
@@ -172,7 +212,7 @@ class SparseGP(TractableTarget):
                 yield projection, mean, alpha, beta
 
     def backward(self) -> None:
-        """Add the gradient of the last value per datum, with q as it was, to the hyper-parameters' ``grad``."""
+        """Add the gradient of the last value per datum, with q as it was, to the ``grad`` of the hyper-parameters."""
         per_datum = 1.0 / float(self.num_data or self._rows)
         tensors, gradients = [], []
         for prior_at_batch, pulls in self._pulls:

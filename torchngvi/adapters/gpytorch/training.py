@@ -27,7 +27,7 @@ _INTERRUPTED = "because it was interrupted"
 
 
 class TrainingResult(NamedTuple):
-    """What a training run did."""
+    """The outcome of `train_svgp`: its losses, the steps not taken, the verdict on q, and why the epochs ended."""
 
     losses: list[float]  # negative ELBO per datum, the mean over the batches of each epoch
     rejections: int  # natural steps that were not taken
@@ -36,7 +36,7 @@ class TrainingResult(NamedTuple):
     reason: str = ""  # why the epochs ended, a sentence from "because" on
 
     def __str__(self) -> str:
-        """One line."""
+        """The result in one line."""
         last = f"negative ELBO per datum {self.losses[-1]:.4f}" if self.losses else "none complete"
         if len(self.losses) > 1:
             last += f", {self.losses[-2] - self.losses[-1]:.2g} less than an epoch before"
@@ -61,22 +61,25 @@ def train_svgp(
 ) -> TrainingResult:
     """Train q by natural gradients and the hyper-parameters by any torch optimizer, from one evaluation a batch.
 
+    Use it for a sparse GP with the whitened strategy; for other strategies and objectives use `natural_optimizer` in a
+    loop of your own.
+
     Args:
-        model: with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or within an
-            `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
+        model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or
+            within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
         likelihood: see `SparseGP`.
         batches: a ``DataLoader`` of (x, y), or a list of such pairs; gone through once an epoch.
-        num_data: rows of an epoch.
+        num_data: the number of rows of an epoch.
         hyper_optimizer: over parameters of the model and the likelihood, as you like it; without it the
             hyper-parameters stay and the epochs are not run: `refine_svgp` alone is faster and exact.
-        epochs: passes over the data.
+        epochs: the number of passes over the data.
         refine: end with `refine_svgp`, at the final hyper-parameters.
         callbacks: called with the epoch and its loss; a true result ends the epochs.  They may evaluate the model, in
             whichever mode.
         progress: show a bar.
         checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's
             default generator, and those of a ``DataLoader`` and its samplers, as they were.
-        stop: what else ends the epochs, asked after each, as ``Seconds(60)`` of `torchngvi.fitting`.
+        stop: a further criterion that ends the epochs, asked after each, as ``Seconds(60)`` of `torchngvi.fitting`.
 
     Returns:
         What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.

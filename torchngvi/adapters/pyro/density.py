@@ -45,11 +45,11 @@ _POINTS, _SPREAD = 3, 0.1  # where the ways to batch are compared, around the in
 
 @final
 class ModelLogJoint(Target):
-    """log p(data, θ) of a Pyro model over unconstrained θ; see `log_joint`.
+    """The log joint log p(data, θ) of a Pyro model over unconstrained θ, as a target; `log_joint` makes one.
 
     Args:
         model: a Pyro model.
-        args, kwargs: of the model.
+        args, kwargs: the arguments of the model.
         latents: a trace whose latent sites make up θ; by default all of the model's that are continuous.
 
     Raises:
@@ -87,26 +87,26 @@ class ModelLogJoint(Target):
 
     @property
     def target(self) -> "ModelLogJoint":
-        """The target to fit: itself."""
+        """The target to fit, which is this object."""
         return self
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The number D of unconstrained coordinates."""
         return self.layout.dim
 
     def unpack(
         self,
         theta: Tensor,  # (*sample, D)
     ) -> Values:
-        """Constrained values (*sample, *shape) by the name of the site."""
+        """The values of the latent sites at θ (*sample, D): constrained, (*sample, *shape), by the name of the site."""
         return self.layout.constrained(theta)[0]
 
     def pack(
         self,
         values: Mapping[str, Tensor],  # (*sample, *shape) each
     ) -> Tensor:
-        """The inverse of `unpack`, θ (*sample, D).
+        """The inverse of `unpack`: θ (*sample, D) of constrained values (*sample, *shape).
 
         Raises:
             InputError: a site without a value.
@@ -114,13 +114,15 @@ class ModelLogJoint(Target):
         return self.layout.unconstrained(values)
 
     def on(self, *args: Any, **kwargs: Any) -> Self:
-        """Go on with other arguments of the model, of the same structure, and with new random subsamples."""
+        """Go on with other arguments of the model, of the same structure, and with new random subsamples; returns
+        itself.
+        """
         self.args, self.kwargs = args, kwargs
         self._indices.clear()
         return self
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """θ (*sample, D) -> (*sample,), in the dtype of θ, whatever that of the data."""
+        """The log joint at θ (*sample, D), (*sample,), in the dtype of θ, whatever that of the data."""
         if theta.shape[-1:] != (self.dim,):
             raise InputError(f"theta must end in D = {self.dim}; got shape {tuple(theta.shape)}.")
         return self._batched(theta.reshape(-1, self.dim)).to(theta.dtype).reshape(theta.shape[:-1])
@@ -128,7 +130,7 @@ class ModelLogJoint(Target):
     __call__ = log_joint
 
     def check(self, q: Posterior) -> None:
-        """Raise for a q of another size or dtype."""
+        """Check that q is one posterior of the size and dtype of θ, and raise an InputError otherwise."""
         if q.dim != self.dim or q.batch_shape:
             raise InputError(
                 f"the model has {self.dim} unconstrained latents and q is over {(*q.batch_shape, q.dim)}; "
@@ -142,7 +144,7 @@ class ModelLogJoint(Target):
 
     @torch.no_grad()
     def check_comparable(self, method: str) -> None:
-        """Raise where each run has an objective of its own, for a method that minimises.
+        """Check that every run of the model has the same objective, for a method that minimises it.
 
         Raises:
             InputError: a model that subsamples its data, or that draws.
@@ -161,7 +163,7 @@ class ModelLogJoint(Target):
             )
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Unknown, as for any function."""
+        """No tensors: what the model reads is not known, as for any function."""
         return ()
 
     # -------------------------------------------------------------------------------- one run of the model
@@ -305,7 +307,7 @@ def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJ
     Args:
         model: with plates, masks, `poutine.scale`, any support that `biject_to` knows, data in subsampled plates, and
             discrete latent sites that are marked for parallel enumeration.
-        args, kwargs: of the model.
+        args, kwargs: the arguments of the model.
 
     Returns:
         A target of ``dim`` unconstrained latents, called with θ (*sample, D) for (*sample,); ``unpack(theta)`` gives

@@ -17,7 +17,7 @@ from torchngvi.errors import InputError
 
 
 class Enumerated(EnumMessenger):
-    """As Pyro's, which asks a value for its `data`, and vmap forbids that; only the shape is needed."""
+    """Pyro's messenger of parallel enumeration, without reading the ``data`` of a value, which vmap forbids."""
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if site_is_subsample(msg) or msg["value"] is None:
@@ -29,7 +29,7 @@ class Enumerated(EnumMessenger):
 
 
 class Factor(NamedTuple):
-    """The log probability of one site, or of all draws of one."""
+    """The log probability of one site, or of one site for all draws."""
 
     plates: frozenset[str]
     dims: str  # a letter for each of its dimensions
@@ -38,10 +38,10 @@ class Factor(NamedTuple):
 
 @dataclass
 class Factors:
-    """What a trace with enumerated sites is a product of, letters for the dimensions to sum out, and their scale.
+    """A trace with enumerated sites as a product of factors, the letters of the dimensions to sum out, and their scale.
 
-    As TraceEnum_ELBO has it: a mask is inside the sum over the values of an enumerated site and leaves the site
-    itself alone, a scale is outside.
+    The conventions are those of TraceEnum_ELBO: a mask is inside the sum over the values of an enumerated site and
+    leaves the site itself alone, a scale is outside.
     """
 
     factors: list[Factor]
@@ -50,7 +50,17 @@ class Factors:
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
-        """From a trace with log probabilities."""
+        """The factors of a trace.
+
+        Args:
+            trace: a trace with log probabilities at its sites.
+
+        Returns:
+            One factor for each random site.
+
+        Raises:
+            InputError: sites of different scales that depend on an enumerated one.
+        """
         trace.pack_tensors()
         summed = frozenset(trace.symbol_to_dim) - set(trace.plate_to_symbol.values())
         factors, scales = [], []
@@ -67,7 +77,14 @@ class Factors:
         return cls(factors, summed, _common(scales))
 
     def for_all_draws(self, log_probs: list[Tensor]) -> Tensor:
-        """The sum for each draw, from log probabilities with draws in front, which count as one more plate."""
+        """The sum for each draw, where the draws are in front of the log probabilities and count as one more plate.
+
+        Args:
+            log_probs: one tensor (S, ...) for each factor.
+
+        Returns:
+            The log of the sum, (S,).
+        """
         known = "".join(factor.dims for factor in self.factors)
         draw = next(letter for letter in string.ascii_letters if letter not in known)
         factors = []
@@ -77,7 +94,14 @@ class Factors:
         return Factors(factors, self.summed, self.scale).sum_out(frozenset(draw))
 
     def sum_out(self, draws: frozenset[str]) -> Tensor:
-        """The log of the sum, over plates but that of draws."""
+        """Sum out the enumerated dimensions, and add up over plates but that of the draws.
+
+        Args:
+            draws: the plate of the draws, or nothing.
+
+        Returns:
+            The log of the sum, (S,) with a plate of draws, else 0-d.
+        """
         inside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
         outside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
         for plates, dims, log_prob in self.factors:

@@ -1,4 +1,4 @@
-"""An automatic guide of Pyro around one of our posteriors.
+"""An automatic guide of Pyro around a posterior of this library.
 
 The coordinates of q are buffers, so that no other optimizer moves them, and its probes get gradients: the guide's
 density is log q(θ) with constant coordinates, so that the gradient of Trace_ELBO in the probes is
@@ -42,7 +42,7 @@ from torchngvi.renamed import renamed
 
 @final
 class LatentGaussian(TorchDistribution):
-    """q as a distribution of Pyro: draws through the probes, log density with constant coordinates.
+    """q as a distribution of Pyro: it draws through the probes, and its log density has constant coordinates.
 
     >>> LatentGaussian(CholeskyGaussian(2)).expand([3]).rsample().shape
     torch.Size([3, 2])
@@ -58,16 +58,16 @@ class LatentGaussian(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """m, (*batch, D)."""
+        """The mean m of q, (*batch, D)."""
         return self.q.mean.expand(self.batch_shape + self.event_shape)
 
     @property
     def variance(self) -> Tensor:
-        """diag(V), (*batch, D)."""
+        """The diagonal of the covariance V of q, (*batch, D)."""
         return self.q.variance.expand(self.batch_shape + self.event_shape)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """θ = m + C z, (*sample, *batch, D)."""
+        """Draw θ = m + C z, (*sample, *batch, D), differentiable in the probes."""
         shape = torch.Size(sample_shape) + self.batch_shape
         if isinstance(self.q, FlatGaussian):
             return self.q.rsample(shape.numel()).reshape(shape + self.event_shape)
@@ -81,17 +81,17 @@ class LatentGaussian(TorchDistribution):
         return -0.5 * z.square().sum(-1) - self.q.log_det_root() - 0.5 * self.q.dim * math.log(2 * math.pi)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "LatentGaussian":
-        """The same for more members."""
+        """The same distribution with another batch shape."""
         return LatentGaussian(self.q, batch_shape)
 
 
 class AutoGaussian(AutoContinuous):
-    """An `AutoContinuous` guide q(θ) = N(m, C Cᵀ) over the unconstrained latents, in any of our coordinates.
+    """An `AutoContinuous` guide q(θ) = N(m, C Cᵀ) over the unconstrained latents, in any coordinates of this library.
 
-    Three ways to fit it: `fit_guide(model, guide, *args)`, without anything to tune; `NaturalSVI`, where the model has
-    parameters or mini-batches; ``Trace_ELBO()(model, guide)`` with one of our optimizers on ``guide.posterior``.
-
-    Kucukelbir, Tran, Ranganath, Gelman and Blei: *Automatic differentiation variational inference*, 2017.
+    There are three ways to fit it: `fit_guide(model, guide, *args)`, without anything to tune; `NaturalSVI`, if the
+    model has parameters or mini-batches; ``Trace_ELBO()(model, guide)`` with an optimizer of this library on
+    ``guide.posterior``. (Kucukelbir, Tran, Ranganath, Gelman and Blei: *Automatic differentiation variational
+    inference*, 2017.)
 
     Args:
         model: a Pyro model; discrete sites that are marked for enumeration are left to TraceEnum_ELBO.
@@ -158,7 +158,7 @@ class AutoGaussian(AutoContinuous):
             self.q = self._posterior_class(self.latent_dim, mean=self._init_loc(), scale=self.init_scale)
 
     def setup(self, *args: Any, **kwargs: Any) -> Self:
-        """Run the model once to size q, unless that was done before; with the arguments of the model."""
+        """Run the model once with these arguments to size q, unless that was done before; returns the guide."""
         if self.prototype_trace is None:
             self._check_model()
             self._setup_prototype(*args, **kwargs)
@@ -214,13 +214,13 @@ class AutoGaussian(AutoContinuous):
     def density(
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> ModelLogJoint:
-        """The log joint of a model over the θ of this guide, once it is set up."""
+        """The log joint of a model over the θ of this guide, as a target; the guide has to be set up."""
         density = ModelLogJoint(model, args, kwargs, self.prototype_trace)
         density.check(self.posterior)
         return density
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw θ and unpack it, as `AutoContinuous`."""
+        """Draw θ and give the values of the latent sites by name, as `AutoContinuous` does."""
         check_loss()
         if self.prototype_trace is None:
             self._check_model()
@@ -250,7 +250,7 @@ class AutoGaussian(AutoContinuous):
 
     @property
     def posterior(self) -> Gaussian | FlatGaussian:
-        """q, over unconstrained θ (D,).
+        """The posterior q over unconstrained θ (D,).
 
         Raises:
             InputError: a guide that was not set up, a parameter store that holds another posterior.
@@ -266,10 +266,10 @@ class AutoGaussian(AutoContinuous):
         self,
         reader: str,  # for the message
     ) -> Gaussian:
-        """The posterior, for what reads its mean and root.
+        """The posterior, for a ``reader`` that needs its mean and root and is named in the message.
 
         Raises:
-            InputError: as `posterior`; one over a flat vector, which has none.
+            InputError: as `posterior`; a posterior over a flat vector, which has none.
         """
         q = self.posterior
         if not isinstance(q, Gaussian):
@@ -280,16 +280,16 @@ class AutoGaussian(AutoContinuous):
         return q
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> LatentGaussian:
-        """q as a distribution of Pyro over θ."""
+        """The posterior q as a distribution of Pyro over θ."""
         return LatentGaussian(self.posterior)
 
     def get_base_dist(self) -> TorchDistribution:
-        """N(0, I), which `get_transform` takes to q."""
+        """The standard normal N(0, I), which `get_transform` takes to q."""
         zeros = torch.zeros_like(self.posterior.mean)
         return dist.Normal(zeros, torch.ones_like(zeros)).to_event(1)
 
     def get_transform(self, *args: Any, **kwargs: Any) -> torch.distributions.Transform:
-        """θ = m + C z, C lower triangular, as NeuTraReparam asks for it."""
+        """The map θ = m + C z with C lower triangular, as NeuTraReparam asks for it."""
         q = self.posterior
         return dist.transforms.LowerCholeskyAffine(q.mean, scale_tril=q.scale_tril)
 

@@ -27,10 +27,10 @@ _COMPILED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO)
 
 
 def check_loss() -> None:
-    """Of the guide that is being called: the loss that calls it must be one that can fit it.
+    """Check that the loss of Pyro that is calling the guide at this moment is one that can fit it.
 
     Raises:
-        InputError: another loss; to be evaluated without gradients, those that weigh draws are fine.
+        InputError: another loss.  Losses that weigh draws are refused only where gradients are recorded.
     """
     loss = _loss_in_progress(sys._getframe(1))
     if isinstance(loss, _WEIGHING) and torch.is_grad_enabled():

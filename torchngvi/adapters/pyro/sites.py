@@ -24,7 +24,7 @@ Values = dict[str, Tensor]  # constrained, by the name of the site
 
 @dataclass(frozen=True)
 class Site:
-    """Where a latent site is found in θ."""
+    """The place of a latent site in θ, with the map to its support."""
 
     name: str
     transform: Transform
@@ -35,7 +35,14 @@ class Site:
 
 
 class Layout:
-    """The latent sites one after another in θ, in the order of the trace, as AutoContinuous has them."""
+    """The places of the latent sites in θ: one after another, in the order of the trace, as AutoContinuous has them.
+
+    Args:
+        trace: a trace of the model, or of a guide with the same latent sites.
+
+    Raises:
+        InputError: sites that θ cannot hold, see `latents`.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.sites: list[Site] = []
@@ -51,7 +58,15 @@ class Layout:
         self.shapes = {site.name: site.shape for site in self.sites}
 
     def constrained(self, theta: Tensor, nesting: int = 0) -> tuple[Values, Tensor]:
-        """Values (*sample, *shape), with room for `nesting` plates between the two, and log|∂x/∂θ| (*sample,)."""
+        """The constrained values of the latent sites at θ.
+
+        Args:
+            theta: unconstrained θ, (*sample, D).
+            nesting: the number of plates for which there is to be room between sample and site dimensions.
+
+        Returns:
+            The values (*sample, *shape) by the name of the site, and log|∂x/∂θ|, (*sample,).
+        """
         sample, values = theta.shape[:-1], {}
         log_jacobian = theta.new_zeros(sample)
         for site in self.sites:
@@ -63,7 +78,17 @@ class Layout:
         return values, log_jacobian
 
     def unconstrained(self, values: Mapping[str, Tensor]) -> Tensor:
-        """θ (*sample, D) of values (*sample, *shape)."""
+        """The inverse of `constrained`.
+
+        Args:
+            values: constrained values (*sample, *shape) by the name of the site.
+
+        Returns:
+            θ, (*sample, D).
+
+        Raises:
+            InputError: a site without a value.
+        """
         missing = [site.name for site in self.sites if site.name not in values]
         if missing:
             raise InputError(f"a value is needed for each latent site of the model; got none for {', '.join(missing)}.")
@@ -76,8 +101,14 @@ class Layout:
 
 
 class Conditioned(Messenger):
-    """Latent sites take given values; random subsamples are drawn once and kept, so that a value and its derivatives
-    see the same rows.
+    """A messenger that gives latent sites their values; random subsamples are drawn once and kept.
+
+    A value and its derivatives then see the same rows.
+
+    Args:
+        values: constrained values by the name of the site.
+        shapes: the shapes of the sites in θ.
+        kept: the indices of subsamples by the name of the plate, to which new ones are added.
     """
 
     def __init__(
@@ -110,7 +141,7 @@ class Conditioned(Messenger):
             msg["value"] = self.kept[msg["name"]]
 
     def check(self) -> None:
-        """After a run: each site was met, and no other.
+        """Check after a run that each site was met, and no other.
 
         Raises:
             InputError: sites that came or went.
@@ -124,7 +155,7 @@ class Conditioned(Messenger):
 
 
 class Scored(Conditioned):
-    """And keeps the log probabilities of all sites: what a trace does, and no more."""
+    """`Conditioned`, which keeps the log probabilities of all sites as well: cheaper than a trace, for values alone."""
 
     def __init__(self, values: Values, shapes: Mapping[str, torch.Size], kept: dict[str, Tensor]) -> None:
         super().__init__(values, shapes, kept)
@@ -137,7 +168,7 @@ class Scored(Conditioned):
 
 
 class Parameters(Messenger):
-    """The leaves behind the parameters that a run meets."""
+    """A messenger that collects the leaf tensors behind the parameters that a run meets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,35 +180,35 @@ class Parameters(Messenger):
 
 
 def is_enumerable(site: Any) -> bool:
-    """Whether a site is discrete and marked for enumeration."""
+    """Whether a site of a trace, or a message of Pyro, is discrete and marked for enumeration."""
     return bool(site["infer"].get("enumerate")) and getattr(site["fn"], "has_enumerate_support", False)
 
 
 def is_enumerated(site: Any) -> bool:
-    """Whether a latent site is one."""
+    """Whether a site of a trace is latent and `is_enumerable`."""
     return not site["is_observed"] and is_enumerable(site)
 
 
 def is_subsampled(frame: Any) -> bool:
-    """Whether a plate runs over some of its members only."""
+    """Whether the plate of a frame in a site's ``cond_indep_stack`` runs over a part of its members."""
     return bool(frame.full_size) and frame.full_size > frame.size
 
 
 def random_sites(trace: Trace) -> list[Any]:
-    """The sites with a density."""
+    """The sites of a trace that have a density, without those of subsampling."""
     return [site for site in trace.nodes.values() if site["type"] == "sample" and not site_is_subsample(site)]
 
 
 def latents_of(trace: Trace) -> list[Any]:
-    """The continuous latent sites, and discrete ones that are not enumerated."""
+    """The latent sites of a trace but those enumerated: the continuous ones, and discrete ones that are not marked."""
     return [site for site in random_sites(trace) if not site["is_observed"] and not is_enumerated(site)]
 
 
 def latents(trace: Trace) -> list[Any]:
-    """The sites that make up θ.
+    """The sites of a trace that make up θ, after a check that a Gaussian can stand for them.
 
     Raises:
-        InputError: as `check_latents`; none at all.
+        InputError: as `check_latents`; no such site at all.
     """
     check_latents(trace)
     found = latents_of(trace)
@@ -197,7 +228,13 @@ def check_shape(
     value: Tensor,  # (*sample, 1, .., *shape)
     shape: torch.Size,  # of the site in θ
 ) -> None:
-    """The site must be as large as where θ was laid out.
+    """Check that a latent site is as large in this run as where θ was laid out.
+
+    Args:
+        name: the name of the site.
+        fn: its distribution in this run.
+        value: the value that it is given, (*sample, 1, .., *shape).
+        shape: the shape of the site in θ.
 
     Raises:
         InputError: another shape.
@@ -215,7 +252,7 @@ def check_shape(
 
 
 def check_latents(trace: Trace) -> None:
-    """Refuse what a Gaussian over one fixed vector cannot stand for.
+    """Check that a Gaussian over one fixed vector can stand for the latent sites of a trace.
 
     Raises:
         InputError: a discrete site that is not enumerated in parallel, a latent in a subsampled plate, a support
@@ -257,7 +294,15 @@ def _check_latent(name: str, site: Any) -> None:
 
 
 def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
-    """A value by the strategy, which knows no discrete sites; 0 in unconstrained space where there is none to draw."""
+    """The initial value of a site; 0 in unconstrained space for an improper prior, from which nothing can be drawn.
+
+    Args:
+        init_loc_fn: a strategy of `pyro.infer.autoguide.initialization`, which is not asked about discrete sites.
+        site: the site.
+
+    Returns:
+        A value within the support.
+    """
     fn = site["fn"]
     if fn.support.is_discrete:
         return fn.sample()
@@ -271,7 +316,18 @@ def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
 def prototype(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace | None
 ) -> tuple[Layout, Tensor]:
-    """The layout of θ and an initial point, from a given trace or from a run of the model."""
+    """The layout of θ and an initial point, from a given trace or from a run of the model.
+
+    Args:
+        model, args, kwargs: the model with its arguments.
+        trace: the trace to use; without one the model is run, with its sites at their medians.
+
+    Returns:
+        The layout, and the initial θ, (D,).
+
+    Raises:
+        InputError: sites that θ cannot hold, see `latents`.
+    """
     with torch.no_grad():
         if trace is None:
             started = InitMessenger(partial(start, init_to_median))(model)

@@ -47,7 +47,12 @@ transform_to.register(_Written, lambda constraint: AffineTransform(0.0, 1.0))  #
 
 
 def write(guide: PyroModule, q: Posterior) -> None:
-    """Put the coordinates of q into the store, in the place of what another guide of this name wrote."""
+    """Put the coordinates of q into the parameter store, in the place of what another guide of this name wrote.
+
+    Args:
+        guide: the guide, whose name is that of the entries.
+        q: its posterior.
+    """
     store, entries = pyro.get_param_store(), _entries(guide, q)
     if _is_local() or all(store._params.get(key) is entry and _mark(store, key) for key, entry in entries.items()):
         return
@@ -60,10 +65,14 @@ def write(guide: PyroModule, q: Posterior) -> None:
 
 
 def sync(guide: PyroModule, q: Posterior) -> None:
-    """Set q to what was put into the store under the name of the guide; where there is nothing, put q there.
+    """Set q to what was put into the parameter store under the name of the guide; if there is nothing, put q there.
+
+    Args:
+        guide: the guide, whose name is that of the entries.
+        q: its posterior.
 
     Raises:
-        InputError: the coordinates of a posterior of another family or size.
+        InputError: the coordinates of a posterior of another kind or size.
     """
     store, entries = pyro.get_param_store(), _entries(guide, q)
     if _is_local() or all(store._params.get(key) is entry for key, entry in entries.items()):

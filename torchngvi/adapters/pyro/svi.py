@@ -51,9 +51,10 @@ def fit_guide(
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
-        guide: is set up if it was not, and holds the posterior afterwards.
-        args, kwargs: of the model.
-        options: of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks, checkpoint, optimizer.
+        guide: the guide, which is set up if it was not, and holds the posterior afterwards.
+        args, kwargs: the arguments of the model.
+        options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
+            checkpoint, optimizer.
 
     Returns:
         The verdict of `torchngvi.fit` with its trace.
@@ -79,15 +80,17 @@ class NaturalSVI:
     """Stochastic variational inference with natural gradients for q, shaped as `pyro.infer.SVI`.
 
     q follows a natural gradient, the parameters of the model (`pyro.param`, PyroModule) an optimizer of their own, both
-    from one backward pass.  Data may be subsampled by a plate, or passed in mini-batches to `step`.
+    from one backward pass.  Data may be subsampled by a plate, or passed in mini-batches to `step`.  A model without
+    parameters and with all its data is fitted faster, and with a verdict, by `fit_guide`.
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
         guide: an `AutoGaussian`.
-        optim: of the parameters of the model, a PyroOptim or a torch optimizer; without it they stay as they are.
+        optim: the optimizer of the parameters of the model, a PyroOptim or a torch optimizer; without it they stay as
+            they are.
         natural: makes the optimizer of q; by default ``IBLR(q, lr=0.1, step_size=KLRadius(0.5))``, none of whose steps
             leaves the positive definite cone.
-        num_particles: draws a step, even.
+        num_particles: the number of draws a step, even.
 
     Raises:
         InputError: a guide or an optimizer of another kind, an odd number of particles; on use, as `ModelLogJoint`.
@@ -142,9 +145,13 @@ class NaturalSVI:
         return self._natural
 
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """Take one step with the arguments of the model; an estimate of the loss -ELBO before it.
+        """Take one step; a loss that is not finite moves nothing, with a warning the first time.
 
-        A loss that is not finite moves nothing, with a warning the first time.
+        Args:
+            args, kwargs: the arguments of the model.
+
+        Returns:
+            An estimate of the loss -ELBO before the step.
         """
         density, q = self._on(args, kwargs), self.guide.gaussian("NaturalSVI")
         self.natural.zero_grad()
@@ -175,7 +182,14 @@ class NaturalSVI:
 
     @torch.no_grad()
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
-        """An estimate of -ELBO from ``num_particles`` draws."""
+        """Estimate the loss -ELBO from ``num_particles`` draws, without a step.
+
+        Args:
+            args, kwargs: the arguments of the model.
+
+        Returns:
+            The estimate.
+        """
         density, q = self._on(args, kwargs), self.guide.gaussian("NaturalSVI")
         theta = q.push_noise(self._draws(q.mean_probe.detach()))
         return float((LatentGaussian(q).log_prob(theta) - density(theta)).mean())
@@ -183,9 +197,18 @@ class NaturalSVI:
     def run(self, num_steps: int, *args: Any, progress: bool = True, **kwargs: Any) -> FitResult:
         """Take so many steps with the same arguments, and say what the loss did.
 
-        Never that it converged: the loss of steps of one size comes to rest above the optimum, by more the noisier they
-        are.  It is said to be steady where its mean over the last quarter of the steps is within 0.1 nats and two
-        standard errors of the mean over the quarter before.  An interrupt from the keyboard ends the run and keeps q.
+        The verdict is never that the run converged: the loss of steps of one size comes to rest above the optimum,
+        by more the noisier they are.  It is said to be steady where its mean over the last quarter of the steps is
+        within 0.1 nats and two standard errors of the mean over the quarter before.  An interrupt from the keyboard
+        ends the run and keeps q.
+
+        Args:
+            num_steps: the number of steps, at least 8.
+            args, kwargs: the arguments of the model.
+            progress: show a bar.
+
+        Returns:
+            The account of the run, with a record of each step.
 
         Raises:
             InputError: fewer than 8 steps.

@@ -1,7 +1,7 @@
 """The tables and figures of the papers, one module or folder a paper, named as in `torchngvi.theory`.
 
 A TOML file in configs/ names the paper in a word as ``paper`` and one of its studies as ``study``; all other keys are
-keyword arguments of the study's ``run``.  What is drawn or printed comes from the log alone.
+keyword arguments of the study's ``run``.  Figures and tables are made from the log alone.
 """
 
 import importlib
@@ -19,14 +19,21 @@ PAPERS = {"tan": "tan2025", "bbvi": "kim2024", "ngvi": "wu2024", "ifvb": "godich
 
 
 class Study(NamedTuple):
-    """One table or figure."""
+    """A table or figure of a paper: a function that runs it, and one that draws it from the log."""
 
     run: Callable[..., pd.DataFrame]  # settings as keywords, and ``full``: longer runs -> the log
     draw: Callable[[pd.DataFrame, Path], None]  # the log, the path of the figure or table without its suffix
 
 
 def study(settings: Mapping[str, Any], path: Path) -> tuple[Study, dict[str, Any]]:
-    """The study that a file names, with its keyword arguments.
+    """The study that a TOML file names, with its keyword arguments.
+
+    Args:
+        settings: the keys of the file.
+        path: the file, for messages.
+
+    Returns:
+        The study, and the arguments of its ``run``.
 
     Raises:
         InputError: an unknown paper, study or setting.

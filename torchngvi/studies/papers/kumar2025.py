@@ -1,4 +1,4 @@
-"""Studies of Kumar et al. (2025) that are no curves: Table 3, Figure 1 on a quadratic, Figure 5 on run time."""
+"""Studies of Kumar et al. (2025) besides the curves: Table 3, Figure 1 on a quadratic, Figure 5 on run time."""
 
 import math
 import time
@@ -32,7 +32,7 @@ _LOST = 1e6  # nats above it at which a step was too long
 
 
 def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: OutputFolder) -> None:
-    """Print, and write as table.csv, each method's values beside the published."""
+    """Print each method's values beside the published ones, and write them as table.csv."""
     last = figures.last_values(log).set_index(["case", "method"])
     keys = ("train", "test_nll", "test_accuracy")
     rows = []
@@ -66,7 +66,7 @@ def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: OutputFol
 
 
 def run_quadratic(experiment: Experiment) -> pd.DataFrame:
-    """Paths of every method of each case; panel b repeats its case at each of the steps."""
+    """Run every method of each case on the quadratic; panel b repeats its case at each of the steps."""
     logs = []
     for case in experiment.cases:
         X, y = experiments.quadratic(case.eigenvalues, case.prior_precision)
@@ -118,7 +118,7 @@ def _path(
 
 
 def draw_quadratic(log: pd.DataFrame, experiment: Experiment) -> Figure:
-    """One panel a case: contours of the target, paths of the mean, ellipses of V at the start and the end."""
+    """Draw one panel a case: contours of the target, paths of the mean, ellipses of V at the start and the end."""
     figure = figures.blank_figure(3.2 * len(experiment.cases), 3.8, experiment.title, experiment.note)
     panels = figure.subplots(1, len(experiment.cases), squeeze=False)[0]
     for axes, case in zip(panels, experiment.cases, strict=True):
@@ -165,7 +165,7 @@ def _ellipse(row: Any) -> np.ndarray:
 
 
 def differences(log: pd.DataFrame) -> dict[str, float]:
-    """Largest difference of V and m between VN and SR-VN of the same step, at equal iterations."""
+    """The largest difference of m and V between VN and SR-VN of the same step, at equal iterations, by case."""
     out = {}
     keys = ["m1", "m2", "v11", "v12", "v22"]
     runs = {(case, method): part for (case, method), part in log.groupby(["case", "method"])}
@@ -188,7 +188,7 @@ _FLOPS: dict[str, Callable[[float], float]] = {  # appendix F.1, without the pas
 
 
 def run_time(experiment: Experiment) -> pd.DataFrame:
-    """The fastest step of each method for each D, methods in turn, and the fastest pass over the data within it."""
+    """Time each method for each D, methods in turn: the fastest step, and the fastest pass over the data in it."""
     case, rows = experiment.cases[0], []
     for dim in experiment.dims:
         problem = experiments.build(replaced(case, features=dim))
@@ -212,7 +212,7 @@ def run_time(experiment: Experiment) -> pd.DataFrame:
 
 
 def draw_time(log: pd.DataFrame, experiment: Experiment) -> Figure:
-    """Measured steps left; right the ratio to VN beside that of the flop models."""
+    """Draw the measured steps, and their ratio to VN beside that of the flop models."""
     figure = figures.blank_figure(8.4, 3.6, experiment.title, experiment.note)
     left, right = figure.subplots(1, 2)
     figures.style(left, "Seconds a step (dashed: flop models on VN's scale)", "D")

@@ -106,7 +106,7 @@ LOADERS: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {"German": ger
 
 
 def regression(name: str) -> GeneralizedLinear:
-    """The logistic regression of one data set, all constants of the log joint included."""
+    """The logistic regression of one data set, with all constants of the log joint."""
     X, y = (torch.from_numpy(array) for array in LOADERS[name]())
     return GeneralizedLinear(X, y, prior_precision=_PRIOR_PRECISION)
 
@@ -115,7 +115,7 @@ def regression(name: str) -> GeneralizedLinear:
 
 
 def optimizer(name: str, q: Gaussian, generator: torch.Generator) -> NaturalGradientVI:
-    """One of the three that the paper compares, with one draw a step."""
+    """One of the three optimizers that the paper compares, with one draw a step."""
     one = PathDerivative(Independent(1, generator))
     if name == "Natural Snngm":
         return Snngm(q, estimator=one)
@@ -124,7 +124,7 @@ def optimizer(name: str, q: Gaussian, generator: torch.Generator) -> NaturalGrad
 
 
 class Ended(NamedTuple):
-    """How a fit ended."""
+    """The outcome of a fit: its bounds, its cost and its time."""
 
     means: list[float]  # of the bound, one a block
     steps: int
@@ -133,7 +133,7 @@ class Ended(NamedTuple):
 
 
 def stochastic(q: Gaussian, model: GeneralizedLinear, name: str, seed: int, max_steps: int) -> Ended:
-    """Steps until the average bound no longer rises."""
+    """Fit by stochastic steps until the average bound no longer rises."""
     opt = optimizer(name, q, torch.Generator().manual_seed(seed))
     stop, seconds = SlopeStop(min(1000, max_steps), max_steps=max_steps), 0.0
     for look in steps(lambda _: opt.step(model), max_steps):
@@ -144,7 +144,7 @@ def stochastic(q: Gaussian, model: GeneralizedLinear, name: str, seed: int, max_
 
 
 def by_default(q: Gaussian, model: GeneralizedLinear) -> Ended:
-    """The library's own fit, without a setting: exact expectations, steps by trial."""
+    """Fit by `torchngvi.fit` without a setting: exact expectations, steps by trial."""
     start = time.process_time()
     last = fit(q, model, progress=False).trace[-1]
     return Ended([-last.loss], last.evaluations, last.gradients, time.process_time() - start)
@@ -153,7 +153,7 @@ def by_default(q: Gaussian, model: GeneralizedLinear) -> Ended:
 def run_logistic(
     data: Iterable[str] = DATA, seeds: int = 1, max_steps: int = 100_000, *, full: bool = False
 ) -> pd.DataFrame:
-    """All fits; a row for each block of 1000 iterations, with how the fit ended."""
+    """Run all fits: a row for each block of 1000 iterations, with the outcome of the fit."""
     torch.set_num_threads(1)
     rows = []
     for name in data:
@@ -182,14 +182,14 @@ def run_logistic(
 
 
 def tolerance(data: str, family: str, optimiser: str) -> float:
-    """Nats by which a bound may differ from the printed one: dummy baselines move the diagonal bounds."""
+    """The nats by which a bound may differ from the printed one: dummy baselines move the diagonal bounds."""
     if family == "diagonal Σ" or (data, family, optimiser) == ("German", "full Σ", "Euclid Adam"):
         return 2.0
     return 0.4
 
 
 def comparison(log: pd.DataFrame) -> pd.DataFrame:
-    """One row a fit: iterations, bound and seconds, means over the seeds, beside what is printed."""
+    """A row for each fit: iterations, bound and seconds, means over the seeds, beside the printed values."""
     ends = log.groupby(["data", "family", "optimiser", "seed"], sort=False).last().reset_index()
     mean = ends.groupby(["data", "family", "optimiser"], sort=False).mean(numeric_only=True).reset_index()
     rows = []
@@ -242,7 +242,7 @@ def draw_table(log: pd.DataFrame, path: Path) -> None:
 
 
 def draw_bounds(log: pd.DataFrame, path: Path) -> None:
-    """Figure 3: one panel a data set, the average bound of each 1000 iterations."""
+    """Draw Figure 3, one panel for each data set: the average bound of each 1000 iterations."""
     names = list(dict.fromkeys(log["data"]))
     figure = blank_figure(
         11.5,
@@ -269,17 +269,17 @@ def draw_bounds(log: pd.DataFrame, path: Path) -> None:
 
 
 def tau_weights(steps: int, beta: float) -> np.ndarray:
-    """P(τ = j) times its normaliser, 1 - β^(T - j + 1), j = 1..T: the iterate of which Theorem 3 speaks."""
+    """The probability P(τ = j) times its normaliser, 1 - β^(T - j + 1), j = 1..T: the iterate of Theorem 3."""
     return 1 - beta ** np.arange(steps, 0, -1.0)
 
 
 def run_weights(steps: int = 10_000, beta: float = 0.9, *, full: bool = False) -> pd.DataFrame:
-    """The weights of all iterates."""
+    """Compute the weights of all iterates in Theorem 3."""
     return pd.DataFrame({"j": np.arange(1, steps + 1), "weight": tau_weights(steps, beta)})
 
 
 def draw_weights(log: pd.DataFrame, path: Path) -> None:
-    """Figure 2: all iterates, and the last hundred."""
+    """Draw Figure 2, the weights of all iterates, and of the last hundred."""
     figure = blank_figure(8.0, 3.2, "Figure 2: weight of iterate j in Theorem 3")
     all_of_them, last = figure.subplots(1, 2)
     below = int((log["weight"] <= 0.99).sum())

@@ -61,7 +61,7 @@ def run_regression(
     batch: int = 1000,
     full: bool = False,
 ) -> pd.DataFrame:
-    """KL to the posterior and training NLPD of stochastic NGD and SGD, seeds as members of a batch."""
+    """Run stochastic NGD and SGD on Bike: KL to the posterior and training NLPD, with seeds as members of a batch."""
     rows = []
     for version, (X, y) in bike().items():
         model = GeneralizedLinear(X, y, "gaussian")
@@ -122,13 +122,13 @@ def _fit_of(q: Gaussian, model: GeneralizedLinear, exact: Gaussian, method: str,
 
 
 def slope(log: pd.DataFrame, low: int, high: int) -> float:
-    """Of log mean KL over log iteration, between two iterations."""
+    """The slope of log mean KL over log iteration, between two iterations."""
     means = log[log["iteration"].between(low, high)].groupby("iteration")["kl"].mean()
     return float(np.polyfit(np.log(means.index.to_numpy(float)), np.log(means.to_numpy()), 1)[0])
 
 
 def draw_regression(log: pd.DataFrame, path: Path) -> None:
-    """Two panels a version of the data; slopes and a table on the terminal."""
+    """Draw two panels for each version of the data, and print slopes and a table."""
     versions = list(dict.fromkeys(log["version"]))
     figure = figures.blank_figure(
         8.6, 2.9 * len(versions) + 0.6, "Linear regression on Bike: stochastic natural gradients and SGD in (m, C)",
@@ -177,7 +177,7 @@ def _print_regression(log: pd.DataFrame) -> None:
 
 
 def mushrooms() -> tuple[Tensor, Tensor]:
-    """8124 x 112, float64."""
+    """The mushrooms of LIBSVM, X (8124, 112) and y (8124,), float64."""
     X, y = datasets.load("mushrooms")
     return torch.as_tensor(X), torch.as_tensor(y)
 
@@ -208,7 +208,7 @@ def run_logistic(
     points: int = 25,
     full: bool = False,
 ) -> pd.DataFrame:
-    """The negative ELBO of logistic regression under NGD with Price's gradient, SGD (r) and SGD (p)."""
+    """Run logistic regression under NGD with Price's gradient, SGD (r) and SGD (p): the negative ELBO."""
     rows = []
     grid = zip(data, seeds, iterations, full_iterations, ngd, sgd, strict=True)
     for name, members, short, long, natural, euclidean in grid:
@@ -268,7 +268,7 @@ def _scored(q: Gaussian, model: GeneralizedLinear, t: int) -> pd.DataFrame:
 
 
 def draw_logistic(log: pd.DataFrame, path: Path) -> None:
-    """One panel a data set and method, and one with the best step of each."""
+    """Draw one panel for each data set and method, and one with the best step of each."""
     log = _judged(log)
     data, methods = (list(dict.fromkeys(log[column])) for column in ("data", "method"))
     figure = figures.blank_figure(

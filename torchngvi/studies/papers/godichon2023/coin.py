@@ -62,7 +62,7 @@ def run_coin(
     starts: Sequence[Sequence[float]] = ((5.0, 45.0), (25.0, 25.0)),
     full: bool = False,
 ) -> pd.DataFrame:
-    """Example 1: a, b and the distance to (58, 144)."""
+    """Run Example 1: a, b and the distance to (58, 144) for each method, start and seed."""
     lines = []
 
     def measure(lam: Tensor) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ def run_coin(
 
 
 def draw_coin_densities(log: pd.DataFrame, path: Path) -> None:
-    """Figure 1: the fitted densities over the exact posterior."""
+    """Draw Figure 1, the fitted densities over the exact posterior."""
     cases = list(dict.fromkeys(log["case"]))
     figure = blank_figure(5.2 * len(cases), 4.4, "Figure 1: a probability, fitted densities and the posterior")
     x = np.linspace(0.12, 0.5, 400)
@@ -99,7 +99,7 @@ def draw_coin_densities(log: pd.DataFrame, path: Path) -> None:
 
 
 def draw_coin_errors(log: pd.DataFrame, path: Path) -> None:
-    """Figure 2: the distance to the optimum."""
+    """Draw Figure 2, the distance to the optimum over iterations and time."""
     figure = blank_figure(9.5, 3.8, "Figure 2: a probability, distance to (58, 144)")
     for axes, x in zip(figure.subplots(1, 2), ("iteration", "seconds"), strict=True):
         style(axes, f"start {log['case'].iloc[0]}", "iteration" if x == "iteration" else "seconds a run", "|λ - λ*|")

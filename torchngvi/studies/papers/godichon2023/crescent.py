@@ -1,4 +1,4 @@
-"""Beyond the paper: a coupling flow, whose Fisher matrix nobody knows, on a curved density."""
+"""Beyond the paper: a coupling flow, whose Fisher matrix is not known, on a curved density."""
 
 import math
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def _coupling_methods(draws: int) -> dict[str, Build]:
 
 
 def run_crescent(iterations: int = 400, seeds: int = 5, draws: int = 20, full: bool = False) -> pd.DataFrame:
-    """A coupling flow, whose Fisher matrix nobody knows, on a curved density: nats below the evidence log π."""
+    """Run a coupling flow, whose Fisher matrix is not known, on a curved density: nats below the evidence log π."""
     lines: list[dict[str, Any]] = []
     for seed in range(seeds):
         for name, build in _coupling_methods(draws).items():
@@ -61,7 +61,7 @@ def run_crescent(iterations: int = 400, seeds: int = 5, draws: int = 20, full: b
 
 
 def draw_crescent(log: pd.DataFrame, path: Path) -> None:
-    """The gap over iterations and over time."""
+    """Draw the gap to the evidence over iterations and over time."""
     figure = blank_figure(9.5, 3.8, "A coupling flow on a crescent")
     for axes, x in zip(figure.subplots(1, 2), ("iteration", "seconds"), strict=True):
         style(axes, "", x, "nats below the evidence")

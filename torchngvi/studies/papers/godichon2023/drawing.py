@@ -1,4 +1,4 @@
-"""What the figures have in common: medians over the seeds with their range, and the table of last values."""
+"""The common parts of the figures: medians over the seeds with their range, and the table of last values."""
 
 from pathlib import Path
 from typing import Any
@@ -50,5 +50,5 @@ def summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As a png."""
+    """Write the figure as a png file beside the path."""
     figure.savefig(path.with_suffix(".png"))

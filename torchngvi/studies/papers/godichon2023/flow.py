@@ -85,7 +85,7 @@ def _flow_methods(draws: int, samples: int) -> dict[str, Build]:
 def run_flow(
     iterations: int = 150, seeds: int = 3, draws: int = 20, samples: int = 20, hidden: int = 5, full: bool = False
 ) -> pd.DataFrame:
-    """Example 5: the bound by 200 draws that are the same for all."""
+    """Run Example 5: the lower bound by 200 draws that are the same for all methods."""
     target = _Classifier(*_german(), hidden)
     lines: list[dict[str, Any]] = []
     eye = torch.eye(target.dim, dtype=FLOAT)
@@ -114,7 +114,7 @@ def run_flow(
 
 
 def draw_flow(log: pd.DataFrame, path: Path) -> None:
-    """Figure 6: the bound over iterations and over time."""
+    """Draw Figure 6, the lower bound over iterations and over time."""
     figure = blank_figure(9.5, 3.9, "Figure 6: the orthogonal flow on German credit")
     gaussian = log[log["method"] == "Gaussian by fit"]
     runs = log[log["method"] != "Gaussian by fit"]

@@ -72,7 +72,7 @@ def run_normal(
 
 
 def draw_normal(log: pd.DataFrame, path: Path) -> None:
-    """Figure 3: densities of the mean and the variance, and the gap of the bound."""
+    """Draw Figure 3, the densities of the mean and the variance, and the gap of the bound."""
     exact, runs = log[log["method"] == "Gibbs"], log[log["method"] != "Gibbs"]
     figure = blank_figure(12.5, 3.7, "Figure 3: mean and variance of a normal sample")
     left, middle, right = figure.subplots(1, 3)

@@ -51,7 +51,7 @@ def _poisson_methods() -> dict[str, Build]:
 def run_poisson(
     iterations: int = 2000, seeds: int = 10, data: Sequence[int] = (0, 1), full: bool = False
 ) -> pd.DataFrame:
-    """Example 3: the bound, from exact gradients."""
+    """Run Example 3: the lower bound of each method, from exact gradients."""
     lines = []
     for case in data:
         model = poisson_data(case)
@@ -84,7 +84,7 @@ def run_poisson(
 
 
 def draw_poisson(log: pd.DataFrame, path: Path) -> None:
-    """Figure 4: the bound, and its distance to the best."""
+    """Draw Figure 4, the distance of the lower bound to the best."""
     cases = list(dict.fromkeys(log["case"]))
     figure = blank_figure(4.2 * len(cases) + 2, 3.8, "Figure 4: Gaussian approximation of a Poisson regression")
     log = log.copy()

@@ -18,14 +18,14 @@ COIN = torch.tensor([58.0, 144.0], dtype=FLOAT)  # the posterior of 57 successes
 def coin_log_joint(
     theta: Tensor,  # (..., 1)
 ) -> Tensor:
-    """57 log θ + 143 log(1 - θ)."""
+    """The log joint of Example 1, 57 log θ + 143 log(1 - θ), (..., 1) -> (...)."""
     return (57 * theta.log() + 143 * torch.log1p(-theta))[..., 0]
 
 
 def coin_bound(
     lam: Tensor,  # (..., 2)
 ) -> Tensor:
-    """log p(y) - KL(Beta(a, b), Beta(58, 144))."""
+    """The lower bound of Beta(a, b) in Example 1, log p(y) - KL(Beta(a, b), Beta(58, 144)), (..., 2) -> (...)."""
     evidence = torch.lgamma(COIN).sum() - torch.lgamma(COIN.sum())
     q = torch.distributions.Beta(lam[..., 0], lam[..., 1])
     return evidence - torch.distributions.kl_divergence(q, torch.distributions.Beta(*COIN))
@@ -42,7 +42,7 @@ NORMAL_START = torch.tensor([9.7, 0.5, 1.0, 1.0], dtype=FLOAT)
 def normal_log_joint(
     theta: Tensor,  # (..., 2), mean and variance
 ) -> Tensor:
-    """log p(y, μ, σ²), all constants in it."""
+    """The log joint log p(y, μ, σ²) of Example 2, with all constants, (..., 2) -> (...)."""
     mean, variance = theta.unbind(-1)
     away = (NORMAL_DATA - mean[..., None]).square().sum(-1)
     likelihood = -0.5 * (len(NORMAL_DATA) * (LOG_2PI + variance.log()) + away / variance)
@@ -52,7 +52,7 @@ def normal_log_joint(
 def normal_bound(
     lam: Tensor,  # (..., 4)
 ) -> Tensor:
-    """LB of N(m, v) IG(a, b)."""
+    """The lower bound of N(m, v) IG(a, b) in Example 2, (..., 4) -> (...)."""
     m, v, a, b = lam.unbind(-1)
     n, log_variance, precision = len(NORMAL_DATA), b.log() - torch.digamma(a), a / b
     away = (NORMAL_DATA - m[..., None]).square().sum(-1) + n * v
@@ -63,7 +63,7 @@ def normal_bound(
 
 
 def normal_optimum(sweeps: int = 100) -> Tensor:
-    """The mean-field optimum, by coordinate ascent: a and b, then m and v, each exact given the other."""
+    """The mean-field optimum (m, v, a, b) of Example 2, by coordinate ascent: a and b, then m and v, in turn."""
     n, total = len(NORMAL_DATA), float(NORMAL_DATA.sum())
     a, b = 1 + n / 2, 10.0
     for _ in range(sweeps):
@@ -91,7 +91,7 @@ def normal_gibbs(draws: int, burn_in: int = 1000, seed: int = 0) -> np.ndarray:
 
 
 class PoissonRegression(NamedTuple):
-    """y_i ~ Poisson(exp(x_iᵀθ)), θ ~ N(0, 100 I)."""
+    """The Poisson regression of Example 3: y_i ~ Poisson(exp(x_iᵀθ)), θ ~ N(0, 100 I)."""
 
     X: Tensor  # (n, d)
     y: Tensor  # (n,)
@@ -101,7 +101,7 @@ class PoissonRegression(NamedTuple):
         self,
         theta: Tensor,  # (..., d)
     ) -> Tensor:
-        """All constants in it."""
+        """The log joint with all constants, (..., d) -> (...)."""
         rate = theta @ self.X.mT
         likelihood = (self.y * rate - rate.exp() - torch.lgamma(self.y + 1)).sum(-1)
         prior = theta.square() / self.prior_variance + math.log(self.prior_variance) + LOG_2PI
@@ -112,11 +112,11 @@ class PoissonRegression(NamedTuple):
         mean: Tensor,  # (..., d)
         covariance: Tensor,  # (..., d, d)
     ) -> Tensor:  # (..., n)
-        """E exp(xᵀθ) = exp(xᵀμ + ½ xᵀΣx)."""
+        """The expected rates under N(μ, Σ): E exp(xᵀθ) = exp(xᵀμ + ½ xᵀΣx), (..., n)."""
         return (mean @ self.X.mT + 0.5 * ((self.X @ covariance) * self.X).sum(-1)).exp()
 
     def bound(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        """LB of N(μ, Σ)."""
+        """The lower bound of N(μ, Σ) in closed form, (...)."""
         d, s2 = self.X.shape[1], self.prior_variance
         fit = mean @ (self.X.mT @ self.y) - self.rates(mean, covariance).sum(-1) - torch.lgamma(self.y + 1).sum()
         trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -124,7 +124,7 @@ class PoissonRegression(NamedTuple):
         return fit - (mean.square().sum(-1) + trace) / (2 * s2) + 0.5 * log_det + 0.5 * d * (1 - math.log(s2))
 
     def gradients(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """∇_μ LB = Xᵀ(y - w) - μ/s₀² and ∇_Σ LB = ½(Σ⁻¹ - XᵀWX - I/s₀²)."""
+        """The gradients ∇_μ LB = Xᵀ(y - w) - μ/s₀² and ∇_Σ LB = ½(Σ⁻¹ - XᵀWX - I/s₀²) of the lower bound."""
         w = self.rates(mean, covariance)
         for_mean = (self.y - w) @ self.X - mean / self.prior_variance
         eye = torch.eye(self.X.shape[1], dtype=self.X.dtype)
@@ -132,7 +132,7 @@ class PoissonRegression(NamedTuple):
         return for_mean, 0.5 * (precision - self.X.mT @ (w[..., None] * self.X) - eye / self.prior_variance)
 
     def natural_step(self, mean: Tensor, precision: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-        """Exact natural gradient: Σ⁻¹ ← Σ⁻¹ - 2ρ ∇_Σ LB, then μ ← μ + ρ Σ ∇_μ LB with the new Σ."""
+        """An exact natural-gradient step: Σ⁻¹ ← Σ⁻¹ - 2ρ ∇_Σ LB, then μ ← μ + ρ Σ ∇_μ LB with the new Σ."""
         for_mean, for_covariance = self.gradients(mean, torch.cholesky_inverse(torch.linalg.cholesky(precision)))
         precision = precision - 2 * rho * for_covariance
         step = torch.cholesky_solve(for_mean[..., None], torch.linalg.cholesky(precision))[..., 0]
@@ -140,7 +140,7 @@ class PoissonRegression(NamedTuple):
 
 
 def poisson_data(seed: int, n: int = 200, d: int = 3) -> PoissonRegression:
-    """x ~ N(0, I), θ = 1."""
+    """Data of Example 3: n rows x ~ N(0, I) of d features, with counts at θ = 1."""
     random = np.random.default_rng(seed)
     X = random.standard_normal((n, d))
     y = random.poisson(np.exp(X @ np.ones(d)))

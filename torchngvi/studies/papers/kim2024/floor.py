@@ -40,7 +40,7 @@ def run_floor(
     relaxations: float = 2.0,
     full: bool = False,
 ) -> pd.DataFrame:
-    """E|λ - λ*|² of mean field at a fixed step, started at the optimum, while the correlation goes to 1."""
+    """Run mean field at a fixed step from its optimum: E|λ - λ*|² while the correlation goes to 1."""
     rows = []
     for rho in correlations:
         target, L, mu = correlated(rho), 1 / (1 - rho), 1 / (1 + rho)
@@ -62,7 +62,7 @@ def run_floor(
 
 
 def draw_floor(log: pd.DataFrame, path: Path) -> None:
-    """The floor over γ against D_F, and against the correlation."""
+    """Draw the floor over γ against D_F, and against the correlation."""
     figure = blank_figure(
         9.2, 3.7, "Mean field on two correlated Gaussian variables: the noise floor",
         "points: E|λ - λ*|²/γ of 200 runs at γ = 0.02/L; lines: ½ tr(H⁻¹ Cov g), its limit for small steps",

@@ -21,7 +21,7 @@ from torchngvi.theory.kim2024 import (
 
 
 def run_qv(points: int = 300, seed: int = 0, full: bool = False) -> pd.DataFrame:
-    """Exact E|g|² at random λ about λ* of the domain, with the bounds of the theorems at their best δ."""
+    """Compute exact E|g|² at random λ about λ* of the domain, with the bounds of the theorems at their best δ."""
     target, L, rows = reference_target(), 4.0, []
     generator = torch.Generator().manual_seed(seed)
     families: list[tuple[str, Scale, Tensor, bool]] = [
@@ -55,7 +55,7 @@ def _best(variance: AdaptiveVariance, distance2: float) -> float:
 
 
 def draw_qv(log: pd.DataFrame, path: Path) -> None:
-    """Second moments against distances, one panel a family."""
+    """Draw second moments against distances, one panel for each kind of root."""
     families = list(dict.fromkeys(log["family"]))
     figure = blank_figure(
         10.2, 3.9, "Second moments of one draw against the distance to the optimum",

@@ -24,7 +24,7 @@ def run_rate(
     points: int = 60,
     full: bool = False,
 ) -> pd.DataFrame:
-    """Mean squared distances of the reference run, both estimators, at multiples of the step of the theorem."""
+    """Run the reference problem: mean squared distances of both estimators, at multiples of the step of the theorem."""
     target, L, mu = reference_target(), 4.0, 1.0
     smallest = landing_variance(L, 5, 0.0).at(0.0).fixed_step(mu, eps)
     first = Runs(target, start(target, 1), noisy(LANDING), smallest, L)
@@ -49,20 +49,20 @@ def run_rate(
 
 
 def floors(log: pd.DataFrame) -> pd.DataFrame:
-    """Mean squared distance over the last third of each run with the closed entropy."""
+    """The mean squared distance over the last third of each run with the closed entropy."""
     length = log.groupby(["method", "factor", "draws"])["iteration"].transform("max")
     tail = log[(log["method"] == CLOSED) & (log["iteration"] > 2 / 3 * length)]
     return tail.groupby(["factor", "draws", "gamma"], as_index=False)["distance2"].mean()
 
 
 def decay(log: pd.DataFrame) -> float:
-    """-d log E|λ - λ*|²/dt of one run, by least squares above rounding."""
+    """The rate -d log E|λ - λ*|²/dt of one run, by least squares above rounding."""
     part = log[log["distance2"] > 1e-24]
     return -float(np.polyfit(part["iteration"], np.log(part["distance2"]), 1)[0])
 
 
 def draw_rate(log: pd.DataFrame, path: Path) -> None:
-    """Distances on a logarithmic axis against γμt, and the floors against the step."""
+    """Draw distances on a logarithmic axis against γμt, and the floors against the step."""
     figure = blank_figure(
         10.2, 3.9, "Reference run: d = 5, κ = 4, the family holds the target",
         "mean |λ - λ*|² over 20 runs at the step of the theorem γ₁, 80 at its multiples; one draw a step; black: "

@@ -19,7 +19,7 @@ LANDING, CLOSED = "STL", "CFE"
 
 
 def reference_target(dim: int = 5, kappa: float = 4.0, seed: int = 3) -> GaussianTarget:
-    """Precision Q diag(1 .. κ) Qᵀ, mean ~ N(0, I): the target of the reference run for dim = 5, κ = 4."""
+    """The target of the reference run, for d = 5 and κ = 4: precision Q diag(1 .. κ) Qᵀ, mean ~ N(0, I)."""
     rng = np.random.default_rng(seed)
     Q = torch.as_tensor(np.linalg.qr(rng.normal(size=(dim, dim))).Q)
     precision = Q @ torch.diag(torch.linspace(1, kappa, dim, dtype=torch.float64)) @ Q.mT
@@ -27,12 +27,12 @@ def reference_target(dim: int = 5, kappa: float = 4.0, seed: int = 3) -> Gaussia
 
 
 def optimum(target: GaussianTarget) -> Tensor:
-    """C* = chol Λ⁻¹ of the triangular family."""
+    """The root C* = chol Λ⁻¹ of the covariance of a Gaussian target, the optimum among lower-triangular roots."""
     return cholesky(torch.cholesky_inverse(cholesky(target.precision)[0]))[0]
 
 
 def start(target: GaussianTarget, runs: int, *, mean_field: bool = False, at_optimum: bool = False) -> Gaussian:
-    """R posteriors, all at N(0, I), or at λ*."""
+    """R posteriors as one batch, all at N(0, I), or at the optimum λ*."""
     kind = DiagonalGaussian if mean_field else CholeskyGaussian
     q = kind(len(target.mean), (runs,), dtype=torch.float64)
     if at_optimum:
@@ -42,7 +42,7 @@ def start(target: GaussianTarget, runs: int, *, mean_field: bool = False, at_opt
 
 
 def noisy(method: str, draws: int = 1, seed: int = 0) -> Estimator:
-    """The estimator that sticks the landing, or that with the closed entropy, of so many draws."""
+    """The estimator that sticks the landing, or the one with the closed entropy, on so many draws."""
     noise = Independent(draws, torch.Generator().manual_seed(seed))
     return PathDerivative(noise) if method == LANDING else Reparametrized(noise)
 
@@ -63,11 +63,11 @@ class Runs:
         self.opt = BBVI(q, gamma, smoothness, estimator=estimator)
 
     def advance(self, steps: int) -> None:
-        """That many steps."""
+        """Take so many steps of every run."""
         for _ in range(steps):
             self.opt.step(self.log_joint)
 
     def distances2(self) -> Tensor:
-        """|λ - λ*|² of each run, (R,)."""
+        """The squared distance |λ - λ*|² of each run, (R,)."""
         mean, root = self.q.coordinates
         return (mean - self.target.mean).square().sum(-1) + (root - self.star).square().flatten(1).sum(-1)
