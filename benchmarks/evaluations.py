@@ -73,7 +73,7 @@ def evaluations(model, method, family, scale, mean, lowest):
     result = fit(
         q,
         model,
-        method(q, acceleration=SiteNewton(model) if few else None),
+        method(q, metric=SiteNewton(model) if few else None),
         tolerance=1e-12,
         max_evaluations=CAP,
         progress=False,

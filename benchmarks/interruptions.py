@@ -27,9 +27,10 @@ import torch
 from tqdm.auto import tqdm
 
 import torchngvi
-from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, Stein, SufficientDecrease, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, Stein, SufficientDecrease, fit, ifvb
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting.fingerprints import fingerprint
+from torchngvi.stepsizes import PowerSchedule
 
 PACKAGE = str(Path(torchngvi.__file__).parent)
 DIM, ROWS = 4, 40
@@ -76,6 +77,17 @@ def srvn(file, size=1):
     return fitted(logistic(), lambda q: SRVN(q, lr=0.02), file, max_evaluations=100 if size else 5)
 
 
+def flat(file, size=1):
+    """IFVB with an average, a learnt metric and a schedule, until its smoothed bound stops rising."""
+    q = ifvb.MeanFieldGaussian(torch.zeros(2 * DIM, dtype=torch.float64))
+    opt = ifvb.AIFVB(q, metric=ifvb.Recursive(20, beta=0.125), estimator=ifvb.Pathwise(4))
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, PowerSchedule(0.75, 100.0))
+    steps, window = (250, 20) if size else (5, 2)
+    result = ifvb.run(opt, logistic().log_joint, steps, schedule=schedule, window=window, checkpoint=file)
+    digest = fingerprint(q.state_dict().values())
+    return repr((digest, [tuple(record)[:-1] for record in result.trace], str(result))), "interrupted" in result.reason
+
+
 def svgp(file, size=1):
     import gpytorch
 
@@ -103,7 +115,7 @@ def svgp(file, size=1):
     return repr((digest, result.losses, result.rejections)), result.interrupted
 
 
-KINDS = {"glm": glm, "log joint": log_joint, "stein": stein, "srvn": srvn, "svgp": svgp}
+KINDS = {"glm": glm, "log joint": log_joint, "stein": stein, "srvn": srvn, "flat": flat, "svgp": svgp}
 
 
 def attempt(kind, file, size=1):
@@ -236,6 +248,9 @@ def lines(kind, every, folder, first=1):
             text = attempt(kind, file, 0)[0]
         except TorchngviError as error:
             text = f"refused {error}"
+        if not torch.is_grad_enabled():
+            wrong.append(f"{kind}, line event {at}: gradients are no longer recorded")
+            torch.set_grad_enabled(True)
         if text != wanted:
             wrong.append(f"{kind}, line event {at}: {text[:300]}")
         if rest := [path for path in Path(folder).iterdir() if path.suffix == ".tmp"]:

@@ -26,9 +26,9 @@ class Counted(GeneralizedLinear):
 
     rows_seen = 0
 
-    def expected_energy(self, frame, expected=None):
+    def marginals(self, frame):
         Counted.rows_seen += self.X.shape[0]
-        return super().expected_energy(frame, expected)
+        return super().marginals(frame)
 
 
 def passes(run, seen, model, lowest):

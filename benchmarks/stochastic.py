@@ -58,8 +58,8 @@ from torchngvi.expectations import BonnetPrice, Fixed, Hessian, Independent, Pat
 from torchngvi.models.likelihoods import StudentT
 from torchngvi.rules import Adam, ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule
-from torchngvi.studies.experiments import blank_figure, color, style
-from torchngvi.studies.papers.tan import regression
+from torchngvi.studies.figures import blank_figure, color, style
+from torchngvi.studies.papers.tan2025 import regression
 from torchngvi.theory.kim2024 import landing_variance
 
 LOOKS = (100, 200, 300, 600, 1_000, 2_000, 3_000, 6_000, 10_000, 20_000, 30_000)  # gradients
@@ -401,9 +401,9 @@ class Counted(GeneralizedLinear):
 
     seen = 0
 
-    def expected_energy(self, frame: Any, expected: Any = None) -> Any:
+    def marginals(self, frame: Any) -> Any:
         Counted.seen += self.X.shape[0]
-        return super().expected_energy(frame, expected)
+        return super().marginals(frame)
 
 
 def watched(name: str, method: str, problem: Problem, seed: int) -> Iterator[dict[str, Any]]:

@@ -72,7 +72,7 @@ def through_autograd(q, Z, likelihood, x, y, rows, learn):
 
 def direct(family, Z, likelihood, x, y, rows, learn, kept=False):
     size = len(Z)
-    model = made(NaturalGradientVariationalDistribution(size, family=family), Z, learn)
+    model = made(NaturalGradientVariationalDistribution(size, posterior=family), Z, learn)
     first = SparseGP(model, likelihood, [(x, y)], rows)
     natural = VN(first.posterior, lr=0.1)
 
@@ -146,7 +146,7 @@ def convergence(rows, size, budget):
     # by its parts: the visits to the sites, and full steps from there
     for count in (0, 1, 2, 3):
         torch.manual_seed(1)
-        model = made(NaturalGradientVariationalDistribution(size, family=NaturalGaussian), Z, False)
+        model = made(NaturalGradientVariationalDistribution(size, posterior=NaturalGaussian), Z, False)
         q, start = variational_posteriors(model)[0], time.process_time()
         if count:
             refine_svgp(model, likelihood, batches, max_evaluations=count, progress=False)

@@ -122,7 +122,7 @@ def start(q, x, settings):
 
 def ours(name, x, y, x_test, y_test, settings, log):
     size = settings["inducing"]
-    model, likelihood = start(NaturalGradientVariationalDistribution(size, family=NaturalGaussian), x, settings)
+    model, likelihood = start(NaturalGradientVariationalDistribution(size, posterior=NaturalGaussian), x, settings)
     adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=settings["hyper_rate"])
     clock = Clock(settings["seconds"], settings["points"])
 

@@ -50,8 +50,8 @@ def flow(steps):
         step_size=Shortest(KLRadius(0.1), Clip(5.0)),
     )
     schedule = LambdaLR(opt, PowerSchedule(0.75, 100.0))
-    outcome = ifvb.run(opt, crescent, steps, schedule=schedule, window=50, patience=200)
-    print(outcome)
+    result = ifvb.run(opt, crescent, steps, schedule=schedule, window=50, patience=200)
+    print(result)
     return q
 
 

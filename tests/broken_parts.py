@@ -90,8 +90,8 @@ class Banded(ScalarArrow):
 class Biased(Stein):
     """A tenth too much of a."""
 
-    def __call__(self, q, target, state):
-        e = super().__call__(q, target, state)
+    def __call__(self, q, target):
+        e = super().__call__(q, target)
         return e._replace(derivative=e.derivative._replace(a=1.1 * e.derivative.a))
 
 
@@ -102,9 +102,9 @@ class SaysComparable(Stein):
         super().__init__(Independent(8))
         self.comparable = True
 
-    def __call__(self, q, target, state):
+    def __call__(self, q, target):
         self.comparable = False
-        e = super().__call__(q, target, state)
+        e = super().__call__(q, target)
         self.comparable = True
         return e._replace(comparable=target.comparable)
 
@@ -112,8 +112,8 @@ class SaysComparable(Stein):
 class ForFree(Quadrature):
     """It does not count what it evaluates."""
 
-    def __call__(self, q, target, state):
-        e = super().__call__(q, target, state)
+    def __call__(self, q, target):
+        e = super().__call__(q, target)
         return e._replace(cost=e.cost._replace(gradients=0))
 
 
@@ -164,16 +164,36 @@ class Together(SufficientDecrease):
 class Waits(StepSize):
     """It asks the device for a number at each step."""
 
-    needs_trial, needs_natural = False, True
-
-    def init(self, like):
-        return {}
+    needs_natural = True
 
     def propose(self, path, lr, like, state):
         return torch.full_like(like, min(lr, 1 / path.norm2().max().sqrt().item()))
 
+
+class JudgesInVain(StepSize):
+    """It would judge, and is of the kind that nobody asks."""
+
+    def propose(self, path, lr, like, state):
+        return torch.ones_like(like) * lr
+
     def judge(self, trial, state):
-        return torch.ones_like(trial.before, dtype=torch.bool), state
+        return trial.after < trial.before, state
+
+
+class SaysTrial(StepSize):
+    """It says that it needs a trial, and could not judge it."""
+
+    needs_trial = True
+
+    def propose(self, path, lr, like, state):
+        return torch.ones_like(like) * lr
+
+
+class ReadsTheMetric(SufficientDecrease):
+    """It waits for the pairs of a quasi-Newton memory."""
+
+    def propose(self, path, lr, like, state):
+        return super().propose(path, lr, like, state) * (1 + state["kept"].sum(0))
 
 
 class AcceptsNaN(SufficientDecrease):
@@ -210,6 +230,15 @@ class Average(Momentum):
         return Coordinates(**memory), memory
 
 
+class CountsRejections(Average):
+    """It starts anew after a rejection, which the optimizer counts."""
+
+    signed = ("matrix",)
+
+    def __call__(self, q, change, norm2, state):
+        return super().__call__(q, change, norm2, {name: state[name] for name in ("vector", "matrix", "rejections")})
+
+
 class ToldAverage(Average):
     """The same with its name: right."""
 
@@ -222,10 +251,18 @@ class ToldAverage(Average):
 class Euclidean(QuasiNewton):
     """It measures by the stored entries, in which a square holds an entry twice and an arrow once."""
 
-    def __call__(self, q, gradient, state):
-        (local, _), new = super().__call__(q, gradient, state)
+    def __call__(self, q, gradient, went, state):
+        (local, _), new = super().__call__(q, gradient, went, state)
         inner = (gradient.a * local.a).sum(-1) + (gradient.P * local.P).flatten(len(q.batch_shape)).sum(-1)
         return Bent(local, inner), new
+
+
+class ReadsTheStepSize(QuasiNewton):
+    """It asks how far steps reach, which the step size knows."""
+
+    def __call__(self, q, gradient, went, state):
+        (local, slope), new = super().__call__(q, gradient, went, state)
+        return Bent(local, torch.minimum(slope, state["reach"])), new
 
 
 class NeverForgets(QuasiNewton):

@@ -23,6 +23,7 @@ import reference
 import torch
 from torch import Tensor
 
+from torchngvi import registry
 from torchngvi.expectations import (
     Antithetic,
     Autograd,
@@ -40,7 +41,7 @@ from torchngvi.expectations import (
 )
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Raw
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, GeneralizedLinear, Likelihood, PoissonLog
-from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.rules import (
     SVGD,
     BuresWasserstein,
@@ -99,15 +100,12 @@ class BlockPrecision(TwoBlocks, PrecisionCholeskyGaussian): ...
 
 
 POSTERIORS = {
-    "cholesky": CholeskyGaussian,
-    "diagonal": DiagonalGaussian,
-    "natural": NaturalGaussian,
-    "precision_cholesky": PrecisionCholeskyGaussian,
+    **registry.POSTERIORS,
     "cholesky_blocks": BlockCholesky,
     "natural_blocks": BlockNatural,
     "precision_blocks": BlockPrecision,
 }
-BASE = {"cholesky_blocks": "cholesky", "natural_blocks": "natural", "precision_blocks": "precision_cholesky"}
+BASE = {"cholesky_blocks": "cholesky", "natural_blocks": "natural", "precision_blocks": "precision"}
 RULES = {
     "newton": VariationalNewton,
     "natural_gradient": NaturalGradient,
@@ -153,11 +151,11 @@ EXCLUDED_RULES = {
     ("natural", "log_natural_gradient"): "it moves the logarithms of a root's diagonal",
     ("natural", "log_root_gradient"): "as above",
     ("natural", "local_exponential"): "it moves a root",
-    ("precision_cholesky", "bures_wasserstein"): "an affine map of theta acts on a root of V; it holds one of S",
-    ("precision_cholesky", "svgd"): "as above",
-    ("precision_cholesky", "centered_svgd"): "as above",
-    ("precision_cholesky", "symmetric_root"): "it moves a root of V",
-    ("precision_cholesky", "covariance_gradient"): "it gives a root of V",
+    ("precision", "bures_wasserstein"): "an affine map of theta acts on a root of V; it holds one of S",
+    ("precision", "svgd"): "as above",
+    ("precision", "centered_svgd"): "as above",
+    ("precision", "symmetric_root"): "it moves a root of V",
+    ("precision", "covariance_gradient"): "it gives a root of V",
 }
 EXCLUDED_RULES |= {
     (blocks, rule): why for blocks, base in BASE.items() for (name, rule), why in EXCLUDED_RULES.items() if name == base
@@ -177,7 +175,7 @@ OWN_COORDINATES = {
     "cholesky": "mean_root",
     "diagonal": "mean_scale",
     "natural": "natural",
-    "precision_cholesky": "mean_precision_root",
+    "precision": "mean_precision_root",
 }
 OWN_COORDINATES |= {name: OWN_COORDINATES[base] for name, base in BASE.items()}
 

@@ -3,27 +3,13 @@
 import torch
 from torch import Tensor
 
-from torchngvi import (
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    DiagonalGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    PrecisionCholeskyGaussian,
-)
+from torchngvi import SRVN, VN, GeneralizedLinear
 from torchngvi.interfaces import Posterior
+from torchngvi.registry import POSTERIORS, partners
 
 DIM, ROWS = 3, 20
-POSTERIORS = {
-    "cholesky": CholeskyGaussian,
-    "diagonal": DiagonalGaussian,
-    "natural": NaturalGaussian,
-    "precision_cholesky": PrecisionCholeskyGaussian,
-}
 METHODS = {"VN": VN, "SRVN": SRVN}
-# SRVN moves a root of the covariance; NaturalGaussian has none
-PAIRS = [(m, p) for m in METHODS for p in POSTERIORS if (m, p) != ("SRVN", "natural")]
+PAIRS = [(m, p) for m in METHODS for p in partners(m.lower())]
 BATCHES = [(), (3,)]  # (3,) is DIM, where a wrong broadcast goes unnoticed by shape
 
 

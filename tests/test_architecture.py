@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
 LEVELS = [
     {"errors", "numerics", "distributed"},
-    {"structures"},
+    {"structures", "renamed"},
     {"interfaces"},
     {"derivatives", "momentum"},
     {"posteriors", "stepsizes", "models"},
@@ -21,8 +21,10 @@ LEVELS = [
     {"rules"},  # its front door names metrics and momentum too
     {"optim"},
     {"methods"},
-    {"theory", "testing", "diagnostics"},
+    {"theory", "testing", "mode", "registry"},
+    {"diagnostics"},
     {"fitting"},
+    {"refinement"},
     {"stopping", "ifvb", "bbvi", "ngvi"},  # short names of what is in the folders
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it
     {"adapters"},
@@ -153,3 +155,74 @@ def test_eigenvalues_come_from_one_place():
         for node in ast.walk(tree(path)):
             direct = isinstance(node, ast.Attribute) and node.attr in raising and isinstance(node.value, ast.Attribute)
             assert not direct, f"{module(path)}:{node.lineno} calls torch.linalg.{node.attr}"
+
+
+# what can be read in one sitting; a function is counted without its docstring
+LINES_OF_A_FILE, LINES_OF_A_CLASS, LINES_OF_A_FUNCTION, ARGUMENTS = 350, 300, 60, 7
+
+# what is larger all the same, and why; what has become smaller leaves the list
+LARGER = {
+    "optim/optimizer.py: NaturalGradientVI.__init__": "one argument an axis, and the scale of a closure's loss",
+    "models/generalized_linear.py: GeneralizedLinear.__init__": (
+        "X, y and the keywords that every package for such models has: family, weights, offset, prior, classes"
+    ),
+    "models/softmax.py: SoftmaxRegression.__init__": "X, y and the same keywords, with the number of nodes",
+}
+
+
+def length(node):
+    """The lines of a class, or of a function without its docstring."""
+    lines = node.end_lineno - node.lineno + 1
+    if isinstance(node, ast.ClassDef) or ast.get_docstring(node) is None:
+        return lines
+    return lines - (node.body[0].end_lineno - node.body[0].lineno + 1)
+
+
+def arguments(function):
+    """Those that a caller may give to a method."""
+    given = function.args
+    return len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - 1
+
+
+def definitions(body, prefix=""):
+    """Every class and function with its dotted name, nested ones too."""
+    for node in body:
+        if isinstance(node, SPEAKING):
+            yield f"{prefix}{node.name}", node
+            yield from definitions(node.body, f"{prefix}{node.name}.")
+        elif hasattr(node, "body"):
+            yield from definitions(node.body, prefix)
+
+
+def too_large(path):
+    """What in a file is larger than it should be: its name, and by how much."""
+    file, source = str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")
+    if (lines := len(source.splitlines())) > LINES_OF_A_FILE:
+        yield file, f"{lines} lines, at most {LINES_OF_A_FILE}"
+    for name, node in definitions(tree(path).body):
+        kind, most = (
+            ("class", LINES_OF_A_CLASS) if isinstance(node, ast.ClassDef) else ("function", LINES_OF_A_FUNCTION)
+        )
+        if length(node) > most:
+            yield f"{file}: {name}", f"a {kind} of {length(node)} lines, at most {most}"
+        if node.name == "__init__" and arguments(node) > ARGUMENTS:
+            yield f"{file}: {name}", f"{arguments(node)} arguments, at most {ARGUMENTS}"
+
+
+def test_sizes():
+    """Files, classes, functions and constructors that can be read in one sitting."""
+    found = {name: size for path in FILES for name, size in too_large(path)}
+    assert not {name: size for name, size in found.items() if name not in LARGER}, "split it, or group the arguments"
+    small = set(LARGER) - set(found)
+    assert not small, f"no longer too large, so take it off the list: {sorted(small)}"
+
+
+def test_sizes_are_measured():
+    """A class of 301 lines, a function of 61 without its docstring, and a constructor of eight arguments are found."""
+    long = "\n".join(["class Long:", *["    x = 1"] * 300])
+    function = "\n".join(["def f():", '    """Two', '    lines."""', *["    x = 1"] * 60])
+    many = "class Many:\n    def __init__(self, a, b, /, c, *, d, e, f, g, h): ..."
+    nodes = dict(definitions(ast.parse("\n".join([long, function, many])).body))
+    assert length(nodes["Long"]) == 301
+    assert length(nodes["f"]) == 61
+    assert arguments(nodes["Many.__init__"]) == 8

@@ -25,7 +25,11 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
 from torchngvi.interfaces import Cost, Expectation, Framed
 from torchngvi.rules import ProjectedRootGradient, ProjectedSquareRoot, ProximalRootGradient
-from torchngvi.studies.papers import bbvi as study
+from torchngvi.studies.papers.kim2024.complexity import draw_complexity, run_complexity
+from torchngvi.studies.papers.kim2024.floor import correlated, draw_floor, predicted_floor, run_floor
+from torchngvi.studies.papers.kim2024.quadratic_variance import draw_qv, run_qv
+from torchngvi.studies.papers.kim2024.rate import decay, draw_rate, run_rate
+from torchngvi.studies.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, optimum, reference_target, start
 from torchngvi.theory.kim2024 import (
     AdaptiveVariance,
     Gaussian,
@@ -163,7 +167,7 @@ class TestEstimators:
         target = random_target(3, 7)
         q = kind(3, mean=randn(3, seed=1), scale=scale.kept(random_root((), 2)))
         for estimator, closed in ((PathDerivative, False), (Reparametrized, True)):
-            gradient = q.euclidean(estimator(fixed(3, 4))(q, LogJoint(target.log_joint), {}))
+            gradient = q.euclidean(estimator(fixed(3, 4))(q, LogJoint(target.log_joint)))
             u, C = fixed(3, 4)(q.mean), q.scale_tril
             a = (q.mean + u @ C.mT - target.mean) @ target.precision
             own = scale.closed_entropy(C, a, u) if closed else scale.landing(C, a, u, Gaussian())
@@ -187,7 +191,7 @@ class TestEstimators:
         q = CholeskyGaussian(3, (40_000,), mean=0.5, scale=root.expand(40_000, 3, 3), dtype=F64)
         mean = torch.full((3,), 0.5, dtype=F64)
         one, exact = target.landing_moment(Triangular(), mean, root), target.gradient(Triangular(), mean, root).square()
-        gradient = q.euclidean(PathDerivative(fixed(0, 5))(q, LogJoint(target.log_joint), {}))
+        gradient = q.euclidean(PathDerivative(fixed(0, 5))(q, LogJoint(target.log_joint)))
         squares = gradient.vector.square().sum(-1) + gradient.matrix.square().sum((-2, -1))
         unbiased(squares, exact + (one - exact) / 5)
 
@@ -208,7 +212,7 @@ class TestEstimators:
         precision = eye(2) + X.mT @ X
         covariance = torch.linalg.inv(precision)
         q = CholeskyGaussian.from_moments(covariance @ X.mT @ model.y, 0.5 * (covariance + covariance.mT))
-        whole, part = (q.euclidean(PathDerivative(fixed(0))(q, x, {})) for x in (model, model.minibatch([0, 1])))
+        whole, part = (q.euclidean(PathDerivative(fixed(0))(q, x)) for x in (model, model.minibatch([0, 1])))
         assert float(whole.vector.norm()) < 1e-12
         assert float(part.vector.norm()) > 1
 
@@ -323,7 +327,7 @@ class TestDivergences:
     def test_the_distance_to_a_point(self):
         # P13: |λ̄ - λ*| = W₂(q*, δ_z̄), tr(V)^½ where m* = z̄
         target = random_target(3, 7)
-        C = study.optimum(target)
+        C = optimum(target)
         expected = torch.linalg.inv(target.precision).trace().sqrt()
         close(wasserstein_to_point(target.mean, C, target.mean), expected, IDENTITY)
         shift = randn(3, seed=1)
@@ -379,7 +383,7 @@ class TestBounds:
         for seed in range(150):
             dim = 1 + seed % 5
             target = random_target(dim, seed, 0.5, 3.0)
-            star = target.mean_field_optimum()[1] if mean_field else study.optimum(target)
+            star = target.mean_field_optimum()[1] if mean_field else optimum(target)
             size = 10 ** (-2 + 3 * (seed % 7) / 7)
             m = target.mean + size * randn(dim, seed=seed + 1)
             C = scale.kept(star + size * randn(dim, dim, seed=seed + 2))
@@ -643,7 +647,7 @@ class TestRules:
     def test_projected_steps(self, kind, scale, batch):
         target, rho, floor = random_target(3, 7), 0.3, 0.5
         q = kind(3, batch, mean=randn(*batch, 3, seed=1), scale=torch.ones(3, dtype=F64))
-        e = Reparametrized(fixed(0))(q, LogJoint(target.log_joint), {})
+        e = Reparametrized(fixed(0))(q, LogJoint(target.log_joint))
         gradient, (mean, C) = q.euclidean(e), (q.mean.clone(), q.scale_tril.clone())
         NaturalGradientVI(q, ProjectedRootGradient(floor), rho, estimator=Reparametrized(fixed(0))).step(
             LogJoint(target.log_joint)
@@ -662,7 +666,7 @@ class TestRules:
         target, rho = random_target(3, 7), 2.0
         q = kind(3, (2,), mean=randn(2, 3, seed=1), scale=torch.ones(3, dtype=F64))
         log_joint = LogJoint(target.log_joint, gamma)
-        e = Reparametrized(fixed(0))(q, log_joint, {})
+        e = Reparametrized(fixed(0))(q, log_joint)
         gradient, C = q.structure.to_dense(q.euclidean(e).matrix), q.scale_tril.clone()
         x = C - rho * (gradient + torch.diag_embed(gamma / C.diagonal(dim1=-2, dim2=-1)))  # without the entropy
         NaturalGradientVI(q, ProximalRootGradient(), rho, estimator=Reparametrized(fixed(0))).step(log_joint)
@@ -706,7 +710,7 @@ class TestRules:
         model = GeneralizedLinear(X, X @ target.mean, "gaussian")
         for rule in (ProjectedRootGradient(1e-3), ProximalRootGradient(), ProjectedSquareRoot(1e-3)):
             q = CholeskyGaussian(3, mean=randn(3, seed=1), scale=random_root((), 2))
-            path = rule(q, Quadrature()(q, model, {}))
+            path = rule(q, Quadrature()(q, model))
             losses = []
             for rho in (0.0, 1e-5):
                 new, ok = q.moved(path.at(torch.tensor(rho, dtype=F64)))
@@ -714,7 +718,7 @@ class TestRules:
                 moved = CholeskyGaussian(3, mean=new.vector, scale=new.matrix)
                 losses.append(model.negative_elbo(moved).detach())
             assert float((losses[0] - losses[1]) / 1e-5) == pytest.approx(float(path.slope()), rel=1e-3)
-            assert float(path.norm2()) == pytest.approx(float(q.norm2(q.local(Quadrature()(q, model, {})))))
+            assert float(path.norm2()) == pytest.approx(float(q.norm2(q.local(Quadrature()(q, model)))))
 
     def test_refusals(self):
         for rule, what in ((ProjectedRootGradient, "diagonal entry"), (ProjectedSquareRoot, "eigenvalue")):
@@ -750,28 +754,28 @@ class TestConvergence:
     """3.3: the reference run, with larger steps than that of the theorem to keep it short."""
 
     def test_the_rate_is_linear(self):
-        target, gamma = study.reference_target(), 32 * 9.765625e-4
-        batch = study.Runs(target, study.LANDING, gamma, runs=30, smoothness=4.0)
+        target, gamma = reference_target(), 32 * 9.765625e-4
+        batch = Runs(target, start(target, 30), noisy(LANDING), gamma, 4.0)
         assert float(batch.distances2()[0]) == pytest.approx(5.8659, abs=5e-5)
         trace = []
         for step in range(0, 601, 50):
             trace.append({"iteration": step, "distance2": float(batch.distances2().mean())})
             batch.advance(50)
         assert trace[-1]["distance2"] < 1e-16
-        assert study.decay(pd.DataFrame(trace)) >= gamma
+        assert decay(pd.DataFrame(trace)) >= gamma
         assert batch.opt.rejections == 0
 
     def test_mean_field_too(self):
         target = GaussianTarget(randn(4, seed=0), torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64)))
         step = landing_variance(4.0, 4, 0.0, mean_field=True).fixed_step(1.0, 1e-6)
         assert step == pytest.approx(1 / (8 * 16 * 13))
-        batch = study.Runs(target, study.LANDING, 32 * step, runs=20, smoothness=4.0, mean_field=True)
+        batch = Runs(target, start(target, 20, mean_field=True), noisy(LANDING), 32 * step, 4.0)
         batch.advance(500)
         assert float(batch.distances2().max()) < 1e-5
 
     def test_the_symmetric_root_too(self):
         # z = m + Cu with C the triangle of the same V: nothing is left at the optimum, and the floor binds on the way
-        target, runs = study.reference_target(), 20
+        target, runs = reference_target(), 20
         q = CholeskyGaussian(5, (runs,), scale=4.0, dtype=F64)
         opt = NaturalGradientVI(q, ProjectedSquareRoot(0.5), 32 * 9.765625e-4, estimator=PathDerivative(fixed(0)))
         trace, lowest = [], 1.0
@@ -784,14 +788,14 @@ class TestConvergence:
                 lowest = min(lowest, float(torch.linalg.eigvalsh(q.covariance)[:, 0].min()))
         assert lowest == pytest.approx(0.25, rel=1e-9)
         assert trace[-1]["distance2"] < 1e-14
-        assert study.decay(pd.DataFrame(trace)) >= 32 * 9.765625e-4
+        assert decay(pd.DataFrame(trace)) >= 32 * 9.765625e-4
         assert opt.rejections == 0
 
     def test_the_closed_entropy_has_a_floor(self):
         # ∝ γ and ∝ 1/M: 0.18 at 16 γ₁, 0.45 at 32 γ₁
-        target, first, found = study.reference_target(), 9.765625e-4, {}
+        target, first, found = reference_target(), 9.765625e-4, {}
         for factor, draws in ((16, 1), (32, 1), (16, 4)):
-            batch = study.Runs(target, study.CLOSED, factor * first, runs=400, smoothness=4.0, draws=draws)
+            batch = Runs(target, start(target, 400), noisy(CLOSED, draws), factor * first, 4.0)
             batch.advance(round(4000 / factor))
             found[factor, draws] = float(batch.distances2().mean())
         assert found[16, 1] == pytest.approx(0.18, rel=0.15)
@@ -799,11 +803,11 @@ class TestConvergence:
         assert 3 < found[16, 1] / found[16, 4] < 5.5
 
     def test_a_decreasing_step(self):
-        target = study.correlated(0.3)
+        target = correlated(0.3)
         target = GaussianTarget(target.mean, target.precision)
-        C, L = study.optimum(target), 1 / 0.7
+        C, L = optimum(target), 1 / 0.7
         variance = closed_entropy_variance(L, 2, float(C.square().sum())).at(0.5)
-        batch = study.Runs(target, study.CLOSED, 1.0, runs=100, smoothness=L)
+        batch = Runs(target, start(target, 100), noisy(CLOSED), 1.0, L)
         scheduler = LambdaLR(batch.opt, lambda t: variance.two_stage_step(1 / 1.3, t))
         delta2, mu = float(batch.distances2()[0]), 1 / 1.3
         for T in range(1, 301):
@@ -820,7 +824,7 @@ class TestConvergence:
         for _ in range(400):
             opt.step(LogJoint(target.log_joint))
             scheduler.step()
-        star = study.optimum(target)
+        star = optimum(target)
         distance2 = (q.mean - target.mean).square().sum(-1) + (q.scale_tril - star).square().sum((-2, -1))
         assert float(distance2.mean()) < 0.03
         assert opt.rejections == 0
@@ -846,7 +850,7 @@ class TestMisspecification:
 
     @pytest.mark.parametrize("rho", [0.3, 0.9, 0.99])
     def test_two_variables(self, rho):
-        target = study.correlated(rho)
+        target = correlated(rho)
         found = float(target.fisher_hyvarinen(*target.mean_field_optimum()))
         assert found == pytest.approx(2 * rho**2 / (1 - rho**2))
         assert found != pytest.approx(2 * (rho**2 + rho**4) / (1 - rho**2) ** 2, rel=0.05)  # as printed
@@ -868,10 +872,10 @@ class TestMisspecification:
     def test_a_smaller_second_moment_is_no_lower_floor(self):
         # E|g|² at λ* is smaller for sticking the landing at every ρ; the floor ½ tr(H⁻¹ Cov g) is not
         for rho, better in ((0.6, True), (0.816, True), (0.817, False), (0.9, False)):  # equal at √⅔
-            target = study.correlated(rho)
+            target = correlated(rho)
             m, C = target.mean_field_optimum()
             assert target.landing_moment(MeanField(), m, C) < target.closed_entropy_moment(MeanField(), m, C)
-            landing, closed = (study.predicted_floor(target, name) for name in (study.LANDING, study.CLOSED))
+            landing, closed = (predicted_floor(target, name) for name in (LANDING, CLOSED))
             assert (landing < closed) is better
 
     @pytest.mark.parametrize(
@@ -904,20 +908,20 @@ class TestMisspecification:
     def test_the_difference_in_full_rank(self):
         # 2 E[tr ∇²f |u|²] - (d - 2)‖C⁻¹‖² where every entry of C is free
         target, d = random_target(4, 7), 4
-        C = study.optimum(target)
+        C = optimum(target)
         landing, closed = (f(Unrestricted(), target.mean, C) for f in (target.landing_moment, target.closed_entropy_moment))  # fmt: skip  # noqa: E501
         expected = 2 * d * target.precision.trace() - (d - 2) * torch.linalg.inv(C).square().sum()
         close(closed - landing, expected, IDENTITY)
 
-    @pytest.mark.parametrize("method", [study.LANDING, study.CLOSED])
+    @pytest.mark.parametrize("method", [LANDING, CLOSED])
     def test_the_floor_is_proportional_to_the_step(self, method):
-        target = study.correlated(0.7)
+        target = correlated(0.7)
         found = []
         for gamma in (0.008, 0.016):
-            batch = study.Runs(target, method, gamma, runs=2000, smoothness=1 / 0.3, mean_field=True, at_optimum=True)
+            batch = Runs(target, start(target, 2000, mean_field=True, at_optimum=True), noisy(method), gamma, 1 / 0.3)
             batch.advance(round(1.5 / gamma))
             found.append(batch.distances2().mean() / gamma)
-        assert float(found[0]) == pytest.approx(study.predicted_floor(target, method), rel=0.08)
+        assert float(found[0]) == pytest.approx(predicted_floor(target, method), rel=0.08)
         assert float(found[1]) == pytest.approx(float(found[0]), rel=0.12)
 
 
@@ -925,8 +929,8 @@ class TestStudies:
     """The runs behind the figures, made small."""
 
     def test_rate(self, tmp_path, capsys):
-        log = study.run_rate(runs=2, factors=(32, 64), draws=(4,), points=8)
-        study.draw_rate(log, tmp_path / "rate")
+        log = run_rate(runs=2, factors=(32, 64), draws=(4,), points=8)
+        draw_rate(log, tmp_path / "rate")
         out = capsys.readouterr().out
         assert "Δ² = 5.8659, step of the theorem 9.7656e-04, T = 16669" in out
         assert "floor of CFE at 64 γ₁, 4 draws" in out
@@ -934,23 +938,23 @@ class TestStudies:
         assert last["STL"] < 1e-3 < 0.1 < last["CFE"]
 
     def test_qv(self, tmp_path, capsys):
-        log = study.run_qv(points=20)
-        study.draw_qv(log, tmp_path / "qv")
+        log = run_qv(points=20)
+        draw_qv(log, tmp_path / "qv")
         near = log[log["distance2"] < 1e-2]
         assert bool((near["moment"] <= near["bound"]).all())
         assert bool((log[log["method"] == "STL"]["fisher"] <= log[log["method"] == "STL"]["moment"]).all())
         assert "triangular, holds the target, STL: E|g|²/bound at most" in capsys.readouterr().out
 
     def test_floor(self, tmp_path, capsys):
-        log = study.run_floor(correlations=(0.3, 0.6), runs=50, share=0.1)
-        study.draw_floor(log, tmp_path / "floor")
+        log = run_floor(correlations=(0.3, 0.6), runs=50, share=0.1)
+        draw_floor(log, tmp_path / "floor")
         assert bool(((log["floor"] / log["gamma"] / log["predicted"]).between(0.6, 1.6)).all())
         assert "slope of log(floor/γ) of STL on log D_F" in capsys.readouterr().out
 
     def test_complexity(self, tmp_path, capsys):
         small = {"dims": (1, 2), "kappas": (1, 2), "inverse_eps": (10, 100), "inverse_eps_closed": (4, 8)}
-        log = study.run_complexity(**small, eps=0.1, runs=4)
-        study.draw_complexity(log, tmp_path / "complexity")
+        log = run_complexity(**small, eps=0.1, runs=4)
+        draw_complexity(log, tmp_path / "complexity")
         assert bool((log["end"] <= log["eps"]).all())  # before the count that is proved, where a run ends anyway
         assert bool((log["steps"] <= log["proved"]).all())
         assert "CFE against 1/ε: log-log slope" in capsys.readouterr().out

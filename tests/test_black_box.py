@@ -221,8 +221,8 @@ class TestEveryEstimator:
         count, model = 1000, random_model(family, (), 5, gamma).target
         one = random_posterior(name, (), seed=1)
         q = POSTERIORS[name](DIM, (count,), mean=one.mean, scale=one.scale_tril.expand(count, DIM, DIM))
-        e = BLACK_BOX[kind](make(draws, 4, seed=6))(q, model, {})
-        exact = Quadrature()(one, model, {})
+        e = BLACK_BOX[kind](make(draws, 4, seed=6))(q, model)
+        exact = Quadrature()(one, model)
         framed, packet = exact.derivative.framed(one.frame()), e.derivative.framed(q.frame())
         unbiased(e.value, exact.value)
         unbiased(packet.a, framed.a)
@@ -233,7 +233,7 @@ class TestEveryEstimator:
     def test_limit(self, name, kind, draws):
         """Many draws: all of them near quadrature."""
         model, q = random_model("bernoulli_logit", (), 5).target, random_posterior(name, (), seed=1)
-        e, exact = BLACK_BOX[kind](make(draws, 2**14, seed=2))(q, model, {}), Quadrature()(q, model, {})
+        e, exact = BLACK_BOX[kind](make(draws, 2**14, seed=2))(q, model), Quadrature()(q, model)
         framed, packet = exact.derivative.framed(q.frame()), e.derivative.framed(q.frame())
         tolerance = 0.1 if kind == "score_function" else 1e-3 if draws == "quasi" else 4e-2
         close(e.value, exact.value, tolerance)
@@ -246,7 +246,7 @@ class TestEveryEstimator:
         """ℓ = γ/2 (θ - m)ᵀS(θ - m): the residual vanishes draw by draw, a = 0 and W = γI."""
         q = random_posterior(name, batch, seed=1)
         target = quadratic(q.mean.clone(), gamma * q.precision.clone(), gamma)
-        packet = BLACK_BOX[kind](make(draws))(q, target, {}).derivative.framed(q.frame())
+        packet = BLACK_BOX[kind](make(draws))(q, target).derivative.framed(q.frame())
         exact = Framed(torch.zeros(*batch, DIM, dtype=DTYPE), gamma * q.structure.eye(q.mean).contiguous())
         white = draws == "fixed"
         if white or kind not in ("closed_entropy", "hessian", "hessian_vector") or make(draws).mirrored:
@@ -261,7 +261,7 @@ class TestEveryEstimator:
     def test_quadratics(self, name, batch, gamma, kind, draws):
         """What is exact after one evaluation, whatever the draws, and what is not."""
         q, A, mu = random_posterior(name, batch, seed=1), random_symmetric(batch, 7), randn(*batch, DIM, seed=8)
-        e = BLACK_BOX[kind](make(draws))(q, quadratic(mu, A, gamma), {})
+        e = BLACK_BOX[kind](make(draws))(q, quadratic(mu, A, gamma))
         shift, packet = q.mean - mu, e.derivative.framed(q.frame())
         exact = Raw((A @ shift[..., None])[..., 0], A).framed(q.frame())
         value = 0.5 * (shift * (A @ shift[..., None])[..., 0]).sum(-1) + 0.5 * (A * q.covariance).sum((-2, -1))
@@ -280,12 +280,12 @@ class TestEveryEstimator:
     def test_members_do_not_depend_on_one_another(self, name, batch, kind):
         """With the same draws for all, a batch is its members."""
         q, estimator = random_posterior(name, batch, seed=1), BLACK_BOX[kind](Fixed(8))
-        e = estimator(q, LogJoint(uneven, 0.5), {})
+        e = estimator(q, LogJoint(uneven, 0.5))
         packet = e.derivative.framed(q.frame())
 
         def member(mean, root, part):
             one = POSTERIORS[name](DIM, mean=mean, scale=root)
-            single = estimator(one, LogJoint(uneven, 0.5), {})
+            single = estimator(one, LogJoint(uneven, 0.5))
             return (single.value, *single.derivative.framed(one.frame()))[part]
 
         for part, whole in enumerate((e.value, *packet)):
@@ -294,7 +294,7 @@ class TestEveryEstimator:
     @drawn
     def test_single_precision(self, name, kind, draws):
         q = random_posterior(name, (2,), seed=1).float()
-        e = BLACK_BOX[kind](make(draws))(q, LogJoint(lambda theta: -theta.cosh().sum(-1)), {})
+        e = BLACK_BOX[kind](make(draws))(q, LogJoint(lambda theta: -theta.cosh().sum(-1)))
         packet = e.derivative.framed(q.frame())
         assert {e.value.dtype, packet.a.dtype, packet.W.dtype} == {torch.float32}
 
@@ -302,7 +302,7 @@ class TestEveryEstimator:
     def test_nothing_is_left_behind(self, name, kind):
         """No graph in the packet, no gradient on the probes or on what the function closes over."""
         q, w = random_posterior(name), randn(DIM, seed=3).requires_grad_()
-        e = BLACK_BOX[kind](8)(q, LogJoint(lambda theta: -(theta * w).cosh().sum(-1)), {})
+        e = BLACK_BOX[kind](8)(q, LogJoint(lambda theta: -(theta * w).cosh().sum(-1)))
         assert not any(x.requires_grad for x in (e.value, *e.derivative))
         assert q.mean_probe.grad is q.root_probe.grad is w.grad is None
 
@@ -321,7 +321,7 @@ COSTS = {
 @estimators
 def test_cost(kind):
     q, target = random_posterior("cholesky"), LogJoint(uneven)
-    assert BLACK_BOX[kind](8)(q, target, {}).cost == COSTS[kind]
+    assert BLACK_BOX[kind](8)(q, target).cost == COSTS[kind]
 
 
 @deterministic
@@ -330,9 +330,9 @@ def test_what_may_be_compared(kind):
     q, model = random_posterior("cholesky"), random_model("bernoulli_logit").target
     estimator = BLACK_BOX[kind](Fixed(8))
     differentiates = kind in ("stein", "closed_entropy", "path_derivative")
-    assert estimator.comparable is estimator(q, model, {}).comparable is differentiates
-    assert estimator(q, model.minibatch([0, 1]), {}).comparable is False
-    assert MonteCarlo(Fixed(8)).comparable is MonteCarlo(Fixed(8))(q, model, {}).comparable is False
+    assert estimator.comparable is estimator(q, model).comparable is differentiates
+    assert estimator(q, model.minibatch([0, 1])).comparable is False
+    assert MonteCarlo(Fixed(8)).comparable is MonteCarlo(Fixed(8))(q, model).comparable is False
 
 
 # ------------------------------------------------------------------------- definitions, one each
@@ -357,7 +357,7 @@ class TestDefinitions:
     @staticmethod
     def of(name, estimator, draws, gamma=2.0):
         q = random_posterior(name, (), seed=1)
-        e = estimator(draws())(q, LogJoint(uneven, gamma), {})
+        e = estimator(draws())(q, LogJoint(uneven, gamma))
         return q, e, Spelled(q, draws())
 
     def test_closed_entropy(self, name):
@@ -479,7 +479,7 @@ class TestFixed:
     def test_a_and_w_are_the_derivative_along_the_probes(self, name, estimator, gamma):
         """Of mean ℓ(m + C(p + (I + R)z)) - γ log|C(I + R)|, by finite differences of its definition."""
         q, draws = random_posterior(name, (), seed=1), Fixed(2 * DIM, seed=5)
-        local = q.local(estimator(draws)(q, LogJoint(uneven, gamma), {}))
+        local = q.local(estimator(draws)(q, LogJoint(uneven, gamma)))
         root, z, eye = q.frame().dense(), draws(q.mean.detach()), torch.eye(DIM, dtype=DTYPE)
         P = q.structure.to_dense(local.P)
 
@@ -499,13 +499,13 @@ class TestFixed:
         """dL = a·f - ½⟨P, K⟩ along N = I + hK, f: L as the optimizer sees it at the q that it moves to."""
         q, estimator, target = random_posterior(name, batch, seed=1), Stein(Fixed(8)), LogJoint(uneven, gamma)
         K, f = q.structure.from_dense(random_symmetric(batch, 3, definite=False)), randn(*batch, DIM, seed=4)
-        local = q.local(estimator(q, target, {}))
+        local = q.local(estimator(q, target))
 
         def loss(h):
             moved = copy.deepcopy(q)
             new, ok = q.moved(Congruence(q.structure.eye(f) + h * K, h * f))
             moved.assign(new, ok)
-            return estimator(moved, target, {}).value - gamma * moved.entropy().detach()
+            return estimator(moved, target).value - gamma * moved.entropy().detach()
 
         inner = (q.structure.to_dense(local.P) * q.structure.to_dense(K)).sum((-2, -1))
         close((local.a * f).sum(-1) - 0.5 * inner, difference(loss), DIFFERENCE)
@@ -547,7 +547,7 @@ class TestFixed:
     @staticmethod
     def reference_norm(q):
         """From many draws."""
-        packet = Stein(Fixed(2**17, seed=99))(q, LogJoint(uneven), {})
+        packet = Stein(Fixed(2**17, seed=99))(q, LogJoint(uneven))
         return float(q.norm2(q.local(packet))) ** 0.5
 
     def test_of_a_quadratic_the_average_is_exact(self, name):
@@ -566,7 +566,7 @@ class TestFixed:
         q, target = random_posterior(name), LogJoint(uneven)
         for estimator in (Stein, ClosedEntropyStein):
             if name == "diagonal":
-                estimator(Fixed(2))(q, target, {})
+                estimator(Fixed(2))(q, target)
                 continue
             size = q.structure.widest
             text = (
@@ -575,7 +575,7 @@ class TestFixed:
                 "a DiagonalGaussian."
             )
             with pytest.raises(InputError, match=exactly(text)):
-                estimator(Fixed(2 * size - 2))(q, target, {})
+                estimator(Fixed(2 * size - 2))(q, target)
 
 
 # ------------------------------------------------------------------------------------- refusals
@@ -597,7 +597,7 @@ class TestRefused:
     def test_a_function_that_ignores_theta(self, kind, function):
         q, target = random_posterior("cholesky"), LogJoint(self.CONSTANT[function])
         with pytest.raises(InputError, match=exactly(self.INDEPENDENT)):
-            BLACK_BOX[kind](8)(q, target, {})
+            BLACK_BOX[kind](8)(q, target)
 
     @pytest.mark.parametrize("function", CONSTANT)
     def test_also_by_the_helpers(self, function):
@@ -611,7 +611,7 @@ class TestRefused:
         """The detached function gives what the function gives."""
         q = random_posterior("cholesky")
         packets = [
-            ScoreFunction(make("antithetic"))(q, LogJoint(f), {}).derivative
+            ScoreFunction(make("antithetic"))(q, LogJoint(f)).derivative
             for f in (self.CONSTANT["detached"], lambda theta: -theta.square().sum(-1))
         ]
         close(packets[0].a, packets[1].a, 0.0)
@@ -629,13 +629,13 @@ class TestRefused:
     def test_too_few_draws_for_least_squares(self, draws, text):
         q = random_posterior("diagonal")
         with pytest.raises(InputError, match=exactly(f"LeastSquaresStein {text} Use more, or Stein.")):
-            LeastSquaresStein(draws)(q, LogJoint(uneven), {})
+            LeastSquaresStein(draws)(q, LogJoint(uneven))
 
     def test_least_squares_takes_the_fewest(self):
         q, A, mu = random_posterior("cholesky"), random_symmetric((), 7), randn(DIM, seed=8)
         exact = Raw(A @ (q.mean - mu), A).framed(q.frame())
         for draws in (Fixed(6), make("antithetic", 6), make("independent", 4), make("quasi", 4)):
-            packet = LeastSquaresStein(draws)(q, quadratic(mu, A), {}).derivative
+            packet = LeastSquaresStein(draws)(q, quadratic(mu, A)).derivative
             close(packet.a, exact.a, 1e-8)
             close(packet.W, exact.W, 1e-8)
 
@@ -690,7 +690,7 @@ class TestOneTheta:
     def test_every_estimator_takes_it(self, way, kind, name):
         """First and second derivatives go through."""
         q, estimator = random_posterior(name, (2,), seed=1), BLACK_BOX[kind](Fixed(8))
-        whole, e = estimator(q, LogJoint(uneven), {}), estimator(q, way(self.one), {})
+        whole, e = estimator(q, LogJoint(uneven)), estimator(q, way(self.one))
         close(e.value, whole.value, EXACT)
         for part, expected in zip(e.derivative, whole.derivative, strict=True):
             close(part, expected, IDENTITY)
@@ -749,7 +749,7 @@ def test_a_log_joint_that_is_not_finite_is_passed_on():
     """-inf on half the space is no error of the function; the packet says so."""
     q = DiagonalGaussian(DIM, dtype=DTYPE)
     target = LogJoint(lambda theta: torch.where(theta[..., 0] > 0, -theta.square().sum(-1), -torch.inf))
-    assert not bool(Stein(8)(q, target, {}).value.isfinite())
+    assert not bool(Stein(8)(q, target).value.isfinite())
 
 
 class TestDtypes:
@@ -767,7 +767,7 @@ class TestDtypes:
         packets = []
         for own in (dtype, torch.float32):
             torch.manual_seed(0)
-            packets.append(BLACK_BOX[kind](8)(q, LogJoint(lambda theta, own=own: self.log_joint(theta, own)), {}))
+            packets.append(BLACK_BOX[kind](8)(q, LogJoint(lambda theta, own=own: self.log_joint(theta, own))))
         assert packets[0].value.dtype == torch.float32
         a, W = packets[0].derivative.framed(q.frame())
         assert (a.dtype, W.dtype) == (torch.float32, torch.float32)
@@ -804,9 +804,9 @@ class TestDtypes:
         """`ScoreFunction` asks for values alone."""
         q, function = CholeskyGaussian(DIM), self.INTEGERS[name]
         torch.manual_seed(0)
-        packet = ScoreFunction(8)(q, LogJoint(function), {})
+        packet = ScoreFunction(8)(q, LogJoint(function))
         torch.manual_seed(0)
-        same = ScoreFunction(8)(q, LogJoint(lambda theta: function(theta).to(theta.dtype)), {})
+        same = ScoreFunction(8)(q, LogJoint(lambda theta: function(theta).to(theta.dtype)))
         assert torch.equal(packet.value, same.value)
         assert torch.equal(packet.derivative.W, same.derivative.W)
 
@@ -822,7 +822,7 @@ class TestDtypes:
         ({"estimator": Stein}, "estimator is a part from torchngvi.expectations; got the class Stein, not called."),
         ({"estimator": "stein"}, "estimator is a part from torchngvi.expectations; got str of builtins."),
         ({"step_size": KLRadius}, "step_size is a part from torchngvi.stepsizes; got the class KLRadius, not called."),
-        ({"acceleration": 3}, "acceleration is a part from torchngvi.metrics; got int of builtins."),
+        ({"metric": 3}, "metric is a part from torchngvi.metrics; got int of builtins."),
         ({"momentum": ifvb.Adam()}, "momentum is a part from torchngvi.momentum; got Adam of torchngvi.metrics."),
     ],
 )

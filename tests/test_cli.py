@@ -19,9 +19,10 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import torchngvi
-from torchngvi import CholeskyGaussian
+from torchngvi import CholeskyGaussian, PrecisionCholeskyGaussian, registry
 from torchngvi.app.config import Settings, read_toml, settings_from, to_toml
 from torchngvi.cli import main, parser
+from torchngvi.structures import block_diagonal
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 WRITTEN = {"posterior.pt", "coefficients.csv", "trace.csv", "summary.json", "fit.png", "config.toml"}
@@ -225,11 +226,37 @@ class TestOutputs:
             ("--family", "bernoulli_probit", "--posterior", "diagonal"),
             ("--temperature", "0.5", "--no-intercept", "--no-standardize", "--prior-precision", "1"),
             ("--method", "bwgd", "--lr", "1e-2", "--tolerance", "0.5", "--seed", "1"),
+            ("--posterior", "precision", "--structure", "1,2,2", "--method", "iblr"),
+            ("--posterior", "natural", "--structure", "diagonal", "--method", "ngvi", "--lr", "0.5"),
+            ("--posterior", "precision", "--method", "snngm", "--lr", "0.1", "--tolerance", "1"),
+            ("--method", "root_gd", "--lr", "1e-2", "--tolerance", "0.5"),
+            ("--method", "proximal_bbvi", "--lr", "1e-2", "--tolerance", "0.5"),
         ],
     )
     def test_choices(self, flags):
         assert run("--data", "iris", "--success", "setosa", *flags) == 0
         assert summary("runs/iris")["held_out_accuracy"] == 1.0
+
+    def test_structures_are_told_and_saved(self, capsys):
+        flags = ("--posterior", "precision", "--structure", "1,4", "--max-evaluations", 30)
+        assert run("--data", "iris", "--success", "setosa", *flags) == 0
+        said = unwrapped(capsys.readouterr().out)
+        assert "vn, precision posterior of structure 1,4, steps found by trial" in said
+        assert summary("runs/iris")["settings"]["structure"] == "1,4"
+        q = PrecisionCholeskyGaussian(5, structure=block_diagonal([1, 4]), dtype=torch.float64)
+        q.load_state_dict(torch.load("runs/iris/posterior.pt", weights_only=True)["posterior"])
+        assert (q.covariance[0, 1:] == 0).all()
+        assert (q.covariance[1, 2:] != 0).all()
+
+    def test_the_help_lists_the_registry(self, capsys):
+        with pytest.raises(SystemExit) as stop:
+            main(["fit", "--help"])
+        assert stop.value.code == 0
+        said = capsys.readouterr().out
+        for name in registry.METHODS:
+            with_lr = ", with --lr" if registry.needs_lr(name) else ""
+            assert re.search(rf"^  {name}{with_lr} +{', '.join(registry.partners(name))}$", said, re.MULTILINE)
+        assert "full, diagonal, or the sizes of blocks" in unwrapped(said)
 
     def test_progress_goes_to_standard_error(self, capsys):
         assert main(["fit", "--data", "iris", "--success", "setosa"]) == 0
@@ -370,11 +397,31 @@ BAD_INPUT = {
         "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian; got 'poisson'. "
         "Did you mean 'poisson_log'?",
     ),
-    "unknown method": (_csv(GOOD, "--method", "adam"), "method must be one of vn, srvn, bwgd; got 'adam'."),
+    "unknown method": (_csv(GOOD, "--method", "adam"), "method must be one of vn, srvn, symmetric_srvn, iblr,"),
     "bwgd without lr": (_csv(GOOD, "--method", "bwgd"), "method bwgd needs a learning rate"),
     "srvn on natural": (
         _csv(GOOD, "--method", "srvn", "--posterior", "natural"),
-        "method srvn moves a root of the covariance, which posterior natural does not hold: use method vn",
+        "SRVN updates a root of the covariance, and NaturalGaussian holds (S m, S), where the same natural",
+    ),
+    "bwgd on precision, before the data are read": (
+        lambda: ("--data", "nowhere.csv", "--method", "bwgd", "--lr", "1", "--posterior", "precision"),
+        "BuresWasserstein moves q by Affine, which PrecisionCholeskyGaussian cannot do",
+    ),
+    "unknown posterior": (
+        _csv(GOOD, "--posterior", "precison"),
+        "posterior must be one of cholesky, precision, natural, diagonal; got 'precison'. Did you mean 'precision'?",
+    ),
+    "unknown structure": (
+        _csv(GOOD, "--structure", "banded"),
+        "structure must be one of full, diagonal, or the sizes of blocks such as 1,4,2; got 'banded'.",
+    ),
+    "structure of diagonal": (
+        _csv(GOOD, "--posterior", "diagonal", "--structure", "full"),
+        "posterior diagonal has the structure diagonal and no other; got 'full'. Any structure is taken by: cholesky,",
+    ),
+    "blocks that do not sum": (
+        _csv(GOOD, "--structure", "1,4"),
+        "the blocks of structure 1,4 hold 5 coordinates, and there are 2. Give sizes that sum to them.",
     ),
     "negative counts": (
         _csv("x,y\n1,3\n2,-1\n3,2\n", "--family", "poisson_log"),
@@ -463,7 +510,7 @@ def _forget(monkeypatch, *names):
     monkeypatch.delattr(torchngvi, "app", raising=False)
 
 
-@pytest.mark.parametrize("extra", ["rich", "pandas", "arviz", "matplotlib", "sklearn"])
+@pytest.mark.parametrize("extra", ["rich", "pandas", "matplotlib", "sklearn"])
 def test_missing_extras(extra, capsys, monkeypatch):
     _forget(monkeypatch, "torchngvi.app", extra)
     monkeypatch.setitem(sys.modules, extra, None)

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import warnings
 
 import pytest
 import torch
@@ -56,3 +57,12 @@ def test_a_process_alone_is_not_warned(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     by_target(VN(make_posterior("cholesky")), None)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_target_that_sums_over_the_processes_is_no_reason_to_warn():
+    model, q = make_model(), make_posterior("cholesky")
+    model.processes = "the default group"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        VN(q).step(model)

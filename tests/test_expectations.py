@@ -234,7 +234,7 @@ class TestEstimators:
     def test_value_and_derivative(self, name, family, batch, gamma, own_design):
         q = random_posterior(name, batch, seed=1)
         model = random_model(family, batch, 3, gamma, own_design)
-        e = Quadrature()(q, model.target, {})
+        e = Quadrature()(q, model.target)
         moments = q.mean, q.covariance, model.problems
         close(e.value, for_each(lambda m, V, p: p.expected_energy(m, V), batch, *moments), IDENTITY)
         root = q.frame().dense()
@@ -249,7 +249,7 @@ class TestEstimators:
     def test_autograd_equals_quadrature(self, name, family, batch, gamma, own_design):
         q = random_posterior(name, batch, seed=1)
         model = random_model(family, batch, 3, gamma, own_design)
-        exact, other = Quadrature()(q, model.target, {}), Autograd()(q, model.target, {})
+        exact, other = Quadrature()(q, model.target), Autograd()(q, model.target)
         close(other.value, exact.value, EXACT)
         framed = exact.derivative.framed(q.frame())
         # the trapezoid rule of the probit: its own derivative differs by the rule's error
@@ -267,7 +267,7 @@ class TestEstimators:
         loss = model.target.negative_elbo(q)
         close(loss, for_each(lambda m, V, p: p.loss(m, V), batch, q.mean, q.covariance, model.problems), IDENTITY)
         loss.sum().backward()
-        local = q.local(Quadrature()(q, model.target, {}))
+        local = q.local(Quadrature()(q, model.target))
         close(q.mean_probe.grad, local.a, IDENTITY)
         close(q.root_probe.grad, local.P, IDENTITY)
 
@@ -290,8 +290,8 @@ class TestStein:
         one = random_posterior(name, (), seed=1)
         q = POSTERIORS[name](DIM, (count,), mean=one.mean, scale=one.scale_tril.expand(count, DIM, DIM))
         estimator = Stein(draws(4, torch.Generator().manual_seed(6)))
-        e = estimator(q, model, {})
-        exact = Quadrature()(one, model, {})
+        e = estimator(q, model)
+        exact = Quadrature()(one, model)
         framed = exact.derivative.framed(one.frame())
         unbiased(e.value, exact.value)
         unbiased(e.derivative.a, framed.a)
@@ -311,7 +311,7 @@ class TestStein:
             ),
             temperature=gamma,
         )
-        e = Stein(draws(2, torch.Generator().manual_seed(1)))(q, target, {})
+        e = Stein(draws(2, torch.Generator().manual_seed(1)))(q, target)
         close(e.derivative.a, torch.zeros(*batch, DIM, dtype=DTYPE), IDENTITY)
         close(e.derivative.W, gamma * q.structure.eye(mean).contiguous(), IDENTITY)
 
@@ -320,10 +320,10 @@ class TestStein:
     def test_antithetic_draws_make_a_exact_on_quadratics(self, name, batch, gamma):
         q, A, mu = random_posterior(name, batch, seed=1), random_symmetric(batch, 7), randn(*batch, DIM, seed=8)
         target = LogJoint(self.quadratic(mu, A), gamma)
-        e = Stein(Antithetic(2, torch.Generator().manual_seed(1)))(q, target, {})
+        e = Stein(Antithetic(2, torch.Generator().manual_seed(1)))(q, target)
         exact = Raw((A @ (q.mean - mu)[..., None])[..., 0], A).framed(q.frame())
         close(e.derivative.a, exact.a, IDENTITY)
-        noisy = Stein(Independent(2, torch.Generator().manual_seed(1)))(q, target, {})
+        noisy = Stein(Independent(2, torch.Generator().manual_seed(1)))(q, target)
         assert float((noisy.derivative.a - exact.a).abs().max()) > 1e-3
 
     @posteriors
@@ -332,7 +332,7 @@ class TestStein:
         """a = mean r and W = γI + sym mean r zᵀ for its own draws, r = Cᵀ∇ℓ - γz."""
         q, w = random_posterior(name, batch, seed=1), randn(DIM, seed=9)
         estimator = Stein(Antithetic(6, torch.Generator().manual_seed(2)))
-        e = estimator(q, LogJoint(lambda t: -(w * t.cosh()).sum(-1), gamma), {})
+        e = estimator(q, LogJoint(lambda t: -(w * t.cosh()).sum(-1), gamma))
         z = Antithetic(6, torch.Generator().manual_seed(2))(q.mean_probe.detach())
         assert z.shape == (6, *batch, DIM)
         close(z[3:], -z[:3], 0.0)
@@ -348,7 +348,7 @@ class TestStein:
     def test_each_call_draws_anew(self):
         q, target = random_posterior("cholesky"), LogJoint(lambda t: -t.cosh().sum(-1))
         estimator = Stein(Antithetic(2, torch.Generator().manual_seed(2)))
-        first, second = (estimator(q, target, {}).derivative.a for _ in range(2))
+        first, second = (estimator(q, target).derivative.a for _ in range(2))
         assert not torch.equal(first, second)
 
     @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ class TestGeneralizedLinear:
         for scale in (1e-3, 1.0, 100.0):
             q = random_posterior("cholesky", batch, seed=3)
             q.initialize_(3 * q.mean, scale * q.scale_tril)
-            eigenvalues = torch.linalg.eigvalsh(Quadrature()(q, model, {}).derivative.raw().H)
+            eigenvalues = torch.linalg.eigvalsh(Quadrature()(q, model).derivative.raw().H)
             assert float(eigenvalues.min()) >= gamma * beta * (1 - EXACT)
             assert float(eigenvalues.max()) <= top * (1 + EXACT)
 
@@ -435,7 +435,7 @@ class TestGeneralizedLinear:
         X = randn(20, DIM, seed=1)
         model = GeneralizedLinear(X, FAMILIES["bernoulli_logit"].targets(randn(20, seed=2)), prior_precision=0.25)
         q = POSTERIORS["cholesky"](DIM, scale=1e-6, dtype=DTYPE)
-        H = Quadrature()(q, model, {}).derivative.raw().H
+        H = Quadrature()(q, model).derivative.raw().H
         close(H, X.mT @ X / 4 + 0.25 * torch.eye(DIM, dtype=DTYPE), IDENTITY)
 
     def test_attributes(self):
@@ -453,8 +453,8 @@ class TestGeneralizedLinear:
         assert all(x.dtype is torch.float32 for x in other.tensors())
         q, p = random_posterior("cholesky"), random_posterior("cholesky").float()
         close(other.negative_elbo(p).double(), model.negative_elbo(q), 1e-5)
-        g, H = Quadrature()(p, other, {}).derivative.raw()
-        exact = Quadrature()(q, model, {}).derivative.raw()
+        g, H = Quadrature()(p, other).derivative.raw()
+        exact = Quadrature()(q, model).derivative.raw()
         close(g.double(), exact.g, 1e-5)
         close(H.double(), exact.H, 1e-5)
 
@@ -474,7 +474,7 @@ class TestGeneralizedLinear:
         q = random_posterior("natural", (2, 3))
         for other in (each, row):
             close(other.negative_elbo(q), one.negative_elbo(q), EXACT)
-            close(Quadrature()(q, other, {}).derivative.raw().H, Quadrature()(q, one, {}).derivative.raw().H, EXACT)
+            close(Quadrature()(q, other).derivative.raw().H, Quadrature()(q, one).derivative.raw().H, EXACT)
 
     X, y = torch.ones(5, 2), torch.arange(5.0)
     TEMPERATURE = "temperature is the weight of KL(q‖prior), finite and not negative"
@@ -634,7 +634,7 @@ class TestLogJoint:
     @pytest.mark.parametrize("gamma", TEMPERATURES)
     def test_it_carries_the_temperature(self, gamma):
         target = LogJoint(lambda theta: -theta.square().sum(-1), temperature=gamma)
-        e = Stein(2)(POSTERIORS["diagonal"](2), target, {})
+        e = Stein(2)(POSTERIORS["diagonal"](2), target)
         assert e.temperature == target.temperature == gamma
         assert target.tensors() == ()
 
@@ -642,10 +642,10 @@ class TestLogJoint:
 def test_packets_are_what_they_say():
     """Quadrature sends sites, the others framed gradients; a frame reads only mean and root."""
     q, model = random_posterior("natural"), random_model("gaussian").target
-    assert isinstance(Quadrature()(q, model, {}).derivative, Sites)
-    assert isinstance(Autograd()(q, model, {}).derivative, Framed)
-    assert isinstance(Stein(2)(q, model, {}).derivative, Framed)
+    assert isinstance(Quadrature()(q, model).derivative, Sites)
+    assert isinstance(Autograd()(q, model).derivative, Framed)
+    assert isinstance(Stein(2)(q, model).derivative, Framed)
     C = q.scale_tril
     value, sites = model.expected_energy(Frame(q.mean, C, q.structure))
-    close(value, Quadrature()(q, model, {}).value, IDENTITY)
-    close(sites.raw().H, Quadrature()(q, model, {}).derivative.raw().H, IDENTITY)
+    close(value, Quadrature()(q, model).value, IDENTITY)
+    close(sites.raw().H, Quadrature()(q, model).derivative.raw().H, IDENTITY)

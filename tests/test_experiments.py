@@ -11,8 +11,9 @@ import torch
 
 from torchngvi.app import datasets
 from torchngvi.cli import main
-from torchngvi.errors import InputError
-from torchngvi.studies import experiments, reproduce
+from torchngvi.errors import InputError, PairError
+from torchngvi.studies import experiments, figures, settings
+from torchngvi.studies.papers import kumar2025
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PUBLISHED = sorted(CONFIGS.glob("srvn-*.toml"))
@@ -46,14 +47,14 @@ class TestSettings:
 
     @pytest.mark.parametrize("path", [*PUBLISHED, CONFIGS / "compare.toml"], ids=lambda path: path.stem)
     def test_files_parse(self, path):
-        experiment = experiments.read(path)
-        full = experiments.read(path, full=True)
+        experiment = settings.read(path)
+        full = settings.read(path, full=True)
         assert experiment.cases
         assert all(new.iterations >= old.iterations for new, old in zip(full.cases, experiment.cases, strict=True))
 
     def test_table_2_is_what_is_run(self):
         """Steps of VN, SR-VN and BW-GD, and the prior precision."""
-        cases = {case.name: case for case in experiments.read(CONFIGS / "srvn-table3.toml").cases}
+        cases = {case.name: case for case in settings.read(CONFIGS / "srvn-table3.toml").cases}
         steps = {name: (case.prior_precision, *(c.lr for c in case.methods)) for name, case in cases.items()}
         assert steps == {
             "Australian": (1e-5, 5e-3, 5e-3, 4.4e-3),
@@ -72,6 +73,7 @@ class TestSettings:
             ({"iteratons": 3}, r"unknown key 'iteratons' in cases\[0\] .* Did you mean 'iterations'\?"),
             ({"methods": [{"method": "srvm"}]}, r"method must be one of .* Did you mean 'srvn'\?"),
             ({"methods": [{"method": "bwgd"}]}, "method bwgd needs a step .* set lr"),
+            ({"methods": [{"method": "bwgd", "posterior": "natural", "lr": 1}]}, "BuresWasserstein moves q by Affine"),
             ({"methods": [{"method": "vn", "lr": -1}]}, "lr must be positive"),
             ({"methods": [{"method": "vn", "draws": 4}]}, "steps found by trial need exact values"),
             ({"methods": [{"method": "vn"}, {"method": "vn"}]}, "give one a label"),
@@ -84,21 +86,21 @@ class TestSettings:
         ],
     )
     def test_what_is_refused(self, keys, sentence):
-        with pytest.raises(InputError, match=sentence):
-            experiments.parsed(one_case(**keys))
+        with pytest.raises((InputError, PairError), match=sentence):
+            settings.parsed(one_case(**keys))
 
     def test_columns(self):
         with pytest.raises(InputError, match="the metric of a column .* Did you mean 'objective'"):
-            experiments.parsed({**one_case(), "columns": ["objectiv over iteration"]})
+            settings.parsed({**one_case(), "columns": ["objectiv over iteration"]})
 
     def test_a_title_is_needed(self):
         with pytest.raises(InputError, match="the experiment has no title"):
-            experiments.parsed({"cases": []})
+            settings.parsed({"cases": []})
 
 
 class TestRuns:
     def test_log(self):
-        experiment = experiments.parsed(one_case())
+        experiment = settings.parsed(one_case())
         log = experiments.run_all(experiment, say=lambda _: None)
         assert set(log["start"]) == {0, 1}
         assert set(log["method"]) == {"vn", "srvn"}
@@ -108,7 +110,7 @@ class TestRuns:
         assert (first["vn"] == first["srvn"]).all()  # the same starts
 
     def test_test_nll_is_the_sum_of_expected_losses(self):
-        experiment = experiments.parsed(one_case())
+        experiment = settings.parsed(one_case())
         case = experiment.cases[0]
         problem = experiments.build(case)
         q = experiments.start(case, case.methods[0], problem, experiment)
@@ -129,18 +131,20 @@ class TestRuns:
             {"method": "srvn", "lr": 0.1, "batch": 16, "draws": 4},
             {"method": "svgd", "lr": 0.01},
             {"method": "covariance_gd", "lr": 0.01},
+            {"method": "iblr", "posterior": "precision", "lr": 0.3},
+            {"method": "snngm", "posterior": "precision", "batch": 16, "draws": 4},
         ],
         ids=lambda contender: "-".join(map(str, contender.values())),
     )
     def test_every_kind_of_run_descends(self, contender):
-        log = experiments.run_all(experiments.parsed(one_case(methods=[contender], iterations=20)), say=lambda _: None)
+        log = experiments.run_all(settings.parsed(one_case(methods=[contender], iterations=20)), say=lambda _: None)
         means = log.groupby("iteration")["objective"].mean()
         assert means.iloc[-1] < means.iloc[0]
 
     def test_regularisers(self):
         values = []
         for penalty in ("", "mean", "expected"):
-            experiment = experiments.parsed(one_case(penalty=penalty))
+            experiment = settings.parsed(one_case(penalty=penalty))
             values.append(experiments.run_all(experiment, say=lambda _: None)["objective"].iloc[0])
         assert values[0] < min(values[1:])
 
@@ -150,7 +154,7 @@ class TestRuns:
         """By the path of ``reproduce``, with steps found by trial."""
         beta, train, nll, right = CONVERGED[name]
         keys = one_case(data=name, prior_precision=beta, iterations=80, points=4, methods=[{"method": "vn"}])
-        last = experiments.last_values(experiments.run_all(experiments.parsed(keys), say=lambda _: None)).iloc[0]
+        last = figures.last_values(experiments.run_all(settings.parsed(keys), say=lambda _: None)).iloc[0]
         assert round(last["train"], 4) == train
         assert round(last["test_nll"], 3) == nll
         assert round(last["test_accuracy"], 4) == right
@@ -160,8 +164,8 @@ class TestRuns:
         """SR-VN and BW-GD on Mushrooms, ten steps of Table 2 from m0 = 0, C0 = 1: BW-GD is behind."""
         methods = [{"method": "srvn", "lr": 2.5e-4}, {"method": "bwgd", "lr": 8.5e-5}]
         keys = one_case(data="mushrooms", prior_precision=1e-2, iterations=10, points=2, methods=methods)
-        log = experiments.run_all(experiments.parsed({**keys, "starts": 1, "start_sd": 0.0}))
-        train = experiments.last_values(log).set_index("method")["train"]
+        log = experiments.run_all(settings.parsed({**keys, "starts": 1, "start_sd": 0.0}))
+        train = figures.last_values(log).set_index("method")["train"]
         assert train["srvn"] < train["bwgd"]
         assert "mushrooms" not in capsys.readouterr().err
 
@@ -192,7 +196,7 @@ class TestCommands:
         vn = log[(log["case"] == "a: condition 10") & (log["method"] == "vn")]
         assert vn["iteration"].max() == 1
         assert vn["gap"].iloc[-1] < 1e-12
-        away = reproduce.differences(log)
+        away = kumar2025.differences(log)
         assert away["b: small steps, srvn"] < 1e-3
         assert away["c: large steps, srvn"] > 0.1
         assert Path("out/fig1.png").exists()
@@ -288,7 +292,7 @@ class TestData:
 
     def test_a_case_without_data_is_skipped(self):
         said = []
-        experiment = experiments.parsed(one_case(data="small"))
+        experiment = settings.parsed(one_case(data="small"))
         with pytest.raises(InputError, match="nothing was run"):
             experiments.run_all(experiment, said.append)
         assert said[0].startswith("c is skipped: data set small is not here")
@@ -297,9 +301,9 @@ class TestData:
 def test_a_bound_from_a_file():
     pieces = pd.DataFrame(experiments.PiecewiseBound(6).pieces)
     pieces.to_csv("six.csv", index=False)
-    experiment = experiments.parsed(one_case(estimator="piecewise", bound="six.csv"))
-    ours = experiments.parsed(one_case(estimator="piecewise", pieces=6))
+    experiment = settings.parsed(one_case(estimator="piecewise", bound="six.csv"))
+    ours = settings.parsed(one_case(estimator="piecewise", pieces=6))
     logs = [experiments.run_all(each, say=lambda _: None)["objective"].iloc[-1] for each in (experiment, ours)]
     assert logs[0] == pytest.approx(logs[1], rel=1e-12)
     with pytest.raises(InputError, match="columns low, high, a, b, c"):
-        experiments.build(experiments.parsed(one_case(estimator="piecewise", bound="none.csv")).cases[0])
+        experiments.build(settings.parsed(one_case(estimator="piecewise", bound="none.csv")).cases[0])

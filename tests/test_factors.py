@@ -82,9 +82,9 @@ class TestPackets:
         q = posterior_in(kind, ARROW, batch, 3)
         factors, dense, shift = poisson()
         if not batch:
-            expected = Quadrature()(q, dense, {})
+            expected = Quadrature()(q, dense)
             for estimator in (Quadrature(), PerFactor(Hessian(2))):
-                same_packet(estimator(q, factors, {}), expected, q, shift)
+                same_packet(estimator(q, factors), expected, q, shift)
             grads = []
             for target, constant in ((factors, shift), (dense, 0.0)):
                 loss = target.negative_elbo(q)
@@ -98,8 +98,8 @@ class TestPackets:
     def test_every_estimator_of_cliques_is_that_of_the_whole(self, kind, batch, structure, estimator):
         """Whitened draws are exact for quadratics, 2k of them for a clique and 2D of them for the whole."""
         q, target = posterior_in(kind, structure, batch, 3), quadratic(structure)
-        by_cliques = PerFactor(estimator(Fixed(2 * structure.widest)))(q, target, {})
-        whole = estimator(Fixed(2 * structure.dim))(q, target, {})
+        by_cliques = PerFactor(estimator(Fixed(2 * structure.widest)))(q, target)
+        whole = estimator(Fixed(2 * structure.dim))(q, target)
         same_packet(by_cliques, whole, q)
         assert by_cliques.comparable is whole.comparable
 
@@ -185,7 +185,7 @@ class TestRefusals:
             f"Dense(dim={ARROW.dim}). Use PrecisionCholeskyGaussian({ARROW.dim}, structure=...)."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            PerFactor(Stein(8))(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0], {})
+            PerFactor(Stein(8))(CholeskyGaussian(ARROW.dim, dtype=DTYPE), poisson()[0])
         text = (
             "the factors are over the cliques of a forest, and need a q whose precision has its pattern, "
             f"{ARROW}; got a CholeskyGaussian over Dense(dim={ARROW.dim})."

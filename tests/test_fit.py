@@ -326,11 +326,11 @@ class Interrupted(Estimator):
     def __init__(self, at):
         self.at, self.calls = at, 0
 
-    def __call__(self, q, target, state):
+    def __call__(self, q, target):
         self.calls += 1
         if self.calls == self.at:
             raise KeyboardInterrupt
-        return Quadrature()(q, target, state)
+        return Quadrature()(q, target)
 
 
 def test_an_interrupt_within_a_trial_keeps_the_last_accepted_q():
@@ -698,7 +698,7 @@ def test_the_norm_over_fresh_evaluations_has_the_standard_error_of_their_mean():
     """Against the exact gradient, over many repetitions; and draws that repeat have none."""
     model, q = make_model(), make_posterior("cholesky")
     optimizer = VN(q, lr=0.1, estimator=Stein(Antithetic(2, torch.Generator().manual_seed(0))))
-    exact = Quadrature()(q, model, {})
+    exact = Quadrature()(q, model)
     truth = q.norm2(q.local(exact))
     seen = [optimizer.averaged(LogJoint(model.log_joint), 4) for _ in range(400)]
     noise2 = torch.stack([status.noise2 for status in seen]).mean()

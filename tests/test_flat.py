@@ -101,7 +101,7 @@ def test_exact_natural_gradients_need_no_metric():
     ends = []
     for rule, metric in ((NaturalGradient(), None), (RootGradient(), Exact())):
         q = field()
-        opt = NaturalGradientVI(q, rule, 0.5, step_size=KLRadius(0.01), estimator=ClosedForm(), acceleration=metric)
+        opt = NaturalGradientVI(q, rule, 0.5, step_size=KLRadius(0.01), estimator=ClosedForm(), metric=metric)
         opt.step(bound)
         ends.append((q.vector.clone(), opt.last.rho))
     assert torch.allclose(ends[0][0], ends[1][0], rtol=1e-14)
@@ -191,7 +191,8 @@ def test_the_shortest_of_several_limits():
     assert torch.equal(torch.minimum(*rhos[:2]), rhos[2])
     nan = Shortest(Constant(), KLRadius(1.0))
     path = type("Path", (), {"norm2": staticmethod(lambda: torch.tensor([torch.nan, 1.0]))})
-    assert nan.propose(path, 0.5, torch.zeros(2), {}).isnan().tolist() == [True, False]
+    like = torch.zeros(2)
+    assert nan.propose(path, 0.5, like, nan.init(like)).isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("kind", [FlatCholesky.standard, CholeskyGaussian])
@@ -224,7 +225,7 @@ def test_averages_of_limited_steps(kind):
 def test_one_adam():
     """As a metric it is the momentum of that name."""
     ends = []
-    for parts in ({"acceleration": Adam((0.8, 0.95), 1e-6)}, {"momentum": AdamMomentum((0.8, 0.95), 1e-6)}):
+    for parts in ({"metric": Adam((0.8, 0.95), 1e-6)}, {"momentum": AdamMomentum((0.8, 0.95), 1e-6)}):
         q = field(2)
         opt = NaturalGradientVI(q, RootGradient(), 0.05, estimator=ClosedForm(), **parts)
         for _ in range(5):
@@ -262,7 +263,7 @@ def natural(q, **parts):
             "ControlVariate differentiates in the vector of a flat posterior; got CholeskyGaussian. Use Stein()",
         ),
         (
-            lambda: natural(CholeskyGaussian(2), rule=RootGradient(), acceleration=Recursive()),
+            lambda: natural(CholeskyGaussian(2), rule=RootGradient(), metric=Recursive()),
             PairError,
             "Recursive reads a flat vector and its scores, which CholeskyGaussian does not have. Use QuasiNewton()",
         ),
@@ -272,14 +273,12 @@ def natural(q, **parts):
             "Recursive learns from the scores of a flat posterior; got CholeskyGaussian. Use FlatCholesky",
         ),
         (
-            lambda: NaturalGradientVI(
-                field(), NaturalGradient(), step_size=SufficientDecrease(), acceleration=QuasiNewton()
-            ),
+            lambda: NaturalGradientVI(field(), NaturalGradient(), step_size=SufficientDecrease(), metric=QuasiNewton()),
             PairError,
             "QuasiNewton reads the frame of q, which MeanFieldGaussian does not have. Use Exact(), or leave it out",
         ),
         (
-            lambda: natural(field(), acceleration=Recursive()),
+            lambda: natural(field(), metric=Recursive()),
             PairError,
             "Recursive bends a plain gradient, and NaturalGradient would take what it returns for one that is natural "
             "already. Use RootGradient() with it",

@@ -14,7 +14,7 @@ from torchngvi.models import GaussianNoise
 
 COORDINATES = ["covariance", "root", "precision"]
 coordinates = pytest.mark.parametrize("coordinates", COORDINATES)
-FULL = {"cholesky", "natural", "precision_cholesky"}
+FULL = {"cholesky", "natural", "precision"}
 TIMES = [0.0, 0.3, 1.0, 2.5]
 
 

@@ -27,7 +27,7 @@ def logistic(temperature=1.0):
 def test_definition(chunk):
     q, target = CholeskyGaussian(3, scale=0.7, dtype=torch.float64), logistic()
     draws = Antithetic(6, generator=torch.Generator().manual_seed(3))
-    packet = GaussNewton(draws, chunk=chunk)(q, target, {}).derivative
+    packet = GaussNewton(draws, chunk=chunk)(q, target).derivative
     z = Antithetic(6, generator=torch.Generator().manual_seed(3))(q.mean)
     expected = torch.zeros(3, 3, dtype=torch.float64)
     for theta in 0.7 * z:

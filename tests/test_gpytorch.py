@@ -112,7 +112,7 @@ class TestIdentities:
     @pytest.mark.parametrize("family", FULL)
     def test_one_step_is_the_collapsed_bound(self, family):
         x, y = data()
-        model, likelihood = model_with(NGVD(M, family=family)), gaussian()
+        model, likelihood = model_with(NGVD(M, posterior=family)), gaussian()
         model.mean_module.constant = 0.3
         mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
         step(model, mll, natural_optimizer(mll, lr=1.0), x, y)
@@ -124,7 +124,7 @@ class TestIdentities:
         x, y = data()
         likelihood = likelihood()
         y = (y > 0).double() if isinstance(likelihood, gp.likelihoods.BernoulliLikelihood) else y
-        ours = model_with(NGVD(M, mean_init_std=0.0, family=family))
+        ours = model_with(NGVD(M, mean_init_std=0.0, posterior=family))
         theirs = model_with(gp.variational.NaturalVariationalDistribution(M, mean_init_std=0.0))
         mlls = [gp.mlls.VariationalELBO(likelihood, model, num_data=N) for model in (ours, theirs)]
         natural = natural_optimizer(mlls[0], lr=0.3)
@@ -143,26 +143,26 @@ def strategies():
     """Name -> the model, with what it needs."""
     v, two = gp.variational, torch.Size([2])
     return {
-        "whitened": lambda family: model_with(NGVD(M, family=family)),
-        "unwhitened": lambda family: model_with(NGVD(M, family=family), strategy=v.UnwhitenedVariationalStrategy),
-        "large_batch": lambda family: model_with(NGVD(M, family=family), strategy=v.LargeBatchVariationalStrategy),
-        "ciq": lambda family: model_with(NGVD(M, family=family), strategy=v.CiqVariationalStrategy),
+        "whitened": lambda family: model_with(NGVD(M, posterior=family)),
+        "unwhitened": lambda family: model_with(NGVD(M, posterior=family), strategy=v.UnwhitenedVariationalStrategy),
+        "large_batch": lambda family: model_with(NGVD(M, posterior=family), strategy=v.LargeBatchVariationalStrategy),
+        "ciq": lambda family: model_with(NGVD(M, posterior=family), strategy=v.CiqVariationalStrategy),
         "batch_decoupled": lambda family: model_with(
-            NGVD(M, family=family), strategy=v.BatchDecoupledVariationalStrategy, batch=(2,), mean_var_batch_dim=-1
+            NGVD(M, posterior=family), strategy=v.BatchDecoupledVariationalStrategy, batch=(2,), mean_var_batch_dim=-1
         ),
-        "batch": lambda family: model_with(NGVD(M, two, family=family), batch=(2,)),
+        "batch": lambda family: model_with(NGVD(M, two, posterior=family), batch=(2,)),
         "multitask": lambda family: model_with(
-            NGVD(M, two, family=family),
+            NGVD(M, two, posterior=family),
             batch=(2,),
             wrap=lambda s: v.IndependentMultitaskVariationalStrategy(s, num_tasks=2),
         ),
         "lmc": lambda family: model_with(
-            NGVD(M, two, family=family),
+            NGVD(M, two, posterior=family),
             batch=(2,),
             wrap=lambda s: v.LMCVariationalStrategy(s, num_tasks=2, num_latents=2),
         ),
         "orthogonal": lambda family: model_with(
-            NGVD(M, family=family),
+            NGVD(M, posterior=family),
             wrap=lambda s: v.OrthogonallyDecoupledVariationalStrategy(
                 s, torch.linspace(-2, 2, 7)[:, None], v.DeltaVariationalDistribution(7)
             ),
@@ -228,7 +228,7 @@ class TestDistribution:
     def test_it_is_the_posterior(self, family):
         """Mean, covariance, solves, densities and draws agree with q's own."""
         torch.manual_seed(0)
-        d = NGVD(3, (2,), family=family).double()
+        d = NGVD(3, (2,), posterior=family).double()
         root = torch.randn(2, 3, 3, dtype=torch.float64).tril() + 3 * torch.eye(3, dtype=torch.float64)
         q = d.posterior.initialize_(torch.randn(2, 3, dtype=torch.float64), root)
         u = torch.randn(2, 3, dtype=torch.float64)
@@ -302,8 +302,8 @@ class TestDistribution:
 
 class TestRefusals:
     def test_a_family_that_is_none(self):
-        with pytest.raises(InputError, match="family is a Gaussian posterior such as CholeskyGaussian"):
-            NGVD(3, family=torch.nn.Linear)
+        with pytest.raises(InputError, match="posterior is a Gaussian posterior such as CholeskyGaussian"):
+            NGVD(3, posterior=torch.nn.Linear)
 
     def test_models_without_posteriors(self):
         with pytest.raises(InputError, match="Linear has no variational distribution; give an ApproximateGP"):
@@ -400,7 +400,7 @@ class TestDirect:
         """Loss, step and the gradients of every hyper-parameter, on mini-batches."""
         x, y = data()
         y, likelihood = targets(name, y), LIKELIHOODS[name]()
-        drop_in = model_with(NGVD(M, mean_init_std=0.0, family=family))
+        drop_in = model_with(NGVD(M, mean_init_std=0.0, posterior=family))
         direct = copy.deepcopy(drop_in)
         mll = gp.mlls.VariationalELBO(likelihood, drop_in, num_data=N)
         natural = natural_optimizer(mll, lr=0.2)

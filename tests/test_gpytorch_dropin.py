@@ -67,8 +67,8 @@ class Grid(gp.models.ApproximateGP):
 
 
 STRATEGIES = strategies() | {
-    "grid": lambda family: Grid(NGVD(M, family=family)).double().train(),
-    "additive_grid": lambda family: Grid(NGVD(M, (1,), family=family), additive=True).double().train(),
+    "grid": lambda family: Grid(NGVD(M, posterior=family)).double().train(),
+    "additive_grid": lambda family: Grid(NGVD(M, (1,), posterior=family), additive=True).double().train(),
 }
 
 
@@ -232,7 +232,7 @@ class TestObjectives:
 @pytest.mark.parametrize("family", FULL)
 def test_q_as_a_distribution_of_torch(family, batch):
     """The factor is lower triangular, whatever q holds, and all that torch takes from it agrees with S, slopes too."""
-    q = NGVD(4, batch, mean_init_std=0.0, family=family).double()
+    q = NGVD(4, batch, mean_init_std=0.0, posterior=family).double()
     torch.manual_seed(0)
     A = torch.randn(*batch, 4, 4).double()
     q.posterior.initialize_(A[..., 0], torch.linalg.cholesky(A @ A.mT + torch.eye(4).double()))
@@ -258,7 +258,7 @@ class TestMethods:
         """NGVI is VN that stays a convex combination, on every family; longer steps are refused."""
         x, y = data()
         for family in [*FULL, DiagonalGaussian]:
-            models = [model_with(NGVD(M, mean_init_std=0.0, family=family)) for _ in range(2)]
+            models = [model_with(NGVD(M, mean_init_std=0.0, posterior=family)) for _ in range(2)]
             for model, method in zip(models, (NGVI, VN), strict=True):
                 mll = elbo(model, beta=0.5)
                 natural = natural_optimizer(mll, lr=0.3, method=method)
@@ -276,7 +276,7 @@ class TestMethods:
     def test_projected_steps(self, family):
         """BBVI goes along the gradient in (v, C), with the diagonal of C at 1/√L or above."""
         x, y = data()
-        drop_in, direct = (model_with(NGVD(M, mean_init_std=0.0, family=family)) for _ in range(2))
+        drop_in, direct = (model_with(NGVD(M, mean_init_std=0.0, posterior=family)) for _ in range(2))
         mll, target = elbo(drop_in), SparseGP(direct, gaussian(0.05), [(x, y)])
         natural = natural_optimizer(mll, lr=0.01, method=BBVI, smoothness=9.0)
         exact = NaturalGradientVI(target.posterior, ProjectedRootGradient(1 / 3), lr=0.01)
@@ -325,7 +325,7 @@ class TestMethods:
         with pytest.raises(InputError, match="NGVI cannot be built with .*: got an unexpected keyword argument 'step"):
             natural_optimizer(mll, method=NGVI, step_size=KLRadius(1.0))
         with pytest.raises(PairError, match="ProjectedRootGradient moves q by Root, which NaturalGaussian cannot do"):
-            natural_optimizer(elbo(model_with(NGVD(M, family=NaturalGaussian))), method=BBVI, smoothness=9.0)
+            natural_optimizer(elbo(model_with(NGVD(M, posterior=NaturalGaussian))), method=BBVI, smoothness=9.0)
 
 
 class TestSettings:
@@ -440,7 +440,7 @@ class TestAgainstNGD:
     def test_equal(self, family, lr, classes):
         """Where K_ZZ has a condition number near 4,000 and S one near 1,000, to 1e-12."""
         likelihood = gp.likelihoods.BernoulliLikelihood().double() if classes else gaussian()
-        ours = self.five_steps(NGVD(M, mean_init_std=0.0, family=family), likelihood, lr, classes)
+        ours = self.five_steps(NGVD(M, mean_init_std=0.0, posterior=family), likelihood, lr, classes)
         theirs = self.five_steps(v.NaturalVariationalDistribution(M, mean_init_std=0.0), likelihood, lr, classes)
         close(ours[2], theirs[2], EXACT)
         close(ours[3], theirs[3], EXACT)
@@ -617,7 +617,7 @@ class TestWrongUse:
     def test_another_scale(self, family):
         """Of the loss, and of an objective whose num_data is not the one given to the optimizer."""
         x, y = data()
-        model = model_with(NGVD(M, family=family))
+        model = model_with(NGVD(M, posterior=family))
         natural = natural_optimizer(elbo(model))
         (-elbo(model, num_data=2 * N)(model(x), y)).backward()
         text = "has the weight 0.008333 in the loss where the objective has 0.01667 = beta"

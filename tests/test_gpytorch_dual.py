@@ -21,7 +21,7 @@ def exact_probit(monkeypatch):
 
 class Model(gp.models.ApproximateGP):
     def __init__(self, family=CholeskyGaussian):
-        q = NaturalGradientVariationalDistribution(M, family=family)
+        q = NaturalGradientVariationalDistribution(M, posterior=family)
         Z = torch.linspace(-2, 2, M)[:, None]
         super().__init__(gp.variational.VariationalStrategy(self, Z, q, jitter_val=1e-6))
         self.mean_module = gp.means.ConstantMean()

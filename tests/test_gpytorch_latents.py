@@ -15,8 +15,9 @@ from torchngvi.adapters.gpytorch import (
     refine_svgp,
     train_svgp,
 )
+from torchngvi.adapters.gpytorch.epochs import Epochs
 from torchngvi.adapters.gpytorch.latents import _draws, conjugate, energy, log_concave
-from torchngvi.adapters.gpytorch.training import _Run
+from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
 from torchngvi.errors import InputError, PairError
 
 gp = pytest.importorskip("gpytorch")
@@ -363,9 +364,8 @@ class TestTheLikelihoodIsAsked:
         assert conjugate(gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=2))
         assert not any(conjugate(kind()) for kind in (Robust, Logit))
         x, y = classes()
-        still = torch.optim.SGD(model_of(1).parameters(), lr=0.0)
-        assert isinstance(_Run(single(), Logit(), N, still).natural, VN)
-        assert isinstance(_Run(single(), PoissonLikelihood(), N, still).natural, IBLR)
+        assert isinstance(NaturalSteps(SparseGP(single(), Logit(), []), N).optimizer, VN)
+        assert isinstance(NaturalSteps(SparseGP(single(), PoissonLikelihood(), []), N).optimizer, IBLR)
         refined = refine_svgp(single(), Logit().double(), [(x, (y > 0).double())], progress=False)
         assert refined.converged
         assert refined.evaluations <= 6
@@ -393,11 +393,11 @@ def test_the_length_is_held_below_that():
     likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
     for functions in (5, 12):
         model = model_of(functions, 3)
-        run = _Run(model, likelihood, N, torch.optim.SGD(model.parameters(), lr=0.0))
-        run._set_length(N - 1)
-        assert math.isclose(float(run.natural.param_groups[0]["lr"]), 1 / functions)
+        run = NaturalSteps(SparseGP(model, likelihood, []), N)
+        run.set_length(N - 1)
+        assert math.isclose(float(run.optimizer.param_groups[0]["lr"]), 1 / functions)
         for _ in range(3):
-            run._follow(torch.ones(functions, M).double(), N - 1)
+            run.follow(torch.ones(functions, M).double(), N - 1)
         assert math.isclose(float(run.log_rho.exp()), 1 / functions)
 
 
@@ -412,11 +412,10 @@ def test_float32(kind):
         likelihood = gp.likelihoods.SoftmaxLikelihood(num_features=2, num_classes=3)
     assert refine_svgp(model, likelihood, [(x.float(), y)], progress=False).converged
     adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)
-    run = _Run(model, likelihood, N, adam)
+    run = Epochs(model, likelihood, [(x.float(), y)], N, adam, 2)
     run.q.double()
-    bar = type("Bar", (), {"disable": True, "update": lambda *_: None})()
-    first = run.epoch([(x.float(), y)], bar)
-    assert run.epoch([(x.float(), y)], bar) < first
+    first = run.advance().record.loss
+    assert run.advance().record.loss < first
     assert all(p.dtype == torch.float32 for p in (*model.parameters(), *likelihood.parameters()))
 
 

@@ -51,7 +51,7 @@ class TestRegression:
         """Twelve steps of a sparse GP are those of Bayesian linear regression on rows of K_fu K_uu⁻¹."""
         x, y = data()
         strategy = v.UnwhitenedVariationalStrategy if path == "unwhitened" else v.VariationalStrategy
-        model, likelihood, batches = model_with(NGVD(M, family=family), strategy=strategy), gaussian(0.05), draws(12)
+        model, likelihood, batches = model_with(NGVD(M, posterior=family), strategy=strategy), gaussian(0.05), draws(12)
         mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
         q = variational_posteriors(model)[0]
         natural = VN(q, lr=1.0) if path == "direct" else natural_optimizer(mll, lr=1.0)

@@ -19,9 +19,13 @@ from torchngvi.adapters.gpytorch import (
     train_svgp,
     variational_posteriors,
 )
-from torchngvi.adapters.gpytorch.training import TrainingResult, _backward_priors, _Run
+from torchngvi.adapters.gpytorch.epochs import Epochs, backward_priors
+from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
+from torchngvi.adapters.gpytorch.training import TrainingResult
 from torchngvi.errors import CheckpointWarning, InputError, PairError
+from torchngvi.fitting import Evaluations, Seconds, SlopeBelow
 from torchngvi.fitting.checkpoints import Checkpoint
+from torchngvi.fitting.loop import Loop
 
 gp = pytest.importorskip("gpytorch")
 N, M = 200, 8
@@ -139,36 +143,36 @@ CHANGES = {
 
 class TestLength:
     def run(self):
-        model, likelihood, adam, _ = set_up()
-        return _Run(model.train(), likelihood.train(), N, adam)
+        model, likelihood, _, _ = set_up()
+        return NaturalSteps(SparseGP(model.train(), likelihood.train(), []), N)
 
     def test_the_start(self):
         """ρ = min(½, max(B/N, B/(5M))), and 1 on all rows of a Gaussian likelihood."""
         run = self.run()
-        run._set_length(4)
-        assert math.isclose(float(run.natural.param_groups[0]["lr"]), 4 / (5 * M))
-        run._set_length(N)
-        assert run.natural.param_groups[0]["lr"] == 1.0
+        run.set_length(4)
+        assert math.isclose(float(run.optimizer.param_groups[0]["lr"]), 4 / (5 * M))
+        run.set_length(N)
+        assert run.optimizer.param_groups[0]["lr"] == 1.0
 
     def test_follows_the_cosine_of_successive_gradients(self):
         """Up by the full rate where they agree, down where they are opposed, and within its bounds."""
         run = self.run()
-        run._set_length(4)
+        run.set_length(4)
         force = torch.ones(M).double()
-        run._follow(force, 4)
+        run.follow(force, 4)
         start = float(run.log_rho)
-        run._follow(force, 4)
+        run.follow(force, 4)
         assert math.isclose(float(run.log_rho), start + 0.1)
-        run._follow(-force, 4)
+        run.follow(-force, 4)
         assert math.isclose(float(run.log_rho), start)
-        run._follow(force * torch.nan, 4)
+        run.follow(force * torch.nan, 4)
         assert math.isclose(float(run.log_rho), start)
         run.force = force
         for _ in range(200):
-            run._follow(force, 4)
+            run.follow(force, 4)
         assert math.isclose(float(run.log_rho.exp()), 0.5)
         for _ in range(200):
-            run._follow(-run.force, 4)
+            run.follow(-run.force, 4)
         assert math.isclose(float(run.log_rho.exp()), 0.1 * 4 / N)
 
     def test_at_rest_successive_gradients_are_opposed(self):
@@ -189,28 +193,24 @@ class TestLength:
         """With hyper-parameters at rest the noise of the batches prevails: ρ falls, and the loss with it."""
         model, likelihood, _, loader = set_up()
         still = torch.optim.SGD([*model.parameters(), *likelihood.parameters()], lr=1e-12)
-        run = _Run(model.train(), likelihood.train(), N, still)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("torchngvi.adapters.gpytorch.training._RATE", 0.1)
-            bar = type("Bar", (), {"disable": True, "update": lambda *_: None})()
-            run.epoch(loader, bar)
-            first = float(run.log_rho)
-            for _ in range(15):
-                run.epoch(loader, bar)
-        assert float(run.log_rho) < first - 1.0
+        run = Epochs(model.train(), likelihood.train(), loader, N, still, 16)
+        run.advance()
+        first = float(run.natural.log_rho)
+        for _ in range(15):
+            run.advance()
+        assert float(run.natural.log_rho) < first - 1.0
 
 
 class TestParts:
     def test_a_radius_where_the_likelihood_is_not_log_concave(self):
         """4 nats a step, and more than 2 where it is what stops."""
-        model, _, adam, _ = set_up()
+        model, _, _, _ = set_up()
         likelihood, (x, y) = gp.likelihoods.StudentTLikelihood().double(), data()
         likelihood.noise = 1e-3
-        run = _Run(model.train(), likelihood.train(), N, adam)
-        run._set_length(N)
+        run = NaturalSteps(SparseGP(model.train(), likelihood.train(), []), N)
         for _ in range(4):
             before = copy.deepcopy(run.q)
-            run._stepped(SparseGP(model, likelihood, [(x, y)], N, learn=True))
+            run.step(SparseGP(model, likelihood, [(x, y)], N, learn=True), N)
             assert 2.0 < float(run.q.kl(before).detach()) < 4.0
 
     def test_what_is_left_behind(self):
@@ -311,7 +311,7 @@ class TestParts:
         model.register_added_loss_term("added")
         model.update_added_loss_term("added", Added())
         model.mean_module.constant = 0.7
-        _backward_priors(model, likelihood, N)
+        backward_priors(model, likelihood, N)
         learnt = likelihood.raw_noise, model.covar_module.raw_outputscale, *model.mean_module.parameters()
         found = [p.grad.clone() for p in learnt]
         for module in (model, likelihood):
@@ -360,6 +360,43 @@ class TestResume:
         assert len(result.losses) == 1
         assert str(result).startswith("1 epochs, then interrupted, negative ELBO per datum")
         assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+    def test_within_the_first_epoch(self, tmp_path):
+        """There is a result of no epoch; from the file, written at the start, the run is as one that was not cut."""
+        path, seen = tmp_path / "run.pt", []
+        for cut in (3, 0):
+            model, likelihood, adam, loader = set_up()
+            torch.manual_seed(0 if cut else 99)
+            forward = likelihood.expected_log_prob
+
+            def counted(y, values, forward=forward, cut=cut):
+                seen.append(1)
+                if len(seen) == cut:
+                    raise KeyboardInterrupt
+                return forward(y, values)
+
+            likelihood.expected_log_prob = counted
+            result = train_svgp(model, likelihood, loader, N, adam, epochs=2, progress=False, checkpoint=path)
+            if cut:
+                assert result[:4] == ([], 0, None, True)
+                assert result.reason.startswith("because it was interrupted before ")
+                assert str(result).startswith("0 epochs, then interrupted, none complete")
+        whole = set_up()
+        torch.manual_seed(0)
+        whole[1].expected_log_prob = lambda y, values, forward=whole[1].expected_log_prob: forward(y, values)
+        assert train_svgp(*whole[:2], whole[3], N, whole[2], epochs=2, progress=False).losses == result.losses
+
+    def test_callbacks_are_told_once(self, tmp_path):
+        """Of an epoch that is in the file they were told by the run that wrote it."""
+        path, seen = tmp_path / "run.pt", []
+        for epochs in (2, 2, 1, 4):
+            model, likelihood, adam, loader = set_up()
+            callbacks = [lambda epoch, loss: seen.append((epoch, loss))]
+            result = train_svgp(
+                model, likelihood, loader, N, adam, epochs=epochs, callbacks=callbacks, progress=False, checkpoint=path
+            )
+            assert len(result.losses) == max(epochs, 2)
+        assert seen == list(enumerate(result.losses))
 
     def test_other_files(self, tmp_path):
         model, likelihood, adam, loader = set_up()
@@ -519,21 +556,62 @@ class TestResume:
         model, likelihood = model.float(), likelihood.float()
         batches = [(x.float(), y.float()) for x, y in loader]
         adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
-        run = _Run(model.train(), likelihood.train(), N, adam)
-        run.file = Checkpoint(tmp_path / "run.pt", {}, run.q.device)
-        run.first, run.began = batches[0], run.file.generators()
+        run = Epochs(model.train(), likelihood.train(), batches, N, adam, 2)
+        file = Checkpoint(tmp_path / "run.pt", run.settings(), run.q.device)
         run.q.double()
         run.q.initialize_(1 / 3, 0.1)
-        wanted = copy.deepcopy(run.q)
-        run.natural._state(0)["rejections"] += 3
-        run.file.save(run.captured([1.0]))
-        run.natural._state(0)["rejections"] -= 3
+        wanted, rejected = copy.deepcopy(run.q), run.natural.optimizer._state(0)["rejections"]
+        rejected += 3
+        run.losses.append(1.0)
+        file.save(file.captured(**run.state_dict()))
+        rejected -= 3
+        run.losses.clear()
         run.q.initialize_(0.0, 1.0).float()
-        assert run.resumed(batches) == [1.0]
+        run.load_state_dict(file.load({}))
+        assert run.losses == [1.0]
         assert torch.equal(run.q.mean, wanted.mean)
         assert run.q.dtype == torch.float64
-        assert run.natural.rejections == 3
-        assert len(batches) == 10
+        assert run.natural.optimizer.rejections == 3
+
+
+class TestEnds:
+    def test_by_criteria(self, tmp_path):
+        """One of `torchngvi.fitting` beside the epochs, which remembers across a checkpoint; the reason is told."""
+        path, parts = tmp_path / "run.pt", set_up()
+
+        def run(stop, **options):
+            model, likelihood, adam, loader = set_up()
+            return train_svgp(model, likelihood, loader, N, adam, progress=False, stop=stop, **options)
+
+        result = run(Evaluations(25))
+        assert len(result.losses) == 3
+        assert result.reason.startswith(
+            "because the budget of 25 evaluations is used up (a negative ELBO per datum of "
+        )
+        assert len(run(Seconds(1e-6)).losses) == 1
+        whole = run(SlopeBelow(1e9, block=2, blocks=2), epochs=9)
+        assert len(whole.losses) == 4
+        assert run(SlopeBelow(1e9, block=2, blocks=2), epochs=3, checkpoint=path).reason.startswith(
+            "because the budget of 3 gradients is used up ("
+        )
+        cut = run(SlopeBelow(1e9, block=2, blocks=2), epochs=9, checkpoint=path)
+        assert cut == whole
+        with pytest.raises(InputError, match="^stop is a criterion of torchngvi.fitting"):
+            train_svgp(*parts[:2], parts[3], N, parts[2], stop=3, progress=False)
+
+    def test_no_epochs(self):
+        model, likelihood, adam, loader = set_up()
+        assert train_svgp(model, likelihood, loader, N, adam, epochs=0) == TrainingResult([], 0, None)
+
+    def test_the_bar_counts_rows(self, capsys, monkeypatch):
+        """Within an epoch too, with the loss so far."""
+        told, tell = [], Loop._tell
+        monkeypatch.setattr(Loop, "_tell", lambda loop, *what: (tell(loop, *what), told.append((loop.bar.n, what[1]))))
+        model, likelihood, adam, loader = set_up()
+        result = train_svgp(model, likelihood, loader, N, adam, epochs=2)
+        assert [rows for rows, _ in told] == [*range(20, 201, 20), 200, *range(220, 401, 20), 400]
+        assert told[-1][1] == told[-2][1] == {"loss": f"{result.losses[-1]:.4f}"}
+        assert "SVGP" in capsys.readouterr().err
 
 
 class TestRefusals:

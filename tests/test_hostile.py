@@ -364,7 +364,7 @@ def test_steps(rule, posterior, dtype, dim, batch, start, lr, step_size, estimat
             lr,
             step_size=STEP_SIZES[step_size](),
             estimator=ESTIMATORS[estimator](),
-            **({"acceleration": part} if momentum == "memory" else {"momentum": part}),
+            **({"metric": part} if momentum == "memory" else {"momentum": part}),
         )
         X = torch.randn(5, dim, generator=generator, dtype=dtype)
         model = GeneralizedLinear(X, [0.0, 1.0, 0.0, 1.0, 1.0])

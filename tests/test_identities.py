@@ -172,7 +172,7 @@ class TestAgainstLiteralAlgorithms:
             assert torch.equal(full[1], lower[1])
             return full[part]
 
-        e = Quadrature()(q, model.target, {})
+        e = Quadrature()(q, model.target)
         mean, covariance = moved(q, NaturalGradient(), e, 0.3)
         root = for_each(lambda *x: one(*x, 1), batch, m, C, model.problems)
         close(mean, for_each(lambda *x: one(*x, 0), batch, m, C, model.problems), EXACT)
@@ -198,7 +198,7 @@ class TestAgainstLiteralAlgorithms:
                 return torch.cat([m - rho * V @ g, V.flatten()])
 
         expected = for_each(one, batch, q.mean, q.covariance, model.problems)
-        mean, covariance = moved(q, RULES[rule](), Quadrature()(q, model.target, {}), rho)
+        mean, covariance = moved(q, RULES[rule](), Quadrature()(q, model.target), rho)
         close(mean, expected[..., :DIM], IDENTITY)
         close(covariance, expected[..., DIM:].reshape(*batch, DIM, DIM), IDENTITY)
 
@@ -212,7 +212,7 @@ class TestNaturalGradient:
     def test_tangent_is_the_fisher_solve_in_own_coordinates(self, name, batch, gamma, family):
         q, model = random_posterior(name, batch, seed=1), random_model(family, batch, 17, gamma)
         coordinates = reference.COORDINATES[OWN_COORDINATES[name]]
-        velocity = q.tangent(Quadrature()(q, model.target, {}))
+        velocity = q.tangent(Quadrature()(q, model.target))
         matrix = velocity.matrix
 
         def expected(m, V, problem):
@@ -244,7 +244,7 @@ class TestNaturalGradient:
             slope = reference.gradient(coordinates, flat, problem.loss)
             return slope @ reference.natural_gradient(coordinates, flat, problem.loss)
 
-        e = Quadrature()(q, model.target, {})
+        e = Quadrature()(q, model.target)
         norm2 = for_each(expected, batch, q.mean, q.covariance, model.problems)
         close(q.norm2(q.local(e)), norm2, IDENTITY)
         for rule in RULES:
@@ -274,7 +274,7 @@ class TestNaturalGradient:
         q = random_posterior(name, batch, seed=1)
         for own_design in (False, True):
             model = random_model("poisson_log", batch, 23, own_design=own_design)
-            e = Quadrature()(q, model.target, {})
+            e = Quadrature()(q, model.target)
             sites = e.derivative
             g = for_each(lambda m, V, p: p.derivative(m, V)[0], batch, q.mean, q.covariance, model.problems)
             H = for_each(lambda m, V, p: p.derivative(m, V)[1], batch, q.mean, q.covariance, model.problems)
@@ -337,7 +337,7 @@ class TestCurves:
     def test_slope_is_the_derivative_of_the_loss(self, name, rule, batch):
         """path.slope() = -dL/dρ at 0, L by the reference."""
         q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 31, 0.7)
-        path = RULES[rule]()(q, Quadrature()(q, model.target, {}))
+        path = RULES[rule]()(q, Quadrature()(q, model.target))
 
         def loss(rho):
             m, V = step(q, path.at(every(rho, batch)))
@@ -368,11 +368,11 @@ class TestCurves:
         m, V = self.stationary_point(family, gamma, name)
         q = POSTERIORS[name](DIM, mean=m, scale=torch.linalg.cholesky(V))
         for rho in (0.05, 0.5):
-            mean, covariance = moved(q, RULES[rule](), Quadrature()(q, model.target, {}), rho)
+            mean, covariance = moved(q, RULES[rule](), Quadrature()(q, model.target), rho)
             close(mean, m, IDENTITY)
             close(covariance, V, IDENTITY)
         near = POSTERIORS[name](DIM, mean=m + 1e-3, scale=1.001 * torch.linalg.cholesky(V))
-        mean, covariance = moved(near, RULES[rule](), Quadrature()(near, model.target, {}), 0.05)
+        mean, covariance = moved(near, RULES[rule](), Quadrature()(near, model.target), 0.05)
         assert float((mean - near.mean).abs().max()) > 1e-6
         assert float((covariance - near.covariance).abs().max()) > 1e-6
 

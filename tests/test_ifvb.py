@@ -5,6 +5,7 @@ import copy
 import io
 import math
 import pickle
+import re
 import time
 
 import pytest
@@ -99,7 +100,7 @@ def test_ifvb_step_by_hand():
         loss = opt.step(log_joint)
         assert torch.allclose(q.vector, lam, rtol=1e-10)
         assert loss.item() == pytest.approx(-float(h.mean()))
-    assert opt.memory["fisher_draws"] == 4
+    assert opt.memory["metric"]["fisher_draws"] == 4
     assert opt.gradients + opt.values == 24
 
 
@@ -129,7 +130,7 @@ def test_aifvb_step_by_hand(at_average):
         opt.step(bound)
         assert torch.allclose(q.vector, lam, rtol=1e-10)
         assert torch.allclose(opt.average, average, rtol=1e-10)
-    assert opt.memory["fisher_draws"] == 20
+    assert opt.memory["metric"]["fisher_draws"] == 20
     assert torch.allclose(opt.inverse_fisher(), count * torch.linalg.inv(H), rtol=1e-9)
 
 
@@ -304,11 +305,12 @@ def family_and_bound():
 def test_estimates_are_unbiased(estimator):
     """Value and gradient of the bound against their closed forms, by a z-test over repeats."""
     q, closed = family_and_bound()
-    state, target = {}, LogJoint(log_joint)
+    told, target = estimator, LogJoint(log_joint)
     estimator.generator = seeded(3)
     drawn = []
     for _ in range(400):
-        e = estimator(q, target, state)
+        e = told(q, target)
+        told = estimator.recalling(e.learned or {})
         drawn.append(-torch.cat([e.value[None], e.derivative.a]))
     drawn = torch.stack(drawn)
     expected = torch.cat([closed(q.vector)[None], gradient_of(closed, q.vector)]).detach()
@@ -322,10 +324,13 @@ def test_variances_are_in_order():
     spread = []
     for kind in (ScoreFunction, ControlVariate, Pathwise):
         for constant in (0.0, 100.0):
-            state, estimator = {}, kind(50, seeded(4))
-            target = LogJoint(lambda theta, constant=constant: log_joint(theta) + constant)
-            drawn = torch.stack([estimator(q, target, state).derivative.a for _ in range(100)])
-            spread.append(float(drawn.var(0).sum()))
+            told = estimator = kind(50, seeded(4))
+            target, drawn = LogJoint(lambda theta, constant=constant: log_joint(theta) + constant), []
+            for _ in range(100):
+                e = told(q, target)
+                drawn.append(e.derivative.a)
+                told = estimator.recalling(e.learned or {})
+            spread.append(float(torch.stack(drawn).var(0).sum()))
     plain, plain_shifted, control, control_shifted, path, path_shifted = spread
     assert plain_shifted > 100 * plain
     assert control_shifted == pytest.approx(control, rel=1e-6)
@@ -337,7 +342,7 @@ def test_variances_are_in_order():
 
 def test_pathwise_is_free_of_noise_at_the_posterior():
     q = MeanFieldGaussian(torch.tensor([1.0, 1.0, -0.5 * math.log(2), -0.5 * math.log(2)], dtype=FLOAT))
-    e = Pathwise(3, seeded())(q, LogJoint(log_joint), {})
+    e = Pathwise(3, seeded())(q, LogJoint(log_joint))
     assert float(e.derivative.a.abs().max()) < 1e-14
 
 
@@ -345,9 +350,9 @@ def test_control_variate_uses_the_batch_before():
     """c_i = Cov(φ_i h, φ_i)/Var(φ_i) of draws that are independent of those it is used on; one pilot batch."""
     q, _ = family_and_bound()
     estimator, target = ControlVariate(20, seeded(5)), LogJoint(log_joint)
-    state, twin = {}, seeded(5)
+    twin = seeded(5)
     with torch.no_grad():
-        first = estimator(q, target, state)
+        first = estimator(q, target)
         batches = []
         for _ in range(2):
             theta = q.sample(20, twin)
@@ -358,20 +363,40 @@ def test_control_variate_uses_the_batch_before():
         score, h = batches[1]
         assert torch.allclose(-first.derivative.a, (score * (h[:, None] - c)).mean(0))
         assert first.cost == (0, 0, 40)
-        second = estimator(q, target, state)
+        second = estimator.recalling(first.learned)(q, target)
         both = torch.stack([torch.cov(torch.stack([s * h, s])) for s in score.T])
         theta = q.sample(20, twin)
         score, h = q.score(theta), log_joint(theta) - q.log_prob(theta)
         assert torch.allclose(-second.derivative.a, (score * (h[:, None] - both[:, 0, 1] / both[:, 1, 1])).mean(0))
         assert second.cost == (0, 0, 20)
+        assert estimator(q, target).cost == (0, 0, 40)  # it does not change: what it was not told it does not know
+
+
+def test_the_optimizer_hands_on_what_a_call_has_learnt():
+    """The constants of one step are those of the next, and are saved: a copy goes on with the same bits."""
+    q, _ = family_and_bound()
+    opt = PreconditionedVI(q, Identity(), 0.1, estimator=ControlVariate(20, seeded(5)))
+    opt.step(log_joint)
+    assert opt.values == 40
+    opt.step(log_joint)
+    assert opt.values == 60
+    assert opt.state[q.mean_probe]["constants"].shape == q.vector.shape
+    same, _ = family_and_bound()
+    same.load_state_dict(q.state_dict())
+    other = PreconditionedVI(same, Identity(), 0.1, estimator=ControlVariate(20, seeded(7)))
+    other.load_state_dict(opt.state_dict())
+    for one in (opt, other):
+        one.step(log_joint)
+    assert torch.equal(same.vector, q.vector)
+    assert other.values == 20
 
 
 @torch.no_grad()
 def test_temperature_weighs_the_entropy():
     q, _ = family_and_bound()
     for kind in (ScoreFunction, Pathwise):
-        hot = kind(9, seeded(1))(q, LogJoint(log_joint, 2.0), {})
-        cold = kind(9, seeded(1))(q, LogJoint(log_joint, 0.0), {})
+        hot = kind(9, seeded(1))(q, LogJoint(log_joint, 2.0))
+        cold = kind(9, seeded(1))(q, LogJoint(log_joint, 0.0))
         theta = q.sample(9, seeded(1))
         assert -hot.value.item() == pytest.approx(float((log_joint(theta) - 2 * q.log_prob(theta)).mean()))
         assert -cold.value.item() == pytest.approx(float(log_joint(theta).mean()))
@@ -387,7 +412,7 @@ def test_minibatches_of_data():
     q, _ = family_and_bound()
 
     def gradient(target):
-        return Pathwise(5, seeded(2))(q, target, {}).derivative.a
+        return Pathwise(5, seeded(2))(q, target).derivative.a
 
     parts = torch.stack([gradient(target.minibatch(rows)) for rows in X.split(4)])
     assert torch.allclose(parts.mean(0), gradient(target))
@@ -477,7 +502,7 @@ def test_momentum_is_carried_along_the_manifold():
     for _ in range(4):
         before = q.vector.detach().clone()
         opt.step(log_joint)
-        heading = opt.memory["mean_vector"]
+        heading = opt.memory["momentum"]["mean_vector"]
         assert torch.allclose(q.projected(before, heading), heading)
         assert not torch.allclose(q.projected(q.vector.detach(), heading), heading, atol=1e-3)
 
@@ -506,7 +531,7 @@ def test_gradients_reach_the_preconditioner_along_the_manifold():
     opt.step(log_joint)
     assert torch.allclose(q.projected(lam, seen[0]), seen[0])
     assert torch.allclose(q.vector, q.retracted(lam, -0.1 * q.projected(lam, torch.ones_like(lam))))
-    ambient = Pathwise(3, seeded())(q.at(lam), LogJoint(log_joint), {}).derivative.a
+    ambient = Pathwise(3, seeded())(q.at(lam), LogJoint(log_joint)).derivative.a
     assert not torch.allclose(ambient, seen[0], atol=1e-3)
 
 
@@ -518,7 +543,7 @@ def test_low_cost_mode():
         opt.step(log_joint)
     assert float((bound(q.vector.detach()) + 1 + math.log(2)).abs()) < 0.01
     assert opt.gradients + opt.values == 1501 * 4
-    assert opt.memory["fisher_draws"] == 1500 + 1000
+    assert opt.memory["metric"]["fisher_draws"] == 1500 + 1000
 
 
 # ------------------------------------------------------------------------------------ state
@@ -552,7 +577,7 @@ def test_resume_is_bit_equal(name):
         assert torch.equal(opt.step(log_joint), opt2.step(log_joint))
     assert torch.equal(q.vector, other.vector)
     assert torch.equal(opt.average, opt2.average)
-    assert opt.memory["steps"] == opt2.memory["steps"] == 10
+    assert opt.memory["averaging"]["steps"] == opt2.memory["averaging"]["steps"] == 10
 
 
 def test_copies_and_pickles_go_on_alike():
@@ -563,10 +588,10 @@ def test_copies_and_pickles_go_on_alike():
     twins = copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))
     expected = opt.step(log_joint)
     for twin in twins:
-        assert twin.family is not q
+        assert twin.posterior is not q
         assert torch.equal(twin.step(log_joint), expected)
         assert torch.equal(twin.average, opt.average)
-        assert torch.equal(twin.family.vector, q.vector)
+        assert torch.equal(twin.posterior.vector, q.vector)
 
 
 def test_an_average_begins_as_a_copy_of_its_own():
@@ -577,7 +602,7 @@ def test_an_average_begins_as_a_copy_of_its_own():
     with torch.no_grad():
         q.vector.zero_()
     assert torch.equal(opt.average, start)
-    assert torch.equal(twin.family.vector, start)
+    assert torch.equal(twin.posterior.vector, start)
     assert not opt.average.requires_grad
 
 
@@ -644,8 +669,8 @@ def test_nan_gradients_and_scores_leave_the_state_whole():
     before = copy.deepcopy(opt.memory)
     with pytest.warns(RejectedStepWarning):
         opt.step(lambda theta: log_joint(theta) * torch.nan)
-    assert torch.equal(opt.memory["mean_vector"], before["mean_vector"])
-    assert torch.equal(opt.average, before["average"])
+    assert torch.equal(opt.memory["momentum"]["mean_vector"], before["momentum"]["mean_vector"])
+    assert torch.equal(opt.average, before["averaging"]["average"])
     opt.step(log_joint)  # the constants of the control variate recover
     opt.step(log_joint)
     assert opt.rejections == 1
@@ -755,7 +780,7 @@ def test_defaults():
     for dim, scores in ((400, 1600), (2, 1000)):
         opt = ifvb.IFVB(gaussian(dim=dim))
         opt.step(log_joint)
-        assert opt.memory["fisher_draws"] == scores + 10
+        assert opt.memory["metric"]["fisher_draws"] == scores + 10
         assert opt.metric.perturbation.beta == pytest.approx(0.125)
     assert (PowerSchedule().alpha, PowerSchedule().offset) == (0.75, 100.0)
 
@@ -766,13 +791,21 @@ def test_defaults():
 def test_run_keeps_the_best_and_says_why():
     q = gaussian()
     opt = IFVB(q, estimator=Pathwise(10), generator=seeded())
-    outcome = run(opt, log_joint, 3000, window=50, patience=100)
-    assert outcome.converged
-    assert outcome.reason == "the smoothed value has not improved for 100 steps."
-    assert str(outcome).startswith("converged, the smoothed value has not improved for 100 steps. Best ")
-    assert outcome.best == min(line.smoothed for line in outcome.trace)
-    assert outcome.trace[-1].iteration == outcome.iteration + 100
-    assert outcome.trace[-1].log_joint_draws == 10 * len(outcome.trace)
+    result = run(opt, log_joint, 3000, window=50, patience=100)
+    steps, losses = result.evaluations, [record.loss for record in result.trace]
+    assert result.converged
+    assert bool(result.members_converged)
+    assert len(losses) == steps == result.trace[-1].evaluations
+    smoothed = [sum(losses[k - 50 : k]) / 50 for k in range(50, steps + 1)]
+    assert result.loss == min(smoothed)
+    assert smoothed.index(result.loss) == steps - 100 - 50
+    assert str(result) == (
+        f"converged, the smoothed value has not improved for 100 steps. Its best, {result.loss:.6g} at step "
+        f"{steps - 100}, is put back. Negative ELBO {result.loss:.6f} after {steps} evaluations."
+    )
+    assert result.trace[-1].gradients == 10 * steps
+    assert result.norm == result.trace[-1].norm
+    assert 0 < result.norm < result.trace[0].norm
     assert float(bound(q.vector.detach())) == pytest.approx(-1 - math.log(2), abs=1e-3)
 
 
@@ -788,34 +821,52 @@ def test_run_by_a_monitor():
             seen.append((float((q.vector.detach()[0] - 0.8).abs()), q.vector.detach().clone()))
             return seen[-1][0]
 
-        outcome = run(opt, log_joint, 400, monitor=monitor, window=1, patience=30)
+        result = run(opt, log_joint, 400, monitor=monitor, window=1, patience=30)
         best = min(range(len(seen)), key=lambda i: seen[i][0])
-        assert outcome.converged
-        assert outcome.iteration == best + 1
+        assert result.converged
+        assert result.reason.endswith(f"steps. Its best, {seen[best][0]:.6g} at step {best + 1}, is put back.")
         assert torch.equal(q.vector, seen[best][1])
-        assert [line.value for line in outcome.trace] == [value for value, _ in seen]
-        ends.append((outcome.iteration, q.vector.detach().clone()))
+        assert len(result.trace) == len(seen) == best + 31
+        assert result.loss == result.trace[best].loss
+        ends.append((best, q.vector.detach().clone()))
     assert ends[0][0] == ends[1][0]
     assert torch.equal(ends[0][1], ends[1][1])
 
 
 def test_run_that_does_not_converge():
     q = gaussian()
-    outcome = run(IFVB(q, 0.01, generator=seeded()), log_joint, 20, window=5, patience=50)
-    assert not outcome.converged
-    assert str(outcome).startswith("not converged, because the budget of 20 steps is used up; raise max_steps.")
+    result = run(IFVB(q, 0.01, generator=seeded()), log_joint, 20, window=5, patience=50)
+    assert not result.converged
+    text = r"not converged, because the budget of 20 evaluations is used up \(a best smoothed value of (\S+)\)\. "
+    text += r"Raise max_steps\. Its best, (\S+) at step \d+, is put back\. Negative ELBO \S+ after 20 evaluations\."
+    found = re.fullmatch(text, str(result))
+    assert found[1] == found[2] == f"{result.loss:.6g}"
 
     q = VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
     opt = PreconditionedVI(q, Identity(), 100.0, alpha=0.0, estimator=ClosedForm())
     with pytest.warns(RejectedStepWarning):
-        outcome = run(opt, lambda lam: -lam.square().sum(), 100, window=1, patience=10)
-    assert not outcome.converged
-    assert "10 of the last 10 steps were not finite or left the domain: use a smaller lr" in outcome.reason
+        result = run(opt, lambda lam: -lam.square().sum(), 100, window=1, patience=10)
+    assert not result.converged
+    assert "10 of the last 10 steps were not finite or left the domain: use a smaller lr" in result.reason
 
     opt = PreconditionedVI(gaussian(), Identity(), estimator=ClosedForm())
-    outcome = run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
-    assert not outcome.converged
-    assert "the value was never finite" in outcome.reason
+    start = opt.posterior.vector.clone()
+    result = run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
+    assert not result.converged
+    assert result.reason == "because the value was never finite: start elsewhere, or use a smaller lr."
+    assert torch.equal(opt.posterior.vector, start)
+
+
+def test_a_run_of_fewer_steps_than_the_window_stays_where_it_is():
+    """Nobody knows its best; the start is not put back, nor of AIFVB the last iterate."""
+    for make in (IFVB, AIFVB):
+        q = gaussian()
+        opt, start = make(q, 1.0, generator=seeded()), q.vector.clone()
+        result = run(opt, log_joint, 20)
+        assert not torch.equal(q.vector, start)
+        assert torch.equal(q.vector, opt.average if make is AIFVB else q.vector)
+        assert result.loss == result.trace[-1].loss
+        assert result.reason.endswith("is used up (a best smoothed value of inf). Raise max_steps.")
 
 
 def test_run_goes_on_after_a_bad_start():
@@ -829,11 +880,11 @@ def test_run_goes_on_after_a_bad_start():
     opt = PreconditionedVI(q, Exact(), 0.5, alpha=0.0, estimator=ClosedForm())
     start = time.perf_counter()
     with pytest.warns(RejectedStepWarning):
-        outcome = run(opt, target, 200, window=1, patience=10)
-    assert outcome.converged
-    assert opt.rejections == 6
-    assert outcome.best == pytest.approx(1 + math.log(2))
-    seconds = [line.seconds for line in outcome.trace]
+        result = run(opt, target, 200, window=1, patience=10)
+    assert result.converged
+    assert opt.rejections == result.trace[-1].rejections == 6
+    assert result.loss == pytest.approx(1 + math.log(2))
+    seconds = [record.seconds for record in result.trace]
     assert seconds == sorted(seconds)
     assert 0 < seconds[-1] <= time.perf_counter() - start
 
@@ -846,9 +897,12 @@ def test_run_by_a_monitor_without_an_average():
         seen.append(float((q.vector.detach() - 0.2).square().sum()))
         return seen[-1]
 
-    outcome = run(IFVB(q, samples=3, warmup=20, generator=seeded()), log_joint, 5, monitor=monitor, window=1)
-    assert [line.value for line in outcome.trace] == seen
-    assert outcome.best == min(seen)
+    result = run(IFVB(q, samples=3, warmup=20, generator=seeded()), log_joint, 5, monitor=monitor, window=1)
+    best = min(range(5), key=lambda i: seen[i])
+    assert len(seen) == 5
+    assert f"Its best, {seen[best]:.6g} at step {best + 1}, is put back." in result.reason
+    assert result.loss == result.trace[best].loss
+    assert float((q.vector - 0.2).square().sum()) == min(seen)
 
 
 def test_lower_bound_knows_its_error():
@@ -860,10 +914,10 @@ def test_lower_bound_knows_its_error():
 
 
 def test_run_refuses():
-    with pytest.raises(InputError, match=r"run follows one lambda; this family holds \(2,\). Call step"):
+    with pytest.raises(InputError, match=r"run follows one lambda; this posterior holds \(2,\). Call step"):
         run(IFVB(gaussian(2)), log_joint)
     for name in ("max_steps", "window", "patience"):
-        with pytest.raises(InputError, match=f"{name} counts steps and must be at least 1; got 0"):
+        with pytest.raises(InputError, match=f"{name} counts steps and must be a whole number, at least 1; got 0"):
             run(IFVB(gaussian()), log_joint, **{name: 0})
 
 

@@ -1,6 +1,7 @@
 """The theorems of the IFVB paper as properties, and Examples 1 to 3 with their reference values."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -8,25 +9,30 @@ import torch
 from ifvb_parts import AIFVB, IFVB, PreconditionedVI
 from scipy.special import polygamma
 
-from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, fit
-from torchngvi.errors import RejectedStepWarning
+from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, fit, ifvb
+from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.ifvb import (
     Adam,
     BatchFisher,
     Beta,
+    Blocks,
     ClosedForm,
     ControlVariate,
     Exact,
     FlatCholesky,
     Identity,
+    MatrixFree,
     MeanFieldGaussian,
     NormalInverseGamma,
+    Recursive,
     ScoreFunction,
     VecGaussian,
     asymptotic_covariance,
 )
-from torchngvi.studies.papers import ifvb_problems as problems
-from torchngvi.studies.papers.ifvb_problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
+from torchngvi.stepsizes import PowerSchedule
+from torchngvi.studies.papers.godichon2023 import problems
+from torchngvi.studies.papers.godichon2023.problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
+from torchngvi.theory.godichon2023 import check_exponents
 
 FLOAT = torch.float64
 REPLICATES = 1000
@@ -73,7 +79,7 @@ def test_t3_every_run_converges(one_draw):
     assert opt.rejections == 0
     limit = 5.5 * (torch.tensor([1.0, 0.5], dtype=FLOAT) / 4000).sqrt() * 1.1
     assert (opt.average.abs().max(0).values < limit).all()
-    assert float(opt.family.vector.detach().abs().max()) < 0.3
+    assert float(opt.posterior.vector.detach().abs().max()) < 0.3
 
 
 def test_t4_streamlined_fisher_converges(one_draw):
@@ -427,3 +433,41 @@ def test_example_3_as_printed_leaves_the_cone():
 
 def test_problems_are_repeatable():
     assert np.array_equal(problems.normal_gibbs(5, 5, 3), problems.normal_gibbs(5, 5, 3))
+
+
+# ------------------------------------------------------------------------------------ exponents
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.3, 1.0])
+def test_alpha_out_of_range(alpha):
+    text = rf"^alpha must lie in \(1/2, 1\); got {alpha}\. Use PowerSchedule\(0\.75\)\.$"
+    with pytest.raises(InputError, match=text):
+        check_exponents(PowerSchedule(alpha), None)
+
+
+@pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: Blocks(metric, [2, 2])])
+@pytest.mark.parametrize("kind", [Recursive, MatrixFree])
+def test_beta_and_alpha_go_together(kind, wrap):
+    """Each in its own range, and not both: the bound is open."""
+    text = "beta must lie in (0, alpha - 1/2), here (0, 0.1); got {}. Use Recursive(beta=0.05), or a larger alpha."
+    for beta in (0.2, 0.45):
+        with pytest.raises(InputError, match=f"^{re.escape(text.format(beta))}$"):
+            check_exponents(PowerSchedule(0.6), wrap(kind(beta=beta)))
+        check_exponents(PowerSchedule(0.6), wrap(kind(beta=beta, c_beta=0.0)))  # no Z terms, no beta
+    check_exponents(PowerSchedule(0.6), wrap(kind(beta=0.09)))
+    check_exponents(PowerSchedule(0.6), Exact())
+    with pytest.raises(InputError, match=r"here \(0, 0\.25\); got 0\.25\."):
+        check_exponents(PowerSchedule(0.75), wrap(kind(beta=0.25)))
+
+
+@pytest.mark.parametrize("method", [ifvb.IFVB, ifvb.AIFVB])
+def test_a_run_asks_for_both(method):
+    """Where the schedule is known; the method with another metric is free in its steps."""
+    q = MeanFieldGaussian(torch.zeros(4, dtype=torch.float64))
+    opt = method(q, metric=Recursive(2, beta=0.3, warmup=4))
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, PowerSchedule(0.75))
+    with pytest.raises(InputError, match=r"^beta must lie in \(0, alpha - 1/2\), here \(0, 0\.25\); got 0\.3\."):
+        ifvb.run(opt, lambda theta: -theta.square().sum(-1), 2, schedule=schedule)
+    free = ifvb.PreconditionedVI(q, Recursive(2, beta=0.3, warmup=4))
+    schedule = torch.optim.lr_scheduler.LambdaLR(free, PowerSchedule(0.75))
+    ifvb.run(free, lambda theta: -theta.square().sum(-1), 2, schedule=schedule)

@@ -220,7 +220,7 @@ def test_a_keyboard_interrupt_at_any_line(tmp_path, kind):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs are forks")
 def test_twenty_runs_with_signals():
-    """At random moments, of all five kinds."""
+    """At random moments, of all kinds."""
     pytest.importorskip("gpytorch")
     command = [sys.executable, "benchmarks/interruptions.py", "--small", "--runs", "20"]
     done = subprocess.run(

@@ -234,7 +234,7 @@ class TestNewtonLimit:
         errors = []
         for s in (1e-1, 1e-2, 1e-3):
             q = CholeskyGaussian(DIM, mean=m, scale=s)
-            mean = step(q, VariationalNewton()(q, Quadrature()(q, model, {})).at(every(1.0, ())))[0]
+            mean = step(q, VariationalNewton()(q, Quadrature()(q, model)).at(every(1.0, ())))[0]
             errors.append(float((mean - (m - torch.linalg.solve(H, g))).norm()))
         assert errors[0] < 0.05
         for wide, narrow in zip(errors, errors[1:], strict=False):

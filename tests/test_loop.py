@@ -9,16 +9,18 @@ import pytest
 import torch
 from small_problems import make_model, make_posterior, same_bits
 from test_sample_average import two
+from torch.optim.lr_scheduler import LambdaLR
 
 import torchngvi
 import torchngvi.stopping
-from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, LogJoint, Stein, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, LogJoint, Stein, fit, ifvb
 from torchngvi.errors import InputError
-from torchngvi.fitting import Evaluations, Gradients, NormBelow, Seconds, SlopeBelow, SlopeStop, Stalled
+from torchngvi.fitting import Evaluations, Gradients, NormBelow, Seconds, SlopeBelow, SlopeStop, Stalled, Unimproved
 from torchngvi.fitting.engine import Engine, Standing, Stop
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.sample_average import SampleAverages
+from torchngvi.stepsizes import PowerSchedule
 
 
 def quiet(q, target, *optimizer, **options):
@@ -60,6 +62,28 @@ class TestCriteria:
     def test_one(self, criterion, where, reason):
         stop = criterion.asked(standing(**where))
         assert stop is None if reason is None else re.fullmatch(reason, stop.reason)
+
+    def test_unimproved(self):
+        """No new best for so many steps; more than half of the last ones rejected; never finite."""
+        stop = Unimproved(3)
+        assert stop.asked(standing(best=2.0, idle=2)) is None
+        reached = stop.asked(standing(best=2.0, idle=3))
+        assert reached == Stop("the smoothed value has not improved for 3 steps.", converged=True)
+        reached = stop.asked(standing(idle=3))
+        assert reached == Stop("because the value was never finite: start elsewhere, or use a smaller lr.")
+        stop, answers = Unimproved(3), []
+        for rejections in (5, 6, 6, 6, 7, 8):
+            here = standing()
+            here = here._replace(record=here.record._replace(rejections=rejections))
+            if len(answers) == 3:  # what it remembers goes on elsewhere
+                memory, stop = stop.state_dict(), Unimproved(3)
+                stop.load_state_dict(memory)
+            answers.append(stop.asked(here))
+        assert answers[:-1] == [None] * 5
+        assert answers[-1].reason == (
+            "because 2 of the last 3 steps were not finite or left the domain: use a smaller lr, a clip, or a larger "
+            "eps."
+        )
 
     def test_slope(self):
         stop = SlopeBelow(0.5, block=2)
@@ -109,6 +133,7 @@ class TestCriteria:
             ),
             (lambda: Gradients(2.5), "Gradients is a budget of gradients and must be a whole number, at least 1"),
             (lambda: Seconds(0), "Seconds is a budget of time and must be positive and finite"),
+            (lambda: Unimproved(0), "Unimproved counts steps without a new best and must be a whole number"),
             (lambda: Stalled(0), "Stalled counts rejected steps and must be a whole number, at least 1"),
             (lambda: NormBelow(-1.0), "tolerance bounds the natural-gradient norm and must be positive and finite"),
             (lambda: SlopeBelow(block=0), "block counts iterations, at least 1; got 0."),
@@ -248,10 +273,10 @@ def test_a_first_pass_that_is_killed_is_made_again(tmp_path):
     model = make_model()
 
     class Killed(GeneralizedLinear):
-        def expected_energy(self, frame, *rest):
+        def expected_energy(self, frame):
             if next(calls) == stop:
                 raise KilledError
-            return super().expected_energy(frame, *rest)
+            return super().expected_energy(frame)
 
     ends = []
     for stop in (0, 5):
@@ -357,6 +382,112 @@ def test_an_engine_of_ones_own(capsys):
     assert "Halving" in capsys.readouterr().err
     result = Loop(Halving(q), Seconds(100), callbacks=[lambda record: record.loss < 0.05]).run()
     assert result.reason == "because a callback stopped it at natural-gradient norm 0.12."
+
+
+def smoothed(file=None, steps=150, seed=0, method=ifvb.AIFVB, **options):
+    """A run of IFVB with every kind of memory: a schedule, an average, learnt metric, and draws of two sources."""
+    torch.manual_seed(seed)
+    q = ifvb.MeanFieldGaussian(torch.tensor([1.0, 0.5, -0.3, 0.2]).double())
+    draws = torch.Generator().manual_seed(seed)
+    opt = method(q, 1.0, metric=ifvb.Recursive(20, beta=0.125, generator=draws), estimator=ifvb.Pathwise(4))
+    schedule = LambdaLR(opt, PowerSchedule(0.75, 100.0))
+    options = {"window": 20, "patience": 60, "schedule": schedule, **options}
+    f = lambda theta: -0.5 * (theta - 0.2).square().sum(-1)  # noqa: E731
+    result = ifvb.run(opt, f, steps, checkpoint=file, **options)
+    return q.vector.clone(), [record[:-1] for record in result.trace], str(result), result
+
+
+@pytest.mark.parametrize("method", [ifvb.IFVB, ifvb.AIFVB])
+def test_a_smoothed_run_goes_on_bit_for_bit(tmp_path, method):
+    """Cut by callbacks, a budget and an interrupt, at the writes, between them, and a few steps before its best."""
+    wanted = smoothed(method=method)
+    best = int(re.search(r"at step (\d+)", wanted[2])[1])
+    assert 20 < best < 140
+
+    def interrupt(record):
+        if record.evaluations == best + 7:
+            raise KeyboardInterrupt
+
+    file = tmp_path / "run.pt"
+    cuts = [
+        {"callbacks": [lambda record: record.evaluations == 3]},
+        {"stop": Gradients(4 * (best - 5))},
+        {"callbacks": [interrupt]},
+        {},
+    ]
+    for cut in cuts:
+        got = smoothed(file, seed=99 if file.exists() else 0, method=method, **cut)
+    assert torch.equal(got[0], wanted[0])
+    assert got[1:3] == wanted[1:3]
+
+
+def test_a_smoothed_run_ends_as_any_other(tmp_path, capsys):
+    """By criteria, callbacks and interrupts, with the best of what was there; and with a bar."""
+    result = smoothed(stop=Gradients(100))[3]
+    assert result.reason.startswith("because the budget of 100 gradients is used up (a best smoothed value of ")
+    assert result.evaluations == 25
+    result = smoothed(stop=Seconds(1e-6))[3]
+    assert len(result.trace) == 1
+    seen = []
+    result = smoothed(callbacks=[lambda record: seen.append(record) or len(seen) == 30], progress=True)[3]
+    assert result.reason.startswith("because a callback stopped it at a best smoothed value of ")
+    assert seen == result.trace
+    assert "AIFVB" in capsys.readouterr().err
+
+    def interrupt(record):
+        if record.evaluations == 40:
+            raise KeyboardInterrupt
+
+    result = smoothed(callbacks=[interrupt])[3]
+    losses = [record.loss for record in result.trace]
+    best = min(range(20, 41), key=lambda k: sum(losses[k - 20 : k]))
+    assert len(losses) == 40
+    assert result.reason.startswith("because it was interrupted. Its best, ")
+    assert result.reason.endswith(f" at step {best}, is put back.")
+
+
+def test_a_smoothed_run_refuses_the_file_of_another(tmp_path):
+    file = tmp_path / "run.pt"
+    smoothed(file, steps=5)
+    for change, text in (
+        ({"window": 30}, "its window is 20, here it is 30. Remove it"),
+        ({"monitor": lambda: 1.0}, "its monitor is none, here it is a function. Remove it"),
+        ({"schedule": None}, "its schedule is LambdaLR, here it is None. Remove it"),
+        ({"method": ifvb.IFVB}, "its method is AIFVB, here it is IFVB. Remove it"),
+    ):
+        with pytest.raises(InputError, match=re.escape(text)):
+            smoothed(file, **change)
+    with pytest.raises(InputError, match=r"^stop is a criterion of torchngvi\.fitting"):
+        smoothed(stop=3)
+    with pytest.raises(InputError, match=r"^callbacks is a list of functions that take the Record of a step"):
+        smoothed(callbacks=3)
+
+
+def test_the_front_door_of_a_flat_posterior():
+    """Without an optimizer by IFVB, until the smoothed bound stops rising; the same as by the parts."""
+    f = lambda theta: -0.5 * (theta - 0.2).square().sum(-1)  # noqa: E731
+    start = torch.tensor([0.5, 0.0]).double()
+    torch.manual_seed(0)
+    q = ifvb.MeanFieldGaussian(start)
+    result = quiet(q, f)
+    assert result.converged
+    assert result.reason.startswith("the smoothed value has not improved for 200 steps.")
+    assert abs(result.loss + 0.5 * math.log(2 * math.pi)) < 1e-3
+    assert float((q.vector - torch.tensor([0.2, 0.0])).abs().max()) < 0.01
+    ends = []
+    for fitted in (
+        lambda q, opt: quiet(q, f, max_evaluations=120),
+        lambda q, opt: ifvb.run(opt, f, 120, schedule=LambdaLR(opt, PowerSchedule())),
+    ):
+        torch.manual_seed(0)
+        q = ifvb.MeanFieldGaussian(start)
+        ends.append((q, fitted(q, ifvb.IFVB(q))))
+    assert torch.equal(ends[0][0].vector, ends[1][0].vector)
+    assert ends[0][1].loss == ends[1][1].loss
+    assert ". Raise max_evaluations. Its best, " in ends[0][1].reason
+    text = "^tolerance bounds the natural-gradient norm, and that of stochastic gradients does not vanish: MeanFieldGa"
+    with pytest.raises(InputError, match=text):
+        quiet(q, f, tolerance=0.1)
 
 
 def test_sample_averages_are_an_engine():

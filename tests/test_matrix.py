@@ -111,7 +111,7 @@ def test_the_gradient_of_a_loss_is_that_in_lambda():
 class SVGP(gpytorch.models.ApproximateGP):
     def __init__(self, kind):
         Z = torch.linspace(-1, 1, 4)[:, None]
-        q = NaturalGradientVariationalDistribution(4, family=kind)
+        q = NaturalGradientVariationalDistribution(4, posterior=kind)
         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q, learn_inducing_locations=False))
         self.mean_module = gpytorch.means.ConstantMean()
         self.covar_module = gpytorch.kernels.RBFKernel()

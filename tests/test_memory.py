@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from torchngvi.app import memory, runs, tables
+from torchngvi.app import design, memory, readers, runs, tables
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 
@@ -141,7 +141,7 @@ def test_synthetic_data(capsys):
 
 @pytest.mark.parametrize(
     ("name", "line", "reader"),
-    [("a.csv.gz", b"1,1\n", (pd, "read_csv")), ("a.svm.gz", b"1 1:1\n", (tables.datasets, "load_svmlight_file"))],
+    [("a.csv.gz", b"1,1\n", (pd, "read_csv")), ("a.svm.gz", b"1 1:1\n", (readers.datasets, "load_svmlight_file"))],
 )
 def test_a_few_bytes_that_unpack_to_many(name, line, reader, capsys, monkeypatch):
     """Read piece by piece until memory would not suffice, and never whole."""
@@ -237,7 +237,7 @@ class TestLastResort:
             raise error
 
         monkeypatch.delenv("TORCHNGVI_DEBUG", raising=False)
-        monkeypatch.setattr(tables, "prepare", fails)
+        monkeypatch.setattr(design, "prepare", fails)
         assert main([command, "--data", "iris", "--success", "setosa"]) == 2
         captured = capsys.readouterr()
         assert sentence in captured.err
@@ -261,7 +261,7 @@ class TestLastResort:
             raise error
 
         monkeypatch.delenv("TORCHNGVI_DEBUG", raising=False)
-        monkeypatch.setattr(tables.pd, "read_csv", fails)
+        monkeypatch.setattr(readers.pd, "read_csv", fails)
         Path("a.csv").write_text("x,y\n1,0\n2,1\n")
         flags = [command, "--data", "a.csv", "--target", "y"]
         assert main(flags) == 2

@@ -199,7 +199,7 @@ class TestLikelihood:
         X, y = randn(20, 3, seed=5), targets(likelihood, 20 * max(1, math.prod(batch))).reshape(*batch, 20)
         model = GeneralizedLinear(X, y, likelihood)
         q = CholeskyGaussian(3, batch, dtype=DTYPE)
-        exact, other = Quadrature()(q, model, {}), Autograd()(q, model, {})
+        exact, other = Quadrature()(q, model), Autograd()(q, model)
         a, W = exact.derivative.framed(q.frame())
         close(other.derivative.a, a, EXACT)
         close(other.derivative.W, W, EXACT)
@@ -207,7 +207,7 @@ class TestLikelihood:
         result = fit(q, model, progress=False)
         assert result.converged, result
         # γ V⁻¹ = H at the optimum
-        close(q.precision, Quadrature()(q, model, {}).derivative.raw().H, 1e-4)
+        close(q.precision, Quadrature()(q, model).derivative.raw().H, 1e-4)
 
 
 def test_an_outlier_has_a_negative_curvature():
@@ -217,7 +217,7 @@ def test_an_outlier_has_a_negative_curvature():
     assert float(curvature) < 0
     model = GeneralizedLinear([[1.0], [1.0], [1.0]], [30.0, 40.0, 50.0], StudentT(1.0, dof=2.0), prior_precision=1e-4)
     q = CholeskyGaussian(1)
-    assert float(Quadrature()(q, model, {}).derivative.raw().H) < 0
+    assert float(Quadrature()(q, model).derivative.raw().H) < 0
     assert fit(q, model, VN(q), progress=False).converged  # steps found by trial cope
 
 

@@ -58,8 +58,8 @@ class TestPackets:
         """Prior and temperature once, weights and offsets kept."""
         model, q = regression(temperature=gamma), random_posterior(name, (), seed=1)
         parts = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1)).reshape(4, -1)
-        packets = [estimator(q, model.minibatch(part), {}) for part in parts]
-        for actual, expected in zip(average(packets), average([estimator(q, model, {})]), strict=True):
+        packets = [estimator(q, model.minibatch(part)) for part in parts]
+        for actual, expected in zip(average(packets), average([estimator(q, model)]), strict=True):
             close(actual, expected, EXACT)
         assert all(p.temperature == gamma for p in packets)
 
@@ -68,14 +68,14 @@ class TestPackets:
         target = softmax()
         q = CholeskyGaussian(target.dim, mean=0.3, scale=0.7, dtype=DTYPE)
         for actual, expected in zip(
-            average([Quadrature()(q, target.minibatch(part), {}) for part in parts]),
-            average([Quadrature()(q, target, {})]),
+            average([Quadrature()(q, target.minibatch(part)) for part in parts]),
+            average([Quadrature()(q, target)]),
             strict=True,
         ):
             close(actual, expected, EXACT)
         assert target.minibatch(parts[0]).num_data == ROWS
         wrapped = Regularized(target.minibatch(parts[0]), ExpectedPenalty())
-        assert not Quadrature()(q, wrapped, {}).comparable
+        assert not Quadrature()(q, wrapped).comparable
 
     def test_log_joint(self):
         model, theta = regression(), randn(5, DIM, seed=3)
@@ -87,14 +87,14 @@ class TestPackets:
         """Each is an estimate of the whole; the last batch of a loader weighs as many rows as it has."""
         model, q = regression(), random_posterior("cholesky", (), seed=1)
         parts = torch.arange(ROWS).split(10)
-        values = [Quadrature()(q, model.minibatch(part), {}).value * len(part) / ROWS for part in parts]
-        close(torch.stack(values).sum(), Quadrature()(q, model, {}).value, EXACT)
+        values = [Quadrature()(q, model.minibatch(part)).value * len(part) / ROWS for part in parts]
+        close(torch.stack(values).sum(), Quadrature()(q, model).value, EXACT)
 
     def test_batches_of_posteriors(self):
         target = random_model("bernoulli_logit", (2,), 3, own_design=True).target
         q = random_posterior("cholesky", (2,), seed=1)
-        packets = [Quadrature()(q, target.minibatch([i]), {}) for i in range(target.num_data)]
-        for actual, expected in zip(average(packets), average([Quadrature()(q, target, {})]), strict=True):
+        packets = [Quadrature()(q, target.minibatch([i])) for i in range(target.num_data)]
+        for actual, expected in zip(average(packets), average([Quadrature()(q, target)]), strict=True):
             close(actual, expected, EXACT)
 
     def test_a_batch_of_a_batch(self):
@@ -115,8 +115,8 @@ class TestPackets:
     @pytest.mark.parametrize("estimator", [Quadrature(), Autograd(), PiecewiseBound(6)], ids=lambda x: type(x).__name__)
     def test_not_comparable(self, estimator):
         model, q = regression(), random_posterior("cholesky", (), seed=1)
-        assert estimator(q, model, {}).comparable
-        assert not estimator(q, model.minibatch([1, 2]), {}).comparable
+        assert estimator(q, model).comparable
+        assert not estimator(q, model.minibatch([1, 2])).comparable
 
 
 class TestLoop:
@@ -207,7 +207,7 @@ class TestMonteCarlo:
         one, count = random_posterior("cholesky", (), seed=1), 4000
         q = CholeskyGaussian(DIM, (count,), mean=one.mean, scale=one.scale_tril.expand(count, DIM, DIM))
         estimator = MonteCarlo(draws(2, torch.Generator().manual_seed(3)))
-        e, exact = estimator(q, model, {}), Quadrature()(one, model, {})
+        e, exact = estimator(q, model), Quadrature()(one, model)
         if family.startswith("gaussian"):  # constant curvature
             close(e.derivative.beta, exact.derivative.beta.expand(count, -1).contiguous(), IDENTITY)
         else:
@@ -221,19 +221,19 @@ class TestMonteCarlo:
         """Two equal rows see different noise: the predictors are drawn, not θ."""
         model = GeneralizedLinear(torch.ones(2, DIM, dtype=DTYPE), [1.0, 2.0], "poisson_log")
         q = random_posterior("cholesky", (), seed=1)
-        alpha = MonteCarlo(Independent(1, torch.Generator().manual_seed(1)))(q, model, {}).derivative.alpha
+        alpha = MonteCarlo(Independent(1, torch.Generator().manual_seed(1)))(q, model).derivative.alpha
         assert abs(float(alpha[0] + 1 - alpha[1] - 2)) > 1e-3
 
     def test_antithetic_draws_make_quadratics_exact(self):
         model = GeneralizedLinear(randn(5, DIM, seed=1), randn(5, seed=2), "gaussian")
         q = random_posterior("cholesky", (), seed=1)
-        alpha = MonteCarlo(2)(q, model, {}).derivative.alpha
-        close(alpha, Quadrature()(q, model, {}).derivative.alpha, EXACT)
+        alpha = MonteCarlo(2)(q, model).derivative.alpha
+        close(alpha, Quadrature()(q, model).derivative.alpha, EXACT)
 
     def test_each_call_draws_anew(self):
         model, q = regression(), random_posterior("cholesky", (), seed=1)
         estimator = MonteCarlo(Antithetic(2, torch.Generator().manual_seed(2)))
-        first, second = (estimator(q, model, {}).derivative.alpha for _ in range(2))
+        first, second = (estimator(q, model).derivative.alpha for _ in range(2))
         assert not torch.equal(first, second)
 
     def test_steps_by_trial_are_refused(self):
@@ -259,6 +259,6 @@ class TestMonteCarlo:
         q = CholeskyGaussian(DIM, (2000,), mean=one.mean, scale=one.scale_tril.expand(2000, DIM, DIM))
         generator = torch.Generator().manual_seed(5)
         parts = torch.randperm(ROWS, generator=generator).reshape(4, -1)
-        packets = [Stein(Antithetic(2, generator))(q, model.minibatch(part), {}) for part in parts]
-        exact = Quadrature()(one, model, {}).derivative.framed(one.frame())
+        packets = [Stein(Antithetic(2, generator))(q, model.minibatch(part)) for part in parts]
+        exact = Quadrature()(one, model).derivative.framed(one.frame())
         unbiased(torch.stack([p.derivative.a for p in packets]).mean(0), exact.a)

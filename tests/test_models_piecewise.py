@@ -212,7 +212,7 @@ class TestHazard:
         X = torch.linspace(-10, 10, 200, dtype=DTYPE)[:, None]
         model = GeneralizedLinear(X, (X[:, 0] > 1).double(), prior_precision=1e-6)
         q = CholeskyGaussian(1, mean=1.0, scale=0.02, dtype=DTYPE)
-        plain, clipped = (PiecewiseBound(20, clip=clip)(q, model, {}) for clip in (False, True))
+        plain, clipped = (PiecewiseBound(20, clip=clip)(q, model) for clip in (False, True))
         assert float(plain.derivative.beta.min()) < 0
         close(clipped.derivative.beta, plain.derivative.beta.clamp_min(0.0), 0.0)
         close(clipped.derivative.alpha, plain.derivative.alpha, 0.0)
@@ -249,18 +249,18 @@ class TestEstimator:
         """The derivative of its own value in q's frame, by finite differences."""
         target = random_model("bernoulli_logit", batch, 3, 0.5).target
         q, bound = random_posterior(name, batch, seed=1), PiecewiseBound(6)
-        e = bound(q, target, {})
+        e = bound(q, target)
         g, H = e.derivative.raw()
         mean, root = q.mean.clone(), q.scale_tril.clone()
 
         def value(m, V):
-            return bound(CholeskyGaussian(DIM, batch, mean=m, scale=torch.linalg.cholesky(V)), target, {}).value
+            return bound(CholeskyGaussian(DIM, batch, mean=m, scale=torch.linalg.cholesky(V)), target).value
 
         V, d, D = root @ root.mT, randn(*batch, DIM, seed=7), randn(*batch, DIM, DIM, seed=8)
         D = 0.1 * (D + D.mT)
         close((g * d).sum(-1), difference(lambda h: value(mean + h * d, V)), DIFFERENCE)
         close(0.5 * (H * D).sum((-2, -1)), difference(lambda h: value(mean, V + h * D)), DIFFERENCE)
-        exact_value = Quadrature()(q, target, {}).value
+        exact_value = Quadrature()(q, target).value
         assert bool((e.value >= exact_value).all())
         assert bool((e.value <= exact_value + bound.gap * target.weights.sum(-1)).all())
         assert (e.temperature, e.comparable) == (0.5, True)
@@ -269,7 +269,7 @@ class TestEstimator:
         X, y = randn(10, DIM, seed=1), (3 * randn(10, seed=2).abs()).round()
         model, q = GeneralizedLinear(X, y, NegativeBinomial(2.0)), random_posterior("cholesky", (), seed=1)
         bound = PiecewiseBound(40)
-        error = bound(q, model, {}).value - Quadrature()(q, model, {}).value
+        error = bound(q, model).value - Quadrature()(q, model).value
         assert 0 < float(error) < bound.gap * float((y + 2.0).sum())
 
     def test_other_likelihoods(self):
@@ -279,7 +279,7 @@ class TestEstimator:
         )
         model = GeneralizedLinear(torch.ones(2, 1), [0.0, 1.0], StudentT(1.0, 3.0))
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            PiecewiseBound()(CholeskyGaussian(1), model, {})
+            PiecewiseBound()(CholeskyGaussian(1), model)
 
     def test_half_precision_of_double(self):
         """float32: the table is rounded, the value good to 1e-5."""

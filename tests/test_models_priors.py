@@ -39,7 +39,7 @@ class TestFullPrior:
             GeneralizedLinear(X, y, prior_precision=Lambda, prior_mean=mu, temperature=g) for g in (gamma, 0.0)
         )
         q = random_posterior(name, batch, seed=1)
-        e, bare = Quadrature()(q, with_prior, {}), Quadrature()(q, without, {})
+        e, bare = Quadrature()(q, with_prior), Quadrature()(q, without)
         normal = torch.distributions.MultivariateNormal(mu, precision_matrix=Lambda)
         trace = (Lambda * q.covariance).sum((-2, -1))
         close(e.value - bare.value, gamma * (0.5 * trace - normal.log_prob(q.mean)), IDENTITY)
@@ -51,7 +51,7 @@ class TestFullPrior:
         root = q.frame().dense()
         close(a, (root.mT @ g[..., None])[..., 0], IDENTITY)
         close(W, q.structure.from_dense(root.mT @ H @ root), IDENTITY)
-        other = Autograd()(q, with_prior, {})
+        other = Autograd()(q, with_prior)
         close(other.value, e.value, EXACT)
         close(other.derivative.a, a, IDENTITY)
         close(other.derivative.W, W, IDENTITY)
@@ -154,7 +154,7 @@ class TestTemperatureZero:
         one, other = (GeneralizedLinear(X, y, prior_precision=p, temperature=0.0) for p in (0.1, 10.0))
         q = random_posterior("cholesky")
         close(one.negative_elbo(q), other.negative_elbo(q), 0.0)
-        e = Quadrature()(q, one, {})
+        e = Quadrature()(q, one)
         close(one.negative_elbo(q), e.value, EXACT)
         close(q.local(e).P, e.derivative.framed(q.frame()).W, EXACT)
 
@@ -176,7 +176,7 @@ class TestTemperatureZero:
         X, y = data()
         model = GeneralizedLinear(X, y, temperature=0.0)
         q = random_posterior("cholesky")
-        e = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, model, {})
+        e = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, model)
         assert e.temperature == 0.0
         estimate = elbo(q, model, 4000, torch.Generator().manual_seed(2))
         assert abs((estimate.estimate + model.negative_elbo(q)).item()) < 5 * float(estimate.standard_error)
@@ -210,7 +210,7 @@ class TestBayesianLinearRegression:
     def test_packet(self, name, batch, noise):
         model, A, mu = self.problem(noise)
         q = random_posterior(name, batch, seed=5)
-        g, H = Quadrature()(q, model, {}).derivative.raw()
+        g, H = Quadrature()(q, model).derivative.raw()
         close(H, A.expand_as(H), IDENTITY)
         close(g, (q.mean - mu) @ A, IDENTITY)
 
@@ -219,7 +219,7 @@ class TestBayesianLinearRegression:
     def test_one_step_is_exact(self, name, batch):
         model, A, mu = self.problem(0.3)
         q = random_posterior(name, batch, seed=5)
-        path = VariationalNewton()(q, Quadrature()(q, model, {}))
+        path = VariationalNewton()(q, Quadrature()(q, model))
         mean, covariance = step(q, path.at(torch.ones(batch, dtype=DTYPE)))
         close(mean, mu.expand_as(mean), IDENTITY)
         close(covariance, torch.linalg.inv(A).expand_as(covariance), IDENTITY)

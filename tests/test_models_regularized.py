@@ -84,13 +84,13 @@ class TestPacket:
         """The model's packet plus the penalty's; the derivative is that of the value."""
         model, q = logistic(temperature=0.5), random_posterior(name, batch, seed=1)
         target = Regularized(model, penalty(0.7))
-        e, bare = Quadrature()(q, target, {}), Quadrature()(q, model, {})
+        e, bare = Quadrature()(q, target), Quadrature()(q, model)
         gain, slope, curvature = penalty(0.7).expected(q.mean, q.variance)
         close(e.value - bare.value, gain.sum(-1), EXACT)
         close(e.derivative.g - bare.derivative.raw().g, slope, EXACT)
         close(e.derivative.H - bare.derivative.raw().H, torch.diag_embed(curvature), EXACT)
         a, W = e.derivative.framed(q.frame())
-        other = Autograd()(q, target, {})
+        other = Autograd()(q, target)
         close(other.value, e.value, EXACT)
         close(other.derivative.a, a, IDENTITY)
         close(other.derivative.W, W, IDENTITY)
@@ -105,8 +105,8 @@ class TestPacket:
         """Stein's estimate knows only the log joint."""
         target, one = Regularized(logistic(), ExpectedPenalty(2.0)), random_posterior("cholesky", (), seed=1)
         q = CholeskyGaussian(DIM, (3000,), mean=one.mean, scale=one.scale_tril.expand(3000, -1, -1))
-        noisy = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, target, {}).derivative
-        exact = Quadrature()(one, target, {}).derivative.framed(one.frame())
+        noisy = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, target).derivative
+        exact = Quadrature()(one, target).derivative.framed(one.frame())
         for estimates, expected in ((noisy.a, exact.a), (noisy.W, exact.W)):
             z = (estimates.mean(0) - expected) / (estimates.std(0) / 3000**0.5)
             assert float(z.abs().max()) < 5
@@ -114,8 +114,8 @@ class TestPacket:
     def test_around_softmax_regression(self):
         model = SoftmaxRegression(randn(12, DIM, seed=1), torch.arange(12.0) % 3)
         target, q = Regularized(model, MeanPenalty()), CholeskyGaussian(2 * DIM, mean=0.3, dtype=DTYPE)
-        e = Quadrature()(q, target, {})
-        close(e.value - Quadrature()(q, model, {}).value, bump(q.mean).sum(-1), EXACT)
+        e = Quadrature()(q, target)
+        close(e.value - Quadrature()(q, model).value, bump(q.mean).sum(-1), EXACT)
 
     def test_a_function_of_the_mean_has_no_draws(self):
         text = (
@@ -128,7 +128,7 @@ class TestPacket:
 
     def test_refused(self):
         text = (
-            "Regularized wraps a model that knows its expectations; got LogJoint. "
+            "Regularized wraps a model that knows the expectations of its data; got LogJoint. "
             "Add the regulariser to the log joint yourself."
         )
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
@@ -152,7 +152,7 @@ class TestStationaryPoints:
             assert result.converged, result
             losses = [record.loss for record in result.trace]
             assert all(b <= a + 1e-10 for a, b in zip(losses, losses[1:], strict=False))
-            g, H = Quadrature()(q, target, {}).derivative
+            g, H = Quadrature()(q, target).derivative
             close(g, torch.zeros_like(g), 1e-4)
             close(q.precision, H, 1e-4)
             values.append(round(result.loss, 5))

@@ -126,7 +126,7 @@ class TestModel:
         one = GeneralizedLinear(X, y, weights=weights, **options)
         other = SoftmaxRegression(X, y, weights=weights, **options)
         q = posterior(name, DIM, batch)
-        exact, e = Quadrature()(q, one, {}), Quadrature()(q, other, {})
+        exact, e = Quadrature()(q, one), Quadrature()(q, other)
         assert isinstance(e.derivative, Raw)
         close(e.value, exact.value, 1e-8)
         for mine, theirs in zip(e.derivative, exact.derivative.raw(), strict=True):
@@ -145,7 +145,7 @@ class TestModel:
         precision = x @ x.mT + torch.eye(dim, dtype=DTYPE) if full else 0.7
         target = model(K, prior_precision=precision, temperature=0.5, num_nodes=64)
         q = posterior(name, dim, batch)
-        e, other = Quadrature()(q, target, {}), Autograd()(q, target, {})
+        e, other = Quadrature()(q, target), Autograd()(q, target)
         a, W = e.derivative.framed(q.frame())
         close(other.value, e.value, EXACT)
         close(other.derivative.a, a, 1e-10)
@@ -158,8 +158,8 @@ class TestModel:
         target = model(3)
         one = posterior("cholesky", target.dim)
         q = CholeskyGaussian(target.dim, (3000,), mean=one.mean, scale=one.scale_tril.expand(3000, -1, -1))
-        noisy = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, target, {})
-        exact = Quadrature()(one, target, {})
+        noisy = Stein(Antithetic(4, torch.Generator().manual_seed(1)))(q, target)
+        exact = Quadrature()(one, target)
         framed = exact.derivative.framed(one.frame())
         for estimates, expected in (
             (noisy.value, exact.value),
@@ -223,23 +223,23 @@ class TestModel:
         q = posterior("cholesky", 2 * DIM)
         order = torch.tensor([3, 4, 5, 0, 1, 2])
         p = CholeskyGaussian.from_moments(q.mean[order], q.covariance[order][:, order])
-        one, other = (Quadrature()(a, SoftmaxRegression(X, b), {}) for a, b in ((q, y), (p, swapped)))
+        one, other = (Quadrature()(a, SoftmaxRegression(X, b)) for a, b in ((q, y), (p, swapped)))
         close(other.value, one.value, 1e-8)
         close(other.derivative.g, one.derivative.g[order], 1e-8)
         close(other.derivative.H, one.derivative.H[order][:, order], 1e-7)
 
     def test_another_dtype(self):
         target, q = model(3), posterior("cholesky", 2 * DIM)
-        e, other = Quadrature()(q, target, {}), Quadrature()(q.float(), target.to(torch.float32), {})
+        e, other = Quadrature()(q, target), Quadrature()(q.float(), target.to(torch.float32))
         assert other.value.dtype == torch.float32
         close(other.value.double(), e.value, 1e-4)
         close(other.derivative.H.double(), e.derivative.H, 2e-3)
 
     def test_blocks_of_rows_leave_no_seam(self, monkeypatch):
         target, q = model(3), posterior("cholesky", 2 * DIM)
-        whole = Quadrature()(q, target, {})
+        whole = Quadrature()(q, target)
         monkeypatch.setattr("torchngvi.models.softmax._CELLS", 5000)
-        parts = Quadrature()(q, target, {})
+        parts = Quadrature()(q, target)
         close(parts.value, whole.value, EXACT)
         close(parts.derivative.H, whole.derivative.H, EXACT)
 

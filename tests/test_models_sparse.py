@@ -58,7 +58,7 @@ class TestEquality:
         dense, thin = models(family, full)
         assert sparse.is_sparse(thin.X)
         q = random_posterior(name, (), seed=1)
-        one, other = (Quadrature()(q, model, {}) for model in (dense, thin))
+        one, other = (Quadrature()(q, model) for model in (dense, thin))
         close(other.value, one.value, EXACT)
         for mine, theirs in zip(other.derivative.raw(), one.derivative.raw(), strict=True):
             close(mine, theirs, EXACT)
@@ -68,7 +68,7 @@ class TestEquality:
     def test_autograd(self, name, family, full):
         dense, thin = models(family, full)
         q = random_posterior(name, (), seed=1)
-        one, other = (Autograd()(q, model, {}) for model in (dense, thin))
+        one, other = (Autograd()(q, model) for model in (dense, thin))
         close(other.value, one.value, EXACT)
         close(other.derivative.a, one.derivative.a, EXACT)
         close(other.derivative.W, one.derivative.W, EXACT)
@@ -102,7 +102,7 @@ def test_draws(estimator):
     packets = []
     for model in (dense, thin):
         q = random_posterior("cholesky", (), seed=1)
-        e = estimator(Antithetic(4, torch.Generator().manual_seed(1)))(q, model, {})
+        e = estimator(Antithetic(4, torch.Generator().manual_seed(1)))(q, model)
         packets.append(e.derivative.framed(q.frame()))
     close(packets[1].a, packets[0].a, EXACT)
     close(packets[1].W, packets[0].W, EXACT)
@@ -111,7 +111,7 @@ def test_draws(estimator):
 def test_bounds():
     dense, thin = models()
     q = random_posterior("natural", (), seed=1)
-    close(PiecewiseBound(8)(q, thin, {}).value, PiecewiseBound(8)(q, dense, {}).value, EXACT)
+    close(PiecewiseBound(8)(q, thin).value, PiecewiseBound(8)(q, dense).value, EXACT)
 
 
 def test_minibatches():
@@ -119,7 +119,7 @@ def test_minibatches():
     dense, thin = models()
     q = random_posterior("cholesky", (), seed=1)
     for index in ([3], [5, 3, 5, 29, 0], list(range(ROWS))):
-        one, other = (Quadrature()(q, model.minibatch(index), {}) for model in (dense, thin))
+        one, other = (Quadrature()(q, model.minibatch(index)) for model in (dense, thin))
         close(thin.minibatch(index).X.to_dense(), dense.minibatch(index).X, 0.0)
         close(other.value, one.value, EXACT)
         close(other.derivative.raw().H, one.derivative.raw().H, EXACT)

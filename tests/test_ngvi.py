@@ -35,7 +35,7 @@ from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.rules import ProjectedRootGradient
 from torchngvi.stepsizes import Convex, harmonic_schedule, theorem_schedule
 from torchngvi.structures import Dense
-from torchngvi.studies.papers import ngvi
+from torchngvi.studies.papers import wu2024 as ngvi
 from torchngvi.theory.exponential_family import ExpectationParameters, Natural, bregman, expectation_gradient, inner
 from torchngvi.theory.wu2024 import (
     SubSampling,
@@ -172,7 +172,7 @@ class TestExponentialFamily:
     def test_chain_rules(self):
         model, q = logistic(dim=3), gaussian((), 3)
         mean, V = q.mean.clone(), q.covariance.clone()
-        packet = Quadrature()(q, model, {}).derivative.raw()
+        packet = Quadrature()(q, model).derivative.raw()
         g, G = packet.g, 0.5 * (packet.H - q.precision)
         first, second = expectation_gradient(mean, g, G)
         omega = ExpectationParameters.of(mean, V)
@@ -238,7 +238,7 @@ class TestNaturalGradientAndMirrorDescent:
         # N4, Lemma 2: both constants are 1, so that the model with D_A* is exact
         model, q, other = regression(dim=3), gaussian((), 3), gaussian((), 3, seed=7)
         omega, omega2 = (ExpectationParameters.of(x.mean, x.covariance) for x in (q, other))
-        packet = Quadrature()(q, model, {}).derivative.raw()
+        packet = Quadrature()(q, model).derivative.raw()
         first, second = expectation_gradient(q.mean, packet.g, 0.5 * (packet.H - q.precision))
         linear = first @ (omega2.vector - omega.vector) + (second * (omega2.matrix - omega.matrix)).sum()
         expected = loss(model, q.mean, q.covariance) + linear + bregman(omega2, omega)
@@ -316,9 +316,9 @@ class TestSteps:
         model = regression(rows=7, noise=noise)
         index = torch.cartesian_prod(*[torch.arange(7)] * m).reshape(-1, m)
         q = NaturalGaussian(2, (len(index),), mean=0.3, scale=0.7, dtype=F64)
-        one = q.tangent(Quadrature()(q, batches(model, index), {}))
+        one = q.tangent(Quadrature()(q, batches(model, index)))
         full = NaturalGaussian(2, mean=0.3, scale=0.7, dtype=F64)
-        exact = full.tangent(Quadrature()(full, model, {}))
+        exact = full.tangent(Quadrature()(full, model))
         close(one.vector.mean(0), exact.vector, IDENTITY)  # unbiased
         close(one.matrix.mean(0), exact.matrix, IDENTITY)
         first = (one.vector - exact.vector).square().sum(-1).mean()
@@ -351,7 +351,7 @@ class TestSteps:
         q, exact = (NaturalGaussian(2, (10,), mean=0.1, scale=0.8, dtype=F64) for _ in range(2))
         target = batches(model, index)
         whole = batches(model, torch.arange(10).repeat(10, 1))
-        noisy, clean = (q.tangent(Quadrature()(q, x, {})) for x in (target, whole))
+        noisy, clean = (q.tangent(Quadrature()(q, x)) for x in (target, whole))
         xi, Xi = (noisy.vector - clean.vector).norm(dim=-1), 0.5 * (noisy.matrix - clean.matrix).norm(dim=(-2, -1))
         NGVI(q, lr=gamma).step(target)
         NGVI(exact, lr=gamma).step(model)
@@ -368,7 +368,7 @@ class TestSteps:
         q = NaturalGaussian(2, (10,), mean=0.1, scale=0.8, dtype=F64)
         exact = NaturalGaussian(2, mean=0.1, scale=0.8, dtype=F64)
         target = batches(model, torch.arange(10)[:, None])
-        noisy, clean = (x.tangent(Quadrature()(x, y, {})) for x, y in ((q, target), (exact, model)))
+        noisy, clean = (x.tangent(Quadrature()(x, y)) for x, y in ((q, target), (exact, model)))
         vector, matrix = noisy.vector - clean.vector, -0.5 * (noisy.matrix - clean.matrix)
         NGVI(q, lr=gamma).step(target)
         NGVI(exact, lr=gamma).step(model)
@@ -453,7 +453,7 @@ class TestAutodiff:
         q = CholeskyGaussian(2, (count,), scale=root.expand(count, 2, 2))
         target = LogJoint(lambda z: -0.5 * (z - torch.tensor(y, dtype=F64)).square().sum(-1))
         estimator = Reparametrized(Independent(1, torch.Generator().manual_seed(0)))
-        W = estimator(q, target, {}).derivative.W
+        W = estimator(q, target).derivative.W
         inverse = torch.linalg.inv(root)
         return -0.5 * inverse.mT @ W @ inverse  # ∇̂_Ξ of the log likelihood
 
@@ -486,7 +486,7 @@ class TestAutodiff:
         draws = Independent(1, torch.Generator().manual_seed(4))
         z = Independent(1, torch.Generator().manual_seed(4))(q.mean)[0]
         target = LogJoint(lambda theta: -theta.pow(4).sum(-1) - theta.prod(-1))
-        packet = Reparametrized(draws)(q, target, {}).derivative
+        packet = Reparametrized(draws)(q, target).derivative
         mean, V = q.mean.clone().requires_grad_(), q.covariance.clone().requires_grad_()
         energy = -target.log_joint(mean + (torch.linalg.cholesky(V) @ z[..., None])[..., 0])
         g, G = torch.autograd.grad(energy.sum(), (mean, V))
@@ -498,8 +498,8 @@ class TestAutodiff:
     def test_it_is_unbiased_in_all_coordinates(self, kind):
         model, q = logistic(dim=2), gaussian((), 2)
         many = kind.from_moments(q.mean.expand(20_000, 2), q.covariance.expand(20_000, 2, 2))
-        e = Reparametrized(Independent(1, torch.Generator().manual_seed(0)))(many, model, {})
-        exact = Quadrature()(many, model, {}).derivative.framed(many.frame())
+        e = Reparametrized(Independent(1, torch.Generator().manual_seed(0)))(many, model)
+        exact = Quadrature()(many, model).derivative.framed(many.frame())
         unbiased(e.derivative.a, exact.a[0])
         drawn, W = (many.structure.to_dense(x) for x in (e.derivative.W, exact.W))
         diagonal = kind is DiagonalGaussian
@@ -509,7 +509,7 @@ class TestAutodiff:
 
     def test_with_fixed_draws_it_is_the_closed_entropy_estimator(self):
         model, q = logistic(dim=2), gaussian((), 2)
-        e, other = (kind(Fixed(8))(q, model, {}) for kind in (Reparametrized, ClosedEntropyStein))
+        e, other = (kind(Fixed(8))(q, model) for kind in (Reparametrized, ClosedEntropyStein))
         assert e.comparable
         close(e.derivative.W, other.derivative.W, EXACT)
         close(e.value, other.value, EXACT)
@@ -525,7 +525,7 @@ class TestAutodiff:
         q = CholeskyGaussian(10, (2000,), mean=star.mean.expand(2000, 10), scale=star.scale_tril.expand(2000, 10, 10))
         traces = []
         for kind in (BonnetPrice, Reparametrized):
-            e = kind(Independent(1, torch.Generator().manual_seed(0)))(q, model, {})
+            e = kind(Independent(1, torch.Generator().manual_seed(0)))(q, model)
             C = q.euclidean(e).matrix
             lower = C[:, *torch.tril_indices(10, 10)]
             unbiased(lower, torch.zeros(55, dtype=F64))  # the gradient vanishes there
@@ -545,7 +545,7 @@ class TestBonnetPrice:
         model = GeneralizedLinear(X, y, "poisson_log", weights=weights, offset=offset, temperature=0.7, **prior)
         q = gaussian(batch, 3)
         first, second = (kind(Independent(5, torch.Generator().manual_seed(0))) for kind in (BonnetPrice, Hessian))
-        e, reference = first(q, model, {}), second(q, model, {})
+        e, reference = first(q, model), second(q, model)
         close(e.derivative.H, reference.derivative.H, IDENTITY)
         noise = q.frame().push(Independent(5, torch.Generator().manual_seed(0))(q.mean))
         prior = 0.7 * precision * noise.mean(0)
@@ -560,7 +560,7 @@ class TestBonnetPrice:
         X, y = randn(8, 3, seed=0), torch.tensor([0.0, 1.0] * 4)
         q = gaussian((), 3)
         packets = [
-            BonnetPrice(Independent(3, torch.Generator().manual_seed(0)))(q, GeneralizedLinear(x, y), {})
+            BonnetPrice(Independent(3, torch.Generator().manual_seed(0)))(q, GeneralizedLinear(x, y))
             for x in (X, X.to_sparse_csr())
         ]
         close(packets[1].derivative.H, packets[0].derivative.H, EXACT)
@@ -569,16 +569,14 @@ class TestBonnetPrice:
 
     def test_exact_on_quadratics_and_unbiased_with_batches(self):
         model, q = regression(dim=3), gaussian((), 3)
-        close(
-            BonnetPrice(Independent(1))(q, model, {}).derivative.H, Quadrature()(q, model, {}).derivative.raw().H, EXACT
-        )
+        close(BonnetPrice(Independent(1))(q, model).derivative.H, Quadrature()(q, model).derivative.raw().H, EXACT)
         model = logistic(rows=6, dim=2)
         index = torch.arange(6).reshape(3, 2)  # a partition: its packets average to the whole
         q = gaussian((), 2)
-        whole = Quadrature()(q, model, {}).derivative.raw()
+        whole = Quadrature()(q, model).derivative.raw()
         many = CholeskyGaussian(2, (20_000,), mean=q.mean.expand(20_000, 2), scale=q.scale_tril.expand(20_000, 2, 2))
         generator = torch.Generator().manual_seed(0)
-        packets = [BonnetPrice(Independent(1, generator))(many, model.minibatch(rows), {}).derivative for rows in index]
+        packets = [BonnetPrice(Independent(1, generator))(many, model.minibatch(rows)).derivative for rows in index]
         unbiased(sum(p.g for p in packets) / 3, whole.g)
         unbiased(sum(p.H for p in packets) / 3, whole.H)
 
@@ -917,7 +915,7 @@ class TestLandscape:
         model, q = GeneralizedLinear(X, y, "poisson_log"), gaussian((), 3)
         e, v = X @ q.mean, (X @ q.scale_tril).square().sum(-1)
         data = (-y * e + torch.exp(e + v / 2) + torch.lgamma(y + 1)).sum()
-        close(Quadrature()(q, model, {}).value, data + model.prior.expected_energy(q.frame()), IDENTITY)
+        close(Quadrature()(q, model).value, data + model.prior.expected_energy(q.frame()), IDENTITY)
 
     @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
     def test_it_is_strongly_convex_in_the_root(self, family):
@@ -958,7 +956,7 @@ class TestLandscape:
             descent.step(model)
         assert float(root.kl(star).detach().max()) < 1e-6
         # stationary in (m, C) where it is in ω
-        gradient = star.euclidean(Quadrature()(star, model, {}))
+        gradient = star.euclidean(Quadrature()(star, model))
         assert max(float(part.abs().max()) for part in gradient) < 1e-6
 
 
@@ -979,7 +977,7 @@ class TestBaseline:
         q, index = gaussian(), torch.tensor([3, 3, 8])
         x, y, scale = model.X[index], model.y[index], 20 / (0.49 * 3)
         H = scale * x.mT @ x + torch.eye(2)
-        gradient = q.euclidean(Quadrature()(q, model.minibatch(index), {}))
+        gradient = q.euclidean(Quadrature()(q, model.minibatch(index)))
         C = q.scale_tril
         close(gradient.vector, H @ q.mean - scale * x.mT @ y, IDENTITY)
         close(gradient.matrix, (H @ C).tril() - torch.diag(1 / C.diagonal()), IDENTITY)
@@ -995,7 +993,7 @@ class TestBaseline:
             (Reparametrized, slope, torch.outer(slope, u)),
             (BonnetPrice, slope - (theta - q.mean).detach(), H @ C),
         ):
-            gradient = q.euclidean(kind(Independent(1, torch.Generator().manual_seed(0)))(q, model, {}))
+            gradient = q.euclidean(kind(Independent(1, torch.Generator().manual_seed(0)))(q, model))
             close(gradient.vector, vector, IDENTITY)
             close(gradient.matrix, matrix.tril() - torch.diag(1 / C.diagonal()), IDENTITY)
 

@@ -963,12 +963,12 @@ def test_a_noisy_estimator_with_the_default_step_size_is_refused():
 def test_acceleration_without_trials_is_refused():
     text = (
         "QuasiNewton bends natural gradients that are free of noise, and judges what it did by trial; got {}. "
-        "Use VN or SRVN with SufficientDecrease(), or leave the acceleration out."
+        "Use VN or SRVN with SufficientDecrease(), or leave the metric out."
     )
     with refuses(PairError, text.format("VariationalNewton with Constant")):
-        VN(CholeskyGaussian(2), lr=0.1, acceleration=QuasiNewton())
+        VN(CholeskyGaussian(2), lr=0.1, metric=QuasiNewton())
     with refuses(PairError, text.format("BuresWasserstein with SufficientDecrease")):
-        NaturalGradientVI(CholeskyGaussian(2), BuresWasserstein(), acceleration=QuasiNewton())
+        NaturalGradientVI(CholeskyGaussian(2), BuresWasserstein(), metric=QuasiNewton())
 
 
 def test_an_estimator_that_cannot_evaluate_the_target_is_refused():

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 
 import pytest
 import torch
@@ -19,8 +20,13 @@ from small_problems import (
 )
 from torch.optim import lr_scheduler
 
-from torchngvi import VN, CholeskyGaussian, KLRadius, NaturalGaussian, Stein, SufficientDecrease, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, KLRadius, NaturalGaussian, Stein, SufficientDecrease, fit
+from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic
+from torchngvi.ifvb import ClosedForm, MeanFieldGaussian, PreconditionedVI
+from torchngvi.interfaces import Bent, Local, Metric
+from torchngvi.momentum import ExponentialAverage, NormalizedMomentum
+from torchngvi.stepsizes import Constant
 
 
 def log_joint(theta):
@@ -81,10 +87,14 @@ def state_of(opt):
 
 
 def same_state(left, right):
-    left, right = state_of(left), state_of(right)
-    return all(
-        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in zip(left, right, strict=True)
-    )
+    return all(same_tensors(a, b) for a, b in zip(state_of(left), state_of(right), strict=True))
+
+
+def same_tensors(left, right):
+    """Of nested dicts."""
+    if not isinstance(left, dict):
+        return torch.equal(left, right)
+    return left.keys() == right.keys() and all(same_tensors(left[name], right[name]) for name in left)
 
 
 KINDS = ["trial on a model", "trial on a closure", "short trials", "kl radius", "scheduler", "draws"]
@@ -173,6 +183,101 @@ def test_loading_evaluates_anew():
     opt.load_state_dict(opt.state_dict())
     opt.step(model)
     assert opt.evaluations == count + 2
+
+
+# ------------------------------------------------------------------------------------ one dict a part
+
+
+class OfTheSameNames(NormalizedMomentum):
+    """It calls its state as the optimizer and the other parts call theirs."""
+
+    signed, carried = ("loss",), ("went",)
+
+    def init(self, q):
+        state = super().init(q)
+        return {"went": state["mean_vector"], "loss": state["mean_matrix"], "rejections": state["averaged"]}
+
+    def __call__(self, q, change, norm2, state):
+        assert set(state) == {"went", "loss", "rejections"}
+        own = {"mean_vector": state["went"], "mean_matrix": state["loss"], "averaged": state["rejections"]}
+        out, memory = super().__call__(q, change, norm2, own)
+        return out, dict(zip(("went", "loss", "rejections"), memory.values(), strict=True))
+
+
+def test_a_part_may_name_its_state_as_it_likes():
+    model, ends = make_model(), []
+    for momentum in (NormalizedMomentum(), OfTheSameNames()):
+        q = make_posterior("cholesky")
+        opt = SRVN(q, lr=0.05, momentum=momentum)
+        for _ in range(5):
+            opt.step(model)
+        assert opt.rejections == 0
+        ends.append(q)
+    assert same_bits(*ends)
+
+
+def test_each_part_has_a_dict_of_its_own():
+    model, q = make_model(), make_posterior("cholesky")
+    opt = VN(q)
+    opt.step(model)
+    state = opt.state_dict()["state"][0]
+    assert set(state) == {"rejections", "loss", "went", "step_size", "estimator", "metric"}
+    assert set(state["step_size"]) == {"reach", "cap"}
+    assert set(state["metric"]) == {"s", "y", "kept", "gradient", "direction"}
+
+
+class Smoothing(Metric):
+    """The mean of this gradient and the one before."""
+
+    natural = True
+
+    def init(self, q):
+        return {"before": torch.zeros_like(q.vector), "known": torch.zeros_like(q.vector[..., 0], dtype=torch.bool)}
+
+    def __call__(self, q, gradient, went, state):
+        known = state["known"][..., None]
+        assert known.dtype == torch.bool
+        a = torch.where(known, 0.5 * (gradient.a + state["before"]), gradient.a)
+        new = {"before": gradient.a, "known": torch.ones_like(state["known"])}
+        return Bent(Local(a, gradient.P), (a * gradient.a).sum(-1)), new
+
+
+def quadratic(lam):
+    return -(lam - 1).square().sum(-1)
+
+
+@pytest.mark.parametrize("momentum", [None, ExponentialAverage(0.5)])
+def test_a_metric_remembers_beside_a_momentum(momentum):
+    """And a truth value comes back as one, which torch loads as a number."""
+    q = MeanFieldGaussian(torch.zeros(4, dtype=torch.float64))
+    options = {"estimator": ClosedForm(), "momentum": momentum, "step_size": Constant()}
+    opt = PreconditionedVI(q, Smoothing(), 0.1, **options)
+    opt.step(quadratic)
+    assert bool(opt.state[q.mean_probe]["metric"]["known"])
+    other = copy.deepcopy(q)
+    resumed = PreconditionedVI(other, Smoothing(), 0.1, **options)
+    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for each in (opt, resumed):
+        each.step(quadratic)
+    assert torch.equal(q.vector, other.vector)
+    q.float()
+    opt.step(quadratic)
+    assert opt.state[q.mean_probe]["metric"]["before"].dtype == torch.float32
+
+
+def test_a_state_of_all_parts_together_is_refused():
+    q = make_posterior("cholesky")
+    opt = VN(q)
+    opt.step(make_model())
+    old = opt.state_dict()
+    state = old["state"][0]
+    old["state"] = {0: {**state["step_size"], **state["metric"], "rejections": state["rejections"]}}
+    text = (
+        "this state dict is of torchngvi 0.1, where the state of all parts was one dict; here each part has one of its "
+        "own. Load the posterior alone, and go on with the optimizer as it is."
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        opt.load_state_dict(old)
 
 
 # ------------------------------------------------------------------------------------ copies
@@ -343,7 +448,7 @@ NAMES = {
     "cholesky": ["mean", "scale_tril"],
     "diagonal": ["mean", "scale"],
     "natural": ["precision_mean", "precision"],
-    "precision_cholesky": ["mean", "precision_tril"],
+    "precision": ["mean", "precision_tril"],
 }
 
 

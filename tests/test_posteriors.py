@@ -348,7 +348,7 @@ class TestConformance:
         V = q.covariance.clone()
         matrix = q.coordinates.matrix
         matrix.mul_(4.0)
-        factor = {"natural": 1 / 4, "precision_cholesky": 1 / 16}.get(BASE.get(name, name), 16)
+        factor = {"natural": 1 / 4, "precision": 1 / 16}.get(BASE.get(name, name), 16)
         close(q.covariance, factor * V, IDENTITY)
 
 
@@ -667,7 +667,7 @@ class TestDiagonalIsLinear:
         "sym_outer": lambda q: q.sym_outer(torch.ones(4, WIDE, dtype=DTYPE), torch.ones(4, WIDE, dtype=DTYPE)),
         "one_triangle": lambda q: q.one_triangle(torch.ones(4, WIDE, dtype=DTYPE), torch.ones(4, WIDE, dtype=DTYPE)),
         "whitener": lambda q: q.whitener(),
-        "loss": lambda q: q.loss(Quadrature()(q, linear_model(), {})),
+        "loss": lambda q: q.loss(Quadrature()(q, linear_model())),
         "carried": lambda q: q.carried(q.mean),
         "from_marginals": lambda q: DiagonalGaussian.from_marginals(q.mean, q.variance, q.structure),
         "unframe": lambda q: q.unframe(q.mean, q.scale),
@@ -722,7 +722,7 @@ class TestDiagonalIsLinear:
         s = torch.linspace(0.5, 1.5, WIDE, dtype=DTYPE)
         q = wide(scale=s)
         with Wide():
-            packet = HessianVector(2, chunk=256)(q, LogJoint(lambda theta: -theta.sum(-1).square()), {}).derivative
+            packet = HessianVector(2, chunk=256)(q, LogJoint(lambda theta: -theta.sum(-1).square())).derivative
             VN(q, lr=0.1, estimator=HessianVector(2)).step(lambda theta: -theta.square().sum(-1))
         torch.testing.assert_close(packet.W, 2 * s.square())
 
@@ -736,8 +736,8 @@ class TestDiagonalIsLinear:
         q = make(3, (2,), mean=torch.tensor([0.5, -1.0, 2.0]), scale=torch.tensor([0.5, 2.0, 1.0]), dtype=DTYPE)
         target = LogJoint(lambda theta: -theta.pow(4).sum(-1) - theta.prod(-1))
         draws = Fixed(4)
-        framed = Hessian(draws)(q, target, {}).derivative.framed(q.frame())
-        close(HessianVector(draws, chunk=chunk)(q, target, {}).derivative.W, framed.W, EXACT)
+        framed = Hessian(draws)(q, target).derivative.framed(q.frame())
+        close(HessianVector(draws, chunk=chunk)(q, target).derivative.W, framed.W, EXACT)
 
     @pytest.mark.parametrize("estimator", [Quadrature, MonteCarlo, BonnetPrice, Autograd])
     def test_linear_models(self, estimator):
@@ -766,7 +766,7 @@ class TestDiagonalIsLinear:
 
 
 def packet(q):
-    return Quadrature()(q, linear_model(), {})
+    return Quadrature()(q, linear_model())
 
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
@@ -787,7 +787,7 @@ def test_starts_agree_with_moments(name, batch):
 
 
 @pytest.mark.parametrize(
-    ("name", "scale"), [("natural", 1e-30), ("natural", 1e30), ("precision_cholesky", 1e-42), ("cholesky", 1e-50)]
+    ("name", "scale"), [("natural", 1e-30), ("natural", 1e30), ("precision", 1e-42), ("cholesky", 1e-50)]
 )
 def test_a_scale_without_coordinates(name, scale):
     """In float32 1e-30 squared is 0 and 1e30 squared infinite: refused, and q keeps its place."""

@@ -1497,7 +1497,7 @@ def test_wrong_pairs_are_refused():
     with raises("the model is a function or a module that samples; got Tensor."):
         AutoGaussian(Y)
     with raises(
-        "family makes q once its size is known: pass a class such as CholeskyGaussian; got CholeskyGaussian(10"
+        "posterior makes q once its size is known: pass a class such as CholeskyGaussian; got CholeskyGaussian(10"
     ):
         AutoGaussian(schools, ngvi.CholeskyGaussian(10))
     with raises("the guide must cover every continuous latent site of the model; it lacks tau."):

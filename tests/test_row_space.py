@@ -131,7 +131,7 @@ def test_leukemia_from_afar(seed, libsvm_folder):
     model = RowSpace(GeneralizedLinear(torch.tensor(X.toarray()), y, prior_precision=0.2)).model
     far = torch.randn(38, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10**0.5
     q = CholeskyGaussian(38, mean=far, scale=0.01, dtype=torch.float64)
-    result = fit(q, model, VN(q, acceleration=SiteNewton(model)), progress=False)
+    result = fit(q, model, VN(q, metric=SiteNewton(model)), progress=False)
     assert result.converged
     assert result.evaluations <= 100
 

@@ -188,7 +188,7 @@ def test_the_printed_update(name, rule, batch, gamma):
     H, (printed, rho) = kept(name, e.derivative.H), PRINTED[rule]
     if rule == "svgd":
         printed = functools.partial(svgd, name=name)
-    if BASE.get(name, name) == "precision_cholesky":
+    if BASE.get(name, name) == "precision":
         printed = ON_PRECISION.get(rule, printed)
     expected = [
         for_each(lambda *x, i=i: printed(*x, rho, gamma)[i], batch, q.mean, q.covariance, e.derivative.g, H)
@@ -261,8 +261,8 @@ def test_the_others_do_not(name, rule):
     assert float((mean - natural).abs().max()) > 0.1 * tiny
     text = f"got {RULES[rule].__name__} with SufficientDecrease."
     with pytest.raises(PairError, match=re.escape(text)):
-        NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), acceleration=QuasiNewton())
-    assert NaturalGradientVI(q, RULES[rule]()).acceleration is None
+        NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), metric=QuasiNewton())
+    assert NaturalGradientVI(q, RULES[rule]()).metric is None
     assert isinstance(NaturalGradientVI(q, RULES[rule]()).step_size, SufficientDecrease)
 
 
@@ -301,7 +301,7 @@ def test_gradient_descent_in_v_leaves_the_cone_member_by_member(name):
     model = GeneralizedLinear(randn(9, DIM, seed=3), torch.arange(9) % 2)
     q = POSTERIORS[name](DIM, (4,), scale=10.0, dtype=DTYPE)
     rule, rho = RULES["covariance_gradient"](), torch.tensor([1e-3, 1e3, 1e-3, torch.nan], dtype=DTYPE)
-    e = Quadrature()(q, model, {})
+    e = Quadrature()(q, model)
     assert q.moved(rule(q, e).at(rho))[1].tolist() == [True, False, True, False]
     opt, before = NaturalGradientVI(q, rule, lr=1e3), q.covariance
     with pytest.warns(match="left the positive definite cone"):
@@ -381,7 +381,7 @@ def test_named_methods_are_their_rules(method):
         plain.step(model)
     assert all(torch.equal(a, b) for a, b in zip(q.coordinates, p.coordinates, strict=True))
     assert isinstance(method(q).step_size, SufficientDecrease)
-    assert (method(q).acceleration is not None) == method(q).rule.natural
+    assert (method(q).metric is not None) == method(q).rule.natural
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)

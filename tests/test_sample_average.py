@@ -7,12 +7,11 @@ import re
 import pytest
 import torch
 
-from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit, mode
 from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.fitting import mode
 from torchngvi.models.guarded import Guarded
 
 FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
@@ -53,7 +52,7 @@ class TestSampleAverage:
         """a = Cᵀg and W = Π(CᵀHC) from any whitened draws, where E_q[ℓ] is a quadratic."""
         H, m, f = quadratic(3)
         q = family(3, mean=torch.tensor([0.3, -0.2, 0.1]), scale=torch.tensor([0.5, 1.0, 2.0]), dtype=torch.float64)
-        e = SampleAverage(Fixed(8))(q, LogJoint(f, temperature=gamma), {})
+        e = SampleAverage(Fixed(8))(q, LogJoint(f, temperature=gamma))
         root = q.frame().dense()
         expected = root.mT @ H @ root
         if family is DiagonalGaussian:
@@ -74,7 +73,7 @@ class TestSampleAverage:
             model = logistic(rows=20, dim=dim)
             q, target = family(dim, dtype=torch.float64), LogJoint(model.log_joint)
             quiet(q, model)
-            packets = [SampleAverage(Fixed(32, seed=seed))(q, target, {}) for seed in range(200)]
+            packets = [SampleAverage(Fixed(32, seed=seed))(q, target) for seed in range(200)]
             a, W = (torch.stack([getattr(e.derivative, name) for e in packets]) for name in ("a", "W"))
             spread = (a - a.mean(0)).square().sum(-1) + 0.5 * (W - W.mean(0)).flatten(1).square().sum(-1)
             shares[dim] = float(spread.mean() / torch.stack([e.noise2 for e in packets]).mean())
@@ -87,7 +86,7 @@ class TestSampleAverage:
         quiet(q, model)
         target, gaps = LogJoint(model.log_joint), []
         for estimator in (SampleAverage, Stein):
-            packets = [estimator(Fixed(32, seed=seed))(q, target, {}) for seed in range(100)]
+            packets = [estimator(Fixed(32, seed=seed))(q, target) for seed in range(100)]
             gaps.append(sum(float(q.norm2(q.local(e))) for e in packets))
         assert gaps[0] < 0.75 * gaps[1]
 
@@ -671,14 +670,14 @@ def test_resample_keeps_the_memory():
     target = Guarded(LogJoint(model.log_joint))
     for _ in range(6):
         opt.step(target)
-    kept = opt.state[q.mean_probe]["kept"].clone()
+    kept = opt.state[q.mean_probe]["metric"]["kept"].clone()
     assert float(kept.sum()) > 0
     opt.resample(SampleAverage(Fixed(64, seed=2)))
     opt.evaluate(target)
-    assert torch.equal(opt.state[q.mean_probe]["kept"], kept)
+    assert torch.equal(opt.state[q.mean_probe]["metric"]["kept"], kept)
     q.initialize_(1.0)
     opt.evaluate(target)
-    assert float(opt.state[q.mean_probe]["kept"].sum()) == 0
+    assert float(opt.state[q.mean_probe]["metric"]["kept"].sum()) == 0
 
 
 def test_an_untried_step_is_learnt_from():
@@ -690,5 +689,5 @@ def test_an_untried_step_is_learnt_from():
     kept = []
     for step in (opt.step, opt.step, opt.step, opt.step, opt.step_untried, opt.step):
         step(target)
-        kept.append(float(opt.state[q.mean_probe]["kept"].sum()))
+        kept.append(float(opt.state[q.mean_probe]["metric"]["kept"].sum()))
     assert kept == [0.0, 0.0, 0.0, 1.0, 2.0, 3.0]  # the first two steps are long and tell nothing

@@ -54,7 +54,7 @@ def test_the_move_solves_the_linearised_conditions(family, gamma, posterior):
     q = posterior(5, dtype=torch.float64)
     near_the_optimum(q, target)
     start = q.snapshot()
-    opt = NaturalGradientVI(q, VariationalNewton(), acceleration=SiteNewton(target))
+    opt = NaturalGradientVI(q, VariationalNewton(), metric=SiteNewton(target))
     opt.evaluate(target)
     N, force = opt._cache.heading.path.at(torch.ones((), dtype=torch.float64))  # to the Newton point
     eye = torch.eye(5, dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_the_tail_is_quadratic():
     counts = {}
     for newton in (True, False):
         q = CholeskyGaussian(5, dtype=torch.float64)
-        opt = VN(q, acceleration=SiteNewton(target) if newton else None)
+        opt = VN(q, metric=SiteNewton(target) if newton else None)
         result = fit(q, target, opt, tolerance=1e-10, progress=False)
         assert result.converged
         counts[newton] = sum(record.norm < 0.1 for record in result.trace)
@@ -88,7 +88,7 @@ def test_the_tail_is_quadratic():
 def test_far_starts(scale):
     target = model()
     q = CholeskyGaussian(5, mean=torch.full((5,), 3.0), scale=scale, dtype=torch.float64)
-    result = fit(q, target, VN(q, acceleration=SiteNewton(target)), progress=False)
+    result = fit(q, target, VN(q, metric=SiteNewton(target)), progress=False)
     assert result.converged
     assert result.evaluations <= 40
     losses = [record.loss for record in result.trace]
@@ -100,7 +100,7 @@ def test_a_batch_is_its_members():
     X = torch.randn(3, 8, 2, generator=generator, dtype=torch.float64)
     y = (X[..., 0] > 0).double()
     batch, q = GeneralizedLinear(X, y), CholeskyGaussian(2, (3,), dtype=torch.float64)
-    assert fit(q, batch, VN(q, acceleration=SiteNewton(batch)), tolerance=1e-10, progress=False).converged
+    assert fit(q, batch, VN(q, metric=SiteNewton(batch)), tolerance=1e-10, progress=False).converged
     for i in range(3):
         alone, target = CholeskyGaussian(2, dtype=torch.float64), GeneralizedLinear(X[i], y[i])
         fit(alone, target, tolerance=1e-10, progress=False)
@@ -122,7 +122,7 @@ class TestRefusals:
         q, target = DiagonalGaussian(5, dtype=torch.float64), model()
         text = "SiteNewton moves a full covariance; got DiagonalGaussian. Use a CholeskyGaussian, or QuasiNewton()."
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            VN(q, acceleration=SiteNewton(target)).step(target)
+            VN(q, metric=SiteNewton(target)).step(target)
 
     @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
     def test_sparse_rows(self):
@@ -131,4 +131,4 @@ class TestRefusals:
         q = CholeskyGaussian(5, dtype=torch.float64)
         text = "SiteNewton needs a dense X; got a sparse one. Use RowSpace(model).fit(), or X.to_dense()."
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
-            VN(q, acceleration=SiteNewton(target)).step(target)
+            VN(q, metric=SiteNewton(target)).step(target)

@@ -92,7 +92,7 @@ def in_the_cone(q):
 
 def with_trials(q, rule, memory):
     acceleration = QuasiNewton(memory) if memory else None
-    return NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), acceleration=acceleration)
+    return NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), metric=acceleration)
 
 
 # ------------------------------------------------------------------------------------ constant
@@ -365,7 +365,7 @@ class TestSufficientDecreaseOnHardStarts:
         alone = [member(name, q, i) for i in range(6)]
         acceleration = QuasiNewton(memory) if memory else None
         opt, *opts = (
-            NaturalGradientVI(p, RULES[rule](), lr, step_size=STEP_SIZES[control](), acceleration=acceleration)
+            NaturalGradientVI(p, RULES[rule](), lr, step_size=STEP_SIZES[control](), metric=acceleration)
             for p in (q, *alone)
         )
         # trials and the memory divide by differences of losses and of gradients: near the optimum
@@ -440,6 +440,6 @@ def test_the_packet_at_the_start_of_a_trial_is_not_evaluated_twice():
     for _ in range(10):
         opt.step(target)
     assert opt.evaluations == 11
-    value = Quadrature()(q, target, {}).value - q.entropy()
+    value = Quadrature()(q, target).value - q.entropy()
     close(opt.evaluate(target).loss, value, EXACT)
     assert opt.evaluations == 11

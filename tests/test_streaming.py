@@ -877,11 +877,11 @@ class Interrupted(GeneralizedLinear):
 
     calls = 0
 
-    def expected_energy(self, frame, expected=None):
+    def expected_energy(self, frame):
         Interrupted.calls += 1
         if Interrupted.calls == 5:
             raise KeyboardInterrupt
-        return super().expected_energy(frame, expected)
+        return super().expected_energy(frame)
 
 
 def test_an_interrupt_of_the_first_pass_leaves_q():

@@ -222,7 +222,7 @@ def test_dense_matrices_need_no_table_of_their_entries(kind, monkeypatch):
     def refused(structure, device):
         raise AssertionError(f"a table of the entries of {structure}")
 
-    monkeypatch.setattr(pattern_module, "_index", refused)
+    monkeypatch.setattr(pattern_module, "index_of", refused)
     model = GeneralizedLinear(randn(20, 5, seed=1), torch.arange(20) % 2)
     assert fit(kind(5, dtype=DTYPE), model, progress=False).converged
     assert fit(kind(5, dtype=DTYPE), model.log_joint, progress=False).converged

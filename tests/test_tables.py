@@ -9,7 +9,9 @@ from sklearn.datasets import dump_svmlight_file, load_breast_cancer
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
-from torchngvi.app.tables import Table, coded_target, prepare, read_table
+from torchngvi.app.columns import Table
+from torchngvi.app.design import coded_target, prepare
+from torchngvi.app.tables import read_table
 from torchngvi.errors import InputError
 
 PEOPLE = (

@@ -64,11 +64,11 @@ from torchngvi.rules import (
 )
 from torchngvi.stopping import SlopeStop
 
-ROOTS = {"C": "cholesky", "T": "precision_cholesky"}
+ROOTS = {"C": "cholesky", "T": "precision"}
 forms = pytest.mark.parametrize("form", ROOTS)
 naturals = pytest.mark.parametrize("natural", [False, True], ids=["euclidean", "natural"])
 logs = pytest.mark.parametrize("log_diagonal", [False, True], ids=["plain", "log_diagonal"])
-rooted = pytest.mark.parametrize("name", ["cholesky", "diagonal", "precision_cholesky"])
+rooted = pytest.mark.parametrize("name", ["cholesky", "diagonal", "precision"])
 batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 
@@ -232,7 +232,7 @@ class TestGoldenValues:
         q, estimator, target = self.one(form)
         theta = q.mean + q.frame().push(estimator.draws(q.mean))[0]
         close(theta, torch.tensor([2, -2] if form == "C" else [2 / 3, -1 / 3], dtype=DTYPE), EXACT)
-        e = estimator(q, target, {})
+        e = estimator(q, target)
         for natural in (True, False):
             close(rule_of(natural)(q, e).norm2(), torch.tensor(self.NORM2[form], dtype=DTYPE), EXACT)
         if form == "C":
@@ -256,7 +256,7 @@ class TestGoldenValues:
         T = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0.5, -1, 4]], dtype=DTYPE)
         z, p = torch.tensor([1.0, -2.0, 0.5], dtype=DTYPE), torch.tensor([0.3, -0.7, 1.1], dtype=DTYPE)
         q = from_root("T", torch.zeros(3, dtype=DTYPE), T)
-        e = PathDerivative(Given(z[None]))(q, LogJoint(lambda theta: theta @ p), {})
+        e = PathDerivative(Given(z[None]))(q, LogJoint(lambda theta: theta @ p))
         dense, gradient = (reference.vech(-x.matrix) for x in (q.tangent(e), q.euclidean(e)))
         close(-q.euclidean(e).vector, torch.tensor([2.3, -2.7, 5.6], dtype=DTYPE), EXACT)
         inside = reference.vech(T) != 0
@@ -300,7 +300,7 @@ class TestLiteralAlgorithms:
     def test_the_printed_log_diagonal_line_is_another(self):
         """With 1/C_ii in the Euclidean line, or C_ii in the natural one, the step is not that of the coordinates."""
         q, z = random_posterior("cholesky"), randn(1, DIM, seed=3)
-        e = PathDerivative(Given(z))(q, LogJoint(log_joint), {})
+        e = PathDerivative(Given(z))(q, LogJoint(log_joint))
         for natural in (True, False):
             change = rule_of(natural, True)(q, e).at(every(1.0, ())).change.matrix.diagonal()
             plain = rule_of(natural)(q, e).at(every(1.0, ())).change.matrix.diagonal()
@@ -311,14 +311,14 @@ class TestLiteralAlgorithms:
 class TestCoordinates:
     """Gradients in (m, C), (m, T), (m, c) and with logarithms on the diagonal, against autograd and Fisher solves."""
 
-    PLAIN = {"cholesky": "mean_root", "diagonal": "mean_scale", "precision_cholesky": "mean_precision_root"}
-    LOG = {"cholesky": "mean_log_root", "diagonal": "mean_log_scale", "precision_cholesky": "mean_log_precision_root"}
+    PLAIN = {"cholesky": "mean_root", "diagonal": "mean_scale", "precision": "mean_precision_root"}
+    LOG = {"cholesky": "mean_log_root", "diagonal": "mean_log_scale", "precision": "mean_log_precision_root"}
 
     @rooted
     @batches_at
     def test_the_euclidean_gradient(self, name, batch, gamma):
         q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 17, gamma)
-        coordinates, e = reference.COORDINATES[self.PLAIN[name]], Quadrature()(q, model.target, {})
+        coordinates, e = reference.COORDINATES[self.PLAIN[name]], Quadrature()(q, model.target)
 
         def expected(m, V, problem):
             return reference.gradient(coordinates, coordinates.flat(m, V), problem.loss)
@@ -335,7 +335,7 @@ class TestCoordinates:
     def test_the_log_diagonal(self, name, natural, batch, gamma):
         """Eq 4: velocities and gradients of the new coordinates, by their own Fisher matrix."""
         q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 17, gamma)
-        coordinates, e = reference.COORDINATES[self.LOG[name]], Quadrature()(q, model.target, {})
+        coordinates, e = reference.COORDINATES[self.LOG[name]], Quadrature()(q, model.target)
         solve = reference.natural_gradient if natural else reference.gradient
 
         def expected(m, V, problem):
@@ -376,14 +376,14 @@ class TestCoordinates:
     def test_the_slope_on_logarithms(self, name, natural):
         """-dL/dρ at the start of the path, and the natural norm of its direction."""
         q, model = random_posterior(name, (2,), seed=1), random_model("bernoulli_logit", (2,), 17).target
-        path = rule_of(natural, True)(q, Quadrature()(q, model, {}))
+        path = rule_of(natural, True)(q, Quadrature()(q, model))
         other, losses = random_posterior(name, (2,), seed=1), []
         for rho in (1e-4, -1e-4):
             new, ok = q.moved(path.at(every(rho, (2,))))
             other.assign(new, ok)
             losses.append(model.negative_elbo(other).detach())
         close(path.slope(), (losses[1] - losses[0]) / 2e-4, 1e-6)
-        close(path.norm2(), NaturalGradient()(q, Quadrature()(q, model, {})).norm2(), EXACT)
+        close(path.norm2(), NaturalGradient()(q, Quadrature()(q, model)).norm2(), EXACT)
 
     def test_natural_parameters(self):
         """Eqs 6 and 7: with λ = (S m, -½Dᵀvec S) the natural gradient is ∂L/∂(m, vech(V + mmᵀ))."""
@@ -395,7 +395,7 @@ class TestCoordinates:
             return problem.loss(first, reference.symmetric(second) - torch.outer(first, first))
 
         by_mean, by_second = torch.func.grad(loss, argnums=(0, 1))(m, reference.vech(V + torch.outer(m, m)))
-        velocity, D = q.tangent(Quadrature()(q, model.target, {})), reference.duplication(DIM)
+        velocity, D = q.tangent(Quadrature()(q, model.target)), reference.duplication(DIM)
         close(velocity.vector, by_mean, IDENTITY)
         close(-0.5 * D.mT @ reference.vec(velocity.matrix), by_second, IDENTITY)
         g, half = torch.func.grad(problem.loss, argnums=(0, 1))(m, V)
@@ -407,7 +407,7 @@ class TestCoordinates:
         """dV = -V E[∇²ℓ - S] V from C, and dS = E[∇²ℓ] - S from T: one direction."""
         e = framed_packet(torch.zeros(DIM, dtype=DTYPE), torch.eye(DIM, dtype=DTYPE))
         H = random_symmetric((), 5, definite=False)
-        for name in ("cholesky", "precision_cholesky"):
+        for name in ("cholesky", "precision"):
             q = random_posterior(name, seed=1)
             root = q.frame().dense()
             packet = e._replace(derivative=e.derivative._replace(W=root.mT @ H @ root))
@@ -425,7 +425,7 @@ class TestDivergence:
     def test_of_a_short_step(self, name, batch):
         """2 KL(q‖q + ε a)/ε² → aᵀFa = |a|² + ½‖P‖², with an error that falls linearly."""
         q, model = random_posterior(name, batch, seed=1), random_model("bernoulli_logit", batch, 17).target
-        path, other = NaturalGradient()(q, Quadrature()(q, model, {})), random_posterior(name, batch, seed=1)
+        path, other = NaturalGradient()(q, Quadrature()(q, model)), random_posterior(name, batch, seed=1)
         errors = []
         for epsilon in (1e-2, 1e-3, 1e-4):
             new, ok = q.moved(path.at(every(epsilon, batch)))
@@ -462,7 +462,7 @@ class TestPathDerivative:
             return -log_joint(theta) + fixed.log_prob(theta)
 
         expected = torch.func.grad(loss, argnums=(0, 1))(*q.coordinates)
-        e = PathDerivative(Given(z[None]))(q, LogJoint(log_joint), {})
+        e = PathDerivative(Given(z[None]))(q, LogJoint(log_joint))
         actual = q.euclidean(e)
         close(actual.vector, expected[0], IDENTITY)
         close(actual.matrix, expected[1], IDENTITY)
@@ -482,7 +482,7 @@ class TestPathDerivative:
 
         losses = []
         for one in z:
-            e = PathDerivative(Given(one[None]))(q, LogJoint(gaussian, gamma), {})
+            e = PathDerivative(Given(one[None]))(q, LogJoint(gaussian, gamma))
             local = q.local(e)
             close(local.a, torch.zeros_like(local.a), IDENTITY)
             close(local.P, torch.zeros_like(local.P), IDENTITY)
@@ -496,7 +496,7 @@ class TestPathDerivative:
 
     def test_stein_averages_both_triangles(self):
         q, z = random_posterior("cholesky"), randn(1, DIM, seed=3)
-        one, both = (kind(Given(z))(q, LogJoint(log_joint), {}).derivative for kind in (PathDerivative, Stein))
+        one, both = (kind(Given(z))(q, LogJoint(log_joint)).derivative for kind in (PathDerivative, Stein))
         pulled = q.scale_tril.mT @ -slope(q.mean + q.scale_tril @ z[0]) - z[0]
         M = torch.outer(pulled, z[0])
         close(one.a, both.a, EXACT)
@@ -508,7 +508,7 @@ class TestPathDerivative:
     def test_norm(self, name, batch):
         """⟨ĝ, g̃⟩ = |a|² + Σ_{i>j} H_ij² + ½ Σ H_ii², of one draw."""
         q, z = random_posterior(name, batch, seed=1), randn(1, *batch, DIM, seed=2)
-        e = PathDerivative(Given(z))(q, LogJoint(log_joint), {})
+        e = PathDerivative(Given(z))(q, LogJoint(log_joint))
         gradient, velocity = q.euclidean(e), q.tangent(e)
         product = (gradient.vector * velocity.vector).sum(-1)
         product = product + (gradient.matrix * velocity.matrix).flatten(len(batch)).sum(-1)
@@ -533,7 +533,7 @@ class TestPathDerivative:
         else:
             vectors = [torch.linalg.solve(q.frame().dense().mT, one) for one in z]
             matrices = [(sign * inverse.mT @ (torch.outer(one, one) - eye)).tril() for one in z]
-        e = ScoreFunction(Given(z))(q, LogJoint(log_joint), {})
+        e = ScoreFunction(Given(z))(q, LogJoint(log_joint))
         actual = q.tangent(e) if natural else q.euclidean(e)
         close(actual.vector, torch.einsum("s,si->i", h, torch.stack(vectors)) / 6, IDENTITY)
         close(actual.matrix, torch.einsum("s,sij->ij", h, torch.stack(matrices)) / 6, IDENTITY)
@@ -594,7 +594,7 @@ class TestSnngm:
     @pytest.mark.parametrize("corrected", [True, False])
     def test_the_recursion(self, name, batch, norm, corrected):
         q, expected = (random_posterior(name, batch, seed=1) for _ in range(2))
-        opt = Snngm(q, lr=0.02, beta=0.7, bias_correction=corrected, norm=norm)
+        opt = Snngm(q, lr=0.02, momentum=NormalizedMomentum(norm, beta=0.7, bias_correction=corrected))
         for e in packets(q, 4):
             opt._advance(0, None, opt._heading(0, e), None)
         self.literal(expected, norm, 0.7, corrected, 0.02, 4)
@@ -607,7 +607,7 @@ class TestSnngm:
     def test_increments_have_unit_norm(self, name, batch):
         """What enters the average is a unit vector; with beta = 0 so is each step."""
         q, lr = random_posterior(name, batch, seed=1), 1e-3
-        opt = Snngm(q, lr=lr, beta=0.0, norm="euclidean")
+        opt = Snngm(q, lr=lr, momentum=NormalizedMomentum("euclidean", beta=0.0))
         for e in packets(q, 3):
             before = q.snapshot()
             opt._advance(0, None, opt._heading(0, e), None)
@@ -620,7 +620,7 @@ class TestSnngm:
         """√(2 KL) of a step is its length, whatever the gradient."""
         q, lr = random_posterior(name, (4,), seed=1), 1e-4
         start = random_posterior(name, (4,), seed=1)
-        opt = Snngm(q, lr=lr, norm="riemannian")
+        opt = Snngm(q, lr=lr, momentum=NormalizedMomentum("riemannian"))
         opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
         ratio = (2 * start.kl(q).detach()).sqrt() / lr
         assert float((ratio - 1).abs().max()) < 1e-3
@@ -642,13 +642,13 @@ class TestSnngm:
         """A gradient that vanishes adds nothing: q goes on by what is averaged, and at the start it stays."""
         q = random_posterior(name, seed=1)
         zero = framed_packet(torch.zeros(DIM, dtype=DTYPE), q.structure.eye(q.mean.detach()))
-        opt, start = Snngm(q, lr=0.1, norm=norm), q.snapshot()
+        opt, start = Snngm(q, lr=0.1, momentum=NormalizedMomentum(norm)), q.snapshot()
         opt._advance(0, None, opt._heading(0, zero), None)
         close(q.coordinates.matrix, start.matrix, 0.0)
         opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
-        before = {key: value.clone() for key, value in opt.state[q.mean_probe].items()}
+        before = {key: value.clone() for key, value in opt.state[q.mean_probe]["momentum"].items()}
         opt._advance(0, None, opt._heading(0, zero), None)
-        after = opt.state[q.mean_probe]
+        after = opt.state[q.mean_probe]["momentum"]
         close(after["mean_vector"], 0.9 * before["mean_vector"], EXACT)
         close(after["mean_matrix"], 0.9 * before["mean_matrix"], EXACT)
         assert opt.rejections == 0
@@ -672,7 +672,7 @@ class TestSnngm:
             calm._advance(0, None, calm._heading(0, e), None)
         assert opt.state[q.mean_probe]["rejections"].tolist() == [1, 0]
         close(q.coordinates.matrix[0], other.coordinates.matrix[0], EXACT)
-        assert opt.state[q.mean_probe]["averaged"].tolist() == [2, 3]
+        assert opt.state[q.mean_probe]["momentum"]["averaged"].tolist() == [2, 3]
 
     @rooted
     @pytest.mark.parametrize("momentum", [lambda: NormalizedMomentum("riemannian"), Adam])
@@ -681,11 +681,11 @@ class TestSnngm:
         model, part, lr = random_model("bernoulli_logit", (2,), 5).target, momentum(), 4.0
         q, free = (random_posterior(name, (2,), seed=1) for _ in range(2))
         for start in (q, free):  # too wide for C, whose diagonal then falls; that of T falls where q is too narrow
-            factor = 0.3 if name == "precision_cholesky" else 4.0
+            factor = 0.3 if name == "precision" else 4.0
             start.initialize_(start.mean, factor * start.scale_tril)
         opt, estimator, state, signs = SRVN(q, lr=lr, momentum=part), Quadrature(), part.init(free), 0
         for _ in range(12):
-            e = estimator(free, model, {})
+            e = estimator(free, model)
             velocity = free.tangent(e)
             change, state = part(
                 free, Coordinates(-velocity.vector, -velocity.matrix), NaturalGradient()(free, e).norm2, state
@@ -707,12 +707,12 @@ class TestSnngm:
         q = random_posterior("cholesky", seed=1)
         opt = SRVN(q, lr=0.01, momentum=momentum())
         opt._advance(0, None, opt._heading(0, next(packets(q, 1))), None)
-        average = opt.state[q.mean_probe]["mean_matrix"].clone()
+        average = opt.state[q.mean_probe]["momentum"]["mean_matrix"].clone()
         e = framed_packet(torch.full((DIM,), torch.nan, dtype=DTYPE), 50 * torch.eye(DIM, dtype=DTYPE))
         opt.param_groups[0]["lr"] = 1e3
         with pytest.warns(RejectedStepWarning):
             opt._advance(0, None, opt._heading(0, e), None)
-        close(opt.state[q.mean_probe]["mean_matrix"], average, 0.0)
+        close(opt.state[q.mean_probe]["momentum"]["mean_matrix"], average, 0.0)
 
     @pytest.mark.parametrize(
         ("kind", "dim", "size", "lr"),
@@ -741,7 +741,7 @@ class TestSnngm:
         ):
             assert Snngm(kind(2)).momentum.norm == norm
             other = "riemannian" if norm == "euclidean" else "euclidean"
-            assert Snngm(kind(2), norm=other).momentum.norm == other
+            assert Snngm(kind(2), momentum=NormalizedMomentum(other)).momentum.norm == other
 
     def test_several_posteriors(self):
         q, p = CholeskyGaussian(2), DiagonalGaussian(3)
@@ -749,11 +749,11 @@ class TestSnngm:
         assert [group["lr"] for group in opt.param_groups] == [pytest.approx(0.001 * math.sqrt(5)), 0.5]
         text = (
             "Snngm has one norm, Riemannian on a PrecisionCholeskyGaussian and Euclidean otherwise; got posteriors "
-            "of both kinds. Say norm=, or use one optimizer each."
+            "of both kinds. Say momentum=NormalizedMomentum(norm), or use one optimizer each."
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             Snngm([q, PrecisionCholeskyGaussian(2)])
-        assert Snngm([q, PrecisionCholeskyGaussian(2)], norm="euclidean").momentum.norm == "euclidean"
+        assert Snngm([q, PrecisionCholeskyGaussian(2)], momentum=NormalizedMomentum()).momentum.norm == "euclidean"
         with pytest.raises(InputError, match="updates posteriors such as"):
             Snngm(3.0)
         with pytest.raises(InputError, match="the list of posteriors is empty"):
@@ -769,7 +769,7 @@ class TestSnngm:
     )
     def test_refused_settings(self, options, text):
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            Snngm(CholeskyGaussian(2), **options)
+            NormalizedMomentum(**options)
 
 
 class TestAdam:
@@ -877,7 +877,7 @@ class TestMomentum:
             one.assign(Coordinates(*(x[index] for x in whole.coordinates)), torch.tensor(True))
             single = SRVN(one, lr=0.02, momentum=MOMENTA[momentum]())
             for _ in range(4):
-                e = Quadrature()(whole, model.target, {})
+                e = Quadrature()(whole, model.target)
                 d = e.derivative.raw()
                 alone = e._replace(value=e.value[index], derivative=d._replace(g=d.g[index], H=d.H[index]))
                 single._advance(0, None, single._heading(0, alone), None)
@@ -926,7 +926,7 @@ class TestMomentum:
         opt = Snngm(q)
         opt.step(model)
         q.float()
-        state = opt._state(0)
+        state = opt._state(0)["momentum"]
         assert {state[key].dtype for key in ("mean_vector", "mean_matrix", "averaged")} == {torch.float32}
 
     def test_repr(self):
@@ -967,7 +967,7 @@ class TestMomentum:
 
     def test_not_with_an_acceleration(self):
         with pytest.raises(PairError, match="QuasiNewton bends natural gradients"):
-            SRVN(CholeskyGaussian(2), lr=0.1, momentum=Adam(), acceleration=QuasiNewton())
+            SRVN(CholeskyGaussian(2), lr=0.1, momentum=Adam(), metric=QuasiNewton())
 
     @pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian])
     def test_it_fits(self, kind):
@@ -1150,7 +1150,7 @@ class TestTheorem3:
 
     @pytest.mark.parametrize(("steps", "beta"), [(50, 0.9), (200, 0.5)])
     def test_the_normaliser_of_tau(self, steps, beta):
-        from torchngvi.studies.papers.tan import tau_weights
+        from torchngvi.studies.papers.tan2025 import tau_weights
 
         weights = tau_weights(steps, beta)
         assert weights.sum() == pytest.approx(steps - beta * (1 - beta**steps) / (1 - beta), rel=1e-12)
@@ -1170,7 +1170,7 @@ class TestExperiments:
     """The studies: coding of the data, the log, what is drawn from it."""
 
     def test_figure_2(self, tmp_path):
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         log = tan.run_weights()
         assert len(log) == 10_000
@@ -1184,7 +1184,7 @@ class TestExperiments:
         ("name", "shape", "ones"), [("German", (1000, 49), 300), ("Heart", (270, 19), 120), ("ICU", (200, 20), 40)]
     )
     def test_the_designs(self, name, shape, ones):
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         X, y = tan.LOADERS[name]()
         assert X.shape == shape
@@ -1198,7 +1198,7 @@ class TestExperiments:
 
     @needs_data
     def test_white_and_awake_are_coded_one(self):
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         X, _ = tan.icu()
         assert X[:, 5].sum() == 175  # of 200 white
@@ -1206,7 +1206,7 @@ class TestExperiments:
 
     def test_missing_data(self, monkeypatch, tmp_path):
         from torchngvi.app.datasets import MissingDataError
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
         monkeypatch.chdir(tmp_path)
@@ -1220,7 +1220,7 @@ class TestExperiments:
     @needs_data
     def test_the_families_on_the_three_data_sets(self):
         """Full C and full T agree, the diagonal bound is lower, and all are near the printed ones."""
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         for index, name in enumerate(tan.DATA):
             model, bounds = tan.regression(name), {}
@@ -1236,7 +1236,7 @@ class TestExperiments:
     def test_a_row_of_table_5(self):
         """ICU, full Σ, Snngm: 6000 iterations and -115.2 are printed."""
         from torchngvi.diagnostics import elbo
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         model = tan.regression("ICU")
         q = CholeskyGaussian(20, scale=0.1, dtype=DTYPE)
@@ -1249,7 +1249,7 @@ class TestExperiments:
 
     @needs_data
     def test_the_log_and_what_is_drawn(self, tmp_path, capsys):
-        from torchngvi.studies.papers import tan
+        from torchngvi.studies.papers import tan2025 as tan
 
         log = tan.run_logistic(data=("ICU",), max_steps=200)
         fits = set(zip(log["family"], log["optimiser"], strict=True))

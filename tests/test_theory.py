@@ -75,7 +75,7 @@ class Problems:
         return q
 
     def packet(self, q):
-        return Quadrature()(q, self.model, {})
+        return Quadrature()(q, self.model)
 
     @torch.no_grad()
     def loss(self, q):

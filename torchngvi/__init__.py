@@ -25,6 +25,7 @@ from torchngvi.methods import (
 from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.refinement import refine
 from torchngvi.rules import QuasiNewton, SiteNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
@@ -78,6 +79,7 @@ __all__ = [
     "laplace",
     "models",
     "posteriors",
+    "refine",
     "rules",
     "stepsizes",
 ]

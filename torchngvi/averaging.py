@@ -67,7 +67,7 @@ class ExpectationAverage(torch.nn.Module):
                 f"ExpectationAverage needs the blocks of a covariance; {q.structure} keeps those of the precision. "
                 "Use a posterior with a dense or block-diagonal structure."
             )
-        self.family = type(q)
+        self._kind = type(q)
         like = q.mean_probe.detach()
         self.structure: FullAlgebra = q.structure
         self.register_buffer("steps", torch.zeros_like(like[..., 0]))
@@ -77,9 +77,9 @@ class ExpectationAverage(torch.nn.Module):
     @torch.no_grad()
     def update(self, q: Gaussian) -> None:
         """Take in the posterior as it is now, after a step."""
-        if type(q) is not self.family or q.mean_probe.shape != self.mean.shape:
+        if type(q) is not self._kind or q.mean_probe.shape != self.mean.shape:
             raise PairError(
-                f"this average follows a {self.family.__name__} of shape {tuple(self.mean.shape)}; got "
+                f"this average follows a {self._kind.__name__} of shape {tuple(self.mean.shape)}; got "
                 f"a {type(q).__name__} of shape {tuple(q.mean_probe.shape)}. Make another ExpectationAverage for it."
             )
         structure, mean, spread = q.structure, q.mean, q.frame().marginals()
@@ -102,7 +102,7 @@ class ExpectationAverage(torch.nn.Module):
         """
         if not bool((self.steps > 0).all()):
             raise InputError("the average is empty: call update(q) after a step, then posterior().")
-        return self.family.from_marginals(self.mean, self.spread, self.structure)
+        return self._kind.from_marginals(self.mean, self.spread, self.structure)
 
 
 @final

@@ -14,11 +14,12 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from torchngvi import __version__
-from torchngvi.app.config import DTYPES, METHODS, POSTERIORS, Settings, hint, read_toml, settings_from
+from torchngvi.app.config import DTYPES, Settings, hint, read_toml, settings_from
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.models.likelihoods import FAMILIES
+from torchngvi.registry import METHODS, POSTERIORS, STRUCTURES, needs_lr, partners
 
-_EXTRAS = ("arviz", "matplotlib", "numpy", "pandas", "rich", "sklearn")
+_EXTRAS = ("matplotlib", "numpy", "pandas", "rich", "sklearn")
 
 _FLAGS = ("--overwrite", *("--" + field.name.replace("_", "-") for field in fields(Settings)))
 _DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
@@ -28,14 +29,24 @@ _ENVIRONMENT = f"""environment:
 """
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
-_READERS = ("torchngvi.app.config", "torchngvi.app.datasets", "torchngvi.app.tables")  # modules that read input
+# modules that read input
+_READERS = tuple(f"torchngvi.app.{name}" for name in ("config", "datasets", "tables", "readers", "columns", "design"))
 
 _EXAMPLES = """examples:
   torchngvi fit --data breast_cancer
   torchngvi fit --data patients.csv --target died --success yes --drop id
   torchngvi fit --data claims.csv --target claims --family poisson_log --offset log_exposure
   torchngvi fit configs/breast_cancer.toml --posterior diagonal --out runs/diagonal
+  torchngvi fit --data iris --success virginica --posterior precision --structure 1,4 --method iblr
 """
+
+
+def _fit_epilog() -> str:
+    """Which method moves which posteriors, by asking them, and examples."""
+    names = {name: f"{name}, with --lr" if needs_lr(name) else name for name in METHODS}
+    width = max(map(len, names.values()))
+    lines = (f"  {shown:{width}}  {', '.join(partners(name))}" for name, shown in names.items())
+    return "\n".join(("methods, and the posteriors that each moves:", *lines, "", _EXAMPLES))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,6 +57,12 @@ class _Parser(argparse.ArgumentParser):
             close = hint(message.split()[2].partition("=")[0], _FLAGS)
             raise InputError(f"{message}.{close} See {self.prog} fit --help.")
         raise InputError(f"{message}. See {self.prog} --help.")
+
+    def format_help(self) -> str:
+        """The help; an epilog that takes time to be written is a function, called here alone."""
+        if callable(self.epilog):
+            self.epilog = self.epilog()
+        return super().format_help()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
         "fit",
         help="fit a Bayesian generalised linear model to a data set",
         description="Fit a Bayesian generalised linear model: q(coefficients) = N(m, V), without tuning.",
-        epilog=_EXAMPLES,
+        epilog=_fit_epilog,  # type: ignore[arg-type]  # see format_help
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -140,7 +157,14 @@ def _add_model_flags(group: Any) -> None:
 def _add_method_flags(group: Any) -> None:
     group.add_argument("--method", metavar="METHOD", help=f"{', '.join(METHODS)} (vn)")
     group.add_argument("--posterior", metavar="KIND", help=f"{', '.join(POSTERIORS)} (cholesky)")
-    group.add_argument("--lr", type=float, metavar="X", help="constant step size; without it steps are found by trial")
+    shapes = f"of the covariance: {', '.join(STRUCTURES)}, or the sizes of blocks such as 1,4,2"
+    group.add_argument("--structure", metavar="PATTERN", help=f"{shapes} (that of the posterior)")
+    group.add_argument(
+        "--lr",
+        type=float,
+        metavar="X",
+        help="constant step size; without it found by trial, or the method's own",
+    )
     group.add_argument("--tolerance", type=float, metavar="T", help="on the natural-gradient norm (1e-5)")
     group.add_argument("--max-evaluations", type=int, metavar="N", help="budget (1000)")
     group.add_argument("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)} (float64)")
@@ -198,14 +222,14 @@ def _refuse(message: str) -> int:
 
 
 def _fit(settings: Settings, overwrite: bool) -> int:
-    from torchngvi.app import runs  # the extras are needed from here on
+    from torchngvi.app import problems, results, runs  # the extras are needed from here on
 
-    outcome = runs.run(runs.build(settings, overwrite=overwrite))
+    outcome = runs.run(problems.build(settings, overwrite=overwrite))
     folder = None
     try:
-        folder = runs.write(outcome)
+        folder = results.write(outcome)
     finally:
-        runs.show(outcome, folder)  # also where nothing could be written, so that the fit is not lost
+        results.show(outcome, folder)  # also where nothing could be written, so that the fit is not lost
     if not outcome.result.converged:
         print(f"torchngvi: not converged, {outcome.result.reason}", file=sys.stderr)
     return 0 if outcome.result.converged else 1

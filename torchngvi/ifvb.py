@@ -1,5 +1,7 @@
 """Natural gradients for any family over a flat vector, the inverse Fisher matrix by recursion: IFVB and AIFVB."""
 
+from typing import Any
+
 from torchngvi.averaging import Averaging
 from torchngvi.expectations.flat import (
     ClosedForm,
@@ -9,7 +11,7 @@ from torchngvi.expectations.flat import (
     Pathwise,
     ScoreFunction,
 )
-from torchngvi.fitting.smoothed import Outcome, lower_bound, run
+from torchngvi.fitting.smoothed import lower_bound, run
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.metrics import (
     NAGVAC,
@@ -40,9 +42,8 @@ from torchngvi.posteriors.flat import (
     VechGaussian,
 )
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.renamed import warn_renamed
 from torchngvi.theory.godichon2023 import asymptotic_covariance, marginal_sample
-
-Family = FlatPosterior
 
 __all__ = [
     "AIFVB",
@@ -57,7 +58,6 @@ __all__ = [
     "ClosedForm",
     "ControlVariate",
     "Exact",
-    "Family",
     "FlatPosterior",
     "FlatCholesky",
     "GradientEstimator",
@@ -70,7 +70,6 @@ __all__ = [
     "ModuleFlow",
     "NormalInverseGamma",
     "OrthogonalFlow",
-    "Outcome",
     "Pathwise",
     "Preconditioner",
     "PreconditionedVI",
@@ -87,3 +86,11 @@ __all__ = [
     "marginal_sample",
     "run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Family`, the old name of `FlatPosterior`."""
+    if name == "Family":
+        warn_renamed("torchngvi.ifvb", "Family", "FlatPosterior")
+        return FlatPosterior
+    raise AttributeError(f"module 'torchngvi.ifvb' has no attribute {name!r}")

@@ -99,12 +99,7 @@ def natural_gradient_flow(
     """
     if coordinates not in _SYSTEMS:
         raise InputError(f"coordinates must be one of {', '.join(_SYSTEMS)}; got {coordinates!r}.")
-    when = np.asarray(times, dtype=float)
-    if when.ndim != 1 or when.size == 0 or not (when[0] >= 0 and np.all(np.diff(when) > 0)):
-        raise InputError(f"times must be increasing and not negative; got {list(times)}.")
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        if not (value > 0 and np.isfinite(value)):
-            raise InputError(f"{name} is an error of SciPy's steps, positive and finite; got {value}.")
+    when = _checked_times(times, rtol=rtol, atol=atol)
     estimator = Quadrature() if estimator is None else estimator
     if not estimator.comparable:
         raise PairError(
@@ -117,11 +112,10 @@ def natural_gradient_flow(
     root = q.scale_tril.clone()
     moving = CholeskyGaussian(q.dim, q.batch_shape, mean=q.mean.clone(), scale=root)
     everyone = torch.ones(q.batch_shape, dtype=torch.bool, device=q.device)
-    state: dict = {}
 
     def evaluated(mean: Tensor, matrix: Tensor) -> Expectation:
         moving.assign(Coordinates(mean, system.to_root(matrix)), everyone)
-        return estimator(moving, target, state)
+        return estimator(moving, target)
 
     def split(flat: np.ndarray) -> tuple[Tensor, Tensor]:
         both = torch.as_tensor(flat, dtype=q.dtype, device=q.device)
@@ -131,8 +125,7 @@ def natural_gradient_flow(
     def velocity(time: float, flat: np.ndarray) -> np.ndarray:
         e = evaluated(*split(flat))
         a, P = moving.local(e)
-        C = moving.scale_tril
-        rates = -moving.frame().push(a), system.velocity(C, P)
+        rates = -moving.frame().push(a), system.velocity(moving.scale_tril, P)
         flat_rates = torch.cat([rate.flatten() for rate in rates]).double().cpu().numpy()
         if not np.isfinite(flat_rates).all():  # SciPy would shorten its step for ever
             raise InputError(f"the flow is not finite at t = {time:.3g}: start from another mean or a smaller scale.")
@@ -154,3 +147,14 @@ def natural_gradient_flow(
     return Flow(
         torch.as_tensor(when), torch.stack(means), torch.stack(covariances), torch.stack(losses), int(solution.nfev)
     )
+
+
+def _checked_times(times: Sequence[float], **errors: float) -> np.ndarray:
+    """Increasing times, and errors of SciPy's steps that it can keep."""
+    when = np.asarray(times, dtype=float)
+    if when.ndim != 1 or when.size == 0 or not (when[0] >= 0 and np.all(np.diff(when) > 0)):
+        raise InputError(f"times must be increasing and not negative; got {list(times)}.")
+    for name, value in errors.items():
+        if not (value > 0 and np.isfinite(value)):
+            raise InputError(f"{name} is an error of SciPy's steps, positive and finite; got {value}.")
+    return when

@@ -13,9 +13,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import FAMILIES
+from torchngvi.registry import METHODS, POSTERIORS, check
 
-METHODS = ("vn", "srvn", "bwgd")
-POSTERIORS = ("cholesky", "natural", "diagonal")
 DTYPES = ("float64", "float32")
 _LONGEST_FILE = 60_000  # bytes of settings
 _LARGEST = 2**63  # of a whole number
@@ -27,6 +26,7 @@ class Settings:
 
     Raises:
         InputError: a value out of range, or two that exclude each other.
+        PairError: a method, a posterior and a structure that do not fit.
 
     >>> Settings(data="breast_cancer").family
     'bernoulli_logit'
@@ -55,6 +55,7 @@ class Settings:
     success: str | None = None  # the class to predict, against all others
     drop: tuple[str, ...] = ()  # columns to leave out
     n_features: int | None = None  # of a svmlight file, where trailing columns are empty
+    structure: str | None = None  # of the covariance: full, diagonal, or sizes of blocks as 1,4,2
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -62,8 +63,8 @@ class Settings:
         file_name("data", self.data)
         for name, choices in (
             ("family", tuple(FAMILIES)),
-            ("method", METHODS),
-            ("posterior", POSTERIORS),
+            ("method", tuple(METHODS)),
+            ("posterior", tuple(POSTERIORS)),
             ("dtype", DTYPES),
         ):
             value = getattr(self, name)
@@ -83,16 +84,7 @@ class Settings:
         self._check_pairs()
 
     def _check_pairs(self) -> None:
-        if self.method == "bwgd" and self.lr is None:
-            raise InputError(
-                "method bwgd needs a learning rate, stable below about 1/(largest curvature): set lr (--lr 1e-3), "
-                "or use method vn, which needs none."
-            )
-        if self.posterior == "natural" and self.method != "vn":
-            raise InputError(
-                f"method {self.method} moves a root of the covariance, which posterior natural does not hold: "
-                "use method vn, or posterior cholesky or diagonal."
-            )
+        check(self.method, self.posterior, self.structure, self.lr)
         if self.noise is not None and self.family != "gaussian":
             raise InputError(f"noise belongs to family gaussian; got noise {self.noise:g} with family {self.family}.")
         if self.success is not None and not self.has_classes:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchngvi.errors import InputError
+from torchngvi.registry import structure_of, widths
 
 try:
     import resource
@@ -18,7 +19,10 @@ _DRAWS = (1000, 20_000)  # fewest and most, for k-hat and the check of the ELBO 
 _FIXED = 100_000_000  # bytes, of what is loaded late
 _ENTRY = 4  # for each entry of the design: as read, standardised, split
 _COLUMN = 500  # bytes of a column's name and series
-_TRIAL, _CONSTANT = 40, 6  # matrices D x D of a full covariance, with steps found by trial and with constant ones
+_TRIAL, _CONSTANT = (
+    40,
+    6,
+)  # matrices of a pattern, unless diagonal: with steps by trial, with constant ones
 _DRAWN, _AT_ONCE = 4, 600  # for each entry of the draws; of each row, for those at which the log joint is taken at once
 _CELL, _HEADER = 32, 6000  # bytes of a cell, and of a column, of a text file while it is read
 
@@ -97,15 +101,17 @@ class Budget:
     """
 
     posterior: str = "diagonal"
+    structure: str | None = None  # without: the posterior's own
     trial: bool = True  # steps are found by trial
     starts: int = 1  # posteriors side by side
 
     def size(self, rows: int, columns: int) -> int:
         """Bytes of a run on a dense design of this shape, at its peak."""
-        matrices = 0 if self.posterior == "diagonal" else _TRIAL if self.trial else _CONSTANT
+        widest, entries = widths(self.structure or structure_of(self.posterior), columns)
+        matrices = 0 if widest == 1 else _TRIAL if self.trial else _CONSTANT
         numbers = (
             _ENTRY * rows * columns
-            + self.starts * matrices * columns**2
+            + self.starts * matrices * entries
             + _DRAWN * draws(rows, columns) * columns
             + _AT_ONCE * self.starts * rows
         )
@@ -117,11 +123,12 @@ class Budget:
         Raises:
             InputError: too little memory.
         """
-        leaner = Budget("diagonal", self.trial, self.starts)
+        leaner = Budget("diagonal", None, self.trial, self.starts)
         fits = leaner != self and leaner.size(rows, columns) <= available()
+        structure = f" with structure {self.structure}" if self.structure else ""
         starts = f" from {self.starts} starts side by side" if self.starts > 1 else ""
         require(
             self.size(rows, columns),
-            f"a fit of posterior {self.posterior} to {what}, {rows} rows of {columns} columns{starts},",
+            f"a fit of posterior {self.posterior}{structure} to {what}, {rows} rows of {columns} columns{starts},",
             "Use posterior diagonal, or fewer columns." if fits else "Use fewer rows, columns or starts.",
         )

@@ -18,7 +18,7 @@ class Autograd(Estimator):
     comparable = True
     needs = TractableTarget
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         assert isinstance(target, TractableTarget)
         with torch.enable_grad():

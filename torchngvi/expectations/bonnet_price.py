@@ -7,15 +7,15 @@ prior's share of g, at the cost of one XᵀDX in the place of S D Hessian-vector
 convex, and exact where f is quadratic.
 """
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from torchngvi.expectations.drawing import Drawing
+from torchngvi.expectations.monte_carlo import mean_derivatives
 from torchngvi.interfaces import Cost, Expectation, Frame, LinearTarget, Posterior, Raw, Sites, Target
 from torchngvi.numerics import sparse
-from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.structures import Diagonal
 
 
@@ -42,30 +42,20 @@ class BonnetPrice(Drawing):
 
     needs = LinearTarget
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q, with new draws."""
         assert isinstance(target, LinearTarget)
         frame, count = q.frame(), self.draws.num_samples
         noise = frame.push(self.draws(q.mean_probe.detach()))
-        seen: list[Any] = []
-
-        def read(likelihood: Any, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-            seen.extend((likelihood, mean, y))
-            return Moments(torch.zeros_like(mean), torch.ones_like(mean), torch.ones_like(mean))
-
-        # at the point m the sites are Xm; slopes of 1 come back as the weights of the rows
-        point = Frame(frame.mean, torch.zeros_like(frame.mean), Diagonal(q.dim))
-        prior, sites = target.expected_energy(point, read)
-        weights, (likelihood, mean, y) = sites.alpha, seen
-        value, slope, curvature = _means(likelihood, mean + _predictor(sites.rows, noise), y)
-        spread = sites.prior.expected_energy(frame) - sites.prior.expected_energy(point)
-        sites = sites._replace(alpha=weights * slope, beta=weights * curvature)
+        # of the marginals only the means are needed, and at the point m they are for nothing
+        rows = target.marginals(Frame(frame.mean, torch.zeros_like(frame.mean), Diagonal(q.dim)))
+        moments = mean_derivatives(rows.likelihood, rows.mean + _predictor(rows.rows, noise), rows.y)
+        total, sites = target.energy_from(frame, rows, moments)
         packet: Sites | Raw
         if q.structure.rank == 2:
             packet = sites.raw()
         else:  # a diagonal needs no D x D matrix
             packet = sites if sparse.is_sparse(sites.rows) else sites._replace(projected=frame.rows(sites.rows))
-        total = (weights * value).sum(-1) + prior + spread
         return Expectation(total, packet, target.temperature, False, Cost(count, count))
 
 
@@ -74,13 +64,3 @@ def _predictor(rows: Tensor, theta: Tensor) -> Tensor:
     if sparse.is_sparse(rows):
         return (rows @ theta.mT).mT
     return theta @ rows.mT if rows.ndim == 2 else (rows @ theta[..., None])[..., 0]
-
-
-def _means(likelihood: Any, eta: Tensor, y: Tensor) -> Moments:
-    """The means of f, f' and f'' over the draws, (*batch, N)."""
-    eta = eta.requires_grad_()
-    with torch.enable_grad():
-        energy = likelihood.energy(eta, y)
-        (slope,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)
-        (curvature,) = torch.autograd.grad(slope.sum(), eta)
-    return Moments(*(part.detach().mean(0) for part in (energy, slope, curvature)))

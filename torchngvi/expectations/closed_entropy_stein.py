@@ -27,13 +27,13 @@ class ClosedEntropyStein(Drawing):
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(2), LogJoint(lambda theta: -theta.sum(-1))
-    >>> ClosedEntropyStein(4)(q, target, {}).derivative.a.tolist()
+    >>> ClosedEntropyStein(4)(q, target).derivative.a.tolist()
     [1.0, 1.0]
     """
 
     derives_value = True
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         seen = self.see(q, target)
         if self.comparable:

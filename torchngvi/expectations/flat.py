@@ -9,8 +9,9 @@ All but the last are unbiased estimates.  Without c the variance of the first is
 packet holds ∇L whole, the entropy in it, in the place of the gradient in a frame.
 """
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import torch
@@ -54,7 +55,7 @@ class GradientEstimator(Estimator):
             )
 
     @abstractmethod
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Estimate with new draws."""
 
 
@@ -89,6 +90,9 @@ class _Scored(GradientEstimator):
 class ScoreFunction(_Scored):
     """mean of φ h, nothing subtracted: as in the paper, and rarely what one wants.
 
+    Not `torchngvi.expectations.ScoreFunction`, which is another estimate: in the frame of a Gaussian the scores are z
+    and zzᵀ - I, so that a leave-one-out baseline comes for free and the estimate is the natural gradient already.
+
     Args:
         draws: B.
         generator: of the draws; its state is saved with the optimizer.
@@ -100,7 +104,7 @@ class ScoreFunction(_Scored):
     def __init__(self, draws: int = 100, generator: torch.Generator | None = None) -> None:
         super().__init__(draws, generator)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """With B draws."""
         assert isinstance(q, FlatPosterior)
         score, h = self._draw(q, target)
@@ -111,7 +115,8 @@ class ScoreFunction(_Scored):
 class ControlVariate(_Scored):
     """mean of φ_i (h - c_i) with a constant a coordinate from the previous batch, which keeps it unbiased.
 
-    The first call draws one batch more, for its constants.
+    A call returns the constants of its draws as ``Expectation.learned``; an optimizer hands them to the next call by
+    :meth:`recalling`, and saves them.  A call that was told none draws one batch more, for its constants.
 
     Args:
         draws: B, at least 2.
@@ -125,18 +130,25 @@ class ControlVariate(_Scored):
 
     def __init__(self, draws: int = 100, generator: torch.Generator | None = None) -> None:
         super().__init__(draws, generator)
+        self._known: Tensor | None = None  # c, (*batch, D)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
-        """With B draws; the constants are in ``state``."""
+    def recalling(self, learned: Mapping[str, Tensor]) -> "ControlVariate":
+        """The estimator with the constants of an earlier batch."""
+        new = copy.copy(self)
+        new._known = learned.get("constants")
+        return new
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """With B draws, and B more where no earlier batch has given the constants."""
         assert isinstance(q, FlatPosterior)
-        draws = self.draws
-        if "constants" not in state:
-            state["constants"] = _constants(*self._draw(q, target))
+        draws, constants = self.draws, self._known
+        if constants is None:
+            constants = _constants(*self._draw(q, target))
             draws *= 2
         score, h = self._draw(q, target)
-        gradient = (score * (h[..., None] - state["constants"])).mean(0)
-        state["constants"] = _constants(score, h)
-        return _packet(q, target, h.mean(0), gradient, Cost(0, 0, draws))
+        gradient = (score * (h[..., None] - constants)).mean(0)
+        packet = _packet(q, target, h.mean(0), gradient, Cost(0, 0, draws))
+        return packet._replace(learned={"constants": _constants(score, h)})
 
 
 def _constants(score: Tensor, h: Tensor) -> Tensor:
@@ -176,7 +188,7 @@ class Pathwise(GradientEstimator):
                 "Use ControlVariate(draws)."
             )
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """With B draws and as many gradients of the log joint."""
         assert isinstance(q, FlatPosterior)
         fixed = q.vector.detach()
@@ -238,7 +250,7 @@ class ClosedForm(GradientEstimator):
         """
         return source if isinstance(source, Target) else LowerBound(source)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """By autograd."""
         assert isinstance(q, FlatPosterior)
         assert isinstance(target, LowerBound)

@@ -37,7 +37,7 @@ class GaussNewton(Drawing):
     >>> from torchngvi.models import PerDatum
     >>> y = torch.tensor([1.0, -1.0])
     >>> target = PerDatum(lambda theta: y * theta, lambda theta: -0.5 * theta.square().sum(-1))
-    >>> GaussNewton(2)(CholeskyGaussian(1), target, {}).derivative.H.item()  # 1² + 1² + 1
+    >>> GaussNewton(2)(CholeskyGaussian(1), target).derivative.H.item()  # 1² + 1² + 1
     3.0
     """
 
@@ -48,7 +48,7 @@ class GaussNewton(Drawing):
         super().__init__(draws)
         self.chunk = checked_chunk(chunk)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         assert isinstance(target, SeparableTarget)
         if q.batch_shape:

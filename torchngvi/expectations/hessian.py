@@ -35,7 +35,7 @@ class Hessian(Drawing):
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(2), LogJoint(lambda theta: -theta[..., 0] * theta[..., 1])
-    >>> Hessian(2)(q, target, {}).derivative.H.tolist()
+    >>> Hessian(2)(q, target).derivative.H.tolist()
     [[0.0, 1.0], [1.0, 0.0]]
     """
 
@@ -43,7 +43,7 @@ class Hessian(Drawing):
         super().__init__(draws)
         self.chunk = checked_chunk(chunk)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         seen, count = self.see(q, target), self.draws.num_samples
         H = mean_hessian(target, seen.theta, self.chunk)

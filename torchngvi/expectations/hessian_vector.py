@@ -36,7 +36,7 @@ class HessianVector(Drawing):
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(2, scale=3.0), LogJoint(lambda theta: -theta[..., 0] * theta[..., 1])
-    >>> HessianVector(2)(q, target, {}).derivative.W.tolist()
+    >>> HessianVector(2)(q, target).derivative.W.tolist()
     [[0.0, 9.0], [9.0, 0.0]]
     """
 
@@ -44,7 +44,7 @@ class HessianVector(Drawing):
         super().__init__(draws)
         self.chunk = checked_chunk(chunk)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         seen, count = self.see(q, target), self.draws.num_samples
         packet = Framed(seen.pulled.mean(0), self._curvature(q, target, seen.theta))

@@ -35,14 +35,14 @@ class LeastSquaresStein(Drawing):
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1, dtype=torch.float64), LogJoint(lambda theta: -2 * (theta - 3).square().sum(-1))
-    >>> e = LeastSquaresStein(2)(q, target, {})
+    >>> e = LeastSquaresStein(2)(q, target)
     >>> round(e.value.item(), 9), round(e.derivative.a.item(), 9), round(e.derivative.W.item(), 9)
     (20.0, -12.0, 4.0)
     """
 
     unbiased = False
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         self._check_number(q.dim)
         seen = self.see(q, target)

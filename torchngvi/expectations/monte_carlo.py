@@ -8,13 +8,13 @@ packet is the same and its variance smaller, because the noise of the rows avera
 mini-batches and SRVN this is the stochastic SR-VN of Kumar et al. (2025), appendix E.
 """
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from torchngvi.expectations.drawing import Drawing
-from torchngvi.interfaces import Cost, Expectation, LinearTarget, Posterior, Target
+from torchngvi.interfaces import Cost, Expectation, LinearTarget, Posterior, ScalarLikelihood, Target
 from torchngvi.numerics.gaussian_integrals import Moments
 
 
@@ -41,17 +41,31 @@ class MonteCarlo(Drawing):
 
     needs = LinearTarget
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q, with new draws."""
         assert isinstance(target, LinearTarget)
-        value, sites = target.expected_energy(q.frame(), self._expected)
-        draws = self.draws.num_samples
+        frame, draws = q.frame(), self.draws.num_samples
+        rows = target.marginals(frame)
+        eta = rows.mean + rows.variance.sqrt() * self.draws(rows.mean)
+        value, sites = target.energy_from(frame, rows, mean_derivatives(rows.likelihood, eta, rows.y))
         return Expectation(value, sites, target.temperature, False, Cost(draws, draws))
 
-    def _expected(self, likelihood: Any, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        eta = (mean + variance.sqrt() * self.draws(mean)).requires_grad_()
-        with torch.enable_grad():
-            energy = likelihood.energy(eta, y)
-            (slope,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)
-            (curvature,) = torch.autograd.grad(slope.sum(), eta)
-        return Moments(*(part.detach().mean(0) for part in (energy, slope, curvature)))
+
+def mean_derivatives(
+    likelihood: ScalarLikelihood,
+    eta: Tensor,  # (S, *batch, N)
+    y: Tensor,  # (*batch, N)
+) -> Moments:
+    """The means of f, f' and f'' over draws of the predictors, (*batch, N).
+
+    >>> from torchngvi.models import GaussianNoise
+    >>> draws, y = torch.tensor([[1.0], [3.0]]), torch.zeros(1)
+    >>> mean_derivatives(GaussianNoise(1.0), draws, y)[1:]  # of ½η²
+    (tensor([2.]), tensor([1.]))
+    """
+    eta = eta.requires_grad_()
+    with torch.enable_grad():
+        energy = likelihood.energy(eta, y)
+        (slope,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), eta)
+    return Moments(*(part.detach().mean(0) for part in (energy, slope, curvature)))

@@ -42,7 +42,7 @@ class PathDerivative(Drawing):
     def __init__(self, draws: Draws | int | None = None) -> None:
         super().__init__(Independent(1) if draws is None else draws)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         seen, gamma = self.see(q, target), target.temperature
         energy = seen.energy
@@ -51,6 +51,6 @@ class PathDerivative(Drawing):
         else:
             a, W = self.one_triangle(q, seen.pulled - gamma * seen.z, seen.z)
             packet = Framed(a, W + gamma * q.structure.eye(a))
-            energy = energy - 0.5 * gamma * (seen.z.square().sum(-1) - q.dim)
+            energy = energy - 0.5 * gamma * (q.structure.dot(seen.z, seen.z) - q.structure.total_dim)
         comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
         return Expectation(energy.mean(0), packet, gamma, comparable, cost)

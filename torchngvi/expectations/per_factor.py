@@ -60,7 +60,7 @@ class PerFactor(Estimator):
         """With other draws where they are fixed."""
         return type(self)(self.estimator.fresh(number))
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         assert isinstance(target, FactorTarget)
         structure, exact = target.structure, Quadrature()
@@ -72,7 +72,7 @@ class PerFactor(Estimator):
         cliques, seen, packets = clique_marginals(q), [], []
         for kind, factor in target.factors:
             clique, estimator = cliques[kind], exact if isinstance(factor, TractableTarget) else self.estimator
-            seen.append(estimator(clique, factor, state))
+            seen.append(estimator(clique, factor))
             packets.append(seen[-1].derivative.framed(clique.frame()))
         values, noises = [e.value.sum(-1) for e in seen], [e.noise2.sum(-1) for e in seen if e.noise2 is not None]
         return Expectation(

@@ -15,13 +15,13 @@ and without the second sums neither is a derivative of F.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Cost, Estimator, Expectation, LinearTarget, Posterior, Target
+from torchngvi.interfaces import Cost, Estimator, Expectation, LinearTarget, Marginals, Posterior, Target
 from torchngvi.numerics.gaussian_integrals import Moments, in_blocks
 
 _ROWS = 2048  # of a block on the CPU
@@ -86,19 +86,21 @@ class PiecewiseBound(Estimator):
         """The largest distance of the bound from log(1 + eˣ)."""
         return max(_gap(piece) for piece in self.pieces)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         assert isinstance(target, LinearTarget)
-        value, sites = target.expected_energy(q.frame(), self._expected)
+        frame = q.frame()
+        rows = target.marginals(frame)
+        value, sites = target.energy_from(frame, rows, self._bounded(rows))
         return Expectation(value, sites, target.temperature, self.comparable and target.comparable, Cost(1, 1))
 
-    def _expected(self, likelihood: Any, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-        if not likelihood.of_softplus:
+    def _bounded(self, rows: Marginals) -> Moments:
+        if not rows.likelihood.of_softplus:
             raise PairError(
-                f"PiecewiseBound bounds log(1 + e^x), of which {type(likelihood).__name__} is not made. "
+                f"PiecewiseBound bounds log(1 + e^x), of which {type(rows.likelihood).__name__} is not made. "
                 "Use Quadrature(), or the family bernoulli_logit."
             )
-        moments = likelihood.expected(mean, variance, y, self.softplus)
+        moments: Moments = rows.likelihood.expected(rows.mean, rows.variance, rows.y, self.softplus)
         return moments._replace(curvature=moments.curvature.clamp_min(0.0)) if self.clip else moments
 
     def softplus(

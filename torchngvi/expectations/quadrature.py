@@ -17,7 +17,7 @@ class Quadrature(Estimator):
     comparable = True
     needs = TractableTarget
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         assert isinstance(target, TractableTarget)
         value, derivative = target.expected_energy(q.frame())

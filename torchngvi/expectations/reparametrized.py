@@ -29,13 +29,13 @@ class Reparametrized(Drawing):
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(2), LogJoint(lambda theta: -theta.sum(-1))
-    >>> Reparametrized(4)(q, target, {}).derivative.a.tolist()
+    >>> Reparametrized(4)(q, target).derivative.a.tolist()
     [1.0, 1.0]
     """
 
     derives_value = True
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         seen = self.see(q, target)
         packet = self.derivative_of_mean(q, seen) if self.comparable else self.one_triangle(q, seen.pulled, seen.z)

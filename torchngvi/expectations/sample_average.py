@@ -30,7 +30,7 @@ class SampleAverage(Drawing):
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
-    >>> e = SampleAverage(Fixed(4))(q, target, {})  # q is the posterior
+    >>> e = SampleAverage(Fixed(4))(q, target)  # q is the posterior
     >>> e.derivative.a.abs().item() < 1e-6, e.noise2.item() < 1e-12
     (True, True)
     """
@@ -40,7 +40,7 @@ class SampleAverage(Drawing):
     def __init__(self, draws: Fixed) -> None:
         super().__init__(draws)
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         seen, gamma = self.see(q, target), target.temperature
         residual = seen.pulled - gamma * seen.z
@@ -59,5 +59,5 @@ def _noise2(q: Posterior, seen: Seen, residual: Tensor) -> Tensor:
     near, product = q.structure.neighbours, odd * z
     # ½‖Π(½(r zᵀ + z rᵀ))‖²_F, entry by entry of the pattern
     spread = 0.25 * (odd.square() * near(z.square()) + product * near(product)).sum(-1)
-    each = (even - even.mean(0)).square().sum(-1) + spread
+    each = q.structure.total((even - even.mean(0)).square().sum(-1) + spread)
     return each.mean(0) / max(len(z) - 1, 1)

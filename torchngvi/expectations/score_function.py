@@ -34,7 +34,7 @@ class ScoreFunction(Drawing):
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1), LogJoint(lambda theta: -theta.detach().square().sum(-1) / 2)
-    >>> ScoreFunction(4)(q, target, {}).derivative.W.item()
+    >>> ScoreFunction(4)(q, target).derivative.W.item()
     1.0
     """
 
@@ -52,13 +52,13 @@ class ScoreFunction(Drawing):
                 f"ones; got {self.draws.num_samples}."
             )
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q, with new draws."""
         frame, gamma, count = q.frame(), target.temperature, self.draws.num_samples
         z = self.draws(q.mean_probe.detach())
         with torch.no_grad():
             energy = -target.log_joint(frame.mean + frame.push(z))
-        h = energy - 0.5 * gamma * z.square().sum(-1)
+        h = energy - 0.5 * gamma * q.structure.dot(z, z)
         blocks = h.unflatten(0, (self._block, -1))  # a draw beside its mirror image
         others = (h.sum(0) - blocks.sum(0)) / (count - self._block)
         weighted = (blocks - others).flatten(0, 1)[..., None] * z / count

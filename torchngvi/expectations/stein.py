@@ -42,7 +42,7 @@ class Stein(Drawing):
 
     derives_value = True
 
-    def __call__(self, q: Posterior, target: Target, state: dict) -> Expectation:
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Evaluate at q."""
         seen, gamma = self.see(q, target), target.temperature
         if self.comparable:

@@ -3,15 +3,17 @@
 Read `engine` first: it says what an engine is asked for, and when.
 """
 
-from torchngvi.fitting.stopping import (
-    Criterion,
-    Evaluations,
-    Gradients,
-    NormBelow,
-    Seconds,
-    SlopeBelow,
-    SlopeStop,
-    Stalled,
-)
+from torchngvi.fitting.slope import SlopeBelow, SlopeStop
+from torchngvi.fitting.stopping import Criterion, Evaluations, Gradients, NormBelow, Seconds, Stalled, Unimproved
 
-__all__ = ["Criterion", "Evaluations", "Gradients", "NormBelow", "Seconds", "SlopeBelow", "SlopeStop", "Stalled"]
+__all__ = [
+    "Criterion",
+    "Evaluations",
+    "Gradients",
+    "NormBelow",
+    "Seconds",
+    "SlopeBelow",
+    "SlopeStop",
+    "Stalled",
+    "Unimproved",
+]

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import CheckpointWarning, InputError
+from torchngvi.fitting.generators import Generators
 
-_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 2
+_MAGIC, _FORMAT = b"torchngvi checkpoint, format ", 3
 _DIGEST = 32  # bytes
 _ROUNDING = 1e-8  # relative error of a loss that another order of summation may leave
 
@@ -45,9 +46,9 @@ class Checkpoint:
 
     def __init__(self, path: str | Path, settings: dict[str, str], device: torch.device, batches: object = ()) -> None:
         self.path, self.settings, self.device = _checked(path), settings, device
-        self._own = _generators_of(batches)
-        if self._own:
-            self.settings = {**settings, "number of generators in the batches": str(len(self._own))}
+        self.generators = Generators(device, batches)
+        if self.generators.own:
+            self.settings = {**settings, "number of generators in the batches": str(len(self.generators.own))}
 
     def captured(self, **state: Any) -> State:
         """A copy of the state, with the generators as they are: what comes later does not reach it.
@@ -55,22 +56,7 @@ class Checkpoint:
         Raises:
             InputError: something that is no tensor, number or text, alone or in containers.
         """
-        return copied({**state, "generators": self.generators()})
-
-    def generators(self) -> State:
-        """The states of those that this run may draw from: torch's default ones, and those of the batches."""
-        states: State = {"cpu": torch.get_rng_state(), "batches": [own.get_state() for own in self._own]}
-        if self.device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self.device)
-        return states
-
-    def set_generators(self, states: State) -> None:
-        """Put them there."""
-        torch.set_rng_state(states["cpu"].cpu())
-        if "cuda" in states and self.device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"].cpu(), self.device)
-        for own, state in zip(self._own, states["batches"], strict=True):
-            own.set_state(state.cpu())
+        return copied({**state, "generators": self.generators.states()})
 
     def save(self, state: State) -> None:
         """Write what was captured; where that fails there is a warning, and the earlier file stays."""
@@ -113,7 +99,7 @@ class Checkpoint:
         """
         try:
             yield
-            self.set_generators(state["generators"])
+            self.generators.set(state["generators"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise self._unusable(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
@@ -281,17 +267,6 @@ def copied(value: Any) -> Any:
         f"a checkpoint holds tensors, numbers and texts; got {type(value).__name__} in the state of the run. "
         "Leave checkpoint out, or keep it out of the state of the optimizer or the model."
     )
-
-
-def _generators_of(batches: object) -> list[torch.Generator]:
-    """Those that a loader, its data and its samplers hold, each once."""
-    parts, found = [batches], {}
-    for part in parts:  # which grows
-        held = vars(part) if hasattr(part, "__dict__") else {}
-        found.update({id(value): value for value in held.values() if isinstance(value, torch.Generator)})
-        inner = [held[name] for name in ("dataset", "sampler", "batch_sampler") if name in held]
-        parts += [part for part in inner if not any(part is other for other in parts)]
-    return list(found.values())
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

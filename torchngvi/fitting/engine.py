@@ -10,8 +10,14 @@ The loop calls, in this order:
 
 An interrupt from the keyboard may come at any line: the loop then calls ``go_back`` with what the engine had marked
 before the last evaluation that was completed.
+
+What is marked is where a run can be gone on from.  Mostly that is before an evaluation, which a resumed run makes again
+and whose loss tells whether the problem is the same.  An engine whose ``advance`` is dear, such as an epoch, marks
+where it has led instead: gone on with, its first ``advance`` gives the standing of that epoch from what was saved,
+with ``told`` set, and for the comparison a loss that is cheap to have.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, final
@@ -19,7 +25,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from torchngvi.fitting.records import Record
+from torchngvi.fitting.records import Record, in_words
 from torchngvi.interfaces import Posterior
 
 
@@ -33,14 +39,22 @@ class Standing(NamedTuple):
     tolerance: float = 0.0  # on the norm
     stalled: int = 0  # steps in a row that were rejected
     settled: bool = False  # the norm is within the tolerance, and the engine goes on to confirm it
+    best: float = math.inf  # smallest smoothed value of a run that watches one
+    idle: int = 0  # steps since then
     aside: bool = False  # a trial at another place, which an interrupt undoes
+    told: bool = False  # the callbacks were told of it before the run was cut
     lost: str = ""  # why no step can help, as a sentence from "because" on
     climb: str = ""  # a warning that the loss rose far above its start, with a space before it
     remedy: str = ""  # what to do where a budget ends the run, unless it is to raise it
+    where: str = ""  # in words, of an engine that holds no norm against a tolerance
+
+    def place(self) -> str:
+        """Where the run stands, in words."""
+        return self.where or f"natural-gradient norm {self.record.norm:.2g}"
 
     def at(self) -> str:
-        """The norm and what it is held against."""
-        return f"natural-gradient norm {self.record.norm:.2g} against a tolerance of {self.tolerance:.2g}"
+        """The same, with what the norm is held against."""
+        return self.where or f"{self.place()} against a tolerance of {self.tolerance:.2g}"
 
 
 class Stop(NamedTuple):
@@ -75,16 +89,19 @@ class Engine(ABC):
 
     Attributes:
         name: on the bar.
-        unit: of its budget, on the bar.
+        unit: of what the bar counts.
+        scaled: the bar counts in thousands and millions.
         batches: what a pass over the data iterates over; its generators are kept in a checkpoint.
         begun: whether ``begin`` was done, by this run or by the one it goes on from.
         marked: the last mark; the loop takes it over once ``advance`` has returned.
         capture: makes a copy of the state for a checkpoint; None where none is wanted.  Set by the loop.
         show: shows a phase on the bar.  Set by the loop.
+        tell: moves the bar to a count, with words, within an ``advance``; None where there is no bar.  Set by the loop.
     """
 
     name: str
     unit = "eval"
+    scaled = False
 
     def __init__(self, q: Posterior) -> None:
         self.q = q
@@ -93,10 +110,19 @@ class Engine(ABC):
         self.marked: Mark | None = None
         self.capture: Callable[..., dict[str, Any]] | None = None
         self.show: Callable[[str], None] = lambda phase: None
+        self.tell: Callable[[int, dict[str, str]], None] | None = None
 
     def settings(self) -> dict[str, str]:
         """What the run is of, in words: a checkpoint of another run is refused."""
         return {"method": type(self).__name__}
+
+    def total(self, evaluations: float) -> float:
+        """Up to where the bar counts, for a budget of evaluations; infinite where nobody knows."""
+        return evaluations
+
+    def shown(self, record: Record) -> tuple[int, dict[str, str]]:
+        """Where the bar stands at a record, and what it says."""
+        return record.evaluations, in_words(record)
 
     def check(self) -> None:  # noqa: B027
         """Refuse what cannot be fitted, before anything is written.
@@ -112,8 +138,8 @@ class Engine(ABC):
     def advance(self) -> Standing | None:
         """Go on to the next evaluation and make it; None where the run has come to its own end instead.
 
-        Calls ``mark`` before the evaluation, which may draw.  The first call after ``begin`` or ``load_state_dict``
-        evaluates where q is, without a step, and gives a standing.
+        Calls ``mark`` before the evaluation, which may draw, or after it, as is said above.  The first call after
+        ``begin`` or ``load_state_dict`` gives a standing; where evaluations and steps alternate, that of q as it is.
         """
 
     def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
@@ -135,7 +161,7 @@ class Engine(ABC):
 
     @final
     def mark(self) -> None:
-        """Remember where the run stands, before an evaluation."""
+        """Remember where the run stands, as a place to go on from."""
         state = None if self.capture is None else self.capture(**self.state_dict())
         self.marked = Mark(self.here(), state)
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.averaging import Averaging
 from torchngvi.expectations.draws import Draws
-from torchngvi.interfaces import Acceleration, Estimator, Momentum, Posterior, Rule, StepSize, Target
+from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize, Target
 from torchngvi.numerics import sparse
 from torchngvi.optim import NaturalGradientVI
 
-_PARTS = (Rule, StepSize, Estimator, Acceleration, Momentum, Draws)
+_PARTS = (Rule, StepSize, Estimator, Metric, Momentum, Draws, Averaging)
 _SHORT = 8  # entries up to which a tensor is written out
 
 
@@ -64,9 +65,8 @@ def of_problem(q: Posterior, target: Target) -> dict[str, str]:
 
 def of_optimizer(optimizer: NaturalGradientVI) -> dict[str, str]:
     """The method with its parts and their settings."""
-    parts = {
-        name: described(getattr(optimizer, name)) for name in ("step_size", "estimator", "acceleration", "momentum")
-    }
+    names = ("step_size", "estimator", "metric", "momentum", "averaging")
+    parts = {name: described(getattr(optimizer, name)) for name in names if hasattr(optimizer, name)}
     rates = {
         name: described([_first(group, name) for group in optimizer.param_groups]) for name in ("lr", "loss_scale")
     }

@@ -7,6 +7,8 @@ Which engine of the loop is run:
 
     an optimizer is given, or E_q[ℓ] has a closed form        its steps, `torchngvi.fitting.steps`
     a log joint without an optimizer                           averages that grow, `torchngvi.fitting.sample_average`
+    a flat posterior without an optimizer                      IFVB until its smoothed bound stops rising,
+                                                               `torchngvi.fitting.smoothed`
 """
 
 from collections.abc import Callable, Iterable
@@ -18,20 +20,23 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Engine
-from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.loop import Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
+from torchngvi.fitting.smoothed import usual_steps
 from torchngvi.fitting.steps import Steps
-from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled
+from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Stalled, Unimproved, joined
 from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, count
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
+_PATIENCE = 200  # steps without a new best of the smoothed bound
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
 
@@ -57,7 +62,9 @@ def fit(
             the start where no better one is found there.
         target: a model, or a function of theta returning the log joint.
         optimizer: built over q; by default `VN(q)`, which finds its own steps; for a log joint without a closed
-            form over averages that grow, see `torchngvi.fitting.sample_average`.
+            form over averages that grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow,
+            `IFVB(q)`, whose norm is never small: the run has converged when the mean of the bound over 100 steps has
+            had no new best for 200, and the best is put back, see `torchngvi.ifvb.run`.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
         max_evaluations: budget of expectations (value, gradient, curvature).
@@ -91,20 +98,26 @@ def fit(
     (True, 1.3865)
     """
     target = as_target(target)
-    by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
-    optimizer = VN(q) if optimizer is None else optimizer
-    if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
-        raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
-    criteria = _criteria(_default_tolerance(q, by_draws) if tolerance is None else tolerance, max_evaluations, stop)
     checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
-    callbacks = _checked_callbacks(callbacks)
+    callbacks = checked_callbacks(callbacks)
     if batch_size is not None:
         batch_size = _checked_batch_size(q, target, batch_size)
-    engine: Engine = (
-        SampleAverages(q, target, criteria.tolerance)
-        if by_draws and isinstance(q, Gaussian)
-        else Steps(q, target, optimizer, criteria, batch_size)
-    )
+    criteria: Criterion
+    engine: Engine
+    if optimizer is None and isinstance(q, FlatPosterior):
+        engine = usual_steps(q, target, tolerance)
+        criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
+    else:
+        by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
+        optimizer = VN(q) if optimizer is None else optimizer
+        if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
+            raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
+        criteria = _criteria(_default_tolerance(q, by_draws) if tolerance is None else tolerance, max_evaluations, stop)
+        engine = (
+            SampleAverages(q, target, criteria.tolerance)
+            if by_draws and isinstance(q, Gaussian)
+            else Steps(q, target, optimizer, criteria, batch_size)
+        )
     return Loop(
         engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every
     ).run()
@@ -118,25 +131,7 @@ def _default_tolerance(q: Posterior, by_draws: bool) -> float:
 
 def _criteria(tolerance: float, max_evaluations: int, stop: Criterion | None) -> Criterion:
     """What ends the run, in the order in which the reasons count."""
-    criteria = NormBelow(tolerance) | Stalled(_STALL) | Evaluations(max_evaluations)
-    if stop is None:
-        return criteria
-    if not isinstance(stop, Criterion):
-        raise InputError(
-            f"stop is a criterion of torchngvi.fitting, as Seconds(60) | Gradients(10_000); got {stop!r}. A function "
-            "of the Record of a step goes into callbacks."
-        )
-    return criteria | stop
-
-
-def _checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
-    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
-    if functions is None or not all(callable(function) for function in functions):
-        raise InputError(
-            f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f "
-            "pass [f]."
-        )
-    return functions
+    return joined(NormBelow(tolerance) | Stalled(_STALL) | Evaluations(max_evaluations), stop)
 
 
 def _checked_batch_size(q: Posterior, target: Target, batch_size: int) -> int:

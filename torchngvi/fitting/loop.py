@@ -2,17 +2,18 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
-from torchngvi.fitting.records import FitResult, Record, show
+from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion
 
 _INTERRUPTED = "because it was interrupted."
@@ -88,16 +89,15 @@ class Loop:
         Raises:
             InputError: as the engine; a checkpoint that cannot be read, or is of another run.
         """
-        self._began, origin = time.perf_counter(), self.engine.here()
-        budget = self.stop.evaluations
-        total = None if math.isinf(budget) else int(budget)
-        with tqdm(total=total, disable=not self.progress, desc=self.engine.name, unit=self.engine.unit) as self.bar:
+        self._began, origin, recording = time.perf_counter(), self.engine.here(), torch.is_grad_enabled()
+        with self._bar() as self.bar:
             try:
                 self._begin()
                 verdict = self._advanced()
                 self.bar.total = self.bar.n if verdict.converged else self.bar.total  # done is done
                 self.bar.refresh()
             except KeyboardInterrupt:
+                torch.set_grad_enabled(recording)  # an interrupt may come on the way out of a block without gradients
                 self._go_back(origin)
                 if self._kept is None:
                     raise
@@ -109,7 +109,14 @@ class Loop:
         self._save()
         evaluations = self.trace[-1].evaluations
         return FitResult(
-            verdict.converged, verdict.reason, verdict.loss, verdict.norm, evaluations, verdict.members, self.trace
+            verdict.converged,
+            verdict.reason,
+            verdict.loss,
+            verdict.norm,
+            evaluations,
+            verdict.members,
+            self.trace,
+            self.engine.q,
         )
 
     def _go_back(self, origin: Any) -> None:
@@ -145,7 +152,7 @@ class Loop:
                 self._kept = _Kept(mark.coordinates, standing, records, state)
                 if (records - 1) % self.every == 0:
                     self._save()
-            show(self.bar, standing.record)
+            self._tell(*self.engine.shown(standing.record))
             self._ask(standing)
             if self._stop is not None:
                 break
@@ -157,16 +164,32 @@ class Loop:
         self._stop = Stop(standing.lost) if standing.lost else None
         stop = self.stop.asked(standing)
         self._stop = self._stop or stop  # known before the callbacks, one of which may interrupt
-        answers = [callback(standing.record) for callback in self.callbacks]
+        answers = [] if standing.told else [callback(standing.record) for callback in self.callbacks]
         if any(answers) and self._stop is None:
-            norm = standing.record.norm
-            self._stop = Stop(f"because a callback stopped it at natural-gradient norm {norm:.2g}.")
+            self._stop = Stop(f"because a callback stopped it at {standing.place()}.")
 
     def _interrupted(self, last: Standing) -> Verdict:
         """What is known of the last record; a run that had converged has."""
         if self._stop is not None and self._stop.converged:
             return self.engine.verdict(self._stop, last)
         return self.engine.interrupted(_INTERRUPTED, last)
+
+    def _bar(self) -> tqdm:
+        """Up to the budget, where there is one."""
+        engine, total = self.engine, self.engine.total(self.stop.evaluations)
+        engine.tell = self._tell if self.progress else None
+        return tqdm(
+            total=None if math.isinf(total) else int(total),
+            disable=not self.progress,
+            desc=engine.name,
+            unit=engine.unit,
+            unit_scale=engine.scaled,
+        )
+
+    def _tell(self, count: int, words: dict[str, str]) -> None:
+        """On the bar; drawn as often as it is worth while."""
+        self.bar.set_postfix(words, refresh=False)
+        self.bar.update((count if self.bar.total is None else min(count, self.bar.total)) - self.bar.n)
 
     def _show_phase(self, phase: str) -> None:
         self.bar.set_description(f"{self.engine.name}, {phase}" if phase else self.engine.name)
@@ -235,3 +258,18 @@ class Loop:
         with file.restoring(state):
             self.engine.load_state_dict(state)
             self.engine.begun = state["begun"]
+
+
+def checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
+    """Functions of a record.
+
+    Raises:
+        InputError: something else, a function alone among them.
+    """
+    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
+    if functions is None or not all(callable(function) for function in functions):
+        raise InputError(
+            f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f "
+            "pass [f]."
+        )
+    return functions

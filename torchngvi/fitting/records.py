@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from torchngvi.interfaces import Posterior
 from torchngvi.optim import NaturalGradientVI
 
 
@@ -36,6 +36,7 @@ class FitResult:
     evaluations: int
     members_converged: Tensor  # (*batch,)
     trace: list[Record] = field(repr=False)
+    posterior: Posterior | None = field(default=None, repr=False)  # what was fitted, in place
 
     def __str__(self) -> str:
         verdict = "converged" if self.converged else "not converged"
@@ -64,14 +65,11 @@ def record(
     )
 
 
-def show(bar: tqdm, record: Record) -> None:
-    """On the progress bar."""
-    bar.n = record.evaluations if bar.total is None else min(record.evaluations, bar.total)
-    bar.set_postfix(
-        {
-            "loss": f"{record.loss:.6g}",
-            "norm": f"{record.norm:.1e}",
-            "step": f"{record.step:.2g}",
-            "rejected": record.rejections,
-        }
-    )
+def in_words(record: Record) -> dict[str, str]:
+    """What the progress bar says of it."""
+    return {
+        "loss": f"{record.loss:.6g}",
+        "norm": f"{record.norm:.1e}",
+        "step": f"{record.step:.2g}",
+        "rejected": str(record.rejections),
+    }

@@ -112,7 +112,7 @@ class RowSpace:
         """
         q = CholeskyGaussian.from_prior(self.model.prior)
         newton = SiteNewton(self.model) if len(self.model.y) <= _FEW and self.model.temperature > 0 else None
-        result = fit(q, self.model, VN(q, acceleration=newton), **options)
+        result = fit(q, self.model, VN(q, metric=newton), **options)
         return self.lift(q), result
 
     def lift(self, q: Gaussian) -> "LiftedGaussian":

@@ -1,52 +1,37 @@
-"""The loop: step until a smoothed value has stopped improving, keep the best, and say plainly why it ended.
+"""Steps by stochastic gradients until a smoothed value has stopped improving; the best λ is put back at the end.
 
-Stochastic gradients have no norm that vanishes.  What is watched is the moving average of the lower bound, or
-any value that goes down, such as an error on validation data; the best λ is put back at the end.
+The norm of a stochastic gradient does not vanish.  What is watched is the moving average of the lower bound, or of any
+value that goes down, such as an error on validation data (Tran, Nguyen and Dao 2021).
 """
 
 import math
-import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
-from torchngvi.methods.ifvb import AIFVB, PreconditionedVI
+from torchngvi.fitting import fingerprints
+from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.loop import Loop, checked_callbacks
+from torchngvi.fitting.records import FitResult, Record
+from torchngvi.fitting.stopping import Criterion, Evaluations, Unimproved, joined
+from torchngvi.interfaces import Target
+from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
+from torchngvi.models.arguments import FullPrecision, classify, count
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.renamed import renamed
+from torchngvi.stepsizes import PowerSchedule
+from torchngvi.theory.godichon2023 import check_exponents
 
-
-class Line(NamedTuple):
-    """One step of a run."""
-
-    iteration: int
-    value: float  # what is watched
-    smoothed: float  # its mean over the window; ∞ until the window is full
-    rejections: int  # so far
-    fisher_draws: int  # so far
-    log_joint_draws: int  # so far
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Where a run ended, and why."""
-
-    converged: bool
-    reason: str  # one sentence
-    best: float  # smallest smoothed value
-    iteration: int  # where it was reached
-    trace: list[Line] = field(repr=False)
-
-    def __str__(self) -> str:
-        verdict = "converged" if self.converged else "not converged"
-        return f"{verdict}, {self.reason} Best {self.best:.6g} at iteration {self.iteration}."
+_EVERY = 100  # steps from one checkpoint to the next
 
 
 def run(
@@ -54,115 +39,247 @@ def run(
     target: Any,
     max_steps: int = 5000,
     *,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    schedule: LRScheduler | None = None,
     monitor: Callable[[], float] | None = None,
     window: int = 100,
     patience: int = 200,
+    stop: Criterion | None = None,
+    callbacks: Iterable[Callable[[Record], Any]] = (),
     progress: bool = False,
-) -> Outcome:
+    checkpoint: str | Path | None = None,
+) -> FitResult:
     """Step until the smoothed value has not improved for ``patience`` steps; the best λ stays in the family.
 
     Args:
         optimizer: over a family without batch dimensions.
         target: as `PreconditionedVI.step` takes it.
         max_steps: budget.
-        schedule: of the learning rate, moved on after each step.
+        schedule: of the learning rate, moved on after each step.  The exponents of a `PowerSchedule` and of the metric
+            must go together where the method is `IFVB` or `AIFVB`.
         monitor: a value that goes down, asked after each step with the estimate (the average where there is one)
             in the family; by default the estimate of minus the lower bound before the step.
         window: steps of the moving average; 1 for a value without noise.
         patience: steps without a new best after which the run ends.
+        stop: what else ends the run, see `torchngvi.fit`.
+        callbacks: called with the `Record` of each step; a true result ends the run.
         progress: show a bar.
+        checkpoint: a file that holds the run, and from which it goes on to the last bit, see `torchngvi.fit`.
+
+    Returns:
+        The verdict, whose loss is the smoothed estimate of the negative ELBO where the watched value was at its best,
+        and which says at which step that was.  A run of fewer steps than the window stays where it is.
 
     Raises:
-        InputError: a batch of runs, counts below 1.
+        InputError: a batch of runs, counts below 1, exponents out of range, a checkpoint that cannot be written or
+            is of another run.
 
     >>> from torchngvi.ifvb import ClosedForm, Exact, MeanFieldGaussian
     >>> q = MeanFieldGaussian(torch.ones(2).double())
     >>> opt = PreconditionedVI(q, Exact(), 0.5, estimator=ClosedForm())
     >>> print(run(opt, lambda lam: -lam.square().sum(-1), window=1, patience=20))  # doctest: +ELLIPSIS
-    converged, the smoothed value has not improved for 20 steps. Best ...
+    converged, the smoothed value has not improved for 20 steps. Its best, ..., is put back. Negative ELBO ...
     """
-    family = optimizer.family
-    if family.batch_shape:
-        raise InputError(f"run follows one lambda; this family holds {tuple(family.batch_shape)}. Call step.")
-    for name, count in (("max_steps", max_steps), ("window", window), ("patience", patience)):
-        if count < 1:
-            raise InputError(f"{name} counts steps and must be at least 1; got {count}.")
-    recent: deque[float] = deque(maxlen=window)
-    trace: list[Line] = []
-    best, best_at, start = math.inf, 0, time.perf_counter()
-    kept = _estimate(optimizer)
-    converged, reason = False, f"because the budget of {max_steps} steps is used up; raise max_steps."
-    for _ in tqdm(range(max_steps), disable=not progress, desc=type(optimizer).__name__):
-        loss = float(_stepped(optimizer, target))
-        if schedule is not None:
-            schedule.step()
-        value = loss if monitor is None else _monitored(optimizer, monitor)
-        recent.append(value)
-        smoothed = sum(recent) / window if len(recent) == window else math.inf
-        trace.append(_line(optimizer, value, smoothed, start))
-        iteration = trace[-1].iteration
-        if smoothed < best:
-            best, best_at, kept = smoothed, iteration, _estimate(optimizer)
-        last = trace[-patience - 1].rejections if len(trace) > patience else None
-        if last is not None and 2 * (trace[-1].rejections - last) > patience:
-            reason = (
-                f"because {trace[-1].rejections - last} of the last {patience} steps were not finite or left the "
-                "domain: use a smaller lr, a clip, or a larger eps."
-            )
-            break
-        if iteration - max(best_at, trace[0].iteration + window - 1) >= patience:
-            converged = math.isfinite(best)
-            reason = f"the smoothed value has not improved for {patience} steps."
-            if not converged:
-                reason = "because the value was never finite: start elsewhere, or use a smaller lr."
-            break
-    with torch.no_grad():
-        family.vector.copy_(kept)
-    return Outcome(converged, reason, best, best_at, trace)
+    for name, number in (("max_steps", max_steps), ("patience", patience)):
+        count(name, number, "counts steps")
+    if isinstance(optimizer, IFVB | AIFVB) and isinstance(schedule, LambdaLR):
+        for power in schedule.lr_lambdas:
+            if isinstance(power, PowerSchedule):
+                check_exponents(power, optimizer.metric)
+    engine = SmoothedSteps(optimizer, target, schedule, monitor, window)
+    engine.remedy = "Raise max_steps."
+    criteria = joined(Unimproved(patience) | Evaluations(max_steps), stop)
+    callbacks = checked_callbacks(callbacks)
+    return Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=_EVERY).run()
 
 
-def _stepped(optimizer: PreconditionedVI, target: Any) -> Tensor:
-    loss = optimizer.step(target)
-    assert loss is not None
-    return loss
+class SmoothedSteps(Engine):
+    """Steps of an optimizer of a flat posterior, with the moving average of a value that is to go down.
+
+    A record is of a step: its loss and its norm are estimates before the step, and the monitor is asked after it.
+
+    Args:
+        optimizer: over one flat posterior without batch dimensions.
+        target: as `PreconditionedVI.step` takes it.
+        schedule: of the learning rate, moved on after each step.
+        monitor: the value; by default the loss.
+        window: steps of the moving average.
+
+    Raises:
+        InputError: a batch of runs, a window below 1.
+    """
+
+    unit = "step"
+
+    def __init__(
+        self,
+        optimizer: PreconditionedVI,
+        target: Any,
+        schedule: LRScheduler | None = None,
+        monitor: Callable[[], float] | None = None,
+        window: int = 100,
+    ) -> None:
+        self.family = family = optimizer.posterior
+        super().__init__(family)
+        if family.batch_shape:
+            raise InputError(f"run follows one lambda; this family holds {tuple(family.batch_shape)}. Call step.")
+        self.name, self.optimizer, self.schedule, self.monitor = type(optimizer).__name__, optimizer, schedule, monitor
+        prepared = target if optimizer.estimator is None else optimizer.estimator.prepared(target)
+        self.target = prepared if isinstance(prepared, Target) else classify(prepared)
+        self.batches = getattr(self.target, "batches", ())
+        self.remedy = ""
+        self.window = count("window", window, "counts steps")
+        self.steps, self.draws = 0, 0  # the second of the log joint
+        self.values: deque[float] = deque(maxlen=self.window)
+        self.losses: deque[float] = deque(maxlen=self.window)
+        self.best, self.best_loss, self.best_at = math.inf, math.nan, 0
+        self.kept = self._estimate()
+
+    def advance(self) -> Standing:
+        """A step, and the value after it."""
+        self.mark()
+        before = self.optimizer.gradients + self.optimizer.values
+        loss, norm = self._stepped()
+        if self.schedule is not None:
+            self.schedule.step()
+        self._watch(float(loss), float(loss) if self.monitor is None else self._monitored(self.monitor))
+        self.draws += self.optimizer.gradients + self.optimizer.values - before
+        assert self.optimizer.last is not None
+        rho = float(self.optimizer.last.rho)
+        record = Record(self.steps, float(loss), norm, rho, self.optimizer.rejections, self.draws, 0.0)
+        return Standing(
+            record,
+            torch.tensor(False),
+            loss,
+            (self.steps, self.draws),
+            best=self.best,
+            idle=self.steps - max(self.best_at, self.window),
+            remedy=self.remedy,
+            where=f"a best smoothed value of {self.best:.6g}",
+        )
+
+    def _stepped(self) -> tuple[Tensor, float]:
+        """The loss before the step, with the natural-gradient norm there; of a closure NaN, for nobody knows it."""
+        norm = math.nan
+        with FullPrecision(self.family.vector.device.type):
+            if isinstance(self.target, Target):
+                norm = float(self.optimizer.evaluate(self.target).norm2.sqrt())  # which the step uses
+        loss = self.optimizer.step(self.target)
+        assert loss is not None
+        return loss, norm
+
+    def _watch(self, loss: float, value: float) -> None:
+        """One more value; a new best is kept with its λ."""
+        self.steps += 1
+        self.values.append(value)
+        self.losses.append(loss)
+        smoothed = sum(self.values) / self.window if len(self.values) == self.window else math.inf
+        if smoothed < self.best:
+            self.best, self.best_loss, self.best_at = smoothed, sum(self.losses) / self.window, self.steps
+            self.kept = self._estimate()
+
+    def _estimate(self) -> Tensor:
+        """The average where there is one, else the iterate; a copy."""
+        optimizer = self.optimizer
+        return (optimizer.average if isinstance(optimizer, AIFVB) else self.family.vector).detach().clone()
+
+    def _monitored(self, monitor: Callable[[], float]) -> float:
+        """The value with the estimate in the family; λ is put back."""
+        if not isinstance(self.optimizer, AIFVB):
+            return float(monitor())
+        iterate = self.family.vector.detach().clone()
+        try:
+            self._put(self._estimate())
+            return float(monitor())
+        finally:
+            self._put(iterate)
+
+    @torch.no_grad()
+    def _put(self, vector: Tensor) -> None:
+        self.family.vector.copy_(vector)
+
+    # -------------------------------------------------------------------------------- the end
+
+    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
+        """With the best λ."""
+        assert stop is not None
+        return self._ended(stop.converged, stop.reason, last)
+
+    def interrupted(self, reason: str, last: Standing) -> Verdict:
+        """With the best λ."""
+        return self._ended(False, reason, last)
+
+    def _ended(self, converged: bool, reason: str, last: Standing) -> Verdict:
+        loss = last.record.loss
+        if math.isfinite(self.best):
+            loss, reason = self.best_loss, f"{reason} Its best, {self.best:.6g} at step {self.best_at}, is put back."
+        # from a value that was never finite back to the start; of fewer steps than the window nobody knows the best
+        self._put(self._estimate() if self.steps < self.window else self.kept)
+        return Verdict(converged, reason, loss, last.record.norm, torch.tensor(converged))
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def settings(self) -> dict[str, str]:
+        """The problem, the optimizer with its parts, and what is watched."""
+        problem = fingerprints.of_problem(self.q, self.target) if isinstance(self.target, Target) else {}
+        return {
+            **problem,
+            **fingerprints.of_optimizer(self.optimizer),
+            "schedule": fingerprints.described(self.schedule),
+            "monitor": "none" if self.monitor is None else "a function",
+            "window": str(self.window),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Before a step."""
+        return {
+            "posterior": self.q.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "counts": (self.steps, self.draws, self.best_at),
+            "best": (self.best, self.best_loss),
+            "values": list(self.values),
+            "losses": list(self.losses),
+            "kept": self.kept,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The step after it is made again."""
+        self.q.load_state_dict(state["posterior"])
+        self.optimizer.load_state_dict(copied(state["optimizer"]))
+        if self.schedule is not None:
+            self.schedule.load_state_dict(copied(state["schedule"]))
+        self.steps, self.draws, self.best_at = state["counts"]
+        self.best, self.best_loss = state["best"]
+        self.values = deque(state["values"], self.window)
+        self.losses = deque(state["losses"], self.window)
+        self.kept = state["kept"].clone()
 
 
-def _estimate(optimizer: PreconditionedVI) -> Tensor:
-    """The average where there is one, else the iterate; a copy."""
-    return (optimizer.average if isinstance(optimizer, AIFVB) else optimizer.family.vector).detach().clone()
+def usual_steps(q: FlatPosterior, target: Any, tolerance: object = None) -> SmoothedSteps:
+    """Those of `torchngvi.fit` without an optimizer: `IFVB` with ρ_k = (100 + k)^-¾, no step above 0.1 nats.
+
+    Raises:
+        InputError: a batch of runs, a tolerance.
+
+    >>> from torchngvi.ifvb import Beta
+    >>> engine = usual_steps(Beta(torch.ones(2)), lambda theta: theta.log().sum(-1))
+    >>> engine.name, engine.window
+    ('IFVB', 100)
+    """
+    if tolerance is not None:
+        raise InputError(
+            "tolerance bounds the natural-gradient norm, and that of stochastic gradients does not vanish: "
+            f"{type(q).__name__} is fitted until its smoothed bound stops rising. Leave tolerance out, or say when to "
+            "end by stop=."
+        )
+    optimizer = IFVB(q)
+    return SmoothedSteps(optimizer, target, LambdaLR(optimizer, PowerSchedule(0.75, 100.0)))
 
 
-def _monitored(optimizer: PreconditionedVI, monitor: Callable[[], float]) -> float:
-    """The value with the estimate in the family; λ is put back."""
-    if not isinstance(optimizer, AIFVB):
-        return float(monitor())
-    vector = optimizer.family.vector
-    iterate = vector.detach().clone()
-    try:
-        with torch.no_grad():
-            vector.copy_(optimizer.average)
-        return float(monitor())
-    finally:
-        with torch.no_grad():
-            vector.copy_(iterate)
-
-
-def _line(optimizer: PreconditionedVI, value: float, smoothed: float, start: float) -> Line:
-    return Line(
-        optimizer.evaluations,
-        value,
-        smoothed,
-        optimizer.rejections,
-        optimizer.memory["fisher_draws"],
-        optimizer.gradients + optimizer.values,
-        time.perf_counter() - start,
-    )
-
-
+@renamed(family="q")
 @torch.no_grad()
 def lower_bound(
-    family: FlatPosterior,
+    q: FlatPosterior,
     log_joint: Callable[[Tensor], Tensor],
     draws: int = 1000,
     generator: torch.Generator | None = None,
@@ -175,6 +292,6 @@ def lower_bound(
     >>> value.item(), error.item()  # q is the uniform density
     (0.0, 0.0)
     """
-    theta = family.sample(draws, generator, at)
-    h = integrand(family, LogJoint(log_joint), theta, at)
+    theta = q.sample(draws, generator, at)
+    h = integrand(q, LogJoint(log_joint), theta, at)
     return h.mean(0), h.std(0) / math.sqrt(draws)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.fitting.mode import Mode, find_mode, find_modes
 from torchngvi.fitting.streaming import stream_batches
+from torchngvi.mode import Mode, find_mode, find_modes
 from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
@@ -40,7 +40,7 @@ class Starts:
     @property
     def streamed(self) -> bool:
         """Whether each evaluation is a pass over data in batches."""
-        return isinstance(self.target.target, DataLogJoint)
+        return self.target.in_passes
 
     @property
     def searched(self) -> bool:

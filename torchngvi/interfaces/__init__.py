@@ -49,12 +49,33 @@ from torchngvi.interfaces.moves import (
     Tangent,
 )
 from torchngvi.interfaces.packets import Cost, Derivative, Expectation, Framed, FullPrior, Local, Prior, Raw, Sites
-from torchngvi.interfaces.parts import Acceleration, Bent, Estimator, Metric, Momentum, Rule, StepSize, Trial
+from torchngvi.interfaces.parts import (
+    Acceleration,
+    Bent,
+    Estimator,
+    Metric,
+    Momentum,
+    Rule,
+    StepSize,
+    Trial,
+    TrialStepSize,
+)
 from torchngvi.interfaces.posterior import Posterior
-from torchngvi.interfaces.targets import LinearTarget, ScalarRule, SeparableTarget, Target, TractableTarget
+from torchngvi.interfaces.targets import (
+    Additive,
+    AdditiveTractable,
+    LinearTarget,
+    Marginals,
+    ScalarLikelihood,
+    SeparableTarget,
+    Target,
+    TractableTarget,
+)
 
 __all__ = [
     "Acceleration",
+    "Additive",
+    "AdditiveTractable",
     "Affine",
     "Bent",
     "Congruence",
@@ -69,6 +90,7 @@ __all__ = [
     "LinearTarget",
     "Local",
     "LogTangent",
+    "Marginals",
     "Metric",
     "Momentum",
     "Move",
@@ -79,7 +101,7 @@ __all__ = [
     "Root",
     "RootTangent",
     "Rule",
-    "ScalarRule",
+    "ScalarLikelihood",
     "SeparableTarget",
     "Sites",
     "StepSize",
@@ -87,6 +109,7 @@ __all__ = [
     "Target",
     "TractableTarget",
     "Trial",
+    "TrialStepSize",
     "where_members",
     "clique_frames",
 ]

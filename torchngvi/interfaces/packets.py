@@ -1,6 +1,7 @@
 """What an expectation hands on: a value, and a derivative in one of three forms."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -119,6 +120,18 @@ class Raw(NamedTuple):
     g: Tensor  # (*batch, D)
     H: Tensor  # (*batch, D, D), symmetric
 
+    def with_prior(
+        self,
+        prior: Prior | FullPrior,  # tempered
+        mean: Tensor,  # m, (*batch, D)
+    ) -> "Raw":
+        """g + Λ(m - m₀) and H + Λ, the latter in place."""
+        return Raw(self.g + prior.force(mean), prior.add_to(self.H))
+
+    def raw(self) -> "Raw":
+        """The packet itself."""
+        return self
+
     def framed(self, frame: Frame) -> Framed:
         """Whiten: two products of D x D matrices."""
         return Framed(frame.pull(self.g), frame.conjugate(self.H))
@@ -135,24 +148,34 @@ class Sites(NamedTuple):
     projected: Tensor | None  # X C, (*batch, N, D); a sparse X has none
     alpha: Tensor  # ∂F/∂e, (*batch, N)
     beta: Tensor  # 2 ∂F/∂v, (*batch, N)
-    prior: Prior | FullPrior  # tempered
+    prior: Prior | FullPrior | None  # tempered; None of the data alone
     mean: Tensor  # m, (*batch, D)
+
+    def with_prior(
+        self,
+        prior: Prior | FullPrior,  # tempered
+        mean: Tensor,  # m, (*batch, D)
+    ) -> "Sites":
+        """The same rows, with this prior."""
+        return self._replace(prior=prior, mean=mean)
 
     def framed(self, frame: Frame) -> Framed:
         """a = (XC)ᵀα + Cᵀ Λ(m - m₀),  W = Π((XC)ᵀ diag(β) XC + CᵀΛC)."""
-        prior = self.prior.framed(frame)
+        structure, prior = frame.structure, self.prior
         if self.projected is None:
-            W = frame.structure.sparse_gram(frame.root, self.rows, self.beta, frame.upper)
-            return Framed(frame.pull(self._gradient()), W + prior)
-        pulled = (self.alpha[..., None, :] @ self.projected)[..., 0, :]
-        a = pulled + frame.pull(self.prior.force(self.mean))
-        W = frame.structure.lower(self.projected * self.beta[..., None], self.projected)
-        return Framed(a, W + prior)
+            a = frame.pull(self._gradient())
+            W = structure.sparse_gram(frame.root, self.rows, self.beta, frame.upper)
+        else:
+            a = (self.alpha[..., None, :] @ self.projected)[..., 0, :]
+            if prior is not None:
+                a = a + frame.pull(prior.force(self.mean))
+            W = structure.lower(self.projected * self.beta[..., None], self.projected)
+        return Framed(a, W if prior is None else W + prior.framed(frame))
 
     def raw(self) -> Raw:
         """g = Xᵀα + Λ(m - m₀),  H = Xᵀ diag(β) X + Λ."""
         H = sparse.gram(self.rows, self.beta) if self.projected is None else gram(self.rows, self.beta)
-        return Raw(self._gradient(), self.prior.add_to(H))
+        return Raw(self._gradient(), H if self.prior is None else self.prior.add_to(H))
 
     def _gradient(self) -> Tensor:
         """Xᵀα + Λ(m - m₀)."""
@@ -160,7 +183,7 @@ class Sites(NamedTuple):
             data = self.rows.mT @ self.alpha
         else:
             data = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
-        return data + self.prior.force(self.mean)
+        return data if self.prior is None else data + self.prior.force(self.mean)
 
     def merged(self, where: Tensor, old: "Sites") -> "Sites":
         """Itself for the members (*batch,) of the mask, the old packet for the others; rows and prior are shared."""
@@ -197,6 +220,7 @@ class Expectation(NamedTuple):
     noise2: Tensor | None = (
         None  # |standard error of the derivative|²_F⁻¹ (*batch,), where it is one of `value` up to that
     )
+    learned: Mapping[str, Tensor] | None = None  # what the estimator wants to be told at its next call
 
 
 class Local(NamedTuple):

@@ -1,8 +1,12 @@
-"""The parts on the axes: estimators, rules, step sizes, metrics, momentum."""
+"""The parts on the axes: estimators, rules, step sizes, metrics, momentum.
+
+What a part remembers from step to step is a dict of its own for each posterior, made by its ``init``, handed to its
+calls, saved with the optimizer, and read by no other part.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -37,8 +41,20 @@ class Estimator(ABC):
             )
 
     @abstractmethod
-    def __call__(self, q: "Posterior", target: Target, state: dict) -> Expectation:
-        """Evaluate at q; anything that changes from call to call lives in ``state``."""
+    def __call__(self, q: "Posterior", target: Target) -> Expectation:
+        """Evaluate at q: value and derivative of E_q[ℓ].
+
+        The estimator itself does not change, but for the state of its generator: what a call has learnt for the next
+        one it returns as ``Expectation.learned``, and is told by :meth:`recalling`.
+        """
+
+    def recalling(self, learned: Mapping[str, Tensor]) -> "Estimator":
+        """The same estimator, told what an earlier call has learnt; itself where calls learn nothing from one another.
+
+        Args:
+            learned: the ``learned`` of an earlier `Expectation`; entries of other names are ignored.
+        """
+        return self
 
     @property
     def fixed(self) -> bool:
@@ -74,19 +90,29 @@ class Trial(NamedTuple):
 
 
 class StepSize(ABC):
-    """How far along the path."""
+    """How far along the path, decided before the step: by the learning rate, or a limit on the length of the step."""
 
-    needs_trial: bool  # judge compares values before and after
+    needs_trial: ClassVar[bool] = False  # said by the kind: whether steps are tried, and may be taken back
     needs_natural: bool = False  # it reads the natural norm as the length of a step
     needs_tangent: bool = False  # it reads the change of q's own coordinates as the length of a step
 
-    @abstractmethod
-    def init(self, like: Tensor) -> dict[str, Tensor]:
-        """State tensors, one entry a batch member, of the dtype and device of ``like`` (*batch,)."""
+    def init(self, like: Tensor) -> dict[str, Any]:
+        """Its state: none, for what decides before the step has nothing to learn from it."""
+        return {}
 
     @abstractmethod
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
         """ρ (*batch,)."""
+
+
+class TrialStepSize(StepSize):
+    """How far along the path, found by trial: q moves, is evaluated there, and goes back where that is rejected."""
+
+    needs_trial = True
+
+    @abstractmethod
+    def init(self, like: Tensor) -> dict[str, Tensor]:
+        """State tensors, one entry a batch member, of the dtype and device of ``like`` (*batch,)."""
 
     @abstractmethod
     def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
@@ -112,13 +138,16 @@ class Metric(ABC):
 
     @abstractmethod
     def init(self, q: "Posterior") -> dict[str, Any]:
-        """The state: tensors, counts and dicts of them, which are saved with the optimizer.
-
-        ``state["went"]`` (*batch,) is set to the ρ of each step, 0 where rejected.
-        """
+        """The state: tensors, counts and dicts of them, which are saved with the optimizer and nobody else reads."""
 
     @abstractmethod
-    def __call__(self, q: "Posterior", gradient: Local, state: dict[str, Any]) -> tuple[Bent, dict[str, Any]]:
+    def __call__(
+        self,
+        q: "Posterior",
+        gradient: Local,
+        went: Tensor,  # ρ of the step before along the bent gradient, 0 where there was none, (*batch,)
+        state: dict[str, Any],
+    ) -> tuple[Bent, dict[str, Any]]:
         """The bent gradient at q, and what of the state is to change when the step is taken."""
 
     def forget(self, keep: Tensor, state: dict[str, Any]) -> None:  # noqa: B027  what depends on q alone stays true

@@ -111,7 +111,7 @@ class Posterior(torch.nn.Module, ABC):
 
     def norm2(self, local: Local) -> Tensor:
         """Squared natural norm |a|² + ½‖P‖²_F of ∇L, (*batch,)."""
-        return local.a.square().sum(-1) + 0.5 * self.structure.norm2(local.P)
+        return self.structure.dot(local.a, local.a) + 0.5 * self.structure.norm2(local.P)
 
     def settled(self) -> AbstractContextManager[None]:
         """A block in which nothing but :meth:`assign` changes the coordinates, so that they need not be compared."""
@@ -131,8 +131,7 @@ class Posterior(torch.nn.Module, ABC):
         for name, buffer in self._buffers.items():
             if buffer is None:
                 continue
-            with torch.no_grad():
-                new = fn(buffer)
+            new = torch.no_grad()(fn)(buffer)
             if torch._has_compatible_shallow_copy_type(buffer, new):
                 grad = buffer.grad
                 buffer.data = new

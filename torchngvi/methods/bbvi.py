@@ -9,7 +9,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.expectations import Independent, PathDerivative, Reparametrized
 from torchngvi.interfaces import Estimator, Posterior
-from torchngvi.optim.optimizer import NaturalGradientVI
+from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import ProjectedRootGradient, ProximalRootGradient
 
 

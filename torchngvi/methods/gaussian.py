@@ -15,6 +15,7 @@ from torchngvi.errors import PairError
 from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.renamed import renamed
 from torchngvi.rules import (
     SVGD,
     BuresWasserstein,
@@ -33,12 +34,13 @@ class Method(NaturalGradientVI):
     """A rule under its published name: abstract, `NaturalGradientVI` with the rule filled in.
 
     Args:
-        posterior, lr, step_size, estimator, acceleration, momentum, loss_scale: see `NaturalGradientVI`.
+        posterior, lr, step_size, estimator, metric, momentum, loss_scale: see `NaturalGradientVI`.
 
     Raises:
         PairError: a posterior the rule cannot move.
     """
 
+    @renamed(acceleration="metric")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
@@ -46,7 +48,7 @@ class Method(NaturalGradientVI):
         *,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
-        acceleration: Metric | None = None,
+        metric: Metric | None = None,
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
@@ -56,7 +58,7 @@ class Method(NaturalGradientVI):
             lr,
             step_size=step_size,
             estimator=estimator,
-            acceleration=acceleration,
+            metric=metric,
             momentum=momentum,
             loss_scale=loss_scale,
         )
@@ -271,16 +273,15 @@ class Snngm(Method):
     optimum.  Published with one draw a step: ``estimator=PathDerivative()``.
 
     Args:
-        posterior: see `NaturalGradientVI`; all of one kind of coordinates, unless a norm is given.  With a root: the
-            natural coordinates of a narrow q are large, and steps of length α in them nothing.
+        posterior: see `NaturalGradientVI`; all of one kind of coordinates, unless a momentum is given.  With a root:
+            the natural coordinates of a narrow q are large, and steps of length α in them nothing.
         lr: α, by default 0.001 √ℓ for the ℓ coordinates of q.
-        beta, bias_correction, norm: see `NormalizedMomentum`; the norm is by default Riemannian on a
-            `PrecisionCholeskyGaussian` and Euclidean otherwise.
+        momentum: the average, with its β, its norm and whether its bias is corrected; by default with β = 0.9, in the
+            Riemannian norm on a `PrecisionCholeskyGaussian` and the Euclidean one otherwise.
         step_size, estimator, loss_scale: see `NaturalGradientVI`.
 
     Raises:
-        InputError: a beta outside [0, 1), an unknown norm.
-        PairError: posteriors of several kinds without a norm, steps found by trial.
+        PairError: posteriors of several kinds without a momentum, steps found by trial.
 
     >>> from torchngvi import CholeskyGaussian
     >>> opt = Snngm(CholeskyGaussian(49))
@@ -293,9 +294,7 @@ class Snngm(Method):
         posterior: Posterior | Iterable[Any],
         lr: float | Tensor | None = None,
         *,
-        beta: float = 0.9,
-        bias_correction: bool = True,
-        norm: str | None = None,
+        momentum: NormalizedMomentum | None = None,
         step_size: StepSize | None = None,
         estimator: Estimator | None = None,
         loss_scale: float = 1.0,
@@ -305,19 +304,18 @@ class Snngm(Method):
         known = [group for group in groups if isinstance(group.get("posterior"), Posterior)]
         for group in known:
             group.setdefault("lr", _small_step(group["posterior"]) if lr is None else lr)
-        norms = {_usual_norm(group["posterior"]) for group in known} if norm is None else {norm}
-        if len(norms) > 1:
+        norms = {_usual_norm(group["posterior"]) for group in known}
+        if momentum is None and len(norms) > 1:
             raise PairError(
                 "Snngm has one norm, Riemannian on a PrecisionCholeskyGaussian and Euclidean otherwise; got posteriors "
-                "of both kinds. Say norm=, or use one optimizer each."
+                "of both kinds. Say momentum=NormalizedMomentum(norm), or use one optimizer each."
             )
-        momentum = NormalizedMomentum(*norms, beta=beta, bias_correction=bias_correction)
         super().__init__(
             groups,
             known[0]["lr"] if known else 1.0,  # of groups added later
             step_size=step_size,
             estimator=estimator,
-            momentum=momentum,
+            momentum=momentum or NormalizedMomentum(*norms),
             loss_scale=loss_scale,
         )
 

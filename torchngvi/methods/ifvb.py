@@ -9,7 +9,7 @@
 data.  A metric of one's own takes the place of the recursion in any of them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,12 +20,13 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.flat import ControlVariate, GradientEstimator, Pathwise
 from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Posterior, StepSize
 from torchngvi.metrics import Preconditioner, Recursive
-from torchngvi.optim import Evaluation, Heading, NaturalGradientVI
+from torchngvi.optim import Evaluation, NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.renamed import warn_renamed
 from torchngvi.rules import RootGradient
 from torchngvi.stepsizes import Constant, KLRadius
 
-RADIUS = 0.1  # nats
+_RADIUS = 0.1  # nats
 _BETA = 0.125  # (α - ½)/2 of the usual α = ¾
 
 
@@ -74,9 +75,9 @@ class PreconditionedVI(NaturalGradientVI):
             posterior,
             RootGradient(),
             lr,
-            step_size=step_size or (KLRadius(RADIUS) if metric.natural else Constant()),
+            step_size=step_size or (KLRadius(_RADIUS) if metric.natural else Constant()),
             estimator=estimator,
-            acceleration=metric,
+            metric=metric,
             momentum=momentum,
             loss_scale=loss_scale,
         )
@@ -96,7 +97,7 @@ class PreconditionedVI(NaturalGradientVI):
         super().add_param_group(param_group)
 
     @property
-    def family(self) -> FlatPosterior:
+    def posterior(self) -> FlatPosterior:
         """q, where there is one.
 
         Raises:
@@ -107,14 +108,14 @@ class PreconditionedVI(NaturalGradientVI):
         return q
 
     @property
-    def metric(self) -> Metric:
-        """What bends the gradient."""
-        assert self.acceleration is not None
-        return self.acceleration
+    def family(self) -> FlatPosterior:
+        """The old name of `posterior`."""
+        warn_renamed(type(self).__name__, "family", "posterior")
+        return self.posterior
 
     @property
     def memory(self) -> dict[str, Any]:
-        """The state between two steps: counts, averages, and the metric's."""
+        """The state between two steps: rejections, and a dict for each part, "metric" and "averaging" among them."""
         return self._state(0)
 
     def inverse_fisher(self) -> Tensor:  # (*batch, D, D)
@@ -215,8 +216,6 @@ class AIFVB(PreconditionedVI):
     ) -> None:
         self.averaging = averaging or Averaging()
         metric = metric or Recursive(beta=_BETA)
-        if self.averaging.metric_at_average and isinstance(metric, Preconditioner):
-            metric = AtAverage(metric)
         super().__init__(posterior, metric, lr, estimator=estimator, step_size=step_size, momentum=momentum)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -226,58 +225,29 @@ class AIFVB(PreconditionedVI):
             raise PairError(f"the average of points of the manifold of {type(q).__name__} is no point of it. Use IFVB.")
         super().add_param_group(param_group)
 
-    def _complete(self, q: Posterior, state: dict[str, Any]) -> None:
-        super()._complete(q, state)
-        fresh = {"average": q.coordinates.vector.clone(), "weight": 0.0, "steps": 0}
-        for name, value in fresh.items():
-            state.setdefault(name, value)
+    def _fresh(self, q: Posterior) -> dict[str, Any]:
+        return super()._fresh(q) | {"averaging": {"average": q.coordinates.vector.clone(), "weight": 0.0, "steps": 0}}
 
-    def _advance(
-        self,
-        index: int,
-        start: Evaluation,
-        heading: Heading,
-        evaluate: Callable[[], Evaluation] | None,
-        coupled: bool = False,
-    ) -> Evaluation | None:
+    def _bent(self, index: int, gradient: Local) -> tuple[Bent, dict[str, Any]]:
+        """With scores at the average, where the metric takes any and the averaging says so."""
+        q, state = self.posteriors[index], self._state(index)
+        if not (self.averaging.metric_at_average and isinstance(self.metric, Preconditioner)):
+            return super()._bent(index, gradient)
+        assert isinstance(q, FlatPosterior)
+        return self.metric.bent(q, gradient, state["metric"], state["averaging"]["average"]), {}
+
+    def _advance(self, index: int, *how: Any, **options: Any) -> Evaluation | None:
         """The step, and one more iterate."""
-        result = super()._advance(index, start, heading, evaluate, coupled)
-        state = self._state(index)
+        result = super()._advance(index, *how, **options)
+        state = self._state(index)["averaging"]
         self.averaging.update(state, self.posteriors[index].coordinates.vector, state["steps"])
         state["steps"] += 1
         return result
 
     @property
-    def metric(self) -> Metric:
-        """What bends the gradient, wherever its scores are taken."""
-        metric = super().metric
-        return metric.inner if isinstance(metric, AtAverage) else metric
-
-    @property
     def average(self) -> Tensor:  # (*batch, D)
         """The average of the iterates, the estimate."""
-        return self.memory["average"]
+        return self.memory["averaging"]["average"]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "averaging": self.averaging}
-
-
-class AtAverage(Metric):
-    """A metric whose scores are taken at the average of the iterates, as `AIFVB` keeps it."""
-
-    def __init__(self, inner: Preconditioner) -> None:
-        self.inner, self.natural = inner, inner.natural
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """Of the scores."""
-        return self.inner.generator
-
-    def init(self, q: Posterior) -> dict[str, Any]:
-        """As the metric."""
-        return self.inner.init(q)
-
-    def __call__(self, q: Posterior, gradient: Local, state: dict[str, Any]) -> tuple[Bent, dict[str, Any]]:
-        """With fresh scores at the average."""
-        assert isinstance(q, FlatPosterior)
-        return self.inner.bent(q, gradient, state, state["average"]), {}

@@ -63,9 +63,9 @@ class Preconditioner(Metric):
         Raises:
             PairError: a q that is no flat vector.
         """
-        return {"metric": self.fresh(_flat(self, q)), "fisher_draws": 0}
+        return self.fresh(_flat(self, q)) | {"fisher_draws": 0}
 
-    def __call__(self, q: Posterior, gradient: Local, state: State) -> tuple[Bent, State]:
+    def __call__(self, q: Posterior, gradient: Local, went: Tensor, state: State) -> tuple[Bent, State]:
         """With fresh scores at λ."""
         q = _flat(self, q)
         return self.bent(q, gradient, state, q.vector), {}
@@ -84,13 +84,13 @@ class Preconditioner(Metric):
                 self._draw(q, state, at, min(_AT_ONCE, count - start))
         if self.samples:
             self._draw(q, state, at, self.samples)
-        direction = q.projected(q.vector, self.direction(state["metric"], gradient.a, q))
+        direction = q.projected(q.vector, self.direction(state, gradient.a, q))
         return Bent(Local(direction, gradient.P), (direction * gradient.a).sum(-1))
 
     def _draw(self, q: FlatPosterior, state: State, at: Tensor, count: int) -> None:
         with torch.no_grad():
             scores = q.score(q.sample(count, self.generator, at), at)
-        self.absorb(state["metric"], scores, self.generator)
+        self.absorb(state, scores, self.generator)
         state["fisher_draws"] += count
 
 

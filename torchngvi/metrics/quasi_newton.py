@@ -12,6 +12,8 @@ A gradient goes in, a gradient comes out, and any natural-gradient rule may foll
 memory of each batch member is its own.
 """
 
+import functools
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -42,7 +44,7 @@ class QuasiNewton(Acceleration):
         self.memory = memory
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """An empty memory: pairs (s, y), the last gradient and direction, and how far q went along it."""
+        """An empty memory: pairs (s, y), and the last gradient and direction."""
         flat = _flat(Local(q.mean_probe.detach(), q.root_probe.detach()), q.structure)
         return {
             "s": flat.new_zeros((self.memory, *flat.shape)),
@@ -50,32 +52,33 @@ class QuasiNewton(Acceleration):
             "kept": flat.new_zeros((self.memory, *q.batch_shape)),
             "gradient": torch.zeros_like(flat),
             "direction": torch.zeros_like(flat),
-            "went": flat.new_zeros(q.batch_shape),
         }
 
     def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
         """Drop the pairs of the other members."""
-        state["kept"], state["went"] = state["kept"] * keep, state["went"] * keep
+        state["kept"] = state["kept"] * keep
 
     def __call__(
         self,
         q: Posterior,
         gradient: Local,
+        went: Tensor,
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Learn from the step before, then bend the gradient; returns what of the state is to change."""
+        inner = functools.partial(_inner, q.structure)
         flat = _flat(gradient, q.structure)
-        s, y, kept = self._learned(flat, state)
-        curvature = torch.where(kept > 0, _inner(s, y), 1.0)
+        s, y, kept = self._learned(inner, flat, went, state)
+        curvature = torch.where(kept > 0, inner(s, y), 1.0)
         weight = (kept / curvature)[..., None]
         bent, shares = flat, []
         for index in range(self.memory):  # the newest first
-            share = weight[index] * _inner(s[index], bent)[..., None]
+            share = weight[index] * inner(s[index], bent)[..., None]
             bent = bent - share * y[index]
             shares.append(share)
         for index in reversed(range(self.memory)):
-            bent = bent + (shares[index] - weight[index] * _inner(y[index], bent)[..., None]) * s[index]
-        slope, norm2 = _inner(flat, bent), _inner(flat, flat)
+            bent = bent + (shares[index] - weight[index] * inner(y[index], bent)[..., None]) * s[index]
+        slope, norm2 = inner(flat, bent), inner(flat, flat)
         downhill = slope > 0
         bent = torch.where(downhill[..., None], bent, flat)
         finite = norm2.isfinite()[..., None]  # a NaN is not remembered
@@ -88,12 +91,13 @@ class QuasiNewton(Acceleration):
         }
         return Bent(_unflat(bent, q), torch.where(downhill, slope, norm2)), new
 
-    def _learned(self, gradient: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _learned(
+        self, inner: Callable[[Tensor, Tensor], Tensor], gradient: Tensor, went: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The memory with the pair of the last step, for the members that moved."""
-        went = state["went"]
         s = -went[..., None] * state["direction"]
         y = gradient - state["gradient"]
-        sy, ss, yy = _inner(s, y), _inner(s, s), _inner(y, y)
+        sy, ss, yy = inner(s, y), inner(s, s), inner(y, y)
         moved, near = went > 0, ss <= _NEAR**2
         useful = moved & near & (sy > _CURVED * (ss * yy).sqrt())
 
@@ -116,6 +120,6 @@ def _unflat(flat: Tensor, q: Posterior) -> Local:
     return Local(a, q.structure.unflat(P))
 
 
-def _inner(x: Tensor, y: Tensor) -> Tensor:
+def _inner(structure: Pattern, x: Tensor, y: Tensor) -> Tensor:
     """⟨x, y⟩ = a·a' + ½ tr(P P'), (*batch,)."""
-    return torch.linalg.vecdot(x, y)
+    return structure.total(torch.linalg.vecdot(x, y))

@@ -11,14 +11,13 @@ N linear equations in δv: quadratic convergence where the natural gradient has 
 solve with an N x N matrix a step.
 """
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Acceleration, Bent, LinearTarget, Local, Posterior
-from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.interfaces import Acceleration, Bent, LinearTarget, Local, Marginals, Posterior
 from torchngvi.numerics.linalg import cholesky
 
 _SHORT = 0.2  # ρ below which a step of Newton has failed
@@ -48,22 +47,23 @@ class SiteNewton(Acceleration):
         self.model = model
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
-        """Whether the last step was one of Newton, and how far it went."""
+        """Whether the last step was one of Newton."""
         if q.structure.widest < q.dim:
             raise PairError(
                 f"SiteNewton moves a full covariance; got {type(q).__name__}. Use a CholeskyGaussian, or QuasiNewton()."
             )
         like = q.mean_probe.detach()[..., 0]
-        return {"newton": torch.zeros_like(like, dtype=torch.bool), "went": torch.ones_like(like)}
+        return {"newton": torch.zeros_like(like, dtype=torch.bool)}
 
     def forget(self, keep: Tensor, state: dict[str, Tensor]) -> None:
         """What became of the last step."""
-        state["newton"], state["went"] = state["newton"] & keep, torch.where(keep, state["went"], 1.0)
+        state["newton"] = state["newton"] & keep
 
     def __call__(
         self,
         q: Posterior,
         gradient: Local,
+        went: Tensor,
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Bend the gradient of L/γ at q."""
@@ -85,31 +85,33 @@ class SiteNewton(Acceleration):
 
         # VariationalNewton at ρ = 1 goes to V' = C(1 + D)⁻¹Cᵀ and m' = m - C(1 + D)⁻¹ a'
         bent = -_mv(eye + D, delta)
-        slope = (a * bent).sum(-1) + 0.5 * (P * D).sum((-2, -1))
-        length2 = delta.square().sum(-1) + 0.5 * D.square().sum((-2, -1))
+        slope = q.structure.total((a * bent).sum(-1) + 0.5 * (P * D).sum((-2, -1)))
+        length2 = q.structure.dot(delta, delta) + 0.5 * q.structure.entries_norm2(D)
         # after a step of Newton that had to be cut short, one of the natural gradient
-        failed = state["newton"] & (state["went"] < _SHORT)
-        use = ~failed & solvable & cholesky(eye + D)[1] & (slope > 0) & (length2 <= _NEAR**2)
+        failed = state["newton"] & (went < _SHORT)
+        possible = q.structure.everywhere(solvable & cholesky(eye + D)[1])
+        use = ~failed & possible & (slope > 0) & (length2 <= _NEAR**2)
         local = Local(torch.where(use[..., None], bent, a), torch.where(use[..., None, None], D, P))
         return Bent(local, torch.where(use, slope, q.norm2(gradient))), {"newton": use}
 
     def _sites(self, q: Posterior) -> tuple[Tensor, Tensor, Tensor]:
         """A = XC (*batch, N, D), and β_e, β_v (*batch, N) of L/γ."""
-        _, sites = self.model.expected_energy(q.frame(), _curvature_slopes)
-        if sites.projected is None:
+        rows = self.model.marginals(q.frame())
+        if rows.projected is None:
             raise PairError("SiteNewton needs a dense X; got a sparse one. Use RowSpace(model).fit(), or X.to_dense().")
-        return sites.projected, sites.alpha / self.model.temperature, sites.beta / self.model.temperature
+        beta_e, beta_v = (rows.weights * slope / self.model.temperature for slope in _curvature_slopes(rows))
+        return rows.projected, beta_e, beta_v
 
 
-def _curvature_slopes(likelihood: Any, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
-    """In the places of α and β, the derivatives of β with respect to e and v."""
+def _curvature_slopes(rows: Marginals) -> tuple[Tensor, Tensor]:
+    """The derivatives of β with respect to e and v, (*batch, N)."""
     with torch.enable_grad():
-        mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
-        value, _, curvature = likelihood.expected(mean, variance, y)
+        mean, variance = rows.mean.detach().requires_grad_(), rows.variance.detach().requires_grad_()
+        _, _, curvature = rows.likelihood.expected(mean, variance, rows.y)
         if not curvature.requires_grad:  # a quadratic
-            return Moments(value.detach(), torch.zeros_like(mean), torch.zeros_like(mean))
-        slopes = torch.autograd.grad(curvature.sum(), (mean, variance), materialize_grads=True)
-        return Moments(value.detach(), *slopes)
+            return torch.zeros_like(mean), torch.zeros_like(mean)
+        slope, bend = torch.autograd.grad(curvature.sum(), (mean, variance), materialize_grads=True)
+        return slope, bend
 
 
 def _mv(matrix: Tensor, vector: Tensor) -> Tensor:

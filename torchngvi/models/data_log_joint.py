@@ -1,5 +1,6 @@
 """A log joint whose data come in batches: more rows than one call should see."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Target
+from torchngvi.interfaces import Additive
 from torchngvi.models import checks
 from torchngvi.models.log_joint import LogJoint
 
@@ -15,7 +16,7 @@ _SAME = 1e-4  # relative error at which two sums of the same rows differ
 
 
 @final
-class DataLogJoint(Target):
+class DataLogJoint(Additive):
     """log p(θ) + Σ_batches log p(batch | θ), summed over one pass, its gradient batch after batch.
 
     One rule of scale: ``log_likelihood`` returns the *sum* over the rows of a batch, and a pass sees each
@@ -45,6 +46,8 @@ class DataLogJoint(Target):
     -27.5
     """
 
+    prior: LogJoint
+    in_passes = True
     draws_at_once = 2**62  # a pass costs its reading: all draws see a batch while it is there
 
     def __init__(
@@ -70,12 +73,19 @@ class DataLogJoint(Target):
         self.temperature = checks.temperature(temperature)
         self._checked = False
 
-    def log_joint(self, theta: Tensor) -> Tensor:
+    def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """The sum over a pass; where a gradient is wanted it is taken batch after batch, once differentiable."""
-        prior = self.prior.log_joint(theta)
         if torch.is_grad_enabled() and theta.requires_grad:
-            return prior + _Pass.apply(theta, self)
-        return prior + sum(self.batch_log_likelihood(theta, batch) for batch in self.one_pass())
+            total: Tensor = _Pass.apply(theta, self)
+            return total
+        return sum((self.batch_log_likelihood(theta, batch) for batch in self.one_pass()), theta.new_zeros(()))
+
+    def pieces(self) -> Iterator["DataLogJoint"]:
+        """One target a batch, with the whole prior."""
+        for batch in self.one_pass():
+            piece = copy.copy(self)
+            piece.batches, piece.num_data = [batch], _rows(batch)
+            yield piece
 
     def one_pass(self) -> Iterator[Any]:
         """The batches, their rows counted.

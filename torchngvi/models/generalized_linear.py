@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Frame, LinearTarget, Posterior, ScalarRule, Sites
+from torchngvi.interfaces import Frame, LinearTarget, Marginals, Posterior
 from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
@@ -168,16 +168,15 @@ class GeneralizedLinear(LinearTarget):
             return theta @ self.X.mT + self.offset
         return (self.X @ theta[..., None])[..., 0] + self.offset
 
-    def log_joint(
+    def data_log_likelihood(
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
-        """Σ w log p(y | θ) + γ log p(θ), (*sample, *batch)."""
-        data = (self.weights * self.likelihood.energy(self.predictor(theta), self.y)).sum(-1)
-        return -data - self.temperature * self.prior.energy(theta)
+        """Σ w log p(y | θ), (*sample, *batch)."""
+        return -(self.weights * self.likelihood.energy(self.predictor(theta), self.y)).sum(-1)
 
-    def expected_energy(self, frame: Frame, expected: ScalarRule | None = None) -> tuple[Tensor, Sites]:
-        """E_q[ℓ] (*batch,) and its derivative, from the marginals of the predictors.
+    def marginals(self, frame: Frame) -> Marginals:
+        """The distributions N(e_n, v_n) of the predictors under q.
 
         Raises:
             PairError: several posteriors on a sparse X.
@@ -186,13 +185,7 @@ class GeneralizedLinear(LinearTarget):
         # a row of weight 0 is not there, also where its loss would be infinite
         here = self.weights > 0
         mean, variance = torch.where(here, self.predictor(frame.mean), 0.0), torch.where(here, variance, 1.0)
-        if expected is None:
-            moments = self.likelihood.expected(mean, variance, self.y)
-        else:
-            moments = expected(self.likelihood, mean, variance, self.y)
-        value, alpha, beta = (self.weights * part for part in moments)
-        value = value.sum(-1) + self.temperature * self.prior.expected_energy(frame)
-        return value, Sites(self.X, projected, alpha, beta, self.prior.scaled(self.temperature), frame.mean)
+        return Marginals(self.X, projected, mean, variance, self.y, self.weights, self.likelihood, frame.mean)
 
     def _projected(self, frame: Frame) -> tuple[Tensor | None, Tensor]:
         """XC where it is kept, and v = ‖Cᵀx_n‖², (*batch, N)."""

@@ -50,10 +50,6 @@ class PerDatum(SeparableTarget):
             )
         return terms
 
-    def log_joint(self, theta: Tensor) -> Tensor:
-        """The sum, (S,)."""
-        return self.prior.log_joint(theta) + self.terms(theta).sum(-1)
-
     def tensors(self) -> tuple[Tensor, ...]:
         """Unknown, as of any function."""
         return ()

@@ -7,13 +7,14 @@ gradient and curvature in m and in the variances (Bonnet, Price).
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Frame, Raw, Sites, TractableTarget
+from torchngvi.interfaces import AdditiveTractable, Frame, Raw, Sites
 from torchngvi.numerics.gaussian_integrals import Moments, saturating_square
 from torchngvi.numerics.versions import settings_of, tensors_of
 
@@ -95,8 +96,10 @@ class ExpectedPenalty(Penalty):
 
 
 @final
-class Regularized(TractableTarget):
+class Regularized(AdditiveTractable):
     """A model whose expectations are known, with a penalty: L gains it, the packet its derivative.
+
+    As the prior the penalty is counted once, however many parts the data come in.
 
     The objective has several minima in general: the start decides which is found.
 
@@ -112,17 +115,18 @@ class Regularized(TractableTarget):
     >>> loss = VN(CholeskyGaussian(2)).step(model)
     """
 
-    def __init__(self, model: TractableTarget, penalty: Penalty) -> None:
-        if not isinstance(model, TractableTarget):
+    def __init__(self, model: AdditiveTractable, penalty: Penalty) -> None:
+        if not isinstance(model, AdditiveTractable):
             raise InputError(
-                f"Regularized wraps a model that knows its expectations; got {type(model).__name__}. "
+                "Regularized wraps a model that knows the expectations of its data; "
+                f"got {type(model).__name__}. "
                 "Add the regulariser to the log joint yourself."
             )
         if not isinstance(penalty, Penalty):
             raise InputError(
                 f"penalty must be MeanPenalty(strength) or ExpectedPenalty(strength); got {type(penalty).__name__}."
             )
-        self.model, self.penalty = model, penalty
+        self.model, self.penalty, self.prior = model, penalty, model.prior
         self.temperature, self.comparable, self.coding = model.temperature, model.comparable, model.coding
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -133,7 +137,14 @@ class Regularized(TractableTarget):
         """The model's and those of the penalty."""
         return (*self.model.settings(), *settings_of(self.penalty))
 
-    def log_joint(
+    def data_log_likelihood(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """The model's, (*sample, *batch)."""
+        return self.model.data_log_likelihood(theta)
+
+    def log_prior(
         self,
         theta: Tensor,  # (*sample, *batch, D)
     ) -> Tensor:
@@ -142,11 +153,21 @@ class Regularized(TractableTarget):
         Raises:
             PairError: of `MeanPenalty`, which is no function of θ.
         """
-        return self.model.log_joint(theta) - self.penalty.energy(theta)
+        return self.model.log_prior(theta) - self.penalty.energy(theta)
 
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
-        """E_q[ℓ] plus the penalty (*batch,), and its derivative."""
-        value, derivative = self.model.expected_energy(frame)
-        g, H = derivative.raw() if isinstance(derivative, Sites) else derivative
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+        """The model's."""
+        return self.model.data_energy(frame)
+
+    def with_prior(self, frame: Frame, value: Tensor, derivative: Raw | Sites) -> tuple[Tensor, Raw]:
+        """The model's prior and the penalty."""
+        value, whole = self.model.with_prior(frame, value, derivative)
+        g, H = whole.raw()
         gain, slope, curvature = self.penalty.expected(frame.mean, frame.variance)
         return value + gain.sum(-1), Raw(g + slope, H + torch.diag_embed(curvature))
+
+    def pieces(self) -> Iterator["Regularized"]:
+        """The model's, each with the whole penalty."""
+        for piece in self.model.pieces():
+            assert isinstance(piece, AdditiveTractable)
+            yield Regularized(piece, self.penalty)

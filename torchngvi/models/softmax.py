@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
+from torchngvi.interfaces import AdditiveTractable, Frame, Posterior, Raw
 from torchngvi.models import checks
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
@@ -33,7 +33,7 @@ _CELLS = 1_000_000  # rows times nodes at once
 
 
 @final
-class SoftmaxRegression(TractableTarget):
+class SoftmaxRegression(AdditiveTractable):
     """Log joint of K-class softmax regression.
 
     The expectations are deterministic sums, so that values may be compared and steps found by
@@ -155,13 +155,12 @@ class SoftmaxRegression(TractableTarget):
         X = self.X if X is None else X
         return X @ theta.unflatten(-1, (self.num_classes - 1, -1)).mT
 
-    def log_joint(
+    def data_log_likelihood(
         self,
         theta: Tensor,  # (*sample, *batch, (K - 1) D)
     ) -> Tensor:
-        """Σ w log p(y | θ) + γ log p(θ), (*sample, *batch)."""
-        data = (self.weights * self._energy(self.predictors(theta), self.y)).sum(-1)
-        return -data - self.temperature * self.prior.energy(theta)
+        """Σ w log p(y | θ), (*sample, *batch)."""
+        return -(self.weights * self._energy(self.predictors(theta), self.y)).sum(-1)
 
     @staticmethod
     def _energy(eta: Tensor, y: Tensor) -> Tensor:
@@ -170,20 +169,17 @@ class SoftmaxRegression(TractableTarget):
         chosen = eta.gather(-1, y.expand(eta.shape[:-1])[..., None])[..., 0]
         return eta.logsumexp(-1) - chosen
 
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
-        """E_q[ℓ] (*batch,) and its derivative."""
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
+        """E_q[-Σ w log p(y | θ)] (*batch,) and its derivative."""
         mean, covariance = self._marginals(frame, self.X)
         value, slope, curvature = self._integrate(mean, covariance)
         one_hot = torch.nn.functional.one_hot(self.y, self.num_classes)[:, 1:].to(slope.dtype)
         value = value - (one_hot * mean).sum(-1)
-        total = (self.weights * value).sum(-1) + self.temperature * self.prior.expected_energy(frame)
-
-        prior = self.prior.scaled(self.temperature)
         alpha = self.weights[:, None] * (slope - one_hot)
-        g = (alpha.mT @ self.X).flatten(-2) + prior.force(frame.mean)
+        g = (alpha.mT @ self.X).flatten(-2)
         blocks = self.weights[:, None, None] * curvature  # (*batch, N, K - 1, K - 1)
         H = torch.einsum("...nkj,nd,ne->...kdje", blocks, self.X, self.X)
-        return total, Raw(g, prior.add_to(H.flatten(-4, -3).flatten(-2)))
+        return (self.weights * value).sum(-1), Raw(g, H.flatten(-4, -3).flatten(-2))
 
     def probabilities(
         self,

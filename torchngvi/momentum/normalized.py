@@ -72,7 +72,8 @@ class NormalizedMomentum(Momentum):
         if self.norm == "riemannian":
             size2 = norm2()
         else:
-            size2 = change.vector.square().sum(-1) + structure.entries_norm2(structure.tril(change.matrix))
+            size2 = structure.dot(change.vector, change.vector)
+            size2 = size2 + structure.entries_norm2(structure.tril(change.matrix))
         # g̃ = 0 at the optimum of an exact fit: nothing is added
         weight = (1 - beta) * torch.where(size2 == 0, 0.0, size2.rsqrt())
         vector = beta * state["mean_vector"] + weight[..., None] * change.vector

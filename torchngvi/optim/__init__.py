@@ -1,5 +1,6 @@
 """The optimizer that applies a rule and a step size to a posterior; see `torchngvi.optim.optimizer`."""
 
-from torchngvi.optim.optimizer import Evaluation, Heading, NaturalGradientVI, Report, Status
+from torchngvi.optim.optimizer import NaturalGradientVI
+from torchngvi.optim.records import Evaluation, Heading, Report, Status
 
 __all__ = ["Evaluation", "Heading", "NaturalGradientVI", "Report", "Status"]

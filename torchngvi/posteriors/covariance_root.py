@@ -30,7 +30,8 @@ from torchngvi.interfaces import (
     RootTangent,
     Tangent,
 )
-from torchngvi.posteriors.gaussian import Gaussian, log_moved
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.roots import log_moved
 from torchngvi.structures import Diagonal, FullAlgebra, Pattern
 
 
@@ -100,7 +101,7 @@ class CovarianceRoot(Gaussian):
             case Root(vector, new):
                 pass
         new, ok = structure.positive_root(new)
-        return Coordinates(vector, new), ok & in_cone & self._proper(vector, new)
+        return Coordinates(vector, new), self.structure.everywhere(ok & in_cone & self._proper(vector, new))
 
     def log_det_root(self) -> Tensor:
         """Σ log C_ii, (*batch,)."""

@@ -22,7 +22,8 @@ from torchngvi.interfaces import (
     Tangent,
 )
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.posteriors.gaussian import Gaussian, Tested
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.memory import Tested
 from torchngvi.structures import FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -160,4 +161,4 @@ class NaturalGaussian(Gaussian):
         factor, ok = self.structure.cholesky(matrix)
         mean, root = self._solved(factor, vector), self.structure.inverse(factor)
         new = Tested.of(vector, matrix, mean=mean, factor=factor, root=root)
-        return new, ok & torch.isfinite(vector).all(-1) & self._proper(mean, root)
+        return new, self.structure.everywhere(ok & torch.isfinite(vector).all(-1) & self._proper(mean, root))

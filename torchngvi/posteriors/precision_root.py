@@ -26,7 +26,9 @@ from torchngvi.interfaces import (
     Tangent,
 )
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.posteriors.gaussian import Gaussian, Tested, log_moved, root_of_inverse
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.memory import Tested
+from torchngvi.posteriors.roots import log_moved, root_of_inverse
 from torchngvi.structures import FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -149,4 +151,6 @@ class PrecisionCholeskyGaussian(Gaussian):
                 raise NotImplementedError  # `takes` refuses it before
         new, ok = structure.positive_root(new)
         inverse = structure.inverse(new)
-        return Tested.of(vector, new, root=inverse), ok & in_cone & self._proper(vector, inverse)
+        return Tested.of(vector, new, root=inverse), self.structure.everywhere(
+            ok & in_cone & self._proper(vector, inverse)
+        )

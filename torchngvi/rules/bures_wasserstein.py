@@ -31,6 +31,6 @@ class BuresWasserstein(Rule):
 
         def slope() -> Tensor:
             # dL/dα = -|g|² - ‖G C‖²_F
-            return g.square().sum(-1) + q.structure.entries_norm2(q.structure.matmul(G, q.frame().root))
+            return q.structure.dot(g, g) + q.structure.entries_norm2(q.structure.matmul(G, q.frame().root))
 
         return Path(at, lambda: q.norm2(local), slope)

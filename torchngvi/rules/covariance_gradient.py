@@ -35,6 +35,6 @@ class CovarianceGradient(Rule):
 
         def slope() -> Tensor:
             # dL/dρ = -|g|² + ½ tr(G V̇) = -|g|² - ¼‖G‖²_F
-            return g.square().sum(-1) + 0.25 * structure.norm2(G)
+            return structure.dot(g, g) + 0.25 * structure.norm2(G)
 
         return Path(at, lambda: q.norm2(local), slope)

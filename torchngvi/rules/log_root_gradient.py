@@ -35,6 +35,6 @@ class LogRootGradient(Rule):
             return LogTangent(Coordinates(-rho[..., None] * vector, structure.scaled(-rho, gradient)))
 
         def slope() -> Tensor:
-            return vector.square().sum(-1) + structure.entries_norm2(gradient)
+            return structure.dot(vector, vector) + structure.entries_norm2(gradient)
 
         return Path(at, lambda: q.norm2(q.local(e)), slope)

@@ -48,6 +48,6 @@ class ProjectedRootGradient(Rule):
 
         def slope() -> Tensor:
             # where the floor does not bind
-            return gradient.vector.square().sum(-1) + structure.entries_norm2(gradient.matrix)
+            return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
 
         return Path(at, lambda: q.norm2(q.local(e)), slope)

@@ -63,6 +63,6 @@ class ProjectedSquareRoot(Rule):
             return Root(frame.mean - rho[..., None] * g, torch.where(ok[..., None, None], root, torch.nan))
 
         def slope() -> Tensor:
-            return g.square().sum(-1) + structure.entries_norm2(gradient)
+            return structure.dot(g, g) + structure.entries_norm2(gradient)
 
         return Path(at, lambda: q.norm2(local), slope)

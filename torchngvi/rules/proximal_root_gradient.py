@@ -35,6 +35,6 @@ class ProximalRootGradient(Rule):
             return Root(frame.mean - step * gradient.vector, structure.with_diagonal(root, backward))
 
         def slope() -> Tensor:
-            return gradient.vector.square().sum(-1) + structure.entries_norm2(gradient.matrix)
+            return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
 
         return Path(at, lambda: q.norm2(q.local(e)), slope)

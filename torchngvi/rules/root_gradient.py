@@ -31,6 +31,6 @@ class RootGradient(Rule):
 
         def slope() -> Tensor:
             # dL/dρ = -|∂L/∂m|² - ‖∂L/∂Λ‖²_F
-            return gradient.vector.square().sum(-1) + structure.entries_norm2(gradient.matrix)
+            return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
 
         return Path(at, lambda: q.norm2(q.local(e)), slope)

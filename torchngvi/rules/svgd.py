@@ -38,6 +38,6 @@ class SVGD(Rule):
 
         def slope() -> Tensor:
             # dL/dε = gᵀ(Bm - g) + tr(GBV) = -|g|² - ‖B‖²_F
-            return g.square().sum(-1) + structure.entries_norm2(B)
+            return structure.dot(g, g) + structure.entries_norm2(B)
 
         return Path(at, lambda: q.norm2(local), slope)

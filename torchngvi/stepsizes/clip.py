@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Path, StepSize, Tangent, Trial
+from torchngvi.interfaces import Path, StepSize, Tangent
 
 
 @final
@@ -26,17 +26,12 @@ class Clip(StepSize):
     >>> opt = RootGD(CholeskyGaussian(2), lr=0.1, step_size=Clip(5.0))
     """
 
-    needs_trial = False
     needs_tangent = True
 
     def __init__(self, norm: float) -> None:
         if not norm > 0:
             raise InputError(f"norm is the largest norm of a direction, positive; got {norm}.")
         self.norm = float(norm)
-
-    def init(self, like: Tensor) -> dict[str, Tensor]:
-        """No state."""
-        return {}
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
         """The length of the step of ρ = 1 decides."""
@@ -45,7 +40,3 @@ class Clip(StepSize):
         vector, matrix = move.change
         length = (vector.square().sum(-1) + matrix.flatten(like.ndim).square().sum(-1)).sqrt()
         return torch.ones_like(like) * lr * torch.where(length > self.norm, self.norm / length, 1.0)
-
-    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
-        """Every step is accepted."""
-        return torch.ones_like(trial.before, dtype=torch.bool), state

@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Path, StepSize, Trial
+from torchngvi.interfaces import Path, StepSize
 
 
 @final
@@ -16,16 +16,6 @@ class Constant(StepSize):
     [0.5, 0.5]
     """
 
-    needs_trial = False
-
-    def init(self, like: Tensor) -> dict[str, Tensor]:
-        """No state."""
-        return {}
-
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
         """lr for every member."""
         return torch.ones_like(like) * lr
-
-    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
-        """Never asked."""
-        return torch.ones_like(trial.before, dtype=torch.bool), state

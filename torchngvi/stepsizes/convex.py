@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Path, StepSize, Trial
+from torchngvi.interfaces import Path, StepSize
 
 
 @final
@@ -23,12 +23,6 @@ class Convex(StepSize):
     [0.5, 0.5]
     """
 
-    needs_trial = False
-
-    def init(self, like: Tensor) -> dict[str, Tensor]:
-        """No state."""
-        return {}
-
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
         """lr for every member."""
         if isinstance(lr, Tensor):
@@ -39,7 +33,3 @@ class Convex(StepSize):
                 "Lower lr or the schedule's factor; VN takes longer steps."
             )
         return torch.ones_like(like) * lr
-
-    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
-        """Never asked."""
-        return torch.ones_like(trial.before, dtype=torch.bool), state

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Path, StepSize, Trial
+from torchngvi.interfaces import Path, StepSize
 
 
 @final
@@ -25,7 +25,6 @@ class KLRadius(StepSize):
         InputError: a radius that is not positive.
     """
 
-    needs_trial = False
     needs_natural = True
 
     def __init__(self, radius: float = 1.0) -> None:
@@ -33,15 +32,7 @@ class KLRadius(StepSize):
             raise InputError(f"radius is a KL divergence in nats, larger than 0; got {radius}.")
         self.radius = float(radius)
 
-    def init(self, like: Tensor) -> dict[str, Tensor]:
-        """No state."""
-        return {}
-
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
         """min(lr, √(2 radius)/|∇L|)."""
         longest = (2 * self.radius / path.norm2()).sqrt()
         return torch.minimum(longest, torch.ones_like(longest) * lr)
-
-    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
-        """Never asked."""
-        return torch.ones_like(trial.before, dtype=torch.bool), state

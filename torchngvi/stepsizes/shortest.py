@@ -1,12 +1,12 @@
 """Several limits at once: the shortest of their steps."""
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Path, StepSize, Trial
+from torchngvi.interfaces import Path, StepSize
 
 
 @final
@@ -25,8 +25,6 @@ class Shortest(StepSize):
     True
     """
 
-    needs_trial = False
-
     def __init__(self, *parts: StepSize) -> None:
         if not parts:
             raise InputError("Shortest compares the steps of one step size or more; got none.")
@@ -40,14 +38,11 @@ class Shortest(StepSize):
         self.needs_natural = any(part.needs_natural for part in parts)
         self.needs_tangent = any(part.needs_tangent for part in parts)
 
-    def init(self, like: Tensor) -> dict[str, Tensor]:
-        """The state of all."""
-        return {name: value for part in self.parts for name, value in part.init(like).items()}
+    def init(self, like: Tensor) -> dict[str, Any]:
+        """The state of each, by its place."""
+        return {str(place): part.init(like) for place, part in enumerate(self.parts)}
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
         """The smallest ρ; NaN where one is, which is then no step."""
-        return torch.stack([part.propose(path, lr, like, state) for part in self.parts]).amin(0)
-
-    def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:
-        """Every step is accepted."""
-        return torch.ones_like(trial.before, dtype=torch.bool), state
+        proposals = [part.propose(path, lr, like, state[str(place)]) for place, part in enumerate(self.parts)]
+        return torch.stack(proposals).amin(0)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Path, StepSize, Trial
+from torchngvi.interfaces import Path, Trial, TrialStepSize
 
 _GOOD = 0.3  # share of the promised decrease after which the reach may grow
 _CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the cap
 
 
 @final
-class SufficientDecrease(StepSize):
+class SufficientDecrease(TrialStepSize):
     """ρ = min(lr, reach/|direction|, cap), each trial judged by the objective.
 
     Args:
@@ -36,8 +36,6 @@ class SufficientDecrease(StepSize):
     Raises:
         InputError: a setting out of range.
     """
-
-    needs_trial = True
 
     def __init__(self, radius: float = 4.0, decrease: float = 0.1, *, grow: float = 4.0, shrink: float = 0.25) -> None:
         if not radius > 0:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.structures.blocks import Dense, EqualBlocks
 from torchngvi.structures.diagonal import Diagonal
-from torchngvi.structures.pattern import FullAlgebra, Structured
+from torchngvi.structures.full_algebra import FullAlgebra
+from torchngvi.structures.pattern import Structured
 
 
 def block_diagonal(

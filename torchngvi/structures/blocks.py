@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
-from torchngvi.structures.pattern import FullAlgebra, Structured
+from torchngvi.structures.full_algebra import FullAlgebra
+from torchngvi.structures.pattern import Structured
 
 
 class Squares(FullAlgebra):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.numerics import sparse
-from torchngvi.structures.pattern import FullAlgebra, Structured
+from torchngvi.structures.full_algebra import FullAlgebra
+from torchngvi.structures.pattern import Structured
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torchngvi.errors import InputError
 from torchngvi.structures.block_diagonal import block_diagonal
 from torchngvi.structures.forest import Forest
-from torchngvi.structures.pattern import FullAlgebra
+from torchngvi.structures.full_algebra import FullAlgebra
 
 
 def arrow(

@@ -11,52 +11,14 @@ so that sums, multiples, masks and ``torch.where`` need no verb.  What a pattern
 covariance side needs beyond it, products and functions of matrices that are not triangular, is `FullAlgebra`.
 """
 
-import functools
-import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchngvi.structures.index import Index, index_of
+
 Structured = Tensor  # a matrix of a pattern, (*batch, *pattern.shape)
-
-
-class _Index(NamedTuple):
-    """Where the stored entries stand; all of them flat, (E,)."""
-
-    rows: Tensor
-    columns: Tensor
-    diagonal: Tensor  # positions of the D diagonal entries, in the order of θ
-    halves: Tensor  # 1 below the diagonal, ½ on it, 0 above: of tril½
-    mirror: Tensor  # position of the entry of the transpose where both are stored, else its own
-    lower: Tensor  # positions on and below the diagonal
-    weights: Tensor  # √½ on the diagonal, 1 below, of those
-    spread: Tensor  # for each entry the position in ``lower`` of itself or of its mirror image
-    unweights: Tensor  # √2 on the diagonal, 1 elsewhere
-
-
-@functools.lru_cache(maxsize=256)
-@torch.inference_mode(False)  # kept for later calls, which may be differentiated
-def _index(pattern: "Pattern", device: torch.device) -> _Index:
-    rows, columns = (x.flatten() for x in pattern.positions())
-    place = rows * pattern.dim + columns
-    order = torch.argsort(place)
-    found = torch.searchsorted(place[order], columns * pattern.dim + rows).clamp_max(len(place) - 1)
-    mirrored = order[found]
-    own = torch.arange(len(place))
-    mirror = torch.where(rows < columns, mirrored, own)
-    lower = own[rows >= columns]
-    number = torch.empty_like(own)
-    number[lower] = torch.arange(len(lower))
-    on = rows == columns
-    diagonal = own[on][torch.argsort(rows[on])]
-    one = torch.ones(len(place), dtype=torch.float64)
-    halves = torch.where(on, 0.5 * one, one * (rows > columns))
-    unweights = torch.where(on, math.sqrt(2) * one, one)
-    weights = torch.where(on, math.sqrt(0.5) * one, one)[lower]
-    parts = (rows, columns, diagonal, halves, mirror, lower, weights, number[mirror], unweights)
-    return _Index(*(part.to(device) for part in parts))
 
 
 class Pattern(ABC):
@@ -120,9 +82,31 @@ class Pattern(ABC):
     ) -> Structured:
         """The stored entries of Σ_n left_n right_nᵀ."""
 
+    # ---------------------------------------------------------------------------- sums over all coordinates
+
     def total(self, scalar: Tensor) -> Tensor:
-        """A sum over coordinates, completed: itself, or summed over processes by a pattern that is spread over them."""
+        """A sum over coordinates, completed; a pattern that is spread over processes sums it over them.
+
+        Every such sum and verdict passes through here; a pattern that is spread overrides it beside `total_dim`.
+        """
         return scalar
+
+    @property
+    def total_dim(self) -> int:
+        """The coordinates of all processes together."""
+        return self.dim
+
+    def dot(
+        self,
+        x: Tensor,  # (*sample, *batch, D)
+        y: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """Σ_i x_i y_i, (*sample, *batch)."""
+        return self.total((x * y).sum(-1))
+
+    def everywhere(self, ok: Tensor) -> Tensor:
+        """Whether something holds for the coordinates of every process, (*batch,)."""
+        return self.total((~ok).to(torch.int32)) == 0
 
     # ---------------------------------------------------------------------------- entries
 
@@ -134,10 +118,10 @@ class Pattern(ABC):
     @property
     def parameters(self) -> int:
         """The free entries of a root."""
-        return len(_index(self, torch.device("cpu")).lower)
+        return len(index_of(self, torch.device("cpu")).lower)
 
-    def _at(self, x: Tensor) -> _Index:
-        return _index(self, x.device)
+    def _at(self, x: Tensor) -> Index:
+        return index_of(self, x.device)
 
     def _flat(self, matrix: Structured) -> Tensor:
         return matrix.flatten(-self.rank)
@@ -147,8 +131,7 @@ class Pattern(ABC):
         like: Tensor,  # (*batch, D)
     ) -> Structured:
         """The identity for such vectors."""
-        index = self._at(like)
-        eye = (index.rows == index.columns).to(like.dtype).reshape(self.shape)
+        eye = (self._at(like).rows == self._at(like).columns).to(like.dtype).reshape(self.shape)
         return eye.expand(*like.shape[:-1], *self.shape)
 
     def diagonal(self, matrix: Structured) -> Tensor:
@@ -195,8 +178,7 @@ class Pattern(ABC):
     def tril(self, matrix: Structured) -> Structured:
         """The entries on and below the diagonal."""
         index = self._at(matrix)
-        kept = (index.rows >= index.columns).reshape(self.shape)
-        return torch.where(kept, matrix, 0.0)
+        return torch.where((index.rows >= index.columns).reshape(self.shape), matrix, 0.0)
 
     def tril_half(self, symmetric: Structured) -> Structured:
         """K = tril½[A], the root with A = K + Kᵀ (Kumar et al. 2025, Eq 13; the double bar of Tan 2025)."""
@@ -339,45 +321,3 @@ class Pattern(ABC):
         """‖Cᵀx_n‖², (N,)."""
         dense = self.to_dense(root)
         return (rows @ (dense.mT if transposed else dense)).square().sum(-1)
-
-
-class FullAlgebra(Pattern):
-    """A pattern whose squares are closed under all products: block-diagonal matrices, dense and diagonal among them.
-
-    Here `matmul` and `mv` take any matrix of squares, not only triangular ones.  Rules that follow a root of the
-    covariance, or that need P², exp(P) or an orthogonal factor, ask for it; arrows and forests do not have it.
-    """
-
-    @abstractmethod
-    def transpose(self, matrix: Structured) -> Structured:
-        """Aᵀ."""
-
-    def marginals(self, root: Structured, transposed: bool = False) -> Structured:
-        """C Cᵀ of C = L, or of C = Lᵀ."""
-        turned = self.transpose(root)
-        return self.matmul(turned, root) if transposed else self.matmul(root, turned)
-
-    @abstractmethod
-    def exp(self, symmetric: Structured) -> Structured:
-        """The matrix exponential."""
-
-    @abstractmethod
-    def reverse_cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """The lower-triangular L with A = Lᵀ L, and for which members (*batch,) it exists."""
-
-    @abstractmethod
-    def right_solve(self, matrix: Structured, root: Structured) -> Structured:
-        """A L⁻¹."""
-
-    @abstractmethod
-    def lower_root(self, matrix: Structured) -> Structured:
-        """A lower-triangular L with L Lᵀ = A Aᵀ, by an orthogonal factor."""
-
-    @abstractmethod
-    def unconjugate(
-        self,
-        root: Structured,
-        vector: Tensor,  # (*batch, D)
-        matrix: Structured,
-    ) -> tuple[Tensor, Structured]:
-        """L⁻ᵀ a and L⁻ᵀ W L⁻¹."""

@@ -1,35 +1,23 @@
 """``torchngvi reproduce``: tables and figures, each from one TOML file in configs/.
 
-Those of Kumar et al. (2025) are here; a file that names a ``paper`` is run by its module in `papers`.
+A file that names a ``paper`` is run by its module in `papers`; others are experiments of several methods, as those of
+Kumar et al. (2025).
 """
 
 import json
-import math
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
-from torchngvi.app import report
 from torchngvi.app.config import hint, read_toml
-from torchngvi.app.fonts import drawable, families
 from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
-from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.expectations import Quadrature
-from torchngvi.methods import VN
-from torchngvi.models import GeneralizedLinear
-from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.studies import experiments, papers
-from torchngvi.studies.experiments import Case, Contender, Experiment
-
-_GAP = 1e-6  # nats above the minimum at which a run on the quadratic counts as done
-_LOST = 1e6  # nats above it at which a step was too long
+from torchngvi.errors import InputError
+from torchngvi.studies import experiments, figures, papers, settings
+from torchngvi.studies.papers import kumar2025
+from torchngvi.studies.settings import Experiment
 
 
 def find(name: str) -> Path:
@@ -59,37 +47,37 @@ def reproduce(
         InputError: an unknown experiment, settings that cannot be used, no data at all, no logs, a folder in use.
     """
     path = find(name)
-    settings = read_toml(str(path))
+    keys = read_toml(str(path))
     # to draw again from logs is to replace what was drawn from them
     folder = OutputFolder(out or Path("runs") / path.stem, overwrite=overwrite or from_logs)
-    if "paper" in settings:
-        return _study(path, settings, folder, full, from_logs)
-    experiment = experiments.read(path, full)
+    if "paper" in keys:
+        return _study(path, keys, folder, full, from_logs)
+    experiment = settings.read(path, full)
     if from_logs:
         log = _read_log(folder)
     else:
         log = _RUN[experiment.kind](experiment)
-        write_log(folder, experiments.to_dict(experiment), log)
+        write_log(folder, settings.to_dict(experiment), log)
     if experiment.kind == "table":
-        show_comparison(experiment, log, folder)
+        kumar2025.show_comparison(experiment, log, folder)
         return folder.path
     with folder.writing() as place:
         _DRAW[experiment.kind](log, experiment).savefig(place / f"{path.stem}.png")
     if experiment.kind == "curves":
-        experiments.show_table(log, experiment.title)
-    for pair, away in differences(log).items() if experiment.kind == "quadratic" else ():
+        figures.show_table(log, experiment.title)
+    for pair, away in kumar2025.differences(log).items() if experiment.kind == "quadratic" else ():
         print(f"{pair}: largest difference of m and V from VN {away:.2e}")
     return folder.path
 
 
-def _study(path: Path, settings: dict[str, Any], folder: OutputFolder, full: bool, from_logs: bool) -> Path:
+def _study(path: Path, keys: dict[str, Any], folder: OutputFolder, full: bool, from_logs: bool) -> Path:
     """An experiment of `papers`."""
-    study, arguments = papers.study(settings, path)
+    study, arguments = papers.study(keys, path)
     if from_logs:
         log = _read_log(folder)
     else:
         log = study.run(**arguments, full=full)
-        write_log(folder, settings | {"full": full}, log)
+        write_log(folder, keys | {"full": full}, log)
     with folder.writing() as place:
         study.draw(log, place / path.stem)
     return folder.path
@@ -119,17 +107,17 @@ def compare(
         if flags or methods:
             given = ", ".join("--" + key.replace("_", "-") for key in ([*flags, "methods"] if methods else flags))
             raise InputError(f"settings come from a file or from flags; got {config} and {given}. Edit the file.")
-        experiment = experiments.read(config)
+        experiment = settings.read(config)
         if experiment.kind != "curves":
             raise InputError(f"{config} is of kind {experiment.kind!r}: say torchngvi reproduce {config}.")
     else:
         experiment = _from_flags(methods or ("vn", "srvn"), **flags)
     folder = OutputFolder(out or Path("runs") / (Path(config).stem if config else "compare"), overwrite=overwrite)
     log = experiments.run_all(experiment)
-    write_log(folder, experiments.to_dict(experiment), log)
+    write_log(folder, settings.to_dict(experiment), log)
     with folder.writing() as place:
-        experiments.curves(log, experiment).savefig(place / "compare.png")
-    experiments.show_table(log, experiment.title)
+        figures.curves(log, experiment).savefig(place / "compare.png")
+    figures.show_table(log, experiment.title)
     return folder.path
 
 
@@ -141,7 +129,7 @@ def _from_flags(methods: Sequence[str], **flags: Any) -> Experiment:
     columns = ["objective over evaluations", "objective over seconds", "test_nll over evaluations"]
     case = {"name": Path(flags["data"]).name, "prior_precision": 0.1, "iterations": 50, "standardize": True,
             "intercept": True, **flags, "methods": contenders}  # fmt: skip
-    return experiments.parsed(
+    return settings.parsed(
         {"title": f"{case['name']}: {', '.join(methods)}", "cases": [case], "columns": columns, "starts": starts,
          "start_sd": 1.0, "start_scale": 0.5}
     )  # fmt: skip
@@ -156,232 +144,21 @@ def _contender(text: str) -> dict[str, Any]:
         raise InputError(f"a method is written METHOD or METHOD=LR, such as bwgd=1e-3; got {text!r}.") from error
 
 
-def write_log(folder: OutputFolder, settings: Mapping[str, Any], log: pd.DataFrame) -> None:
+def write_log(folder: OutputFolder, keys: Mapping[str, Any], log: pd.DataFrame) -> None:
     """log.csv and settings.json."""
     with folder.writing() as place:
         write_frame(place / "log.csv", log)
-        (place / "settings.json").write_text(json.dumps(settings, indent=2) + "\n")
-
-
-# ------------------------------------------------------------------------------------ Table 3
-
-
-def show_comparison(experiment: Experiment, log: pd.DataFrame, folder: OutputFolder) -> None:
-    """Print, and write as table.csv, each method's values beside the published."""
-    last = experiments.last_values(log).set_index(["case", "method"])
-    keys = ("train", "test_nll", "test_accuracy")
-    rows = []
-    table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, name in enumerate(("data set", "method", "steps", "train", "test NLL", "accuracy")):
-        table.add_column(name, justify="left" if index < 2 else "right", no_wrap=True)
-    for case in experiment.cases:
-        for contender in case.methods:
-            if (case.name, contender.label) not in last.index:
-                continue
-            row = last.loc[(case.name, contender.label)]
-            steps = int(row["iteration"])
-            printed = dict(zip(keys, contender.printed, strict=False))
-            rows.append(
-                {"case": case.name, "method": contender.label, "steps": steps}
-                | {key: float(row[key]) for key in keys}
-                | {f"{key}_printed": value for key, value in printed.items()}
-            )
-            digits = (".2f", ".2f", ".3f")
-            cells = (
-                format(row[key], form) + (f" ({printed[key]:{form}})" if key in printed else "")
-                for key, form in zip(keys, digits, strict=True)
-            )
-            table.add_row(report.Text(case.name), contender.label, str(steps), *cells)
-    report.show(report.Text(f"{experiment.title} (in brackets: as printed)", style="bold"), table)
-    with folder.writing() as place:
-        write_frame(place / "table.csv", pd.DataFrame(rows))
-
-
-# ------------------------------------------------------------------------------------ Figure 1
-
-
-def _run_quadratic(experiment: Experiment) -> pd.DataFrame:
-    """Paths of every method of each case; panel b repeats its case at each of the steps."""
-    logs = []
-    for case in experiment.cases:
-        X, y = experiments.quadratic(case.eigenvalues, case.prior_precision)
-        model = GeneralizedLinear(X, y, "gaussian", prior_precision=case.prior_precision)
-        best = _minimum(model)
-        for contender in case.methods:
-            if contender.lr is not None:
-                logs.append(_path(experiment, case, contender, model, best, contender.lr))
-                continue
-            grid = experiment.steps
-            tried = [_path(experiment, case, contender, model, best, lr) for lr in grid]
-            logs.append(min(tried, key=lambda log: (log["gap"].iloc[-1] > _GAP, len(log))))
-    return pd.concat(logs, ignore_index=True)
-
-
-def _minimum(model: GeneralizedLinear) -> float:
-    """By VN, whose one step of 1 is exact."""
-    q = CholeskyGaussian(2, dtype=torch.float64)
-    VN(q, 1.0).step(model)
-    return _loss(q, model)
-
-
-@torch.no_grad()
-def _loss(q: CholeskyGaussian, model: GeneralizedLinear) -> float:
-    return float(Quadrature()(q, model, {}).value - q.entropy())
-
-
-def _path(
-    experiment: Experiment, case: Case, contender: Contender, model: GeneralizedLinear, best: float, lr: float
-) -> pd.DataFrame:
-    """Mean, covariance and gap after each step, until the gap is below 1e-6 nats or the budget is spent."""
-    mean = torch.tensor([experiment.start_sd, experiment.start_sd], dtype=torch.float64)
-    q = CholeskyGaussian(2, mean=mean, scale=experiment.start_scale, dtype=torch.float64)
-    optimizer = experiments.METHODS[contender.method](q, lr)
-    rows = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RejectedStepWarning)  # a step too long, of those tried
-        for iteration in range(case.iterations + 1):
-            V = q.covariance
-            loss = _loss(q, model)
-            rows.append((iteration, *q.mean.tolist(), float(V[0, 0]), float(V[0, 1]), float(V[1, 1]), loss - best))
-            if loss - best < _GAP or not math.isfinite(loss) or loss - best > _LOST or optimizer.rejections:
-                break
-            optimizer.step(model)
-    log = pd.DataFrame(rows, columns=["iteration", "m1", "m2", "v11", "v12", "v22", "gap"])
-    log.insert(0, "case", case.name)
-    log.insert(1, "method", contender.label)
-    log.insert(2, "lr", lr)
-    return log
-
-
-def _draw_quadratic(log: pd.DataFrame, experiment: Experiment) -> Figure:
-    """One panel a case: contours of the target, paths of the mean, ellipses of V at the start and the end."""
-    figure = experiments.blank_figure(3.2 * len(experiment.cases), 3.8, experiment.title, experiment.note)
-    panels = figure.subplots(1, len(experiment.cases), squeeze=False)[0]
-    for axes, case in zip(panels, experiment.cases, strict=True):
-        part = log[log["case"] == case.name]
-        experiments.style(axes, case.name, "θ₁", "θ₂")
-        S, mean = _target_of(case)
-        path = part[["m1", "m2"]].to_numpy()
-        ends = np.vstack([path, mean])
-        low, high = ends.min(0) - 1.4, ends.max(0) + 0.7
-        axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-        x, y = np.meshgrid(np.linspace(low[0], high[0], 160), np.linspace(low[1], high[1], 160))
-        away = np.stack([x - mean[0], y - mean[1]], -1)
-        energy = 0.5 * np.einsum("...i,ij,...j->...", away, S, away)
-        axes.contour(x, y, np.sqrt(energy), levels=14, colors="#d5d9de", linewidths=0.7)
-        axes.grid(False)
-        for index, method in enumerate(dict.fromkeys(part["method"])):
-            run = part[part["method"] == method]
-            steps, lr = len(run) - 1, run["lr"].iloc[0]
-            done = "" if run["gap"].iloc[-1] < _GAP else ", not done"
-            marker = "o" if steps <= 60 else None
-            axes.plot(run["m1"], run["m2"], color=experiments.color(index), linewidth=1.5, marker=marker, markersize=3,
-                      linestyle=("-", (0, (4, 2)), (0, (1, 1)))[index % 3],
-                      label=drawable(f"{method.strip()}, step {lr:.2g}: {steps}{done}"))  # fmt: skip
-            for row in (run.iloc[0], run.iloc[-1]):
-                axes.plot(*_ellipse(row), color=experiments.color(index), linewidth=0.8, alpha=0.7)
-        axes.plot(*mean, "+", color="#222222", markersize=9)
-        font = {"size": 7, "family": families()}
-        axes.legend(prop=font, frameon=True, framealpha=0.9, edgecolor="none", loc="best")
-    return figure
-
-
-def _target_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and mean of the exact posterior."""
-    X, y = experiments.quadratic(case.eigenvalues, case.prior_precision)
-    S = X.mT @ X + case.prior_precision * torch.eye(2, dtype=torch.float64)
-    return S.numpy(), torch.linalg.solve(S, X.mT @ y).numpy()
-
-
-def _ellipse(row: Any) -> np.ndarray:
-    """One standard deviation, (2, points)."""
-    root = np.linalg.cholesky(np.array([[row.v11, row.v12], [row.v12, row.v22]]))
-    turn = np.linspace(0, 2 * np.pi, 80)
-    return np.array([[row.m1], [row.m2]]) + root @ np.array([np.cos(turn), np.sin(turn)])
-
-
-def differences(log: pd.DataFrame) -> dict[str, float]:
-    """Largest difference of V and m between VN and SR-VN of the same step, at equal iterations."""
-    out = {}
-    keys = ["m1", "m2", "v11", "v12", "v22"]
-    runs = {(case, method): part for (case, method), part in log.groupby(["case", "method"])}
-    for (case, method), run in runs.items():
-        other = runs.get((case, method.replace("srvn", "vn")))
-        if method.startswith("srvn") and other is not None:
-            count = min(len(run), len(other))
-            away = run[keys].to_numpy()[:count] - other[keys].to_numpy()[:count]
-            out[f"{case}, {method}"] = float(np.abs(away).max())
-    return out
-
-
-# ------------------------------------------------------------------------------------ Figure 5
-
-_FLOPS: dict[str, Callable[[float], float]] = {  # appendix F.1, without the pass over the data
-    "vn": lambda d: d**3 + 4 * d**2,
-    "srvn": lambda d: 3 * d**3 + 4.5 * d**2 + 0.5 * d,
-    "bwgd": lambda d: 3 * d**3 + 5 * d**2,
-}
-
-
-def _run_time(experiment: Experiment) -> pd.DataFrame:
-    """The fastest step of each method for each D, methods in turn, and the fastest pass over the data within it."""
-    case, rows = experiment.cases[0], []
-    for dim in experiment.dims:
-        problem = experiments.build(experiments.replaced(case, features=dim))
-        posteriors = [CholeskyGaussian(dim, scale=experiment.start_scale, dtype=torch.float64) for _ in case.methods]
-        optimizers = [
-            experiments.METHODS[contender.method](q, contender.lr, estimator=problem.estimator)
-            for contender, q in zip(case.methods, posteriors, strict=True)
-        ]
-        best = np.full((len(case.methods), 2), np.inf)
-        count = max(10, min(case.iterations, int(5e9 / (4 * dim**3 + 4 * case.rows * dim**2 + 1e6))))
-        for _ in range(count):
-            for index, (q, optimizer) in enumerate(zip(posteriors, optimizers, strict=True)):
-                begin = time.perf_counter()
-                optimizer.step(problem.target)
-                middle = time.perf_counter()
-                problem.estimator(q, problem.target, {}).derivative.framed(q.frame())
-                best[index] = np.minimum(best[index], (middle - begin, time.perf_counter() - middle))
-        for contender, (step, data) in zip(case.methods, best.tolist(), strict=True):
-            rows.append((case.name, contender.label, dim, count, step, data))
-    return pd.DataFrame(rows, columns=["case", "method", "dim", "steps", "seconds", "data_seconds"])
-
-
-def _draw_time(log: pd.DataFrame, experiment: Experiment) -> Figure:
-    """Measured steps left; right the ratio to VN beside that of the flop models."""
-    figure = experiments.blank_figure(8.4, 3.6, experiment.title, experiment.note)
-    left, right = figure.subplots(1, 2)
-    experiments.style(left, "Seconds a step (dashed: flop models on VN's scale)", "D")
-    experiments.style(right, "Ratio to VN (dashed: flop models)", "D")
-    vn = log[log["method"] == "vn"].set_index("dim")["seconds"]
-    top = float(vn.index.max())
-    unit = vn[top] / _FLOPS["vn"](top)
-    for index, method in enumerate(dict.fromkeys(log["method"])):
-        run = log[log["method"] == method].set_index("dim")["seconds"]
-        d = run.index.to_numpy(dtype=float)
-        model = np.array([_FLOPS[method](value) for value in d])
-        base = np.array([_FLOPS["vn"](value) for value in d])
-        kind = {"color": experiments.color(index), "linewidth": 1.4}
-        left.loglog(d, run.to_numpy(), marker="o", markersize=3.5, label=drawable(method), **kind)
-        left.loglog(d, unit * model, linestyle=(0, (4, 2)), alpha=0.7, **kind)
-        right.semilogx(d, run.to_numpy() / vn.to_numpy(), marker="o", markersize=3.5, label=drawable(method), **kind)
-        right.semilogx(d, model / base, linestyle=(0, (4, 2)), alpha=0.7, **kind)
-    left.legend(prop={"size": 8, "family": families()}, frameon=False)
-    for axes in (left, right):
-        axes.set_xticks(list(experiment.dims), [str(dim) for dim in experiment.dims])
-        axes.set_xticks([], minor=True)
-    right.set_ylim(bottom=0)
-    return figure
+        (place / "settings.json").write_text(json.dumps(keys, indent=2) + "\n")
 
 
 _RUN: dict[str, Callable[[Experiment], pd.DataFrame]] = {
     "curves": experiments.run_all,
     "table": experiments.run_all,
-    "quadratic": _run_quadratic,
-    "run_time": _run_time,
+    "quadratic": kumar2025.run_quadratic,
+    "run_time": kumar2025.run_time,
 }
 _DRAW: dict[str, Callable[[pd.DataFrame, Experiment], Figure]] = {
-    "curves": experiments.curves,
-    "quadratic": _draw_quadratic,
-    "run_time": _draw_time,
+    "curves": figures.curves,
+    "quadratic": kumar2025.draw_quadratic,
+    "run_time": kumar2025.draw_time,
 }

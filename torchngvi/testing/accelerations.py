@@ -10,10 +10,9 @@ from torchngvi.interfaces import Acceleration, LinearTarget, Local, Posterior
 from torchngvi.models import GeneralizedLinear
 from torchngvi.testing.claims import DTYPE, IDENTITY, SINGLE, Claim, batch_text, kind, normal
 from torchngvi.testing.problems import DIM, POSTERIORS, made, start
-from torchngvi.testing.step_sizes import OPTIMIZERS_OWN
 
 BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
-STEPS, WENT, SHORT = 4, 0.3, 0.01  # gradients in a row, the ρ of the steps between them, and of a short one
+STEPS, WENT = 4, 0.3  # gradients in a row, and the ρ of the steps between them
 State = dict[str, Tensor]
 
 
@@ -23,7 +22,7 @@ def check_acceleration(
     """Check that an acceleration keeps the contract of `Acceleration`, on every posterior that it takes.
 
     At gradients of a regression, as a run would meet them: `slope` is the inner product ⟨∇L, B∇L⟩ in the metric of q,
-    a·a' + ½⟨P, P'⟩, and positive; zero stays zero; the state has ``went``, is handed back and not written to;
+    a·a' + ½⟨P, P'⟩, and positive; zero stays zero; the state is its own, is handed back and not written to;
     `forget` leaves what `init` makes, for the members that it is said of; members do not depend on one another.
     Posteriors that it refuses by a `PairError` are left out.
 
@@ -54,7 +53,7 @@ def check_acceleration(
                     went[0, 0] = 0.0  # whose steps were rejected
                 _state(here, factory(_model()), q)
                 bents, state = _run(here, factory(_model()), q, given, went)
-                _forget(here, factory(_model()), q, given, state)
+                _forget(here, factory(_model()), q, given, state, went)
                 for index in {(0,) * len(batch), tuple(size - 1 for size in batch)} if batch else ():
                     one = made(posterior, at.member(index))
                     alone, _ = _run(
@@ -89,9 +88,10 @@ def _run(
     claim: Claim, part: Acceleration, q: Posterior, given: list[Local], went: Tensor
 ) -> tuple[list[tuple[Tensor, Tensor, Tensor]], State]:
     """a, P and slope of the bent gradients, and the state after the last step."""
-    state, outs = part.init(q), []
+    state, before = part.init(q), torch.zeros_like(went)
+    outs: list[tuple[Tensor, Tensor, Tensor]] = []
     for gradient in given:
-        bent, memory = part(q, gradient, state)
+        bent, memory = part(q, gradient, before.to(gradient.a), state)
         for name, x, like in zip("aP", bent.local, gradient, strict=True):
             right = x.shape == like.shape and x.dtype == like.dtype and bool(x.isfinite().all())
             claim.holds(right, f"the {name} of the bent gradient must be finite, like that of the gradient")
@@ -102,41 +102,35 @@ def _run(
         claim.close(sentence, bent.slope, inner, tolerance)
         claim.holds((bent.slope > 0).all(), "slope must be positive: the bent gradient goes down")
         outs.append((*bent.local, bent.slope))
-        state = state | memory | {"went": went.to(inner.dtype)}
+        state, before = state | memory, went
     return outs, state
 
 
 def _state(claim: Claim, part: Acceleration, q: Posterior) -> None:
-    state, like = part.init(q), q.mean_probe.detach()[..., 0]
-    right = "went" in state and state["went"].shape == like.shape and state["went"].dtype == like.dtype
-    claim.holds(right, "init must make state['went'], one entry a member, in the dtype of q")
-    for name in state:
-        own = name in OPTIMIZERS_OWN and name != "went"
-        claim.holds(not own, f"its state must not be named {name!r}, as that of the optimizer is")
+    state, still = part.init(q), torch.zeros_like(q.mean_probe.detach()[..., 0])
     gradient = _gradients(q)[0]
     before = {name: value.clone() for name, value in state.items()}
-    _, memory = part(q, gradient, state)
+    _, memory = part(q, gradient, still, state)
     claim.holds(set(memory) <= set(state), f"it must hand back state that init has made, {sorted(state)}")
     for name, value in before.items():
         claim.same(f"it must hand back new state, not write to {name!r}: the step may not be taken", state[name], value)
         shape = memory.get(name, value).shape
         claim.holds(shape == value.shape, f"its state {name!r} must keep its shape {tuple(value.shape)}")
-    bent, _ = part(q, Local(0 * gradient.a, 0 * gradient.P), part.init(q))
+    bent, _ = part(q, Local(0 * gradient.a, 0 * gradient.P), still, part.init(q))
     for x in bent.local:
         claim.close("where ∇L is zero, so must the bent gradient be", x, torch.zeros_like(x))
 
 
-def _forget(claim: Claim, part: Acceleration, q: Posterior, given: list[Local], state: State) -> None:
+def _forget(claim: Claim, part: Acceleration, q: Posterior, given: list[Local], state: State, went: Tensor) -> None:
     """All members, or all but the first."""
-    fresh, _ = part(q, given[0], part.init(q))
-    known, _ = part(q, given[0], dict(state))
+    still = torch.zeros_like(went)
+    fresh, _ = part(q, given[0], still, part.init(q))
+    known, _ = part(q, given[0], went, dict(state))
     keep = torch.zeros(q.batch_shape, dtype=torch.bool)
     for masks in (keep, ~keep):
         emptied = {name: value.clone() for name, value in state.items()}
-        if not bool(masks.any()):
-            emptied["went"] = torch.full_like(state["went"], SHORT)  # also if the last step had to be cut short
         part.forget(masks, emptied)
-        bent, _ = part(q, given[0], emptied)
+        bent, _ = part(q, given[0], torch.where(masks, went, still), emptied)
         expected = known if bool(masks.any()) else fresh
         what = "leave what is known of the members of the mask" if bool(masks.any()) else "leave what init makes"
         for x, y in zip((*bent.local, bent.slope), (*expected.local, expected.slope), strict=True):

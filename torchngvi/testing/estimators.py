@@ -187,7 +187,7 @@ def _check_on(
 ) -> None:
     estimator, q, count = factory(), made(posterior, at), Counted()
     target = _target(claim, estimator.needs, data, count)
-    e = estimator(q, target, {})
+    e = estimator(q, target)
     _packet(claim, estimator, q, e, target)
     cost = e.cost
     passes = cost.gradients + cost.values
@@ -233,10 +233,10 @@ def _single(
 ) -> None:
     q, estimator = made(posterior, at.float()), factory()
     target = _target(claim, estimator.needs, data, Counted(), torch.float32)
-    e = estimator(q, target, {})
+    e = estimator(q, target)
     _packet(claim.at(f"{claim.where}, float32"), estimator, q, e, target)
     if estimator.comparable:
-        double = factory()(made(posterior, at), _target(claim, estimator.needs, data, Counted()), {})
+        double = factory()(made(posterior, at), _target(claim, estimator.needs, data, Counted()))
         claim.close("its value in float32 must be that of float64", e.value, double.value.float(), SINGLE)
 
 
@@ -245,7 +245,7 @@ def _comparable(
 ) -> None:
     """The same at each call; the derivative is that of the value along both probes; a batch is its members."""
     q = made(posterior, at)
-    again = estimator(q, target, {})
+    again = estimator(q, target)
     error = float((again.value - e.value).abs().max())
     claim.holds(
         error <= 1e-12 * float(e.value.abs().clamp_min(1.0)),
@@ -260,7 +260,7 @@ def _comparable(
         turn = torch.eye(DIM, dtype=DTYPE) + h * R
         root = C @ (turn.mT if frame.upper else turn)
         there = made(posterior, Normal(frame.mean + h * C @ x, root @ root.mT))
-        return estimator(there, target, {}).value
+        return estimator(there, target).value
 
     claim.close(
         "`comparable` is said, so a and W must be the derivative of its value, by finite differences",
@@ -271,10 +271,10 @@ def _comparable(
     batch = (2, DIM)
     several = Normal(at.mean + 0.2 * normal(*batch, DIM, seed=43), at.covariance.expand(*batch, DIM, DIM).contiguous())
     q = made(posterior, several)
-    whole = _parts(q, estimator(q, target, {}))
+    whole = _parts(q, estimator(q, target))
     for index in ((0, 0), (1, DIM - 1)):
         one = made(posterior, several.member(index))
-        for part, expected in zip(whole, _parts(one, estimator(one, target, {})), strict=True):
+        for part, expected in zip(whole, _parts(one, estimator(one, target)), strict=True):
             here = claim.at(f"{claim.where}, {batch_text(batch)}")
             here.close("batch members must not depend on one another", part[index], expected, IDENTITY)
 
@@ -286,9 +286,9 @@ def _estimates(
     several = Normal(at.mean.expand(REPEATS, DIM), at.covariance.expand(REPEATS, DIM, DIM))
     q = made(posterior, several)
     try:
-        return _parts(q, estimator(q, target, {}))
+        return _parts(q, estimator(q, target))
     except PairError:
         one = made(posterior, at)
-        parts = [_parts(one, estimator(one, target, {})) for _ in range(LOOPS)]
+        parts = [_parts(one, estimator(one, target)) for _ in range(LOOPS)]
         value, a, W = (torch.stack(part) for part in zip(*parts, strict=True))
         return value, a, W

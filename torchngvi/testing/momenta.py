@@ -15,7 +15,6 @@ from torchngvi.rules import NaturalGradient
 from torchngvi.testing.claims import IDENTITY, SINGLE, Claim, NoReads, batch_text, kind, normal
 from torchngvi.testing.matrices import root_in, symmetric_in
 from torchngvi.testing.problems import POSTERIORS, made, start
-from torchngvi.testing.step_sizes import OPTIMIZERS_OWN
 
 BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
 STEPS = 4
@@ -123,7 +122,6 @@ def _state(claim: Claim, momentum: Momentum, q: Posterior, given: list[Changes])
     for name, value in state.items():
         right = value.shape[: len(q.batch_shape)] == q.batch_shape and value.dtype == like.dtype
         claim.holds(right, f"its state {name!r} must begin with the batch {tuple(q.batch_shape)}, in the dtype of q")
-        claim.holds(name not in OPTIMIZERS_OWN, f"its state must not be named {name!r}, as that of the optimizer is")
     for name in momentum.signed:
         right = name in state and state[name].shape == q.root_probe.shape
         claim.holds(right, f"`signed` must name state in the shape of q's matrix; {name!r} is not")

@@ -1,22 +1,22 @@
 """The check of a step size: what it proposes along made-up paths, and how it judges made-up trials."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Coordinates, Path, StepSize, Tangent, Trial
+from torchngvi.interfaces import Coordinates, Path, StepSize, Tangent, Trial, TrialStepSize
 from torchngvi.testing.claims import Claim, NoReads, batch_text, kind, normal
 
 BATCHES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
 LR = 0.5  # in [0, 1], for steps that are convex combinations
-OPTIMIZERS_OWN = {"rejections", "loss", "generator", "went"}  # names in the state that it shares
 
 
 def check_step_size(
     factory: Callable[[], StepSize],
 ) -> None:
-    """Check that a step size keeps the contract of `StepSize`.
+    """Check that a step size keeps the contract of `StepSize`, and one that judges trials that of `TrialStepSize`.
 
     What it proposes has one positive entry a member, not above lr, and each depends on that member alone; the norm of
     the direction is read only by one that says `needs_natural` or `needs_trial`; no value is read back from the
@@ -39,6 +39,12 @@ def check_step_size(
         for dtype in (torch.float64, torch.float32):
             here = claim.at(f"{batch_text(batch)} in {str(dtype).removeprefix('torch.')}")
             like = torch.zeros(batch, dtype=dtype)
+            judges = hasattr(control, "judge")
+            here.holds(
+                judges == isinstance(control, TrialStepSize),
+                "one that has `judge`, and no other, must be a torchngvi.interfaces.TrialStepSize",
+            )
+            here.holds(control.needs_trial == judges, "`needs_trial` must be left to its kind, which says it")
             with here.works("init or propose"):
                 _state(here, control, like)
                 _proposal(here, control, like)
@@ -72,12 +78,16 @@ def _propose(claim: Claim, control: StepSize, norm2: Tensor, lr: float | Tensor,
     return rho
 
 
-def _state(claim: Claim, control: StepSize, like: Tensor) -> None:
-    state = control.init(like)
+def _tensors(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Of nested dicts."""
     for name, value in state.items():
+        yield from _tensors(value) if isinstance(value, dict) else [(name, value)]
+
+
+def _state(claim: Claim, control: StepSize, like: Tensor) -> None:
+    for name, value in _tensors(control.init(like)):
         right = value.shape == like.shape and value.dtype == like.dtype
         claim.holds(right, f"init must give its state {name!r} one entry a member, in their dtype")
-        claim.holds(name not in OPTIMIZERS_OWN, f"its state must not be named {name!r}, as that of the optimizer is")
 
 
 def _proposal(claim: Claim, control: StepSize, like: Tensor) -> None:
@@ -111,7 +121,7 @@ def _trial(like: Tensor, after: float, rho: float = 0.25, slack: float = 0.0) ->
 
 
 def _judged(
-    claim: Claim, control: StepSize, trial: Trial, state: dict[str, Tensor]
+    claim: Claim, control: TrialStepSize, trial: Trial, state: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     before = {name: value.clone() for name, value in state.items()}
     with NoReads():
@@ -125,8 +135,8 @@ def _judged(
 
 
 def _judgement(claim: Claim, control: StepSize, like: Tensor) -> None:
-    """Of one that needs a trial; the others are never asked."""
-    if not control.needs_trial:
+    """Of one that finds its steps by trial."""
+    if not isinstance(control, TrialStepSize):
         return
     state = control.init(like)
     accept, kept = _judged(claim, control, _trial(like, 2.5), state)

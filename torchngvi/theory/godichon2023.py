@@ -16,12 +16,43 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.interfaces import Metric
 from torchngvi.methods.ifvb import AIFVB
+from torchngvi.metrics.recursion import Perturbation
 from torchngvi.models.arguments import as_target
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.renamed import renamed
+from torchngvi.stepsizes import PowerSchedule
 
 _ROUNDS = 100  # of redrawing what fell outside the domain
+
+
+def check_exponents(schedule: PowerSchedule, metric: Metric | None) -> None:
+    """That α of the steps and β of the recursion go together, ½ < α < 1 and 0 < β < α - ½.
+
+    What the theorems on steps α_k = c/(c' + k)^α ask for (Godichon-Baggioni, Nguyen and Tran 2023).  The schedule knows
+    α and the metric β, so that neither can tell alone.
+
+    Args:
+        schedule: of the learning rate.
+        metric: of the steps; without Z terms (c_β = 0), or without a recursion, only α is asked.
+
+    Raises:
+        InputError: exponents out of range.
+
+    >>> from torchngvi.ifvb import Recursive
+    >>> check_exponents(PowerSchedule(0.75), Recursive(beta=0.125))
+    """
+    alpha, split = schedule.alpha, getattr(metric, "rule", metric)  # of `Blocks`, what it splits
+    if not 0.5 < alpha < 1:
+        raise InputError(f"alpha must lie in (1/2, 1); got {alpha}. Use PowerSchedule(0.75).")
+    terms: Perturbation | None = getattr(split, "perturbation", None)
+    if terms is not None and terms.c_beta != 0 and not terms.beta < alpha - 0.5:
+        raise InputError(
+            f"beta must lie in (0, alpha - 1/2), here (0, {alpha - 0.5:.3g}); got {terms.beta}. "
+            f"Use Recursive(beta={(alpha - 0.5) / 2:.3g}), or a larger alpha."
+        )
 
 
 @torch.no_grad()
@@ -44,21 +75,26 @@ def asymptotic_covariance(
     """
     if repeats < 2:
         raise InputError(f"a covariance needs at least 2 repeats; got {repeats}.")
-    steps = optimizer.memory["steps"]
+    steps = optimizer.memory["averaging"]["steps"]
     if steps == 0:
         raise InputError("no step was taken yet: there is nothing to be uncertain about.")
     inverse = optimizer.inverse_fisher()
-    q, state, estimator = optimizer.family.at(optimizer.average), dict(optimizer.memory), optimizer.estimator
+    q, estimator, gradients = optimizer.posterior.at(optimizer.average), optimizer.estimator, []
     assert estimator is not None
-    prepared = as_target(estimator.prepared(target))
-    drawn = torch.stack([estimator(q, prepared, state).derivative.a for _ in range(repeats)])  # type: ignore[union-attr]
+    prepared, told = as_target(estimator.prepared(target)), estimator.recalling(optimizer.memory["estimator"])
+    for _ in range(repeats):
+        e = told(q, prepared)
+        gradients.append(e.derivative.a)  # type: ignore[union-attr]
+        told = estimator.recalling(e.learned or {})
+    drawn = torch.stack(gradients)
     away = (drawn - drawn.mean(0)).movedim(0, -1)
     return inverse @ (away @ away.mT / (repeats - 1)) @ inverse.mT / steps
 
 
+@renamed(family="q")
 @torch.no_grad()
 def marginal_sample(
-    family: FlatPosterior,
+    q: FlatPosterior,
     covariance: Tensor,  # (D, D), of λ
     n: int,
     generator: torch.Generator | None = None,
@@ -67,16 +103,16 @@ def marginal_sample(
     """Draws of θ from ∫ q_λ N(λ; λ̄, covariance) dλ; a λ outside the domain is drawn anew.
 
     Args:
-        family: without batch dimensions.
+        q: without batch dimensions.
         covariance: from `asymptotic_covariance`, symmetric and positive definite.
         n: number of draws, each with a λ of its own.
         generator: of the draws.
-        at: λ̄; by default the family's λ.
+        at: λ̄; by default that of q.
 
     Raises:
         InputError: a batch of λ, a covariance without a Cholesky factor, a λ̄ around which hardly any λ is allowed.
     """
-    center = family.point(at).detach()
+    center = q.point(at).detach()
     if center.ndim != 1:
         raise InputError(f"marginal_sample integrates over one lambda; got shape {tuple(center.shape)}.")
     root, ok = cholesky(covariance)
@@ -87,10 +123,10 @@ def marginal_sample(
     for _ in range(_ROUNDS):
         noise = torch.randn(points.shape, dtype=center.dtype, device=center.device, generator=generator)
         points = torch.where(missing[:, None], center + noise @ root.mT, points)
-        missing = ~family.in_domain(points)
+        missing = ~q.in_domain(points)
         if not bool(missing.any()):
-            return family.sample(1, generator, points)[0]
+            return q.sample(1, generator, points)[0]
     raise InputError(
-        f"{int(missing.sum())} of {n} draws of lambda stay outside the domain ({family.domain}): the covariance is too "
+        f"{int(missing.sum())} of {n} draws of lambda stay outside the domain ({q.domain}): the covariance is too "
         "wide for a normal approximation. Take more steps."
     )

@@ -6,12 +6,9 @@ several tasks or latent functions, steps from the derivatives of each datum, wit
 factor of the covariance (`SparseGP`, `train_svgp`, `refine_svgp`, `DualELBO`).
 """
 
-from torchngvi.adapters.gpytorch.distribution import (
-    NaturalGradientVariationalDistribution,
-    natural_optimizer,
-    variational_posteriors,
-)
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
 from torchngvi.adapters.gpytorch.dual import DualELBO
+from torchngvi.adapters.gpytorch.optimizer import natural_optimizer
 from torchngvi.adapters.gpytorch.refinement import refine_svgp
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.adapters.gpytorch.training import TrainingResult, train_svgp

@@ -12,7 +12,6 @@ Hensman, Matthews and Ghahramani (2015) for the bound; Salimbeni, Eleftheriadis 
 gradients of it, here those of Khan and Rue (2023).
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,23 +19,18 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
 from gpytorch.variational import BatchDecoupledVariationalStrategy, CholeskyVariationalDistribution
 from gpytorch.variational._variational_distribution import _VariationalDistribution
 from gpytorch.variational._variational_strategy import _VariationalStrategy
 from linear_operator.operators import CholLinearOperator, DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.errors import InputError
-from torchngvi.methods import VN
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-
-_SAME = 1e-3  # relative error at which two weights of the KL divergence differ
+from torchngvi.renamed import renamed
 
 
 class _Watched:
@@ -92,11 +86,11 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         num_inducing_points: M.
         batch_shape: of the model, as in GPyTorch.
         mean_init_std: standard deviation of the noise on the mean where training starts.
-        family: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`; `DiagonalGaussian` for mean field;
-            a Gaussian over a flat vector, such as `FlatCholesky`, for `IFVB`.
+        posterior: the class of q: `CholeskyGaussian`, `NaturalGaussian` or `PrecisionCholeskyGaussian`;
+            `DiagonalGaussian` for mean field; a Gaussian over a flat vector, such as `FlatCholesky`, for `IFVB`.
 
     Raises:
-        InputError: a family that is none, fewer than one inducing point.
+        InputError: a posterior that is none, fewer than one inducing point.
 
     >>> q = NaturalGradientVariationalDistribution(4, batch_shape=torch.Size([2]))
     >>> q().batch_shape, q().event_shape, list(q.parameters())
@@ -105,24 +99,25 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     _like: Tensor
 
+    @renamed(family="posterior")
     def __init__(
         self,
         num_inducing_points: int,
         batch_shape: Sequence[int] = (),
         mean_init_std: float = 1e-3,
         *,
-        family: type[Gaussian] | type[FlatGaussian] = CholeskyGaussian,
+        posterior: type[Gaussian] | type[FlatGaussian] = CholeskyGaussian,
     ) -> None:
         super().__init__(num_inducing_points, torch.Size(batch_shape), mean_init_std)
-        if not (isinstance(family, type) and issubclass(family, Gaussian | FlatGaussian)):
+        if not (isinstance(posterior, type) and issubclass(posterior, Gaussian | FlatGaussian)):
             raise InputError(
-                f"family is a Gaussian posterior such as CholeskyGaussian or NaturalGaussian; got {family!r}."
+                f"posterior is a Gaussian posterior such as CholeskyGaussian or NaturalGaussian; got {posterior!r}."
             )
         self.posterior: Gaussian | FlatGaussian
-        if issubclass(family, FlatGaussian):
-            self.posterior = family.standard(num_inducing_points, batch_shape)
+        if issubclass(posterior, FlatGaussian):
+            self.posterior = posterior.standard(num_inducing_points, batch_shape)
         else:
-            self.posterior = family(num_inducing_points, batch_shape)  # type: ignore[call-arg]
+            self.posterior = posterior(num_inducing_points, batch_shape)  # type: ignore[call-arg]
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
         self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`
@@ -271,93 +266,3 @@ def check_shapes(strategy: _VariationalStrategy) -> None:
             f"q has the batch shape {tuple(q.batch_shape)} where the inducing points and kernels have {tuple(wanted)}: "
             f"build NaturalGradientVariationalDistribution({Z.shape[-2]}, batch_shape={tuple(wanted)})."
         )
-
-
-def natural_optimizer(
-    mll: _ApproximateMarginalLogLikelihood,
-    lr: float | Tensor = 0.1,
-    method: type[NaturalGradientVI] = VN,
-    **options: Any,
-) -> NaturalGradientVI:
-    """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
-
-    GPyTorch's objectives are divided by the number of data and weigh the KL divergence by β.  The optimizer takes
-    both back: lr = 1 is the full step, whatever β.  The first step checks it, by the weight that the KL divergence
-    really has in the loss.  Every step uses q's gradients up, so that nothing need clear them, and clears GPyTorch's
-    memory of q.
-
-    Args:
-        mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
-            `DeepApproximateMLL` over one of them.
-        lr: the step size; a torch scheduler may change it.
-        method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q.
-        options: of the method, such as ``step_size=KLRadius(0.1)``, or the ``smoothness`` of `BBVI`, the largest
-            curvature of num_data/β times the loss in the mean of q.
-
-    Raises:
-        InputError: a method that does not step Gaussians by gradients of the loss, or that does not have these options;
-            a model without posteriors, or with one of another shape than its inducing points; ``num_data`` or ``beta``
-            not positive; at the first step, a loss that is not -mll(...), or its sum over a batch of models.
-        PairError: a family that the method cannot move.
-    """
-    if not isinstance(mll, _ApproximateMarginalLogLikelihood):
-        raise InputError(
-            f"natural_optimizer reads the model and the number of data from the objective; got {type(mll).__name__}. "
-            "Give a VariationalELBO, or build VN(variational_posteriors(model), lr=..., loss_scale=num_data)."
-        )
-    if not (mll.num_data > 0 and mll.beta > 0):
-        raise InputError(
-            f"the objective has num_data = {mll.num_data} and beta = {mll.beta}: the number of data and the weight of "
-            "the KL divergence must be larger than 0."
-        )
-    _check_method(method, options)
-    posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
-    groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
-    optimizer = method(groups, lr=lr, **options)
-    optimizer.zero_grad()  # of passes before it
-    _check_scale_once(optimizer, mll)
-    optimizer.register_step_post_hook(lambda *_: forget(mll.model))
-    return optimizer
-
-
-def _check_method(method: Any, options: dict[str, Any]) -> None:
-    """A method that steps q by the gradients in its probes, with options that it has."""
-    if not (isinstance(method, type) and issubclass(method, NaturalGradientVI)):
-        raise InputError(
-            f"method is a class that steps Gaussian posteriors by gradients of the loss; got "
-            f"{getattr(method, '__name__', repr(method))}. Give VN, SRVN, IBLR, NGVI or BBVI; IFVB for a FlatCholesky."
-        )
-    try:
-        inspect.signature(method).bind(None, lr=None, **options)
-    except TypeError as error:
-        known = [name for name in inspect.signature(method).parameters if name not in ("posterior", "lr", "loss_scale")]
-        raise InputError(
-            f"{method.__name__} cannot be built with the options given: {error}. Beside mll, lr and method give "
-            f"natural_optimizer options of {method.__name__}, which are {', '.join(known)}."
-        ) from error
-
-
-def _check_scale_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood) -> None:
-    """At the first step, ask whether the KL divergence had the weight β/num_data in the loss."""
-    distributions = [d for d in mll.model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
-    for distribution in distributions:
-        distribution._entropy_weights = []
-
-    def check(*_: Any) -> None:
-        handle.remove()
-        wanted = mll.beta / mll.num_data
-        for distribution in distributions:
-            weights, distribution._entropy_weights = distribution._entropy_weights or [], None
-            # the KL divergence holds -½ log|S| of each posterior; gradients were last empty at one of these
-            starts = [start for start, (empty, _) in enumerate(weights) if empty] or [0]
-            members = distribution.batch_shape.numel()
-            sums = [-2 * float(sum(w for _, w in weights[start:])) / members for start in starts]
-            if weights and not any(abs(weight - wanted) <= _SAME * wanted for weight in sums):
-                raise InputError(
-                    f"the KL divergence has the weight {sums[-1]:.4g} in the loss where the objective has "
-                    f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong "
-                    "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, of one batch a "
-                    "step; natural.zero_grad() drops gradients of passes before it."
-                )
-
-    handle = optimizer.register_step_pre_hook(check)

@@ -22,9 +22,11 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.batches import Batch, count
+from torchngvi.adapters.gpytorch.kernels import Kernels, kernels
 from torchngvi.adapters.gpytorch.latents import energy
 from torchngvi.adapters.gpytorch.memory import forget
-from torchngvi.adapters.gpytorch.sparse_gp import Batch, Kernels, SparseGP, count, kernels
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
 

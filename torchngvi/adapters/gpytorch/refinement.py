@@ -20,9 +20,10 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.batches import Batch, pairs, row_dimension
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.memory import kept_modes
-from torchngvi.adapters.gpytorch.sparse_gp import Batch, SparseGP, pairs, row_dimension
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Coordinates, Tangent

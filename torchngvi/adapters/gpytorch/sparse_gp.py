@@ -12,80 +12,24 @@ gradient follows from α = ∂F/∂e and β = 2 ∂F/∂v of each datum (Bonnet,
 Several latent functions are a batch of such posteriors, with one F_n of all their e_n and v_n; see `latents`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, final
+from collections.abc import Iterable, Iterator
+from typing import final
 
 import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
-from gpytorch.settings import _linalg_dtype_cholesky
-from gpytorch.variational import VariationalStrategy
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.latents import Latents, energy, latents_of
+from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
+from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, Values, kernels
+from torchngvi.adapters.gpytorch.latents import energy, latents_of
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
 from torchngvi.numerics.gaussian_integrals import Moments
-from torchngvi.numerics.linalg import cholesky
 from torchngvi.numerics.versions import Versions
 from torchngvi.posteriors.gaussian import Gaussian
 
 _KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to the next
-
-Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B), or (B, tasks)
-
-
-class Kernels(NamedTuple):
-    """The prior at a batch, differentiable in the hyper-parameters."""
-
-    factor: Tensor  # L, (*batch, M, M), float64
-    cross: Tensor  # k(Z, x_n), (*batch, M, B)
-    mean: Tensor  # μ(x_n), (*batch, B)
-    variance: Tensor  # k(x_n, x_n) + jitter, (*batch, B)
-
-    @torch.no_grad()
-    def projection(self, dtype: torch.dtype) -> "Projection":
-        """The rows L⁻¹ k(Z, x_n), without a graph."""
-        # from the right, where the transposed view is in the order that LAPACK takes without a copy
-        cross = self.cross.to(self.factor.dtype).mT
-        rows = torch.linalg.solve_triangular(self.factor.mT, cross, upper=True, left=False).to(dtype)
-        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - rows.square().sum(-1))
-
-    @torch.no_grad()
-    def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
-        """∂E_q[ℓ] of the data part, from H = Σ β_n a_n a_nᵀ, which the step of q has formed already.
-
-        With P = L⁻ᵀ(S - I) and w = L⁻ᵀm: for k(Z, x_n) it is w α_n + P β_n a_n, for L the lower part of
-        -w (Σ α_n a_n)ᵀ - P H.
-        """
-        root, dtype = frame.dense(), self.factor.dtype
-        S = root @ root.mT
-        S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-        both = torch.cat([frame.mean[..., None], S], -1).to(dtype)
-        both = torch.linalg.solve_triangular(self.factor.mT, both, upper=True).to(S.dtype)
-        w, P = both[..., :1], both[..., 1:]
-        cross = P @ (sites.rows * sites.beta[..., None]).mT
-        cross = torch.addcmul(cross, w, sites.alpha[..., None, :])
-        factor = -(P @ H + w * (sites.alpha[..., None, :] @ sites.rows)).tril()
-        return Kernels(factor, cross, sites.alpha, 0.5 * sites.beta)
-
-
-class Projection(NamedTuple):
-    """What a batch sees of v."""
-
-    rows: Tensor  # a_n, (*batch, B, M)
-    mean: Tensor  # μ(x_n), (*batch, B)
-    variance: Tensor  # k(x_n, x_n) + jitter - |a_n|², (*batch, B)
-
-    def part(self, rows: slice) -> "Projection":
-        """Of some of the rows."""
-        return Projection(self.rows[..., rows, :], self.mean[..., rows], self.variance[..., rows])
-
-    def moments(self, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-        """e_n and v_n, (*batch, B), with the rows' A C."""
-        projected = frame.rows(self.rows)
-        mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
-        return mean, self.variance + projected.square().sum(-1), projected
 
 
 @final
@@ -129,7 +73,7 @@ class SparseGP(TractableTarget):
         if not self.posterior.framed:
             raise PairError(
                 f"SparseGP reads the mean and the root of q, and {type(self.posterior).__name__} is a vector of "
-                "parameters without them. Use natural_optimizer(mll, method=IFVB), or family=CholeskyGaussian."
+                "parameters without them. Use natural_optimizer(mll, method=IFVB), or posterior=CholeskyGaussian."
             )
         self.comparable = num_data is None
         self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
@@ -202,9 +146,10 @@ class SparseGP(TractableTarget):
         """The derivative of a batch; where hyper-parameters learn, theirs is prepared from the same H."""
         if prior_at_batch is None:
             return sites
-        g, H = sites._replace(prior=sites.prior.scaled(0.0)).raw()
-        self._pulls.append((prior_at_batch, prior_at_batch.pulled(sites, H, frame)))
-        return Raw(g + sites.prior.force(sites.mean), sites.prior.add_to(H))
+        assert sites.prior is not None
+        data = sites._replace(prior=None).raw()
+        self._pulls.append((prior_at_batch, prior_at_batch.pulled(sites, data.H, frame)))
+        return data.with_prior(sites.prior, sites.mean)
 
     def sites(self, q: Gaussian, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Of so many rows at a time a_n, b_n = β_n a_nᵀm - α_n and c_n = β_n at q, which may move in between."""
@@ -302,108 +247,3 @@ class SparseGP(TractableTarget):
         old = self._energy_gradients or [torch.zeros_like(gradient) for gradient in rest]
         self._energy_gradients = [a + b for a, b in zip(old, rest, strict=True)]
         return Moments(energies.detach(), alpha, 2 * half)
-
-
-def count(
-    x: Tensor,  # (*batch, B, features), or (B,)
-) -> int:
-    """B."""
-    return x.shape[-1 if x.ndim == 1 else -2]
-
-
-def row_dimension(
-    y: Tensor,
-    latents: Latents,
-) -> int:
-    """Which dimension of the targets is that of the rows."""
-    return -2 if latents.coupled and y.ndim > 1 else -1
-
-
-def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
-    """The batches, each held against the model.
-
-    Raises:
-        InputError: what is no pair of tensors, inputs of another number of features, another number of targets.
-    """
-    features = latents.strategy.inducing_points.shape[-1]
-    for batch in batches:
-        parts = batch if isinstance(batch, tuple | list) else (batch,)
-        if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
-            what = ", ".join(type(part).__name__ for part in parts)
-            raise InputError(
-                f"batches are pairs (x, y) of tensors; got {what}. Give a DataLoader over TensorDataset(x, y), or "
-                "[(x, y)] for all data at once."
-            )
-        x, y = parts
-        if x.ndim > 1 and x.shape[-1] != features or x.ndim == 1 and features != 1:
-            raise InputError(
-                f"the inducing points have {features} features; got inputs of shape {tuple(x.shape)}. "
-                "Give x as (rows, features)."
-            )
-        if y.ndim == 0 or y.shape[row_dimension(y, latents)] != count(x):
-            raise InputError(
-                f"a batch has {count(x)} rows of inputs and targets of shape {tuple(y.shape)}: check the shape of the "
-                "targets, (rows,) of one value a datum and (rows, tasks) of several."
-            )
-        yield x, y
-
-
-def kernels(
-    strategy: VariationalStrategy,
-    x: Tensor,  # (*batch, B, features)
-) -> Kernels:
-    """The prior of a batch beside the inducing values.
-
-    Raises:
-        InputError: a K_ZZ without a Cholesky factor.
-    """
-    Z = strategy.inducing_points
-    if x.ndim == 1:
-        x = x[:, None]
-    if Z.shape[:-2] != x.shape[:-2]:
-        x, Z = strategy._expand_inputs(x, Z)
-    size, jitter = Z.shape[-2], strategy.jitter_val
-    joint = strategy.model.forward(torch.cat([Z, x], -2))
-    covariance = joint.lazy_covariance_matrix
-    L = _factor_of_inducing_covariance(strategy, lambda: covariance[..., :size, :size].add_jitter(jitter).to_dense())
-    variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + jitter
-    return Kernels(L, covariance[..., :size, size:].to_dense(), joint.mean[..., size:], variance)
-
-
-class Values:
-    """Copies of hyper-parameters: GPyTorch sets them behind torch's count of writes."""
-
-    def __init__(self, strategy: VariationalStrategy, others: Iterable[Tensor] = ()) -> None:
-        parameters = [*strategy.model.parameters(), strategy.inducing_points, *others]
-        self.copies, self.jitter = [p.detach().clone() for p in parameters], strategy.jitter_val
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Values)
-            and self.jitter == other.jitter
-            and len(self.copies) == len(other.copies)
-            and all(
-                (a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b)
-                for a, b in zip(self.copies, other.copies, strict=True)
-            )
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _factor_of_inducing_covariance(strategy: VariationalStrategy, covariance: Callable[[], Tensor]) -> Tensor:
-    """L with K_ZZ = L Lᵀ; without a graph it is kept while no parameter of the model changes."""
-    q, now = strategy._variational_distribution, None
-    if not torch.is_grad_enabled():
-        now = Values(strategy)
-        if q.kept_factor is not None and q.kept_factor[0] == now:
-            return q.kept_factor[1]
-    # GPyTorch factors K_ZZ in float64 whatever the model's dtype
-    L, ok = cholesky(covariance().to(_linalg_dtype_cholesky.value()))
-    if L.device.type == "cpu" and not bool(ok.all()):
-        raise InputError(
-            "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype. "
-            "Raise jitter_val of the strategy, or use float64."
-        )
-    q.kept_factor = None if now is None else (now, L)
-    return L

@@ -37,6 +37,7 @@ from torchngvi.fitting.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.renamed import renamed
 
 
 @final
@@ -94,16 +95,16 @@ class AutoGaussian(AutoContinuous):
 
     Args:
         model: a Pyro model; discrete sites that are marked for enumeration are left to TraceEnum_ELBO.
-        family: makes q of D dimensions, ``family(D, mean=..., scale=...)``: `CholeskyGaussian`, `NaturalGaussian`,
-            `DiagonalGaussian`; ``FlatCholesky.standard`` for `IFVB`.
+        posterior: makes q of D dimensions, ``posterior(D, mean=..., scale=...)``: `CholeskyGaussian`,
+            `NaturalGaussian`, `DiagonalGaussian`; ``FlatCholesky.standard`` for `IFVB`.
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
 
     Raises:
-        InputError: a model or family that is none, an init_scale that is not positive; on set-up, sites that θ cannot
-            hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up, a loss
-            that cannot fit it (`check_loss`), a parameter store that holds another posterior.
+        InputError: a model or posterior that is none, an init_scale that is not positive; on set-up, sites that θ
+            cannot hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up,
+            a loss that cannot fit it (`check_loss`), a parameter store that holds another posterior.
 
     >>> import pyro
     >>> def model(y):
@@ -116,18 +117,19 @@ class AutoGaussian(AutoContinuous):
     torch.Size([])
     """
 
+    @renamed(family="posterior")
     def __init__(
         self,
         model: Callable[..., Any],
-        family: Callable[..., Gaussian | FlatGaussian] = CholeskyGaussian,
+        posterior: Callable[..., Gaussian | FlatGaussian] = CholeskyGaussian,
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
         name: str = "AutoGaussian",
     ) -> None:
-        if isinstance(family, torch.nn.Module) or not callable(family):
+        if isinstance(posterior, torch.nn.Module) or not callable(posterior):
             raise InputError(
-                f"family makes q once its size is known: pass a class such as CholeskyGaussian; got {family!r}."
+                f"posterior makes q once its size is known: pass a class such as CholeskyGaussian; got {posterior!r}."
             )
         if not callable(model):
             raise InputError(f"the model is a function or a module that samples; got {type(model).__name__}.")
@@ -135,7 +137,7 @@ class AutoGaussian(AutoContinuous):
             raise InputError(
                 f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale!r}."
             )
-        self.family, self.init_scale = family, float(init_scale)
+        self._posterior_class, self.init_scale = posterior, float(init_scale)
         self._bare = (model,)  # without the start
         self._seen: tuple[weakref.ref[TraceMessenger], int] | None = None  # the last step of SVI, and q there
         super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
@@ -153,7 +155,7 @@ class AutoGaussian(AutoContinuous):
             trace: Any = self.prototype_trace
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
                 trace.remove_node(name)
-            self.q = self.family(self.latent_dim, mean=self._init_loc(), scale=self.init_scale)
+            self.q = self._posterior_class(self.latent_dim, mean=self._init_loc(), scale=self.init_scale)
 
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model once to size q, unless that was done before; with the arguments of the model."""

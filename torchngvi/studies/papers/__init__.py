@@ -1,6 +1,6 @@
-"""The tables and figures of the papers beyond Kumar et al., one module a paper.
+"""The tables and figures of the papers, one module or folder a paper, named as in `torchngvi.theory`.
 
-A TOML file in configs/ names the module as ``paper`` and one of its studies as ``study``; all other keys are
+A TOML file in configs/ names the paper in a word as ``paper`` and one of its studies as ``study``; all other keys are
 keyword arguments of the study's ``run``.  What is drawn or printed comes from the log alone.
 """
 
@@ -15,7 +15,7 @@ import pandas as pd
 from torchngvi.app.config import hint
 from torchngvi.errors import InputError
 
-PAPERS = ("tan", "bbvi", "ngvi", "ifvb")
+PAPERS = {"tan": "tan2025", "bbvi": "kim2024", "ngvi": "wu2024", "ifvb": "godichon2023"}  # word to module
 
 
 class Study(NamedTuple):
@@ -33,9 +33,9 @@ def study(settings: Mapping[str, Any], path: Path) -> tuple[Study, dict[str, Any
     """
     arguments = dict(settings)
     paper, name = arguments.pop("paper"), arguments.pop("study", None)
-    if paper not in PAPERS:
+    if paper not in [*PAPERS, *PAPERS.values()]:
         raise InputError(f"{path}: paper is one of {', '.join(PAPERS)}; got {paper!r}.")
-    studies: dict[str, Study] = importlib.import_module(f"torchngvi.studies.papers.{paper}").STUDIES
+    studies: dict[str, Study] = importlib.import_module(f"torchngvi.studies.papers.{PAPERS.get(paper, paper)}").STUDIES
     if name not in studies:
         raise InputError(
             f"{path}: study is one of {', '.join(studies)}; got {name!r}.{hint(name, studies) if name else ''}"

@@ -1,123 +1,23 @@
-"""How good is q?  Monte Carlo checks of any posterior, predictive densities of generalised linear models.
+"""Predictive densities of generalised linear models under q, by quadrature in the one linear predictor.
 
-The density q stands for is p^(1/γ), p = exp(log joint): at the temperature γ = 1 the posterior.
-
-    log w = (log joint)/γ - log q        ELBO = γ E_q[log w]        p(y* | x*) = ∫ p(y* | η) N(η; e, v) dη
+p(y* | x*) = ∫ p(y* | η) N(η; e, v) dη        e = x*ᵀm        v = x*ᵀV x*
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Target
-from torchngvi.models import GeneralizedLinear, LogJoint
+from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, PoissonLog, StudentT
 from torchngvi.posteriors.gaussian import Gaussian
 
-_DRAWS_AT_ONCE = 256  # draws a call of the log joint: bounds the memory, not the result
 _NODES_AT_ONCE = 2_000_000  # rows times nodes of the quadrature
 _DROP = 45.0  # nats below the mode at which an integrand is cut off: e^-45
 _REACH = math.sqrt(2 * _DROP)  # the same in standard deviations, when only the normal density falls
 _SPACING = 0.2  # largest distance of nodes on the scale of the predictor
-
-
-class Estimate(NamedTuple):
-    """A Monte Carlo mean."""
-
-    estimate: Tensor  # (*batch,)
-    standard_error: Tensor  # (*batch,)
-
-
-@torch.no_grad()
-def log_weights(
-    q: Gaussian,
-    target: Target | Callable[[Tensor], Tensor],
-    num_samples: int,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Log importance weights (log joint)/γ - log q at draws of q, (S, *batch).
-
-    Raises:
-        InputError: fewer than 2 draws, a target at temperature 0.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> log_weights(CholeskyGaussian(2), lambda theta: -0.5 * theta.square().sum(-1), 4).round(decimals=3)
-    tensor([1.8380, 1.8380, 1.8380, 1.8380])
-    """
-    model = target if isinstance(target, Target) else LogJoint(target)
-    if model.temperature == 0:
-        raise InputError(
-            "log weights compare q with the density exp(log joint / temperature); got temperature 0, where there is "
-            "none. Use elbo, or a positive temperature."
-        )
-    draws, log_joint = _at_draws(q, model, num_samples, generator)
-    return log_joint / model.temperature - q.log_prob(draws)
-
-
-def _at_draws(q: Gaussian, model: Target, num_samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draws (S, *batch, D) and their log joint (S, *batch)."""
-    if num_samples < 2:
-        raise InputError(f"num_samples must be at least 2, so that there is a standard error; got {num_samples}.")
-    draws = q.sample((num_samples,), generator)
-    return draws, torch.cat([model.log_joint(part) for part in draws.split(_DRAWS_AT_ONCE)])
-
-
-@torch.no_grad()
-def elbo(
-    q: Gaussian,
-    target: Target | Callable[[Tensor], Tensor],
-    num_samples: int,
-    generator: torch.Generator | None = None,
-) -> Estimate:
-    """Monte Carlo estimate of E_q[log joint] + γ entropy(q), with its standard error.
-
-    Raises:
-        InputError: fewer than 2 draws.
-    """
-    model = target if isinstance(target, Target) else LogJoint(target)
-    draws, log_joint = _at_draws(q, model, num_samples, generator)
-    terms = log_joint - model.temperature * q.log_prob(draws)
-    return Estimate(terms.mean(0), terms.std(0) / math.sqrt(num_samples))
-
-
-class Extremes:
-    """What Kumar et al. (2025) assume of a run, measured on it: a callback of `fit`.
-
-    Assumption 4 bounds ξ_l ≤ ‖C_t‖_F ≤ ξ_u and λ_min ≤ V_t; Remark 1 bounds V_t by λ_max ≤ ξ_u².
-
-    Attributes:
-        xi_l, xi_u, lambda_min, lambda_max: extremes so far, over steps and batch members.
-
-    >>> from torchngvi import CholeskyGaussian
-    >>> seen = Extremes(CholeskyGaussian(4, scale=0.5))
-    >>> seen.xi_l, seen.xi_u, seen.lambda_min, seen.lambda_max
-    (1.0, 1.0, 0.25, 0.25)
-    """
-
-    def __init__(self, q: Gaussian) -> None:
-        self.q = q
-        self.xi_l = self.lambda_min = math.inf
-        self.xi_u = self.lambda_max = 0.0
-        self()
-
-    @torch.no_grad()
-    def __call__(self, record: object = None) -> None:
-        """Take q as it is now into account."""
-        # ‖C‖²_F = tr V
-        size = self.q.variance.sum(-1).sqrt()
-        eigenvalues = (
-            self.q.variance if self.q.structure.widest == 1 else torch.linalg.svdvals(self.q.scale_tril).square()
-        )
-        self.xi_l, self.xi_u = min(self.xi_l, float(size.min())), max(self.xi_u, float(size.max()))
-        self.lambda_min = min(self.lambda_min, float(eigenvalues.min()))
-        self.lambda_max = max(self.lambda_max, float(eigenvalues.max()))
-
-
-# ------------------------------------------------------------------------------------ prediction
 
 
 @torch.no_grad()

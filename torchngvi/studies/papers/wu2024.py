@@ -26,8 +26,9 @@ from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule
-from torchngvi.studies import experiments
+from torchngvi.studies import figures
 from torchngvi.studies.papers import Study
+from torchngvi.studies.stepping import steps
 from torchngvi.theory.wu2024 import limiting_variance
 
 CLAMP = 1e-10  # smallest diagonal entry of C under SGD
@@ -88,18 +89,20 @@ def _regression(
         opt = NaturalGradientVI(q, ProjectedRootGradient(CLAMP), lr=1.0)
         schedule = _bike_step
     scheduler, average = LambdaLR(opt, schedule), ExpectationAverage(q)
-    due, records = _due(iterations, 60), [_fit_of(q, model, exact, method, 0)]
     weights = torch.full((seeds, batch), len(model.X) / batch, dtype=torch.float64)
-    for t in range(1, iterations + 1):
+
+    def step(_: int) -> None:
         index = torch.randint(len(model.X), (seeds, batch), generator=generator)  # with replacement
         opt.step(GeneralizedLinear(model.X[index], model.y[index], "gaussian", weights=weights))
         scheduler.step()
         if method == "NGD":
             average.update(q)
-        if t in due:
-            records.append(_fit_of(q, model, exact, method, t))
-            if method == "NGD":
-                records.append(_fit_of(average.posterior(), model, exact, "NGD, average", t))
+
+    records = []
+    for t, *_ in steps(step, iterations, _due(iterations, 60)):
+        records.append(_fit_of(q, model, exact, method, t))
+        if method == "NGD" and t > 0:
+            records.append(_fit_of(average.posterior(), model, exact, "NGD, average", t))
     return pd.concat(records)
 
 
@@ -127,7 +130,7 @@ def slope(log: pd.DataFrame, low: int, high: int) -> float:
 def draw_regression(log: pd.DataFrame, path: Path) -> None:
     """Two panels a version of the data; slopes and a table on the terminal."""
     versions = list(dict.fromkeys(log["version"]))
-    figure = experiments.blank_figure(
+    figure = figures.blank_figure(
         8.6, 2.9 * len(versions) + 0.6, "Linear regression on Bike: stochastic natural gradients and SGD in (m, C)",
         "means over the seeds, bands from the smallest to the largest; dashed: (2/3) V∞/(t + 1)",
     )  # fmt: skip
@@ -136,7 +139,7 @@ def draw_regression(log: pd.DataFrame, path: Path) -> None:
         part = log[log["version"] == version]
         titles = ("KL(q‖posterior), nats", "training NLPD")
         for axes, column, title in zip(grid[row], ("kl", "nlpd"), titles, strict=True):
-            experiments.style(axes, f"{version}: {title}", "iteration")
+            figures.style(axes, f"{version}: {title}", "iteration")
             for index, method in enumerate(dict.fromkeys(part["method"])):
                 _band(axes, part[part["method"] == method], column, method, index)
             axes.set_xscale("log")
@@ -152,8 +155,8 @@ def _band(axes: Axes, log: pd.DataFrame, column: str, label: str, index: int) ->
     grouped = log[log["iteration"] > 0].groupby("iteration")[column]
     mean, low, high = grouped.mean(), grouped.min(), grouped.max()
     line = ("-", (0, (1, 1)), "-")[index % 3]
-    axes.plot(mean.index, mean, color=experiments.color(index), linewidth=1.4, label=label, linestyle=line)
-    axes.fill_between(mean.index, low, high, color=experiments.color(index), alpha=0.15, linewidth=0)
+    axes.plot(mean.index, mean, color=figures.color(index), linewidth=1.4, label=label, linestyle=line)
+    axes.fill_between(mean.index, low, high, color=figures.color(index), alpha=0.15, linewidth=0)
 
 
 def _print_regression(log: pd.DataFrame) -> None:
@@ -211,8 +214,8 @@ def run_logistic(
     for name, members, short, long, natural, euclidean in grid:
         X, y = _DATA[name]()
         model = GeneralizedLinear(X, y)
-        for method, steps in (("NGD (p)", natural), ("SGD (p)", euclidean), ("SGD (r)", euclidean)):
-            for lr in steps:
+        for method, rates in (("NGD (p)", natural), ("SGD (p)", euclidean), ("SGD (r)", euclidean)):
+            for lr in rates:
                 log = _logistic(model, method, lr, members, draws, long if full else short, points)
                 rows.append(log.assign(data=name, method=method, lr=lr))
                 end = log[log["iteration"] == log["iteration"].max()]
@@ -233,17 +236,15 @@ def _logistic(
     else:
         q = CholeskyGaussian(model.dim, (seeds,), dtype=model.X.dtype)
         opt = NaturalGradientVI(q, ProjectedRootGradient(CLAMP), lr, estimator=estimator)
-    records, due = [_scored(q, model, 0)], _due(iterations, points)
-    start = float(records[0]["objective"].mean())
+    records: list[pd.DataFrame] = []
+    start = math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RejectedStepWarning)
-        for t in range(1, iterations + 1):
-            opt.step(model)
-            if t in due:
-                records.append(_scored(q, model, t))
-                worst = float(records[-1]["objective"].max())
-                if not worst < _LOST * start or opt.rejections:
-                    break
+        for t, *_ in steps(lambda _: opt.step(model), iterations, _due(iterations, points)):
+            records.append(_scored(q, model, t))
+            start = float(records[0]["objective"].mean())
+            if t > 0 and (not float(records[-1]["objective"].max()) < _LOST * start or opt.rejections):
+                break
     log = pd.concat(records)
     lost = not log["objective"].max() < _LOST * start or opt.rejections > 0
     return log.assign(diverged=lost, rejections=opt.rejections)
@@ -251,7 +252,7 @@ def _logistic(
 
 @torch.no_grad()
 def _scored(q: Gaussian, model: GeneralizedLinear, t: int) -> pd.DataFrame:
-    value = Quadrature()(q, model, {}).value - q.entropy()
+    value = Quadrature()(q, model).value - q.entropy()
     mean, variance = predictor_moments(model, q, model.X)
     nodes, weights = (torch.as_tensor(part).to(mean) for part in np.polynomial.hermite_e.hermegauss(32))
     eta = mean + variance.sqrt() * nodes[:, None, None]
@@ -270,7 +271,7 @@ def draw_logistic(log: pd.DataFrame, path: Path) -> None:
     """One panel a data set and method, and one with the best step of each."""
     log = _judged(log)
     data, methods = (list(dict.fromkeys(log[column])) for column in ("data", "method"))
-    figure = experiments.blank_figure(
+    figure = figures.blank_figure(
         15.0, 2.9 * len(data) + 0.6, "Logistic regression: negative ELBO, constant steps",
         "means over the seeds, bands from the smallest to the largest; runs that diverged are not drawn",
     )  # fmt: skip
@@ -279,16 +280,16 @@ def draw_logistic(log: pd.DataFrame, path: Path) -> None:
         part = log[(log["data"] == name) & ~log["diverged"]]
         for column, method in enumerate(methods):
             axes = grid[row, column]
-            experiments.style(axes, f"{name}: {method}", "iteration", "nats" if column == 0 else "")
-            steps = list(dict.fromkeys(log[(log["data"] == name) & (log["method"] == method)]["lr"]))
-            for index, lr in enumerate(steps):
+            figures.style(axes, f"{name}: {method}", "iteration", "nats" if column == 0 else "")
+            rates = list(dict.fromkeys(log[(log["data"] == name) & (log["method"] == method)]["lr"]))
+            for index, lr in enumerate(rates):
                 of_step = part[(part["method"] == method) & (part["lr"] == lr)]
                 if len(of_step):
                     _band(axes, of_step, "objective", f"{lr:g}", index)
             if axes.lines:
                 axes.legend(fontsize=7, frameon=False, title="step", title_fontsize=7)
         for axes, metric, title in zip(grid[row, -2:], ("objective", "nlpd"), ("", ", NLPD"), strict=True):
-            experiments.style(axes, f"{name}: best steps{title}", "iteration")
+            figures.style(axes, f"{name}: best steps{title}", "iteration")
             for index, method in enumerate(methods):
                 if method not in set(part["method"]):
                     continue

@@ -26,8 +26,9 @@ from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, PrecisionCh
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import Adam
 from torchngvi.stopping import SlopeStop
-from torchngvi.studies.experiments import blank_figure, color, style
+from torchngvi.studies.figures import blank_figure, color, style
 from torchngvi.studies.papers import Study
+from torchngvi.studies.stepping import steps
 
 DATA = ("German", "Heart", "ICU")
 FAMILIES: dict[str, type[CholeskyGaussian] | type[DiagonalGaussian] | type[PrecisionCholeskyGaussian]] = {
@@ -134,12 +135,12 @@ class Ended(NamedTuple):
 def stochastic(q: Gaussian, model: GeneralizedLinear, name: str, seed: int, max_steps: int) -> Ended:
     """Steps until the average bound no longer rises."""
     opt = optimizer(name, q, torch.Generator().manual_seed(seed))
-    stop, start = SlopeStop(min(1000, max_steps), max_steps=max_steps), time.process_time()
-    while True:
-        loss = opt.step(model)
-        assert loss is not None
-        if stop.add(-loss):
-            return Ended(stop.means, stop.steps, opt.gradients, time.process_time() - start)
+    stop, seconds = SlopeStop(min(1000, max_steps), max_steps=max_steps), 0.0
+    for look in steps(lambda _: opt.step(model), max_steps):
+        seconds = look.seconds
+        if stop.add(-look.value):
+            break
+    return Ended(stop.means, stop.steps, opt.gradients, seconds)
 
 
 def by_default(q: Gaussian, model: GeneralizedLinear) -> Ended:

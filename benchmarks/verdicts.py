@@ -1,0 +1,118 @@
+"""The verdict on fits whose true errors are known: how often it is right, and what it costs.
+
+    python -m benchmarks.verdicts [--half tune] [--seeds 2] [--only NAMES] [--fits FOLDER]
+
+One line a target and seed: the word; the worst error of a log sd (below 0 q is too narrow) and of a mean in true sds;
+what importance sampling ("s") and linear response say of the worst coordinate; k-hat and effective draws; the number of
+other modes; gradients of the fit and of the check.
+A fit is wrong where an sd is off by more than 30 % or a mean by more than 0.3 of it.  A wrong one that "fits" is
+missed, a right one that "does not fit" is a false alarm; "about right" is neither, and is counted beside them.
+"""
+
+import argparse
+import math
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from benchmarks.truths import targets
+from torchngvi import CholeskyGaussian, fit
+from torchngvi.diagnostics import examine
+
+LIMITS = (math.log(1.3), 0.3)  # of a log sd, of a mean in sds
+Z = 1.96  # of an interval
+
+
+def fitted(target, seed, folder):
+    """q, whether the fit converged, and its gradients; kept in the folder if there is one."""
+    path = folder / f"{target.name.replace('/', '-')}, {seed}.pt" if folder else None
+    q = CholeskyGaussian(target.dim, dtype=torch.float64)
+    if path is not None and path.exists():
+        kept = torch.load(path)
+        q.load_state_dict(kept["q"])
+        return q, kept["converged"], kept["gradients"]
+    torch.manual_seed(seed)
+    result = fit(q, target.log_joint, progress=False)
+    gradients = result.trace[-1].gradients if result.trace else 0
+    if path is not None:
+        torch.save({"q": q.state_dict(), "converged": result.converged, "gradients": gradients}, path)
+    return q, result.converged, gradients
+
+
+def errors(target, q):
+    """The worst log ratio of sds, with its sign, and the worst error of a mean in true sds."""
+    ratio = (q.stddev / target.sd).log()
+    return float(ratio[ratio.abs().argmax()]), float(((q.mean - target.mean) / target.sd).abs().max())
+
+
+def interval(count, of):
+    """Wilson's, for a share."""
+    if not of:
+        return "none"
+    share, square = count / of, Z * Z / of
+    middle = (share + square / 2) / (1 + square)
+    half = Z * math.sqrt(share * (1 - share) / of + square / (4 * of)) / (1 + square)
+    return f"{count} of {of} ({middle - half:.0%} to {middle + half:.0%})"
+
+
+def row(target, seed, folder):
+    """A line of the table, and (half, whether the fit is wrong, the word)."""
+    q, converged, gradients = fitted(target, seed, folder)
+    start = time.perf_counter()
+    verdict = examine(q, target.log_joint, seed=seed)
+    seconds = time.perf_counter() - start
+    sd, mean = errors(target, q)
+    wrong = abs(sd) > LIMITS[0] or mean > LIMITS[1]
+    response = "-" if verdict.shape is None else f"{float(verdict.shape.log_sd.abs().max()):.2f}"
+    sampled, shift, k_hat, effective = "-", "-", "-", "-"
+    if verdict.sampled is not None:
+        found = verdict.sampled.corrected
+        sampled = f"{float((found.sd / q.stddev).log().abs().max()):.2f}"
+        shift = f"{float(((found.mean - q.mean) / found.sd).abs().max()):.2f}"
+        k_hat, effective = f"{found.k_hat:.2f}", f"{found.effective:.0f}"
+    heavy = "-" if verdict.shape is None else f"{float(-verdict.shape.tails.min()):.2f}"
+    line = (
+        f"{target.name[:44]:44}{target.dim:4}{seed:3}  {verdict.word:13}{'wrong' if wrong else 'right':6}{sd:7.2f}"
+        f"{mean:6.2f}{sampled:>7}{shift:>7}{k_hat:>7}{effective:>6}{response:>7}{heavy:>7}{len(verdict.modes):3}"
+        f"{gradients:9}{'' if converged else '*':1}{verdict.effort.gradients:8}{seconds:6.1f}"
+    )
+    return line, (target.half, wrong, verdict.word)
+
+
+def main():
+    """Print the table and the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--half", choices=["tune", "held"])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--only", nargs="+", default=[], help="parts of names")
+    parser.add_argument("--fits", type=Path, help="a folder that keeps the fits for the next run")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.fits:
+        options.fits.mkdir(parents=True, exist_ok=True)
+    print(
+        f"{'target':44}{'D':>4}{'':3}  {'word':13}{'':6}{'log sd':>7}{'mean':>6}{'s sd':>7}{'s mean':>7}{'k-hat':>7}"
+        f"{'ess':>6}{'resp.':>7}{'-kappa':>7}{'':3}{'fit':>9} {'check':>8}{'s':>6}    (*: the fit did not converge)"
+    )
+    found = Counter()
+    for target in targets(options.half):
+        if options.only and not any(part in target.name for part in options.only):
+            continue
+        for seed in range(options.seeds):
+            line, key = row(target, seed, options.fits)
+            found[key] += 1
+            print(line, flush=True)
+    for half in sorted({key[0] for key in found}):
+        count = {key[1:]: number for key, number in found.items() if key[0] == half}
+        of = {wrong: sum(number for key, number in count.items() if key[0] == wrong) for wrong in (True, False)}
+        missed, alarms = count.get((True, "fits"), 0), count.get((False, "does not fit"), 0)
+        print(f"{half}: missed {interval(missed, of[True])}, false alarms {interval(alarms, of[False])}")
+        for wrong in (True, False):
+            words = ", ".join(f"{number} {key[1]}" for key, number in sorted(count.items()) if key[0] == wrong)
+            print(f"    {'wrong' if wrong else 'right'}: {words}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Every row of the table of refusals is one that somebody can meet."""
+
+import contextlib
+import re
+
+import pytest
+import torch
+from arrow import ScalarArrow
+
+from torchngvi import (
+    SRVN,
+    VN,
+    CholeskyGaussian,
+    DiagonalGaussian,
+    KLRadius,
+    LogJoint,
+    PrecisionCholeskyGaussian,
+    Quadrature,
+    Stein,
+)
+from torchngvi.errors import InputError, PairError
+from torchngvi.ifvb import MeanFieldGaussian, Recursive
+from torchngvi.models import GeneralizedLinear
+from torchngvi.optim import NaturalGradientVI, pairs
+from torchngvi.rules import (
+    Adam,
+    BuresWasserstein,
+    NaturalGradient,
+    NormalizedMomentum,
+    QuasiNewton,
+    Retraction,
+    RootGradient,
+)
+from torchngvi.stepsizes import Clip, SufficientDecrease
+
+
+def dense():
+    return CholeskyGaussian(2)
+
+
+def flat():
+    return MeanFieldGaussian(torch.zeros(2))
+
+
+def model():
+    return GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+
+
+def after_backward():
+    q = dense()
+    opt = VN(q)
+    model().negative_elbo(q).backward()
+    opt.step()
+
+
+def one_draw():
+    q = dense()
+    VN(q).step(lambda: q.rsample((2,)).square().sum(-1).mean() - q.entropy())
+
+
+def arrow():
+    return PrecisionCholeskyGaussian(3, structure=ScalarArrow(3))
+
+
+REFUSED = [
+    lambda: VN(dense(), estimator=Stein()),
+    lambda: NaturalGradientVI(flat(), NaturalGradient(), 0.1, metric=Recursive()),
+    lambda: VN(dense(), lr=0.1, metric=QuasiNewton()),
+    lambda: NaturalGradientVI(dense(), BuresWasserstein(), 0.1, momentum=Adam()),
+    lambda: NaturalGradientVI(dense(), RootGradient(), 0.1, momentum=NormalizedMomentum()),
+    lambda: SRVN(dense(), step_size=KLRadius(0.1), momentum=Adam()),
+    lambda: NaturalGradientVI(dense(), RootGradient(), step_size=KLRadius(0.1)),
+    lambda: NaturalGradientVI(dense(), BuresWasserstein(), step_size=Clip(1.0)),
+    lambda: NaturalGradientVI(flat(), BuresWasserstein(), 0.1),
+    lambda: NaturalGradientVI(arrow(), Retraction(), 0.1),
+    lambda: NaturalGradientVI(DiagonalGaussian(2), RootGradient(), 0.1, metric=Recursive()),
+    lambda: NaturalGradientVI(flat(), NaturalGradient(), step_size=SufficientDecrease(), metric=QuasiNewton()),
+    lambda: VN(dense(), estimator=Quadrature()).step(LogJoint(lambda theta: -theta.square().sum(-1))),
+    lambda: VN(dense()).step(model().minibatch(torch.tensor([0]))),
+    lambda: VN([dense(), dense()], lr=0.1).step(model()),
+    after_backward,
+    one_draw,
+]
+TABLES = ["AMONG_PARTS", "WITH_POSTERIOR", "WITH_TARGET", "ONE_GRADIENT", "ASKED_TWICE", "ONE_POSTERIOR"]
+ROWS = [row for name in TABLES for row in getattr(pairs, name)]
+
+
+def test_every_table_is_here():
+    rows = {name for name, value in vars(pairs).items() if isinstance(value, list)}
+    assert rows == set(TABLES)
+
+
+def test_every_row_is_met():
+    said = []
+    for refused in REFUSED:
+        with pytest.raises(PairError) as caught:
+            refused()
+        said.append(str(caught.value))
+    for _, sentence in ROWS:
+        pattern = re.sub(r"\\{.*?\\}", ".+", re.escape(sentence))
+        assert any(re.fullmatch(pattern, text) for text in said), f"nobody meets: {sentence}"
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_no_name_is_left_open(refused):
+    with contextlib.suppress(PairError):
+        refused()
+        pytest.fail("it was not refused")
+    with pytest.raises(PairError, match=r"^[^{}]*\.$"):
+        refused()
+
+
+@pytest.mark.parametrize("method", [VN, lambda q, **options: NaturalGradientVI(q, NaturalGradient(), **options)])
+def test_the_old_name_of_the_metric(method):
+    part, step_size = QuasiNewton(), SufficientDecrease()
+    text = r"acceleration= is now called metric=\. The old name is understood in this release only; write metric=\.$"
+    with pytest.warns(FutureWarning, match=text) as caught:
+        opt = method(dense(), acceleration=part, step_size=step_size)
+    assert caught[0].filename == __file__
+    assert opt.metric is part
+    with pytest.warns(FutureWarning, match="acceleration is now called metric"):
+        assert opt.acceleration is part
+    both = r"got both metric= and its old name acceleration=\. Leave acceleration= out\.$"
+    with pytest.raises(InputError, match=both):
+        method(dense(), acceleration=part, metric=part)

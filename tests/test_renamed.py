@@ -1,0 +1,87 @@
+"""Old names: each is understood, warns at the line that uses it, and gives what the new name gives."""
+
+import inspect
+import pathlib
+import warnings
+
+import pytest
+import torch
+
+from torchngvi import CholeskyGaussian, NaturalGaussian, ifvb
+from torchngvi.errors import InputError
+from torchngvi.renamed import renamed
+
+
+class TestHelper:
+    @staticmethod
+    @renamed(size="dim", old="new")
+    def total(dim, new=0):
+        return dim + new
+
+    def test_old_and_new_names_give_the_same(self):
+        with pytest.warns(
+            FutureWarning, match=r"TestHelper.total: size= is now called dim=. The old name is under"
+        ) as w:
+            assert self.total(size=2, new=3) == self.total(2, new=3) == 5
+        assert len(w) == 1
+        assert pathlib.Path(w[0].filename).samefile(__file__)  # the line to be changed
+
+    def test_each_old_name_warns(self):
+        with warnings.catch_warnings(record=True, action="always") as w:
+            assert self.total(size=2, old=3) == 5
+        assert [str(each.message).rsplit(maxsplit=1)[-1] for each in w] == ["dim=.", "new=."]
+
+    def test_new_names_are_silent(self):
+        assert self.total(dim=1) == 1  # warnings are errors here
+
+    def test_both_spellings(self):
+        with pytest.raises(InputError, match=r"total got both dim= and its old name size=. Leave size= out."):
+            self.total(dim=1, size=1)
+
+    def test_the_signature_is_that_of_the_function(self):
+        assert list(inspect.signature(self.total).parameters) == ["dim", "new"]
+
+
+def beta():
+    return ifvb.Beta(torch.tensor([2.0, 3.0], dtype=torch.float64))
+
+
+def ones(theta):
+    return 0 * theta[..., 0]
+
+
+def test_the_family_of_ifvb():
+    with pytest.warns(FutureWarning, match="torchngvi.ifvb: Family is now called FlatPosterior"):
+        assert ifvb.Family is ifvb.FlatPosterior
+    with pytest.raises(AttributeError, match="module 'torchngvi.ifvb' has no attribute 'Famly'"):
+        ifvb.Famly  # noqa: B018
+
+
+def test_the_family_of_an_optimizer():
+    opt = ifvb.IFVB(beta())
+    with pytest.warns(FutureWarning, match="IFVB: family is now called posterior"):
+        assert opt.family is opt.posterior
+
+
+def test_the_family_of_functions():
+    draws = {"draws": 5, "generator": torch.Generator().manual_seed(0)}
+    new = ifvb.lower_bound(q=beta(), log_joint=ones, **draws)
+    draws["generator"].manual_seed(0)
+    with pytest.warns(FutureWarning, match="lower_bound: family= is now called q="):
+        assert ifvb.lower_bound(family=beta(), log_joint=ones, **draws) == new
+    covariance = 1e-4 * torch.eye(2, dtype=torch.float64)
+    with pytest.warns(FutureWarning, match="marginal_sample: family= is now called q="):
+        assert ifvb.marginal_sample(family=beta(), covariance=covariance, n=4).shape == (4, 1)
+
+
+def test_hosts():
+    pytest.importorskip("gpytorch")
+    pytest.importorskip("pyro")
+    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    from torchngvi.adapters.pyro import AutoGaussian
+
+    with pytest.warns(FutureWarning, match="NaturalGradientVariationalDistribution: family= is now called posterior="):
+        q = NaturalGradientVariationalDistribution(2, family=NaturalGaussian)
+    assert isinstance(q.posterior, NaturalGaussian)
+    with pytest.warns(FutureWarning, match="AutoGaussian: family= is now called posterior="):
+        AutoGaussian(lambda: None, family=CholeskyGaussian)

@@ -1,0 +1,431 @@
+"""The verdict: right words on densities with known moments, a budget that is kept, and every sentence."""
+
+import math
+
+import pytest
+import torch
+from arrow import ScalarArrow
+
+from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
+from torchngvi.diagnostics import Residuals, examine
+from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled
+from torchngvi.diagnostics.verdict import Effort, Marginals, OtherMode, Shape, Verdict, judge
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations.draws import Fixed
+from torchngvi.ifvb import FlatCholesky
+from torchngvi.interfaces import Target
+from torchngvi.mode import find_mode
+
+F64 = torch.float64
+
+
+class Counting(Target):
+    """A target that counts the gradients and values that are asked of it."""
+
+    def __init__(self, function, temperature=1.0):
+        self.inner, self.temperature = LogJoint(function), temperature
+        self.gradients = self.values = 0
+
+    def log_joint(self, theta):
+        count = theta[..., 0].numel()
+        self.gradients += count * theta.requires_grad
+        self.values += count * (not theta.requires_grad)
+        return self.inner.log_joint(theta)
+
+    def tensors(self):
+        return ()
+
+
+def normal(theta):
+    return -0.5 * theta.square().sum(-1)
+
+
+def log_gamma(a):
+    return lambda theta: (a * theta - theta.exp()).sum(-1)
+
+
+def student(nu):
+    return lambda theta: -0.5 * (nu + 1) * torch.log1p(theta.square() / nu).sum(-1)
+
+
+def funnel(s):
+    def log_joint(theta):
+        v, x = theta[..., 0], theta[..., 1:]
+        return -0.5 * (v / s).square() - 0.5 * ((-v).exp() * x.square().sum(-1) + x.shape[-1] * v)
+
+    return log_joint
+
+
+def banana(b):
+    return lambda theta: -0.5 * theta[..., 0].square() - 2 * (theta[..., 1] - b * theta[..., 0].square()).square()
+
+
+def two_normals(at, sd=1.0):
+    return lambda theta: torch.logaddexp(normal((theta - at) / sd), normal((theta + at) / sd))
+
+
+def fitted(function, dim, seed=0):
+    torch.manual_seed(seed)
+    q = CholeskyGaussian(dim, dtype=F64)
+    fit(q, function, progress=False)
+    return q
+
+
+# ------------------------------------------------------------------------------------ words
+
+
+@pytest.mark.parametrize(
+    ("function", "dim", "word", "reason"),
+    [
+        (log_gamma(10.0), 5, "fits", None),
+        (funnel(0.3), 5, "fits", None),
+        (banana(0.1), 2, "fits", None),
+        (student(10.0), 5, "fits", None),
+        (banana(0.3), 2, "about right", "theta[0]: sd about 1."),
+        (funnel(1.5), 5, "does not fit", "theta[0]: sd "),
+        (two_normals(3.0), 2, "does not fit", "1 other mode, at ("),
+        (two_normals(0.75, 0.5), 5, "does not fit", "1 other mode, at ("),
+    ],
+    ids=["log-gamma", "funnel .3", "banana .1", "t 10", "banana .3", "funnel 1.5", "two normals", "two near normals"],
+)
+def test_words(function, dim, word, reason):
+    q = fitted(function, dim)
+    for seed in range(2):
+        verdict = examine(q, function, seed=seed)
+        assert verdict.word == word, str(verdict)
+        assert any(each.startswith(reason) for each in verdict.reasons) if reason else not verdict.reasons
+
+
+def test_heavy_tails():
+    """Of Student's t with two and a half degrees of freedom, sd √5, the best Gaussian has the sd 1.28."""
+    verdict = examine(fitted(student(2.5), 5), student(2.5))
+    assert verdict.word != "fits"
+    assert bool((verdict.shape.log_sd.abs() < 0.05).all())  # which the third order cannot see
+    assert bool((verdict.shape.tails < -0.7).all())
+
+
+def test_a_gaussian_in_all_families():
+    S = torch.tensor([[2.0, 0.6], [0.6, 1.0]], dtype=F64)
+    target = LogJoint(lambda theta: -0.5 * ((theta @ S) * theta).sum(-1), temperature=0.5)
+    exact = CholeskyGaussian.from_moments(torch.zeros(2, dtype=F64), 0.5 * torch.linalg.inv(S))
+    for q in (exact, NaturalGaussian.from_posterior(exact), PrecisionCholeskyGaussian.from_posterior(exact)):
+        verdict = examine(q, target)
+        assert verdict.word == "fits"
+        assert verdict.shape.eigenvalue < 1e-6
+        assert verdict.sampled.from_q.nats < 1e-8
+        assert verdict.effort.unexamined == ()
+
+
+def test_a_mean_field_of_a_correlated_gaussian_does_not_fit():
+    S = torch.tensor([[1.0, 0.95], [0.95, 1.0]], dtype=F64)
+    q = DiagonalGaussian(2, dtype=F64)
+    verdict = examine(q, lambda theta: -0.5 * ((theta @ S) * theta).sum(-1))
+    exact = torch.linalg.inv(S).diagonal().sqrt()
+    assert verdict.word == "does not fit"
+    assert "times too small" in verdict.reasons[0]
+    torch.testing.assert_close(verdict.shape.log_sd, exact.log(), rtol=0, atol=1e-8)
+    torch.testing.assert_close(verdict.sampled.corrected.sd, exact, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_both_dtypes(dtype):
+    q = CholeskyGaussian(1, mean=-0.5, scale=1.0, dtype=dtype)  # of log-gamma with a = 1
+    verdict = examine(q, log_gamma(1.0))
+    assert verdict.word == "about right"
+    assert verdict.sampled.corrected.sd.dtype == dtype
+    assert float(verdict.sampled.corrected.sd) == pytest.approx(math.pi / math.sqrt(6), rel=0.06)
+
+
+def test_a_seed_gives_the_same_verdict_and_leaves_the_generator_alone():
+    q = CholeskyGaussian(2, mean=-0.5, dtype=F64)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first, second = (str(examine(q, log_gamma(1.0), seed=5)) for _ in range(2))
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# ------------------------------------------------------------------------------------ what is used
+
+
+def test_residuals_at_hand_save_gradients():
+    q = CholeskyGaussian(3, mean=-0.5, dtype=F64)
+    z = Fixed(1024)(torch.zeros(3, dtype=F64))
+    residual = (q.mean + z).exp() - 1 - z
+    target = Counting(log_gamma(1.0))
+    verdict = examine(q, target, residuals=Residuals(z, residual), modes=())
+    assert target.gradients == verdict.effort.gradients == 0
+    assert verdict.shape.draws == 1024
+    few = examine(q, target, residuals=Residuals(z[:64], -z[:64]), modes=())
+    assert few.shape.draws == 512  # drawn again
+    assert target.gradients == few.effort.gradients == 512
+
+
+def test_modes_from_elsewhere():
+    q = CholeskyGaussian(2, mean=3.0, dtype=F64)
+    target = LogJoint(two_normals(3.0))
+    modes = [find_mode(target, torch.full((2,), at, dtype=F64), 1000) for at in (-2.5, -3.5, 2.5)]
+    verdict = examine(q, target, modes=modes)
+    assert verdict.effort.starts == 0
+    assert len(verdict.modes) == 1  # once, and not that of q
+    other = verdict.modes[0]
+    assert other.distance == pytest.approx(6 * math.sqrt(2), abs=1e-3)
+    assert other.share == pytest.approx(0.5, abs=1e-3)
+    alone = examine(q, target, modes=())  # a few draws of the wide proposal come there, and make its weights poor
+    assert alone.word == "about right"
+    assert alone.reasons[0].startswith("importance weights do not tell more")
+
+
+def test_where_the_search_starts():
+    q = CholeskyGaussian(2, mean=103.0, dtype=F64)
+    both = lambda theta: two_normals(3.0)(theta - 100.0)  # noqa: E731
+    assert examine(q, both, around=torch.full((2,), 100.0)).word == "does not fit"
+
+
+def test_a_faint_mode_is_listed_and_no_reason():
+    def function(theta):
+        return torch.logaddexp(normal(theta), normal(theta - 5) - 4.5)
+
+    q = CholeskyGaussian(1, dtype=F64)
+    modes = [find_mode(LogJoint(function), torch.full((1,), 5.0, dtype=F64), 1000)]
+    verdict = examine(q, function, modes=modes)
+    assert len(verdict.modes) == 1
+    assert verdict.modes[0].share == pytest.approx(0.011, abs=0.002)
+    assert not any("other mode" in reason for reason in verdict.reasons)
+    assert "1 other mode" not in str(verdict).splitlines()[0]
+
+
+def test_confirmed_where_importance_sampling_is_not_trusted():
+    """Neal's funnel: the response of the neck is near singular, and that of the others small."""
+    q = fitted(funnel(3.0), 6)
+    verdict = examine(q, funnel(3.0))
+    assert verdict.word == "does not fit"
+    assert bool(verdict.shape.confirmed[0])
+    assert verdict.shape.log_sd[0] > 0.7
+    assert ">= " in str(verdict) or "times too small" in str(verdict)
+
+
+# ------------------------------------------------------------------------------------ budgets
+
+
+@pytest.mark.parametrize("most", [1, 100, 511, 512, 600, 1500, 4000, 20_000])
+def test_a_budget_is_kept(most):
+    q = fitted(funnel(3.0), 6)
+    target = Counting(funnel(3.0))
+    verdict = examine(q, target, max_gradients=most)
+    assert target.gradients == verdict.effort.gradients <= most
+    assert target.values == verdict.effort.values
+    text = str(verdict)
+    if most < 512:
+        assert f"tails (a budget of {most} gradients)" in text
+    if most <= 100:
+        assert f"other modes (a budget of {most} gradients)" in text
+    if most in (512, 600):
+        assert " beyond the third order (the budget, or a log joint that is not finite)" in text
+        assert "times too small, by the third order alone" in text
+
+
+def test_without_linear_response():
+    """A pattern that has no third order, and a mean field on a budget without gradients: by importance sampling."""
+    q = PrecisionCholeskyGaussian(4, structure=ScalarArrow, dtype=F64)
+    verdict = examine(q, normal)
+    assert "linear response (no third order for ScalarArrow(dim=4))" in str(verdict)
+    assert verdict.word == "fits"
+    mean_field = examine(DiagonalGaussian(2, dtype=F64), normal, max_gradients=1)
+    assert "linear response and tails (a budget of 1 gradients)" in str(mean_field)
+    assert mean_field.word == "fits"
+
+
+def test_wide_problems():
+    q = DiagonalGaussian(2100, dtype=F64)
+    verdict = examine(q, normal, max_gradients=1000)
+    assert "linear response (D = 2100 is above 2000)" in str(verdict)
+    assert "other modes (D = 2100 is not below 60)" in str(verdict)
+    assert verdict.word == "fits"
+
+
+def test_weights_of_no_use_do_not_decide():
+    """Many small misfits: each standard deviation is nearly right, and hardly a draw has any weight."""
+    a = 5.0
+    q = CholeskyGaussian(160, mean=math.log(a) - 0.5 / a, scale=a**-0.5, dtype=F64)
+    verdict = examine(q, log_gamma(a))
+    assert verdict.sampled.corrected.effective < 100
+    assert verdict.effort.unexamined[0].startswith("importance weights (")
+    assert verdict.word == "about right"
+    assert verdict.reasons[0].startswith("importance weights do not tell more (k-hat ")
+    assert verdict.shape.log_sd.median().item() == pytest.approx(-0.5 * math.log(1 - 0.5 / a), abs=0.01)
+
+
+# ------------------------------------------------------------------------------------ targets that fail
+
+
+def test_a_log_joint_that_is_not_finite_or_raises():
+    q = CholeskyGaussian(1, dtype=F64)
+    broken = examine(q, lambda theta: torch.where(theta[..., 0].abs() < 0.5, normal(theta), torch.nan))
+    assert broken.word == "not examined"
+    assert "importance weights (log joint NaN at draws of q, or finite at none)" in str(broken)
+    assert "linear response (log joint not finite at draws of q)" in str(broken)
+    half = examine(q, lambda theta: torch.where(theta[..., 0] > 0, normal(theta), -torch.inf))
+    assert half.word == "does not fit"  # the half normal has the sd 0.6
+
+    def raises(theta):
+        if bool((theta > 3.5).any()):
+            raise ValueError("too large")
+        return normal(theta)
+
+    verdict = examine(q, raises)
+    assert verdict.word == "fits"
+
+
+def test_other_values_at_the_same_theta():
+    class Drawing(Counting):
+        comparable = False
+
+    verdict = examine(fitted(funnel(3.0), 6), Drawing(funnel(3.0)))
+    assert "a confirmation (the log joint gives other values at the same theta)" in str(verdict)
+
+
+# ------------------------------------------------------------------------------------ the rule and the table
+
+
+def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0):
+    sd = torch.tensor([1.0, math.exp(log_sd)])
+    mean = torch.tensor([0.0, shift * math.exp(log_sd)])
+    error = torch.full((2,), 0.05)
+    return Sampled(Corrected(mean, sd, error * sd, error, k_hat, effective), FromQ(0.2, 900.0, 0.1, -1.0), 4096)
+
+
+def shape_of(log_sd, confirmed=False, singular=False, tails=0.0):
+    two = torch.tensor([0.0, log_sd])
+    flag = torch.tensor([False, True])
+    return Shape(
+        two, 0.1 * two, flag & confirmed, flag & singular, torch.tensor([0.0, tails]), torch.zeros(2), 0.5, 512
+    )
+
+
+POOR = "importance weights do not tell more (k-hat 0.80, 3000 of 4096 draws)"
+FEW = "importance weights do not tell more (k-hat 0.30, 99 of 4096 draws)"
+Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "sampled", "word", "reasons"),
+    [
+        (shape_of(0.0), sampled_of(0.1), "fits", ()),
+        (shape_of(0.0), sampled_of(0.25), "about right", ("log tau: sd about 1.3 times too small",)),
+        (shape_of(0.0), sampled_of(-0.4), "does not fit", ("log tau: sd about 1.5 times too large",)),
+        (shape_of(0.0), sampled_of(0.0, shift=0.25), "about right", ("log tau: mean off by about 0.25 sd",)),
+        (shape_of(0.0), sampled_of(0.0, shift=0.5), "does not fit", ("log tau: mean off by about 0.5 sd",)),
+        (shape_of(0.9, confirmed=True), sampled_of(0.1), "fits", ()),  # sampling is trusted
+        (
+            shape_of(0.9),
+            sampled_of(0.1, k_hat=0.8),
+            "about right",
+            ("log tau: sd about 2.5 times too small, by the third order alone", POOR),
+        ),
+        (
+            shape_of(0.9, confirmed=True),
+            sampled_of(0.1, k_hat=0.8),
+            "does not fit",
+            ("log tau: sd about 2.5 times too small",),
+        ),
+        (
+            shape_of(0.0, confirmed=True, singular=True),
+            sampled_of(0.1, effective=150.0),
+            "does not fit",
+            ("log tau: sd at least 3 times too small",),
+        ),
+        (
+            shape_of(0.0),
+            sampled_of(0.38, k_hat=0.8),
+            "about right",
+            ("log tau: sd about 1.5 times too small", POOR),
+        ),
+        (shape_of(0.0), sampled_of(0.1, k_hat=0.8), "about right", (POOR,)),
+        (shape_of(0.0), sampled_of(0.9, effective=99.0), "about right", (FEW,)),  # which are not to be believed
+        (shape_of(0.0), None, "about right", ("no importance weights to tell more",)),
+        (shape_of(0.0, tails=-1.2), sampled_of(0.0), "fits", ()),  # sampling is trusted
+        (
+            shape_of(0.0, tails=-1.0),
+            sampled_of(0.0, k_hat=0.8),
+            "about right",
+            ("tails much heavier than normal", POOR),
+        ),
+        (shape_of(0.0, tails=-1.2), None, "does not fit", ("tails much heavier than normal",)),
+        (shape_of(0.0, tails=2.0), sampled_of(0.0, k_hat=0.8), "about right", (POOR,)),
+        (None, sampled_of(0.0), "fits", ()),
+        (None, sampled_of(0.0, k_hat=0.8), "not examined", (POOR,)),
+        (None, sampled_of(0.9, k_hat=0.8), "does not fit", ("log tau: sd about 2.5 times too small",)),
+        (None, None, "not examined", ("no importance weights to tell more",)),
+    ],
+)
+def test_the_rule(shape, sampled, word, reasons):
+    assert judge(Q, shape, sampled, ()) == (word, reasons)
+
+
+def test_the_rule_on_modes():
+    far = OtherMode(torch.tensor([0.0, 8.0]), -1.0, 8.0, 0.5)
+    word, reasons = judge(Q, None, sampled_of(0.0), [far])
+    assert (word, reasons) == ("does not fit", ("1 other mode, at (0, 8), evidence +0.0",))
+    several = [far._replace(share=0.1, mean=torch.arange(2.0) * k) for k in (8, -8)]
+    assert judge(Q, None, None, several)[1] == ("2 other modes, at (0, 8)",)
+
+
+def test_the_table():
+    effort = Effort(1234, 4096, 6, ("tails (a budget of 7 gradients)",))
+    verdict = Verdict(
+        "does not fit",
+        ("theta[1]: sd about 2.5 times too small",),
+        Q._replace(names=()),
+        shape_of(0.9),
+        sampled_of(0.9),
+        (),
+        effort,
+    )
+    assert str(verdict) == (
+        "the Gaussian family: DOES NOT FIT; theta[1]: sd about 2.5 times too small\n"
+        "  about 0.1 nats from the posterior as far as draws of q can tell; PSIS k-hat 0.20; of a wider proposal 0.30, "
+        "3000 of 4096 draws; linear response: top eigenvalue 0.5; no other modes from 6 starts in U(-2, 2)\n"
+        "  coordinate       mean         sd   response sd   sampled mean   sampled sd\n"
+        "  theta[1]            0          1         ~2.46              0         2.46 ± 0.1\n"
+        "  theta[0]            0          1            ~1              0            1 ± 0.05\n"
+        "  not examined: tails (a budget of 7 gradients)"
+    )
+    named = verdict.named(["mu", "log tau"])
+    assert named.reasons == ("log tau: sd about 2.5 times too small",)
+    assert "\n  log tau " in str(named)
+    with pytest.raises(InputError, match="names must have one entry a coordinate, 2; got 1"):
+        verdict.named(["mu"])
+    bare = Verdict("not examined", (), Q, None, None, (), Effort(0, 0, 0, ()))
+    assert str(bare) == "the Gaussian family: not examined\n  no numbers"
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+class TestRefusals:
+    def test_a_batch(self):
+        with pytest.raises(InputError, match=r"examine takes one posterior at a time; got a batch of shape \(3,\)"):
+            examine(CholeskyGaussian(2, (3,)), normal)
+
+    def test_a_posterior_without_a_frame(self):
+        with pytest.raises(PairError, match="reads the mean and the root of a Gaussian posterior; got FlatCholesky"):
+            examine(FlatCholesky.standard(2), normal)
+
+    def test_temperature_zero(self):
+        with pytest.raises(InputError, match="examine compares q with the density .* got temperature 0"):
+            examine(CholeskyGaussian(2), LogJoint(normal, temperature=0.0))
+
+    def test_budget(self):
+        with pytest.raises(InputError, match="max_gradients is a budget of gradients and must be a whole number"):
+            examine(CholeskyGaussian(2), normal, max_gradients=0)
+
+    def test_residuals(self):
+        z = torch.zeros(512, 3)
+        with pytest.raises(InputError, match=r"residuals must be draws and residuals of shape \(S, 2\) each; got"):
+            examine(CholeskyGaussian(2), normal, residuals=Residuals(z, z))
+
+    def test_residuals_that_are_not_antithetic(self):
+        z = torch.ones(512, 2)
+        with pytest.raises(InputError, match="the third order needs antithetic draws"):
+            examine(CholeskyGaussian(2), normal, residuals=Residuals(z, z))

@@ -1,0 +1,208 @@
+"""The engine of `train_svgp`: an advance is an epoch, one evaluation a batch for q and every hyper-parameter.
+
+What is marked is where an epoch has led, with the state of the generators where it began: the first batch that they
+give tells, by its loss, whether a run that goes on has the same data.
+
+In a float32 model the sums over all data are in float64.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch import settings
+from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
+from torchngvi.adapters.gpytorch.memory import kept_modes
+from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.errors import InputError
+from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.generators import Generators
+from torchngvi.fitting.records import Record
+
+
+class Epochs(Engine):
+    """Epochs of joint training.
+
+    A record is of an epoch: its loss is the mean over the batches per datum, its evaluations are batches, its gradients
+    epochs, and nobody computes a norm.  An interrupt leaves everything as the last step left it.
+
+    Args:
+        model, likelihood, batches, num_data, hyper_optimizer: see `train_svgp`.
+        epochs: up to how many the bar counts.
+
+    Raises:
+        PairError: a model or a likelihood that `SparseGP` cannot serve.
+    """
+
+    name, unit, scaled = "SVGP", "row", True
+
+    def __init__(
+        self,
+        model: ApproximateGP,
+        likelihood: Likelihood,
+        batches: Iterable[Batch],
+        num_data: int,
+        hyper_optimizer: torch.optim.Optimizer,
+        epochs: int,
+    ) -> None:
+        target = SparseGP(model, likelihood, [])
+        super().__init__(target.posterior)
+        self.model, self.likelihood, self.batches, self.num_data = model, likelihood, batches, num_data
+        self.hyper, self.epochs, self.latents, self.gaussian = hyper_optimizer, epochs, target.latents, target.posterior
+        self.natural = NaturalSteps(target, num_data)
+        self.generators = Generators(self.gaussian.device, batches)
+        self.losses: list[float] = []
+        self.evaluated = 0  # batches
+        self._began: dict[str, Any] = {}  # the generators where the last epoch began
+        self._first: Batch | None = None  # of the last epoch
+        self._saved: Tensor | None = None  # the loss that a file holds of it, where the run goes on from one
+
+    def advance(self) -> Standing:
+        """An epoch; where the run goes on from a file, the one that was last."""
+        if self._saved is not None:
+            loss, self._saved = self._loss_again(self._saved), None
+            self.mark()
+            return self._standing(loss, told=True)
+        self._began = {} if self.capture is None else self.generators.states()
+        self.losses.append(self._epoch())
+        self.mark()
+        if self.capture is None or self._first is None:
+            return self._standing(torch.tensor(self.losses[-1]), told=False)
+        return self._standing(self._loss_of(self._first), told=False)
+
+    def _standing(self, loss: Tensor, told: bool) -> Standing:
+        """After the last epoch."""
+        epochs, last = len(self.losses), self.losses[-1]
+        rho = float(self.natural.optimizer.param_groups[0]["lr"])
+        record = Record(self.evaluated, last, float("nan"), rho, self.natural.optimizer.rejections, epochs, 0.0)
+        where = f"a negative ELBO per datum of {last:.6g} after {epochs} epochs"
+        spent = self.evaluated, epochs
+        return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise epochs.")
+
+    def _epoch(self) -> float:
+        """One pass; the mean loss per datum."""
+        total, rows = torch.zeros((), dtype=torch.float64), 0
+        for x, y in pairs(self.batches, self.latents):
+            self._first = self._first if rows else (x, y)
+            here = count(x)
+            loss = self._stepped(x, y)
+            self.evaluated += 1
+            total, rows = total + loss.detach().to(total) * (here / self.num_data), rows + here
+            if self.tell is not None:
+                self.tell(len(self.losses) * self.num_data + rows, {"loss": f"{float(total) / rows:.4f}"})
+        if not rows:
+            raise InputError(
+                "the batches of an epoch are empty: an iterator is used up after one. Give a list or a DataLoader."
+            )
+        if rows != self.num_data:
+            raise InputError(
+                f"an epoch has {rows} rows where num_data is {self.num_data}: the expected log likelihood would have "
+                "the wrong weight beside the KL divergence. "
+                "Give the number of rows, and a DataLoader without drop_last."
+            )
+        return float(total) / self.num_data
+
+    def _stepped(self, x: Tensor, y: Tensor) -> Tensor:
+        """A step of q and one of the hyper-parameters; the loss before them."""
+        target = SparseGP(self.model, self.likelihood, [(x, y)], self.num_data, learn=True)
+        rows = count(x)
+        self.hyper.zero_grad()
+        loss = self.natural.step(target, rows)
+        if loss.device.type == "cpu" and not bool(loss.isfinite()):  # elsewhere it would wait for the device
+            raise InputError(_not_finite(float(loss), y))
+        target.backward()
+        backward_priors(self.model, self.likelihood, self.num_data)
+        self.hyper.step()
+        self.natural.follow(target.force, rows)
+        return loss
+
+    @torch.no_grad()
+    def _loss_of(self, batch: Batch) -> Tensor:
+        """The negative ELBO at q by this batch, in eval mode, where nothing that is learnt moves."""
+        with kept_modes(self.model, self.likelihood), self.generators.kept():
+            self.model.eval()
+            self.likelihood.eval()
+            return SparseGP(self.model, self.likelihood, [batch], self.num_data).negative_elbo(self.q)
+
+    def _loss_again(self, saved: Tensor) -> Tensor:
+        """The loss that was saved, of the batch that comes first where the generators are put back."""
+        if isinstance(self.batches, Iterator):  # which would have a batch less for the epoch
+            return saved
+        with self.generators.kept():
+            self.generators.set(self._began)
+            first = next(pairs(self.batches, self.latents), None)
+        return saved if first is None else self._loss_of(first)  # an epoch without batches is refused
+
+    # -------------------------------------------------------------------------------- what the loop asks
+
+    def total(self, evaluations: float) -> float:
+        """The rows of all epochs."""
+        return self.epochs * self.num_data
+
+    def shown(self, record: Record) -> tuple[int, dict[str, str]]:
+        """The rows so far, and the loss of the epoch."""
+        return record.gradients * self.num_data, {"loss": f"{record.loss:.4f}"}
+
+    def here(self) -> None:
+        """Nothing: hyper-parameters move too."""
+
+    def go_back(self, coordinates: Any) -> None:
+        """Not at all."""
+
+    def settings(self) -> dict[str, str]:
+        """What a checkpoint is of."""
+        return settings.of_run(self.model, self.likelihood, self.batches, self.num_data, self.hyper)
+
+    def state_dict(self) -> dict[str, Any]:
+        """After an epoch."""
+        return {
+            "losses": list(self.losses),
+            "evaluated": self.evaluated,
+            "dtype": str(self.gaussian.dtype),
+            "model": self.model.state_dict(),
+            "likelihood": self.likelihood.state_dict(),
+            "hyper": self.hyper.state_dict(),
+            "natural": self.natural.state_dict(),
+            "began": self._began,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The epoch before it is told again."""
+        if state["dtype"] == "torch.float64":
+            self.gaussian.double()
+        self.hyper.load_state_dict(copied(state["hyper"]))
+        self.model.load_state_dict(state["model"])
+        self.likelihood.load_state_dict(state["likelihood"])
+        self.natural.load_state_dict(state["natural"])
+        self.losses, self.evaluated, self._began = list(state["losses"]), state["evaluated"], state["began"]
+        self._saved = state.get("loss")
+
+
+def _not_finite(loss: float, y: Tensor) -> str:
+    missing = int(y.isnan().sum())
+    what = (
+        f"{missing} of {y.numel()} targets of this batch are NaN" if missing else "check the data and hyper-parameters"
+    )
+    return (
+        f"the negative ELBO of a batch is {loss}: {what}. Everything is as the last step left it. For missing targets "
+        'say gpytorch.settings.observation_nan_policy("mask").'
+    )
+
+
+def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:
+    """Add the gradients of priors on hyper-parameters and of added losses, as GPyTorch's objectives have them."""
+    terms = [
+        -prior.log_prob(closure(module)).sum() / num_data
+        for owner in (model, likelihood)
+        for _, module, prior, closure, _ in owner.named_priors()
+    ]
+    terms += [term.loss().sum() for term in model.added_loss_terms()]
+    needed = [term for term in terms if term.requires_grad]
+    if needed:
+        torch.stack(needed).sum().backward()

@@ -1,0 +1,130 @@
+"""The prior of a batch beside the inducing values: what the kernels give, its rows a_n, and the way back to them.
+
+K_ZZ = L Lᵀ is factored once while no hyper-parameter changes; a_n = L⁻¹ k(Z, x_n), as in `sparse_gp`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from gpytorch.settings import _linalg_dtype_cholesky
+from gpytorch.variational import VariationalStrategy
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Frame, Sites
+from torchngvi.numerics.linalg import cholesky
+
+
+class Kernels(NamedTuple):
+    """The prior at a batch, differentiable in the hyper-parameters."""
+
+    factor: Tensor  # L, (*batch, M, M), float64
+    cross: Tensor  # k(Z, x_n), (*batch, M, B)
+    mean: Tensor  # μ(x_n), (*batch, B)
+    variance: Tensor  # k(x_n, x_n) + jitter, (*batch, B)
+
+    @torch.no_grad()
+    def projection(self, dtype: torch.dtype) -> "Projection":
+        """The rows L⁻¹ k(Z, x_n), without a graph."""
+        # from the right, where the transposed view is in the order that LAPACK takes without a copy
+        cross = self.cross.to(self.factor.dtype).mT
+        rows = torch.linalg.solve_triangular(self.factor.mT, cross, upper=True, left=False).to(dtype)
+        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - rows.square().sum(-1))
+
+    @torch.no_grad()
+    def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
+        """∂E_q[ℓ] of the data part, from H = Σ β_n a_n a_nᵀ, which the step of q has formed already.
+
+        With P = L⁻ᵀ(S - I) and w = L⁻ᵀm: for k(Z, x_n) it is w α_n + P β_n a_n, for L the lower part of
+        -w (Σ α_n a_n)ᵀ - P H.
+        """
+        root, dtype = frame.dense(), self.factor.dtype
+        S = root @ root.mT
+        S.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+        both = torch.cat([frame.mean[..., None], S], -1).to(dtype)
+        both = torch.linalg.solve_triangular(self.factor.mT, both, upper=True).to(S.dtype)
+        w, P = both[..., :1], both[..., 1:]
+        cross = P @ (sites.rows * sites.beta[..., None]).mT
+        cross = torch.addcmul(cross, w, sites.alpha[..., None, :])
+        factor = -(P @ H + w * (sites.alpha[..., None, :] @ sites.rows)).tril()
+        return Kernels(factor, cross, sites.alpha, 0.5 * sites.beta)
+
+
+class Projection(NamedTuple):
+    """What a batch sees of v."""
+
+    rows: Tensor  # a_n, (*batch, B, M)
+    mean: Tensor  # μ(x_n), (*batch, B)
+    variance: Tensor  # k(x_n, x_n) + jitter - |a_n|², (*batch, B)
+
+    def part(self, rows: slice) -> "Projection":
+        """Of some of the rows."""
+        return Projection(self.rows[..., rows, :], self.mean[..., rows], self.variance[..., rows])
+
+    def moments(self, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+        """e_n and v_n, (*batch, B), with the rows' A C."""
+        projected = frame.rows(self.rows)
+        mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
+        return mean, self.variance + projected.square().sum(-1), projected
+
+
+def kernels(
+    strategy: VariationalStrategy,
+    x: Tensor,  # (*batch, B, features)
+) -> Kernels:
+    """The prior of a batch beside the inducing values.
+
+    Raises:
+        InputError: a K_ZZ without a Cholesky factor.
+    """
+    Z = strategy.inducing_points
+    if x.ndim == 1:
+        x = x[:, None]
+    if Z.shape[:-2] != x.shape[:-2]:
+        x, Z = strategy._expand_inputs(x, Z)
+    size, jitter = Z.shape[-2], strategy.jitter_val
+    joint = strategy.model.forward(torch.cat([Z, x], -2))
+    covariance = joint.lazy_covariance_matrix
+    L = _factor_of_inducing_covariance(strategy, lambda: covariance[..., :size, :size].add_jitter(jitter).to_dense())
+    variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + jitter
+    return Kernels(L, covariance[..., :size, size:].to_dense(), joint.mean[..., size:], variance)
+
+
+class Values:
+    """Copies of hyper-parameters: GPyTorch sets them behind torch's count of writes."""
+
+    def __init__(self, strategy: VariationalStrategy, others: Iterable[Tensor] = ()) -> None:
+        parameters = [*strategy.model.parameters(), strategy.inducing_points, *others]
+        self.copies, self.jitter = [p.detach().clone() for p in parameters], strategy.jitter_val
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Values)
+            and self.jitter == other.jitter
+            and len(self.copies) == len(other.copies)
+            and all(
+                (a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b)
+                for a, b in zip(self.copies, other.copies, strict=True)
+            )
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _factor_of_inducing_covariance(strategy: VariationalStrategy, covariance: Callable[[], Tensor]) -> Tensor:
+    """L with K_ZZ = L Lᵀ; without a graph it is kept while no parameter of the model changes."""
+    q, now = strategy._variational_distribution, None
+    if not torch.is_grad_enabled():
+        now = Values(strategy)
+        if q.kept_factor is not None and q.kept_factor[0] == now:
+            return q.kept_factor[1]
+    # GPyTorch factors K_ZZ in float64 whatever the model's dtype
+    L, ok = cholesky(covariance().to(_linalg_dtype_cholesky.value()))
+    if L.device.type == "cpu" and not bool(ok.all()):
+        raise InputError(
+            "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype. "
+            "Raise jitter_val of the strategy, or use float64."
+        )
+    q.kept_factor = None if now is None else (now, L)
+    return L

@@ -1,0 +1,105 @@
+"""An optimizer of this library for the usual loop of GPyTorch, whatever the strategy and the objective."""
+
+import inspect
+from typing import Any
+
+from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
+from torchngvi.adapters.gpytorch.memory import forget
+from torchngvi.errors import InputError
+from torchngvi.methods import VN
+from torchngvi.optim import NaturalGradientVI
+
+_SAME = 1e-3  # relative error at which two weights of the KL divergence differ
+
+
+def natural_optimizer(
+    mll: _ApproximateMarginalLogLikelihood,
+    lr: float | Tensor = 0.1,
+    method: type[NaturalGradientVI] = VN,
+    **options: Any,
+) -> NaturalGradientVI:
+    """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
+
+    GPyTorch's objectives are divided by the number of data and weigh the KL divergence by β.  The optimizer takes
+    both back: lr = 1 is the full step, whatever β.  The first step checks it, by the weight that the KL divergence
+    really has in the loss.  Every step uses q's gradients up, so that nothing need clear them, and clears GPyTorch's
+    memory of q.
+
+    Args:
+        mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
+            `DeepApproximateMLL` over one of them.
+        lr: the step size; a torch scheduler may change it.
+        method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q.
+        options: of the method, such as ``step_size=KLRadius(0.1)``, or the ``smoothness`` of `BBVI`, the largest
+            curvature of num_data/β times the loss in the mean of q.
+
+    Raises:
+        InputError: a method that does not step Gaussians by gradients of the loss, or that does not have these options;
+            a model without posteriors, or with one of another shape than its inducing points; ``num_data`` or ``beta``
+            not positive; at the first step, a loss that is not -mll(...), or its sum over a batch of models.
+        PairError: a family that the method cannot move.
+    """
+    if not isinstance(mll, _ApproximateMarginalLogLikelihood):
+        raise InputError(
+            f"natural_optimizer reads the model and the number of data from the objective; got {type(mll).__name__}. "
+            "Give a VariationalELBO, or build VN(variational_posteriors(model), lr=..., loss_scale=num_data)."
+        )
+    if not (mll.num_data > 0 and mll.beta > 0):
+        raise InputError(
+            f"the objective has num_data = {mll.num_data} and beta = {mll.beta}: the number of data and the weight of "
+            "the KL divergence must be larger than 0."
+        )
+    _check_method(method, options)
+    posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
+    groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
+    optimizer = method(groups, lr=lr, **options)
+    optimizer.zero_grad()  # of passes before it
+    _check_scale_once(optimizer, mll)
+    optimizer.register_step_post_hook(lambda *_: forget(mll.model))
+    return optimizer
+
+
+def _check_method(method: Any, options: dict[str, Any]) -> None:
+    """A method that steps q by the gradients in its probes, with options that it has."""
+    if not (isinstance(method, type) and issubclass(method, NaturalGradientVI)):
+        raise InputError(
+            f"method is a class that steps Gaussian posteriors by gradients of the loss; got "
+            f"{getattr(method, '__name__', repr(method))}. Give VN, SRVN, IBLR, NGVI or BBVI; IFVB for a FlatCholesky."
+        )
+    try:
+        inspect.signature(method).bind(None, lr=None, **options)
+    except TypeError as error:
+        known = [name for name in inspect.signature(method).parameters if name not in ("posterior", "lr", "loss_scale")]
+        raise InputError(
+            f"{method.__name__} cannot be built with the options given: {error}. Beside mll, lr and method give "
+            f"natural_optimizer options of {method.__name__}, which are {', '.join(known)}."
+        ) from error
+
+
+def _check_scale_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood) -> None:
+    """At the first step, ask whether the KL divergence had the weight β/num_data in the loss."""
+    distributions = [d for d in mll.model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
+    for distribution in distributions:
+        distribution._entropy_weights = []
+
+    def check(*_: Any) -> None:
+        handle.remove()
+        wanted = mll.beta / mll.num_data
+        for distribution in distributions:
+            weights, distribution._entropy_weights = distribution._entropy_weights or [], None
+            # the KL divergence holds -½ log|S| of each posterior; gradients were last empty at one of these
+            starts = [start for start, (empty, _) in enumerate(weights) if empty] or [0]
+            members = distribution.batch_shape.numel()
+            sums = [-2 * float(sum(w for _, w in weights[start:])) / members for start in starts]
+            if weights and not any(abs(weight - wanted) <= _SAME * wanted for weight in sums):
+                raise InputError(
+                    f"the KL divergence has the weight {sums[-1]:.4g} in the loss where the objective has "
+                    f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong "
+                    "size. Use loss = -mll(model(x), y), summed over a batch of models, not averaged, of one batch a "
+                    "step; natural.zero_grad() drops gradients of passes before it."
+                )
+
+    handle = optimizer.register_step_pre_hook(check)

@@ -1,0 +1,51 @@
+"""What a training run was called with, in words: to tell whether a checkpoint is of this run."""
+
+from collections.abc import Iterable
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from torchngvi.adapters.gpytorch.batches import Batch
+from torchngvi.fitting import fingerprints
+
+
+def of_run(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Batch],
+    num_data: int,
+    hyper: torch.optim.Optimizer,
+) -> dict[str, str]:
+    """Of `train_svgp`: the parts of the model, its kernels, the optimizer, and the data where they are in memory."""
+    settings = {"method": "train_svgp", "num_data": str(num_data)}
+    for name, module in (("model", model), ("likelihood", likelihood)):
+        settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
+        settings |= fingerprints.of_tensors(name, module.state_dict())
+    for path, kernel in model.named_modules():
+        if isinstance(kernel, Kernel):
+            settings |= {f"model {path} {name}": text for name, text in of_kernel(kernel).items()}
+    if isinstance(batches, DataLoader):
+        size = getattr(batches.batch_sampler, "batch_size", None)
+        settings["batch size"] = fingerprints.described(size)
+    return settings | fingerprints.of_torch_optimizer("hyper_optimizer", hyper) | fingerprints.of_data(_data(batches))
+
+
+def of_kernel(kernel: Kernel) -> dict[str, str]:
+    """Those that are no parameters, such as the smoothness ν of a Matérn kernel."""
+    return {
+        name: fingerprints.described(value)
+        for name, value in sorted(vars(kernel).items())
+        if not name.startswith("_") and name != "training" and isinstance(value, bool | int | float | str)
+    }
+
+
+def _data(batches: Iterable[Batch]) -> tuple[Tensor, ...]:
+    """The data where they are in memory and have an order."""
+    if isinstance(batches, DataLoader) and isinstance(batches.dataset, TensorDataset):
+        return batches.dataset.tensors
+    pairs = batches if isinstance(batches, list | tuple) else ()
+    return tuple(part for pair in pairs if isinstance(pair, tuple | list) for part in pair if isinstance(part, Tensor))

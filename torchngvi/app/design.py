@@ -1,0 +1,141 @@
+"""From a table to a design: coded targets, a split, columns standardised by the training rows, an intercept."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.model_selection import train_test_split
+
+from torchngvi.app.columns import Array, Table
+from torchngvi.app.config import hint
+from torchngvi.errors import InputError
+
+_MOST_CLASSES = 10  # of a numeric target, before it is taken for counts or measurements
+
+
+class Rows(NamedTuple):
+    """Some rows, ready for a model."""
+
+    X: Array  # (n, D)
+    y: Array  # (n,)
+    weights: Array | None  # (n,)
+    offset: Array | None  # (n,)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Training and held-out rows of one design."""
+
+    train: Rows
+    test: Rows
+    names: tuple[str, ...]  # of the columns, the intercept first
+    center: Array  # (D,), subtracted; 0 for the intercept
+    scale: Array  # (D,), divided by; 1 for the intercept and for constant columns
+    classes: tuple[str, str] | None  # failure and success
+
+
+def coded_target(table: Table, *, classes: bool, success: str | None = None) -> tuple[Array, tuple[str, str] | None]:
+    """Targets as numbers: for classes 0 and 1 with the names of both, else as they are.
+
+    Of two classes the larger number, or the later in the alphabet, is the success; ``success`` names
+    one class against all others.
+
+    Raises:
+        InputError: one class, more than two without ``success``, texts where numbers are needed.
+    """
+    if not classes:
+        if table.y.dtype.kind == "U" or (table.labels and len(table.labels) == len(np.unique(table.y))):
+            shown = table.labels[0] if table.labels else table.y[0]
+            raise InputError(
+                f"this family needs a target of numbers; {table.target!r} holds classes such as {str(shown)!r}. "
+                "Use family bernoulli_logit."
+            )
+        return table.y.astype(np.float64), None
+    values = np.unique(table.y)
+    names = table.labels if len(table.labels) == len(values) else tuple(_name(value) for value in values)
+    if len(values) == 1:
+        raise InputError(
+            f"target {table.target!r} has one class, {names[0]!r} in all {len(table.y)} rows; a Bernoulli family needs "
+            "two. Check the column, or that the file has all rows."
+        )
+    if success is not None:
+        if success not in names:
+            raise InputError(
+                f"success {success!r} is no class of {table.target!r}.{hint(success, names)} "
+                f"The classes are: {', '.join(names[:20])}."
+            )
+        rest = [name for name in names if name != success]
+        coded = (table.y == values[names.index(success)]).astype(np.float64)
+        return coded, (rest[0] if len(rest) == 1 else f"not {success}", success)
+    if len(values) > 2:
+        some = ", ".join(names[:5]) + (", .." if len(names) > 5 else "")
+        remedy = f"Name the one to predict against the others (--success {names[-1]!r})."
+        if table.y.dtype.kind != "U" and not table.labels and len(values) > _MOST_CLASSES:
+            remedy = "They look like numbers, not classes: use family gaussian, or poisson_log for counts."
+        raise InputError(
+            f"target {table.target!r} has {len(values)} classes ({some}); a Bernoulli family needs two. {remedy}"
+        )
+    return (table.y == values[1]).astype(np.float64), (names[0], names[1])
+
+
+def _name(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, np.floating) else str(value)
+
+
+def prepare(
+    table: Table,
+    y: Array,  # (N,), coded
+    classes: tuple[str, str] | None,
+    *,
+    standardize: bool = True,
+    intercept: bool = True,
+    test_fraction: float = 0.2,
+    seed: int = 42,
+) -> Prepared:
+    """Split with scikit-learn's train_test_split, standardise by the training rows, add the intercept first.
+
+    Raises:
+        InputError: too few rows for the split, training rows of one class, a column that cannot be standardised.
+    """
+    train, test = _split(len(y), test_fraction, seed)
+    if classes is not None and len(np.unique(y[train])) < 2:
+        raise InputError(
+            f"the {len(train)} training rows are all {classes[int(y[train][0])]!r}, and a Bernoulli family needs both "
+            "classes. Choose another seed or a smaller test_fraction."
+        )
+    center, scale = np.zeros(table.X.shape[1]), np.ones(table.X.shape[1])
+    if standardize:
+        fitted = table.X[train]
+        constant = fitted.max(0) == fitted.min(0)
+        center = np.where(constant, fitted[0], fitted.mean(0))
+        scale = np.where(constant, 1.0, fitted.std(0))
+        if not scale.all():
+            name = table.names[int(np.argmin(scale))]
+            raise InputError(
+                f"column {name!r} differs by so little that its standard deviation rounds to 0. "
+                f"Multiply it by a constant, or leave it out (--drop {name})."
+            )
+    X, names = (table.X - center) / scale, table.names
+    if intercept:
+        X, names = np.column_stack([np.ones(len(X)), X]), ("intercept", *names)
+        center, scale = np.r_[0.0, center], np.r_[1.0, scale]
+
+    def take(rows: Array) -> Rows:
+        extras = (None if column is None else column[rows] for column in (table.weights, table.offset))
+        return Rows(X[rows], y[rows], *extras)
+
+    return Prepared(take(train), take(test), names, center, scale, classes)
+
+
+def _split(count: int, test_fraction: float, seed: int) -> tuple[Array, Array]:
+    rows = np.arange(count)
+    if test_fraction == 0:
+        return rows, rows[:0]
+    try:
+        train, test = train_test_split(rows, test_size=test_fraction, random_state=seed)
+    except ValueError as error:
+        raise InputError(
+            f"{count} rows cannot be split with test_fraction {test_fraction:g}: both parts need at least one. "
+            "Set test_fraction to 0."
+        ) from error
+    return train, test

@@ -1,0 +1,126 @@
+"""What a run of ``torchngvi fit`` needs: the data read, the model, the posterior and the optimizer made."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from torchngvi import registry
+from torchngvi.app import design, memory, tables
+from torchngvi.app.columns import Array, Table
+from torchngvi.app.config import Settings
+from torchngvi.app.design import Prepared, Rows
+from torchngvi.app.outputs import OutputFolder
+from torchngvi.errors import InputError
+from torchngvi.expectations import Quadrature
+from torchngvi.models import GeneralizedLinear
+from torchngvi.models.likelihoods import FAMILIES, GaussianNoise, Likelihood
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.gaussian import Gaussian
+
+_PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a fit needs, checked."""
+
+    settings: Settings
+    data: Prepared
+    model: GeneralizedLinear
+    q: Gaussian
+    optimizer: NaturalGradientVI
+    tolerance: float
+    notes: tuple[str, ...]  # values that were chosen from the data
+    out: OutputFolder
+
+
+def build(settings: Settings, *, overwrite: bool = False) -> Problem:
+    """Read the data and make model, posterior and optimizer.
+
+    Raises:
+        InputError: data, settings or an output folder that cannot be used, too little memory.
+        PairError: a method and a posterior that do not fit.
+    """
+    out = OutputFolder(settings.folder, overwrite=overwrite)
+    trial = settings.lr is None and registry.by_trial(settings.method)
+    table = tables.read_table(
+        settings.data,
+        target=settings.target,
+        weights=settings.weights,
+        offset=settings.offset,
+        drop=settings.drop,
+        n_features=settings.n_features,
+        budget=memory.Budget(settings.posterior, settings.structure, trial),
+    )
+    y, classes = design.coded_target(table, classes=settings.has_classes, success=settings.success)
+    _check_rows(settings, table, y)
+    data = design.prepare(
+        table,
+        y,
+        classes,
+        standardize=settings.standardize,
+        intercept=settings.intercept,
+        test_fraction=settings.test_fraction,
+        seed=settings.seed,
+    )
+    dtype = getattr(torch, settings.dtype)
+    likelihood, precision, notes = _likelihood_and_prior(settings, data.train)
+    model = GeneralizedLinear(
+        torch.as_tensor(data.train.X, dtype=dtype),
+        data.train.y,
+        likelihood,
+        prior_precision=torch.tensor(precision, dtype=dtype),
+        weights=data.train.weights,
+        offset=data.train.offset,
+        temperature=settings.temperature,
+    )
+    # predictors start with unit standard deviation, coefficients never wider than the prior
+    row_norm = float(np.sqrt(np.square(data.train.X).sum(1).mean()))
+    scale = min(precision**-0.5, 1 / row_norm) if row_norm > 0 else precision**-0.5
+    q = registry.posterior(settings.posterior, model.dim, structure=settings.structure, scale=scale, dtype=dtype)
+    optimizer = registry.method(settings.method, q, settings.lr, estimator=Quadrature())
+    tolerance = settings.tolerance or (1e-5 if settings.dtype == "float64" else 1e-2)
+    return Problem(settings, data, model, q, optimizer, tolerance, notes, out)
+
+
+def _check_rows(settings: Settings, table: Table, y: Array) -> None:
+    """Rules for all rows, held out or not."""
+    if not settings.has_classes:
+        FAMILIES[settings.family]().checked(torch.as_tensor(y))
+    if table.weights is not None and table.weights.min() < 0:
+        raise InputError(f"weights must not be negative; column {settings.weights!r} has {table.weights.min():g}.")
+
+
+def _likelihood_and_prior(settings: Settings, train: Rows) -> tuple[Likelihood, float, tuple[str, ...]]:
+    """What the settings leave open, for the Gaussian family in the units of y."""
+    precision = settings.prior_precision
+    if settings.family != "gaussian":
+        return FAMILIES[settings.family](), precision or _PRIOR_PRECISION, ()
+    notes = []
+    noise = settings.noise
+    if noise is None:
+        noise = _residual_noise(train)
+        notes.append(f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)")
+    if precision is None:
+        square = float(np.mean(np.square(train.y)))
+        precision = 1 / square if square > 0 else _PRIOR_PRECISION
+        notes.append(f"prior precision {precision:.3g} is 1/mean(y^2) (--prior-precision sets another)")
+    return GaussianNoise(noise), precision, tuple(notes)
+
+
+def _residual_noise(train: Rows) -> float:
+    """√(Σ w r²/(Σ w - rank)) of weighted least squares."""
+    w = np.ones(len(train.y)) if train.weights is None else train.weights
+    y = train.y if train.offset is None else train.y - train.offset
+    root = np.sqrt(w)
+    solution, _, rank, _ = np.linalg.lstsq(train.X * root[:, None], y * root, rcond=None)
+    freedom = w.sum() - rank
+    square = float((w * np.square(y - train.X @ solution)).sum())
+    if freedom <= 0 or square <= 1e-20 * max(1.0, float(np.square(y * root).sum())):
+        raise InputError(
+            f"noise cannot be found from the data: {len(y)} training rows leave no residual about the least squares "
+            f"fit of {train.X.shape[1]} coefficients. Set noise, the standard deviation of y about its mean (--noise)."
+        )
+    return math.sqrt(square / freedom)

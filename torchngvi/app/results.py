@@ -1,0 +1,149 @@
+"""What a run of ``torchngvi fit`` tells, printed and written.  Nothing is written before the end."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchngvi.app import figures, psis, report
+from torchngvi.app.config import to_dict, to_toml
+from torchngvi.app.outputs import write_rows
+from torchngvi.app.problems import Problem
+from torchngvi.app.runs import HeldOut, Outcome
+from torchngvi.fitting.records import FitResult, Record
+from torchngvi.models.likelihoods import GaussianNoise
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """The run as plain numbers and texts; what is not finite becomes None."""
+    result, problem, held_out = outcome.result, outcome.problem, outcome.held_out
+    data = problem.data
+    likelihood = problem.model.likelihood
+    numbers = {
+        "converged": result.converged,
+        "verdict": _verdict(result),
+        "elbo": -result.loss,
+        "elbo_sampled": outcome.elbo_sampled,
+        "elbo_sampled_standard_error": outcome.elbo_error,
+        "natural_gradient_norm": result.norm,
+        "tolerance": problem.tolerance,
+        "draws": outcome.draws,
+        "k_hat": outcome.k_hat,
+        "k_hat_verdict": psis.verdict(outcome.k_hat, outcome.draws),
+        "held_out_rows": 0 if held_out is None else held_out.rows,
+        "held_out_nll_per_row": None if held_out is None else held_out.nll,
+        "held_out_nll_standard_error": None if held_out is None else held_out.nll_error,
+        "held_out_accuracy": None if held_out is None else held_out.accuracy,
+        "held_out_rmse": None if held_out is None else held_out.rmse,
+        "evaluations": result.evaluations,
+        "rejected_steps": result.trace[-1].rejections,
+        "seconds": result.trace[-1].seconds,
+        "training_rows": len(data.train.y),
+        "coefficients": len(data.names),
+        "classes": None if data.classes is None else {"failure": data.classes[0], "success": data.classes[1]},
+        "prior_precision": float(problem.model.prior.precision[0]),
+        "noise": likelihood.noise if isinstance(likelihood, GaussianNoise) else None,
+        "notes": list(problem.notes),
+        "warnings": list(outcome.warnings),
+        "settings": to_dict(problem.settings),
+    }
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()}
+
+
+def _verdict(result: FitResult) -> str:
+    return f"{'converged' if result.converged else 'not converged'}, {result.reason}"
+
+
+def show(outcome: Outcome, folder: Path | None) -> None:
+    """Print the table and the summary, and where they are written."""
+    problem, held_out = outcome.problem, outcome.held_out
+    s, result = problem.settings, outcome.result
+    tempered = "" if s.temperature == 1 else f", at temperature {s.temperature:g}"
+    lines = [
+        ("verdict", _verdict(result)),
+        ("ELBO", f"{-result.loss:.4f}{tempered} (by sampling: {outcome.elbo_sampled:.3f} +- {outcome.elbo_error:.3f})"),
+        (
+            "approximation",
+            psis.verdict(outcome.k_hat, outcome.draws) + ("" if result.converged else " (Before convergence.)"),
+        ),
+        ("held out", _held_out_line(held_out)),
+        ("cost", f"{result.evaluations} evaluations, {result.trace[-1].seconds:.2f} s"),
+        ("data", _data_line(problem)),
+        ("model", f"{s.family}, prior precision {float(problem.model.prior.precision[0]):.4g}"),
+        *(("note", note) for note in problem.notes),
+        ("method", _method_line(problem)),
+        *(("warning", text) for text in outcome.warnings),
+        ("written to", f"{folder}/" if folder else "no folder"),
+    ]
+    unit = "per standard deviation of a column" if s.standardize else "per unit of a column"
+    report.show(
+        report.coefficient_table(outcome.coefficients, unit),
+        report.summary_block(_title(outcome), lines, good=result.converged and not outcome.warnings),
+    )
+
+
+def _method_line(problem: Problem) -> str:
+    s, optimizer = problem.settings, problem.optimizer
+    structure = f" of structure {s.structure}" if s.structure else ""
+    steps = "steps found by trial" if optimizer.step_size.needs_trial else f"lr {optimizer.param_groups[0]['lr']:g}"
+    return f"{s.method}, {s.posterior} posterior{structure}, {steps}"
+
+
+def _title(outcome: Outcome) -> str:
+    if not outcome.result.converged:
+        return "NOT CONVERGED"
+    return "converged, with a warning" if outcome.warnings else "converged"
+
+
+def _held_out_line(held_out: HeldOut | None) -> str:
+    if held_out is None:
+        return "no rows (test_fraction 0)"
+    score = f"accuracy {held_out.accuracy:.3f}" if held_out.rmse is None else f"RMSE {held_out.rmse:.4g}"
+    return (
+        f"{score}, negative log likelihood {held_out.nll:.4f} +- {held_out.nll_error:.4f} a row, {held_out.rows} rows"
+    )
+
+
+def _data_line(problem: Problem) -> str:
+    data = problem.data
+    line = f"{problem.settings.data}: {len(data.train.y)} training rows, {len(data.names)} coefficients"
+    return line if data.classes is None else f"{line}; success is {data.classes[1]!r}, failure {data.classes[0]!r}"
+
+
+def write(outcome: Outcome) -> Path:
+    """Write posterior.pt, coefficients.csv, trace.csv, summary.json, fit.png and config.toml; returns their folder.
+
+    Raises:
+        InputError: the files cannot be written.
+    """
+    problem = outcome.problem
+    title = f"{Path(problem.settings.data).name}: {problem.settings.family}, {_short_verdict(outcome.result)}"
+    with problem.out.writing() as folder:
+        torch.save(saved(outcome), folder / "posterior.pt")
+        write_rows(folder / "coefficients.csv", report.Coefficient._fields, outcome.coefficients)
+        write_rows(folder / "trace.csv", Record._fields, outcome.result.trace)
+        text = json.dumps(summary(outcome), indent=2, ensure_ascii=False)
+        (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        (folder / "config.toml").write_text(to_toml(problem.settings), encoding="utf-8")
+        trace, rows = outcome.result.trace, outcome.coefficients
+        figures.fit_figure(trace, rows, title=title, tolerance=problem.tolerance).savefig(folder / "fit.png")
+    return problem.out.path
+
+
+def _short_verdict(result: FitResult) -> str:
+    return f"{'converged' if result.converged else 'not converged'} after {result.evaluations} evaluations"
+
+
+def saved(outcome: Outcome) -> dict[str, Any]:
+    """The content of posterior.pt: tensors and plain values, for ``torch.load(weights_only=True)``."""
+    problem = outcome.problem
+    return {
+        "posterior": {name: tensor.clone() for name, tensor in problem.q.state_dict().items()},
+        "settings": to_dict(problem.settings),
+        "feature_names": list(problem.data.names),
+        "center": torch.as_tensor(problem.data.center),
+        "scale": torch.as_tensor(problem.data.scale),
+        "classes": None if problem.data.classes is None else list(problem.data.classes),
+    }

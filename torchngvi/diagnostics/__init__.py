@@ -1,0 +1,54 @@
+"""How good is q?  Monte Carlo checks of any posterior, predictive densities, and a verdict on the fit.
+
+`examine` says whether a Gaussian fits the density that it was fitted to; `monte_carlo` has the estimates under q,
+`psis` the smoothed importance weights, `linear_response` the standard deviations that q ought to have, `predictive`
+the densities of new rows.
+"""
+
+from torchngvi.diagnostics.confirmation import Confirmed, confirm
+from torchngvi.diagnostics.examination import examine
+from torchngvi.diagnostics.linear_response import (
+    Residuals,
+    ThirdOrder,
+    response_covariance,
+    response_log_sd,
+    tails,
+    third_order,
+    third_order_of_values,
+)
+from torchngvi.diagnostics.monte_carlo import Estimate, Extremes, elbo, log_weights
+from torchngvi.diagnostics.predictive import (
+    accuracy,
+    coded,
+    log_predictive_density,
+    predictive_mean,
+    predictor_moments,
+)
+from torchngvi.diagnostics.psis import Smoothed, k_hat, smoothed
+from torchngvi.diagnostics.verdict import Verdict
+
+__all__ = [
+    "Confirmed",
+    "Estimate",
+    "Extremes",
+    "Residuals",
+    "Smoothed",
+    "ThirdOrder",
+    "Verdict",
+    "accuracy",
+    "coded",
+    "confirm",
+    "elbo",
+    "examine",
+    "k_hat",
+    "log_predictive_density",
+    "log_weights",
+    "predictive_mean",
+    "predictor_moments",
+    "response_covariance",
+    "response_log_sd",
+    "smoothed",
+    "tails",
+    "third_order",
+    "third_order_of_values",
+]

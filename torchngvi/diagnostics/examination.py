@@ -1,0 +1,307 @@
+"""Does a Gaussian fit?  The examination of a q that is at its optimum: a verdict with the numbers behind it.
+
+A fit that has converged has found the best Gaussian, which is another thing.  Four numbers speak of the rest:
+
+    linear response       the standard deviations that q ought to have, `linear_response` and `confirmation`
+    importance weights    moments of the density from a proposal as wide as that, `importance`
+    tails                 fourth derivatives, which the third order cannot see
+    other modes           where draws of q never come
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.diagnostics.confirmation import confirm
+from torchngvi.diagnostics.importance import Sampled, corrected_moments
+from torchngvi.diagnostics.linear_response import (
+    Residuals,
+    ThirdOrder,
+    tails,
+    third_order,
+    third_order_of_values,
+)
+from torchngvi.diagnostics.verdict import (
+    LIMITS,
+    Effort,
+    Marginals,
+    OtherMode,
+    Shape,
+    Verdict,
+    judge,
+    log_ratio,
+    trusted,
+    useful,
+)
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations.draws import Fixed
+from torchngvi.interfaces import Target
+from torchngvi.mode import Mode, find_modes
+from torchngvi.models.arguments import FullPrecision, as_target, count
+from torchngvi.models.guarded import Guarded
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import FullAlgebra
+
+_VALUES, _MORE_VALUES = 4096, 16_384  # draws of the importance weights, at first and where those do not decide
+_HOPEFUL = 100.0  # effective draws that the second time has to promise
+_MIRRORED = 1024  # values of the third order where there are no gradients for it
+_FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
+_CONFIRMED = 512  # draws of a confirmation
+_AT_ONCE = 5  # coordinates that are confirmed together
+_ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
+_WIDE = 2.0  # standard errors
+_LOST = 0.05  # share of the draws that may fail
+_WIDEST = 2000  # dimensions up to which M is formed
+_MODES = 60  # dimensions below which modes are looked for
+_STARTS = (2, 8)  # for them
+_APART = 3.0  # standard deviations, by either curvature, between two modes
+_FAR = 4.0  # of q from another mode, or 2 √D
+_LEAST = 5.0  # nats below the ELBO down to which another mode counts
+
+
+@tracked
+@torch.no_grad()
+def examine(
+    q: Gaussian,
+    target: Target | Callable[[Tensor], Tensor],
+    *,
+    residuals: Residuals | None = None,
+    modes: Sequence[Mode] | None = None,
+    around: Tensor | float = 0.0,  # (D,)
+    max_gradients: int = 50_000,
+    seed: int = 0,
+) -> Verdict:
+    """Say whether the family of q fits the density that q was fitted to.
+
+    What it cannot see: a region that neither draws of q nor the starts of the search for modes come to.
+
+    Args:
+        q: one posterior at the optimum of its ELBO; it is not changed.
+        target: a model, or a function of theta returning the log joint, which gives the same value twice.
+        residuals: Cᵀ∇ℓ/γ - z at antithetic draws of this q, as the last sample average of a fit has them: they save
+            gradients. Too few for the dimension are not used.
+        modes: of the density, found elsewhere; by default they are searched for where D < 60.
+        around: where that search starts, at points of U(-2, 2) added to it: the mean that q had before the fit.
+        max_gradients: a budget; what it does not reach is said in the verdict.
+        seed: of all draws.
+
+    Returns:
+        The verdict, which holds all numbers and prints as a table.
+
+    Raises:
+        InputError: a batch of posteriors, a temperature of 0, a budget or a shape that does not fit.
+        PairError: a posterior that is not Gaussian.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(2, dtype=torch.float64)
+    >>> verdict = examine(q, lambda theta: -0.5 * theta.square().sum(-1))
+    >>> verdict.word, verdict.effort.gradients < 1000
+    ('fits', True)
+    """
+    target = as_target(target)
+    if not isinstance(q, Gaussian):
+        raise PairError(f"examine reads the mean and the root of a Gaussian posterior; got {type(q).__name__}.")
+    if q.batch_shape:
+        raise InputError(f"examine takes one posterior at a time; got a batch of shape {tuple(q.batch_shape)}.")
+    if target.temperature == 0:
+        raise InputError(
+            "examine compares q with the density exp(log joint / temperature); got temperature 0, where there is none."
+        )
+    budget = count("max_gradients", max_gradients, "is a budget of gradients")
+    if residuals is not None:
+        _check_residuals(q, residuals)
+    with FullPrecision(q.device.type):
+        return _Examination(q, target, budget, seed).run(residuals, modes, around)
+
+
+def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
+    shapes = [tuple(part.shape) for part in residuals]
+    if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][1] != q.dim:
+        raise InputError(f"residuals must be draws and residuals of shape (S, {q.dim}) each; got {shapes}.")
+
+
+class _Examination:
+    """One q, a budget, and what was left out."""
+
+    def __init__(self, q: Gaussian, target: Target, budget: int, seed: int) -> None:
+        self.q, self.target, self.budget, self.seed = q, Guarded(target), budget, seed
+        self.frame = q.frame()
+        self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
+        self.unexamined: list[str] = []
+        self.values = self.starts = 0
+
+    @property
+    def left(self) -> int:
+        """Gradients of the budget."""
+        return self.budget - self.target.gradients
+
+    def run(self, residuals: Residuals | None, modes: Sequence[Mode] | None, around: Tensor | float) -> Verdict:
+        """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
+        self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw
+        self.values += 1
+        residuals = self.residuals(residuals)
+        third = self.third(residuals)
+        sampled = self.sampled(third)
+        others = self.others(self.search(around) if modes is None else modes, sampled)
+        shape = None if third is None else self.shape(third, residuals)
+        if shape is not None and not trusted(sampled):
+            self.confirm(shape)
+        word, reasons = judge(self.marginals, shape, sampled, others)
+        effort = Effort(self.target.gradients, self.values, self.starts, tuple(self.unexamined))
+        return Verdict(word, reasons, self.marginals, shape, sampled, others, effort)
+
+    # -------------------------------------------------------------------------------- importance sampling
+
+    def sampled(self, third: ThirdOrder | None) -> Sampled | None:
+        """From a proposal as wide as linear response says; once more with more draws where the first do not decide."""
+        matrix = None if third is None else third.matrix
+        found = self._sampled(matrix, _VALUES, self.seed + 1)
+        if found is not None and 4 * found.corrected.effective >= _HOPEFUL and self._open(found):
+            found = self._sampled(matrix, _MORE_VALUES, self.seed + 6)
+        if found is None:
+            why = "log joint NaN at draws of q, or finite at none"
+            self.unexamined.append(f"importance weights ({why}){self.target.failures()}")
+        elif not useful(found):
+            effective = found.corrected.effective
+            self.unexamined.append(f"importance weights ({effective:.0f} effective draws of {found.draws})")
+        return found
+
+    def _sampled(self, matrix: Tensor | None, draws: int, seed: int) -> Sampled | None:
+        """Moments by so many draws."""
+        self.values += draws
+        return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed)
+
+    def _open(self, found: Sampled) -> bool:
+        """Whether a standard deviation may be below the first limit or above the second."""
+        size, error = log_ratio(self.marginals, found.corrected).abs(), _WIDE * found.corrected.log_sd_error
+        return bool(((size - error < LIMITS[0]) & (size + error > LIMITS[1])).any())
+
+    # -------------------------------------------------------------------------------- residuals
+
+    def residuals(self, given: Residuals | None) -> Residuals | None:
+        """As many as the third order needs: those given, or new ones; without pairs at which the log joint fails."""
+        wanted = max(_FEWEST, _EACH * self.q.dim)
+        if given is None or len(given.z) < wanted:
+            if wanted > self.left:
+                return given
+            z = Fixed(wanted, self.seed + 2)(self.frame.mean)
+            energy, gradient = energy_and_gradient(self.target, self.frame.mean + self.frame.push(z))
+            residual = self.frame.pull(gradient) / self.target.temperature - z
+            given = Residuals(z, torch.where(energy.isfinite()[:, None], residual, torch.nan))
+        finite = given.residual.isfinite().all(-1)
+        pair = finite.chunk(2)[0] & finite.chunk(2)[1]
+        if float((~pair).float().mean()) > _LOST:
+            self.unexamined.append(f"linear response (log joint not finite at draws of q){self.target.failures()}")
+            return None
+        kept = torch.cat([pair, pair])
+        return Residuals(given.z[kept], given.residual[kept])
+
+    def third(self, residuals: Residuals | None) -> ThirdOrder | None:
+        """From residuals, or from values where the budget has none."""
+        structure, dim = self.q.structure, self.q.dim
+        if dim > _WIDEST:
+            self.unexamined.append(f"linear response (D = {dim} is above {_WIDEST})")
+            return None
+        if not isinstance(structure, FullAlgebra):
+            self.unexamined.append(f"linear response (no third order for {structure})")
+            return None
+        if residuals is not None:
+            return third_order(residuals.z, residuals.residual, structure)
+        if self.unexamined and "linear response" in self.unexamined[-1]:
+            return None
+        if structure.widest == dim:
+            z = Fixed(max(_MIRRORED, _EACH * dim), self.seed + 3)(self.frame.mean)
+            theta = self.frame.mean + self.frame.push(z)
+            log_weights = self.target.log_joint(theta) / self.target.temperature - self.q.log_prob(theta)
+            self.values += len(z)
+            if bool(log_weights.isfinite().all()):
+                self.unexamined.append(f"tails (a budget of {self.budget} gradients)")
+                return third_order_of_values(z, log_weights)
+        self.unexamined.append(f"linear response and tails (a budget of {self.budget} gradients)")
+        return None
+
+    def shape(self, third: ThirdOrder, residuals: Residuals | None) -> Shape:
+        """The response, confirmed where it is in doubt, and tails."""
+        log_sd, error = third.log_sd(self.frame)
+        none = torch.zeros_like(log_sd, dtype=torch.bool)
+        unknown = torch.full_like(log_sd, torch.nan)
+        kappa = (torch.zeros_like(log_sd), unknown) if residuals is None else tails(*residuals)
+        draws = 0 if residuals is None else len(residuals.z)
+        return Shape(log_sd, error, none, none.clone(), *kappa, third.eigenvalue, draws)
+
+    def confirm(self, shape: Shape) -> None:
+        """Coordinates that may be above the first limit, the worst first, until one is found above the second."""
+        if not self.target.comparable:
+            self.unexamined.append("a confirmation (the log joint gives other values at the same theta)")
+            return
+        likely = shape.log_sd.abs() + _WIDE * shape.standard_error
+        order = likely.argsort(descending=True)
+        waiting = order[likely[order] >= LIMITS[0]]
+        draws = max(_CONFIRMED, 2 * self.q.structure.widest + 2)
+        at_once = max(1, min(_AT_ONCE, _ENTRIES // (2 * draws * self.q.dim)))
+        while len(waiting):
+            some, waiting = waiting[:at_once], waiting[at_once:]
+            affordable = self.left // (2 * draws)
+            some, dropped = some[:affordable], len(some[affordable:]) + len(waiting)
+            found = None
+            if len(some):
+                found = confirm(
+                    self.q, self.target, some, num_samples=draws, seed=self.seed + 4, max_gradients=self.left
+                )
+            if found is None:
+                left = len(some) + dropped
+                many = f"{left} coordinate{'s' * (left > 1)}"
+                self.unexamined.append(f"{many} beyond the third order (the budget, or a log joint that is not finite)")
+                break
+            at = found.coordinates
+            shape.log_sd[at], shape.standard_error[at] = found.log_sd, found.standard_error
+            shape.singular[at], shape.confirmed[at] = found.singular, True
+            if bool((found.log_sd.abs() >= LIMITS[1]).any()):
+                return
+
+    # -------------------------------------------------------------------------------- modes
+
+    def search(self, around: Tensor | float) -> list[Mode]:
+        """From a few starts, each with its share of the budget."""
+        dim = self.q.dim
+        starts = min(max(64 // dim, _STARTS[0]), _STARTS[1])
+        # a step in progress may take 23 points and two Hessians more than its budget
+        each = min(200 + 20 * dim, self.left // starts - 2 * (dim + 1) - 23)
+        if dim >= _MODES or each < 2 * (dim + 2):
+            why = f"D = {dim} is not below {_MODES}" if dim >= _MODES else f"a budget of {self.budget} gradients"
+            self.unexamined.append(f"other modes ({why})")
+            return []
+        generator = torch.Generator().manual_seed(self.seed + 5)
+        points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64) - 2
+        centre = torch.as_tensor(around, dtype=self.frame.mean.dtype, device=self.frame.mean.device)
+        self.starts = starts
+        found = find_modes(self.target, centre + points.to(self.frame.mean), each)
+        return [mode for mode in found if mode is not None and mode.found]
+
+    def others(self, modes: Sequence[Mode], sampled: Sampled | None) -> tuple[OtherMode, ...]:
+        """Those that are not q's own, each once, the one with the most evidence first."""
+        elbo = -math.inf if sampled is None else sampled.from_q.elbo
+        far = max(_FAR, 2 * math.sqrt(self.q.dim))
+        kept: list[Mode] = []
+        for mode in sorted(modes, key=lambda one: -one.log_evidence):
+            apart = float(self.q.whiten(mode.theta - self.frame.mean).norm())
+            if apart > far and mode.log_evidence > elbo - _LEAST and all(_distinct(mode, one) for one in kept):
+                kept.append(mode)
+        evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64)
+        shares = evidence.softmax(0)[1:].tolist()
+        return tuple(
+            OtherMode(mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share)
+            for mode, share in zip(kept, shares, strict=True)
+        )
+
+
+def _distinct(first: Mode, second: Mode) -> bool:
+    """More than three standard deviations apart by both curvatures."""
+    apart = (first.theta - second.theta)[:, None]
+    return all(
+        float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > _APART for mode in (first, second)
+    )

@@ -1,0 +1,131 @@
+"""Ending a run by the slope of its averaged bound: a criterion, and one with a cap for a loop of one's own."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.fitting.engine import Standing, Stop
+from torchngvi.fitting.records import Record
+from torchngvi.fitting.stopping import Criterion
+
+
+class SlopeBelow(Criterion):
+    """The bound has stopped rising: a line through its averages over blocks of steps has a slope below so many nats.
+
+    The bound of a step is that before it, minus the loss.  The line is fitted by least squares to the last averages
+    against the number of the block; one that falls ends the run too, and a slope that is not finite does not.
+
+    Args:
+        slope: below which the run ends, in nats a block.
+        block: iterations in an average.
+        blocks: averages in the line.
+
+    Attributes:
+        means: the averages so far.
+        steps: the bounds so far.
+
+    Raises:
+        InputError: a block below 1, fewer than two blocks.
+
+    >>> stop = SlopeBelow(0.5, block=1)
+    >>> [stop.add(bound) for bound in (0.0, 2.0, 4.0, 4.5, 4.5)]
+    [False, False, False, False, True]
+    >>> stop.means
+    [0.0, 2.0, 4.0, 4.5, 4.5]
+    """
+
+    def __init__(self, slope: float = 0.01, block: int = 1000, blocks: int = 3) -> None:
+        if block < 1:
+            raise InputError(f"block counts iterations, at least 1; got {block}.")
+        if blocks < 2:
+            raise InputError(f"a line needs at least 2 blocks; got {blocks}.")
+        self.block, self.blocks, self.slope = block, blocks, slope
+        self.means: list[float] = []
+        self.steps = 0
+        self._bounds: list[Tensor] = []  # of the block that is not full, read once it is
+
+    def asked(self, standing: Standing) -> Stop | None:
+        """Whether the line is that flat."""
+        if not self.add(-standing.record.loss):
+            return None
+        return Stop(f"because {self._why()} ({standing.at()}).{standing.climb}")
+
+    def add(self, bound: Tensor | float) -> bool:
+        """Take the bound of one more step; whether to end the run.  Read once a block."""
+        self._bounds.append(bound.detach() if isinstance(bound, Tensor) else torch.tensor(bound, dtype=torch.float64))
+        self.steps += 1
+        if self.steps % self.block:
+            return False
+        # in double precision: a thousand bounds of -10⁶ nats, added in float32, would hide a slope of 0.01
+        device = self._bounds[-1].device  # bounds from a checkpoint may be elsewhere
+        self.means.append(float(torch.stack([each.to(device) for each in self._bounds]).cpu().double().mean()))
+        self._bounds = []
+        return self.rise() < self.slope
+
+    def rise(self) -> float:
+        """The slope of the line through the last averages, in nats a block; infinite while there are too few."""
+        if len(self.means) < self.blocks:
+            return math.inf
+        y = torch.tensor(self.means[-self.blocks :], dtype=torch.float64)
+        x = torch.arange(self.blocks, dtype=torch.float64)
+        x = x - x.mean()
+        rise = float(x @ y / (x @ x))
+        return rise if math.isfinite(rise) else math.inf
+
+    def _why(self) -> str:
+        return f"the ELBO rises by {self.rise():.2g} nats in {self.block} steps, less than {self.slope:g}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages so far, and the bounds of the block that is not full."""
+        return {"means": list(self.means), "bounds": list(self._bounds), "steps": self.steps, "block": self.block}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there, with the settings of this object.
+
+        Raises:
+            InputError: averages over blocks of another length.
+        """
+        block = state_dict.get("block", self.block)
+        if block != self.block:
+            raise InputError(
+                f"the averages are over blocks of {block} steps, and here block={self.block}. Say block={block}."
+            )
+        self.means, self._bounds = list(state_dict["means"]), list(state_dict["bounds"])
+        self.steps = state_dict["steps"]
+
+
+class SlopeStop(SlopeBelow):
+    """`SlopeBelow` with a cap, by the settings of Tan (2025), section 4; also for a loop of one's own, by `add`.
+
+    The bound is averaged over each 1000 iterations, and the run ends when the slope of the line through the last three
+    averages is below 0.01 nats a block, or after 10⁵ iterations.  It can be a callback of `fit` as well.
+
+    Args:
+        block: iterations in an average.
+        blocks: averages in the line.
+        slope: below which the run ends.
+        max_steps: after which it ends whatever the slope.
+
+    Raises:
+        InputError: block or max_steps below 1, fewer than two blocks.
+    """
+
+    def __init__(self, block: int = 1000, blocks: int = 3, slope: float = 0.01, max_steps: int = 100_000) -> None:
+        if block < 1 or max_steps < 1:
+            raise InputError(f"block and max_steps count iterations, at least 1; got {block} and {max_steps}.")
+        super().__init__(slope, block, blocks)
+        self.max_steps = max_steps
+
+    def __call__(self, record: Record) -> bool:
+        """Whether to end the run of `fit`, whose bound is minus the loss."""
+        return self.add(-record.loss)
+
+    def add(self, bound: Tensor | float) -> bool:
+        """Take the bound of one more step; whether to end the run.  Read once a block."""
+        return super().add(bound) or self.steps >= self.max_steps
+
+    def _why(self) -> str:
+        return f"{self.steps} steps were made" if self.steps >= self.max_steps else super()._why()

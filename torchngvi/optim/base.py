@@ -1,0 +1,154 @@
+"""A torch optimizer whose parameters are posteriors: its groups, its parts, and the state of each posterior."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Estimator, Metric, Momentum, Posterior, Rule, StepSize
+from torchngvi.models.arguments import real
+from torchngvi.optim import pairs
+from torchngvi.optim.records import Report
+from torchngvi.optim.state import State, complete, converted
+from torchngvi.renamed import warn_renamed
+
+
+class PosteriorOptimizer(torch.optim.Optimizer):
+    """What `NaturalGradientVI` is made of, and what it remembers: param groups, state dicts, copies."""
+
+    rule: Rule
+    step_size: StepSize
+    estimator: Estimator | None
+    metric: Metric | None
+    momentum: Momentum | None
+    posteriors: list[Posterior]
+    last: Report | None = None
+    _cache: Any = None  # what is known of q as it is now
+    _warned = False  # of a step that was not taken
+    _asked_ranks = False
+    _repeats = False  # the closure was seen to give the same loss twice
+
+    _kept = (  # by a copy or a pickle, beside what torch keeps
+        *("rule", "step_size", "estimator", "metric", "momentum", "posteriors"),
+        *("evaluations", "gradients", "values", "last_cost", "_found", "_warned", "_asked_ranks", "_repeats"),
+    )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a posterior: ``{"posterior": q, "lr": 0.1}``."""
+        group = dict(param_group)
+        q = group.pop("posterior", None)
+        if not isinstance(q, Posterior):
+            raise InputError(
+                f"{type(self).__name__} updates posteriors such as CholeskyGaussian(dim); got {type(q).__name__}. "
+                "Give other parameters to a torch optimizer."
+            )
+        pairs.refuse(pairs.WITH_POSTERIOR, self._parts(q=q))
+        if self.estimator is not None:
+            self.estimator.check(q)
+        for name in ("lr", "loss_scale"):
+            value = group.get(name, self.defaults[name])
+            if not isinstance(value, Tensor):
+                real(name, value, "is a number, or a tensor with one entry a member")
+            lowest = float(torch.as_tensor(value).min())
+            if not lowest > 0:
+                raise InputError(f"{name} must be positive; got {lowest:g}.")
+        group["params"] = [q.mean_probe, q.root_probe]
+        super().add_param_group(group)
+        self.posteriors.append(q)
+
+    def _parts(self, **more: Any) -> pairs.Parts:
+        """What is to work together, for the table of what cannot."""
+        own = {"estimator": self.estimator, "metric": self.metric, "momentum": self.momentum}
+        return pairs.Parts(self.rule, self.step_size, **(own | more))
+
+    def _only_posterior(self, what: str) -> Posterior:
+        if len(self.posteriors) != 1:
+            pairs.refuse(pairs.ONE_POSTERIOR, self._parts(number=len(self.posteriors)), what=what)
+        return self.posteriors[0]
+
+    @property
+    def acceleration(self) -> Metric | None:
+        """The metric, under its old name."""
+        warn_renamed(type(self).__name__, "acceleration", "metric")
+        return self.metric
+
+    @property
+    def rejections(self) -> int:
+        """Steps not taken so far, over all posteriors and batch members."""
+        return sum(int(s["rejections"].sum()) for s in self.state.values() if "rejections" in s)
+
+    # -------------------------------------------------------------------------------- state
+
+    def _state(self, index: int) -> State:
+        """Everything of this posterior that changes from step to step, on first use made: a dict for each part."""
+        q = self.posteriors[index]
+        state = self.state[q.mean_probe]
+        if "rejections" not in state:
+            complete(state, self._fresh(q))
+        elif state["rejections"].dtype != q.mean_probe.dtype or state["rejections"].device != q.mean_probe.device:
+            state.update(converted(state, q.mean_probe))  # q was converted or moved, as torch lets no Parameter be
+        return state
+
+    def _fresh(self, q: Posterior) -> State:
+        """The state before the first step."""
+        like = q.mean_probe.detach()[..., 0]
+        fresh: State = {
+            "rejections": torch.zeros_like(like),
+            "loss": torch.full_like(like, torch.inf),  # that the last trial left
+            "went": torch.zeros_like(like),  # ρ of the last step, 0 where it was not taken or q is another
+            "step_size": self.step_size.init(like),
+            "estimator": {},
+        }
+        if self.metric is not None:
+            fresh["metric"] = self.metric.init(q)
+        if self.momentum is not None:
+            fresh["momentum"] = self.momentum.init(q)
+        return fresh
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        """The sources of the draws, by the part that draws."""
+        parts = {"estimator": self.estimator, "metric": self.metric}
+        found = {name: getattr(part, "generator", None) for name, part in parts.items()}
+        return {name: generator for name, generator in found.items() if generator is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the state of the generators of the parts."""
+        if generators := self._generators():
+            states = {name: generator.get_state() for name, generator in generators.items()}
+            self.state[self.posteriors[0].mean_probe]["generators"] = states
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; the next step evaluates anew.
+
+        Raises:
+            InputError: a state in which the parts have no dicts of their own.
+        """
+        if any("rejections" in saved and "step_size" not in saved for saved in state_dict["state"].values()):
+            raise InputError(
+                "this state dict is of torchngvi 0.1, where the state of all parts was one dict; here each part has "
+                "one of its own. Load the posterior alone, and go on with the optimizer as it is."
+            )
+        super().load_state_dict(state_dict)
+        self._cache = None
+        for q in self.posteriors:
+            if q.mean_probe in self.state:
+                complete(self.state[q.mean_probe], self._fresh(q))
+        saved = self.state[self.posteriors[0].mean_probe].get("generators", {})
+        for name, generator in self._generators().items():
+            if name in saved:
+                generator.set_state(saved[name].to(device="cpu", dtype=torch.uint8))
+
+    def __repr__(self) -> str:
+        """As torch's, with the parts."""
+        parts = (self.rule, self.step_size, self.estimator, self.metric, self.momentum)
+        names = ", ".join(type(part).__name__ for part in parts if part is not None)
+        return f"{super().__repr__()[:-1].rstrip()}\n    parts: {names}\n)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in self._kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._cache = self.last = None
+        super().__setstate__(state)

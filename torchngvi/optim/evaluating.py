@@ -1,0 +1,168 @@
+"""L and its gradient at q: by an estimator on a target, once for each q, and counted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from torchngvi.expectations import Quadrature, Stein
+from torchngvi.interfaces import (
+    Acceleration,
+    Bent,
+    Cost,
+    Estimator,
+    Expectation,
+    Framed,
+    Local,
+    Posterior,
+    Target,
+    TractableTarget,
+)
+from torchngvi.models.arguments import as_target
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.optim import pairs
+from torchngvi.optim.base import PosteriorOptimizer
+from torchngvi.optim.cache import Cached, cached
+from torchngvi.optim.records import Evaluation, Heading, Status
+from torchngvi.optim.state import State
+
+
+class EvaluatingOptimizer(PosteriorOptimizer):
+    """What `NaturalGradientVI` knows of a target at q: the loss, the gradient, and the way from there."""
+
+    evaluations: int = 0
+    gradients: int = 0  # of the log joint, one a draw; for a model, passes over its data
+    values: int = 0  # of the log joint without a gradient
+    last_cost: int = 0  # gradients of the last evaluation
+    _found: bool  # steps are in units of 1/γ, the step of Newton
+    _cache: Cached | None = None
+
+    @tracked
+    @torch.no_grad()
+    def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
+        """L and the natural-gradient norm at q; the next step on the same target reuses the work."""
+        target = as_target(target)
+        if not target.tensors():
+            self._cache = None  # nobody knows whether the target has changed
+        evaluation, heading = self._evaluated(target, wait=True)
+        return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
+
+    @torch.no_grad()
+    def averaged(self, target: Target, repeats: int) -> Status:
+        """L and the norm of the mean gradient of two fresh evaluations at q or more, with its squared standard error.
+
+        For a verdict where there are draws: the norm of one evaluation is small by chance too, and that on fixed draws
+        says nothing of others.
+        """
+        q = self._only_posterior("a target")
+        first = self._evaluate_target(target, q, fresh=1)
+        loss, (a, P) = first.loss, q.local(first.e)
+        scatter = torch.zeros_like(loss)
+        for count in range(2, repeats + 1):  # as Welford (1962), without cancellation
+            loss_here, e = self._evaluate_target(target, q, fresh=count)
+            local = q.local(e)
+            change = Local(local.a - a, local.P - P)
+            loss, a, P = loss + (loss_here - loss) / count, a + change.a / count, P + change.P / count
+            scatter = scatter + (1 - 1 / count) * self._norm2(q, change)
+        return Status(loss, self._norm2(q, Local(a, P)), scatter / (repeats * (repeats - 1)))
+
+    def _norm2(self, q: Posterior, local: Local) -> Tensor:
+        """The squared natural norm of a gradient: q's own, or that of the metric that stands in its place."""
+        if self.metric is None or isinstance(self.metric, Acceleration):
+            return q.norm2(local)
+        return self._bent(0, local)[0].slope
+
+    def _evaluated(self, target: Target, wait: bool = False) -> tuple[Evaluation, Heading]:
+        """The packet and heading at q, from the cache while q and the target are what they were."""
+        q, kept = self._only_posterior("a target"), self._cache
+        if kept is None or not kept.holds(target, q, wait):
+            target.admit(q)
+            evaluation = self._evaluate_target(target, q)
+            self._forget_unless(evaluation.loss)
+            kept = self._keep(target, evaluation)
+        return kept.evaluation, kept.heading
+
+    def _keep(self, target: Target, evaluation: Evaluation) -> Cached:
+        """Into the cache: an evaluation at q as it is now, with the way from there."""
+        heading = self._heading(0, evaluation.e)
+        self._cache = cached(target, self.posteriors[0], evaluation, heading, self._cache)
+        return self._cache
+
+    def _evaluate_target(self, target: Target, q: Posterior, fresh: int | None = None) -> Evaluation:
+        estimator = self._estimator_for(target)
+        estimator = estimator if fresh is None else estimator.fresh(fresh)
+        estimator.check(q)
+        learned = self._state(0)["estimator"]
+        e = estimator.recalling(learned)(q, target)
+        learned.update(e.learned or {})
+        self._count(e.cost)
+        return Evaluation(q.loss(e), e)
+
+    def _count(self, cost: Cost) -> None:
+        self.evaluations += 1
+        self.gradients += cost.gradients
+        self.values += cost.values
+        self.last_cost = cost.gradients
+
+    def evaluates_exactly(self, target: Target) -> bool:
+        """Whether an evaluation gives L itself: no noise, and no average over fixed draws."""
+        return self._estimator_for(target).comparable and target.comparable and not self.averages(target)
+
+    def averages(self, target: Target) -> bool:
+        """Whether every evaluation is the average over the same fixed draws."""
+        return self._estimator_for(target).fixed
+
+    def _estimator_for(self, target: Target) -> Estimator:
+        estimator = self.estimator or (Quadrature() if isinstance(target, TractableTarget) else Stein())
+        pairs.refuse(pairs.WITH_TARGET, self._parts(estimator=estimator, target=target))
+        return estimator
+
+    def resample(self, estimator: Estimator) -> None:
+        """Go on with another estimator of the same expectation; what is known of the curvature is kept.
+
+        >>> from torchngvi import VN, CholeskyGaussian, Stein
+        >>> from torchngvi.expectations import Fixed
+        >>> opt = VN(CholeskyGaussian(1), estimator=Stein(Fixed(4)))
+        >>> opt.resample(Stein(Fixed(8)))
+        """
+        pairs.refuse(pairs.AMONG_PARTS, self._parts(estimator=estimator))
+        self.estimator, self._cache = estimator, None
+        for index in range(len(self.posteriors)):
+            state = self._state(index)
+            state["loss"] = torch.full_like(state["loss"], torch.nan)  # not to be compared with
+            state["went"] = torch.zeros_like(state["went"])  # nor the gradients
+
+    def _forget_unless(self, loss: Tensor) -> None:
+        """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
+        state = self._state(0)
+        if self.metric is not None:
+            rounding = 64 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
+            resampled = state["loss"].isnan()
+            same = ((loss - state["loss"]).abs() <= rounding) | resampled
+            state["loss"] = torch.where(resampled, loss, state["loss"])
+            state["went"] = torch.where(same, state["went"], 0.0)
+            self.metric.forget(same, state["metric"])
+
+    def _heading(self, index: int, e: Expectation) -> Heading:
+        """The rule's path along the gradient, or along what the metric makes of it."""
+        q = self.posteriors[index]
+        unit = 1 / e.temperature if self._found and e.temperature > 0 else 1.0
+        if self.metric is None:
+            path = self.rule(q, e)
+            return Heading(path.in_units_of(unit), path.norm2, {})
+        gradient = q.local(e)
+        # the metric sees L/γ, whose curvature in the frame is about 1 whatever γ
+        bent, memory = self._bent(index, Local(unit * gradient.a, unit * gradient.P))
+        a, P = bent.local.a / unit, bent.local.P / unit
+        path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
+        path = replace(path.in_units_of(unit), slope=lambda: bent.slope / unit)
+        if isinstance(self.metric, Acceleration):
+            return Heading(path, lambda: q.norm2(gradient), memory)
+        return Heading(replace(path, norm2=path.slope), path.slope, memory)
+
+    def _bent(self, index: int, gradient: Local) -> tuple[Bent, State]:
+        """What the metric makes of a gradient, and will remember of it."""
+        assert self.metric is not None
+        state = self._state(index)
+        return self.metric(self.posteriors[index], gradient, state["went"], state["metric"])

@@ -1,0 +1,160 @@
+"""Where a Gaussian posterior starts: its sizes, its buffers, and their first values."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Coordinates
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.posteriors.memory import RememberingPosterior
+from torchngvi.structures import Dense, Pattern
+from torchngvi.structures.pattern import Structured
+
+
+class StartedGaussian(RememberingPosterior):
+    """q = N(m, V) over (*batch, D) with buffers that a start is written to: abstract, the ground of `Gaussian`."""
+
+    if TYPE_CHECKING:  # buffers or properties, as the coordinates have it
+
+        @property
+        def mean(self) -> Tensor:
+            """m, (*batch, D)."""
+
+        @property
+        def scale_tril(self) -> Tensor:
+            """The lower Cholesky factor of V, (*batch, D, D)."""
+
+        @property
+        def precision(self) -> Tensor:
+            """S = V⁻¹, (*batch, D, D)."""
+
+    def __init__(
+        self, dim: int, batch_shape: Sequence[int], structure: Pattern | Callable[[int], Pattern] | None
+    ) -> None:
+        super().__init__()
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise InputError(f"dim is the number of latent variables, an integer of at least 1; got {dim!r}.")
+        try:
+            self.batch_shape = torch.Size(map(operator.index, batch_shape))
+        except TypeError as error:
+            raise InputError(
+                f"batch_shape must be a tuple of integers, () for one posterior; got {batch_shape!r}."
+            ) from error
+        if any(size < 1 for size in self.batch_shape):
+            raise InputError(f"batch_shape must hold at least one posterior; got {tuple(batch_shape)}.")
+        structure = Dense if structure is None else structure
+        structure = structure if isinstance(structure, Pattern) else structure(dim)
+        if not isinstance(structure, Pattern) or structure.dim != dim:
+            raise InputError(f"the structure must have D = {dim} coordinates, as the posterior; got {structure}.")
+        self.dim = dim
+        self.structure = structure
+
+    @tracked
+    def _register(
+        self,
+        names: tuple[str, str],
+        mean: Tensor | float,
+        scale: Tensor | float,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ) -> None:
+        """Create the two buffers and the probes, and write the start into them."""
+        given = [x for x in (mean, scale) if isinstance(x, Tensor)]
+        dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
+        device = device or (given[0].device if given else None)
+        if not dtype.is_floating_point:
+            raise InputError(
+                f"a Gaussian posterior needs a floating-point dtype; got {dtype}. Pass dtype=torch.float64."
+            )
+        vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
+        matrix = torch.zeros(*self.batch_shape, *self.structure.shape, dtype=dtype, device=device)
+        for name, buffer in zip(names, (vector, matrix), strict=True):
+            self._buffers[name] = buffer  # a property of the class may write the same matrix out
+        for name, like in zip(("mean_probe", "root_probe"), (vector, matrix), strict=True):
+            self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
+        self.initialize_(mean, scale)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the coordinates."""
+        return self.mean_probe.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the coordinates."""
+        return self.mean_probe.device
+
+    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
+        """Coordinates in this family of a scale (*batch, D), or a lower factor (*batch, D, D)."""
+        raise NotImplementedError
+
+    def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
+        """Coordinates in this family of a mean and a root T of the precision, in its own pattern."""
+        raise NotImplementedError  # of a family over precisions
+
+    def _diagonal_matrix(self, entries: Tensor) -> Structured:
+        """A matrix of the pattern with this diagonal, (*batch, D), and zeros."""
+        zeros = entries.new_zeros(*entries.shape[:-1], *self.structure.shape)
+        return self.structure.with_diagonal(zeros, entries)
+
+    @torch.no_grad()
+    def initialize_(
+        self,
+        mean: Tensor | float = 0.0,  # broadcasts to (*batch, D)
+        scale: Tensor | float = 1.0,  # scalar, (*batch, D) standard deviations, or (*batch, D, D) lower factor
+    ) -> Self:
+        """Restart in place from N(mean, scale scaleᵀ); the classes of earlier targets are forgotten.
+
+        Raises:
+            InputError: not finite, of a shape that does not fit, a scale whose diagonal is not positive, or one whose
+                coordinates are not finite in this dtype.
+        """
+        like = self.mean_probe
+        start = torch.as_tensor(mean, dtype=like.dtype, device=like.device)
+        factor = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
+        full = (*self.batch_shape, self.dim)
+        is_matrix = factor.ndim >= 2 and factor.shape == (*full, self.dim)
+        for name, value, shape in (("mean", start, full), ("scale", factor, (*full, self.dim) if is_matrix else full)):
+            try:
+                torch.broadcast_shapes(value.shape, shape)
+                fits = value.ndim <= len(shape) and torch.broadcast_shapes(value.shape, shape) == shape
+            except RuntimeError:
+                fits = False
+            if not fits:
+                wanted = f"a scalar or {tuple(full)}" + (f" or {(*full, self.dim)}" if name == "scale" else "")
+                raise InputError(f"{name} must be {wanted} for this posterior; got shape {tuple(value.shape)}.")
+            if not torch.isfinite(value).all():
+                bad = int((~torch.isfinite(value)).sum())
+                raise InputError(f"{name} must be finite; got {bad} NaN or infinite entries.")
+        if is_matrix and bool((factor.triu(1) != 0).any()):
+            raise InputError(
+                "scale must be lower triangular, V = scale scaleᵀ; got entries above the diagonal. "
+                "Pass torch.linalg.cholesky(V)."
+            )
+        factor = factor if is_matrix else factor.expand(full)
+        smallest = float((factor.diagonal(dim1=-2, dim2=-1) if is_matrix else factor).min())
+        if smallest <= 0:
+            raise InputError(
+                f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."
+            )
+        old, everywhere = self.snapshot(), torch.ones(self.batch_shape, dtype=torch.bool, device=like.device)
+        self.assign(self._coordinates_of(start.expand(full), factor), everywhere)
+        frame = self.frame()
+        regular = self.structure.positive_root(frame.root)[1].all() & torch.isfinite(frame.mean).all()
+        if not bool(regular):
+            self.assign(old, everywhere)
+            raise InputError(
+                f"mean and scale must have coordinates in {like.dtype}; those of {type(self).__name__} overflow or "
+                f"vanish, with a smallest scale of {smallest:.3g}. Use float64 or other units of theta."
+            )
+        self.coding = ()
+        return self
+
+    def extra_repr(self) -> str:
+        """Shown by ``repr``."""
+        batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"{self.dim}{batch}, dtype={self.dtype}"

@@ -1,0 +1,23 @@
+"""Posteriors that a Gaussian does not fit: fans and warps, mixtures of modes, weighted draws.
+
+`torchngvi.refine` tries them and says how good they are; see `refine` here.  Read `layers` for what is laid on a
+Gaussian, and `fan` for how it is chosen.
+"""
+
+from torchngvi.refinement.density import Density
+from torchngvi.refinement.fan import LayeredGaussian
+from torchngvi.refinement.importance import WeightedDraws
+from torchngvi.refinement.layers import FanLayer, WarpLayer
+from torchngvi.refinement.mixture import Mixture
+from torchngvi.refinement.refine import Refinement, refine
+
+__all__ = [
+    "Density",
+    "FanLayer",
+    "LayeredGaussian",
+    "Mixture",
+    "Refinement",
+    "WarpLayer",
+    "WeightedDraws",
+    "refine",
+]

@@ -1,0 +1,233 @@
+"""The door to posteriors that are no Gaussian: what is tried, how it is judged, and what is returned."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import Target
+from torchngvi.models.arguments import FullPrecision, as_target
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.refinement.density import Density
+from torchngvi.refinement.fan import LayeredGaussian, Layering
+from torchngvi.refinement.importance import weigh
+from torchngvi.refinement.joint import DRAWS, Joint, Quality, quality
+from torchngvi.refinement.mixture import mix
+
+KINDS = ("fan", "mixture", "importance")
+
+_GAINED = 0.02  # nats by which the ELBO of a candidate has to be larger
+_TRUSTED = 0.7  # k-hat up to which importance weights are of use
+_WORTH = 1.2  # factor by which weighted draws have to be worth more than those of a density
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """A posterior beyond a Gaussian, and how good it is.
+
+    Attributes:
+        posterior: it has ``sample(n, generator)``, ``log_prob``, ``mean``, ``stddev``, ``covariance`` and ``quantile``;
+            weighted draws have no density.
+        kind: "fan", "mixture" or "importance"; "gaussian" where q itself was the best.
+        before: the Gaussian.
+        after: the posterior; for weighted draws their proposal, whose ELBO says nothing of them.
+        tried: every candidate that was judged, by its kind.
+        reason: one sentence.
+        gradients: of the log joint, one a draw.
+        values: of the log joint without a gradient.
+    """
+
+    posterior: Density
+    kind: str
+    before: Quality
+    after: Quality
+    tried: dict[str, Quality]
+    reason: str
+    gradients: int
+    values: int
+
+    def __str__(self) -> str:
+        def of(quality: Quality) -> str:
+            return f"ELBO {quality.elbo:.3f} ± {quality.error:.1g}, {quality.worth}"
+
+        weighted = f"log evidence {self.after.log_evidence:.3f}, {self.after.worth}"
+        lines = [
+            f"{self.kind}: {self.reason}",
+            f"  before: {of(self.before)}",
+            f"  after:  {weighted if self.kind == 'importance' else of(self.after)}",
+            f"  {self.gradients} gradients and {self.values} values of the log joint",
+        ]
+        return "\n".join(lines)
+
+
+@tracked
+@torch.no_grad()
+def refine(
+    result_or_q: Any,
+    log_joint: Target | Callable[[Tensor], Tensor] | None = None,
+    kind: str | None = None,
+    *,
+    coordinate: int | None = None,
+    starts: Tensor | None = None,
+    seed: int = 0,
+) -> Refinement:
+    """Find a posterior that a Gaussian does not fit, starting from the Gaussian that was fitted.
+
+    Three kinds of answer, each judged by its own draws:
+
+    - "fan": layers in the whitened space of q. A fan frees one direction, with Gaussians conditional on it, and repairs
+      funnels, bananas and scales of hierarchical models; a warp skews all coordinates and changes their tails. They are
+      laid one on the other, each chosen by third and fourth derivatives, as long as the ELBO rises.
+    - "mixture": a search for modes, a Gaussian at each, and the shares with the largest ELBO.
+    - "importance": 2,048 weighted draws of q and of t distributions with the covariance by linear response; moments
+      at the price of values, and no density.
+
+    Args:
+        result_or_q: a Gaussian posterior that was fitted, or the result of its fit; it is not changed.
+        log_joint: what it was fitted to: a model, or a function of theta that gives the same value twice.
+        kind: one of the three; by default all are tried, and the best is returned.
+        coordinate: the parameter of interest, along which the first fan is laid; by default the worst direction.
+        starts: where modes are searched from, (K, D); by default 4 to 16 points, half of them uniform on (-2, 2), half
+            within six standard deviations of q.
+        seed: of all draws.
+
+    Returns:
+        The posterior, its ELBO, k-hat and effective number of draws beside those of q, and what it took.
+
+    Raises:
+        InputError: no log joint, a kind or a coordinate that there is not, a batch of posteriors, a log joint that is
+            not finite at draws of q or gives other values each time, temperature 0.
+        PairError: something else than a Gaussian posterior.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, fit
+    >>> def two(theta):  # at -3 and 3
+    ...     return torch.logaddexp(-0.5 * (theta - 3) ** 2, -0.5 * (theta + 3) ** 2).sum(-1)
+    >>> q = CholeskyGaussian(1, mean=3.0, dtype=torch.float64)
+    >>> refined = refine(q, two, "mixture")
+    >>> refined.kind, round(refined.posterior.stddev.item(), 1), round(refined.after.elbo - refined.before.elbo, 1)
+    ('mixture', 3.2, 0.7)
+    """
+    q, joint = _checked(result_or_q, log_joint, kind, coordinate, starts)
+    with FullPrecision(q.device.type):
+        return _Refining(q, joint, seed).run(kind, coordinate, starts)
+
+
+class _Refining:
+    """One q, and the candidates."""
+
+    def __init__(self, q: Gaussian, joint: Joint, seed: int) -> None:
+        self.q, self.joint, self.seed = q, joint, seed
+        self.gaussian = LayeredGaussian(q.mean, q.scale_tril)
+        self.before = self._quality(self.gaussian)
+        if not math.isfinite(self.before.elbo):
+            raise InputError(
+                "refine begins at draws of q, and the log joint is not finite at some of them. Fit q first, or "
+                f"transform constrained coordinates.{joint.target.failures()}"
+            )
+        self.tried: dict[str, Quality] = {}
+        self.found: dict[str, Density] = {}
+        self.why: dict[str, str] = {}
+
+    def run(self, kind: str | None, coordinate: int | None, starts: Tensor | None) -> Refinement:
+        """Try one kind or all."""
+        wanted = KINDS if kind is None else (kind,)
+        if "mixture" in wanted:
+            self._mixture(starts)
+        if "fan" in wanted:
+            self._fan(coordinate)
+        if "importance" in wanted:
+            self._importance()
+        best = self._best() if kind is None else kind if kind in self.found else "gaussian"
+        posterior, after = self.found.get(best, self.gaussian), self.tried.get(best, self.before)
+        if best == "gaussian":
+            reason = "no candidate is better than the Gaussian" + (
+                "." if kind is None else f": {self.why.get(kind, 'nothing was gained')}."
+            )
+        else:
+            reason = f"{self.why[best]}."
+        return Refinement(
+            posterior, best, self.before, after, self.tried, reason, self.joint.gradients, self.joint.values
+        )
+
+    def _mixture(self, starts: Tensor | None) -> None:
+        mixture = mix(self.gaussian.centre, self.gaussian.root, self.joint, self.before.elbo, starts, self.seed)
+        if mixture is None:
+            self.why["mixture"] = "no other mode was found"
+            return
+        count = len(mixture.shares)
+        shares = " and ".join(f"{share:.2g}" for share in mixture.shares.tolist())
+        self.why["mixture"] = f"{count} Gaussians at different modes share the mass by {shares}"
+        self._judge("mixture", mixture)
+
+    def _fan(self, coordinate: int | None) -> None:
+        layering = Layering(self.gaussian, self.joint, self.seed)
+        layering.run(coordinate)
+        if not layering.steps:
+            self.why["fan"] = "no fan and no warp raises the ELBO"
+            return
+        self._judge("fan", layering.density)
+        gained = self.tried["fan"].elbo - self.before.elbo
+        self.why["fan"] = f"{', then '.join(layering.steps)} raised the ELBO by {gained:.2g} nats"
+
+    def _importance(self) -> None:
+        weighed = weigh(self.q, self.joint, self.seed)
+        if weighed is None:
+            self.why["importance"] = "the log joint is finite at no draw of the proposal"
+            return
+        self.found["importance"], self.tried["importance"] = weighed
+        self.why["importance"] = (
+            "draws of q and of wide t distributions, weighted by the posterior, are worth "
+            f"{weighed[1].effective:.0f} of {DRAWS}"
+        )
+
+    def _judge(self, kind: str, density: Density) -> None:
+        self.found[kind], self.tried[kind] = density, self._quality(density)
+
+    def _quality(self, density: Density) -> Quality:
+        """On draws that nothing was chosen by."""
+        return quality(density, self.joint, self.seed + 1)
+
+    def _best(self) -> str:
+        """The density with the largest ELBO; weighted draws where they are worth more and see as much of space."""
+        densities = {name: self.tried[name] for name in ("fan", "mixture") if name in self.tried}
+        best, chosen = "gaussian", self.before
+        for name, candidate in densities.items():
+            if candidate.elbo > chosen.elbo + (_GAINED if best == "gaussian" else 0.0):
+                best, chosen = name, candidate
+        weighted = self.tried.get("importance")
+        if weighted is None or best == "mixture" or not weighted.k_hat < _TRUSTED:
+            return best
+        worth = weighted.effective > _WORTH * chosen.effective
+        return "importance" if worth else best
+
+
+def _checked(
+    result_or_q: Any, log_joint: Any, kind: str | None, coordinate: int | None, starts: Tensor | None
+) -> tuple[Gaussian, Joint]:
+    """The posterior and the log joint, or a sentence."""
+    q = getattr(result_or_q, "posterior", result_or_q)
+    if not isinstance(q, Gaussian):
+        raise PairError(
+            "refine begins at a Gaussian posterior, such as a CholeskyGaussian, or at the result of its fit; got "
+            f"{type(q).__name__}."
+        )
+    if log_joint is None:
+        raise InputError("refine evaluates the log joint: pass what q was fitted to, as refine(q, log_joint).")
+    if q.batch_shape:
+        raise InputError(
+            f"refine takes one posterior at a time; got a batch of shape {tuple(q.batch_shape)}. Pass each member as a "
+            "CholeskyGaussian of its own."
+        )
+    if kind is not None and kind not in KINDS:
+        raise InputError(f"kind is one of {', '.join(KINDS)}, or None for the best of them; got {kind!r}.")
+    if coordinate is not None and not (isinstance(coordinate, int) and 0 <= coordinate < q.dim):
+        raise InputError(f"coordinate is the index of a parameter, from 0 to {q.dim - 1}; got {coordinate!r}.")
+    if starts is not None and (starts.ndim != 2 or starts.shape[-1] != q.dim):
+        raise InputError(f"starts must be points (K, {q.dim}); got shape {tuple(starts.shape)}.")
+    return q, Joint(as_target(log_joint))

@@ -1,0 +1,259 @@
+"""The posteriors, patterns and methods that have a name: the one list from which a user chooses by a word.
+
+The command line, the studies and the tests read it.  Which method works with which posterior is not written down
+here: it is asked of the parts themselves, by making the optimizer.
+"""
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torchngvi.errors import InputError, PairError
+from torchngvi.methods import (
+    BWGD,
+    IBLR,
+    NGVI,
+    SRVN,
+    VN,
+    CovarianceGD,
+    ProximalBBVI,
+    RootGD,
+    Snngm,
+    SVGDDensity,
+    SymmetricSRVN,
+)
+from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Dense, Diagonal, Pattern, block_diagonal
+
+POSTERIORS: dict[str, type[Gaussian]] = {
+    "cholesky": CholeskyGaussian,
+    "precision": PrecisionCholeskyGaussian,
+    "natural": NaturalGaussian,
+    "diagonal": DiagonalGaussian,
+}
+STRUCTURES: dict[str, Callable[[int], Pattern]] = {"full": Dense, "diagonal": Diagonal}
+METHODS: dict[str, Callable[..., NaturalGradientVI]] = {
+    "vn": VN,
+    "srvn": SRVN,
+    "symmetric_srvn": SymmetricSRVN,
+    "iblr": IBLR,
+    "ngvi": NGVI,
+    "snngm": Snngm,
+    "bwgd": BWGD,
+    "svgd": SVGDDensity,
+    "covariance_gd": CovarianceGD,
+    "root_gd": RootGD,
+    "proximal_bbvi": ProximalBBVI,
+}
+_SIZES = re.compile(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})+")
+
+
+def posterior(
+    name: str,
+    dim: int,
+    batch_shape: Sequence[int] = (),
+    *,
+    structure: str | None = None,
+    **start: Any,  # mean, scale, dtype, device
+) -> Gaussian:
+    """The Gaussian posterior of that name over D coordinates.
+
+    Args:
+        name: a key of `POSTERIORS`.
+        dim: D.
+        batch_shape: of many posteriors at once.
+        structure: the covariance's pattern, see `pattern`; without one, that of the posterior.
+        start: ``mean``, ``scale``, ``dtype`` and ``device``, as the posterior's own class takes them.
+
+    Raises:
+        InputError: an unknown name, a pattern of another size, a start that the posterior refuses.
+        PairError: a posterior whose pattern is another one.
+
+    >>> posterior("precision", 3, structure="diagonal").structure
+    Diagonal(dim=3)
+    """
+    kind = _chosen("posterior", name, POSTERIORS)
+    if structure is None:
+        return kind(dim, batch_shape, **start)
+    wanted = pattern(structure, dim)
+    if _takes_structure(kind):
+        return kind(dim, batch_shape, structure=wanted, **start)
+    if (q := kind(dim, batch_shape, **start)).structure != wanted:
+        others = ", ".join(other for other, made in POSTERIORS.items() if _takes_structure(made))
+        raise PairError(
+            f"posterior {name} has the structure {structure_of(name)} and no other; got {structure!r}. "
+            f"Any structure is taken by: {others}."
+        )
+    return q
+
+
+def pattern(
+    structure: str,  # "full", "diagonal", or the sizes of blocks in the order of θ, as "1,4,2"
+    dim: int,
+) -> Pattern:
+    """The covariance's pattern over D coordinates: every entry, the diagonal, or blocks independent of one another.
+
+    Raises:
+        InputError: neither a name nor sizes, or sizes that do not sum to D.
+
+    >>> pattern("1,4,2", 7).parameters, pattern("full", 7).parameters  # 1 + 10 + 3, and 7·8/2
+    (14, 28)
+    """
+    if structure in STRUCTURES:
+        return STRUCTURES[structure](dim)
+    sizes = _sizes(structure)
+    if sum(sizes) != dim:
+        raise InputError(
+            f"the blocks of structure {structure} hold {sum(sizes)} coordinates, and there are {dim}. "
+            "Give sizes that sum to them."
+        )
+    return block_diagonal(sizes)
+
+
+@functools.cache
+def structure_of(name: str) -> str:
+    """The pattern of a posterior where none is asked for, by its name in `STRUCTURES`.
+
+    >>> structure_of("natural"), structure_of("diagonal")
+    ('full', 'diagonal')
+    """
+    own = posterior(name, 2).structure
+    return next(structure for structure, make in STRUCTURES.items() if make(2) == own)
+
+
+def widths(
+    structure: str,  # as for `pattern`
+    dim: int,
+) -> tuple[int, int]:
+    """The size of the largest block, and the entries of all of them: what memory and time depend on.
+
+    >>> widths("full", 7), widths("diagonal", 7), widths("1,4,2", 7)
+    ((7, 49), (1, 7), (4, 21))
+    """
+    if structure in STRUCTURES:
+        made = STRUCTURES[structure](dim)
+        return made.widest, math.prod(made.shape)
+    sizes = _sizes(structure)
+    return max(sizes), sum(size**2 for size in sizes)
+
+
+def _sizes(structure: str) -> list[int]:
+    """Of blocks, in the order of θ."""
+    if not _SIZES.fullmatch(structure):
+        raise InputError(
+            f"structure must be one of {', '.join(STRUCTURES)}, or the sizes of blocks such as 1,4,2; "
+            f"got {structure!r}."
+        )
+    return [int(size) for size in structure.split(",")]
+
+
+def method(
+    name: str,
+    q: Gaussian,
+    lr: float | Tensor | None = None,
+    **settings: Any,  # estimator and others, as the method's class takes them
+) -> NaturalGradientVI:
+    """The optimizer of that name over q.
+
+    Args:
+        name: a key of `METHODS`.
+        q: the posterior that it moves.
+        lr: its learning rate; without one it finds its steps by trial, or takes the step of its paper.
+        settings: what else its class takes, such as ``estimator``.
+
+    Raises:
+        InputError: an unknown name, a learning rate that is missing or is not positive.
+        PairError: a posterior that the method cannot move.
+
+    >>> type(method("iblr", posterior("natural", 2), 0.1)).__name__
+    'IBLR'
+    """
+    make = _chosen("method", name, METHODS)
+    if lr is not None:
+        return make(q, lr, **settings)
+    optimizer = make(q, **settings) if _has_default(make) else make(q, 1.0, **settings)
+    if not (_has_default(make) and optimizer.rule.natural):
+        raise InputError(
+            f"method {name} needs a learning rate, in the scale of the problem and often below 1/(largest curvature): "
+            "set lr, or use method vn, which needs none."
+        )
+    return optimizer
+
+
+def check(method_name: str, posterior_name: str, structure: str | None = None, lr: float | None = None) -> None:
+    """Refuse what does not fit together, before there are data.
+
+    Raises:
+        InputError: an unknown name, a learning rate that is missing.
+        PairError: a method and a posterior, or a posterior and a pattern, that do not fit: in their own words.
+
+    >>> check("vn", "precision", "1,4,2")
+    """
+    dim = 2
+    if structure is not None and structure not in STRUCTURES:  # few and small blocks stand for all
+        small = sorted({min(size, 2) for size in _sizes(structure)}) * 2
+        structure, dim = ",".join(map(str, small)), sum(small)
+    method(method_name, posterior(posterior_name, dim, structure=structure), lr)
+
+
+@functools.cache
+def partners(name: str) -> tuple[str, ...]:
+    """The posteriors that a method can move.
+
+    >>> partners("bwgd")
+    ('cholesky', 'diagonal')
+    """
+    return tuple(other for other in POSTERIORS if _fits(name, other))
+
+
+@functools.cache
+def needs_lr(name: str) -> bool:
+    """Whether a method must be told its step: its path does not start along the natural gradient, whose units cancel.
+
+    >>> needs_lr("vn"), needs_lr("bwgd")
+    (False, True)
+    """
+    try:
+        check(name, partners(name)[0])
+    except InputError:
+        return True
+    return False
+
+
+@functools.cache
+def by_trial(name: str) -> bool:
+    """Whether a method that is told no step finds its steps by trial, for which the values of L must be exact.
+
+    >>> by_trial("vn"), by_trial("snngm"), by_trial("bwgd")
+    (True, False, False)
+    """
+    return not needs_lr(name) and method(name, posterior(partners(name)[0], 2)).step_size.needs_trial
+
+
+def _fits(name: str, other: str) -> bool:
+    try:
+        check(name, other, lr=1.0)
+    except PairError:
+        return False
+    return True
+
+
+def _takes_structure(kind: type[Gaussian]) -> bool:
+    return "structure" in inspect.signature(kind).parameters
+
+
+def _has_default(make: Callable[..., Any]) -> bool:
+    return inspect.signature(make).parameters["lr"].default is not inspect.Parameter.empty
+
+
+def _chosen(what: str, name: str, known: dict[str, Any]) -> Any:
+    if name not in known:
+        raise InputError(f"{what} must be one of {', '.join(known)}; got {name!r}.")
+    return known[name]

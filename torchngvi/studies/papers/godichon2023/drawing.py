@@ -1,0 +1,54 @@
+"""What the figures have in common: medians over the seeds with their range, and the table of last values."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from torchngvi.app import report
+from torchngvi.app.outputs import write_frame
+from torchngvi.studies.figures import color
+
+
+def median_and_range(axes: Axes, log: pd.DataFrame, y: str, x: str = "iteration", *, band: bool = True) -> None:
+    """One line a method: the median over seeds, and their range as a band."""
+    for index, method in enumerate(dict.fromkeys(log["method"])):
+        grouped = log[log["method"] == method].groupby("iteration")
+        middle, low, high = (grouped[y].agg(how) for how in ("median", "min", "max"))
+        at = grouped[x].mean() if x != "iteration" else middle.index.to_series()
+        dashes = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))[index % 4]
+        axes.plot(at, middle, color=color(index), linestyle=dashes, linewidth=1.4, label=method)
+        if band:
+            axes.fill_between(at, low, high, color=color(index), alpha=0.13, linewidth=0)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.4g}" if abs(value) >= 0.01 else f"{value:.1e}"
+
+
+def summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
+    """Print, and write beside the figure, the last values of each method: median and range over the seeds."""
+    case = ["case"] if "case" in log else []
+    last = log[log["iteration"] == log.groupby([*case, "method"])["iteration"].transform("max")]
+    rows = []
+    table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in (*case, "method", "steps", value, "lowest", "highest", "log p", "scores", "s"):
+        side: Any = "left" if name in ("case", "method") else "right"
+        table.add_column(name, justify=side, no_wrap=side == "right")
+    for key, part in last.groupby([*case, "method"], sort=False):
+        values = part[value]
+        row = [*key, int(part["iteration"].iloc[0]), values.median(), values.min(), values.max()]
+        row += [int(part["log_joint_draws"].mean()), int(part["fisher_draws"].mean()), part["seconds"].mean()]
+        rows.append(row)
+        cells = [_shown(cell) if isinstance(cell, float) else str(cell) for cell in row]
+        table.add_row(*(report.Text(cell) for cell in cells))
+    report.show(report.Text(title, style="bold"), table)
+    names = [*case, "method", "iterations", value, "lowest", "highest", "log_joint_draws", "fisher_draws", "seconds"]
+    write_frame(path.with_name(path.name + "-table.csv"), pd.DataFrame(rows, columns=names))
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As a png."""
+    figure.savefig(path.with_suffix(".png"))
