@@ -584,10 +584,10 @@ class TestQuasiNewton:
         A = root @ root.mT + 0.2 * torch.eye(size, dtype=DTYPE)
         x, rho = 0.3 * randn(*batch, size, seed=82), every(0.2, batch)
         accelerate = QuasiNewton(memory)
-        state, history = accelerate.init(q), []
+        state, history, went = accelerate.init(q), [], every(0.0, batch)
         for _ in range(6):
             g = (A @ x[..., None])[..., 0]
-            (bent, slope), new = accelerate(q, self.unpacked(name, g), state)
+            (bent, slope), new = accelerate(q, self.unpacked(name, g), went, state)
             direction = self.packed(name, bent)
             recent = history[-memory:]
             expected = for_each(
@@ -602,17 +602,17 @@ class TestQuasiNewton:
             assert float(step.norm(dim=-1).max()) < 1.0, "longer steps are not remembered"
             x = x + step
             history.append((step, (A @ step[..., None])[..., 0]))
-            state = {**state, **new, "went": rho}
+            state, went = {**state, **new}, rho
 
     def test_what_is_not_remembered(self):
         """A rejected step, negative curvature, and a step longer than one forget or skip the pair."""
         q, accelerate = random_posterior("diagonal", (4,)), QuasiNewton(2)
         g = randn(1, 2 * DIM, seed=83).expand(4, 2 * DIM)
         state = accelerate.init(q)
-        _, new = accelerate(q, self.unpacked("diagonal", g), state)
+        _, new = accelerate(q, self.unpacked("diagonal", g), torch.zeros(4, dtype=DTYPE), state)
         went = torch.tensor([0.1, 0.0, 0.1, 10.0], dtype=DTYPE)
         change = torch.tensor([0.5, 0.5, 1.5, 0.5], dtype=DTYPE)[:, None]
-        (bent, _), new = accelerate(q, self.unpacked("diagonal", change * g), {**state, **new, "went": went})
+        (bent, _), new = accelerate(q, self.unpacked("diagonal", change * g), went, {**state, **new})
         assert new["kept"].tolist() == [[1.0, 0.0, 0.0, 0.0], [0.0] * 4]
         direction = self.packed("diagonal", bent)
         close(direction[1:], (change * g)[1:], EXACT)

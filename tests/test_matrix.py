@@ -245,8 +245,8 @@ def test_hosts_that_read_a_root():
         NaturalSVI(model, guide).step(MEAN)
     with pytest.raises(InputError, match="laplace_approximation reads the mean and the root of q, and FlatCholesky"):
         guide.laplace_approximation(MEAN)
-    with pytest.raises(PairError, match="moves q by Congruence, which FlatCholesky cannot do"):
-        fit_guide(model, guide, MEAN)
+    assert not fit_guide(model, guide, MEAN).converged  # by IFVB, whose steps are stochastic
+    assert float((guide.posterior.mean - torch.tensor([0.5, 0.0], dtype=FLOAT)).norm()) < 0.5
     assert guide.get_transform()(torch.zeros(2, dtype=FLOAT)).tolist() == guide.posterior.mean.tolist()
     assert LatentGaussian(guide.posterior).variance.shape == (2,)
     assert LatentGaussian(guide.posterior, (3,)).rsample((5,)).shape == (5, 3, 2)

@@ -128,11 +128,11 @@ class TestFisher:
             Cost(1, 1),
         )
         local, memory = q.local(e), QuasiNewton()
-        (bent, slope), new = memory(q, local, memory.init(q))
+        nowhere, state = torch.zeros((), dtype=DTYPE), memory.init(q)
+        (bent, slope), new = memory(q, local, nowhere, state)
         close(slope, q.norm2(local), EXACT)
         other = Local(0.9 * local.a, 0.9 * local.P)
-        state = {**memory.init(q), **new, "went": torch.tensor(0.01, dtype=DTYPE)}
-        (_, _), new = memory(q, other, state)
+        (_, _), new = memory(q, other, torch.tensor(0.01, dtype=DTYPE), state | new)
         change = Local(other.a - local.a, other.P - local.P)
         assert new["kept"].tolist()[0] == 1
         close(new["y"][0].square().sum(), q.norm2(change), EXACT)

@@ -220,12 +220,12 @@ def test_inner_products_of_quasi_newton():
 
     def bent(q, part):
         metric, local, out = QuasiNewton(3), None, []
-        state = metric.init(q)
+        state, went = metric.init(q), torch.zeros((), dtype=F64)
         at = draw(DIM, seed=5)[part]
         for _ in range(6):
             local = Local(curvature[part] * at, 0.1 * curvature[part] * at)
-            b, new = metric(q, local, state)
-            state = state | new | {"went": torch.tensor(0.3, dtype=F64)}
+            b, new = metric(q, local, went, state)
+            state, went = state | new, torch.tensor(0.3, dtype=F64)
             at = at - 0.3 * b.local.a
             out.append((b.local, b.slope))
         return out
@@ -263,7 +263,7 @@ def test_site_newton(second, near):
 
     def bent(q, target):
         metric = SiteNewton(target)
-        return metric(q, q.local(Quadrature()(q, target)), metric.init(q))
+        return metric(q, q.local(Quadrature()(q, target)), torch.zeros((), dtype=F64), metric.init(q))
 
     whole, state = bent(CholeskyGaussian(2, mean=mean, scale=0.4, dtype=F64), model)
 

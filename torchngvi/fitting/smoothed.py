@@ -121,7 +121,7 @@ class SmoothedSteps(Engine):
         self.family = family = optimizer.posterior
         super().__init__(family)
         if family.batch_shape:
-            raise InputError(f"run follows one lambda; this family holds {tuple(family.batch_shape)}. Call step.")
+            raise InputError(f"run follows one lambda; this posterior holds {tuple(family.batch_shape)}. Call step.")
         self.name, self.optimizer, self.schedule, self.monitor = type(optimizer).__name__, optimizer, schedule, monitor
         prepared = target if optimizer.estimator is None else optimizer.estimator.prepared(target)
         self.target = prepared if isinstance(prepared, Target) else classify(prepared)
@@ -200,9 +200,13 @@ class SmoothedSteps(Engine):
     # -------------------------------------------------------------------------------- the end
 
     def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
-        """With the best λ."""
+        """With the best λ; of stochastic steps never "converged", for a bound that stands still is not the best one."""
         assert stop is not None
-        return self._ended(stop.converged, stop.reason, last)
+        reason, estimator = stop.reason, self.optimizer.estimator
+        exact = estimator is not None and estimator.comparable
+        if stop.converged and not exact:
+            reason = f"because {reason.removesuffix('.')}, which of stochastic steps does not say that q is the best."
+        return self._ended(stop.converged and exact, reason, last)
 
     def interrupted(self, reason: str, last: Standing) -> Verdict:
         """With the best λ."""
