@@ -21,7 +21,8 @@ class PerFactor(Estimator):
     """The expectation of a `FactorTarget`, each factor on its own cliques.
 
     Wanted for models with many groups: k coordinates of a clique take the place of D.  `Fixed` draws determine the fit
-    with 2k of them, not 2D, and second derivatives are k x k.
+    with 2k of them, not 2D, and second derivatives are k x k.  All cliques see the same `Fixed` draws, so that their
+    errors in the global coordinates add up: take more of them than for one group.
 
     Args:
         estimator: of the factors, `Stein(Fixed(64))` for example; those that know their expectation are exact.
@@ -74,12 +75,11 @@ class PerFactor(Estimator):
             clique, estimator = cliques[kind], exact if isinstance(factor, TractableTarget) else self.estimator
             seen.append(estimator(clique, factor))
             packets.append(seen[-1].derivative.framed(clique.frame()))
-        values, noises = [e.value.sum(-1) for e in seen], [e.noise2.sum(-1) for e in seen if e.noise2 is not None]
+        values = [e.value.sum(-1) for e in seen]
         return Expectation(
             sum(values[1:], values[0]),
             target.assembled(packets),
             target.temperature,
             self.comparable and target.comparable,
             Cost(*(max(parts) for parts in zip(*(e.cost for e in seen), strict=True))),  # a pass sees each clique once
-            sum(noises[1:], noises[0]) if noises else None,
         )

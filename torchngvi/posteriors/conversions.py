@@ -40,6 +40,10 @@ class ConvertibleGaussian(StartedGaussian):
         """The marginal standard deviations √diag(V), (*batch, D), in the units of θ."""
         return self.variance.sqrt()
 
+    def whitener(self) -> Structured:
+        """C⁻¹ where C is lower triangular, its transpose where C is upper triangular."""
+        raise NotImplementedError
+
     @classmethod
     def from_moments(
         cls,

@@ -219,11 +219,10 @@ def _spread(mine: Frame, other: Gaussian, batch: torch.Size) -> Tensor:
         product = structure.matmul(mine.root, whitener) if mine.upper else structure.matmul(whitener, mine.root)
         return structure.entries_norm2(product)
     if theirs.structure.widest == 1:
-        return structure.total((other.whitener().square() * mine.variance).sum(-1))
+        return structure.dot(other.whitener().square(), mine.variance)
     if structure.widest == 1:
         # C₂⁻¹ diag(c) has the columns of C₂⁻¹, the rows of T where C₂ = T⁻ᵀ
-        spread = theirs.structure.row_norms(other.whitener(), not theirs.upper) * mine.variance
-        return structure.total(spread.sum(-1))
+        return structure.dot(theirs.structure.row_norms(other.whitener(), not theirs.upper), mine.variance)
     columns = mine.dense().movedim(-1, 0)
     columns = columns.reshape(len(columns), *(1,) * (len(batch) + 2 - columns.ndim), *columns.shape[1:])
     columns = columns.expand(len(columns), *batch, columns.shape[-1])

@@ -96,10 +96,6 @@ class StartedGaussian(RememberingPosterior):
         """Coordinates in this family of a mean and a root T of the precision, in its own pattern."""
         raise NotImplementedError  # of a family over precisions
 
-    def whitener(self) -> Structured:
-        """C⁻¹ where C is lower triangular, its transpose where C is upper triangular."""
-        raise NotImplementedError
-
     def _diagonal_matrix(self, entries: Tensor) -> Structured:
         """A matrix of the pattern with this diagonal, (*batch, D), and zeros."""
         zeros = entries.new_zeros(*entries.shape[:-1], *self.structure.shape)

@@ -41,8 +41,9 @@ class Stored(Pattern):
         self.widest = max(kind.size + kind.above for kind in self.kinds)
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Stored) and (self.parents, self.sizes) == (other.parents, other.sizes)
-        return self is other or same
+        if self is other:
+            return True
+        return isinstance(other, Stored) and (self.parents, self.sizes) == (other.parents, other.sizes)
 
     def __hash__(self) -> int:
         return self._hash
