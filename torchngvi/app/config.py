@@ -154,6 +154,12 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
     Raises:
         InputError: no such file, or not TOML.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "run.toml").write_text('data = "iris"')
+    ...     read_toml(Path(folder, "run.toml"))
+    {'data': 'iris'}
     """
     file_name("CONFIG.toml", str(path))
     try:

@@ -38,7 +38,7 @@ class LaplaceResult(NamedTuple):
 
 
 class _Curvature(NamedTuple):
-    """H in its eigenbasis, repaired."""
+    """The Hessian H in its eigenbasis, repaired."""
 
     values: Tensor  # (*batch, D), positive
     vectors: Tensor  # (*batch, D, D)
@@ -46,7 +46,7 @@ class _Curvature(NamedTuple):
     smallest: Tensor  # (*batch,)
 
     def solve(self, g: Tensor) -> Tensor:
-        """H⁻¹ g."""
+        """Solve with H."""
         return (self.vectors @ ((self.vectors.mT @ g[..., None]) / self.values[..., None]))[..., 0]
 
 

@@ -87,7 +87,7 @@ class RowSpace:
         )
 
     def _columns(self) -> Any:
-        """Blocks of columns of X, dense."""
+        """Blocks of columns of X one after another, dense."""
         X = self.original.X
         if X.layout == torch.strided:
             for start in range(0, X.shape[1], _COLUMNS):

@@ -332,7 +332,7 @@ class Snngm(Method):
 
 
 def _small_step(q: Posterior) -> float:
-    """0.001 √ℓ: a thousandth a coordinate."""
+    """The default step 0.001 √ℓ of Tan (2025): a thousandth for each coordinate."""
     return 0.001 * math.sqrt(q.mean_probe.shape[-1] + q.structure.parameters)
 
 

@@ -77,7 +77,7 @@ class Epochs(Engine):
         return self._standing(self._loss_of(self._first), told=False)
 
     def _standing(self, loss: Tensor, told: bool) -> Standing:
-        """After the last epoch."""
+        """The standing after the last epoch."""
         epochs, last = len(self.losses), self.losses[-1]
         rho = float(self.natural.optimizer.param_groups[0]["lr"])
         record = Record(self.evaluated, last, float("nan"), rho, self.natural.optimizer.rejections, epochs, 0.0)
