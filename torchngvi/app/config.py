@@ -22,7 +22,7 @@ _LARGEST = 2**63  # of a whole number
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``torchngvi fit`` does; every key of the TOML file and every flag is a field.
+    """The settings of ``torchngvi fit``; every key of the TOML file and every flag is a field.
 
     Raises:
         InputError: a value out of range, or two that exclude each other.

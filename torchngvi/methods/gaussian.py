@@ -86,9 +86,7 @@ class VN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule of VN: the natural gradient on a `NaturalGaussian`, where no factor of V is needed, else
-        `VariationalNewton`.
-        """
+        """The rule is `VariationalNewton`; on a `NaturalGaussian` the natural gradient, which needs no factor of V."""
         return NaturalGradient() if isinstance(posterior, NaturalGaussian) else VariationalNewton()
 
 

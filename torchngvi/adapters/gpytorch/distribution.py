@@ -39,7 +39,7 @@ class _Watched:
     watch: Callable[[Tensor], None] | None = None  # called in the backward pass, with that weight
 
     def inv_quad_logdet(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
-        """As GPyTorch's; the gradient that reaches the log determinant is shown."""
+        """GPyTorch's result, with a hook on the gradient that reaches the log determinant."""
         inv_quad, logdet = super().inv_quad_logdet(*arguments, **options)  # type: ignore[misc]
         if self.watch is not None and logdet is not None and logdet.requires_grad:
             logdet.register_hook(self.watch)

@@ -160,9 +160,7 @@ class Epochs(Engine):
         return settings.of_run(self.model, self.likelihood, self.batches, self.num_data, self.hyper)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after an epoch: losses, model, likelihood, both optimizers, and the generators where the epoch
-        began.
-        """
+        """The state after an epoch: losses, model, likelihood, both optimizers, and the generators at its start."""
         return {
             "losses": list(self.losses),
             "evaluated": self.evaluated,

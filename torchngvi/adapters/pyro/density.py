@@ -114,9 +114,7 @@ class ModelLogJoint(Target):
         return self.layout.unconstrained(values)
 
     def on(self, *args: Any, **kwargs: Any) -> Self:
-        """Go on with other arguments of the model, of the same structure, and with new random subsamples; returns
-        itself.
-        """
+        """Go on with other arguments of the model, of the same structure, and new random subsamples; returns itself."""
         self.args, self.kwargs = args, kwargs
         self._indices.clear()
         return self
