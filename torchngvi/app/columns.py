@@ -75,6 +75,10 @@ def from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Iterab
 
     Raises:
         InputError: columns that are missing or cannot be used, no rows, too little memory.
+
+    >>> frame = pd.DataFrame({"age": [20.0, 30.0], "sex": ["f", "m"], "y": [0, 1]})
+    >>> from_frame(frame, {"target": "y", "weights": None, "offset": None}, (), Budget()).names
+    ('age', 'sex=m')
     """
     if columns["target"] is None:
         raise InputError(
@@ -119,7 +123,7 @@ def _is_number(column: pd.Series) -> bool:
 
 
 def _texts(features: pd.DataFrame) -> list[str]:
-    """The columns that are no numbers."""
+    """The names of the columns that hold no numbers."""
     return [name for name in features.columns if not _is_number(features[name])]
 
 

@@ -22,7 +22,7 @@ _LARGEST = 2**63  # of a whole number
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``torchngvi fit`` does; every key of the TOML file and every flag is a field.
+    """The settings of ``torchngvi fit``; every key of the TOML file and every flag is a field.
 
     Raises:
         InputError: a value out of range, or two that exclude each other.
@@ -154,6 +154,12 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
     Raises:
         InputError: no such file, or not TOML.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "run.toml").write_text('data = "iris"')
+    ...     read_toml(Path(folder, "run.toml"))
+    {'data': 'iris'}
     """
     file_name("CONFIG.toml", str(path))
     try:

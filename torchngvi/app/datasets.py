@@ -25,7 +25,7 @@ _TIMEOUT = 60  # seconds without an answer
 
 
 class Source(NamedTuple):
-    """What is known of a published data set before it is read."""
+    """The name, size and checksum of a published data set, known before it is read."""
 
     remote: str  # name on the site
     rows: int

@@ -50,6 +50,10 @@ def coded_target(table: Table, *, classes: bool, success: str | None = None) -> 
 
     Raises:
         InputError: one class, more than two without ``success``, texts where numbers are needed.
+
+    >>> table = Table(np.ones((3, 1)), np.array(["a", "b", "c"]), ("x",), "y")
+    >>> coded_target(table, classes=True, success="b")
+    (array([0., 1., 0.]), ('not b', 'b'))
     """
     if not classes:
         if table.y.dtype.kind == "U" or (table.labels and len(table.labels) == len(np.unique(table.y))):

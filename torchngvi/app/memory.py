@@ -28,8 +28,7 @@ _CELL, _HEADER = 32, 6000  # bytes of a cell, and of a column, of a text file wh
 
 
 def available() -> float:
-    """The memory that this process can still take, by its own limit, by that of its container, and by that of the
-    machine.
+    """The memory that this process can still take, by the limits of process, container and machine.
 
     Returns:
         Bytes, not negative.

@@ -27,6 +27,12 @@ class OutputFolder:
 
     Raises:
         InputError: a file, a link, a folder without permission, or one that holds files without ``overwrite``.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with OutputFolder(f"{folder}/results").writing() as place:
+    ...         write_rows(place / "table.csv", ["name"], [["age"]])
+    ...     read_frame(Path(folder) / "results" / "table.csv")["name"].tolist()
+    ['age']
     """
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -124,7 +130,7 @@ def cell(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """The inverse of `cell`."""
+    """The text that `cell` was given, from what it wrote."""
     return value.removeprefix(_QUOTE) if isinstance(value, str) else value
 
 

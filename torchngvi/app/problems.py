@@ -49,6 +49,12 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     Raises:
         InputError: data, settings or an output folder that cannot be used, too little memory.
         PairError: a method and a posterior that do not fit.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     problem = build(Settings(data="iris", success="virginica", structure="1,4", out=folder))
+    >>> problem.q.structure.widest, problem.data.names[:2]
+    (4, ('intercept', 'sepal length (cm)'))
     """
     out = OutputFolder(settings.folder, overwrite=overwrite)
     trial = settings.lr is None and registry.by_trial(settings.method)

@@ -53,6 +53,14 @@ def run(problem: Problem) -> Outcome:
 
     Returns:
         The verdict, the coefficients, k-hat, the sampled ELBO, and the scores on the rows held out.
+
+    >>> import tempfile
+    >>> from torchngvi.app.config import Settings
+    >>> from torchngvi.app.problems import build
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome = run(build(Settings(data="iris", success="virginica", progress=False, out=folder)))
+    >>> outcome.result.converged, outcome.held_out.rows, len(outcome.coefficients)
+    (True, 30, 5)
     """
     settings, model, q = problem.settings, problem.model, problem.q
     with warnings.catch_warnings(record=True) as caught:

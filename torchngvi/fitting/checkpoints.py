@@ -278,6 +278,9 @@ def are_numbers(value: Any, count: int | None = None) -> bool:
 
     Returns:
         True if it is.
+
+    >>> are_numbers((1, 2.0), 2), are_numbers([1, "2"])
+    (True, False)
     """
     right = isinstance(value, list | tuple) and all(isinstance(number, int | float) for number in value)
     return right and (count is None or len(value) == count)

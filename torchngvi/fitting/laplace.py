@@ -38,7 +38,7 @@ class LaplaceResult(NamedTuple):
 
 
 class _Curvature(NamedTuple):
-    """H in its eigenbasis, repaired."""
+    """The Hessian H in its eigenbasis, repaired."""
 
     values: Tensor  # (*batch, D), positive
     vectors: Tensor  # (*batch, D, D)
@@ -46,7 +46,7 @@ class _Curvature(NamedTuple):
     smallest: Tensor  # (*batch,)
 
     def solve(self, g: Tensor) -> Tensor:
-        """H⁻¹ g."""
+        """Solve with H."""
         return (self.vectors @ ((self.vectors.mT @ g[..., None]) / self.values[..., None]))[..., 0]
 
 
@@ -59,8 +59,7 @@ def laplace(
     tolerance: float | None = None,
     max_iterations: int = 100,
 ) -> LaplaceResult:
-    """Set q to N(mode, γ H⁻¹), H the Hessian of ℓ at the mode, by Newton's method from q's mean (Laplace's
-    approximation).
+    """Laplace's approximation: set q to N(mode, γ H⁻¹) by Newton's method from q's mean, H the Hessian of ℓ.
 
     Use it as the start of a fit where q begins far from the mode, or as a cheap approximation of its own.  It ignores
     everything but the curvature at one point: `torchngvi.fit` from there is better wherever the posterior is skewed.

@@ -147,7 +147,7 @@ class Loop:
         return FitResult(False, _AT_ONCE, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q)
 
     def _go_back(self, origin: Any) -> None:
-        """To the last record, or to where the run began."""
+        """Put the engine back to the last record, or to where the run began."""
         self.engine.go_back(origin if self._kept is None else self._kept.coordinates)
 
     def _begin(self) -> None:
@@ -163,7 +163,7 @@ class Loop:
         self.engine.begun = True
 
     def _advanced(self) -> Verdict:
-        """Advance to the end."""
+        """Let the engine advance until the run ends."""
         while True:
             asked = self._asked()
             standing = self.engine.advance()
@@ -187,7 +187,7 @@ class Loop:
         return self.engine.verdict(self._stop, self._kept.standing)
 
     def _ask(self, standing: Standing) -> None:
-        """Everyone; the first of those that would end the run does."""
+        """Ask everyone whether the run ends; the first of those that would end it does."""
         self._stop = Stop(standing.lost) if standing.lost else None
         stop = self.stop.asked(standing)
         self._stop = self._stop or stop  # known before the callbacks, one of which may interrupt
@@ -202,7 +202,7 @@ class Loop:
         return self.engine.interrupted(_INTERRUPTED, last)
 
     def _bar(self) -> tqdm:
-        """Up to the budget, where there is one."""
+        """The bar, up to the budget where there is one."""
         engine, total = self.engine, self.engine.total(self.stop.evaluations)
         engine.tell = self._tell if self.progress else None
         return tqdm(
@@ -214,7 +214,7 @@ class Loop:
         )
 
     def _tell(self, count: int, words: dict[str, str]) -> None:
-        """On the bar; drawn as often as it is worth while."""
+        """Show a count and words on the bar, drawn as often as it is worth while."""
         self.bar.set_postfix(words, refresh=False)
         self.bar.update((count if self.bar.total is None else min(count, self.bar.total)) - self.bar.n)
 
@@ -224,7 +224,7 @@ class Loop:
     # -------------------------------------------------------------------------------- checkpoints
 
     def _asked(self) -> State:
-        """What the criteria remember, with callbacks that are criteria."""
+        """The memory of the criteria, with that of callbacks that are criteria."""
         return {
             "stop": self.stop.state_dict(),
             "callbacks": [part.state_dict() if isinstance(part, Criterion) else None for part in self.callbacks],
@@ -242,7 +242,7 @@ class Loop:
         }
 
     def _save(self) -> None:
-        """The last place, with the records before it: its own is made again."""
+        """Write the last place, with the records before it: its own is made again."""
         if self.file is not None and self._kept is not None and self._kept.state is not None:
             state, trace = self._kept.state, self.trace[: self._kept.records - 1]
             self.file.save({**state, "trace": [tuple(record) for record in trace]})
@@ -282,7 +282,7 @@ class Loop:
             raise
 
     def _restore(self, file: Checkpoint, state: State) -> None:
-        """Put the engine there; as often as wanted."""
+        """Put the engine into a saved state; as often as wanted."""
         with file.restoring(state):
             self.engine.load_state_dict(state)
             self.engine.begun = state["begun"]

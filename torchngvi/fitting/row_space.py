@@ -40,8 +40,8 @@ _RANK = 1e-12  # eigenvalues of K below this share of the largest are zero
 class RowSpace:
     """A generalised linear model in the r ≤ N coordinates φ that its data can see.
 
-    Use it where there are many more coefficients than rows: nothing of size D x D is made, and the posterior of all D
-    coefficients is exact.  With more rows than coefficients, fit the model itself.
+    Use it where there are many more coefficients than rows: nothing of size D x D is made, and
+    the objective is the same number.  With more rows than coefficients, fit the model itself.
 
     Args:
         model: one data set, (N, D), dense or sparse CSR, with a diagonal prior precision.
@@ -87,7 +87,7 @@ class RowSpace:
         )
 
     def _columns(self) -> Any:
-        """Blocks of columns of X, dense."""
+        """Blocks of columns of X one after another, dense."""
         X = self.original.X
         if X.layout == torch.strided:
             for start in range(0, X.shape[1], _COLUMNS):

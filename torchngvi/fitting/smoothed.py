@@ -171,7 +171,7 @@ class SmoothedSteps(Engine):
         return loss, norm
 
     def _watch(self, loss: float, value: float) -> None:
-        """One more value; a new best is kept with its λ."""
+        """Take in one more value; a new best is kept with its λ."""
         self.steps += 1
         self.values.append(value)
         self.losses.append(loss)
@@ -186,7 +186,7 @@ class SmoothedSteps(Engine):
         return (optimizer.average if isinstance(optimizer, AIFVB) else self.family.vector).detach().clone()
 
     def _monitored(self, monitor: Callable[[], float]) -> float:
-        """The value with the estimate in the family; λ is put back."""
+        """The monitored value with the estimate in the posterior; λ is put back."""
         if not isinstance(self.optimizer, AIFVB):
             return float(monitor())
         iterate = self.family.vector.detach().clone()

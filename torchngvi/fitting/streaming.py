@@ -49,7 +49,7 @@ class _Natural(NamedTuple):
         return _Natural(self.b + sign * other.b, self.S + sign * other.S)
 
     def log(self, theta: Tensor) -> Tensor:
-        """bᵀθ - ½θᵀSθ, (*sample,)."""
+        """The logarithm bᵀθ - ½θᵀSθ of the factor, (*sample,)."""
         return (theta * (self.b - 0.5 * theta @ self.S)).sum(-1)
 
 
@@ -113,6 +113,14 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
 
     Raises:
         InputError: as a pass of the target; q then stays where it is.
+
+    >>> rows = torch.arange(4.0).split(2)  # y ~ N(θ, 1), θ ~ N(0, 1): the posterior is N(6/5, 1/5)
+    >>> target = DataLogJoint(
+    ...     lambda theta, y: -0.5 * (y - theta).square().sum(-1), lambda theta: -0.5 * theta.square().sum(-1), rows, 4)
+    >>> q = CholeskyGaussian(1)
+    >>> stream_batches(q, target, seed=0)
+    >>> round(q.mean.item(), 2), round(q.variance.item(), 2)
+    (1.2, 0.2)
     """
     if q.batch_shape or (q.structure.widest < q.dim and q.dim > _WIDEST):
         return

@@ -86,9 +86,7 @@ class VN(Method):
 
     @staticmethod
     def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule of VN: the natural gradient on a `NaturalGaussian`, where no factor of V is needed, else
-        `VariationalNewton`.
-        """
+        """The rule is `VariationalNewton`; on a `NaturalGaussian` the natural gradient, which needs no factor of V."""
         return NaturalGradient() if isinstance(posterior, NaturalGaussian) else VariationalNewton()
 
 
@@ -332,7 +330,7 @@ class Snngm(Method):
 
 
 def _small_step(q: Posterior) -> float:
-    """0.001 √ℓ: a thousandth a coordinate."""
+    """The default step 0.001 √ℓ of Tan (2025): a thousandth for each coordinate."""
     return 0.001 * math.sqrt(q.mean_probe.shape[-1] + q.structure.parameters)
 
 

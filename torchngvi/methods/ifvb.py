@@ -147,6 +147,10 @@ def usual_estimator(posteriors: Iterable[Posterior], generator: torch.Generator 
 
     Returns:
         `Pathwise(10)` where every posterior has a map from noise to draws, else `ControlVariate(100)`.
+
+    >>> from torchngvi.ifvb import Beta, MeanFieldGaussian
+    >>> [type(usual_estimator([q])).__name__ for q in (Beta(torch.ones(2)), MeanFieldGaussian(torch.ones(2)))]
+    ['ControlVariate', 'Pathwise']
     """
     if all(isinstance(q, FlatPosterior) and q.reparametrised for q in posteriors):
         return Pathwise(10, generator)
@@ -269,7 +273,7 @@ class AIFVB(PreconditionedVI):
         return self.metric.bent(q, gradient, state["metric"], state["averaging"]["average"]), {}
 
     def _advance(self, index: int, *how: Any, **options: Any) -> Evaluation | None:
-        """The step, and one more iterate."""
+        """Take the step, and let the average take in one more iterate."""
         result = super()._advance(index, *how, **options)
         state = self._state(index)["averaging"]
         self.averaging.update(state, self.posteriors[index].coordinates.vector, state["steps"])

@@ -105,7 +105,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         return state
 
     def _fresh(self, q: Posterior) -> State:
-        """The state before the first step."""
+        """The state of a posterior before its first step."""
         like = q.mean_probe.detach()[..., 0]
         fresh: State = {
             "rejections": torch.zeros_like(like),

@@ -45,8 +45,9 @@ class EvaluatingOptimizer(PosteriorOptimizer):
     @tracked
     @torch.no_grad()
     def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
-        """Evaluate L and its natural-gradient norm at q, without a step; the next step on the same target uses the
-        result.
+        """Evaluate L and its natural-gradient norm at q, without a step.
+
+        The next step on the same target uses the result.
 
         Args:
             target: a `Target`, or a function of theta that returns the log joint.
@@ -73,8 +74,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     @torch.no_grad()
     def averaged(self, target: Target, repeats: int) -> Status:
-        """L and the norm of the mean gradient over fresh evaluations at q, with the squared standard error of that
-        norm.
+        """L and the norm of the mean gradient over fresh evaluations at q, with its squared standard error.
 
         It is for a verdict where there are draws: the norm of one evaluation is small by chance too, and the norm on
         fixed draws says nothing of other draws.

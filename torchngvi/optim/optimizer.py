@@ -246,7 +246,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         return result
 
     def _rho(self, path: Path, lr: float | Tensor, state: State) -> Tensor:
-        """How far along the path, (*batch,)."""
+        """The step size ρ along a path, (*batch,), as the control proposes it."""
         like = state["rejections"]
         return self.step_size.propose(path, lr, like, state["step_size"]).to(like.dtype)
 
@@ -272,7 +272,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
             self._repeats = True
 
     def _warn_if_rejected(self, q: Posterior, accepted: Tensor, rho: Tensor) -> None:
-        """Once, and where asking costs nothing."""
+        """Warn of a step that was not taken, once, and where asking costs nothing."""
         if accepted.device.type == "cpu" and not self._warned and not bool(accepted.all()):
             self._warned = True
             notices.warn_of_rejection(type(self).__name__, q, rho)

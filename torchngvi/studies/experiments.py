@@ -67,14 +67,14 @@ def build(case: Case, starts: int = 1) -> Problem:
 
 
 def _budget(case: Case, starts: int) -> Budget:
-    """Of the largest of its methods, which run one after the other."""
+    """The memory of a case: that of the largest of its methods, which run one after the other."""
     dense = [contender for contender in case.methods if contender.posterior != "diagonal"]
     trial = any(contender.by_trial for contender in dense)
     return Budget(dense[0].posterior if dense else "diagonal", None, trial, starts)
 
 
 def _data(case: Case, budget: Budget) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test rows, float64."""
+    """The training and the test rows of a case, float64."""
     if case.data in ("synthetic", "quadratic"):
         budget.require(f"case {case.name!r}", case.rows, case.features)
         X, y = _synthetic(case) if case.data == "synthetic" else quadratic(case.eigenvalues, case.prior_precision)

@@ -87,7 +87,7 @@ def reproduce(
 
 
 def _study(path: Path, keys: dict[str, Any], folder: OutputFolder, full: bool, from_logs: bool) -> Path:
-    """An experiment of `papers`."""
+    """Run or draw again a study of `papers`."""
     study, arguments = papers.study(keys, path)
     if from_logs:
         log = _read_log(folder)
@@ -162,7 +162,7 @@ def _from_flags(methods: Sequence[str], **flags: Any) -> Experiment:
 
 
 def _contender(text: str) -> dict[str, Any]:
-    """vn, or bwgd=1e-3."""
+    """The settings of a method that is written as vn, or as bwgd=1e-3."""
     method, _, lr = text.partition("=")
     try:
         return {"method": method, "label": text} | ({"lr": float(lr)} if lr else {})

@@ -39,7 +39,7 @@ class _Watched:
     watch: Callable[[Tensor], None] | None = None  # called in the backward pass, with that weight
 
     def inv_quad_logdet(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
-        """As GPyTorch's; the gradient that reaches the log determinant is shown."""
+        """GPyTorch's result, with a hook on the gradient that reaches the log determinant."""
         inv_quad, logdet = super().inv_quad_logdet(*arguments, **options)  # type: ignore[misc]
         if self.watch is not None and logdet is not None and logdet.requires_grad:
             logdet.register_hook(self.watch)
@@ -52,14 +52,14 @@ class _Watched:
 
 
 class _DiagonalCovariance(_Watched, DiagLinearOperator):
-    """diag(c)²."""
+    """The covariance diag(c)² of a diagonal root."""
 
 
 class _RootCovariance(_Watched, CholLinearOperator):
     """C Cᵀ for a triangular root, upper or lower, where GPyTorch's own takes every root for a lower one."""
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """(C Cᵀ)⁻¹ x by two substitutions."""
+        """Solve with C Cᵀ by two substitutions."""
         solved = self.root._transpose_nonbatch().solve(self.root.solve(right_tensor))
         return solved if left_tensor is None else left_tensor @ solved
 
@@ -128,7 +128,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     @property
     def device(self) -> torch.device:
-        """The device of the posterior."""
+        """The device that the posterior is on."""
         return self.posterior.device
 
     @property

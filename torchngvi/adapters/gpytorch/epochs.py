@@ -77,7 +77,7 @@ class Epochs(Engine):
         return self._standing(self._loss_of(self._first), told=False)
 
     def _standing(self, loss: Tensor, told: bool) -> Standing:
-        """After the last epoch."""
+        """The standing after the last epoch."""
         epochs, last = len(self.losses), self.losses[-1]
         rho = float(self.natural.optimizer.param_groups[0]["lr"])
         record = Record(self.evaluated, last, float("nan"), rho, self.natural.optimizer.rejections, epochs, 0.0)
@@ -160,9 +160,7 @@ class Epochs(Engine):
         return settings.of_run(self.model, self.likelihood, self.batches, self.num_data, self.hyper)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after an epoch: losses, model, likelihood, both optimizers, and the generators where the epoch
-        began.
-        """
+        """The state after an epoch: losses, model, likelihood, both optimizers, and the generators at its start."""
         return {
             "losses": list(self.losses),
             "evaluated": self.evaluated,

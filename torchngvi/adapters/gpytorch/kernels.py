@@ -67,9 +67,7 @@ class Kernels(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """The linear map from the whitened inducing values v to the values of a batch, with what v leaves of their
-    variance.
-    """
+    """The linear map from whitened inducing values v to the values of a batch, and their variance given v."""
 
     rows: Tensor  # a_n, (*batch, B, M)
     mean: Tensor  # μ(x_n), (*batch, B)
@@ -130,8 +128,9 @@ def kernels(
 
 
 class Values:
-    """Copies of the hyper-parameters, which tell whether they have changed: GPyTorch sets them behind torch's count of
-    writes.
+    """Copies of the hyper-parameters, which tell whether they have changed.
+
+    GPyTorch sets hyper-parameters behind torch's count of writes.
 
     Args:
         strategy: the strategy whose kernel, mean and inducing points are copied.

@@ -126,7 +126,7 @@ class _Several(Latents):
 
 @final
 class _Tasks(_Several):
-    """A function a task."""
+    """Independent tasks, one latent function each."""
 
     def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
         return _marginals(mean.mT, variance.mT)
@@ -134,7 +134,7 @@ class _Tasks(_Several):
 
 @final
 class _Mixed(_Several):
-    """Tasks as linear combinations.
+    """Tasks as linear combinations of latent functions.
 
     Functions that explain the same data overshoot together, since each steps by its own curvature: a positive
     definite matrix of L blocks a side is at most L times its diagonal blocks, so that steps up to 1/L are safe.

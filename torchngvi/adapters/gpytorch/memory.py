@@ -23,8 +23,9 @@ def forget(model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def kept_modes(*owners: torch.nn.Module) -> Iterator[None]:
-    """A block in which models may be evaluated, in any mode: caches are cleared before and after, and modes are
-    restored.
+    """A block in which models may be evaluated, in any mode.
+
+    Caches are cleared before and after, and modes are restored.
 
     Args:
         owners: the models and likelihoods.

@@ -114,9 +114,7 @@ class ModelLogJoint(Target):
         return self.layout.unconstrained(values)
 
     def on(self, *args: Any, **kwargs: Any) -> Self:
-        """Go on with other arguments of the model, of the same structure, and with new random subsamples; returns
-        itself.
-        """
+        """Go on with other arguments of the model, of the same structure, and new random subsamples; returns itself."""
         self.args, self.kwargs = args, kwargs
         self._indices.clear()
         return self
@@ -194,7 +192,7 @@ class ModelLogJoint(Target):
         return tracer.trace, conditioned
 
     def _one(self, theta: Tensor) -> Tensor:
-        """(D,) -> ()."""
+        """The log joint of one θ, (D,) -> ()."""
         values, log_jacobian = self.layout.constrained(theta)
         if self._enumerates:
             return log_jacobian + Factors.of(self._trace(values)).sum_out(frozenset())
@@ -339,7 +337,7 @@ def _agree(answer: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor]) -> bool:
 
 
 def _derivative(way: Batched, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and gradients."""
+    """The values and gradients of the log joint at some points, by one of the ways."""
     with torch.enable_grad():
         leaf = points.clone().requires_grad_()
         values = way(leaf).to(leaf.dtype)

@@ -32,7 +32,7 @@ class _Written(type(constraints.real)):  # type: ignore[misc]
         super().__init__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The plain one, in a file."""
+        """The plain constraint, which takes this one's place in a file."""
         count = sum(guide._pyro_name == self.name for guide in self.guides)
         if count > 1:
             warnings.warn(

@@ -236,7 +236,7 @@ class _Steps(Engine):
         self.skipped = 0  # steps whose loss was not finite
 
     def advance(self) -> Standing:
-        """One step; its loss is that before it."""
+        """Take one step; the loss of the record is that before it."""
         svi = self.svi
         self.mark()
         loss = svi.step(*self.args, **self.kwargs)
@@ -249,27 +249,27 @@ class _Steps(Engine):
         return Standing(record, torch.tensor(False), torch.tensor(loss), (step, draws))
 
     def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
-        """Never that it converged."""
+        """Say what the loss did, never that it converged."""
         return self.interrupted(_account(self.losses), last)
 
     def interrupted(self, reason: str, last: Standing) -> Verdict:
-        """With the mean loss of the last quarter."""
+        """Give the mean loss of the last quarter of the steps."""
         self.losses = self.losses[: last.record.evaluations]
         level = _mean(self.losses[-(len(self.losses) // 4) :])[0]
         return Verdict(False, reason, level, self.svi.norm, last.members)
 
     def here(self) -> None:
-        """Nothing: the parameters of the model have moved too."""
+        """Mark no coordinates, since the parameters of the model have moved too."""
 
     def go_back(self, coordinates: Any) -> None:
-        """Not at all."""
+        """Leave everything as the last step left it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Is not kept in a file."""
+        """Nothing, since these runs are not kept in a file."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Is not kept in a file."""
+        """Nothing to load, since these runs are not kept in a file."""
 
 
 def _density(
@@ -281,7 +281,7 @@ def _density(
 
 
 def _checked_steps(num_steps: SupportsIndex) -> int:
-    """Of Python, NumPy or torch.
+    """The number of steps as an int, from an integer of Python, NumPy or torch.
 
     Raises:
         InputError: no integer, or fewer than 8.

@@ -83,7 +83,7 @@ def run_quadratic(experiment: Experiment) -> pd.DataFrame:
 
 
 def _minimum(model: GeneralizedLinear) -> float:
-    """By VN, whose one step of 1 is exact."""
+    """The minimum of the loss, by VN, whose one step of 1 is exact."""
     q = CholeskyGaussian(2, dtype=torch.float64)
     VN(q, 1.0).step(model)
     return _loss(q, model)
@@ -158,7 +158,7 @@ def _target_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ellipse(row: Any) -> np.ndarray:
-    """One standard deviation, (2, points)."""
+    """The ellipse of one standard deviation, (2, points)."""
     root = np.linalg.cholesky(np.array([[row.v11, row.v12], [row.v12, row.v22]]))
     turn = np.linspace(0, 2 * np.pi, 80)
     return np.array([[row.m1], [row.m2]]) + root @ np.array([np.cos(turn), np.sin(turn)])

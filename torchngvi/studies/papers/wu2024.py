@@ -107,7 +107,7 @@ def _regression(
 
 
 def _bike_step(t: int) -> float:
-    """γ_t = 1/(10⁵ + t)."""
+    """The schedule γ_t = 1/(10⁵ + t) of SGD."""
     return 1 / (1e5 + t)
 
 

@@ -13,7 +13,7 @@ from torchngvi.studies.figures import color
 
 
 def median_and_range(axes: Axes, log: pd.DataFrame, y: str, x: str = "iteration", *, band: bool = True) -> None:
-    """One line a method: the median over seeds, and their range as a band."""
+    """Draw one line for each method, the median over seeds, with their range as a band."""
     for index, method in enumerate(dict.fromkeys(log["method"])):
         grouped = log[log["method"] == method].groupby("iteration")
         middle, low, high = (grouped[y].agg(how) for how in ("median", "min", "max"))

@@ -80,7 +80,7 @@ def _step(optimizer: PreconditionedVI, network: GroupLassoNetwork, number: int) 
 def run_network(
     iterations: int = 400, seeds: int = 3, draws: int = 10, hidden: Sequence[int] = (10, 10), full: bool = False
 ) -> pd.DataFrame:
-    """Example 4: errors on validation and test data; "best" is the test error where validation was lowest so far."""
+    """Run Example 4: errors on validation and test data, "best" where validation was lowest so far."""
     lines = []
     for seed in range(10 if full else seeds):
         X, y = _wine(seed)
@@ -109,7 +109,7 @@ def run_network(
 
 
 def draw_network(log: pd.DataFrame, path: Path) -> None:
-    """Figure 5: the error on validation data over iterations and over time."""
+    """Draw Figure 5, the error on validation data over iterations and over time."""
     title = "Figure 5: a network with the group lasso on red wine"
     figure = blank_figure(
         9.5, 3.9, title, "median over splits of the lowest validation error so far; their ranges are in the table"

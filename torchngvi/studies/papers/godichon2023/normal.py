@@ -53,7 +53,7 @@ def _normal_methods(draws: int) -> dict[str, Build]:
 def run_normal(
     iterations: int = 1500, seeds: int = 5, draws: int = 1000, gibbs: int = 20_000, full: bool = False
 ) -> pd.DataFrame:
-    """Example 2: λ and the bound; lines of method "Gibbs" hold quantiles of the posterior."""
+    """Run Example 2: λ and the bound; lines of method "Gibbs" hold quantiles of the posterior."""
     best = normal_bound(normal_optimum())
 
     def measure(lam: Tensor) -> dict[str, Tensor]:

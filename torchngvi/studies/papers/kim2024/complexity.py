@@ -55,7 +55,7 @@ def _reached(method: str, dim: int, kappa: float, eps: float, runs: int) -> dict
 
 
 def draw_complexity(log: pd.DataFrame, path: Path) -> None:
-    """Steps against each of d, κ and 1/ε."""
+    """Draw the steps against each of d, κ and 1/ε."""
     figure = blank_figure(
         11.6, 3.7, "Steps to E|λ - λ*|² = ε at the fixed step of the theorem, the family holds the target",
         "points: measured, stride 2% of 1/(γμ); lines: proved; where not varied κ = 2, d = 4 (CFE: 2), ε = 1e-4",

@@ -17,13 +17,13 @@ from torchngvi.theory.kim2024 import (
 
 
 def correlated(rho: float) -> GaussianTarget:
-    """Two variables of variance 1 and correlation ρ."""
+    """A Gaussian target over two variables of variance 1 and correlation ρ."""
     covariance = torch.tensor([[1.0, rho], [rho, 1.0]], dtype=torch.float64)
     return GaussianTarget(torch.zeros(2, dtype=torch.float64), torch.cholesky_inverse(cholesky(covariance)[0]))
 
 
 def predicted_floor(target: GaussianTarget, method: str) -> float:
-    """lim E|λ - λ*|²/γ for small steps: ½ tr(H⁻¹ Cov g) with the Hessian H of F at the mean-field optimum."""
+    """The limit of E|λ - λ*|²/γ for small steps: ½ tr(H⁻¹ Cov g), H the Hessian of F at the mean-field optimum."""
     mean, C = target.mean_field_optimum()
     _, A, G = target.residuals(mean, C)
     M, diagonal = (G if method == LANDING else A), target.precision.diagonal()

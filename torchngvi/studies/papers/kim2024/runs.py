@@ -48,12 +48,12 @@ def noisy(method: str, draws: int = 1, seed: int = 0) -> Estimator:
 
 
 def _star(target: GaussianTarget, q: Gaussian) -> Tensor:
-    """C* as q stores it."""
+    """The optimal root C*, as q stores it."""
     return target.mean_field_optimum()[1].diagonal() if isinstance(q, DiagonalGaussian) else optimum(target)
 
 
 class Runs:
-    """R independent runs of projected SGD as one batch, with their distances to λ*."""
+    """R independent runs of projected SGD as one batch, with their distances to the optimum λ*."""
 
     def __init__(
         self, target: GaussianTarget, q: Gaussian, estimator: Estimator, gamma: float, smoothness: float
