@@ -160,7 +160,9 @@ class GeneralizedLinear(LinearTarget):
         Raises:
             InputError: if the number of coefficients, the dtype, the device or the batch is another.
         """
-        checks.posterior(q, self.dim, torch.broadcast_shapes(self.X.shape[:-2], self.y.shape[:-1]), self.X)
+        designs, targets = self.X.shape[:-2], self.y.shape[:-1]
+        batch = torch.broadcast_shapes(designs, targets) if designs else targets
+        checks.posterior(q, self.dim, batch, self.X)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""

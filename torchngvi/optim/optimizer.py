@@ -148,7 +148,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
                 closure = self.estimator.prepared(closure)
             source = closure if isinstance(closure, Target) else classify(closure)
             if isinstance(source, Target):
-                self.zero_grad()  # of a backward pass before: every step uses them up
+                for q in self.posteriors:  # of a backward pass before: every step uses them up
+                    q.mean_probe.grad = q.root_probe.grad = None
                 return self._step_on_target(source)
             return self._step_on_closure(outside.restored(source))
 
