@@ -95,7 +95,7 @@ class SlopeBelow(Criterion):
         return {"means": list(self.means), "bounds": list(self._bounds), "steps": self.steps, "block": self.block}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there, with the settings of this object.
+        """Go on from a state that `state_dict` gave, with the settings of this object.
 
         Raises:
             InputError: averages over blocks of another length.

@@ -96,8 +96,8 @@ class PreconditionedVI(NaturalGradientVI):
         q = param_group.get("posterior")
         if not isinstance(q, FlatPosterior):
             raise InputError(
-                f"{type(self).__name__} updates a family of torchngvi.ifvb, such as Beta; got {type(q).__name__}. "
-                "For a Gaussian posterior use torchngvi.fit, VN or SRVN."
+                f"{type(self).__name__} updates a flat posterior of torchngvi.ifvb, such as Beta; "
+                f"got {type(q).__name__}. For a Gaussian posterior use torchngvi.fit, VN or SRVN."
             )
         super().add_param_group(param_group)
 
