@@ -22,7 +22,7 @@ from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Poste
 from torchngvi.metrics import Preconditioner, Recursive
 from torchngvi.optim import Evaluation, NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.renamed import warn_renamed
+from torchngvi.renamed import renamed, warn_renamed
 from torchngvi.rules import RootGradient
 from torchngvi.stepsizes import Constant, KLRadius
 
@@ -61,6 +61,7 @@ class PreconditionedVI(NaturalGradientVI):
     [58.0, 144.0]
     """
 
+    @renamed(family="posterior", preconditioner="metric")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
@@ -183,6 +184,7 @@ class IFVB(PreconditionedVI):
     0.29
     """
 
+    @renamed(family="posterior")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
@@ -230,6 +232,7 @@ class AIFVB(PreconditionedVI):
 
     averaging: Averaging
 
+    @renamed(family="posterior")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
