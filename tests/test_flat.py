@@ -8,7 +8,19 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from torchngvi import SRVN, VN, CholeskyGaussian, LogJoint, NaturalGradientVI, QuasiNewton, RootGD, Stein, fit
+from torchngvi import (
+    SRVN,
+    VN,
+    CholeskyGaussian,
+    GeneralizedLinear,
+    LogJoint,
+    NaturalGaussian,
+    NaturalGradientVI,
+    QuasiNewton,
+    RootGD,
+    Stein,
+    fit,
+)
 from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import (
     IFVB,
@@ -30,6 +42,7 @@ from torchngvi.ifvb import (
 from torchngvi.rules import Adam as AdamMomentum
 from torchngvi.rules import ExponentialAverage, NaturalGradient, RootGradient
 from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest, SufficientDecrease
+from torchngvi.structures import Dense, arrow
 from torchngvi.structures.no_matrix import NoMatrix
 
 FLOAT = torch.float64
@@ -176,6 +189,20 @@ def test_clip_on_gaussians():
         length = float(unlimited.norm())
         share = min(1.0, norm * 0.01 / length)
         assert torch.allclose(moved, share * unlimited)
+
+
+@pytest.mark.parametrize("structure", [arrow(groups=1, local=2, globals=1), arrow(groups=1, local=1, globals=2)])
+def test_clip_counts_an_entry_once_whatever_the_storage(structure):
+    """The same matrices, stored whole and as the squares and borders of a forest: the same step."""
+    X = torch.randn(20, 3, generator=seeded(), dtype=FLOAT)
+    ends = []
+    for pattern in (Dense(3), structure):
+        q = NaturalGaussian(3, scale=2.0, structure=pattern, dtype=FLOAT)
+        opt = NaturalGradientVI(q, NaturalGradient(), 1.0, step_size=Clip(0.1))
+        opt.step(GeneralizedLinear(X, torch.arange(20) % 2))
+        ends.append(opt.last.rho)
+    assert torch.allclose(*ends, rtol=1e-12)
+    assert ends[0] < 0.1
 
 
 def test_the_shortest_of_several_limits():

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import math
+import pathlib
 import pickle
 import re
 import time
@@ -722,7 +723,7 @@ def test_ranges(arguments, message):
             InputError,
             r"alpha is the power.*\[0, 1\]; got 1.5",
         ),
-        (lambda: ifvb.IFVB(torch.zeros(2)), InputError, r"IFVB updates a family of torchngvi.ifvb.*got Tensor"),
+        (lambda: ifvb.IFVB(torch.zeros(2)), InputError, r"IFVB updates a flat posterior of torchngvi.ifvb.*got Tensor"),
         (lambda: IFVB(Beta(torch.ones(2)), estimator=Pathwise(3)), PairError, r"Pathwise.*Use ControlVariate"),
         (
             lambda: AIFVB(OrthogonalFlow(torch.zeros(2), torch.eye(2), torch.zeros(2))),
@@ -742,7 +743,7 @@ def test_ranges(arguments, message):
             InputError,
             r"ClosedForm takes the lower bound as a function of lambda; got float",
         ),
-        (lambda: ifvb.IFVB(CholeskyGaussian(2)), InputError, r"IFVB updates a family.*got CholeskyGaussian"),
+        (lambda: ifvb.IFVB(CholeskyGaussian(2)), InputError, r"IFVB updates a flat posterior.*got CholeskyGaussian"),
         (
             lambda: PreconditionedVI(gaussian(), Exact()).inverse_fisher(),
             PairError,
@@ -985,6 +986,20 @@ def test_uncertainty_refuses():
         marginal_sample(
             Beta(torch.ones(2, dtype=FLOAT)), torch.eye(2, dtype=FLOAT), 9, seeded(), -9 * torch.ones(2, dtype=FLOAT)
         )
+
+
+def test_documentation():
+    """The snippets of docs/ifvb.md run as they stand, but for the number of their steps."""
+    text = (pathlib.Path(__file__).parents[1] / "docs/ifvb.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(snippets) == 2
+    assert "log_joint, 5000, " in snippets[0]
+    scope: dict = {}
+    for snippet in snippets:
+        exec(compile(snippet.replace("log_joint, 5000, ", "log_joint, 20, "), "docs/ifvb.md", "exec"), scope)
+    assert scope["result"].evaluations == 20
+    assert scope["opt"].rejections == 0
+    assert scope["theta"].isfinite().all()
 
 
 @pytest.mark.gpu

@@ -213,10 +213,10 @@ def test_methods_of_gaussians_on_flat_vectors(name):
 
 @pytest.mark.parametrize("name", sorted(FLAT))
 def test_flat_methods_on_gaussians(name):
-    with pytest.raises(InputError, match=f"{name} updates a family of torchngvi.ifvb.*got CholeskyGaussian. For a"):
+    with pytest.raises(InputError, match=f"{name} updates a flat posterior.*got CholeskyGaussian. For a"):
         METHODS[name](CholeskyGaussian(2))
     mll, x, y = objective(CholeskyGaussian)
-    with pytest.raises(InputError, match=f"{name} updates a family of torchngvi.ifvb.*got CholeskyGaussian. For a"):
+    with pytest.raises(InputError, match=f"{name} updates a flat posterior.*got CholeskyGaussian. For a"):
         natural_optimizer(mll, method=METHODS[name])
 
 

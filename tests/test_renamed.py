@@ -63,6 +63,21 @@ def test_the_family_of_an_optimizer():
         assert opt.family is opt.posterior
 
 
+@pytest.mark.parametrize("method", [ifvb.IFVB, ifvb.AIFVB])
+def test_the_family_of_a_method(method):
+    with pytest.warns(FutureWarning, match=f"{method.__name__}: family= is now called posterior="):
+        assert torch.equal(method(family=beta()).posterior.vector, beta().vector)
+
+
+def test_the_arguments_of_preconditioned_vi():
+    with pytest.warns(FutureWarning) as warned:
+        opt = ifvb.PreconditionedVI(family=beta(), preconditioner=ifvb.Identity())
+    assert isinstance(opt.metric, ifvb.Identity)
+    old, new = ["family=", "preconditioner="], ["posterior=", "metric="]
+    expected = [f"PreconditionedVI: {a} is now called {b}." for a, b in zip(old, new, strict=True)]
+    assert [str(warning.message).split(" The old")[0] for warning in warned] == expected
+
+
 def test_the_family_of_functions():
     draws = {"draws": 5, "generator": torch.Generator().manual_seed(0)}
     new = ifvb.lower_bound(q=beta(), log_joint=ones, **draws)

@@ -126,8 +126,7 @@ class Averaging:
     Args:
         w: the power w of the logarithm in the weights, not negative; 2 in the paper, and 0 for the plain mean.
         burn_in: the number of steps before the first that counts; until then the average is the iterate.  Early
-            iterates
-            keep their weight for long: the average is behind the iterate until the run is in its noise.
+            iterates keep their weight for long: the average is behind the iterate until the run is in its noise.
         metric_at_average: whether the metric takes its scores at the average (Eq 4.8), or at the iterate (Remark 4.2).
 
     Raises:

@@ -31,7 +31,7 @@ _KEPT = 5_000_000  # numbers of all roots on a path
 
 
 class Mode(NamedTuple):
-    """Where the search ended."""
+    """Where the search for a mode ended, with the covariance and the evidence that its curvature gives."""
 
     theta: Tensor  # (D,)
     root: Tensor  # of the covariance γ H⁻¹, H = ∇²ℓ with repaired eigenvalues, lower triangular (D, D)
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     half: Tensor  # H⁻¹ = half halfᵀ, H with repaired eigenvalues, (D, D)
 
     def root(self, gamma: float) -> Tensor:
-        """Of the covariance γ H⁻¹, lower triangular (D, D)."""
+        """The root of the covariance γ H⁻¹, lower triangular (D, D)."""
         dense = Dense(len(self.theta))
         return dense.positive_root(dense.lower_root(math.sqrt(gamma) * self.half))[0]
 
@@ -86,7 +86,7 @@ def find_modes(
     over: Callable[[], bool] = lambda: False,
     path: list[Seen] | None = None,
 ) -> list[Mode | None]:
-    """As `find_mode` from each of the starts, side by side; ``path`` is that of the first."""
+    """Minimise ℓ from each of the starts, side by side, as `find_mode` from one; ``path`` is that of the first."""
     gamma = target.temperature or 1.0
     modes: list[Mode | None] = [None] * len(starts)
     parts = [_Search(start, budget, gamma, None if k else path) for k, start in enumerate(starts)]

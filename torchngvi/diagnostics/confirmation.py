@@ -68,14 +68,14 @@ class Response:
         p: Tensor,  # (K, D)
         R: Structured,  # (K, ...)
     ) -> Tensor:
-        """(p, R) as vectors whose dot product is <p, p'> + <R, R'>_F, (K, n)."""
+        """Join p and R into vectors (K, n) whose dot product is <p, p'> + <R, R'>_F."""
         return torch.cat([p, math.sqrt(2) * self.structure.flat(R)], -1)
 
     def parted(
         self,
         x: Tensor,  # (K, n)
     ) -> tuple[Tensor, Structured]:
-        """p and R of such vectors."""
+        """Part vectors that `joined` made into p and R again."""
         p, flat = x.split([self.structure.dim, x.shape[-1] - self.structure.dim], -1)
         return p, self.structure.unflat(flat / math.sqrt(2))
 
@@ -83,7 +83,7 @@ class Response:
         self,
         coordinates: Tensor,  # (K,)
     ) -> Tensor:
-        """(u, 0) for each coordinate, (K, n)."""
+        """Make the vector (u, 0) of each coordinate, u its unit vector in the frame, (K, n)."""
         units = torch.nn.functional.one_hot(coordinates, self.structure.dim).to(self.z)
         u = self.frame.pull(units)
         u = u / u.norm(dim=-1, keepdim=True)
@@ -105,7 +105,7 @@ class Response:
         x: Tensor,  # (K, n)
         y: Tensor,  # as the product gave it, (S, K, D)
     ) -> Tensor:
-        """dᵀ y + |R|²_F of each draw, whose mean is <x, A x>, (S, K)."""
+        """Compute dᵀ y + |R|²_F of each draw, whose mean is <x, A x>, (S, K)."""
         p, R = self.parted(x)
         own = self.structure.norm2(R) if isinstance(self.structure, FullAlgebra) else self._diagonal2(R)
         return ((p + self._turned(R)) * y).sum(-1) + own

@@ -71,7 +71,7 @@ class Proposal:
         self.top = torch.arange(self.dim, device=self.scale.device) >= self.dim - _TOP  # eigenvalues rise
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """x, the first half of the draws from q, (S, D); from float64 on the CPU whatever the posterior."""
+        """Draw x, (S, D), its first half from q; the noise is float64 on the CPU whatever the posterior."""
         normal = torch.randn(count, self.dim, generator=generator, dtype=torch.float64)
         half, quarter = count // 2, count - count // 4
         gamma = torch._standard_gamma(torch.full((count,), 0.5 * _DOF, dtype=torch.float64), generator=generator)
@@ -86,7 +86,7 @@ class Proposal:
         self,
         x: Tensor,  # (S, D)
     ) -> tuple[Tensor, Tensor]:
-        """Of the mixture and of q, in θ, (S,) each."""
+        """Compute the log densities of the mixture and of q in θ, (S,) each."""
         u = (x if self.basis is None else x @ self.basis) / self.scale
         volume, square = self.scale.log().sum(), u.square()
         near = self._normal(x.square().sum(-1), self.dim)

@@ -33,21 +33,21 @@ _ENTRIES = 20_000_000  # of one table of pairs of draws
 
 
 class Residuals(NamedTuple):
-    """Where the gradient stands at draws of q."""
+    """How far the whitened gradient is from that of -log q, at antithetic draws of q."""
 
     z: Tensor  # standard normal, the second half minus the first, (S, D)
     residual: Tensor  # Cᵀ∇ℓ/γ - z, (S, D)
 
     @property
     def halves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """z, and the even and the odd part of the residual, (S/2, D) each."""
+        """The noise z, and the even and the odd part of the residual, (S/2, D) each."""
         plus, minus = self.residual.chunk(2)
         return self.z[: len(plus)], 0.5 * (plus + minus), 0.5 * (plus - minus)
 
 
 @dataclass(frozen=True)
 class ThirdOrder:
-    """M, or M - N of a pattern, as estimated from draws.
+    """The matrix M, or M - N of a pattern, as it is estimated from draws.
 
     Attributes:
         matrix: (D, D), symmetric; unbiased.

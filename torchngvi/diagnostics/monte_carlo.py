@@ -21,7 +21,7 @@ _DRAWS_AT_ONCE = 256  # draws a call of the log joint: bounds the memory, not th
 
 
 class Estimate(NamedTuple):
-    """A Monte Carlo mean."""
+    """A Monte Carlo mean with its standard error, one a member."""
 
     estimate: Tensor  # (*batch,)
     standard_error: Tensor  # (*batch,)

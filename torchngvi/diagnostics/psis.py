@@ -20,7 +20,7 @@ _NEGLIGIBLE = 10  # units of rounding below which a candidate of the fit is left
 
 
 class Smoothed(NamedTuple):
-    """Smoothed importance weights."""
+    """Importance weights after Pareto smoothing, with the k-hat that says how far they can be trusted."""
 
     log_weights: Tensor  # normalised, (S, *batch)
     k_hat: Tensor  # (*batch,)

@@ -23,14 +23,14 @@ _ROWS = 4  # coordinates that are shown
 
 
 class Marginals(NamedTuple):
-    """q, a coordinate at a time."""
+    """The means and standard deviations of q, coordinate by coordinate."""
 
     mean: Tensor  # (D,)
     sd: Tensor  # (D,)
     names: tuple[str, ...] = ()
 
     def name(self, k: int) -> str:
-        """Of a coordinate."""
+        """The name of coordinate k, ``theta[k]`` where none was given."""
         return self.names[k] if self.names else f"theta[{k}]"
 
 

@@ -53,9 +53,9 @@ class BonnetPrice(Drawing):
         moments = mean_derivatives(rows.likelihood, rows.mean + _predictor(rows.rows, noise), rows.y)
         total, sites = target.energy_from(frame, rows, moments)
         packet: Sites | Raw
-        if q.structure.rank == 2:
+        if q.structure.widest == q.dim:
             packet = sites.raw()
-        else:  # a diagonal needs no D x D matrix
+        else:  # a pattern with fewer entries needs no D x D matrix
             packet = sites if sparse.is_sparse(sites.rows) else sites._replace(projected=frame.rows(sites.rows))
         return Expectation(total, packet, target.temperature, False, Cost(count, count))
 

@@ -54,11 +54,11 @@ class PerFactor(Estimator):
 
     @property
     def fixed(self) -> bool:
-        """As the estimator of the factors."""
+        """Whether the estimator of the factors sees the same draws at every call."""
         return self.estimator.fixed
 
     def fresh(self, number: int) -> Self:
-        """With other draws where they are fixed."""
+        """Return the estimator on other draws, where those of the factors are fixed."""
         return type(self)(self.estimator.fresh(number))
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:

@@ -41,7 +41,7 @@ _COUNTS = ("left_out", "draws", "near", "daring", "evaluations", "rejections", "
 
 
 class Point(NamedTuple):
-    """Where q stands on a set of draws."""
+    """The norm of the gradient, its noise and the loss of q on a set of draws."""
 
     norm2: Tensor  # (*batch,)
     noise2: Tensor  # (*batch,)
@@ -49,12 +49,12 @@ class Point(NamedTuple):
 
     @property
     def total(self) -> float:
-        """√(norm² + noise²): about half its square, in nats, is lost."""
+        """The root of norm² + noise²; about half its square, in nats, is lost."""
         return float((self.norm2 + self.noise2).max()) ** 0.5
 
     @property
     def finite(self) -> bool:
-        """Of every batch member."""
+        """Whether loss and norm are finite for every batch member."""
         return bool((self.loss.isfinite() & self.norm2.isfinite()).all())
 
 
@@ -116,7 +116,7 @@ class Descent:
         return self.optimizer
 
     def evaluate(self) -> Point:
-        """Where q stands on the present draws."""
+        """Evaluate q on the present draws."""
         first = self.evaluations == self.first
         point = self._evaluated()
         if first and not point.finite and self._replace_failing():
@@ -223,7 +223,7 @@ class Descent:
         return True
 
     def more_draws(self) -> int:
-        """As many as bring noise² to half of tolerance², within limits."""
+        """The number of draws that brings noise² to half of tolerance², within limits."""
         wanted = float(self.point.noise2.max()) / (0.5 * self.tolerance**2)
         factor = min(max(wanted, 2), _NEAR_GROWTH if self.near else _GROWTH) if math.isfinite(wanted) else 2
         return min(2 * math.ceil(0.5 * factor * self.draws), self.most)
@@ -235,7 +235,7 @@ class Descent:
     # -------------------------------------------------------------------------------- places
 
     def restore(self, coordinates: Coordinates) -> None:
-        """Put q there."""
+        """Put q at these coordinates, for every batch member."""
         self.q.assign(coordinates, torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device))
 
     def place(self) -> Place:
@@ -247,7 +247,7 @@ class Descent:
         self.optimizer, self.near, self.draws, self.open = None, False, draws, False
 
     def come_back(self, place: Place) -> None:
-        """Be where a place was taken."""
+        """Go back to a place, with the optimizer and the draws that it had."""
         self.restore(place.coordinates)
         self.optimizer, self.near, self.draws, self.point = place[1:]
         self.open = False
@@ -255,7 +255,7 @@ class Descent:
     # -------------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Before an evaluation."""
+        """Return what the descent remembers between two evaluations."""
         return {
             **{name: getattr(self, name) for name in _COUNTS},
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
@@ -264,7 +264,7 @@ class Descent:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Where q has been loaded."""
+        """Go on from a state that `state_dict` gave, after q has been loaded."""
         for name in _COUNTS:
             setattr(self, name, state[name])
         self.optimizer = None

@@ -74,8 +74,9 @@ def fit(
         target: a model, or a function of theta returning the log joint.
         optimizer: built over q; by default `VN(q)`, which finds its own steps; for a log joint without a closed
             form over averages that grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow,
-            `IFVB(q)`, whose norm is never small: the run has converged when the mean of the bound over 100 steps has
-            had no new best for 200, and the best is put back, see `torchngvi.fitting.smoothed`.
+            `IFVB(q)`, whose norm is never small: the run ends when the mean of the bound over 100 steps has had no new
+            best for 200, which does not say that it has converged; the best is put back, see
+            `torchngvi.fitting.smoothed`.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
         max_evaluations: budget of expectations (value, gradient, curvature).

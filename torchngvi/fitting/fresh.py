@@ -15,7 +15,7 @@ _FAILING = 0.05  # share of draws of a member that may be left out
 
 
 class Fresh(NamedTuple):
-    """q on fresh draws."""
+    """What fresh draws say of q: the ELBO, its standard error and the worth of the importance weights."""
 
     elbo: Tensor  # (*batch,)
     error: Tensor  # (*batch,)

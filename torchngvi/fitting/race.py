@@ -94,7 +94,7 @@ class Race:
         self.unit = target.temperature or 1.0
 
     def put(self, coordinates: Coordinates) -> None:
-        """Put q there."""
+        """Put q at these coordinates, for every batch member."""
         self.q.assign(coordinates, torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device))
 
     def run(self, starts: Sequence[Start]) -> None:
@@ -135,7 +135,7 @@ class Race:
         start.coordinates = self.q.snapshot()
 
     def steps(self, count: int, lr: float, seed: int, average: ExpectationAverage | None = None) -> list[float]:
-        """So many steps of q, and the losses before each by its draws.
+        """Take a number of stochastic steps of q, and return the losses before each by its draws.
 
         One that is not finite is not taken, and its draws are drawn anew; after eight in a row no more are tried.
         """

@@ -39,7 +39,7 @@ def finished(before: Compared, after: Compared) -> str:
 
 
 def not_finite(loss: float) -> str:
-    """At some of the draws that an average begins with."""
+    """Say that the log joint is not finite at some of the draws with which an average begins."""
     return (
         f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. Start from "
         "another mean or a smaller scale (initialize_), or transform constrained coordinates."
@@ -47,7 +47,7 @@ def not_finite(loss: float) -> str:
 
 
 def unconfined(loss: float, wider: float) -> str:
-    """A posterior that is none."""
+    """Say that the log joint confines no posterior: the negative ELBO falls without bound."""
     return (
         f"because the negative ELBO falls without bound, to {loss:.3g}, and q spreads e^{wider:.0f} times as wide as "
         "it started: the log joint does not confine q. Give every parameter a proper prior."

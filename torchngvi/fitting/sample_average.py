@@ -80,7 +80,7 @@ class SampleAverages(Engine):
         self.marked = Mark(coordinates, None)
 
     def check(self) -> None:
-        """Refuse a function that draws."""
+        """Refuse a log joint that draws, since two calls at one θ must agree."""
         _within(self.gaussian, self.starts.check_repeats)
 
     def begin(self) -> None:
@@ -94,14 +94,14 @@ class SampleAverages(Engine):
             self.first_log_sd = self.gaussian.stddev.log()  # where it started
 
     def advance(self) -> Standing | None:
-        """To the next evaluation."""
+        """Go on to the next evaluation, and return its standing; None at the end."""
         if self._path is None:
             self._path = self._run()
         path = self._path
         return _within(self.gaussian, lambda: next(path, None))
 
     def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
-        """Of the check; or, where the run is ended from outside, of the better of two places if another is tried."""
+        """Return the verdict of the last check; of a run ended from outside, the better of the places that are open."""
         if stop is None:
             assert self._ending is not None
             return self._ending
@@ -291,7 +291,7 @@ class SampleAverages(Engine):
     # -------------------------------------------------------------------------------- checkpoints
 
     def go_back(self, coordinates: Any) -> None:
-        """Put q there; another start is left."""
+        """Put q at these coordinates, and leave another start that was being tried."""
         super().go_back(coordinates)
         self.elsewhere = None
 
@@ -300,7 +300,7 @@ class SampleAverages(Engine):
         return {"method": "VN by sample averages", **fingerprints.of_problem(self.q, self.target.target)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Before an evaluation; the seed stands for the draws."""
+        """Return what an evaluation begins from; the seed stands for the draws."""
         return {
             "posterior": self.q.state_dict(),
             "descent": self.descent.state_dict(),
@@ -318,7 +318,7 @@ class SampleAverages(Engine):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the same draws."""
+        """Go on from a state that `state_dict` gave, with the same draws."""
         self.q.load_state_dict(state["posterior"])
         self._seeded(state["seed"])
         self.starts.mean, self.starts.evidence = state["first_mean"], state["evidence"]

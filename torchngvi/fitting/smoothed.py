@@ -121,10 +121,10 @@ class SmoothedSteps(Engine):
         monitor: Callable[[], float] | None = None,
         window: int = 100,
     ) -> None:
-        self.family = family = optimizer.posterior
-        super().__init__(family)
-        if family.batch_shape:
-            raise InputError(f"run follows one lambda; this posterior holds {tuple(family.batch_shape)}. Call step.")
+        self.flat = flat = optimizer.posterior
+        super().__init__(flat)
+        if flat.batch_shape:
+            raise InputError(f"run follows one lambda; this posterior holds {tuple(flat.batch_shape)}. Call step.")
         self.name, self.optimizer, self.schedule, self.monitor = type(optimizer).__name__, optimizer, schedule, monitor
         prepared = target if optimizer.estimator is None else optimizer.estimator.prepared(target)
         self.target = prepared if isinstance(prepared, Target) else classify(prepared)
@@ -163,7 +163,7 @@ class SmoothedSteps(Engine):
     def _stepped(self) -> tuple[Tensor, float]:
         """The loss before the step, with the natural-gradient norm there; of a closure NaN, for nobody knows it."""
         norm = math.nan
-        with FullPrecision(self.family.vector.device.type):
+        with FullPrecision(self.flat.vector.device.type):
             if isinstance(self.target, Target):
                 norm = float(self.optimizer.evaluate(self.target).norm2.sqrt())  # which the step uses
         loss = self.optimizer.step(self.target)
@@ -183,13 +183,13 @@ class SmoothedSteps(Engine):
     def _estimate(self) -> Tensor:
         """The average where there is one, else the iterate; a copy."""
         optimizer = self.optimizer
-        return (optimizer.average if isinstance(optimizer, AIFVB) else self.family.vector).detach().clone()
+        return (optimizer.average if isinstance(optimizer, AIFVB) else self.flat.vector).detach().clone()
 
     def _monitored(self, monitor: Callable[[], float]) -> float:
         """The monitored value with the estimate in the posterior; λ is put back."""
         if not isinstance(self.optimizer, AIFVB):
             return float(monitor())
-        iterate = self.family.vector.detach().clone()
+        iterate = self.flat.vector.detach().clone()
         try:
             self._put(self._estimate())
             return float(monitor())
@@ -198,7 +198,7 @@ class SmoothedSteps(Engine):
 
     @torch.no_grad()
     def _put(self, vector: Tensor) -> None:
-        self.family.vector.copy_(vector)
+        self.flat.vector.copy_(vector)
 
     # -------------------------------------------------------------------------------- the end
 

@@ -74,7 +74,7 @@ class Starts:
 
     @property
     def first_draws(self) -> int:
-        """Of the first sample average from a start."""
+        """The number of draws of the first sample average from a start."""
         whitened = 2 * self.q.dim + 2  # exact on a quadratic
         # blocks are whitened by fewer draws than all coordinates together
         fewest = max(2 * self.q.structure.widest + 2, min(whitened, _FEWEST_DIAGONAL))

@@ -178,7 +178,7 @@ class Steps(Engine):
         return {**fingerprints.of_problem(self.q, self.target), **fingerprints.of_optimizer(self.optimizer)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Of q and the optimizer, and what the verdicts remember."""
+        """Return the state of q and of the optimizer, with what the verdicts remember."""
         return {
             "posterior": self.q.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -176,7 +176,7 @@ class Gradients(Criterion):
         return Stop(f"because the budget of {self.most} gradients is used up ({standing.at()}).{advice}")
 
     def over(self, cost: float, seconds: float) -> bool:
-        """Of gradients."""
+        """Say whether the budget of gradients is spent."""
         return cost >= self.most
 
 
@@ -204,7 +204,7 @@ class Seconds(Criterion):
         return Stop(f"because the budget of {self.most:g} seconds is used up ({standing.at()}).{advice}")
 
     def over(self, cost: float, seconds: float) -> bool:
-        """Of time."""
+        """Say whether the time is up."""
         return seconds >= self.most
 
 

@@ -126,6 +126,8 @@ class Path:
         at: the move at step size ρ (*batch,), one a member; ρ = 0 is q itself.
         norm2: the squared natural norm |a|² + ½‖P‖²_F of the gradient that the path follows, (*batch,).
         slope: -dL/dρ at ρ = 0, (*batch,), positive where the path goes down.
+        change2: the squared length of the change of q's own coordinates at ρ = 1, (*batch,), each stored entry counted
+            once; the optimizer says it to a step size that asks for it by ``needs_tangent``.
 
     >>> import torch
     >>> path = Path(lambda rho: rho, lambda: torch.tensor(4.0), lambda: torch.tensor(4.0))
@@ -136,6 +138,7 @@ class Path:
     at: Callable[[Tensor], Move]  # ρ (*batch,) -> move
     norm2: Callable[[], Tensor]  # squared natural norm of the gradient that it follows, (*batch,)
     slope: Callable[[], Tensor]  # -dL/dρ at 0, (*batch,)
+    change2: Callable[[], Tensor] | None = None  # squared length of the change of q's coordinates at ρ = 1, (*batch,)
 
     def in_units_of(self, unit: float) -> "Path":
         """Return the same curve with ρ measured in another unit: at 1 it is where this path is at ``unit``."""

@@ -22,7 +22,7 @@ from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Poste
 from torchngvi.metrics import Preconditioner, Recursive
 from torchngvi.optim import Evaluation, NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.renamed import warn_renamed
+from torchngvi.renamed import renamed, warn_renamed
 from torchngvi.rules import RootGradient
 from torchngvi.stepsizes import Constant, KLRadius
 
@@ -61,6 +61,7 @@ class PreconditionedVI(NaturalGradientVI):
     [58.0, 144.0]
     """
 
+    @renamed(family="posterior", preconditioner="metric")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
@@ -96,8 +97,8 @@ class PreconditionedVI(NaturalGradientVI):
         q = param_group.get("posterior")
         if not isinstance(q, FlatPosterior):
             raise InputError(
-                f"{type(self).__name__} updates a family of torchngvi.ifvb, such as Beta; got {type(q).__name__}. "
-                "For a Gaussian posterior use torchngvi.fit, VN or SRVN."
+                f"{type(self).__name__} updates a flat posterior of torchngvi.ifvb, such as Beta; "
+                f"got {type(q).__name__}. For a Gaussian posterior use torchngvi.fit, VN or SRVN."
             )
         super().add_param_group(param_group)
 
@@ -187,6 +188,7 @@ class IFVB(PreconditionedVI):
     0.29
     """
 
+    @renamed(family="posterior")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],
@@ -234,6 +236,7 @@ class AIFVB(PreconditionedVI):
 
     averaging: Averaging
 
+    @renamed(family="posterior")
     def __init__(
         self,
         posterior: Posterior | Iterable[Any],

@@ -81,7 +81,7 @@ class Recursive(Preconditioner):
             raise InputError(
                 f"the inverse Fisher matrix of {D:,} variational parameters needs {needed / _GIB:.3g} GiB and "
                 f"{free / _GIB:.3g} GiB of {lam.device.type} memory are free. Use Blocks, Window or BatchFisher, or a "
-                "family with fewer parameters."
+                "posterior with fewer parameters."
             )
         empty = {
             "P": lam.new_zeros(*lam.shape, D),

@@ -72,7 +72,7 @@ class FactorTarget(Target):
         self.comparable = all(factor.target.comparable for factor in self.factors)
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """The sum over all factors, (*sample, *batch)."""
+        """Sum the log of all factors, (*sample, *batch)."""
         cliques = self.structure.gather(theta)
         terms = [factor.target.log_joint(cliques[factor.kind]).sum(-1) for factor in self.factors]
         return sum(terms[1:], terms[0])
@@ -90,7 +90,7 @@ class FactorTarget(Target):
         self,
         packets: Sequence[Framed],  # of each factor, in the frames of its cliques
     ) -> Framed:
-        """The sum over all factors and cliques in the frame of q."""
+        """Sum the packets of all factors and cliques, in the frame of q."""
         vectors: list[Tensor | None] = [None] * len(self.structure.kinds)
         matrices = vectors.copy()
         for (kind, _), (a, W) in zip(self.factors, packets, strict=True):
@@ -100,12 +100,12 @@ class FactorTarget(Target):
         return Framed(*self.structure.scatter(vectors, matrices))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those of all factors; unknown where those of a function are."""
+        """Return the tensors of all factors, or none where those of a function are unknown."""
         known = [factor.target.tensors() for factor in self.factors]
         return tuple(tensor for some in known for tensor in some) if all(known) else ()
 
     def settings(self) -> tuple[object, ...]:
-        """Those of all factors."""
+        """Return the kinds and the settings of all factors."""
         return tuple((factor.kind, factor.target.settings()) for factor in self.factors)
 
 
@@ -151,7 +151,7 @@ class TractableFactors(FactorTarget, TractableTarget):
             raise PairError(f"{_NEEDS} {self.structure}; got a {type(q).__name__} over {q.structure}.")
 
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed]:  # type: ignore[override]
-        """E_q[ℓ] (*batch,), differentiable in the frame, and its derivative: the sum over the cliques."""
+        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative, summed over the cliques."""
         frames = clique_frames(frame)
         values, packets = [], []
         for kind, target in self.factors:

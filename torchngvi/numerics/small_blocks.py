@@ -45,7 +45,7 @@ def solve(
     lower: Tensor,  # L, (*batch, r, r)
     columns: Tensor,  # B, (*batch, r, S)
 ) -> Tensor:
-    """L⁻¹ B.
+    """Solve L X = B for many small lower-triangular L: L⁻¹ B.
 
     >>> solve(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0], [3.0]])).tolist()
     [[1.0], [2.0]]
@@ -68,7 +68,7 @@ def tsolve(
     lower: Tensor,  # L, (*batch, r, r)
     columns: Tensor,  # B, (*batch, r, S)
 ) -> Tensor:
-    """L⁻ᵀ B.
+    """Solve Lᵀ X = B for many small lower-triangular L: L⁻ᵀ B.
 
     >>> tsolve(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.tensor([[4.0], [2.0]])).tolist()
     [[1.0], [2.0]]
@@ -81,7 +81,7 @@ def tsolve(
 def inverse(
     lower: Tensor,  # L, (*batch, r, r)
 ) -> Tensor:
-    """L⁻¹.
+    """Invert many small lower-triangular matrices: L⁻¹.
 
     >>> inverse(torch.tensor([[2.0, 0.0], [1.0, 1.0]])).tolist()
     [[0.5, 0.0], [-0.5, 1.0]]

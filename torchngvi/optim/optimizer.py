@@ -45,7 +45,7 @@ from torchngvi.optim.averaged import averaged, turned
 from torchngvi.optim.evaluating import EvaluatingOptimizer
 from torchngvi.optim.records import Evaluation, Heading, Report
 from torchngvi.optim.state import State
-from torchngvi.optim.trial import proposed, together, tried, usable
+from torchngvi.optim.trial import measured, proposed, together, tried, usable
 from torchngvi.renamed import renamed
 from torchngvi.stepsizes import Constant, SufficientDecrease
 
@@ -219,11 +219,11 @@ class NaturalGradientVI(EvaluatingOptimizer):
             notices.warn_if_unsummed(type(self).__name__)
 
         path = heading.path
-        if self.momentum is not None:
-            share = self._rho(path, lr, state) / lr if self.momentum.of_steps else torch.ones_like(state["rejections"])
-            path, average = averaged(self.momentum, q, path, share, state["momentum"])
         whole = self.momentum is not None and self.momentum.of_steps  # it averages steps that are limited already
-        rho = torch.ones_like(state["rejections"]) * lr if whole else self._rho(path, lr, state)
+        if self.momentum is not None:
+            share = self._rho(q, path, lr, state) / lr if whole else torch.ones_like(state["rejections"])
+            path, average = averaged(self.momentum, q, path, share, state["momentum"])
+        rho = torch.ones_like(state["rejections"]) * lr if whole else self._rho(q, path, lr, state)
         proposal = proposed(q, path, rho)
         if self.momentum is not None:
             average = turned(self.momentum, q, proposal, average)
@@ -246,9 +246,11 @@ class NaturalGradientVI(EvaluatingOptimizer):
         self.last = Report(rho, accepted)
         return result
 
-    def _rho(self, path: Path, lr: float | Tensor, state: State) -> Tensor:
+    def _rho(self, q: Posterior, path: Path, lr: float | Tensor, state: State) -> Tensor:
         """The step size ρ along a path, (*batch,), as the control proposes it."""
         like = state["rejections"]
+        if self.step_size.needs_tangent:
+            path = measured(q, path, like)
         return self.step_size.propose(path, lr, like, state["step_size"]).to(like.dtype)
 
     def _judge(self, state: State, coupled: bool) -> Callable[[Trial], tuple[Tensor, State]]:

@@ -1,12 +1,13 @@
 """A step: propose a point of the path, move there, and where it is judged keep it or go back, member by member."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Coordinates, Move, Path, Posterior, Trial, where_members
+from torchngvi.interfaces import Coordinates, Move, Path, Posterior, Tangent, Trial, where_members
 from torchngvi.optim.records import Evaluation
 
 _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
@@ -44,6 +45,27 @@ def proposed(q: Posterior, path: Path, rho: Tensor) -> Proposal:
     move = path.at(rho)
     new, inside = q.moved(move)
     return Proposal(path, rho, move, new, inside)
+
+
+def measured(q: Posterior, path: Path, like: Tensor) -> Path:
+    """The path, with the length of the change that it makes to q's own coordinates at ρ = 1.
+
+    Args:
+        q: the posterior, whose structure counts each stored entry once.
+        path: the path of the rule, of moves along a straight line in q's own coordinates.
+        like: a tensor (*batch,) of the dtype and device of q.
+
+    Returns:
+        The same path that says its ``change2``.
+    """
+
+    def change2() -> Tensor:
+        move, structure = path.at(torch.ones_like(like)), q.structure
+        assert isinstance(move, Tangent)
+        vector, matrix = move.change
+        return structure.dot(vector, vector) + structure.entries_norm2(structure.tril(matrix))
+
+    return replace(path, change2=change2)
 
 
 def tried(

@@ -30,7 +30,7 @@ class CliqueGaussian(PrecisionCholeskyGaussian):
         self._seen = frame
 
     def frame(self) -> Frame:
-        """(m_c, T_c⁻ᵀ), cut out of that of q."""
+        """Return the frame (m_c, T_c⁻ᵀ), cut out of that of q."""
         return self._seen
 
 

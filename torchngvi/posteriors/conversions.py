@@ -41,7 +41,7 @@ class ConvertibleGaussian(StartedGaussian):
         return self.variance.sqrt()
 
     def whitener(self) -> Structured:
-        """C⁻¹ where C is lower triangular, its transpose where C is upper triangular."""
+        """Return C⁻¹ where C is lower triangular, and its transpose where C is upper triangular."""
         raise NotImplementedError
 
     @classmethod

@@ -131,7 +131,7 @@ class LineDensity:
         return (index - 1).clamp(0, last), index.clamp(0, last)
 
     def log_prob(self, s: Tensor) -> Tensor:
-        """log p(s), differentiable in s."""
+        """Compute log p(s), differentiable in s."""
         table = self.table
         index = torch.searchsorted(table.points, s.detach().contiguous())
         left, _ = self._cell(index)
@@ -158,7 +158,7 @@ class LineDensity:
         lower: Tensor,  # mass below, (N,)
         upper: Tensor,  # mass above, 1 minus it, exact where it is small
     ) -> Tensor:
-        """s with these masses below and above, differentiable in the smaller of the two."""
+        """Find s with these masses below and above, differentiable in the smaller of the two."""
         table = self.table
         index = torch.searchsorted(table.below, lower.detach().contiguous())
         index = torch.where(
@@ -180,7 +180,7 @@ class LineDensity:
         return torch.where(~low, tail_high, s)
 
     def from_normal(self, x: Tensor) -> Tensor:
-        """s with the rank that x has in N(0, 1), differentiable in x."""
+        """Find s with the rank that x has in N(0, 1), differentiable in x."""
         # erfc keeps the relative accuracy of small masses, which ndtr loses
         root = math.sqrt(0.5)
         return self.quantile(0.5 * torch.special.erfc(-root * x), 0.5 * torch.special.erfc(root * x))

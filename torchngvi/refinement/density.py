@@ -53,22 +53,22 @@ class Density(nn.Module, ABC):
 
     @property
     def mean(self) -> Tensor:
-        """E[θ], (D,)."""
+        """The mean E[θ], (D,)."""
         return self.moments()[0]
 
     @property
     def covariance(self) -> Tensor:
-        """Cov[θ], (D, D)."""
+        """The covariance matrix Cov[θ], (D, D)."""
         return self.moments()[1]
 
     @property
     def variance(self) -> Tensor:
-        """Var[θ_k], (D,)."""
+        """The marginal variances Var[θ_k], (D,)."""
         return self.covariance.diagonal()
 
     @property
     def stddev(self) -> Tensor:
-        """√Var[θ_k], (D,)."""
+        """The marginal standard deviations √Var[θ_k], (D,)."""
         return self.variance.sqrt()
 
     def quantile(self, levels: Sequence[float] | Tensor) -> Tensor:

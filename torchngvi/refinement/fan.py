@@ -85,7 +85,7 @@ class LayeredGaussian(Density):
 
     @torch.no_grad()
     def log_prob(self, theta: Tensor) -> Tensor:
-        """Pulled back to the noise."""
+        """Compute log q(θ) by pulling θ back to the noise, (*sample,)."""
         parts = self._flat(theta).split(self._at_once)
         return torch.cat([self._log_prob(part) for part in parts]).reshape(theta.shape[:-1])
 

@@ -95,7 +95,7 @@ class Quality(NamedTuple):
 
     @property
     def worth(self) -> str:
-        """Of the weights, in words."""
+        """What the importance weights are worth, in words."""
         return f"worth {self.effective:.0f} of {DRAWS} draws, k-hat {self.k_hat:.2f}"
 
 
@@ -111,7 +111,7 @@ def quality(density: Density, joint: Joint, seed: int) -> Quality:
 def quality_of(
     log_weights: Tensor,  # (S,)
 ) -> Quality:
-    """By log weights at draws."""
+    """Judge a density by its log importance weights at its own draws."""
     weights = smoothed(log_weights)
     elbo, error = float(log_weights.mean()), float(log_weights.std()) / math.sqrt(len(log_weights))
     if not math.isfinite(elbo):

@@ -35,14 +35,14 @@ class Layer(nn.Module, ABC):
         self,
         x: Tensor,  # (N, D)
     ) -> tuple[Tensor, Tensor]:
-        """z (N, D) and log|det dz/dx| (N,), differentiable in x."""
+        """Map x to z (N, D), and compute log|det dz/dx| (N,), differentiable in x."""
 
     @abstractmethod
     def pull(
         self,
         z: Tensor,  # (N, D)
     ) -> tuple[Tensor, Tensor]:
-        """x (N, D) and log|det dx/dz| (N,)."""
+        """Map z back to x (N, D), and compute log|det dx/dz| (N,)."""
 
 
 class Nodes(NamedTuple):
@@ -117,7 +117,7 @@ class FanLayer(Layer):
         return mean, log_scale, flat.unflatten(-1, (inner, inner)) * log_scale.exp()[:, None, :]
 
     def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """s by its rank, y by its conditional Gaussian."""
+        """Map the rank of the first coordinate to s, and the others to y by their conditional Gaussian given s."""
         turned = x @ self.basis
         s = self.line.from_normal(turned[:, 0].double()).to(x)
         mean, log_scale, root = self.conditional(s)
@@ -126,7 +126,7 @@ class FanLayer(Layer):
         return torch.cat([s[:, None], y], -1) @ self.basis.mT, stretch
 
     def pull(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The rank of s, and the whitened y."""
+        """Map s to its normal score, and whiten y by its conditional Gaussian given s."""
         turned = z @ self.basis
         s, y = turned[:, 0], turned[:, 1:]
         mean, log_scale, root = self.conditional(s)
@@ -166,14 +166,14 @@ class WarpLayer(Layer):
         self.register_buffer("settings", torch.zeros(4, dim, dtype=like.dtype, device=like.device))
 
     def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinate by coordinate."""
+        """Warp each coordinate for itself by sinh(δ (asinh x + ε)), shifted and scaled."""
         shift, log_scale, skew, log_tail = self.settings
         inner = log_tail.exp() * (torch.asinh(x) + skew)
         stretch = log_scale + log_tail + _log_cosh(inner) - 0.5 * torch.log1p(x.square())
         return shift + log_scale.exp() * torch.sinh(inner), stretch.sum(-1)
 
     def pull(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinate by coordinate."""
+        """Undo the warp of each coordinate."""
         shift, log_scale, skew, log_tail = self.settings
         inner = torch.asinh((z - shift) / log_scale.exp())
         x = torch.sinh(inner / log_tail.exp() - skew)

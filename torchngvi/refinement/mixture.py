@@ -23,7 +23,7 @@ _LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 class Mixture(Density):
-    """Σ_k π_k N(m_k, C_k C_kᵀ).
+    """The mixture of Gaussians Σ_k π_k N(m_k, C_k C_kᵀ).
 
     Args:
         shares: π, (K,), which sum to one.
@@ -58,7 +58,7 @@ class Mixture(Density):
 
     @torch.no_grad()
     def log_prob(self, theta: Tensor) -> Tensor:
-        """Summed over the members."""
+        """Compute the log density of the mixture, (*sample,)."""
         each = self.member_log_prob(self._flat(theta)) + self.shares.log()
         return each.logsumexp(-1).reshape(theta.shape[:-1])
 

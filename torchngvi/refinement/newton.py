@@ -37,11 +37,11 @@ class Batched(Target):
         self.log_density = log_density
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """As it was given."""
+        """Evaluate the log density at points (S, *batch, D)."""
         return self.log_density(theta)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Unknown."""
+        """Return no tensors: those that the function depends on are unknown."""
         return ()
 
 

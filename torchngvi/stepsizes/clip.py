@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Path, StepSize, Tangent
+from torchngvi.interfaces import Path, StepSize
 
 
 @final
@@ -36,8 +36,6 @@ class Clip(StepSize):
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
         """Return ρ (*batch,) from the length of the direction, which is the step of ρ = 1."""
-        move = path.at(torch.ones_like(like))
-        assert isinstance(move, Tangent)
-        vector, matrix = move.change
-        length = (vector.square().sum(-1) + matrix.flatten(like.ndim).square().sum(-1)).sqrt()
+        assert path.change2 is not None
+        length = path.change2().sqrt()
         return torch.ones_like(like) * lr * torch.where(length > self.norm, self.norm / length, 1.0)

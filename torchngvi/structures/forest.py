@@ -46,7 +46,7 @@ class Forest(Stored):
         return verb(parts, columns).movedim(-1, 0).unflatten(0, x.shape[:extra])
 
     def mv(self, root: Structured, x: Tensor) -> Tensor:
-        """L x: from the leaves upwards."""
+        """Compute L x from the leaves upwards."""
 
         def verb(parts: list[Part], columns: Tensor) -> Tensor:
             inbox, out = Inbox(self.on(columns)), []
@@ -58,7 +58,7 @@ class Forest(Stored):
         return self._by_columns(verb, root, x)
 
     def solve(self, root: Structured, x: Tensor) -> Tensor:
-        """L⁻¹ x: from the leaves upwards."""
+        """Compute L⁻¹ x from the leaves upwards."""
 
         def verb(parts: list[Part], columns: Tensor) -> Tensor:
             inbox, out = Inbox(self.on(columns)), []
@@ -70,7 +70,7 @@ class Forest(Stored):
         return self._by_columns(verb, root, x)
 
     def tmv(self, root: Structured, x: Tensor) -> Tensor:
-        """Lᵀ x: from the roots downwards."""
+        """Compute Lᵀ x from the roots downwards."""
 
         def verb(parts: list[Part], columns: Tensor) -> Tensor:
             rows, out = Rows(self.on(columns)), self.split(columns)
@@ -84,7 +84,7 @@ class Forest(Stored):
         return self._by_columns(verb, root, x)
 
     def tsolve(self, root: Structured, x: Tensor) -> Tensor:
-        """L⁻ᵀ x: from the roots downwards."""
+        """Compute L⁻ᵀ x from the roots downwards."""
 
         def verb(parts: list[Part], columns: Tensor) -> Tensor:
             rows, out = Rows(self.on(columns)), self.split(columns)
@@ -104,7 +104,7 @@ class Forest(Stored):
     # ---------------------------------------------------------------------------- matrices
 
     def matmul(self, left: Structured, right: Structured) -> Structured:
-        """L M."""
+        """Multiply two roots of the forest: L M."""
         kinds, lefts, out = self.on(left), self.parts(left), []
         chains = _chains(kinds, lefts)
         for k, ((square, border), other) in enumerate(zip(lefts, self.parts(right), strict=True)):
@@ -125,7 +125,7 @@ class Forest(Stored):
         return self.matrix(out)
 
     def inverse(self, root: Structured) -> Structured:
-        """L⁻¹: from the roots downwards."""
+        """Compute L⁻¹ from the roots downwards."""
         kinds, out = self.on(root), self.parts(root)
         chains = Chains(kinds)  # of the inverse
         for k, (square, border) in reversed(list(enumerate(out))):
@@ -136,7 +136,7 @@ class Forest(Stored):
         return self.matrix(out)
 
     def cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
-        """L with A = L Lᵀ, and for which members it exists: from the leaves upwards, nothing is filled in."""
+        """Factor A = L Lᵀ from the leaves upwards, without fill-in, and say for which members the factor exists."""
         inbox, out, fine = Inbox(self.on(symmetric), symmetric=True), [], []
         for k, (square, border) in enumerate(self.parts(symmetric)):
             lower, ok = small_blocks.cholesky(inbox.own(k, square, -1))
@@ -147,7 +147,7 @@ class Forest(Stored):
         return self.matrix(out), torch.stack(fine).all(0)
 
     def congruence(self, root: Structured, symmetric: Structured) -> Structured:
-        """L A Lᵀ."""
+        """Compute the symmetric matrix L A Lᵀ, which has the pattern of the forest."""
         kinds, roots, out = self.on(root), self.parts(root), []
         chains, inbox = _chains(kinds, roots), Inbox(kinds, symmetric=True)
         for k, ((square, border), other) in enumerate(zip(roots, self.parts(symmetric), strict=True)):
@@ -161,7 +161,7 @@ class Forest(Stored):
         return self.matrix(out)
 
     def gram(self, root: Structured, weights: Tensor, transposed: bool = False) -> Structured:
-        """Cᵀ diag(w) C of C = L, or of C = Lᵀ."""
+        """Compute the stored entries of Cᵀ diag(w) C for C = L, or for C = Lᵀ where ``transposed``."""
         weights = weights.expand(*root.shape[:-1], self.dim)
         if transposed:
             return self.congruence(root, self.with_diagonal(torch.zeros_like(root), weights))
@@ -178,7 +178,7 @@ class Forest(Stored):
         return self.matrix(out[::-1])
 
     def lower(self, left: Tensor, right: Tensor) -> Structured:
-        """The stored entries of Σ_n left_n right_nᵀ."""
+        """Compute the stored entries of Σ_n left_n right_nᵀ."""
         kinds, rows, out = self.on(left), Rows(self.on(left)), []
         lefts, rights = self.split(left.mT), self.split(right.mT)  # the N rows are columns of each node
         for k in reversed(range(len(kinds))):
@@ -191,7 +191,7 @@ class Forest(Stored):
     # ---------------------------------------------------------------------------- sparse rows
 
     def sparse_gram(self, root: Structured, rows: Tensor, weights: Tensor, transposed: bool = False) -> Structured:
-        """The stored entries of Cᵀ Xᵀ diag(b) X C; without a D x D matrix where each row is of one clique."""
+        """Compute the stored entries of Cᵀ Xᵀ diag(b) X C; without a D x D matrix where each row is of one clique."""
         where = placed(self, rows) if transposed else None  # Lᵀ of a row leaves its clique
         if where is None:
             return super().sparse_gram(root, rows, weights, transposed)
@@ -206,7 +206,7 @@ class Forest(Stored):
         return self.congruence(root, self.scatter(vectors, matrices)[1])
 
     def sparse_row_norms(self, root: Structured, rows: Tensor, transposed: bool = False) -> Tensor:
-        """‖Cᵀx_n‖², (N,); likewise."""
+        """Compute ‖Cᵀx_n‖², (N,), without a D x D matrix where each row is of one clique."""
         where = placed(self, rows) if transposed else None
         if where is None:
             return super().sparse_row_norms(root, rows, transposed)

@@ -23,7 +23,7 @@ class FullAlgebra(Pattern):
         """Transpose any matrix of squares: Aᵀ."""
 
     def marginals(self, root: Structured, transposed: bool = False) -> Structured:
-        """C Cᵀ of C = L, or of C = Lᵀ."""
+        """Compute C Cᵀ for C = L, or for C = Lᵀ where ``transposed``."""
         turned = self.transpose(root)
         return self.matmul(turned, root) if transposed else self.matmul(root, turned)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Kind(NamedTuple):
-    """n nodes of r entries each, whose ancestors have p entries together."""
+    """The nodes of one kind: n of them with r entries each, whose ancestors have p entries together."""
 
     nodes: int  # n
     size: int  # r
@@ -25,7 +25,7 @@ class Kind(NamedTuple):
     inner: bool  # some of the nodes have children
 
     def on(self, device: torch.device) -> "Kind":
-        """With its tables on a device."""
+        """Return the same kind with its tables on a device."""
         return self._replace(parents=self.parents.to(device), place=self.place.to(device))
 
 
@@ -75,7 +75,7 @@ def below(
     values: Tensor,  # A, (*batch, m, a, b), of the parents
     own: Tensor,  # B, (*batch, n, b, c)
 ) -> Tensor:
-    """A_parent B, (*batch, n, a, c)."""
+    """Multiply the parent's matrix by each node's own: A_parent B, (*batch, n, a, c)."""
     if kind.mothers == 1:
         return torch.einsum("...ab,...nbc->...nac", values[..., 0, :, :], own)
     return inherited(kind, values) @ own
@@ -123,7 +123,7 @@ class Rows:
         self._rows: dict[int, Tensor] = {}
 
     def of_parents(self, k: int) -> Tensor | None:
-        """(*batch, m, p, c), of nodes that are no roots."""
+        """Return the rows that the parents of kind k keep, (*batch, m, p, c); None for roots."""
         up = self._kinds[k].up
         return None if up is None else self._rows[up]
 
@@ -182,7 +182,7 @@ class Inbox:
         return x if letter is None else x + sign * letter[..., : kind.size, : x.shape[-1]]
 
     def border(self, k: int, x: Tensor, sign: int = 1) -> Tensor:
-        """The rows of the ancestors, (*batch, n, p, r), likewise."""
+        """Add what has come for the rows of the ancestors to x, (*batch, n, p, r)."""
         letter, kind = self._letters[k], self._kinds[k]
         return x if letter is None else x + sign * letter[..., kind.size :, : kind.size]
 

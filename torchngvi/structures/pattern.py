@@ -288,7 +288,7 @@ class Pattern(ABC):
         return self.conjugate(root, torch.diag_embed(weights))
 
     def marginals(self, root: Structured, transposed: bool = False) -> Structured:
-        """The stored entries of C Cᵀ, C = L, or C = Lᵀ."""
+        """Compute the stored entries of C Cᵀ for C = L, or for C = Lᵀ where ``transposed``."""
         return self.gram(root, torch.ones((), dtype=root.dtype, device=root.device), not transposed)
 
     def conjugate(

@@ -71,7 +71,7 @@ class Stored(Pattern):
         ]
 
     def matrix(self, parts: list[Part]) -> Structured:
-        """The matrix of such parts."""
+        """Put the parts of the kinds together to one stored matrix."""
         return torch.cat([entries.flatten(-3) for part in parts for entries in part], -1)
 
     def split(
@@ -89,7 +89,7 @@ class Stored(Pattern):
         ]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """(*batch, D, S) from the rows of the nodes."""
+        """Put the rows of the nodes together in the order of θ, (*batch, D, S)."""
         joined = torch.cat([part.flatten(-3, -2) for part in parts], -2)
         back = self._back if joined.device.type == "cpu" else _back_on(self, joined.device)
         return joined if back is None else joined.index_select(-2, back)
@@ -135,7 +135,7 @@ class Stored(Pattern):
         return eye.expand(*like.shape[:-1], -1)
 
     def diagonal(self, matrix: Structured) -> Tensor:
-        """The diagonal, (*batch, D)."""
+        """Take the diagonal out of a matrix, (*batch, D)."""
         return self.join([part.square.diagonal(dim1=-2, dim2=-1)[..., None] for part in self.parts(matrix)])[..., 0]
 
     def with_diagonal(self, matrix: Structured, new: Tensor) -> Structured:
@@ -150,7 +150,7 @@ class Stored(Pattern):
         return self._squares(EqualBlocks.tril, matrix)
 
     def tril_half(self, symmetric: Structured) -> Structured:
-        """tril½[A]."""
+        """Halve a symmetric matrix: K = tril½[A], A = K + Kᵀ."""
         return self._squares(EqualBlocks.tril_half, symmetric)
 
     def one_sided(self, matrix: Structured) -> Structured:
@@ -176,7 +176,7 @@ class Stored(Pattern):
         return torch.cat([x for pair in zip(squares, pieces[1::2], strict=True) for x in pair], -1)
 
     def scale_columns(self, root: Structured, factors: Tensor) -> Structured:
-        """L diag(s)."""
+        """Multiply each column of a root by a factor of its own: L diag(s)."""
         parts = zip(self.parts(root), self.split(factors[..., None]), strict=True)
         return self.matrix([Part(square * s.mT, border * s.mT) for (square, border), s in parts])
 

@@ -64,7 +64,7 @@ def _path(norm2: Tensor, read: list[int] | None = None) -> Path:
         length = (rho * norm2.sqrt())[..., None]
         return Tangent(Coordinates(length, length[..., :0]))
 
-    return Path(at, counted, lambda: norm2)
+    return Path(at, counted, lambda: norm2, lambda: norm2)
 
 
 def _propose(claim: Claim, control: StepSize, norm2: Tensor, lr: float | Tensor, state: dict[str, Tensor]) -> Tensor:

@@ -35,7 +35,7 @@ from torchngvi.structures.no_matrix import NoMatrix
 from torchngvi.structures.pattern import Structured
 
 
-def check_start(family: str, **parts: Any) -> None:
+def check_start(posterior: str, **parts: Any) -> None:
     """Check that the parts of a start, which are named by the keywords, are floating-point vectors or matrices.
 
     Raises:
@@ -45,8 +45,8 @@ def check_start(family: str, **parts: Any) -> None:
         if not isinstance(part, Tensor) or part.ndim == 0 or not part.is_floating_point():
             got = f"{part.dtype} of shape {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
             raise InputError(
-                f"{family} starts at floating-point tensors ({', '.join(parts)}), such as torch.zeros(4); got {name} = "
-                f"{got}."
+                f"{posterior} starts at floating-point tensors ({', '.join(parts)}), such as torch.zeros(4); got "
+                f"{name} = {got}."
             )
 
 
