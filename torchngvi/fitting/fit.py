@@ -110,6 +110,7 @@ def fit(
     >>> result.converged, round(result.loss, 4)
     (True, 1.3865)
     """
+    _check_posterior(q)
     target = as_target(target)
     checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = checked_callbacks(callbacks)
@@ -136,6 +137,16 @@ def fit(
     return Loop(
         engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every
     ).run()
+
+
+def _check_posterior(q: object) -> None:
+    if isinstance(q, type):
+        raise InputError(f"fit takes a posterior; got the class {q.__name__}. Make one of it: {q.__name__}(dim).")
+    if not isinstance(q, Posterior):
+        raise InputError(
+            f"fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got "
+            f"{type(q).__name__} first."
+        )
 
 
 def _default_tolerance(q: Posterior, by_draws: bool) -> float:
