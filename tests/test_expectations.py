@@ -492,8 +492,8 @@ class TestGeneralizedLinear:
                 scipy.sparse.csr_matrix(X.numpy()),
                 y,
                 {},
-                "X must be a tensor or an array; got csr_matrix. Pass torch.sparse_csr_tensor(A.indptr, A.indices, A.data, "
-                "A.shape) of A.tocsr(), or A.toarray().",
+                "X must be a tensor or an array; got csr_matrix. Pass torch.sparse_csr_tensor(A.indptr, A.indices, "
+                "A.data, A.shape) of A.tocsr(), or A.toarray().",
             ),
             (X * 1j, y, {}, "X must be real; got torch.complex64."),
             (X, y * 1j, {}, "y must be real; got torch.complex64."),

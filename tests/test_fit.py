@@ -519,7 +519,8 @@ class TestInferenceMode:
         ),
         (
             lambda theta: theta.sum(-1),
-            "fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got function first.",
+            "fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got function "
+            "first.",
         ),
     ],
 )

@@ -100,8 +100,8 @@ def fit(
         run as a callback would: q is that of the last record, or before the first the best start known.
 
     Raises:
-        InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
-            q, a checkpoint that cannot be written or read, or is of another run.
+        InputError: something that is no posterior in the place of q, a tolerance, a budget or an interval that is not
+            positive, an optimizer over another q, a checkpoint that cannot be written or read, or is of another run.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
