@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import reference
+import scipy.sparse
 import scipy.special
 import torch
 from cases import (
@@ -487,6 +488,13 @@ class TestGeneralizedLinear:
             (torch.ones(5, 0), y, {}, "X must have at least one row and one column; got shape (5, 0)."),
             (None, y, {}, "X must be numbers; got NoneType ("),
             ([["a"]], y, {}, "X must be numbers; got list ("),
+            (
+                scipy.sparse.csr_matrix(X.numpy()),
+                y,
+                {},
+                "X must be a tensor or an array; got csr_matrix. Pass torch.sparse_csr_tensor(A.indptr, A.indices, "
+                "A.data, A.shape) of A.tocsr(), or A.toarray().",
+            ),
             (X * 1j, y, {}, "X must be real; got torch.complex64."),
             (X, y * 1j, {}, "y must be real; got torch.complex64."),
             (

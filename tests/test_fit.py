@@ -1,6 +1,7 @@
 """The loop: it says whether it converged and why not, and it keeps q in a state that was accepted."""
 
 import copy
+import dataclasses
 import io
 import math
 import re
@@ -92,6 +93,14 @@ def test_the_result_speaks():
         f"converged, natural-gradient norm {result.norm:.2g}. "
         f"Negative ELBO {result.loss:.6f} after {result.evaluations} evaluations."
     )
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"), [(-1234567.8912345, "-1234567.891235"), (-9.8027889e52, "-9.80279e+52"), (math.nan, "nan")]
+)
+def test_a_loss_is_printed_with_digits_that_mean_something(loss, text):
+    result = quiet(make_posterior("cholesky"), make_model())
+    assert f"Negative ELBO {text} after" in str(dataclasses.replace(result, loss=loss))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 1e-2)])
@@ -499,6 +508,25 @@ class TestInferenceMode:
         with torch.inference_mode():
             data += 1
         assert float(opt.evaluate(target).loss) > float(before)
+
+
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        (
+            CholeskyGaussian,
+            "fit takes a posterior; got the class CholeskyGaussian. Make one of it: CholeskyGaussian(dim).",
+        ),
+        (
+            lambda theta: theta.sum(-1),
+            "fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got function "
+            "first.",
+        ),
+    ],
+)
+def test_a_posterior_comes_first(first, text):
+    with refuses(InputError, text):
+        quiet(first, make_model())
 
 
 def test_the_optimizer_must_be_over_q():

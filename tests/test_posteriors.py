@@ -440,11 +440,23 @@ class TestErrors:
     @posteriors
     @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex128])
     def test_dtype(self, name, dtype):
-        text = f"a Gaussian posterior needs a floating-point dtype; got {dtype}. Pass dtype=torch.float64."
+        text = f"a Gaussian posterior needs a floating-point dtype; got {dtype!r}. Pass dtype=torch.float64."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             POSTERIORS[name](2, dtype=dtype)
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             POSTERIORS[name](2, mean=torch.zeros(2, dtype=dtype))
+
+    @posteriors
+    def test_the_name_of_a_dtype(self, name):
+        text = "a Gaussian posterior needs a floating-point dtype; got 'float64'. Pass dtype=torch.float64."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2, dtype="float64")
+
+    @posteriors
+    def test_a_number_of_draws(self, name):
+        text = "a sample has a shape such as (10,), not a number; got 10."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            POSTERIORS[name](2).sample(10)
 
     @posteriors
     @pytest.mark.parametrize(

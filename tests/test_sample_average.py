@@ -12,6 +12,8 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.fitting import reasons
+from torchngvi.fitting.descent import Point
 from torchngvi.models.guarded import Guarded
 
 FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
@@ -430,7 +432,10 @@ def test_a_function_of_one_theta_is_told_of_vmapped():
     matrix = torch.eye(3, dtype=torch.float64)
     with pytest.raises(RuntimeError) as error:
         quiet(CholeskyGaussian(3, dtype=torch.float64), lambda theta: -theta @ matrix @ theta)
-    assert "LogJoint.vmapped(f)" in error.value.__notes__[0]
+    assert error.value.__notes__ == [
+        "(The log joint was called with theta of shape (1, 3), draws first, and dtype torch.float64, that of q. A "
+        "function of one theta is wrapped as LogJoint.vmapped(f).)"
+    ]
 
 
 def test_batch_size_is_for_models():
@@ -519,6 +524,36 @@ def test_a_support_no_gaussian_fits_in():
         r"Transform the constrained coordinates\.$",
         result.reason,
     ), result.reason
+
+
+def test_an_energy_in_the_place_of_a_log_joint():
+    q = CholeskyGaussian(3, dtype=torch.float64)
+    result = quiet(q, lambda theta: 0.5 * theta.square().sum(-1))
+    assert re.match(
+        r"because the negative ELBO falls without bound, to -\S+e\+\d+(, and q spreads e\^[1-9]\d* times as wide as it "
+        r"started)?: the log joint does not confine q\. Give every parameter a proper prior\. If the function returns "
+        r"-log p, an energy, return its negative\.$",
+        result.reason,
+    ), result.reason
+
+
+def test_how_wide_q_spreads_is_said_where_it_does():
+    narrow = "because the negative ELBO falls without bound, to -9.8e+52: the log joint does not confine q. Give every "
+    assert reasons.unconfined(-9.8e52, -28.0).startswith(narrow)
+    wide = (
+        "because the negative ELBO falls without bound, to -28.4, and q spreads e^15 times as wide as it started: the "
+    )
+    assert reasons.unconfined(-28.4, 15.0).startswith(wide)
+    assert reasons.unconfined(-28.4, 15.0).endswith("Give every parameter a proper prior.")
+
+
+@pytest.mark.parametrize(
+    ("norm2", "first"),
+    [(0.02, "Raise the tolerance"), (1e6, "Start from another mean or a smaller scale (initialize_)")],
+)
+def test_a_larger_tolerance_is_advised_near_an_optimum_only(norm2, first):
+    point = Point(*(torch.tensor(x, dtype=torch.float64) for x in (norm2, 0.02, 0.0)))
+    assert reasons.advice(point) == f"{first}, or transform the model to be nearer to a Gaussian."
 
 
 def test_too_few_draws(monkeypatch):

@@ -335,6 +335,18 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
             "does not fit",
             ("log tau: sd at least 3 times too small",),
         ),
+        (  # both ways find the same, and the larger is said
+            shape_of(0.9, confirmed=True),
+            sampled_of(0.6, k_hat=0.8),
+            "does not fit",
+            ("log tau: sd about 2.5 times too small",),
+        ),
+        (
+            shape_of(0.4, confirmed=True),
+            sampled_of(0.9, k_hat=0.8),
+            "does not fit",
+            ("log tau: sd about 2.5 times too small",),
+        ),
         (
             shape_of(0.0),
             sampled_of(0.38, k_hat=0.8),
@@ -409,8 +421,13 @@ class TestRefusals:
             examine(CholeskyGaussian(2, (3,)), normal)
 
     def test_a_posterior_without_a_frame(self):
-        with pytest.raises(PairError, match="reads the mean and the root of a Gaussian posterior; got FlatCholesky"):
+        with pytest.raises(PairError, match="reads the mean and the root of a Gaussian posterior; got FlatCholesky.$"):
             examine(FlatCholesky.standard(2), normal)
+
+    def test_a_result_holds_the_posterior(self):
+        result = fit(CholeskyGaussian(2, dtype=F64), normal, progress=False)
+        with pytest.raises(PairError, match=r"a Gaussian posterior; got FitResult\. Pass its posterior\.$"):
+            examine(result, normal)
 
     def test_temperature_zero(self):
         with pytest.raises(InputError, match="examine compares q with the density .* got temperature 0"):

@@ -104,7 +104,8 @@ def examine(
     """
     target = as_target(target)
     if not isinstance(q, Gaussian):
-        raise PairError(f"examine reads the mean and the root of a Gaussian posterior; got {type(q).__name__}.")
+        inside = " Pass its posterior." if hasattr(type(q), "posterior") else ""  # a result, a guide
+        raise PairError(f"examine reads the mean and the root of a Gaussian posterior; got {type(q).__name__}.{inside}")
     if q.batch_shape:
         raise InputError(f"examine takes one posterior at a time; got a batch of shape {tuple(q.batch_shape)}.")
     if target.temperature == 0:

@@ -190,6 +190,7 @@ class Finding(NamedTuple):
     grade: int  # 0 fits, 1 about right, 2 does not fit
     size: float
     clause: str
+    about: str = ""  # the standard deviation of which coordinate, which two ways of looking may both find
 
 
 def grade(value: float, limits: tuple[float, float]) -> int:
@@ -234,7 +235,8 @@ def judge(
     highest = findings[0].grade if findings else 0
     if shape is None and not trusted(sampled) and highest < 2:
         return UNSEEN, tuple(one.clause for one in findings)
-    return WORDS[highest], tuple(one.clause for one in findings if one.grade == highest)
+    largest = {one.about or one.clause: one for one in reversed(findings) if one.grade == highest}
+    return WORDS[highest], tuple(one.clause for one in findings if one in largest.values())
 
 
 def _unsettled(sampled: Sampled | None) -> list[Finding]:
@@ -260,7 +262,7 @@ def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]
     k, j = (int(size.nan_to_num(0.0).argmax()) for size in sizes)
     first, second = float(sizes[0][k]), float(sizes[1][j])
     return [
-        Finding(grade(first, LIMITS), first, f"{marginals.name(k)}: {_times(float(log_sd[k]))}"),
+        Finding(grade(first, LIMITS), first, f"{marginals.name(k)}: {_times(float(log_sd[k]))}", marginals.name(k)),
         Finding(
             grade(second, LIMITS), second, f"{marginals.name(j)}: mean off by about {float(shift[j].abs()):.2g} sd"
         ),
@@ -282,7 +284,7 @@ def _by_response(marginals: Marginals, shape: Shape | None) -> list[Finding]:
     value = float(size[k])
     clause = "sd at least 3 times too small" if value >= LARGEST else _times(float(shape.log_sd[k]))
     clause += "" if bool(shape.confirmed[k]) else ", by the third order alone"
-    return [Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {clause}")]
+    return [Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {clause}", marginals.name(k))]
 
 
 def _by_tails(shape: Shape | None) -> list[Finding]:

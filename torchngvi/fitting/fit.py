@@ -101,8 +101,8 @@ def fit(
         run as a callback would: q is that of the last record, or before the first the best start known.
 
     Raises:
-        InputError: a tolerance, a budget or an interval that is not positive, an optimizer over another
-            q, a checkpoint that cannot be written or read, or is of another run.
+        InputError: something that is no posterior in the place of q, a tolerance, a budget or an interval that is not
+            positive, an optimizer over another q, a checkpoint that cannot be written or read, or is of another run.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
@@ -111,6 +111,7 @@ def fit(
     >>> result.converged, round(result.loss, 4)
     (True, 1.3865)
     """
+    _check_posterior(q)
     target = as_target(target)
     checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = checked_callbacks(callbacks)
@@ -137,6 +138,16 @@ def fit(
     return Loop(
         engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every
     ).run()
+
+
+def _check_posterior(q: object) -> None:
+    if isinstance(q, type):
+        raise InputError(f"fit takes a posterior; got the class {q.__name__}. Make one of it: {q.__name__}(dim).")
+    if not isinstance(q, Posterior):
+        raise InputError(
+            f"fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got "
+            f"{type(q).__name__} first."
+        )
 
 
 def _default_tolerance(q: Posterior, by_draws: bool) -> float:

@@ -1,7 +1,7 @@
 """What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of."""
 
 from torchngvi.fitting.descent import Point
-from torchngvi.fitting.race import Compared
+from torchngvi.fitting.race import BOUNDED, Compared
 
 _SMALL = 0.01  # norm² that is small whatever the noise
 
@@ -28,6 +28,12 @@ def too_few(draws: int, norm: float, tolerance: float) -> str:
     return f"because {draws} draws leave a natural-gradient norm of {norm:.2g} against a tolerance of {tolerance:.2g}"
 
 
+def advice(point: Point) -> str:
+    """What to do then: a larger tolerance is of use only where q is near an optimum."""
+    first = "Raise the tolerance" if distance(point) else "Start from another mean or a smaller scale (initialize_)"
+    return f"{first}, or transform the model to be nearer to a Gaussian."
+
+
 def finished(before: Compared, after: Compared) -> str:
     """What stochastic steps have made of it."""
     better = after.elbo > before.elbo
@@ -48,7 +54,9 @@ def not_finite(loss: float) -> str:
 
 def unconfined(loss: float, wider: float) -> str:
     """Say that the log joint confines no posterior: the negative ELBO falls without bound."""
+    spread = f", and q spreads e^{wider:.0f} times as wide as it started" if wider > 0.5 else ""
+    energy = "" if loss >= -BOUNDED else " If the function returns -log p, an energy, return its negative."
     return (
-        f"because the negative ELBO falls without bound, to {loss:.3g}, and q spreads e^{wider:.0f} times as wide as "
-        "it started: the log joint does not confine q. Give every parameter a proper prior."
+        f"because the negative ELBO falls without bound, to {loss:.3g}{spread}: the log joint does not confine q. Give "
+        f"every parameter a proper prior.{energy}"
     )

@@ -46,7 +46,8 @@ class FitResult:
 
     def __str__(self) -> str:
         verdict = "converged" if self.converged else "not converged"
-        return f"{verdict}, {self.reason} Negative ELBO {self.loss:.6f} after {self.evaluations} evaluations."
+        loss = f"{self.loss:.6f}" if abs(self.loss) < 1e9 else f"{self.loss:.6g}"
+        return f"{verdict}, {self.reason} Negative ELBO {loss} after {self.evaluations} evaluations."
 
 
 def record(

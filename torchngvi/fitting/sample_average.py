@@ -343,7 +343,6 @@ def _why_not(fit: SampleAverages) -> str:
     point, judged = fit.descent.point, fit._fresh()
     lost = reasons.distance(point) or ": q is not at an optimum"
     return (
-        f"{reasons.too_few(fit.descent.draws, point.total, fit.tolerance)}{lost}; {judged.lost or judged}. Raise "
-        "the tolerance, or transform the model to be nearer to a Gaussian."
-        f"{fit._cut(judged)}{fit.target.failures()}"
+        f"{reasons.too_few(fit.descent.draws, point.total, fit.tolerance)}{lost}; {judged.lost or judged}. "
+        f"{reasons.advice(point)}{fit._cut(judged)}{fit.target.failures()}"
     )

@@ -29,6 +29,11 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
     >>> numbers("y", [0, 1], torch.zeros(1, dtype=torch.float64))
     tensor([0., 1.], dtype=torch.float64)
     """
+    if hasattr(value, "tocsr"):  # of SciPy
+        raise InputError(
+            f"{name} must be a tensor or an array; got {type(value).__name__}. Pass torch.sparse_csr_tensor(A.indptr, "
+            "A.indices, A.data, A.shape) of A.tocsr(), or A.toarray()."
+        )
     try:
         # straight to the dtype of the design: 0.1 must not pass through float32
         tensor = value if isinstance(value, Tensor) or like is None else torch.as_tensor(value, dtype=like.dtype)

@@ -72,8 +72,8 @@ class Guarded(Target):
         except Exception as error:  # whatever the user's function raises
             if not self._answered:
                 error.add_note(
-                    f"(The log joint was called with theta of shape {tuple(theta.shape)}, draws first. A function "
-                    "of one theta is wrapped as LogJoint.vmapped(f).)"
+                    f"(The log joint was called with theta of shape {tuple(theta.shape)}, draws first, and dtype "
+                    f"{theta.dtype}, that of q. A function of one theta is wrapped as LogJoint.vmapped(f).)"
                 )
                 raise
             self._last = f"{type(error).__name__}: {error}"

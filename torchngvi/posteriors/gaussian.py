@@ -89,12 +89,17 @@ class Gaussian(ConvertibleGaussian):
         Returns:
             Draws, (*shape, *batch, D).
 
+        Raises:
+            InputError: if the shape is a number.
+
         >>> from torchngvi import CholeskyGaussian
         >>> q = CholeskyGaussian(2)
         >>> q.rsample((4,)).square().sum().backward()
         >>> tuple(q.mean_probe.grad.shape), tuple(q.root_probe.grad.shape)
         ((2,), (2, 2))
         """
+        if isinstance(shape, int):
+            raise InputError(f"a sample has a shape such as ({shape},), not a number; got {shape}.")
         z = torch.randn(
             (*shape, *self.batch_shape, self.dim), dtype=self.dtype, device=self.device, generator=generator
         )

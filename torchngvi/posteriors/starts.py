@@ -66,9 +66,9 @@ class StartedGaussian(RememberingPosterior):
         given = [x for x in (mean, scale) if isinstance(x, Tensor)]
         dtype = dtype or (given[0].dtype if given else torch.get_default_dtype())
         device = device or (given[0].device if given else None)
-        if not dtype.is_floating_point:
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InputError(
-                f"a Gaussian posterior needs a floating-point dtype; got {dtype}. Pass dtype=torch.float64."
+                f"a Gaussian posterior needs a floating-point dtype; got {dtype!r}. Pass dtype=torch.float64."
             )
         vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
         matrix = torch.zeros(*self.batch_shape, *self.structure.shape, dtype=dtype, device=device)
