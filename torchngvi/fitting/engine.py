@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import Record, in_words
 from torchngvi.interfaces import Posterior
-
-VALUE = 0.4  # what a value of the log joint costs beside its gradient
+from torchngvi.models.guarded import VALUE
 
 
 class Standing(NamedTuple):
@@ -107,7 +107,8 @@ class Engine(ABC):
         show: shows a phase on the bar.  Set by the loop.
         tell: moves the bar to a count, with words, within an ``advance``; None where there is no bar.  Set by the loop.
         over: whether a budget is used up, from what was spent in gradients; to be asked where there is no record for
-            long.  Set by the loop.
+            long.  Set by the loop, as is
+        most: the budget of gradients.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Engine(ABC):
         self.show: Callable[[str], None] = lambda phase: None
         self.tell: Callable[[int, dict[str, str]], None] | None = None
         self.over: Callable[[float], bool] = lambda cost: False
+        self.most = math.inf
 
     def settings(self) -> dict[str, str]:
         """What the run is of, in words: a checkpoint of another run is refused."""
@@ -162,6 +164,10 @@ class Engine(ABC):
     def interrupted(self, reason: str, last: Standing) -> Verdict:
         """What is known at the last record, where q has been put back."""
         return Verdict(False, reason, last.record.loss, last.record.norm, last.members)
+
+    def examined(self) -> Examined:
+        """Whether the family of q fits, at the end of a run that was not ended from outside; not told by default."""
+        return Examined()
 
     def counted(self) -> tuple[int, int] | None:
         """Gradients and values of the log joint so far; None where the last record holds all."""

@@ -1,7 +1,9 @@
 """What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of."""
 
 from torchngvi.fitting.descent import Point
+from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.race import Compared
+from torchngvi.fitting.starts import Starts
 
 _SMALL = 0.01  # norm² that is small whatever the noise
 
@@ -26,6 +28,26 @@ def cut(fitted: int, checked: int) -> str:
 def too_few(draws: int, norm: float, tolerance: float) -> str:
     """The beginning of what is said where averages do not lead to the tolerance."""
     return f"because {draws} draws leave a natural-gradient norm of {norm:.2g} against a tolerance of {tolerance:.2g}"
+
+
+def not_enough(point: Point, draws: int, tolerance: float, judged: Fresh) -> str:
+    """Why the most draws are not enough."""
+    lost = distance(point) or ": q is not at an optimum"
+    return (
+        f"{too_few(draws, point.total, tolerance)}{lost}; {judged.lost or judged}. Raise the tolerance, or transform "
+        "the model to be nearer to a Gaussian."
+    )
+
+
+def others(starts: Starts, switched: bool) -> str:
+    """Where else was looked."""
+    if starts.raced:
+        return ", from the best of the starts that raced"
+    if not starts.searched:
+        return ""
+    if switched:
+        return ", from the best of several starts"
+    return f", and {starts.others} other starts found nothing better"
 
 
 def finished(before: Compared, after: Compared) -> str:

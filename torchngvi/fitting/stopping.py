@@ -21,10 +21,12 @@ class Criterion(ABC):
     Attributes:
         tolerance: on the natural-gradient norm, for those that are about it.
         evaluations: the budget of expectations, for those that are about it.
+        most_gradients: the budget of gradients, likewise.
     """
 
     tolerance = 0.0
     evaluations = math.inf
+    most_gradients = math.inf
 
     @abstractmethod
     def asked(self, standing: Standing) -> Stop | None:
@@ -57,6 +59,7 @@ class _Either(Criterion):
         )
         self.tolerance = max(part.tolerance for part in self.parts)
         self.evaluations = min(part.evaluations for part in self.parts)
+        self.most_gradients = min(part.most_gradients for part in self.parts)
 
     def asked(self, standing: Standing) -> Stop | None:
         """The first answer."""
@@ -133,7 +136,7 @@ class Gradients(Criterion):
     """
 
     def __init__(self, most: int) -> None:
-        self.most = count("Gradients", most, "is a budget of gradients")
+        self.most_gradients = self.most = count("Gradients", most, "is a budget of gradients")
 
     def asked(self, standing: Standing) -> Stop | None:
         """Whether it is used up."""
