@@ -54,6 +54,7 @@ _HOPEFUL = 100.0  # effective draws that the second time has to promise
 _MIRRORED = 1024  # values of the third order where there are no gradients for it
 _FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
 _CONFIRMED = 512  # draws of a confirmation
+_PRODUCTS = 4  # of a coordinate, for which the budget has to suffice
 _AT_ONCE = 5  # coordinates that are confirmed together
 _ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
 _WIDE = 2.0  # standard errors
@@ -281,7 +282,7 @@ class _Examination:
         at_once = max(1, min(_AT_ONCE, _ENTRIES // (2 * draws * self.q.dim)))
         while len(waiting):
             some, waiting = waiting[:at_once], waiting[at_once:]
-            affordable = self.allowed.left // (2 * draws)
+            affordable = self.allowed.left // (2 * draws * _PRODUCTS)
             some, dropped = some[:affordable], len(some[affordable:]) + len(waiting)
             found = None
             if len(some):
@@ -299,9 +300,10 @@ class _Examination:
                 many = f"{left} coordinate{'s' * (left > 1)}"
                 self.unexamined.append(f"{many} beyond the third order (the budget, or a log joint that is not finite)")
                 break
-            at = found.coordinates
-            shape.log_sd[at], shape.standard_error[at] = found.log_sd, found.standard_error
-            shape.singular[at], shape.confirmed[at] = found.singular, True
+            told = found.finished | (found.log_sd >= LIMITS[1])  # else a lower bound, which may be far below
+            at = found.coordinates[told]
+            shape.log_sd[at], shape.standard_error[at] = found.log_sd[told], found.standard_error[told]
+            shape.singular[at], shape.confirmed[at] = found.singular[told], True
             if bool((found.log_sd.abs() >= LIMITS[1]).any()):
                 return
 

@@ -99,6 +99,7 @@ class Engine(ABC):
     Attributes:
         name: on the bar.
         unit: of what the bar counts.
+        examines: ``examined`` is to be asked at the end.
         scaled: the bar counts in thousands and millions.
         batches: what a pass over the data iterates over; its generators are kept in a checkpoint.
         begun: whether ``begin`` was done, by this run or by the one it goes on from.
@@ -114,6 +115,7 @@ class Engine(ABC):
     name: str
     unit = "eval"
     scaled = False
+    examines = False
 
     def __init__(self, q: Posterior) -> None:
         self.q = q

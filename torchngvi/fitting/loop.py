@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,11 +137,12 @@ class Loop:
 
     def _examined(self) -> Examined:
         """Whether the family of q fits, where the run has come to an end of its own; an interrupt loses only this."""
+        if not self.engine.examines:
+            return Examined()
         if self._ended or (self._stop is not None and not self._stop.converged):
             return Examined(None, _ENDED)
         recording = torch.is_grad_enabled()
         try:
-            self._show_phase("whether a Gaussian fits")
             return self.engine.examined()
         except KeyboardInterrupt:
             torch.set_grad_enabled(recording)
@@ -150,7 +152,10 @@ class Loop:
         """Of a run that was interrupted before its first record."""
         members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool)
         gradients, values = self.engine.counted() or (0, 0)
-        return FitResult(False, _AT_ONCE, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q)
+        result = FitResult(
+            False, _AT_ONCE, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q
+        )
+        return replace(result, unexamined=_ENDED if self.engine.examines else "")
 
     def _go_back(self, origin: Any) -> None:
         """To the last record, or to where the run began."""

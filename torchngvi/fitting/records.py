@@ -70,7 +70,7 @@ class FitResult:
     def _fits(self) -> str:
         """The second sentence; nothing of a posterior that is not Gaussian."""
         verdict = self.verdict
-        if not isinstance(self.posterior, Gaussian):
+        if not isinstance(self.posterior, Gaussian) or (verdict is None and self.target is None):
             return ""
         dense = self.posterior.structure.widest == self.posterior.dim
         gaussian = "a Gaussian" if dense else f"a Gaussian of structure {self.posterior.structure}"

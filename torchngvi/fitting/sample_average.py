@@ -56,7 +56,9 @@ class SampleAverages(Engine):
     def __init__(self, q: Gaussian, target: Target, tolerance: float, examine: bool = True) -> None:
         super().__init__(q)
         self.gaussian, self.target, self.tolerance = q, Guarded(target), tolerance
-        self.batches, self.examine = target.batches, examine
+        self.batches = target.batches
+        # where it is asked for, and not dear
+        self.examines = examine and not target.in_passes and not q.batch_shape and target.temperature > 0
         self._seeded(int(torch.randint(2**31, ())))
         self.first_log_sd = q.stddev.log()
         self.looked = self.switched = False  # at other starts; one was better
@@ -129,9 +131,8 @@ class SampleAverages(Engine):
         return self.target.gradients, self.target.values
 
     def examined(self) -> Examined:
-        """Where it was asked for, unless it is dear."""
-        if not self.examine or self.starts.streamed or self.q.batch_shape or not self.target.temperature:
-            return Examined()
+        """Within what the fit has spent."""
+        self.show("whether a Gaussian fits")
         return examined(self.gaussian, self.target, self.starts, self.most, self._over)
 
     # -------------------------------------------------------------------------------- the run
