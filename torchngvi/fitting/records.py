@@ -61,24 +61,24 @@ class FitResult:
     def __str__(self) -> str:
         verdict = "converged" if self.converged else "not converged"
         text = f"{verdict}, {self.reason} Negative ELBO {self.loss:.6f} after {self.evaluations} evaluations."
-        fits = self._fits()
-        return f"{text} {fits}" if fits else text
+        return f"{text} {self.approximation}".rstrip()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "target": None}  # mostly a function, of which there is no pickle
 
-    def _fits(self) -> str:
-        """The second sentence; nothing of a posterior that is not Gaussian."""
+    @property
+    def approximation(self) -> str:
+        """Whether a Gaussian fits, as a sentence with the worst coordinate; nothing of another posterior."""
         verdict = self.verdict
         if not isinstance(self.posterior, Gaussian) or (verdict is None and self.target is None):
             return ""
-        dense = self.posterior.structure.widest == self.posterior.dim
-        gaussian = "a Gaussian" if dense else f"a Gaussian of structure {self.posterior.structure}"
+        gaussian = _kind(self.posterior)
         if verdict is None or verdict.word not in (FITS, ABOUT, NOT):
             seen = verdict is not None and "; ".join((*verdict.reasons, *verdict.effort.unexamined))
             return f"Whether {gaussian} fits was not examined: {seen or self.unexamined or _why_not(self)}."
         words = {FITS: "fits", ABOUT: "is about right", NOT: "DOES NOT FIT"}[verdict.word]
-        reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
+        worst = {reason.partition(": ")[0]: reason for reason in reversed(verdict.reasons)}  # one a coordinate
+        reasons = f": {'; '.join(reversed(worst.values()))}" if worst else ""
         return f"A{gaussian[1:]} {words}{reasons}."
 
     def summary(self) -> str:
@@ -102,6 +102,14 @@ class FitResult:
         """
         verdict = None if self.verdict is None else self.verdict.named(names)
         return replace(self, names=tuple(names), verdict=verdict)
+
+
+def _kind(q: Gaussian) -> str:
+    """What may fit."""
+    if q.structure.widest == q.dim:
+        return "a Gaussian"
+    independent = "with independent coordinates" if q.structure.widest == 1 else f"of structure {q.structure}"
+    return f"a Gaussian {independent}"
 
 
 def _why_not(result: FitResult) -> str:

@@ -1,5 +1,6 @@
 """The sites of a Pyro model: which of them make up θ, where, and what a Gaussian over one fixed θ cannot stand for."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Transform, biject_to
+from torch.distributions import ExpTransform, Transform, biject_to, identity_transform
 
 from torchngvi.errors import InputError
 
@@ -61,6 +62,21 @@ class Layout:
             log_jacobian = log_jacobian + each.reshape(*sample, -1).sum(-1)
             values[site.name] = x.reshape(sample + (1,) * (nesting - site.batch_dims) + site.shape)
         return values, log_jacobian
+
+    def names(self) -> list[str]:
+        """Of the coordinates of θ: "mu", "log tau", "theta[0, 3]", and "unconstrained phi" where another
+        transform lies between the two.
+        """
+        names = []
+        for site in self.sites:
+            name = site.name
+            if isinstance(site.transform, ExpTransform):
+                name = f"log {name}"
+            elif site.transform is not identity_transform:
+                name = f"unconstrained {name}"
+            indices = itertools.product(*map(range, site.free))
+            names += [f"{name}[{', '.join(map(str, index))}]" if index else name for index in indices]
+        return names
 
     def unconstrained(self, values: Mapping[str, Tensor]) -> Tensor:
         """θ (*sample, D) of values (*sample, *shape)."""
