@@ -196,10 +196,9 @@ class _Examination:
             return None
         found = self._sampled(matrix, draws, self.seed + 1)
         if found is not None and 4 * found.corrected.effective >= _HOPEFUL and self._open(found):
-            if self.allowed.affords(_MORE_VALUES):
-                found = self._sampled(matrix, _MORE_VALUES, self.seed + 6) or found
-            else:
-                self.unexamined.append(f"more importance weights ({self.allowed})")
+            more = self._sampled(matrix, _MORE_VALUES, self.seed + 6) if self.allowed.affords(_MORE_VALUES) else None
+            self.unexamined += [] if more else [f"more importance weights ({self.allowed})"]
+            found = more or found
         if found is None:
             why = "no time left" if self.allowed.over() else "log joint NaN at draws of q, or finite at none"
             self.unexamined.append(f"importance weights ({why}){self.target.failures()}")

@@ -16,7 +16,14 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import ExpTransform, Transform, biject_to, identity_transform
+from torch.distributions import (
+    AffineTransform,
+    ComposeTransform,
+    ExpTransform,
+    IndependentTransform,
+    Transform,
+    biject_to,
+)
 
 from torchngvi.errors import InputError
 
@@ -69,11 +76,7 @@ class Layout:
         """
         names = []
         for site in self.sites:
-            name = site.name
-            if isinstance(site.transform, ExpTransform):
-                name = f"log {name}"
-            elif site.transform is not identity_transform:
-                name = f"unconstrained {name}"
+            name = f"{_scale(site.transform)}{site.name}"
             indices = itertools.product(*map(range, site.free))
             names += [f"{name}[{', '.join(map(str, index))}]" if index else name for index in indices]
         return names
@@ -89,6 +92,24 @@ class Layout:
             sample = value.shape[: value.ndim - len(site.shape)]
             parts.append(site.transform.inv(value).reshape(*sample, -1))
         return torch.cat(parts, -1)
+
+
+def _scale(transform: Transform) -> str:
+    """On which scale θ is, in a word before the name of the site."""
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    parts = transform.parts if isinstance(transform, ComposeTransform) else [transform]
+    parts = [part for part in parts if not _is_identity(part)]
+    if not parts:
+        return ""
+    return "log " if len(parts) == 1 and isinstance(parts[0], ExpTransform) else "unconstrained "
+
+
+def _is_identity(transform: Transform) -> bool:
+    """Such as the shift of a bound at zero."""
+    if not isinstance(transform, AffineTransform):
+        return False
+    return bool((torch.as_tensor(transform.loc) == 0).all() & (torch.as_tensor(transform.scale) == 1).all())
 
 
 class Conditioned(Messenger):
