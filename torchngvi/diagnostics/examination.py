@@ -27,6 +27,7 @@ from torchngvi.diagnostics.linear_response import (
 )
 from torchngvi.diagnostics.verdict import (
     LIMITS,
+    NOT,
     Effort,
     Marginals,
     OtherMode,
@@ -41,7 +42,7 @@ from torchngvi.diagnostics.verdict import (
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
-from torchngvi.mode import Mode, find_modes
+from torchngvi.mode import Mode, distinct, find_modes
 from torchngvi.models.arguments import FullPrecision, as_target, count
 from torchngvi.models.guarded import Guarded
 from torchngvi.numerics.inference_mode import tracked
@@ -62,7 +63,6 @@ _LOST = 0.05  # share of the draws that may fail
 _WIDEST = 2000  # dimensions up to which M is formed
 _MODES = 60  # dimensions below which modes are looked for
 _STARTS = (2, 8)  # for them
-_APART = 3.0  # standard deviations, by either curvature, between two modes
 _FAR = 4.0  # of q from another mode, or 2 √D
 _LEAST = 5.0  # nats below the ELBO down to which another mode counts
 
@@ -177,10 +177,18 @@ class _Examination:
             residuals = self.residuals(residuals)
             third = self.third(residuals)
             sampled = self.sampled(third) or sampled
-        others = self.others(self.search(around) if modes is None else modes, sampled)
         shape = None if third is None else self.shape(third, residuals)
-        if shape is not None and not trusted(sampled):
-            self.confirm(shape)
+        doubtful = None if trusted(sampled) else shape
+        if glance and modes is None:  # the search is the dearest part of all
+            if doubtful is not None:
+                self.confirm(doubtful)
+            doubtful = None
+            if judge(self.marginals, shape, sampled, ())[0] == NOT:
+                modes = ()
+                self.unexamined.append("other modes (q does not fit without them)")
+        others = self.others(self.search(around) if modes is None else modes, sampled)
+        if doubtful is not None:
+            self.confirm(doubtful)
         word, reasons = judge(self.marginals, shape, sampled, others)
         effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined))
         return Verdict(word, reasons, self.marginals, shape, sampled, others, effort)
@@ -332,7 +340,7 @@ class _Examination:
         kept: list[Mode] = []
         for mode in sorted(modes, key=lambda one: -one.log_evidence):
             apart = float(self.q.whiten(mode.theta - self.frame.mean).norm())
-            if apart > far and mode.log_evidence > elbo - _LEAST and all(_distinct(mode, one) for one in kept):
+            if apart > far and mode.log_evidence > elbo - _LEAST and all(distinct(mode, one) for one in kept):
                 kept.append(mode)
         evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64)
         shares = evidence.softmax(0)[1:].tolist()
@@ -340,11 +348,3 @@ class _Examination:
             OtherMode(mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share)
             for mode, share in zip(kept, shares, strict=True)
         )
-
-
-def _distinct(first: Mode, second: Mode) -> bool:
-    """More than three standard deviations apart by both curvatures."""
-    apart = (first.theta - second.theta)[:, None]
-    return all(
-        float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > _APART for mode in (first, second)
-    )
