@@ -142,7 +142,11 @@ class TestOutputs:
         assert result["evaluations"] == 2
         out = capsys.readouterr().out
         assert f"bmi         {mean[3]:7.3f}" in out
-        assert "k-hat 0.00 is below 0.5" in out
+        assert "A Gaussian fits. k-hat of q: 0.00." in unwrapped(out)
+        assert (result["gaussian"], result["gaussian_reasons"], result["other_modes"]) == ("fits", [], 0)
+        assert {row["name"] for row in result["gaussian_worst"]} <= {row["name"] for row in rows}
+        for row in result["gaussian_worst"]:
+            assert row["sampled_sd"] == pytest.approx(row["sd"], rel=0.15)
 
     def test_gaussian_defaults_come_from_the_data_and_are_told(self, capsys):
         assert run("--data", "diabetes", "--family", "gaussian") == 0

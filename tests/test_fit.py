@@ -91,7 +91,8 @@ def test_the_result_speaks():
     result = quiet(q, make_model())
     assert str(result) == (
         f"converged, natural-gradient norm {result.norm:.2g}. "
-        f"Negative ELBO {result.loss:.6f} after {result.evaluations} evaluations."
+        f"Negative ELBO {result.loss:.6f} after {result.evaluations} evaluations. "
+        "Whether a Gaussian fits was not examined: summary() of the result does it."
     )
 
 

@@ -330,7 +330,7 @@ def test_the_bar_names_the_phases(monkeypatch):
     torch.manual_seed(0)
     fit(CholeskyGaussian(3, dtype=torch.float64), make_model().log_joint)
     assert [phase.rstrip(": ") for phase in phases[:2]] == ["VN, a rough mode", "VN, 32 draws"]
-    assert [phase.rstrip(": ") for phase in phases[-2:]] == ["VN, fresh draws", "VN, other starts"]
+    assert [phase.rstrip(": ") for phase in phases[-2:]] == ["VN, other starts", "VN, whether a Gaussian fits"]
     phases.clear()
     fit(make_posterior("cholesky"), make_model(), batch_size=5)
     assert [phase.rstrip(": ") for phase in phases] == ["VN, a pass over mini-batches", "VN"]

@@ -1556,3 +1556,20 @@ def test_a_hierarchical_model_is_fitted_from_the_best_of_several_starts():
     assert -result.loss == pytest.approx(-32.6, abs=0.3)
     assert 8000 <= result.gradients + 0.4 * result.values < 12_000
     assert 1.5 < float(guide.median()["tau"]) < 5.5
+
+
+def test_a_verdict_in_the_names_of_sites():
+    def funnel():
+        v = pyro.sample("v", dist.LogNormal(0.0, 1.5))
+        pyro.sample("share", dist.Beta(5.0, 5.0))
+        pyro.sample("above", dist.Uniform(torch.ones(1), torch.tensor([2.0])).to_event(1))
+        with pyro.plate("rows", 2):
+            pyro.sample("x", dist.Normal(torch.zeros(1), v).to_event(1))
+
+    torch.manual_seed(0)
+    result = fit_guide(funnel, AutoGaussian(funnel), options={"progress": False})
+    names = ("log v", "unconstrained share", "unconstrained above[0]", "x[0, 0]", "x[1, 0]")
+    assert result.verdict.marginals.names == names
+    assert " A Gaussian DOES NOT FIT: " in str(result)
+    assert "log v: sd " in str(result)
+    assert "\n  log v " in result.summary()

@@ -178,7 +178,7 @@ class TestTrust:
 def test_rats(seed):
     """The mode is a collapse; the best Gaussian has an ELBO of -165.24."""
     q = CholeskyGaussian(73, dtype=torch.float64)
-    result = quiet(q, rats(), seed)
+    result = quiet(q, rats(), seed, examine=False)
     assert result.converged, result.reason
     assert result.loss == pytest.approx(165.24, abs=0.1)
     assert result.gradients + 0.4 * result.values < 60_000

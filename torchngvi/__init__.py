@@ -2,6 +2,7 @@
 
 from torchngvi import errors, expectations, fitting, ifvb, models, posteriors, rules, stepsizes
 from torchngvi.averaging import ExpectationAverage
+from torchngvi.diagnostics import examine
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.laplace import LaplaceResult, laplace
@@ -72,6 +73,7 @@ __all__ = [
     "SymmetricSRVN",
     "__version__",
     "errors",
+    "examine",
     "expectations",
     "fit",
     "fitting",

@@ -27,6 +27,7 @@ _NEAR = 0.5  # Newton decrement, in standard deviations, at which the search end
 _SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and left
 _FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
+_APART = 3.0  # standard deviations between two modes
 _KEPT = 5_000_000  # numbers of all roots on a path
 
 
@@ -228,3 +229,11 @@ class _Search:
             self.H = self.H - torch.outer(Hs, Hs) / sHs + torch.outer(y, y) / sy
         self.age += 1
         return self.finite(self.H) or (yield from self._hessian())
+
+
+def distinct(first: Mode, second: Mode) -> bool:
+    """Whether two modes are more than three standard deviations apart by both curvatures."""
+    apart = (first.theta - second.theta)[:, None]
+    return all(
+        float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > _APART for mode in (first, second)
+    )

@@ -14,6 +14,7 @@ except ImportError:  # there are no such limits on Windows
     resource = None  # type: ignore[assignment]
 
 _NUMBER = 8  # bytes
+_DRAWN_AT_ONCE = 2048  # of a call of the log joint
 _DRAWS = (1000, 20_000)  # fewest and most, for k-hat and the check of the ELBO by sampling
 # peaks of whole runs, measured; in numbers where it does not say bytes
 _FIXED = 100_000_000  # bytes, of what is loaded late
@@ -121,6 +122,17 @@ def draws(rows: int, columns: int) -> int:
     """
     fewest, most = _DRAWS
     return max(fewest, min(most, 200_000_000 // max(rows, 1), 25_000_000 // max(columns, 1)))
+
+
+def examination(rows: int, columns: int) -> int:
+    """Gradients that an examination of q may take: a few seconds, and 400 MB; 0 where that tells nothing.
+
+    >>> examination(569, 31), examination(1_000_000, 31)
+    (20000, 0)
+    """
+    most = min(20_000, 10**10 // max(rows * columns, 1))
+    fits = _DRAWN_AT_ONCE * rows <= 50_000_000 and 16 * columns**2 <= 50_000_000
+    return most if fits and most >= 1000 else 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchngvi.app import figures, psis, report
+from torchngvi.app import approximation, figures, psis, report
 from torchngvi.app.config import to_dict, to_toml
 from torchngvi.app.outputs import write_rows
 from torchngvi.app.problems import Problem
@@ -39,6 +39,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "draws": outcome.draws,
         "k_hat": outcome.k_hat,
         "k_hat_verdict": psis.verdict(outcome.k_hat, outcome.draws),
+        **approximation.numbers(result.verdict),
         "held_out_rows": 0 if held_out is None else held_out.rows,
         "held_out_nll_per_row": None if held_out is None else held_out.nll,
         "held_out_nll_standard_error": None if held_out is None else held_out.nll_error,
@@ -78,7 +79,7 @@ def show(outcome: Outcome, folder: Path | None) -> None:
         ("ELBO", f"{-result.loss:.4f}{tempered} (by sampling: {outcome.elbo_sampled:.3f} +- {outcome.elbo_error:.3f})"),
         (
             "approximation",
-            psis.verdict(outcome.k_hat, outcome.draws) + ("" if result.converged else " (Before convergence.)"),
+            approximation.sentence(result, outcome.k_hat),
         ),
         ("held out", _held_out_line(held_out)),
         ("cost", f"{result.evaluations} evaluations, {result.trace[-1].seconds:.2f} s"),

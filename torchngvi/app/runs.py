@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchngvi.app import memory, psis, report
+from torchngvi.app import approximation, memory, psis, report
 from torchngvi.app.design import Rows
 from torchngvi.app.problems import Problem
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
@@ -78,7 +78,7 @@ def run(problem: Problem) -> Outcome:
     terms = settings.temperature * weights
     return Outcome(
         problem,
-        result,
+        approximation.examined(result, problem),
         report.coefficients(problem.data.names, q.mean, q.stddev),
         float(terms.mean()),
         float(terms.std() / math.sqrt(len(terms))),

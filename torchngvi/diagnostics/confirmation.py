@@ -10,6 +10,7 @@ The expectations are means over fixed antithetic draws, the second derivatives d
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -151,6 +152,7 @@ def confirm(
     num_samples: int = 512,
     seed: int = 0,
     max_gradients: float = math.inf,
+    over: Callable[[], bool] = lambda: False,
 ) -> Confirmed | None:
     """The linear response of coordinates by conjugate gradients, all of them side by side.
 
@@ -165,6 +167,7 @@ def confirm(
         num_samples: S, fixed and whitened.
         seed: of the draws.
         max_gradients: a product that would exceed it is not made.
+        over: whether there is no time left; asked before each product.
 
     Returns:
         What was found; None where not one product was allowed, or where the log joint is not finite near the draws.
@@ -192,7 +195,7 @@ def confirm(
     for _ in range(_MOST):
         active = (~(singular | finished)).nonzero()[:, 0]
         spent += A.cost * len(active)
-        if not len(active) or spent > max_gradients:
+        if not len(active) or spent > max_gradients or over():
             break
         p, r = direction[active], residual[active]
         Ap, y = A(p)

@@ -1,7 +1,6 @@
 """Does a Gaussian fit?  The examination of a q that is at its optimum: a verdict with the numbers behind it.
 
-A fit that has converged has found the best Gaussian, which is another thing.  Four numbers speak of the rest:
-
+A fit that has converged has found the best Gaussian.  Four numbers speak of the rest:
     linear response       the standard deviations that q ought to have, `linear_response` and `confirmation`
     importance weights    moments of the density from a proposal as wide as that, `importance`
     tails                 fourth derivatives, which the third order cannot see
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.diagnostics.allowance import Allowance
 from torchngvi.diagnostics.confirmation import confirm
 from torchngvi.diagnostics.importance import Sampled, corrected_moments
 from torchngvi.diagnostics.linear_response import (
@@ -26,6 +26,7 @@ from torchngvi.diagnostics.linear_response import (
 )
 from torchngvi.diagnostics.verdict import (
     LIMITS,
+    NOT,
     Effort,
     Marginals,
     OtherMode,
@@ -33,24 +34,27 @@ from torchngvi.diagnostics.verdict import (
     Verdict,
     judge,
     log_ratio,
+    plain,
     trusted,
     useful,
 )
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
-from torchngvi.mode import Mode, find_modes
+from torchngvi.mode import Mode, distinct, find_modes
 from torchngvi.models.arguments import FullPrecision, as_target, count
 from torchngvi.models.guarded import Guarded
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import FullAlgebra
 
+_GLANCE = 1024  # draws of q and as wide as q that may suffice after a fit
 _VALUES, _MORE_VALUES = 4096, 16_384  # draws of the importance weights, at first and where those do not decide
 _HOPEFUL = 100.0  # effective draws that the second time has to promise
 _MIRRORED = 1024  # values of the third order where there are no gradients for it
 _FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
 _CONFIRMED = 512  # draws of a confirmation
+_PRODUCTS = 4  # of a coordinate, for which the budget has to suffice
 _AT_ONCE = 5  # coordinates that are confirmed together
 _ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
 _WIDE = 2.0  # standard errors
@@ -58,7 +62,6 @@ _LOST = 0.05  # share of the draws that may fail
 _WIDEST = 2000  # dimensions up to which M is formed
 _MODES = 60  # dimensions below which modes are looked for
 _STARTS = (2, 8)  # for them
-_APART = 3.0  # standard deviations, by either curvature, between two modes
 _FAR = 4.0  # of q from another mode, or 2 √D
 _LEAST = 5.0  # nats below the ELBO down to which another mode counts
 
@@ -116,7 +119,28 @@ def examine(
     if residuals is not None:
         _check_residuals(q, residuals)
     with FullPrecision(q.device.type):
-        return _Examination(q, target, budget, seed).run(residuals, modes, around)
+        return _Examination(q, Allowance(Guarded(target), budget), seed).run(residuals, modes, around)
+
+
+@tracked
+@torch.no_grad()
+def examine_fitted(
+    q: Gaussian,
+    allowed: Allowance,
+    *,
+    modes: Sequence[Mode] | None = None,
+    starts: int = 0,  # from which these were searched
+    around: Tensor | float = 0.0,  # (D,)
+    seed: int = 0,
+) -> Verdict:
+    """As `examine`, at the end of a fit: within an allowance, and no dearer than it need be.
+
+    1,024 values come first. Where they say plainly that q fits, nothing more is asked but other modes.
+    """
+    with FullPrecision(q.device.type):
+        examination = _Examination(q, allowed, seed)
+        examination.starts = starts
+        return examination.run(None, modes, around, glance=True)
 
 
 def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
@@ -128,31 +152,45 @@ def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
 class _Examination:
     """One q, a budget, and what was left out."""
 
-    def __init__(self, q: Gaussian, target: Target, budget: int, seed: int) -> None:
-        self.q, self.target, self.budget, self.seed = q, Guarded(target), budget, seed
+    def __init__(self, q: Gaussian, allowed: Allowance, seed: int) -> None:
+        self.q, self.target, self.allowed, self.seed = q, allowed.target, allowed, seed
         self.frame = q.frame()
         self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
         self.unexamined: list[str] = []
-        self.values = self.starts = 0
+        self.starts = 0
 
-    @property
-    def left(self) -> int:
-        """Gradients of the budget."""
-        return self.budget - self.target.gradients
-
-    def run(self, residuals: Residuals | None, modes: Sequence[Mode] | None, around: Tensor | float) -> Verdict:
+    def run(
+        self,
+        residuals: Residuals | None,
+        modes: Sequence[Mode] | None,
+        around: Tensor | float,
+        *,
+        glance: bool = False,
+    ) -> Verdict:
         """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
         self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw
-        self.values += 1
-        residuals = self.residuals(residuals)
-        third = self.third(residuals)
-        sampled = self.sampled(third)
-        others = self.others(self.search(around) if modes is None else modes, sampled)
+        sampled = self._sampled(None, _GLANCE, self.seed + 7) if glance and self.allowed.affords(_GLANCE) else None
+        third = None
+        if sampled is not None and plain(self.marginals, sampled):
+            self.unexamined.append("linear response and tails (importance weights leave no doubt)")
+        else:
+            residuals = self.residuals(residuals)
+            third = self.third(residuals)
+            sampled = self.sampled(third) or sampled
         shape = None if third is None else self.shape(third, residuals)
-        if shape is not None and not trusted(sampled):
-            self.confirm(shape)
+        doubtful = None if trusted(sampled) else shape
+        if glance and modes is None:  # the search is the dearest part of all
+            if doubtful is not None:
+                self.confirm(doubtful)
+            doubtful = None
+            if judge(self.marginals, shape, sampled, ())[0] == NOT:
+                modes = ()
+                self.unexamined.append("other modes (q does not fit without them)")
+        others = self.others(self.search(around) if modes is None else modes, sampled)
+        if doubtful is not None:
+            self.confirm(doubtful)
         word, reasons = judge(self.marginals, shape, sampled, others)
-        effort = Effort(self.target.gradients, self.values, self.starts, tuple(self.unexamined))
+        effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined))
         return Verdict(word, reasons, self.marginals, shape, sampled, others, effort)
 
     # -------------------------------------------------------------------------------- importance sampling
@@ -160,11 +198,17 @@ class _Examination:
     def sampled(self, third: ThirdOrder | None) -> Sampled | None:
         """From a proposal as wide as linear response says; once more with more draws where the first do not decide."""
         matrix = None if third is None else third.matrix
-        found = self._sampled(matrix, _VALUES, self.seed + 1)
+        draws = int(min(self.allowed.values_left, _VALUES)) // 4 * 4
+        if draws < _GLANCE:
+            self.unexamined.append(f"more importance weights ({self.allowed})")
+            return None
+        found = self._sampled(matrix, draws, self.seed + 1)
         if found is not None and 4 * found.corrected.effective >= _HOPEFUL and self._open(found):
-            found = self._sampled(matrix, _MORE_VALUES, self.seed + 6)
+            more = self._sampled(matrix, _MORE_VALUES, self.seed + 6) if self.allowed.affords(_MORE_VALUES) else None
+            self.unexamined += [] if more else [f"more importance weights ({self.allowed})"]
+            found = more or found
         if found is None:
-            why = "log joint NaN at draws of q, or finite at none"
+            why = "no time left" if self.allowed.over() else "log joint NaN at draws of q, or finite at none"
             self.unexamined.append(f"importance weights ({why}){self.target.failures()}")
         elif not useful(found):
             effective = found.corrected.effective
@@ -173,8 +217,7 @@ class _Examination:
 
     def _sampled(self, matrix: Tensor | None, draws: int, seed: int) -> Sampled | None:
         """Moments by so many draws."""
-        self.values += draws
-        return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed)
+        return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed, over=self.allowed.over)
 
     def _open(self, found: Sampled) -> bool:
         """Whether a standard deviation may be below the first limit or above the second."""
@@ -187,7 +230,7 @@ class _Examination:
         """As many as the third order needs: those given, or new ones; without pairs at which the log joint fails."""
         wanted = max(_FEWEST, _EACH * self.q.dim)
         if given is None or len(given.z) < wanted:
-            if wanted > self.left:
+            if wanted > self.allowed.left:
                 return given
             z = Fixed(wanted, self.seed + 2)(self.frame.mean)
             energy, gradient = energy_and_gradient(self.target, self.frame.mean + self.frame.push(z))
@@ -214,15 +257,15 @@ class _Examination:
             return third_order(residuals.z, residuals.residual, structure)
         if self.unexamined and "linear response" in self.unexamined[-1]:
             return None
-        if structure.widest == dim:
-            z = Fixed(max(_MIRRORED, _EACH * dim), self.seed + 3)(self.frame.mean)
+        mirrored = max(_MIRRORED, _EACH * dim)
+        if structure.widest == dim and self.allowed.affords(mirrored):
+            z = Fixed(mirrored, self.seed + 3)(self.frame.mean)
             theta = self.frame.mean + self.frame.push(z)
             log_weights = self.target.log_joint(theta) / self.target.temperature - self.q.log_prob(theta)
-            self.values += len(z)
             if bool(log_weights.isfinite().all()):
-                self.unexamined.append(f"tails (a budget of {self.budget} gradients)")
+                self.unexamined.append(f"tails ({self.allowed})")
                 return third_order_of_values(z, log_weights)
-        self.unexamined.append(f"linear response and tails (a budget of {self.budget} gradients)")
+        self.unexamined.append(f"linear response and tails ({self.allowed})")
         return None
 
     def shape(self, third: ThirdOrder, residuals: Residuals | None) -> Shape:
@@ -246,21 +289,28 @@ class _Examination:
         at_once = max(1, min(_AT_ONCE, _ENTRIES // (2 * draws * self.q.dim)))
         while len(waiting):
             some, waiting = waiting[:at_once], waiting[at_once:]
-            affordable = self.left // (2 * draws)
+            affordable = self.allowed.left // (2 * draws * _PRODUCTS)
             some, dropped = some[:affordable], len(some[affordable:]) + len(waiting)
             found = None
             if len(some):
                 found = confirm(
-                    self.q, self.target, some, num_samples=draws, seed=self.seed + 4, max_gradients=self.left
+                    self.q,
+                    self.target,
+                    some,
+                    num_samples=draws,
+                    seed=self.seed + 4,
+                    max_gradients=self.allowed.left,
+                    over=self.allowed.over,
                 )
             if found is None:
                 left = len(some) + dropped
                 many = f"{left} coordinate{'s' * (left > 1)}"
                 self.unexamined.append(f"{many} beyond the third order (the budget, or a log joint that is not finite)")
                 break
-            at = found.coordinates
-            shape.log_sd[at], shape.standard_error[at] = found.log_sd, found.standard_error
-            shape.singular[at], shape.confirmed[at] = found.singular, True
+            told = found.finished | (found.log_sd >= LIMITS[1])  # else a lower bound, which may be far below
+            at = found.coordinates[told]
+            shape.log_sd[at], shape.standard_error[at] = found.log_sd[told], found.standard_error[told]
+            shape.singular[at], shape.confirmed[at] = found.singular[told], True
             if bool((found.log_sd.abs() >= LIMITS[1]).any()):
                 return
 
@@ -271,16 +321,16 @@ class _Examination:
         dim = self.q.dim
         starts = min(max(64 // dim, _STARTS[0]), _STARTS[1])
         # a step in progress may take 23 points and two Hessians more than its budget
-        each = min(200 + 20 * dim, self.left // starts - 2 * (dim + 1) - 23)
+        each = min(200 + 20 * dim, self.allowed.left // starts - 2 * (dim + 1) - 23)
         if dim >= _MODES or each < 2 * (dim + 2):
-            why = f"D = {dim} is not below {_MODES}" if dim >= _MODES else f"a budget of {self.budget} gradients"
+            why = f"D = {dim} is not below {_MODES}" if dim >= _MODES else str(self.allowed)
             self.unexamined.append(f"other modes ({why})")
             return []
         generator = torch.Generator().manual_seed(self.seed + 5)
         points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64) - 2
         centre = torch.as_tensor(around, dtype=self.frame.mean.dtype, device=self.frame.mean.device)
         self.starts = starts
-        found = find_modes(self.target, centre + points.to(self.frame.mean), each)
+        found = find_modes(self.target, centre + points.to(self.frame.mean), each, over=self.allowed.over)
         return [mode for mode in found if mode is not None and mode.found]
 
     def others(self, modes: Sequence[Mode], sampled: Sampled | None) -> tuple[OtherMode, ...]:
@@ -290,7 +340,7 @@ class _Examination:
         kept: list[Mode] = []
         for mode in sorted(modes, key=lambda one: -one.log_evidence):
             apart = float(self.q.whiten(mode.theta - self.frame.mean).norm())
-            if apart > far and mode.log_evidence > elbo - _LEAST and all(_distinct(mode, one) for one in kept):
+            if apart > far and mode.log_evidence > elbo - _LEAST and all(distinct(mode, one) for one in kept):
                 kept.append(mode)
         evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64)
         shares = evidence.softmax(0)[1:].tolist()
@@ -298,11 +348,3 @@ class _Examination:
             OtherMode(mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share)
             for mode, share in zip(kept, shares, strict=True)
         )
-
-
-def _distinct(first: Mode, second: Mode) -> bool:
-    """More than three standard deviations apart by both curvatures."""
-    apart = (first.theta - second.theta)[:, None]
-    return all(
-        float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > _APART for mode in (first, second)
-    )

@@ -9,6 +9,7 @@ of use.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -115,6 +116,7 @@ def corrected_moments(
     *,
     num_samples: int = 4096,
     seed: int = 0,
+    over: Callable[[], bool] = lambda: False,
 ) -> Sampled | None:
     """Means and standard deviations of p^(1/γ) by smoothed importance weights, from values of the log joint.
 
@@ -124,10 +126,11 @@ def corrected_moments(
         M: of linear response, see `third_order`.
         num_samples: half of them drawn from q.
         seed: of the draws.
+        over: whether there is no time left; asked before each call of the log joint, of 1,024 draws.
 
     Returns:
         Moments with standard errors, k̂ and the effective number of draws; and k̂, nats and the ELBO of q itself from
-        its own draws. None where the log joint is NaN at a draw, or finite at none.
+        its own draws. None where the log joint is NaN at a draw, or finite at none, and where the time is over.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q = CholeskyGaussian(1, dtype=torch.float64)  # too narrow
@@ -138,7 +141,12 @@ def corrected_moments(
     proposal, frame = Proposal(q, M), q.frame()
     x = proposal.sample(num_samples, torch.Generator().manual_seed(seed))
     theta = frame.mean + frame.push(x)
-    log_joint = torch.cat([target.log_joint(part) for part in theta.split(_AT_ONCE)]) / target.temperature
+    parts = []
+    for part in theta.split(_AT_ONCE):
+        if over():
+            return None
+        parts.append(target.log_joint(part))
+    log_joint = torch.cat(parts) / target.temperature
     mixture, own = proposal.log_density(x)
     if float(log_joint.isnan().double().mean()) <= _FAILING:  # the posterior is cut there, as in a fit
         log_joint = log_joint.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)

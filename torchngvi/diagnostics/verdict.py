@@ -180,6 +180,7 @@ LIMITS = (0.2, 0.35)  # of a log sd, and of a mean in sds: "fits" up to the firs
 _TAILS = (0.95, 1.15)  # of -κ
 _EFFECTIVE = 200.0  # draws from which importance weights are believed
 _K_HAT = 0.7  # below which they are
+_PLAIN = (0.5, 0.1)  # k-hat, and nats from the posterior, below which q fits plainly
 _USEFUL = 100.0  # draws from which what they find speaks against q, though there may be more
 _CLEAR = 1.0  # standard errors by which weights that are not believed must be beyond a limit
 
@@ -210,6 +211,15 @@ def trusted(sampled: Sampled | None) -> bool:
 def useful(sampled: Sampled | None) -> bool:
     """Whether there are draws enough for what they find to count."""
     return sampled is not None and sampled.corrected.effective >= _USEFUL
+
+
+def plain(marginals: Marginals, sampled: Sampled) -> bool:
+    """Whether few draws of a proposal that knows nothing but q leave no doubt that q fits."""
+    found, own = sampled.corrected, sampled.from_q
+    log_sd = log_ratio(marginals, found).abs() + 2 * found.log_sd_error
+    shift = ((found.mean - marginals.mean).abs() + 2 * found.mean_error) / found.sd
+    clear = trusted(sampled) and max(found.k_hat, own.k_hat) < _PLAIN[0] and own.nats < _PLAIN[1]
+    return clear and bool(((log_sd < LIMITS[0]) & (shift < LIMITS[0])).all())
 
 
 def log_ratio(marginals: Marginals, corrected: Corrected) -> Tensor:

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import Record, in_words
 from torchngvi.interfaces import Posterior
-
-VALUE = 0.4  # what a value of the log joint costs beside its gradient
+from torchngvi.models.guarded import VALUE
 
 
 class Standing(NamedTuple):
@@ -110,6 +110,7 @@ class Engine(ABC):
         name: the name of the run on the bar.
         unit: the unit of what the bar counts.
         scaled: whether the bar counts in thousands and millions.
+        examines: whether ``examined`` is to be asked at the end.
         batches: what a pass over the data iterates over; its generators are kept in a checkpoint.
         begun: whether ``begin`` was done, by this run or by the one it goes on from.
         marked: the last mark; the loop takes it over once ``advance`` has returned.
@@ -119,11 +120,13 @@ class Engine(ABC):
             it.
         over: whether a budget is used up, from what was spent in gradients; to be asked where there is no record for
             long.  The loop sets it.
+        most: the budget of gradients.  The loop sets it.
     """
 
     name: str
     unit = "eval"
     scaled = False
+    examines = False
 
     def __init__(self, q: Posterior) -> None:
         self.q = q
@@ -134,6 +137,7 @@ class Engine(ABC):
         self.show: Callable[[str], None] = lambda phase: None
         self.tell: Callable[[int, dict[str, str]], None] | None = None
         self.over: Callable[[float], bool] = lambda cost: False
+        self.most = math.inf
 
     def settings(self) -> dict[str, str]:
         """The settings of the run in words: a checkpoint of a run with others is refused.
@@ -210,6 +214,10 @@ class Engine(ABC):
             The verdict.
         """
         return Verdict(False, reason, last.record.loss, last.record.norm, last.members)
+
+    def examined(self) -> Examined:
+        """Whether the family of q fits, at the end of a run that was not ended from outside; not told by default."""
+        return Examined()
 
     def counted(self) -> tuple[int, int] | None:
         """Gradients and values of the log joint so far; None where the last record holds all."""

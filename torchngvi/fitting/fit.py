@@ -12,6 +12,7 @@ Which engine of the loop is run:
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def fit(
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 10,
     batch_size: int | None = None,
+    examine: bool = True,
 ) -> FitResult:
     """Fit q to the target, in place.
 
@@ -95,6 +97,9 @@ def fit(
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
             the prior known from the first one on, which saves most of the passes over all of them. A
             `DataLogJoint` begins so by itself.
+        examine: of a log joint without an optimizer: say in the end whether a Gaussian fits, which takes as much of the
+            log joint as the fit at most, mostly 1,024 values; `FitResult.summary` has the table. Data in batches are
+            left to that.
 
     Returns:
         The verdict with its reason, the loss and the trace.  An interrupt from the keyboard ends the
@@ -129,15 +134,14 @@ def fit(
             raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
         criteria = _criteria(_default_tolerance(q, by_draws) if tolerance is None else tolerance, max_evaluations, stop)
         engine = (
-            SampleAverages(q, target, criteria.tolerance)
+            SampleAverages(q, target, criteria.tolerance, examine)
             if by_draws and isinstance(q, Gaussian)
             else Steps(q, target, optimizer, criteria, batch_size)
         )
     criteria = criteria if max_gradients is None else criteria | Gradients(max_gradients)
     criteria = criteria if max_seconds is None else criteria | Seconds(max_seconds)
-    return Loop(
-        engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every
-    ).run()
+    loop = Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every)
+    return replace(loop.run(), target=target)
 
 
 def _check_posterior(q: object) -> None:

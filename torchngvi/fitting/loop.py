@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +14,13 @@ from tqdm.auto import tqdm
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion
 
 _INTERRUPTED = "because it was interrupted."
 _AT_ONCE = "because it was interrupted before q was evaluated."
+_ENDED = "the run was ended before it had come to its end"
 _HOLDS: Holds = {  # a state of `Loop._complete` with the records, besides what the engine reads itself
     "begun": lambda value: isinstance(value, bool),
     "loss": lambda value: value is None or isinstance(value, Tensor),
@@ -88,8 +91,10 @@ class Loop:
         self.progress = progress
         self._kept: _Kept | None = None
         self._stop: Stop | None = None
+        self._ended = False  # by an interrupt
         engine.capture = None if self.file is None else self.file.captured
         engine.show = self._show_phase
+        engine.most = stop.most_gradients
         engine.over = lambda cost: stop.over(cost, time.perf_counter() - self._began)
 
     def run(self) -> FitResult:
@@ -119,11 +124,12 @@ class Loop:
                     return self._without_record()
                 self._go_back(origin)
                 del self.trace[self._kept.records :]
-                verdict = self._interrupted(self._kept.standing)
+                verdict, self._ended = self._interrupted(self._kept.standing), True
             except InputError:  # refused: nothing has happened, or nothing since the last record
                 self._go_back(origin)
                 raise
-        self._save()
+            self._save()
+            examined = self._examined()
         last = self.trace[-1]
         gradients, values = self.engine.counted() or (last.gradients, 0)
         members, number = verdict.members, last.evaluations
@@ -138,13 +144,31 @@ class Loop:
             gradients,
             values,
             posterior=self.engine.q,
+            verdict=examined.verdict,
+            unexamined=examined.why_not,
         )
+
+    def _examined(self) -> Examined:
+        """Whether the family of q fits, where the run has come to an end of its own; an interrupt loses only this."""
+        if not self.engine.examines:
+            return Examined()
+        if self._ended or (self._stop is not None and not self._stop.converged):
+            return Examined(None, _ENDED)
+        recording = torch.is_grad_enabled()
+        try:
+            return self.engine.examined()
+        except KeyboardInterrupt:
+            torch.set_grad_enabled(recording)
+            return Examined(None, "it was interrupted")
 
     def _without_record(self) -> FitResult:
         """Of a run that was interrupted before its first record."""
         members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool)
         gradients, values = self.engine.counted() or (0, 0)
-        return FitResult(False, _AT_ONCE, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q)
+        result = FitResult(
+            False, _AT_ONCE, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q
+        )
+        return replace(result, unexamined=_ENDED if self.engine.examines else "")
 
     def _go_back(self, origin: Any) -> None:
         """Put the engine back to the last record, or to where the run began."""

@@ -1,7 +1,9 @@
 """What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of."""
 
 from torchngvi.fitting.descent import Point
+from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.race import BOUNDED, Compared
+from torchngvi.fitting.starts import Starts
 
 _SMALL = 0.01  # norm² that is small whatever the noise
 
@@ -32,6 +34,23 @@ def advice(point: Point) -> str:
     """What to do then: a larger tolerance is of use only where q is near an optimum."""
     first = "Raise the tolerance" if distance(point) else "Start from another mean or a smaller scale (initialize_)"
     return f"{first}, or transform the model to be nearer to a Gaussian."
+
+
+def not_enough(point: Point, draws: int, tolerance: float, judged: Fresh) -> str:
+    """Why the most draws are not enough."""
+    lost = distance(point) or ": q is not at an optimum"
+    return f"{too_few(draws, point.total, tolerance)}{lost}; {judged.lost or judged}. {advice(point)}"
+
+
+def others(starts: Starts, switched: bool) -> str:
+    """Where else was looked."""
+    if starts.raced:
+        return ", from the best of the starts that raced"
+    if not starts.searched:
+        return ""
+    if switched:
+        return ", from the best of several starts"
+    return f", and {starts.others} other starts found nothing better"
 
 
 def finished(before: Compared, after: Compared) -> str:

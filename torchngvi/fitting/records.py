@@ -1,13 +1,19 @@
 """The result of a run: a line for each step, and a verdict."""
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Posterior
+from torchngvi.diagnostics.examination import examine
+from torchngvi.diagnostics.verdict import ABOUT, FITS, NOT, Verdict
+from torchngvi.interfaces import Posterior, Target
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.gaussian import Gaussian
+
+_LATER = "summary() of the result does it"
 
 
 class Record(NamedTuple):
@@ -29,8 +35,12 @@ class Record(NamedTuple):
 class FitResult:
     """The verdict of a run: whether it converged, where it ended and why, with a `Record` of each evaluation.
 
+    A run that has converged has found the q with the largest ELBO in its family.  How far that family is from the
+    density itself is told by the `torchngvi.diagnostics.Verdict`, which a fit of a log joint without an optimizer has
+    from the start, and every other one of a Gaussian posterior once `summary` was asked for.
+
     ``gradients`` and ``values`` count what the whole run has asked of the log joint, the checks after the last record
-    included.
+    included.  ``verdict`` is None where nothing was examined, and ``unexamined`` then says why.
     """
 
     converged: bool
@@ -43,11 +53,78 @@ class FitResult:
     gradients: int = 0
     values: int = 0
     posterior: Posterior | None = field(default=None, repr=False)  # what was fitted, in place
+    target: Target | None = field(default=None, repr=False)  # to what; not in a pickle, nor in a copy
+    verdict: Verdict | None = field(default=None, repr=False)
+    unexamined: str = field(default="", repr=False)  # why there is no verdict, a clause
+    names: tuple[str, ...] = field(default=(), repr=False)  # of the coordinates, for the verdict
 
     def __str__(self) -> str:
         verdict = "converged" if self.converged else "not converged"
         loss = f"{self.loss:.6f}" if abs(self.loss) < 1e9 else f"{self.loss:.6g}"
-        return f"{verdict}, {self.reason} Negative ELBO {loss} after {self.evaluations} evaluations."
+        text = f"{verdict}, {self.reason} Negative ELBO {loss} after {self.evaluations} evaluations."
+        return f"{text} {self.approximation}".rstrip()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "target": None}  # mostly a function, of which there is no pickle
+
+    @property
+    def approximation(self) -> str:
+        """Whether a Gaussian fits, as a sentence with the worst coordinate; nothing of another posterior."""
+        verdict = self.verdict
+        if not isinstance(self.posterior, Gaussian) or (verdict is None and self.target is None):
+            return ""
+        gaussian = _kind(self.posterior)
+        if verdict is None or verdict.word not in (FITS, ABOUT, NOT):
+            seen = verdict is not None and "; ".join((*verdict.reasons, *verdict.effort.unexamined))
+            return f"Whether {gaussian} fits was not examined: {seen or self.unexamined or _why_not(self)}."
+        words = {FITS: "fits", ABOUT: "is about right", NOT: "DOES NOT FIT"}[verdict.word]
+        worst = {reason.partition(": ")[0]: reason for reason in reversed(verdict.reasons)}  # one a coordinate
+        reasons = f": {'; '.join(reversed(worst.values()))}" if worst else ""
+        return f"A{gaussian[1:]} {words}{reasons}."
+
+    def summary(self) -> str:
+        """Both answers, and the table of the verdict with the coordinates that are most in doubt.
+
+        Where it was not examined whether a Gaussian fits, it is examined now, at q as it is now, and kept; that takes
+        up to 50,000 gradients of the log joint, see `torchngvi.examine`, which are not counted in ``gradients``.
+        """
+        if self.verdict is None and _why_not(self) == _LATER:
+            assert isinstance(self.posterior, Gaussian)
+            assert self.target is not None
+            verdict = examine(self.posterior, self.target)
+            object.__setattr__(self, "verdict", verdict.named(self.names) if self.names else verdict)
+        return str(self) if self.verdict is None else f"{self}\n{self.verdict}"
+
+    def named(self, names: Sequence[str]) -> Self:
+        """The same, with names for the coordinates in the verdict.
+
+        Raises:
+            InputError: another number of names than of coordinates.
+        """
+        verdict = None if self.verdict is None else self.verdict.named(names)
+        return replace(self, names=tuple(names), verdict=verdict)
+
+
+def _kind(q: Gaussian) -> str:
+    """What may fit."""
+    if q.structure.widest == q.dim:
+        return "a Gaussian"
+    independent = "with independent coordinates" if q.structure.widest == 1 else f"of structure {q.structure}"
+    return f"a Gaussian {independent}"
+
+
+def _why_not(result: FitResult) -> str:
+    """Why there is no verdict: mostly since nobody has asked."""
+    q, target = result.posterior, result.target
+    if not isinstance(q, Gaussian):
+        return f"the posterior is no Gaussian but {type(q).__name__}"
+    if q.batch_shape:
+        return f"it is asked of one posterior at a time, and this is a batch of shape {tuple(q.batch_shape)}"
+    if target is None:
+        return "the log joint of this run is not known to its result"
+    if not target.temperature:
+        return "at temperature 0 there is no density"
+    return _LATER
 
 
 def record(

@@ -23,11 +23,13 @@ import torch
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent, Place
-from torchngvi.fitting.engine import VALUE, Engine, Mark, Standing, Stop, Verdict
+from torchngvi.fitting.engine import Engine, Mark, Standing, Stop, Verdict
+from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.race import BOUNDED, CONFINED, Race
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates, Target
+from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision
 from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
@@ -46,14 +48,17 @@ class SampleAverages(Engine):
         q: the posterior.
         target: a log joint that gives the same value twice.
         tolerance: on √(norm² + noise²).
+        examine: say afterwards whether a Gaussian fits.
     """
 
     name = "VN"
 
-    def __init__(self, q: Gaussian, target: Target, tolerance: float) -> None:
+    def __init__(self, q: Gaussian, target: Target, tolerance: float, examine: bool = True) -> None:
         super().__init__(q)
         self.gaussian, self.target, self.tolerance = q, Guarded(target), tolerance
         self.batches = target.batches
+        # where it is asked for, and not dear
+        self.examines = examine and not target.in_passes and not q.batch_shape and target.temperature > 0
         self._seeded(int(torch.randint(2**31, ())))
         self.first_log_sd = q.stddev.log()
         self.looked = self.switched = False  # at other starts; one was better
@@ -73,7 +78,7 @@ class SampleAverages(Engine):
 
     def _over(self) -> bool:
         """Whether a budget is used up."""
-        return self.over(self.target.gradients + VALUE * self.target.values)
+        return self.over(self.target.cost)
 
     def _keep(self, coordinates: Coordinates) -> None:
         """For an interrupt before the first record."""
@@ -125,6 +130,11 @@ class SampleAverages(Engine):
         """What every call of the log joint has taken."""
         return self.target.gradients, self.target.values
 
+    def examined(self) -> Examined:
+        """Within what the fit has spent."""
+        self.show("whether a Gaussian fits")
+        return examined(self.gaussian, self.target, self.starts, self.most, self._over)
+
     # -------------------------------------------------------------------------------- the run
 
     def _run(self) -> _Path[None]:
@@ -170,7 +180,9 @@ class SampleAverages(Engine):
         if (more > _DEAR or last) and (yield from self._better_start()):
             return None
         if last:
-            return self._judged(_why_not(self))
+            judged = self._fresh()
+            reason = reasons.not_enough(descent.point, descent.draws, self.tolerance, judged)
+            return self._judged(reason + self._cut(judged) + self.target.failures())
         descent.draws = more
         return None
 
@@ -195,12 +207,7 @@ class SampleAverages(Engine):
             return None
         if (yield from self._better_start()):
             return None
-        others = self.unseen
-        if self.starts.raced:
-            others = ", from the best of the starts that raced"
-        elif not others and self.starts.searched:
-            others = f", and {self.starts.others} other starts found nothing better"
-            others = ", from the best of several starts" if self.switched else others
+        others = self.unseen or reasons.others(self.starts, self.switched)
         reason = (
             f"natural-gradient norm {total:.2g} with {descent.draws} draws{reasons.distance(descent.point)}; "
             f"{judged}, importance sampling would keep {judged.share:.0%} of them{others}."
@@ -312,6 +319,7 @@ class SampleAverages(Engine):
             "switched": self.switched,
             "unseen": self.unseen,
             "raced": self.starts.raced,
+            "modes": ([tuple(mode) for mode in self.starts.modes], self.starts.looked),
             "winner": None if self.winner is None else tuple(self.winner),
             "gradients": self.target.gradients,
             "values": self.target.values,
@@ -326,6 +334,8 @@ class SampleAverages(Engine):
         self.descent.load_state_dict(state["descent"])
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
         self.starts.raced = state["raced"]
+        modes, self.starts.looked = state.get("modes", ((), False))
+        self.starts.modes = [Mode(*values) for values in modes]
         self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
         self.target.gradients, self.target.values = state["gradients"], state["values"]
         self._spent = state.get("spent")
@@ -336,13 +346,3 @@ def _within(q: Gaussian, do: Callable[[], _T]) -> _T:
     """Without gradients of its own, and in full precision."""
     with torch.no_grad(), FullPrecision(q.device.type):
         return do()
-
-
-def _why_not(fit: SampleAverages) -> str:
-    """Why the most draws are not enough."""
-    point, judged = fit.descent.point, fit._fresh()
-    lost = reasons.distance(point) or ": q is not at an optimum"
-    return (
-        f"{reasons.too_few(fit.descent.draws, point.total, fit.tolerance)}{lost}; {judged.lost or judged}. "
-        f"{reasons.advice(point)}{fit._cut(judged)}{fit.target.failures()}"
-    )

@@ -9,7 +9,7 @@ within max(1, 0.3 D) nats: on a few draws, which are taken anyway.  Otherwise se
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ _STARTS = (2, 8)  # other starts of the check, fewest and most
 _COLUMNS = 64  # of all their Hessians together, between these
 _TRIES = 20  # points looked at for a finite density
 _WIDEST = 2000  # dimensions up to which D x D matrices are cheap beside the gradients of a start
+_REMEMBERED = 200  # dimensions up to which modes are kept, each with its D x D matrix
 _SHRINK = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
 _PATH = (1.0, 0.3)  # scales at which the points of a path are looked at
 _GLANCE = 16  # draws of each look
@@ -43,6 +44,8 @@ class Starts:
         mean: of q before the fit, around which starts are drawn.
         seed: of all draws.
         evidence: Laplace's, of the start; minus infinity where no mode was trusted.
+        modes: that were found, of the first start and of the others.
+        looked: whether other starts were looked at.
         raced: whether several starts have raced, because no mode was trusted.
         over: whether a budget is used up.  Set by the engine, as is
         show: which shows a phase, and
@@ -53,6 +56,8 @@ class Starts:
         self.q, self.target, self.seed = q, target, seed
         self.mean = q.frame().mean.clone()
         self.evidence, self.raced = -math.inf, False
+        self.modes: list[Mode] = []
+        self.looked = False
         self.over: Callable[[], bool] = lambda: False
         self.show: Callable[[str], None] = lambda phase: None
         self.keep: Callable[[Coordinates], None] = lambda coordinates: None
@@ -121,6 +126,7 @@ class Starts:
             if len(finite):
                 start = points[finite[0, 0]]
                 mode = find_mode(self.target, start, self._budget, over=self.over, path=path)
+        self._remember([mode])
         here, loss = self.q.snapshot(), self.sampled_loss(_FEWEST)
         init = Start("q as it was", here, loss)
         if mode is None:
@@ -169,8 +175,14 @@ class Starts:
         starts = self.mean + self._shifts(self.others)
         found = find_modes(self.target, starts, self._budget, over=self.over)
         modes = [mode for mode in found if mode is not None]
+        self._remember(modes)
+        self.looked = True
         best = max(modes, key=lambda mode: mode.log_evidence, default=None)
         return None if best is None or best.log_evidence < 1 + self.evidence else best
+
+    def _remember(self, modes: Sequence[Mode | None]) -> None:
+        """For the question whether a Gaussian fits."""
+        self.modes += [mode for mode in modes if mode is not None and mode.found and self.q.dim <= _REMEMBERED]
 
     def _shifts(self, count: int) -> Tensor:
         """Uniform on (-2, 2), (count, D)."""

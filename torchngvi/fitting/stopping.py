@@ -21,6 +21,7 @@ class Criterion(ABC):
     Attributes:
         tolerance: the bound on the natural-gradient norm, of those that have one.
         evaluations: the budget of expectations, of those that have one.
+        most_gradients: the budget of gradients, of those that have one.
 
     >>> either = Evaluations(1000) | Seconds(60)
     >>> either.evaluations
@@ -29,6 +30,7 @@ class Criterion(ABC):
 
     tolerance = 0.0
     evaluations = math.inf
+    most_gradients = math.inf
 
     @abstractmethod
     def asked(self, standing: Standing) -> Stop | None:
@@ -72,6 +74,7 @@ class _Either(Criterion):
         )
         self.tolerance = max(part.tolerance for part in self.parts)
         self.evaluations = min(part.evaluations for part in self.parts)
+        self.most_gradients = min(part.most_gradients for part in self.parts)
 
     def asked(self, standing: Standing) -> Stop | None:
         """The first answer."""
@@ -166,7 +169,7 @@ class Gradients(Criterion):
     """
 
     def __init__(self, most: int) -> None:
-        self.most = count("Gradients", most, "is a budget of gradients")
+        self.most_gradients = self.most = count("Gradients", most, "is a budget of gradients")
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the budget is used up."""

@@ -20,6 +20,7 @@ from pyro.optim import PyroOptim
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
+from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
@@ -57,7 +58,7 @@ def fit_guide(
             checkpoint, optimizer.
 
     Returns:
-        The verdict of `torchngvi.fit` with its trace.
+        The verdict of `torchngvi.fit` with its trace; whether a Gaussian fits is said in the names of the sites.
 
     Raises:
         InputError: a guide of another kind, a model that subsamples its data; as `ModelLogJoint`.
@@ -73,7 +74,7 @@ def fit_guide(
     """
     density = _density(model, guide, args, kwargs)
     density.check_comparable("fit_guide")
-    return fit(guide.posterior, density, **(options or {}))
+    return fit(guide.posterior, density, **(options or {})).named(coordinate_names(density.layout))
 
 
 class NaturalSVI:

@@ -1,0 +1,54 @@
+"""What an examination may ask of a log joint, and what it has asked."""
+
+import math
+from collections.abc import Callable
+
+from torchngvi.models.guarded import VALUE, Guarded
+
+
+class Allowance:
+    """A budget from now on.
+
+    Args:
+        target: counts what is asked of it.
+        gradients: at most.
+        cost: of gradients, and of values at 0.4 of one, at most.
+        over: whether there is no time left; asked before each call.
+
+    >>> from torchngvi.models import LogJoint
+    >>> allowed = Allowance(Guarded(LogJoint(lambda theta: -theta.square().sum(-1))), 1000, 600.0)
+    >>> allowed.left, allowed.affords(1500), allowed.affords(1501)
+    (600, True, False)
+    """
+
+    def __init__(
+        self, target: Guarded, gradients: int, cost: float = math.inf, over: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.target, self.gradients, self.cost, self.over = target, gradients, cost, over
+        self._before = target.gradients, target.values
+
+    @property
+    def spent(self) -> tuple[int, int]:
+        """Gradients and values since the beginning."""
+        return self.target.gradients - self._before[0], self.target.values - self._before[1]
+
+    @property
+    def left(self) -> int:
+        """Gradients that may still be asked for; none where the time is over."""
+        gradients, values = self.spent
+        left = min(self.gradients - gradients, self.cost - gradients - VALUE * values)
+        return 0 if self.over() else max(int(left), 0)
+
+    @property
+    def values_left(self) -> float:
+        """Values without a gradient that may still be asked for; none where the time is over."""
+        gradients, values = self.spent
+        return 0.0 if self.over() else (self.cost - gradients) / VALUE - values
+
+    def affords(self, values: int) -> bool:
+        """Whether so many more values may be asked for."""
+        return values <= self.values_left
+
+    def __str__(self) -> str:
+        """The budget, as a clause."""
+        return "no time left" if self.over() else f"a budget of {int(min(self.gradients, self.cost))} gradients"

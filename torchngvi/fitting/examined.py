@@ -1,0 +1,53 @@
+"""After a fit of a log joint: does a Gaussian fit?  That q is the best of them does not say so.
+
+The examination of `torchngvi.diagnostics` takes from the log joint what the fit has taken at most, and what the budgets
+of the run have left.  It draws from generators of its own, and leaves q and those of torch alone.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torchngvi.diagnostics.allowance import Allowance
+from torchngvi.diagnostics.examination import examine_fitted
+from torchngvi.diagnostics.verdict import Verdict
+from torchngvi.errors import TorchngviError
+from torchngvi.fitting.generators import Generators
+from torchngvi.fitting.starts import Starts
+from torchngvi.models.guarded import VALUE, Guarded
+from torchngvi.posteriors.gaussian import Gaussian
+
+_FEWEST = 1025 * VALUE  # cost below which nothing can be told
+
+
+class Examined(NamedTuple):
+    """What an engine knows about the family of q when a run is over."""
+
+    verdict: Verdict | None = None
+    why_not: str = ""  # where there is no verdict, as a clause; nothing where the engine never examines
+
+
+def examined(
+    q: Gaussian,
+    target: Guarded,
+    starts: Starts,
+    most: float,  # budget of the whole run, in gradients
+    over: Callable[[], bool],
+) -> Examined:
+    """Examine a q that has been fitted from those starts, whatever the examination comes upon."""
+    allowed = Allowance(target, 2**62, min(target.cost, most - target.cost), over)
+    if over() or allowed.cost < _FEWEST:
+        return Examined(None, "the budget of the run is used up")
+    known = starts.looked and bool(starts.modes)
+    try:
+        with Generators(q.device).kept():
+            verdict = examine_fitted(
+                q,
+                allowed,
+                modes=starts.modes if known else None,
+                starts=starts.others if known else 0,
+                around=starts.mean,
+                seed=starts.seed + 11,
+            )
+    except (TorchngviError, RuntimeError, ArithmeticError) as error:  # the fit is not lost for it
+        return Examined(None, str(error).rstrip("."))
+    return Examined(verdict)
