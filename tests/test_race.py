@@ -487,7 +487,7 @@ class TestBudgets:
         monkeypatch.setattr("torchngvi.fitting.loop.Loop._show_phase", lambda self, phase: said.append(phase))
         quiet(CholeskyGaussian(10, dtype=torch.float64), eight_schools(True), max_gradients=4000)
         assert said[0] == "a rough mode"
-        assert "3 starts, block 1" in said
+        assert "4 starts, block 1" in said
         assert "32 draws" in said
 
     @pytest.mark.parametrize("function", [eight_schools(True), log_gamma(3.0)], ids=["schools", "log-gamma"])
@@ -535,3 +535,42 @@ class TestBudgets:
             result.reason,
         )
         assert result.gradients < 10_000
+
+
+def test_a_collapsed_mode_does_not_end_the_race():
+    """Its standard deviations of e^-20 say nothing of how far the others may spread."""
+    target = Guarded(LogJoint(lambda theta: -0.5 * theta.square().sum(-1)))
+    q, starts = CholeskyGaussian(3, dtype=torch.float64), []
+    for name, mean, scale in (("collapsed", 0.0, math.exp(-20)), ("far", 300.0, 0.5)):
+        q.initialize_(mean, scale)
+        starts.append(Start(name, q.snapshot(), sampled_loss(q, target, 32, 2)))
+    begun = min(start.loss for start in starts)
+    race = Race(q, target, 0)
+    race.put(starts[0].coordinates)
+    race.run(starts)
+    assert begun > 50
+    assert sampled_loss(q, target, 256, 3) < -0.5 * 3 * math.log(2 * math.pi) + 0.5
+
+
+def test_a_wide_q_has_a_narrower_start_beside_it(monkeypatch):
+    """The exponential of many coordinates costs a wide q thousands of nats, which its steps do not shed in a block."""
+    generator = torch.Generator().manual_seed(3)
+    n = 40
+    y = torch.poisson(torch.exp(1.5 + 0.5 * torch.randn(n, generator=generator).double()), generator=generator)
+
+    def log_joint(theta):  # b_1 .. b_n, the mean, log of the standard deviation
+        eta, log_sd = theta[..., :n] + theta[..., n, None], theta[..., n + 1]
+        prior = 0.5 * (theta[..., :n] / log_sd.exp()[..., None]).square().sum(-1) + n * log_sd
+        return (y * eta - eta.exp()).sum(-1) - prior - 0.005 * theta[..., n].square() - 0.5 * (log_sd + 0.5).square()
+
+    raced, run = [], Race.run
+    monkeypatch.setattr(
+        Race, "run", lambda race, starts: (raced.append({s.name: s.loss for s in starts}), run(race, starts))
+    )
+    for scale in (3.0, 0.05):
+        torch.manual_seed(0)
+        q = CholeskyGaussian(n + 2, dtype=torch.float64, scale=scale)
+        fit(q, log_joint, progress=False, examine=False, max_gradients=2000)
+    wide, narrow = raced
+    assert wide["a narrower q"] < wide["q as it was"] - 0.3 * q.dim
+    assert "a narrower q" not in narrow

@@ -103,7 +103,7 @@ class Race:
         if not alive:
             return
         enough = self.unit * max(_GAIN[0], _GAIN[1] * self.q.dim)
-        best, widest = min(alive, key=lambda start: start.loss), self.q.stddev.log()
+        best, widest = min(alive, key=lambda start: start.loss), self._widest(alive)
         for block in range(_BLOCKS):
             self.keep(best.coordinates)
             if self.over():
@@ -121,6 +121,14 @@ class Race:
             if lost or (len(alive) == 1 and best.gain <= enough):
                 break
         self.put(best.coordinates)
+
+    def _widest(self, starts: Sequence[Start]) -> Tensor:
+        """The largest log standard deviations of the starts, (D,): those of a collapsed mode say nothing."""
+        widest = []
+        for start in starts:
+            self.put(start.coordinates)
+            widest.append(self.q.stddev.log())
+        return torch.stack(widest).amax(0)
 
     def _block(self, start: Start, seed: int) -> None:
         """One block of steps from there; the start goes to where they end."""

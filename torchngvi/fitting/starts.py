@@ -134,7 +134,8 @@ class Starts:
             return
         reached, trusted = self._placed(mode)
         if not trusted:
-            self._race([Start("a mode", self.q.snapshot(), reached), init], path)
+            found = Start("a mode", self.q.snapshot(), reached)
+            self._race([found, init, *self._narrower(init)], path)
             return
         self.evidence = mode.log_evidence
         if loss <= reached:  # q is better as it was
@@ -152,6 +153,23 @@ class Starts:
         race = Race(self.q, self.target, self.seed, self.over, self.show, self.keep)
         self._put(starts[0].coordinates)
         race.run([*starts, *glimpsed])
+
+    def _narrower(self, init: Start) -> list[Start]:
+        """About the mean of q with the best of some smaller scales, where that is far better than q as it was.
+
+        Where a log joint has the exponential of many coordinates, the tails of a wide q cost thousands of nats, which
+        no step of bounded length sheds in a block.
+        """
+        self._put(init.coordinates)
+        mean, scale, best = self.q.mean.clone(), self.q.scale_tril.clone(), init
+        for factor in _SHRINK[1:]:
+            if self.over() or not self._initialized(mean, factor * scale):
+                break
+            loss = self.sampled_loss(_FEWEST)
+            if not loss < best.loss:
+                break
+            best = Start("a narrower q", self.q.snapshot(), loss)
+        return [best] if best.loss < init.loss - (self.target.temperature or 1.0) * self._allowance else []
 
     def _glimpsed(self, path: list[Seen]) -> list[Start]:
         """The best point on the way to the mode, its last left out; it takes values alone (Zhang et al. 2022)."""
