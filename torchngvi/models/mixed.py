@@ -27,9 +27,9 @@ from torchngvi.models.mixed_prior import (
     quadratic_terms,
     root_of,
 )
+from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_start import information, started
-from torchngvi.models.mixed_summary import MixedSummary, drawn_precisions, summarised
-from torchngvi.numerics import sparse
+from torchngvi.models.mixed_summary import MixedSummary, predicted, summarised
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.versions import settings_of, tensors_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
@@ -115,19 +115,12 @@ class MixedModel(TractableTarget):
         self.fixed = GeneralizedLinear(
             X, y, family, prior_precision=prior.fixed_scale**-2, weights=weights, offset=offset
         )
-        self.X, self.likelihood, self.coding = self.fixed.X, self.fixed.likelihood, self.fixed.coding
-        if sparse.is_sparse(self.X) or self.X.ndim > 2 or self.fixed.y.ndim > 1:
-            raise InputError(
-                "a MixedModel has one dense design X (N, p) and targets y (N,); got X of shape "
-                f"{tuple(self.X.shape)}, {self.X.layout}, and y of {tuple(self.fixed.y.shape)}."
-            )
-        self.Z, self.groups = _random(*random, self.X)
-        self.y, self.weights, self.offset = self.fixed.y, self.fixed.weights, self.fixed.offset
-        self.n, self.r, self.p = int(self.groups.max()) + 1, self.Z.shape[1], self.X.shape[1]
-        self.structure = arrow(groups=self.n, local=self.r, globals=self.p + self.r * (self.r + 1) // 2)
+        self.coding = self.fixed.coding
+        self.rows = rows = GroupedRows(self.fixed, *tuple(random))
+        self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p + rows.r * (rows.r + 1) // 2)
         self.dim = self.structure.dim
-        chosen = information(self) if prior.precision is None else prior.precision
-        self.precision = Precision(chosen, self.X, self.r)
+        chosen = information(rows) if prior.precision is None else prior.precision
+        self.precision = Precision(chosen, rows.X, rows.r)
 
     # ---------------------------------------------------------------------------- the target
 
@@ -137,47 +130,40 @@ class MixedModel(TractableTarget):
         Raises:
             InputError: if their number, the dtype or the device is another.
         """
-        checks.posterior(q, self.dim, torch.Size(), self.X)
+        checks.posterior(q, self.dim, torch.Size(), self.rows.X)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""
         prior = (self.precision.scale, *self.fixed.prior)
-        return (self.X, self.Z, self.groups, self.y, self.weights, self.offset, *prior, *tensors_of(self.likelihood))
+        return (
+            self.rows.X,
+            self.rows.Z,
+            self.rows.groups,
+            self.rows.y,
+            self.rows.weights,
+            self.rows.offset,
+            *prior,
+            *tensors_of(self.rows.likelihood),
+        )
 
     def settings(self) -> tuple[object, ...]:
         """Return the settings of the likelihood, and the degrees of freedom of the prior."""
-        return (*settings_of(self.likelihood), self.precision.dof)
-
-    def parts(
-        self,
-        theta: Tensor,  # (*any, D)
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Take θ apart: b (*any, n, r), β (*any, p) and ω (*any, r(r + 1)/2)."""
-        b, beta, omega = theta.split([self.n * self.r, self.p, self.structure.dim - self.n * self.r - self.p], -1)
-        return b.unflatten(-1, (self.n, self.r)), beta, omega
-
-    def predictor(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
-        """Compute η = Xβ + Z b + offset, (*sample, *batch, N)."""
-        b, beta, _ = self.parts(theta)
-        return beta @ self.X.mT + self.offset + (b.index_select(-2, self.groups) * self.Z).sum(-1)
+        return (*settings_of(self.rows.likelihood), self.precision.dof)
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """Compute log p(y, θ) with all its constants, (*sample, *batch)."""
-        b, beta, omega = self.parts(theta)
-        energy = self.likelihood.energy(self.predictor(theta), self.y)
-        data = torch.where(self.weights > 0, self.weights * energy, 0.0).sum(-1)
-        effects = 0.5 * (b @ root_of(omega, self.r)).square().sum((-2, -1)) + self._linear(omega)
+        b, beta, omega = self.rows.parts(theta)
+        energy = self.rows.likelihood.energy(self.rows.predictor(theta), self.rows.y)
+        data = torch.where(self.rows.weights > 0, self.rows.weights * energy, 0.0).sum(-1)
+        effects = 0.5 * (b @ root_of(omega, self.rows.r)).square().sum((-2, -1)) + self._linear(omega)
         return -(data + effects + self.fixed.prior.energy(beta) + self.precision.energy(omega))
 
     def _linear(self, omega: Tensor) -> Tensor:
         """What normalises the densities of b: (nr/2) log 2π - n Σ_k ω_kk."""
-        constant = 0.5 * self.n * self.r * math.log(2 * math.pi)
-        return constant - self.n * omega[..., self.precision.diagonal].sum(-1)
+        constant = 0.5 * self.rows.n * self.rows.r * math.log(2 * math.pi)
+        return constant - self.rows.n * omega[..., self.precision.diagonal].sum(-1)
 
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.
 
         A q over the arrow of the model gives a packet in its frame, and nothing is D x D; any other Gaussian, such as
@@ -198,8 +184,8 @@ class MixedModel(TractableTarget):
     ) -> tuple[Tensor, Tensor, Structured]:
         """Compute E_q[ℓ], g = E_q[∇ℓ] and H = E_q[∇²ℓ], which has the pattern of the arrow."""
         groups, roots = self.structure.parts(covariance)
-        V, p = roots.square[..., 0, :, :], self.p
-        b, beta, omega = self.parts(mean)
+        V, p = roots.square[..., 0, :, :], self.rows.p
+        b, beta, omega = self.rows.parts(mean)
         of = Effects(b, omega, groups.square, groups.border[..., p:, :], V[..., p:, p:])
         value, row_g, row_H = self._rows(mean, groups, V[..., :p, :p])
         prior = self.fixed.prior
@@ -209,7 +195,7 @@ class MixedModel(TractableTarget):
         linear = self._linear(omega) - omega[..., diagonal] @ powers + self.precision.log_normaliser
         value = value + quadratic_terms(of, self.precision) + prior.energy(beta) + spread + linear
         d = derivative(of, self.precision)
-        g_omega = d.omega.index_add(-1, diagonal, -(powers + self.n).expand(*d.omega.shape[:-1], -1))
+        g_omega = d.omega.index_add(-1, diagonal, -(powers + self.rows.n).expand(*d.omega.shape[:-1], -1))
         g = torch.cat([(row_g[0] + d.b).flatten(-2), row_g[1] + prior.force(beta), g_omega], -1)
         bb, border, bebe = row_H
         bebe = bebe + torch.diag(prior.precision)
@@ -225,36 +211,13 @@ class MixedModel(TractableTarget):
         between: Tensor,  # V_ββ
     ) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """The likelihood: value, gradients (b, β), and Hessians (b, b), (β, b), (β, β)."""
-        here = self.weights > 0  # a row of weight 0 is not there, also where its loss would be infinite
-        eta = torch.where(here, self.predictor(mean), 0.0)
-        variance = torch.where(here, self.variances(self.X, self.Z, self.groups, groups, between), 1.0)
-        moments = self.likelihood.expected(eta, variance, self.y)
-        value, alpha, beta = (self.weights * part for part in moments)
-        return value.sum(-1), *self.summed(alpha.detach(), beta.detach())
-
-    @staticmethod
-    def variances(X: Tensor, Z: Tensor, groups: Tensor, parts: Part, between: Tensor) -> Tensor:
-        """The variances of the predictors of rows, zᵀV_bb z + 2 xᵀV_βb z + xᵀV_ββ x, (*batch, N)."""
-        square = parts.square.index_select(-3, groups)
-        border = parts.border[..., : X.shape[-1], :].index_select(-3, groups)
-        local = (Z[:, None, :] * square).sum(-1) + 2 * (X[:, :, None] * border).sum(-2)
-        return (local * Z).sum(-1) + ((X @ between) * X).sum(-1)
-
-    def summed(
-        self,
-        alpha: Tensor,  # of each row, (*batch, N)
-        beta: Tensor,
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Σ α (z, x) and Σ β (z, x)(z, x)ᵀ: by group in the parts of b, over all rows in that of the fixed effects."""
-        X, Z, batch = self.X, self.Z, alpha.shape[:-1]
-        empty = alpha.new_zeros(*batch, self.n, self.r)
-        g = empty.index_add(-2, self.groups, alpha[..., None] * Z), alpha @ X
-        scaled = beta[..., None] * Z
-        bb = empty.new_zeros(*batch, self.n, self.r, self.r)
-        bb = bb.index_add(-3, self.groups, scaled[..., None, :] * Z[:, :, None])
-        border = empty.new_zeros(*batch, self.n, self.p, self.r)
-        border = border.index_add(-3, self.groups, scaled[..., None, :] * X[:, :, None])
-        return g, (bb, border, (X * beta[..., None]).mT @ X)
+        rows = self.rows
+        here = rows.weights > 0  # a row of weight 0 is not there, also where its loss would be infinite
+        eta = torch.where(here, self.rows.predictor(mean), 0.0)
+        variance = torch.where(here, rows.variances(groups, between), 1.0)
+        moments = self.rows.likelihood.expected(eta, variance, self.rows.y)
+        value, alpha, beta = (self.rows.weights * part for part in moments)
+        return value.sum(-1), *self.rows.summed(alpha.detach(), beta.detach())
 
     # ---------------------------------------------------------------------------- the posterior
 
@@ -263,15 +226,17 @@ class MixedModel(TractableTarget):
     def posterior(self) -> PrecisionCholeskyGaussian:
         """Make a q over the arrow of the model, at a start from which few steps are needed.
 
-        It stands at the mode of the penalised quasi-likelihood (Breslow and Clayton 1993), with Ω by an EM iteration, and
-        has the curvature there for its precision.
+        It stands at the mode of the penalised quasi-likelihood (Breslow and Clayton 1993), with Ω by an EM iteration,
+        and has the curvature there for its precision.
 
         Returns:
             A new posterior of the dtype and on the device of X.
         """
-        like = self.X
+        like = self.rows.X
         q = PrecisionCholeskyGaussian(self.dim, structure=self.structure, dtype=like.dtype, device=like.device)
-        q.assign(started(self), torch.ones((), dtype=torch.bool, device=like.device))
+        q.assign(
+            started(self.rows, self.precision, self.structure), torch.ones((), dtype=torch.bool, device=like.device)
+        )
         return q
 
     @torch.no_grad()
@@ -292,7 +257,7 @@ class MixedModel(TractableTarget):
             InputError: a q over other coordinates.
         """
         self.check(q)
-        return summarised(self, q, draws, seed)
+        return summarised(self.rows, self.structure, q, draws, seed)
 
     @torch.no_grad()
     def predict(
@@ -325,66 +290,4 @@ class MixedModel(TractableTarget):
             InputError: rows of another width, groups that are none of the data, a q over other coordinates.
         """
         self.check(q)
-        X, Z = checks.numbers("X", X, self.X), checks.numbers("Z", Z, self.X)
-        if X.shape[1:] != (self.p,) or Z.shape != (len(X), self.r):
-            raise InputError(
-                f"new rows need X of shape (M, {self.p}) and Z of shape (M, {self.r}); got {tuple(X.shape)} and "
-                f"{tuple(Z.shape)}."
-            )
-        generator = torch.Generator(self.X.device).manual_seed(seed)
-        b, beta, omega = self.parts(q.sample((draws,), generator))
-        if groups is not None:
-            index = _integers(groups, len(X), self.X)
-            if bool(((index < 0) | (index >= self.n)).any()):
-                raise InputError(
-                    f"groups of new rows must be those of the data, 0 to {self.n - 1}; got {int(index.min())} to "
-                    f"{int(index.max())}. Leave groups= out for a group that the data do not have."
-                )
-            return beta @ X.mT + (b.index_select(-2, index) * Z).sum(-1)
-        noise = torch.randn(draws, self.r, 1, generator=generator, dtype=X.dtype, device=X.device)
-        new = torch.linalg.solve_triangular(drawn_precisions(omega, self.r).mT, noise, upper=True)
-        return beta @ X.mT + new[..., 0] @ Z.mT
-
-
-def _integers(groups: Any, rows: int, like: Tensor) -> Tensor:
-    """The group of each row."""
-    try:
-        index = torch.as_tensor(groups)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"groups must be integers, one a row; got {type(groups).__name__} ({error}).") from error
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise InputError(
-            f"groups must be integers; got {index.dtype}. Of labels, pass numpy.unique(labels, return_inverse=True)[1]."
-        )
-    if index.shape != (rows,):
-        raise InputError(
-            f"groups must have one integer for each of the {rows} rows of X; got shape {tuple(index.shape)}."
-        )
-    return index.to(device=like.device, dtype=torch.long)
-
-
-def _random(Z: Any, groups: Any, X: Tensor) -> tuple[Tensor, Tensor]:
-    """The design of the random effects and the groups, checked."""
-    Z = checks.numbers("Z", Z, X)
-    if Z.ndim != 2 or len(Z) != len(X) or Z.shape[1] == 0:
-        raise InputError(
-            f"Z must have one row for each of the {len(X)} rows of X, and a column a random effect; got shape "
-            f"{tuple(Z.shape)}."
-        )
-    index = _integers(groups, len(X), X)
-    lowest = int(index.min())
-    counts = torch.bincount(index) if lowest >= 0 else None
-    if counts is None or bool((counts == 0).any()):
-        which = f"a group {lowest}" if counts is None else f"no row of group {int((counts == 0).nonzero()[0, 0])}"
-        raise InputError(
-            f"groups must be numbered 0, ..., n - 1, each with a row; got {which}. Pass torch.unique(groups, "
-            "return_inverse=True)[1]."
-        )
-    lengths = torch.linalg.vector_norm(Z, dim=0)
-    rank = int(torch.linalg.matrix_rank(Z / lengths.clamp_min(torch.finfo(Z.dtype).tiny)))
-    if rank < Z.shape[1]:
-        raise InputError(
-            f"the {Z.shape[1]} columns of Z, the design of the random effects, must be linearly independent; their rank "
-            f"is {rank}. Leave a column out."
-        )
-    return Z, index
+        return predicted(self.rows, q, X, Z, groups, draws, seed)

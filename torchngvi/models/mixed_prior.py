@@ -52,7 +52,7 @@ class MixedPrior(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """Means and covariances under q of the effects b of groups, and of ω, the entries of the root of their precision."""
+    """Means and covariances under q of the effects b of groups, and of ω, the entries of W."""
 
     b: Tensor  # (*batch, n, r)
     omega: Tensor  # (*batch, q), q = r(r + 1)/2

@@ -1,10 +1,8 @@
-"""Where a fit of a mixed model starts, and its default prior: from the data, by weighted least squares.
+"""Where a fit of a mixed rows starts, and its default prior: from the data, by weighted least squares.
 
-The start is the mode of the penalised quasi-likelihood in (b, β) given Ω (Breslow and Clayton 1993), with Newton's steps
+The start is the mode of the penalised quasi-likelihood in (b, β) given Ω (Breslow and Clayton 1993), with Newton steps
 between updates of Ω = (n + ν)(S⁻¹ + Σ_i (b_i b_iᵀ + V_i))⁻¹, an EM iteration with Laplace's covariances V_i.
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,14 +18,12 @@ from torchngvi.models.likelihoods import (
     PoissonLog,
     StudentT,
 )
-from torchngvi.models.mixed_prior import Effects, Wishart, derivative, omega_of
+from torchngvi.models.mixed_prior import Effects, Precision, Wishart, derivative, omega_of
+from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.structures import Forest, arrow
 from torchngvi.structures.pattern import Structured
 from torchngvi.structures.storage import Part
-
-if TYPE_CHECKING:
-    from torchngvi.models.mixed import MixedModel
 
 _POINT = 1e-6  # a variance of the predictor that is as good as none
 _CLIP = 2.0  # length of the longest change of b_i, and of β
@@ -44,27 +40,27 @@ def _slopes(likelihood: Likelihood, eta: Tensor, y: Tensor) -> tuple[Tensor, Ten
     return moments.slope, moments.curvature.clamp_min(torch.finfo(eta.dtype).tiny)
 
 
-def information(model: "MixedModel") -> Wishart:
+def information(rows: GroupedRows) -> Wishart:
     """The default prior of Kass and Natarajan (2006): J, what the rows of one group tell of its effects on average.
 
     Raises:
         InputError: rows that tell nothing of some effect.
     """
-    fixed, Z, r = model.fixed, model.Z, model.r
-    _, curvature = _slopes(fixed.likelihood, fixed.predictor(_alone(model)), fixed.y)
-    J = (Z * (fixed.weights * curvature)[:, None]).mT @ Z / model.n
+    fixed, Z, r = rows.fixed, rows.Z, rows.r
+    _, curvature = _slopes(fixed.likelihood, fixed.predictor(_alone(rows)), fixed.y)
+    J = (Z * (fixed.weights * curvature)[:, None]).mT @ Z / rows.n
     J = 0.5 * (J + J.mT)
     if not bool(cholesky(J)[1]):
         raise InputError(
-            "the rows tell nothing of some random effect, so that the default prior of Kass and Natarajan is not there. "
+            "the rows tell nothing of some random effect, which the default prior of Kass and Natarajan needs. "
             "Give prior=MixedPrior(precision=Wishart(dof, scale))."
         )
     return Wishart(1.0, J) if r == 1 else Wishart(r + 1.0, J / (r + 1))
 
 
-def _alone(model: "MixedModel") -> Tensor:
+def _alone(rows: GroupedRows) -> Tensor:
     """The mode of β without random effects, by Newton's steps that are halved where they do not descend."""
-    fixed = model.fixed
+    fixed = rows.fixed
     beta = fixed.X.new_zeros(fixed.dim)
     before = -fixed.log_joint(beta)
     for _ in range(_NEWTON):
@@ -83,95 +79,84 @@ def _alone(model: "MixedModel") -> Tensor:
     return beta
 
 
-def _guessed(model: "MixedModel") -> Tensor:
+def _guessed(rows: GroupedRows) -> Tensor:
     """Predictors that each row alone would have, drawn towards 0 as by half an observation."""
-    match model.likelihood:
+    match rows.likelihood:
         case BernoulliLogit() | BernoulliProbit():
-            return _SURE * model.y
+            return _SURE * rows.y
         case PoissonLog() | NegativeBinomial():
-            return (model.y + 0.5).log()
+            return (rows.y + 0.5).log()
         case GaussianNoise() | StudentT():
-            return model.y
-    return model.offset
+            return rows.y
+    return rows.offset
 
 
 class _Penalised:
     """The penalised quasi-likelihood of (b, β) given Ω, over the arrow of these coordinates alone."""
 
-    def __init__(self, model: "MixedModel") -> None:
-        self.model = model
-        small = arrow(groups=model.n, local=model.r, globals=model.p)
-        assert isinstance(small, Forest)
-        self.structure = small
-        self.prior = model.fixed.prior
+    def __init__(self, rows: GroupedRows) -> None:
+        self.rows, self.prior = rows, rows.fixed.prior
+        self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p)
 
     def root(self, curvature: Tensor, omega: Tensor) -> Structured:
         """T of the precision, from the curvatures of the rows and Ω (r, r)."""
-        bb, border, between = self.model.summed(torch.zeros_like(curvature), self.model.weights * curvature)[1]
+        bb, border, between = self.rows.summed(torch.zeros_like(curvature), self.rows.weights * curvature)[1]
         top = self.prior.add_to(between)[None]
         return self.structure.cholesky(self.structure.matrix([Part(bb + omega, border), Part(top, top[:, :0])]))[0]
 
-    def solved(self, root: Structured, alpha: Tensor, pull: Tensor | None = None) -> Tensor:
-        """S⁻¹ times the gradient, (n r + p,)."""
-        g_b, g_beta = self.model.summed(self.model.weights * alpha, torch.zeros_like(alpha))[0]
-        g = torch.cat([g_b.flatten(), g_beta])
-        g = g if pull is None else g + pull
+    def solved(self, root: Structured, g: Tensor) -> Tensor:
+        """S⁻¹ g, (n r + p,)."""
         return self.structure.tsolve(root, self.structure.solve(root, g))
 
-    def pull(self, theta: Tensor, omega: Tensor) -> Tensor:
+    def gathered(self, alpha: Tensor) -> Tensor:
+        """The gradient of rows with these slopes, (n r + p,)."""
+        g_b, g_beta = self.rows.summed(self.rows.weights * alpha, torch.zeros_like(alpha))[0]
+        return torch.cat([g_b.flatten(), g_beta])
+
+    def penalty(self, theta: Tensor, omega: Tensor) -> Tensor:
         """The gradient of the two quadratic penalties."""
-        n, r = self.model.n, self.model.r
-        b, beta = theta[: n * r].unflatten(0, (n, r)), theta[n * r :]
+        b, beta, _ = self.rows.parts(theta)
         return torch.cat([(b @ omega).flatten(), self.prior.force(beta)])
 
     def clipped(self, step: Tensor) -> Tensor:
         """With no change of b_i or β longer than the clip."""
-        n, r = self.model.n, self.model.r
-        b, beta = step[: n * r].unflatten(0, (n, r)), step[n * r :]
-        shorter = [x * (_CLIP / torch.linalg.vector_norm(x, dim=-1, keepdim=True)).clamp_max(1.0) for x in (b, beta)]
-        return torch.cat([shorter[0].flatten(), shorter[1]])
+        b, beta, _ = self.rows.parts(step)
+        shorter = (x * (_CLIP / torch.linalg.vector_norm(x, dim=-1, keepdim=True)).clamp_max(1.0) for x in (b, beta))
+        return torch.cat([x.flatten() for x in shorter])
+
+    def locals(self, root: Structured) -> Tensor:
+        """The covariances V_i of b_i, (n, r, r)."""
+        V = self.structure.marginals(self.structure.inverse(root), True)
+        return self.structure.parts(V)[0].square
 
 
-def started(model: "MixedModel") -> Coordinates:
+def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coordinates:
     """Mean and root of the precision of a start, over all coordinates."""
-    n, r, p = model.n, model.r, model.p
-    penalised, like = _Penalised(model), model.X
-    omega = torch.eye(r, dtype=like.dtype, device=like.device) / _FIRST**2
-    aim = _guessed(model)
-    _, curvature = _slopes(model.likelihood, aim, model.y)
+    penalised, like = _Penalised(rows), rows.X
+    identity = torch.eye(rows.r, dtype=like.dtype, device=like.device)
+    omega, aim = identity / _FIRST**2, _guessed(rows)
+    _, curvature = _slopes(rows.likelihood, aim, rows.y)
     root = penalised.root(curvature, omega)
-    theta = penalised.solved(root, curvature * (aim - model.offset))
+    theta = penalised.solved(root, penalised.gathered(curvature * (aim - rows.offset)))
     for _ in range(_ROUNDS):
-        b = theta[: n * r].unflatten(0, (n, r))
-        eta = theta[n * r :] @ model.X.mT + model.offset + (b.index_select(0, model.groups) * model.Z).sum(-1)
-        alpha, curvature = _slopes(model.likelihood, eta, model.y)
+        alpha, curvature = _slopes(rows.likelihood, rows.predictor(theta), rows.y)
         root = penalised.root(curvature, omega)
-        theta = theta - penalised.clipped(penalised.solved(root, alpha, penalised.pull(theta, omega)))
-        b = theta[: n * r].unflatten(0, (n, r))
-        inverse = penalised.structure.inverse(root)
-        V = penalised.structure.parts(penalised.structure.marginals(inverse, True))[0].square
-        scatter = model.precision.inverse + b.mT @ b + V.sum(0)
-        new = (n + model.precision.dof) * torch.linalg.inv(scatter)
+        gradient = penalised.gathered(alpha) + penalised.penalty(theta, omega)
+        theta = theta - penalised.clipped(penalised.solved(root, gradient))
+        b, V = rows.parts(theta)[0], penalised.locals(root)
+        new = (rows.n + precision.dof) * torch.linalg.inv(precision.inverse + b.mT @ b + V.sum(0))
         new = 0.5 * (new + new.mT)
-        change = torch.linalg.solve(omega, new) - torch.eye(r, dtype=like.dtype, device=like.device)
-        omega = new
+        change, omega = torch.linalg.solve(omega, new) - identity, new
         if float(change.square().sum()) < _SETTLED**2:
             break
-    return _extended(model, theta, root, omega, V)
-
-
-def _extended(model: "MixedModel", theta: Tensor, root: Structured, omega: Tensor, V: Tensor) -> Coordinates:
-    """With ω at the root of Ω, independent of the rest, with the expected curvature there for its precision."""
-    n, r, p = model.n, model.r, model.p
     entries = omega_of(cholesky(omega)[0])
-    q = len(entries)
-    nothing = theta.new_zeros(())
-    of = Effects(theta[: n * r].unflatten(0, (n, r)), entries, V, nothing.expand(n, q, r), nothing.expand(q, q))
-    H = derivative(of, model.precision).omega_omega
+    nothing, q = theta.new_zeros(()), len(entries)
+    unsure = Effects(b, entries, V, nothing.expand(rows.n, q, rows.r), nothing.expand(q, q))
+    H = derivative(unsure, precision).omega_omega
     factor, ok = cholesky(H)
     factor = factor if bool(ok) else H.diagonal().clamp_min(1.0).sqrt().diag()
-    groups, roots = arrow(groups=n, local=r, globals=p).parts(root)
+    groups, roots = penalised.structure.parts(root)
     top = torch.block_diag(roots.square[0], factor)[None]
-    border = torch.cat([groups.border, groups.border.new_zeros(n, q, r)], -2)
-    T = model.structure.matrix([Part(groups.square, border), Part(top, top[:, :0])])
+    border = torch.cat([groups.border, groups.border.new_zeros(rows.n, q, rows.r)], -2)
+    T = structure.matrix([Part(groups.square, border), Part(top, top[:, :0])])
     return Coordinates(torch.cat([theta, entries]), T)

@@ -1,16 +1,18 @@
 """What a fitted mixed model says in the units of its data: fixed effects, sds and correlations of random effects."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
+from torchngvi.models import checks
 from torchngvi.models.mixed_prior import root_of
+from torchngvi.models.mixed_rows import GroupedRows, integers
 from torchngvi.posteriors.gaussian import Gaussian
-
-if TYPE_CHECKING:
-    from torchngvi.models.mixed import MixedModel
+from torchngvi.structures import Forest
 
 
 @dataclass(frozen=True)
@@ -58,37 +60,30 @@ class MixedSummary:
         size = len(self.sd)
         if size > 1:
             lines.append(f"{'correlations':<14}{'mean':>11}{'sd':>11}")
-            lines += [
-                f"  {f'{l} with {k}':<12}{float(self.correlation[l, k]):>11.4g}{float(self.correlation_sd[l, k]):>11.4g}"
-                for l in range(size)  # noqa: E741  the indices of the literature
-                for k in range(l)
-            ]
+            pairs = [(i, k) for i in range(size) for k in range(i)]
+            columns = [torch.stack([x[i, k] for i, k in pairs]) for x in (self.correlation, self.correlation_sd)]
+            lines += _lines(*columns, names=[f"{i} with {k}" for i, k in pairs])
         n = len(self.group)
         return "\n".join([*lines, f"{n} group{'s' if n > 1 else ''}"])
 
 
-def _lines(*columns: Tensor) -> list[str]:
+def _lines(*columns: Tensor, names: Sequence[object] | None = None) -> list[str]:
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [f"  {index:<12}" + "".join(f"{x:>11.4g}" for x in row) for index, row in enumerate(rows)]
+    return [
+        f"  {index:<12}" + "".join(f"{x:>11.4g}" for x in row)
+        for index, row in zip(names or range(len(columns[0])), rows, strict=True)
+    ]
 
 
-def drawn_precisions(
-    omega: Tensor,  # (S, q)
-    size: int,  # r
-) -> Tensor:
-    """The roots W of drawn precisions Ω = W Wᵀ, (S, r, r)."""
-    return root_of(omega, size)
-
-
-def summarised(model: "MixedModel", q: Gaussian, draws: int, seed: int) -> MixedSummary:
-    """Summarise q over the coordinates of a model."""
+def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, seed: int) -> MixedSummary:
+    """Summarise q over the coordinates of a rows."""
     frame = q.frame()
-    b, beta, omega = model.parts(frame.mean)
-    b_variance, beta_variance, _ = model.parts(frame.variance)
+    b, beta, omega = rows.parts(frame.mean)
+    b_variance, beta_variance, _ = rows.parts(frame.variance)
     generator = torch.Generator(omega.device).manual_seed(seed)
     z = torch.randn(draws, len(omega), generator=generator, dtype=omega.dtype, device=omega.device)
-    W = root_of(omega + z @ _covariance(model, q).mT, model.r)
-    root = torch.linalg.solve_triangular(W, torch.eye(model.r, dtype=W.dtype, device=W.device), upper=False)
+    W = root_of(omega + z @ _omega_root(rows, structure, q).mT, rows.r)
+    root = torch.linalg.solve_triangular(W, torch.eye(rows.r, dtype=W.dtype, device=W.device), upper=False)
     covariance = root.mT @ root
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     correlation = covariance / (sd[:, :, None] * sd[:, None, :])
@@ -106,12 +101,43 @@ def summarised(model: "MixedModel", q: Gaussian, draws: int, seed: int) -> Mixed
     )
 
 
-def _covariance(model: "MixedModel", q: Gaussian) -> Tensor:
+def _omega_root(rows: GroupedRows, structure: Forest, q: Gaussian) -> Tensor:
     """A root of the covariance of ω under q, (q, q)."""
-    frame, p = q.frame(), model.p
-    if frame.structure == model.structure:
-        V = model.structure.parts(frame.marginals())[-1].square[0]
+    frame, p = q.frame(), rows.p
+    if frame.structure == structure:
+        V = structure.parts(frame.marginals())[-1].square[0]
         return torch.linalg.cholesky(V[p:, p:])
-    start = model.n * model.r + p
-    rows = frame.dense()[start:]
-    return torch.linalg.cholesky(rows @ rows.mT)
+    start = rows.n * rows.r + p
+    root = frame.dense()[start:]
+    return torch.linalg.cholesky(root @ root.mT)
+
+
+def predicted(
+    rows: GroupedRows,
+    q: Gaussian,
+    X: Any,  # (M, p)
+    Z: Any,  # (M, r)
+    groups: Any,  # (M,), or None
+    draws: int,
+    seed: int,
+) -> Tensor:
+    """Draw linear predictors of new rows, (draws, M)."""
+    X, Z = checks.numbers("X", X, rows.X), checks.numbers("Z", Z, rows.X)
+    if X.shape[1:] != (rows.p,) or Z.shape != (len(X), rows.r):
+        raise InputError(
+            f"new rows need X of shape (M, {rows.p}) and Z of shape (M, {rows.r}); got {tuple(X.shape)} and "
+            f"{tuple(Z.shape)}."
+        )
+    generator = torch.Generator(X.device).manual_seed(seed)
+    b, beta, omega = rows.parts(q.sample((draws,), generator))
+    if groups is not None:
+        index = integers(groups, len(X), X)
+        if bool(((index < 0) | (index >= rows.n)).any()):
+            raise InputError(
+                f"groups of new rows must be those of the data, 0 to {rows.n - 1}; got {int(index.min())} to "
+                f"{int(index.max())}. Leave groups= out for a group that the data do not have."
+            )
+        return beta @ X.mT + (b.index_select(-2, index) * Z).sum(-1)
+    noise = torch.randn(draws, rows.r, 1, generator=generator, dtype=X.dtype, device=X.device)
+    new = torch.linalg.solve_triangular(root_of(omega, rows.r).mT, noise, upper=True)
+    return beta @ X.mT + new[..., 0] @ Z.mT
