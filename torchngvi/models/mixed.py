@@ -112,11 +112,16 @@ class MixedModel(TractableTarget):
                 f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got "
                 f"{prior.fixed_scale}."
             )
+        if len(random) != 2:
+            raise InputError(
+                "random is a pair of a design and groups, RandomEffects(Z, groups); got a "
+                f"{type(random).__name__} of {len(random)} parts."
+            )
         self.fixed = GeneralizedLinear(
             X, y, family, prior_precision=prior.fixed_scale**-2, weights=weights, offset=offset
         )
         self.coding = self.fixed.coding
-        self.rows = rows = GroupedRows(self.fixed, *tuple(random))
+        self.rows = rows = GroupedRows(self.fixed, random[0], random[1])
         self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p + rows.r * (rows.r + 1) // 2)
         self.dim = self.structure.dim
         chosen = information(rows) if prior.precision is None else prior.precision
@@ -175,7 +180,7 @@ class MixedModel(TractableTarget):
             return value, Framed(frame.pull(g), structure.congruence(frame.root, H))
         root = frame.dense()
         value, g, H = self.moments(frame.mean, structure.from_dense(root @ root.mT))
-        return value, Raw(g, structure.to_dense(structure.full(H)))
+        return value, Raw(g, structure.full(H))
 
     def moments(
         self,

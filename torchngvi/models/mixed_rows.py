@@ -100,11 +100,11 @@ def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
     try:
         index = torch.as_tensor(groups)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"groups must be integers, one a row; got {type(groups).__name__} ({error}).") from error
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise InputError(
-            f"groups must be integers; got {index.dtype}. Of labels, pass numpy.unique(labels, return_inverse=True)[1]."
-        )
+            f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {_LABELS}"
+        ) from error
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise InputError(f"groups must be integers; got {index.dtype}. {_LABELS}")
     if index.shape != (rows,):
         raise InputError(
             f"groups must have one integer for each of the {rows} rows of X; got shape {tuple(index.shape)}."
@@ -137,3 +137,6 @@ def _random(Z: Any, groups: Any, X: Tensor) -> tuple[Tensor, Tensor]:
             f"rank is {rank}. Leave a column out."
         )
     return Z, index
+
+
+_LABELS = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."

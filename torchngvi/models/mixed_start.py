@@ -74,7 +74,7 @@ def _alone(rows: GroupedRows) -> Tensor:
         if size <= 1e-6:  # nothing more is to be had
             break
         beta, gained, before = beta - size * step, float(before - after), after
-        if gained <= 1e-12 * abs(float(after)):
+        if gained <= torch.finfo(beta.dtype).eps * abs(float(after)):
             break
     return beta
 
