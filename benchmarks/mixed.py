@@ -2,8 +2,8 @@
 
     python benchmarks/mixed.py [groups ...]
 
-Five rows a group, two fixed effects, an intercept of each group (r = 1) or an intercept and a slope (r = 2).  The fit is
-`fit(model.posterior(), model)` with its defaults, to a natural-gradient norm of 1e-3.  For each number of groups a
+Five rows a group, two fixed effects, an intercept of each group (r = 1) or an intercept and a slope (r = 2).  The fit
+is `fit(model.posterior(), model)` with its defaults, to a natural-gradient norm of 1e-3.  For each number of groups a
 process of its own prints the evaluations, those after which the loss is within 1e-3 nats of the last, seconds of the
 start and of the fit, milliseconds of an evaluation with its step, and the largest memory beyond that of the data.
 """

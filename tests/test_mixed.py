@@ -216,16 +216,16 @@ class TestRows:
         model, order = MixedModel(X, y, (Z, groups), family, **settings), torch.arange(len(y)).flip(0)
         turned = {name: x[order] for name, x in settings.items()}
         other = MixedModel(X[order], y[order], (Z[order], groups[order]), family, **turned)
-        close(other.precision.scale, model.precision.scale, 1e-12)
+        close(other.precision.scale, model.precision.scale, 1e-10)
         q = near(model)
-        close(other.expected_energy(q.frame())[0], model.expected_energy(q.frame())[0], 1e-12)
+        close(other.expected_energy(q.frame())[0], model.expected_energy(q.frame())[0], 1e-10)
 
     def test_a_weight_is_a_number_of_rows(self):
         """Two for a row that is there twice, none for one that is not there, though its loss be infinite."""
         (X, y, (Z, groups), family), _ = problem("poisson", 1)
         times = torch.ones(len(y), dtype=torch.long)
         times[:2], times[-1] = 2, 0
-        prior = MixedPrior(2.0, PRIORS[1])
+        prior = MixedPrior(2.0)
         offset = torch.zeros(len(y), dtype=DTYPE)
         offset[-1] = 1e6
         weighted = MixedModel(X, y, (Z, groups), family, prior=prior, weights=times.to(DTYPE), offset=offset)
@@ -233,8 +233,11 @@ class TestRows:
         written = MixedModel(X, y, (Z, groups), family, prior=prior)
         q = near(written)
         for x, z in zip(weighted.expected_energy(q.frame())[1], written.expected_energy(q.frame())[1], strict=True):
-            close(x, z, 1e-12)
-        close(weighted.log_joint(q.mean), written.log_joint(q.mean), 1e-12)
+            close(x, z, 1e-10)
+        close(weighted.log_joint(q.mean), written.log_joint(q.mean), 1e-10)
+        starts = (model.posterior().coordinates for model in (weighted, written))
+        for x, z in zip(*starts, strict=True):
+            close(x, z, 1e-10)
 
     def test_the_default_prior_of_counts(self):
         """An intercept alone: J is the mean number of counts in a group, which Poisson rates sum up to."""
@@ -246,8 +249,9 @@ class TestRows:
 
 
 class TestFits:
-    @families
-    @pytest.mark.parametrize("r", [1, 2])
+    @pytest.mark.parametrize(
+        ("family", "r"), [(family, 1) for family in FAMILIES if family != "negative binomial"] + [("poisson", 2)]
+    )
     def test_the_optimum_is_that_of_a_dense_q(self, family, r):
         model = model_of(family, r, prior=False)
         q, dense = model.posterior(), CholeskyGaussian(model.dim, dtype=DTYPE, scale=0.5)
@@ -259,7 +263,7 @@ class TestFits:
 
     @pytest.mark.parametrize("rule", [NaturalGradient, LocalExponential])
     def test_other_rules_reach_it_too(self, rule):
-        model = model_of("poisson", 2)
+        model = model_of("poisson", 1)
         q, other = model.posterior(), model.posterior()
         best = fit(q, model, tolerance=1e-8, progress=False)
         result = fit(other, model, NaturalGradientVI(other, rule()), tolerance=1e-8, progress=False)
@@ -288,8 +292,8 @@ class TestFits:
     @pytest.mark.parametrize(("family", "r"), [("logit", 1), ("poisson", 2)])
     def test_many_groups_need_few_evaluations(self, family, r):
         """And nothing is D x D, the start and the prior included."""
-        (X, y, random, family), settings = problem(family, r, n=1000, prior=False)
-        with Watch(1000 * r):
+        (X, y, random, family), settings = problem(family, r, n=400, prior=False)
+        with Watch(400 * r):
             model = MixedModel(X, y, random, family, **settings)
             q = model.posterior()
             VN(q).step(model)

@@ -13,13 +13,13 @@ from torchngvi.models.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
     GaussianNoise,
-    Likelihood,
     NegativeBinomial,
     PoissonLog,
     StudentT,
 )
 from torchngvi.models.mixed_prior import Effects, Precision, Wishart, derivative, omega_of
 from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.structures import Forest, arrow
 from torchngvi.structures.pattern import Structured
@@ -31,13 +31,16 @@ _ROUNDS = 12
 _SETTLED = 0.05  # change of Ω at which the iteration ends
 _FIRST = 0.7  # standard deviation of the random effects in the first round
 _NEWTON = 50  # steps for the fixed effects alone
+_SMALLEST = 1e-6  # share of a Newton step
 _SURE = 1.0986122886681098  # log 3, the log odds of (1 + ½)/2
 
 
-def _slopes(likelihood: Likelihood, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """First and second derivative of -log p(y | η), the second not negative."""
-    moments = likelihood.expected(eta, torch.full_like(eta, _POINT), y)
-    return moments.slope, moments.curvature.clamp_min(torch.finfo(eta.dtype).tiny)
+def _at(rows: GroupedRows, eta: Tensor) -> Moments:
+    """Weighted -log p(y | η) of each row with two derivatives, the second not negative."""
+    here = rows.weights > 0  # a row of weight 0 is not there, also where its loss would be infinite
+    moments = rows.likelihood.expected(torch.where(here, eta, 0.0), torch.full_like(eta, _POINT), rows.y)
+    value, slope, curvature = (rows.weights * x for x in moments)
+    return Moments(value, slope, curvature.clamp_min(0.0))
 
 
 def information(rows: GroupedRows) -> Wishart:
@@ -47,8 +50,8 @@ def information(rows: GroupedRows) -> Wishart:
         InputError: rows that tell nothing of some effect.
     """
     fixed, Z, r = rows.fixed, rows.Z, rows.r
-    _, curvature = _slopes(fixed.likelihood, fixed.predictor(_alone(rows)), fixed.y)
-    J = (Z * (fixed.weights * curvature)[:, None]).mT @ Z / rows.n
+    curvature = _at(rows, fixed.predictor(_alone(rows))).curvature
+    J = (Z * curvature[:, None]).mT @ Z / rows.n
     J = 0.5 * (J + J.mT)
     if not bool(cholesky(J)[1]):
         raise InputError(
@@ -61,20 +64,24 @@ def information(rows: GroupedRows) -> Wishart:
 def _alone(rows: GroupedRows) -> Tensor:
     """The mode of β without random effects, by Newton's steps that are halved where they do not descend."""
     fixed = rows.fixed
+
+    def at(beta: Tensor) -> Moments:
+        moments = _at(rows, fixed.predictor(beta))
+        return moments._replace(value=moments.value.sum() + fixed.prior.energy(beta))
+
     beta = fixed.X.new_zeros(fixed.dim)
-    before = -fixed.log_joint(beta)
+    here = at(beta)
     for _ in range(_NEWTON):
-        alpha, curvature = (fixed.weights * x for x in _slopes(fixed.likelihood, fixed.predictor(beta), fixed.y))
-        gradient = alpha @ fixed.X + fixed.prior.force(beta)
-        H = fixed.prior.add_to((fixed.X * curvature[:, None]).mT @ fixed.X)
-        step = torch.linalg.solve(H, gradient)
-        size = 1.0
-        while not bool((after := -fixed.log_joint(beta - size * step)) <= before) and size > 1e-6:
+        gradient = here.slope @ fixed.X + fixed.prior.force(beta)
+        H = fixed.prior.add_to((fixed.X * here.curvature[:, None]).mT @ fixed.X)
+        step, size = torch.linalg.solve(H, gradient), 1.0
+        while not bool((there := at(beta - size * step)).value <= here.value) and size > _SMALLEST:
             size *= 0.5
-        if size <= 1e-6:  # nothing more is to be had
+        if size <= _SMALLEST:
             break
-        beta, gained, before = beta - size * step, float(before - after), after
-        if gained <= torch.finfo(beta.dtype).eps * abs(float(after)):
+        gained = float(here.value - there.value)
+        beta, here = beta - size * step, there
+        if gained <= torch.finfo(beta.dtype).eps * abs(float(here.value)):
             break
     return beta
 
@@ -99,8 +106,8 @@ class _Penalised:
         self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p)
 
     def root(self, curvature: Tensor, omega: Tensor) -> Structured:
-        """T of the precision, from the curvatures of the rows and Ω (r, r)."""
-        bb, border, between = self.rows.summed(torch.zeros_like(curvature), self.rows.weights * curvature)[1]
+        """T of the precision, from the weighted curvatures of the rows and Ω (r, r)."""
+        bb, border, between = self.rows.summed(torch.zeros_like(curvature), curvature)[1]
         top = self.prior.add_to(between)[None]
         return self.structure.cholesky(self.structure.matrix([Part(bb + omega, border), Part(top, top[:, :0])]))[0]
 
@@ -109,8 +116,8 @@ class _Penalised:
         return self.structure.tsolve(root, self.structure.solve(root, g))
 
     def gathered(self, alpha: Tensor) -> Tensor:
-        """The gradient of rows with these slopes, (n r + p,)."""
-        g_b, g_beta = self.rows.summed(self.rows.weights * alpha, torch.zeros_like(alpha))[0]
+        """The gradient of rows with these weighted slopes, (n r + p,)."""
+        g_b, g_beta = self.rows.summed(alpha, torch.zeros_like(alpha))[0]
         return torch.cat([g_b.flatten(), g_beta])
 
     def penalty(self, theta: Tensor, omega: Tensor) -> Tensor:
@@ -135,11 +142,11 @@ def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coord
     penalised, like = _Penalised(rows), rows.X
     identity = torch.eye(rows.r, dtype=like.dtype, device=like.device)
     omega, aim = identity / _FIRST**2, _guessed(rows)
-    _, curvature = _slopes(rows.likelihood, aim, rows.y)
+    curvature = _at(rows, aim).curvature
     root = penalised.root(curvature, omega)
     theta = penalised.solved(root, penalised.gathered(curvature * (aim - rows.offset)))
     for _ in range(_ROUNDS):
-        alpha, curvature = _slopes(rows.likelihood, rows.predictor(theta), rows.y)
+        _, alpha, curvature = _at(rows, rows.predictor(theta))
         root = penalised.root(curvature, omega)
         gradient = penalised.gathered(alpha) + penalised.penalty(theta, omega)
         theta = theta - penalised.clipped(penalised.solved(root, gradient))
