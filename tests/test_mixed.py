@@ -301,6 +301,26 @@ class TestFits:
         assert result.converged
         assert result.evaluations <= 30
 
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda x, b: (0 * x, "poisson_log"),
+            lambda x, b: ((x > 0).to(DTYPE), "bernoulli_logit"),
+            lambda x, b: ((b > 0).to(DTYPE), "bernoulli_logit"),
+            lambda x, b: ((12 + b + x).exp().round(), "poisson_log"),
+            lambda x, b: (1e4 + b + x, "gaussian"),
+        ],
+        ids=["zeros", "separable", "groups of one class", "large counts", "far away"],
+    )
+    def test_data_that_are_hard(self, make):
+        groups = torch.arange(40).repeat_interleave(4)
+        x, b = randn(160, seed=1), randn(40, seed=2)[groups]
+        y, family = make(x, b)
+        model = MixedModel(torch.stack([torch.ones_like(x), x], -1), y, (torch.ones_like(x)[:, None], groups), family)
+        q = model.posterior()
+        result = fit(q, model, progress=False)
+        assert result.converged, result.reason
+
     def test_single_precision(self):
         (X, y, (Z, groups), family), _ = problem("poisson", 1, n=20)
         model = MixedModel(X.float(), y.float(), (Z.float(), groups), family)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Frame, Framed, Posterior, Prior, Raw, TractableTarget
+from torchngvi.interfaces import Coordinates, Frame, Framed, Posterior, Prior, Raw, TractableTarget
 from torchngvi.models import checks
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
@@ -37,6 +37,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import arrow
 from torchngvi.structures.pattern import Structured
 from torchngvi.structures.storage import Part
+
+_NARROWER = (1.0, 3.0, 10.0, 30.0, 100.0)  # factors of the root of the precision of a start, as long as they help
 
 
 class RandomEffects(NamedTuple):
@@ -232,16 +234,25 @@ class MixedModel(TractableTarget):
         """Make a q over the arrow of the model, at a start from which few steps are needed.
 
         It stands at the mode of the penalised quasi-likelihood (Breslow and Clayton 1993), with Ω by an EM iteration,
-        and has the curvature there for its precision.
+        and has the curvature there for its precision, or a multiple of it where that raises the bound: counts that are
+        all 0 say little at their mode of how steeply the likelihood falls beside it.
 
         Returns:
             A new posterior of the dtype and on the device of X.
         """
         like = self.rows.X
         q = PrecisionCholeskyGaussian(self.dim, structure=self.structure, dtype=like.dtype, device=like.device)
-        q.assign(
-            started(self.rows, self.precision, self.structure), torch.ones((), dtype=torch.bool, device=like.device)
-        )
+        everywhere = torch.ones((), dtype=torch.bool, device=like.device)
+        mode, root = started(self.rows, self.precision, self.structure)
+        best, here = math.inf, q.snapshot()
+        for factor in _NARROWER:
+            q.assign(Coordinates(mode, factor * root), everywhere)
+            loss = float(self.expected_energy(q.frame())[0] - q.entropy())
+            if loss < best:
+                best, here = loss, q.snapshot()
+            elif best < math.inf:
+                break
+        q.assign(here, everywhere)
         return q
 
     @torch.no_grad()
