@@ -235,6 +235,8 @@ class TestRows:
         for x, z in zip(weighted.expected_energy(q.frame())[1], written.expected_energy(q.frame())[1], strict=True):
             close(x, z, 1e-10)
         close(weighted.log_joint(q.mean), written.log_joint(q.mean), 1e-10)
+        theta = q.mean.clone().requires_grad_()
+        assert bool(torch.autograd.grad(weighted.log_joint(theta), theta)[0].isfinite().all())
         starts = (model.posterior().coordinates for model in (weighted, written))
         for x, z in zip(*starts, strict=True):
             close(x, z, 1e-10)
@@ -300,6 +302,21 @@ class TestFits:
         result = fit(q, model, tolerance=1e-3, progress=False)
         assert result.converged
         assert result.evaluations <= 30
+
+    @pytest.mark.parametrize("r", [1, 2])
+    def test_the_numbers_of_a_step_grow_with_the_groups_alone(self, r):
+        """Those in all tensors that are made: twice for twice as many groups."""
+        made = []
+        for n in (500, 1000):
+            (X, y, (Z, _), family), settings = problem("poisson", r, n=1000)
+            groups, keep = torch.arange(3 * n) // 3, slice(3 * n)
+            prior = settings["prior"]
+            model = MixedModel(X[keep], y[keep], (Z[keep], groups), family, prior=prior)
+            q = model.posterior()
+            with Watch(q.dim) as watch:
+                VN(q).step(model)
+            made.append(watch.made)
+        assert 1.9 < made[1] / made[0] < 2.0
 
     @pytest.mark.parametrize(
         "make",

@@ -159,10 +159,10 @@ class MixedModel(TractableTarget):
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """Compute log p(y, θ) with all its constants, (*sample, *batch)."""
-        b, beta, omega = self.rows.parts(theta)
-        energy = self.rows.likelihood.energy(self.rows.predictor(theta), self.rows.y)
-        data = torch.where(self.rows.weights > 0, self.rows.weights * energy, 0.0).sum(-1)
-        effects = 0.5 * (b @ root_of(omega, self.rows.r)).square().sum((-2, -1)) + self._linear(omega)
+        rows = self.rows
+        b, beta, omega = rows.parts(theta)
+        data = (rows.weights * rows.likelihood.energy(rows.present(rows.predictor(theta), 0.0), rows.y)).sum(-1)
+        effects = 0.5 * (b @ root_of(omega, rows.r)).square().sum((-2, -1)) + self._linear(omega)
         return -(data + effects + self.fixed.prior.energy(beta) + self.precision.energy(omega))
 
     def _linear(self, omega: Tensor) -> Tensor:
@@ -219,12 +219,9 @@ class MixedModel(TractableTarget):
     ) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """The likelihood: value, gradients (b, β), and Hessians (b, b), (β, b), (β, β)."""
         rows = self.rows
-        here = rows.weights > 0  # a row of weight 0 is not there, also where its loss would be infinite
-        eta = torch.where(here, self.rows.predictor(mean), 0.0)
-        variance = torch.where(here, rows.variances(groups, between), 1.0)
-        moments = self.rows.likelihood.expected(eta, variance, self.rows.y)
-        value, alpha, beta = (self.rows.weights * part for part in moments)
-        return value.sum(-1), *self.rows.summed(alpha.detach(), beta.detach())
+        eta, variance = rows.present(rows.predictor(mean), 0.0), rows.present(rows.variances(groups, between), 1.0)
+        value, alpha, beta = (rows.weights * part for part in rows.likelihood.expected(eta, variance, rows.y))
+        return value.sum(-1), *rows.summed(alpha.detach(), beta.detach())
 
     # ---------------------------------------------------------------------------- the posterior
 

@@ -59,6 +59,14 @@ class GroupedRows:
         b, beta, _ = self.parts(theta)
         return beta @ self.X.mT + self.offset + (b.index_select(-2, self.groups) * self.Z).sum(-1)
 
+    def present(
+        self,
+        x: Tensor,  # (*batch, N)
+        otherwise: float,
+    ) -> Tensor:
+        """Put a number for rows of weight 0, which are not there, also where their loss would be infinite."""
+        return torch.where(self.weights > 0, x, otherwise)
+
     def variances(
         self,
         parts: Part,  # V_bb and V_βb, of each group

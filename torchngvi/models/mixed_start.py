@@ -37,8 +37,7 @@ _SURE = 1.0986122886681098  # log 3, the log odds of (1 + ½)/2
 
 def _at(rows: GroupedRows, eta: Tensor) -> Moments:
     """Weighted -log p(y | η) of each row with two derivatives, the second not negative."""
-    here = rows.weights > 0  # a row of weight 0 is not there, also where its loss would be infinite
-    moments = rows.likelihood.expected(torch.where(here, eta, 0.0), torch.full_like(eta, _POINT), rows.y)
+    moments = rows.likelihood.expected(rows.present(eta, 0.0), torch.full_like(eta, _POINT), rows.y)
     value, slope, curvature = (rows.weights * x for x in moments)
     return Moments(value, slope, curvature.clamp_min(0.0))
 
