@@ -26,7 +26,7 @@ from torchngvi import (
 )
 from torchngvi.errors import InputError
 from torchngvi.models import GaussianNoise, LogJoint, MixedPrior, NegativeBinomial, RandomEffects, Wishart
-from torchngvi.models.mixed_prior import Effects, Precision, half_squares, omega_of, root_of
+from torchngvi.models.mixed_prior import Effects, Precision, half_squares, omega_of, root_of, starts
 from torchngvi.posteriors import DiagonalGaussian
 from torchngvi.rules import LocalExponential, NaturalGradient
 
@@ -134,11 +134,16 @@ class TestLogJoint:
 
 
 class TestExpectations:
-    @pytest.mark.parametrize(("r", "nodes"), [(1, 30), (2, 11)])
+    @pytest.mark.parametrize(("r", "nodes"), [(1, 30), (2, 11), (3, 3)])
     def test_the_prior_of_effects_by_quadrature(self, r, nodes):
-        """½E|Wᵀb|² under a dense Gaussian over (b, ω), against Gauss-Hermite in two and five dimensions."""
+        """½E|Wᵀb|² under a dense Gaussian over (b, ω), against Gauss-Hermite in two, five and nine dimensions.
+
+        For r = 3 the diagonal of W is known, so that three nodes are exact: what is left is of fourth degree.
+        """
         q = r * (r + 1) // 2
         root = 0.2 * (randn(r + q, r + q, seed=1).tril() + torch.eye(r + q, dtype=DTYPE))
+        if r == 3:
+            root[r + torch.tensor(starts(r))] = 0.0
         mean, V = randn(r + q, seed=2), root @ root.mT
         x, w = (torch.tensor(part, dtype=DTYPE) for part in np.polynomial.hermite_e.hermegauss(nodes))
         z = torch.cartesian_prod(*[x] * (r + q))
@@ -237,8 +242,8 @@ class TestRows:
         close(weighted.log_joint(q.mean), written.log_joint(q.mean), 1e-10)
         theta = q.mean.clone().requires_grad_()
         assert bool(torch.autograd.grad(weighted.log_joint(theta), theta)[0].isfinite().all())
-        starts = (model.posterior().coordinates for model in (weighted, written))
-        for x, z in zip(*starts, strict=True):
+        begun = (model.posterior().coordinates for model in (weighted, written))
+        for x, z in zip(*begun, strict=True):
             close(x, z, 1e-10)
 
     def test_the_default_prior_of_counts(self):
