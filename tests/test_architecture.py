@@ -16,7 +16,8 @@ LEVELS = [
     {"structures", "renamed"},
     {"interfaces"},
     {"derivatives", "momentum"},
-    {"posteriors", "stepsizes", "models"},
+    {"posteriors", "stepsizes"},
+    {"models"},
     {"averaging", "expectations", "metrics"},
     {"rules"},  # its front door names metrics and momentum too
     {"optim"},

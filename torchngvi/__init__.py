@@ -23,7 +23,7 @@ from torchngvi.methods import (
     SVGDDensity,
     SymmetricSRVN,
 )
-from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
+from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint, MixedModel
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.refinement import refine
@@ -56,6 +56,7 @@ __all__ = [
     "KLRadius",
     "LaplaceResult",
     "LogJoint",
+    "MixedModel",
     "NaturalGaussian",
     "NaturalGradientVI",
     "PrecisionCholeskyGaussian",

@@ -13,6 +13,9 @@ from torchngvi.models.likelihoods import (
     StudentT,
 )
 from torchngvi.models.log_joint import LogJoint
+from torchngvi.models.mixed import MixedModel, RandomEffects
+from torchngvi.models.mixed_prior import MixedPrior, Wishart
+from torchngvi.models.mixed_summary import MixedSummary
 from torchngvi.models.per_datum import PerDatum
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
 from torchngvi.models.softmax import SoftmaxRegression
@@ -28,11 +31,16 @@ __all__ = [
     "Likelihood",
     "LogJoint",
     "MeanPenalty",
+    "MixedModel",
+    "MixedPrior",
+    "MixedSummary",
     "NegativeBinomial",
     "PerDatum",
     "PoissonLog",
+    "RandomEffects",
     "Regularized",
     "SoftmaxRegression",
     "StudentT",
     "TractableFactors",
+    "Wishart",
 ]

@@ -1,0 +1,74 @@
+"""Mixed models with many groups: time and memory grow with their number, and with nothing else.
+
+    python benchmarks/mixed.py [groups ...]
+
+Five rows a group, two fixed effects, an intercept of each group (r = 1) or an intercept and a slope (r = 2).  The fit
+is `fit(model.posterior(), model)` with its defaults, to a natural-gradient norm of 1e-3.  For each number of groups a
+process of its own prints the evaluations, those after which the loss is within 1e-3 nats of the last, seconds of the
+start and of the fit, milliseconds of an evaluation with its step, and the largest memory beyond that of the data.
+"""
+
+import itertools
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+
+from torchngvi import MixedModel, fit
+
+ROWS = 5
+
+
+def problem(groups, local, family):
+    """The arguments of a model, drawn from it."""
+    generator = torch.Generator().manual_seed(0)
+    number = torch.arange(groups).repeat_interleave(ROWS)
+    x = torch.randn(len(number), dtype=torch.float64, generator=generator)
+    X = torch.stack([torch.ones_like(x), x], -1)
+    effects = 0.7 * torch.randn(groups, local, dtype=torch.float64, generator=generator)
+    eta = 0.5 * X.sum(-1) + (effects[number] * X[:, :local]).sum(-1)
+    if family == "poisson_log":
+        y = torch.poisson(eta.exp(), generator)
+    else:
+        y = (torch.rand(len(number), dtype=torch.float64, generator=generator) < eta.sigmoid()).double()
+    return X, y, (X[:, :local], number), family
+
+
+def memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def one(groups, local, family):
+    small = MixedModel(*problem(10, local, family))
+    fit(small.posterior(), small, progress=False)  # what is made once, before anything is measured
+    arguments = problem(groups, local, family)
+    before, clock = memory(), time.perf_counter()
+    model = MixedModel(*arguments)
+    q = model.posterior()
+    started = time.perf_counter()
+    losses = []
+    result = fit(q, model, tolerance=1e-3, progress=False, callbacks=[lambda record: losses.append(record.loss)])
+    seconds, evaluations = time.perf_counter() - started, result.evaluations
+    near = 1 + next(k for k, loss in enumerate(losses) if loss <= result.loss + 1e-3)
+    print(
+        f"{family:>15}, r = {local}, groups {groups:>7,}, D {model.dim:>7,}: {result.reason} {evaluations:3d} "
+        f"evaluations ({near} to 1e-3 nats), start {started - clock:6.2f} s, fit {seconds:6.2f} s, "
+        f"{1000 * seconds / evaluations:8.2f} ms each, {(memory() - before) / groups / 1000:5.1f} kB a group",
+        flush=True,
+    )
+
+
+def main():
+    torch.set_num_threads(1)
+    if sys.argv[1:2] == ["one"]:
+        one(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+        return
+    for family, local in itertools.product(("poisson_log", "bernoulli_logit"), (1, 2)):
+        for groups in sys.argv[1:] or ("1000", "10000", "100000"):
+            subprocess.run([sys.executable, __file__, "one", groups, str(local), family], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Generalised linear mixed models with one grouping factor: y_ij ~ family(x_ijᵀβ + z_ijᵀb_i), b_i ~ N(0, Ω⁻¹).
+
+With Ω = W Wᵀ and ω the entries of W (`torchngvi.models.mixed_prior`), θ = (b_1, ..., b_n, β, ω), and
+
+    -log p(y, θ) = Σ_ij w_ij f(η_ij, y_ij) + ½ Σ_i b_iᵀΩb_i - n Σ_k ω_kk - log p(β) - log p(ω) + (nr/2) log 2π.
+
+Under a Gaussian q all expectations are sums of one-dimensional ones and of closed forms.  Its precision has the pattern
+of an arrow, in which q loses nothing: given (β, ω) the groups are independent (Tan and Nott 2018).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Coordinates, Frame, Framed, Posterior, Prior, Raw, TractableTarget
+from torchngvi.models import checks
+from torchngvi.models.generalized_linear import GeneralizedLinear
+from torchngvi.models.likelihoods import Likelihood
+from torchngvi.models.mixed_prior import (
+    Effects,
+    MixedPrior,
+    Precision,
+    derivative,
+    quadratic_terms,
+    root_of,
+)
+from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.models.mixed_start import information, started
+from torchngvi.models.mixed_summary import MixedSummary, predicted, summarised
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.versions import settings_of, tensors_of
+from torchngvi.posteriors import PrecisionCholeskyGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import arrow
+from torchngvi.structures.pattern import Structured
+from torchngvi.structures.storage import Part
+
+_NARROWER = (1.0, 3.0, 10.0, 30.0, 100.0)  # factors of the root of the precision of a start, as long as they help
+
+
+class RandomEffects(NamedTuple):
+    """The random effects of a `MixedModel`: r effects a group, of which each row has one group.
+
+    Attributes:
+        Z: their design, (N, r): a column of ones for an intercept that varies, a covariate for a slope that varies.
+        groups: the group of each row, (N,), integers 0, ..., n - 1, in any order of the rows.
+
+    >>> RandomEffects([[1.0], [1.0]], [0, 1]).groups
+    [0, 1]
+    """
+
+    Z: Any
+    groups: Any
+
+
+class MixedModel(TractableTarget):
+    """Log joint of a generalised linear mixed model with one grouping factor, with its expectation in closed form.
+
+    One wants it for repeated measurements of patients, pupils of schools, and other data in groups whose levels, and
+    perhaps slopes, vary.  ``fit(q, model)`` with ``q = model.posterior()`` needs no learning rate and no draws, and its
+    cost is linear in the number of groups.
+
+    Args:
+        X: the design of the fixed effects β, (N, p), dense.
+        y: the targets, (N,), as in `torchngvi.GeneralizedLinear`.
+        random: `RandomEffects`, or a pair (Z, groups): the design (N, r) and the group of each row.
+        family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
+            `Likelihood` such as ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``.
+        prior: `MixedPrior`; by default N(0, 10²) of each fixed effect, and of Ω the Wishart prior of Kass and Natarajan
+            (2006): ν = 1, S = J for r = 1, else ν = r + 1, S = J/(r + 1), where J is the mean over groups of
+            Z_iᵀ diag(A'') Z_i at the estimate of β without random effects (under its prior).
+        weights: factors of the log likelihood of each row, (N,), not negative.
+        offset: what is added to the linear predictor, (N,), as the logarithm of an exposure.
+
+    Attributes:
+        structure: the arrow of θ = (b_1, ..., b_n, β, ω), n blocks of r coordinates before p + r(r + 1)/2 global ones.
+
+    Raises:
+        InputError: as `torchngvi.GeneralizedLinear`; designs of other numbers of rows, groups that are no numbers
+            0, ..., n - 1 or have no rows, columns of Z that depend on one another, or a prior out of range.
+
+    >>> from torchngvi import fit
+    >>> groups = torch.arange(20) // 5
+    >>> X = torch.ones(20, 1, dtype=torch.float64)
+    >>> y = torch.tensor([1.0, 0, 2, 1, 0, 5, 7, 4, 6, 5, 2, 3, 1, 2, 2, 0, 0, 1, 0, 0])
+    >>> model = MixedModel(X, y, RandomEffects(X, groups), "poisson_log")
+    >>> q = model.posterior()
+    >>> fit(q, model, progress=False).converged
+    True
+    >>> model.summary(q).fixed_sd.shape
+    torch.Size([1])
+    """
+
+    temperature = 1.0
+
+    @tracked
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        random: RandomEffects | tuple[Any, Any],
+        family: str | Likelihood = "bernoulli_logit",
+        *,
+        prior: MixedPrior | None = None,
+        weights: Any = None,
+        offset: Any = None,
+    ) -> None:
+        prior = MixedPrior() if prior is None else prior
+        if not (prior.fixed_scale > 0 and math.isfinite(prior.fixed_scale)):
+            raise InputError(
+                f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got "
+                f"{prior.fixed_scale}."
+            )
+        if len(random) != 2:
+            raise InputError(
+                "random is a pair of a design and groups, RandomEffects(Z, groups); got a "
+                f"{type(random).__name__} of {len(random)} parts."
+            )
+        self.fixed = GeneralizedLinear(
+            X, y, family, prior_precision=prior.fixed_scale**-2, weights=weights, offset=offset
+        )
+        self.coding = self.fixed.coding
+        self.rows = rows = GroupedRows(self.fixed, random[0], random[1])
+        self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p + rows.r * (rows.r + 1) // 2)
+        self.dim = self.structure.dim
+        chosen = information(rows) if prior.precision is None else prior.precision
+        self.precision = Precision(chosen, rows.X, rows.r)
+
+    # ---------------------------------------------------------------------------- the target
+
+    def check(self, q: Posterior) -> None:
+        """Check that q is over these coordinates.
+
+        Raises:
+            InputError: if their number, the dtype or the device is another.
+        """
+        checks.posterior(q, self.dim, torch.Size(), self.rows.X)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return every tensor that a value depends on."""
+        prior = (self.precision.scale, *self.fixed.prior)
+        return (
+            self.rows.X,
+            self.rows.Z,
+            self.rows.groups,
+            self.rows.y,
+            self.rows.weights,
+            self.rows.offset,
+            *prior,
+            *tensors_of(self.rows.likelihood),
+        )
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the settings of the likelihood, and the degrees of freedom of the prior."""
+        return (*settings_of(self.rows.likelihood), self.precision.dof)
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """Compute log p(y, θ) with all its constants, (*sample, *batch)."""
+        rows = self.rows
+        b, beta, omega = rows.parts(theta)
+        data = (rows.weights * rows.likelihood.energy(rows.present(rows.predictor(theta), 0.0), rows.y)).sum(-1)
+        effects = 0.5 * (b @ root_of(omega, rows.r)).square().sum((-2, -1)) + self._linear(omega)
+        return -(data + effects + self.fixed.prior.energy(beta) + self.precision.energy(omega))
+
+    def _linear(self, omega: Tensor) -> Tensor:
+        """What normalises the densities of b: (nr/2) log 2π - n Σ_k ω_kk."""
+        constant = 0.5 * self.rows.n * self.rows.r * math.log(2 * math.pi)
+        return constant - self.rows.n * omega[..., self.precision.diagonal].sum(-1)
+
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
+        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.
+
+        A q over the arrow of the model gives a packet in its frame, and nothing is D x D; any other Gaussian, such as
+        a dense one of few groups, one in θ.
+        """
+        structure = self.structure
+        if frame.structure == structure and frame.upper:
+            value, g, H = self.moments(frame.mean, frame.marginals())
+            return value, Framed(frame.pull(g), structure.congruence(frame.root, H))
+        root = frame.dense()
+        value, g, H = self.moments(frame.mean, structure.from_dense(root @ root.mT))
+        return value, Raw(g, structure.full(H))
+
+    def moments(
+        self,
+        mean: Tensor,  # m, (*batch, D)
+        covariance: Structured,  # V in the pattern of the arrow
+    ) -> tuple[Tensor, Tensor, Structured]:
+        """Compute E_q[ℓ], g = E_q[∇ℓ] and H = E_q[∇²ℓ], which has the pattern of the arrow."""
+        groups, roots = self.structure.parts(covariance)
+        V, p = roots.square[..., 0, :, :], self.rows.p
+        b, beta, omega = self.rows.parts(mean)
+        of = Effects(b, omega, groups.square, groups.border[..., p:, :], V[..., p:, p:])
+        value, row_g, row_H = self._rows(mean, groups, V[..., :p, :p])
+        prior = self.fixed.prior
+        assert isinstance(prior, Prior)
+        spread = 0.5 * (prior.precision * V[..., :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
+        diagonal, powers = self.precision.diagonal, self.precision.powers
+        linear = self._linear(omega) - omega[..., diagonal] @ powers + self.precision.log_normaliser
+        value = value + quadratic_terms(of, self.precision) + prior.energy(beta) + spread + linear
+        d = derivative(of, self.precision)
+        g_omega = d.omega.index_add(-1, diagonal, -(powers + self.rows.n).expand(*d.omega.shape[:-1], -1))
+        g = torch.cat([(row_g[0] + d.b).flatten(-2), row_g[1] + prior.force(beta), g_omega], -1)
+        bb, border, bebe = row_H
+        bebe = bebe + torch.diag(prior.precision)
+        between = bebe.new_zeros(*bebe.shape[:-1], d.omega.shape[-1])
+        top = torch.cat([torch.cat([bebe, between], -1), torch.cat([between.mT, d.omega_omega], -1)], -2)
+        leaves = Part(bb + d.bb, torch.cat([border, d.omega_b], -2))
+        return value, g, self.structure.matrix([leaves, Part(top[..., None, :, :], top[..., None, :0, :])])
+
+    def _rows(
+        self,
+        mean: Tensor,
+        groups: Part,  # of V
+        between: Tensor,  # V_ββ
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """The likelihood: value, gradients (b, β), and Hessians (b, b), (β, b), (β, β)."""
+        rows = self.rows
+        eta, variance = rows.present(rows.predictor(mean), 0.0), rows.present(rows.variances(groups, between), 1.0)
+        value, alpha, beta = (rows.weights * part for part in rows.likelihood.expected(eta, variance, rows.y))
+        return value.sum(-1), *rows.summed(alpha.detach(), beta.detach())
+
+    # ---------------------------------------------------------------------------- the posterior
+
+    @tracked
+    @torch.no_grad()
+    def posterior(self) -> PrecisionCholeskyGaussian:
+        """Make a q over the arrow of the model, at a start from which few steps are needed.
+
+        It stands at the mode of the penalised quasi-likelihood (Breslow and Clayton 1993), with Ω by an EM iteration,
+        and has the curvature there for its precision, or a multiple of it where that raises the bound: counts that are
+        all 0 say little at their mode of how steeply the likelihood falls beside it.
+
+        Returns:
+            A new posterior of the dtype and on the device of X.
+        """
+        like = self.rows.X
+        q = PrecisionCholeskyGaussian(self.dim, structure=self.structure, dtype=like.dtype, device=like.device)
+        everywhere = torch.ones((), dtype=torch.bool, device=like.device)
+        mode, root = started(self.rows, self.precision, self.structure)
+        best, here = math.inf, q.snapshot()
+        for factor in _NARROWER:
+            q.assign(Coordinates(mode, factor * root), everywhere)
+            loss = float(self.expected_energy(q.frame())[0] - q.entropy())
+            if loss < best:
+                best, here = loss, q.snapshot()
+            elif best < math.inf:
+                break
+        q.assign(here, everywhere)
+        return q
+
+    @torch.no_grad()
+    def summary(self, q: Gaussian, draws: int = 4000, seed: int = 0) -> MixedSummary:
+        """Summarise q: fixed effects, standard deviations and correlations of the random effects, effects of groups.
+
+        Standard deviations and correlations are functions of ω, and are summarised by draws of ω from q.
+
+        Args:
+            q: the fitted posterior, over the arrow of the model.
+            draws: the number of draws of ω.
+            seed: of the draws.
+
+        Returns:
+            Means and standard deviations, in the units of the predictor and of the columns of X and Z.
+
+        Raises:
+            InputError: a q over other coordinates.
+        """
+        self.check(q)
+        return summarised(self.rows, self.structure, q, draws, seed)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        q: Gaussian,
+        X: Any,  # (M, p)
+        Z: Any,  # (M, r)
+        groups: Any = None,  # (M,)
+        *,
+        draws: int = 1000,
+        seed: int = 0,
+    ) -> Tensor:
+        """Draw the linear predictors of new rows from the posterior predictive distribution.
+
+        Apply the inverse link to the draws, ``.sigmoid()`` or ``.exp()``, for means of responses; add offsets first.
+
+        Args:
+            q: the fitted posterior, over the arrow of the model.
+            X: the design of the fixed effects, (M, p).
+            Z: the design of the random effects, (M, r).
+            groups: the groups of the rows, (M,), numbers of groups of the data; None where all rows are of one group
+                that the data do not have, b ~ N(0, Ω⁻¹) with Ω drawn from q.
+            draws: the number of draws.
+            seed: of the draws.
+
+        Returns:
+            Draws of η, (draws, M).
+
+        Raises:
+            InputError: rows of another width, groups that are none of the data, a q over other coordinates.
+        """
+        self.check(q)
+        return predicted(self.rows, q, X, Z, groups, draws, seed)

@@ -1,0 +1,210 @@
+"""The prior of random effects under q in closed form: E[½ bᵀΩb] with Ω = W Wᵀ, and the Wishart prior of Ω.
+
+W is lower triangular with the diagonal e^{ω_kk} and the entries ω_lk below it (Tan and Nott 2018), so that
+
+    ½ bᵀΩb = ½ Σ_k (e^{ω_kk} b_k + Σ_{l>k} ω_lk b_l)²
+
+is made of exponentials times polynomials.  Under a Gaussian, E[e^{cᵀx} f(x)] = e^{cᵀm + ½cᵀVc} E_{N(m + Vc, V)}[f]: the
+exponentials shift the mean, and what is left are moments of fourth order (Isserlis 1918).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.models import checks
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.linalg import cholesky
+
+
+class Wishart(NamedTuple):
+    """The Wishart prior of the precision matrix Ω of random effects, with E[Ω] = ν S.
+
+    Attributes:
+        dof: ν, the degrees of freedom, larger than r - 1.
+        scale: S, (r, r), symmetric and positive definite, in the units of 1/b².
+
+    >>> Wishart(3.0, [[1.0, 0.0], [0.0, 4.0]]).dof
+    3.0
+    """
+
+    dof: float
+    scale: object  # anything that is a matrix
+
+
+class MixedPrior(NamedTuple):
+    """The priors of a `MixedModel`: β ~ N(0, fixed_scale² I) of fixed effects, and Wishart of the precision of random.
+
+    Attributes:
+        fixed_scale: the standard deviation of each fixed effect, positive and finite.
+        precision: the prior of Ω; None for the default of Kass and Natarajan (2006), whose scale is that of what
+            the data tell of the effects of one group.
+
+    >>> MixedPrior(fixed_scale=2.5).precision is None
+    True
+    """
+
+    fixed_scale: float = 10.0
+    precision: Wishart | None = None
+
+
+class Effects(NamedTuple):
+    """Means and covariances under q of the effects b of groups, and of ω, the entries of W."""
+
+    b: Tensor  # (*batch, n, r)
+    omega: Tensor  # (*batch, q), q = r(r + 1)/2
+    bb: Tensor  # (*batch, n, r, r)
+    omega_b: Tensor  # Cov(ω, b), (*batch, n, q, r)
+    omega_omega: Tensor  # (*batch, q, q)
+
+
+def starts(size: int) -> list[int]:
+    """Where each column of W begins in ω: its diagonal entry, with those below it behind.
+
+    >>> starts(3)
+    [0, 3, 5]
+    """
+    return [k * size - k * (k - 1) // 2 for k in range(size)]
+
+
+def root_of(
+    omega: Tensor,  # (*any, q)
+    size: int,  # r
+) -> Tensor:
+    """W, (*any, r, r), of its entries column by column, the diagonal on the log scale.
+
+    >>> root_of(torch.tensor([0.0, 2.0, 0.0]), 2).tolist()
+    [[1.0, 0.0], [2.0, 1.0]]
+    """
+    columns = []
+    for k, start in enumerate(starts(size)):
+        zeros = omega.new_zeros(*omega.shape[:-1], k)
+        below = omega[..., start + 1 : start + size - k]
+        columns.append(torch.cat([zeros, omega[..., start : start + 1].exp(), below], -1))
+    return torch.stack(columns, -1)
+
+
+def omega_of(
+    root: Tensor,  # W, (*any, r, r)
+) -> Tensor:
+    """The entries ω, (*any, q), of a lower-triangular W with a positive diagonal.
+
+    >>> omega_of(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
+    [0.0, 2.0, 0.0]
+    """
+    size = root.shape[-1]
+    columns = [torch.cat([root[..., k, k, None].log(), root[..., k + 1 :, k]], -1) for k in range(size)]
+    return torch.cat(columns, -1)
+
+
+def half_squares(of: Effects) -> Tensor:
+    """E[½ |Wᵀb|²] of each group, (*batch, n)."""
+    total, size = torch.zeros_like(of.b[..., 0]), of.b.shape[-1]
+    for k, d in enumerate(starts(size)):
+        rest, tail = slice(d + 1, d + size - k), slice(k + 1, size)
+        with_log = of.omega_b[..., d, :]  # Cov(b, ω_kk), (*batch, n, r)
+        level, spread = of.omega[..., d, None], of.omega_omega[..., d, d, None]
+        b_k, var = of.b[..., k], of.bb[..., k, k]
+        total = total + torch.exp(2 * level + 2 * spread) * ((b_k + 2 * with_log[..., k]).square() + var)
+        if k == size - 1:
+            break
+        # s = Σ_l ω_lk b_l
+        xx, xu, uu = of.bb[..., tail, tail], of.omega_b[..., rest, tail].mT, of.omega_omega[..., rest, rest]
+        trace = xu.diagonal(dim1=-2, dim2=-1).sum(-1)
+        x, u = of.b[..., tail], of.omega[..., None, rest]
+        uu = uu[..., None, :, :]
+        total = total + ((x * u).sum(-1) + trace).square() + (xx * uu).sum((-2, -1)) + (xu * xu.mT).sum((-2, -1))
+        total = total + _form(u, xx, u) + _form(x, uu, x) + 2 * _form(u, xu, x)
+        # e^{ω_kk} b_k s, after the shift of the means by covariances with ω_kk
+        a, x = b_k + with_log[..., k], x + with_log[..., tail]
+        u = u + of.omega_omega[..., None, rest, d]
+        s = (x * u).sum(-1) + trace
+        slope = (u * of.bb[..., k, tail]).sum(-1) + (x * of.omega_b[..., rest, k]).sum(-1)
+        total = total + 2 * torch.exp(level + 0.5 * spread) * (a * s + slope)
+    return 0.5 * total
+
+
+def _form(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
+    """leftᵀ A right, (*batch, n)."""
+    return (left * (matrix @ right[..., None])[..., 0]).sum(-1)
+
+
+class Precision:
+    """The Wishart prior of Ω, as a density of ω.
+
+    log p(ω) = log Wishart(W Wᵀ) + log |∂Ω/∂ω|,  |∂Ω/∂ω| = 2^r Π_k W_kk^{r - k + 2}.
+    """
+
+    def __init__(self, prior: Wishart, like: Tensor, size: int) -> None:
+        scale = checks.numbers("the scale of the Wishart prior", prior.scale, like)
+        scale = scale.reshape(1, 1) if scale.ndim == 0 else scale
+        if scale.shape != (size, size) or not bool(torch.equal(scale, scale.mT)):
+            raise InputError(
+                f"the scale of the Wishart prior must be a symmetric matrix ({size}, {size}), one row a random effect; "
+                f"got shape {tuple(scale.shape)}{', not symmetric' if scale.shape == (size, size) else ''}."
+            )
+        factor, ok = cholesky(scale)
+        if not bool(ok):
+            raise InputError(
+                "the scale of the Wishart prior must be positive definite; the Cholesky factorisation fails. Add a "
+                "multiple of the identity."
+            )
+        if not (prior.dof > size - 1 and math.isfinite(prior.dof)):
+            raise InputError(
+                f"the degrees of freedom of the Wishart prior must exceed r - 1 = {size - 1}; got {prior.dof}."
+            )
+        self.dof, self.size, self.scale = float(prior.dof), size, scale
+        self.inverse = torch.cholesky_inverse(factor)
+        self.rows = cholesky(self.inverse)[0].mT.contiguous()  # s_c with S⁻¹ = Σ_c s_c s_cᵀ
+        half = 0.5 * self.dof * size
+        self.log_normaliser = (  # of the Wishart, and -log 2^r of the Jacobian; a number of each model, made once
+            half * math.log(2)
+            + self.dof * float(factor.diagonal().log().sum())
+            + 0.25 * size * (size - 1) * math.log(math.pi)
+            + sum(math.lgamma(0.5 * (self.dof - j)) for j in range(size))
+            - size * math.log(2)
+        )
+        self.diagonal = torch.tensor(starts(size), device=like.device)
+        self.powers = (self.dof + 1 - torch.arange(1, size + 1)).to(like)  # ν - k + 1 of e^{ω_kk}
+
+    def energy(
+        self,
+        omega: Tensor,  # (*any, q)
+    ) -> Tensor:
+        """-log p(ω), (*any,)."""
+        turned = self.rows @ root_of(omega, self.size)
+        quadratic = 0.5 * turned.square().sum((-2, -1))
+        return quadratic - omega[..., self.diagonal] @ self.powers + self.log_normaliser
+
+    def expected(self, of: Effects) -> Tensor:
+        """E[½ tr(S⁻¹ W Wᵀ)], (*batch,): that of effects known to be s_c."""
+        batch, n, q = of.omega.shape[:-1], self.size, of.omega.shape[-1]
+        nothing = of.b.new_zeros(())
+        known = Effects(
+            self.rows.expand(*batch, n, n),
+            of.omega,
+            nothing.expand(*batch, n, n, n),
+            nothing.expand(*batch, n, q, n),
+            of.omega_omega,
+        )
+        return half_squares(known).sum(-1)
+
+
+def quadratic_terms(of: Effects, prior: Precision) -> Tensor:
+    """E[½ Σ_i b_iᵀΩb_i + ½ tr(S⁻¹Ω)], (*batch,)."""
+    return half_squares(of).sum(-1) + prior.expected(of)
+
+
+@tracked
+@torch.enable_grad()
+def derivative(of: Effects, prior: Precision) -> Effects:
+    """Gradients and Hessians of the quadratic terms, in the places of means and covariances.
+
+    With dF = gᵀdm + ½⟨H, dV⟩: twice ∂F/∂V made symmetric in the squares, ∂F/∂V once in the border, which is held once.
+    """
+    leaves = Effects(*(x.detach().clone().requires_grad_() for x in of))
+    g_b, g_omega, bb, border, omegas = torch.autograd.grad(quadratic_terms(leaves, prior).sum(), list(leaves))
+    return Effects(g_b, g_omega, bb + bb.mT, border, omegas + omegas.mT)

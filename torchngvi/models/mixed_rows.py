@@ -1,0 +1,150 @@
+"""The rows of a mixed model: their designs, the group of each, and sums by group."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.models import checks
+from torchngvi.models.generalized_linear import GeneralizedLinear
+from torchngvi.numerics import sparse
+from torchngvi.structures.storage import Part
+
+
+class GroupedRows:
+    """Rows with fixed effects β and random effects b of groups, η = Xβ + Z b_group + offset.
+
+    Args:
+        fixed: the model of the same rows without random effects.
+        Z: the design of the random effects, (N, r).
+        groups: the group of each row, (N,), integers 0, ..., n - 1.
+
+    Raises:
+        InputError: designs of other numbers of rows, groups that are no numbers 0, ..., n - 1 or have no rows, columns
+            of Z that depend on one another, a batch, or a sparse X.
+
+    >>> fixed = GeneralizedLinear(torch.ones(3, 1), [1.0, 0.0, 2.0], "poisson_log")
+    >>> rows = GroupedRows(fixed, torch.ones(3, 1), [0, 1, 1])
+    >>> rows.n, rows.r, rows.p
+    (2, 1, 1)
+    >>> rows.predictor(torch.tensor([1.0, 2.0, 0.5, 0.0])).tolist()
+    [1.5, 2.5, 2.5]
+    """
+
+    def __init__(self, fixed: GeneralizedLinear, Z: Any, groups: Any) -> None:
+        self.fixed, self.X, self.likelihood = fixed, fixed.X, fixed.likelihood
+        if sparse.is_sparse(self.X) or self.X.ndim > 2 or fixed.y.ndim > 1:
+            raise InputError(
+                "a MixedModel has one dense design X (N, p) and targets y (N,); got X of shape "
+                f"{tuple(self.X.shape)}, {self.X.layout}, and y of {tuple(fixed.y.shape)}."
+            )
+        self.Z, self.groups = _random(Z, groups, self.X)
+        self.y, self.weights, self.offset = fixed.y, fixed.weights, fixed.offset
+        self.n, self.r, self.p = int(self.groups.max()) + 1, self.Z.shape[1], self.X.shape[1]
+
+    def parts(
+        self,
+        theta: Tensor,  # (*any, D)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Take θ apart: b (*any, n, r), β (*any, p) and ω (*any, r(r + 1)/2)."""
+        b, beta, omega = theta.split([self.n * self.r, self.p, theta.shape[-1] - self.n * self.r - self.p], -1)
+        return b.unflatten(-1, (self.n, self.r)), beta, omega
+
+    def predictor(
+        self,
+        theta: Tensor,  # (*sample, *batch, D)
+    ) -> Tensor:
+        """Compute η = Xβ + Z b + offset, (*sample, *batch, N)."""
+        b, beta, _ = self.parts(theta)
+        return beta @ self.X.mT + self.offset + (b.index_select(-2, self.groups) * self.Z).sum(-1)
+
+    def present(
+        self,
+        x: Tensor,  # (*batch, N)
+        otherwise: float,
+    ) -> Tensor:
+        """Put a number for rows of weight 0, which are not there, also where their loss would be infinite."""
+        return torch.where(self.weights > 0, x, otherwise)
+
+    def variances(
+        self,
+        parts: Part,  # V_bb and V_βb, of each group
+        between: Tensor,  # V_ββ
+    ) -> Tensor:
+        """The variances of the predictors of rows, zᵀV_bb z + 2 xᵀV_βb z + xᵀV_ββ x, (*batch, N)."""
+        X, Z, groups = self.X, self.Z, self.groups
+        square = parts.square.index_select(-3, groups)
+        border = parts.border[..., : X.shape[-1], :].index_select(-3, groups)
+        local = (Z[:, None, :] * square).sum(-1) + 2 * (X[:, :, None] * border).sum(-2)
+        return (local * Z).sum(-1) + ((X @ between) * X).sum(-1)
+
+    def summed(
+        self,
+        alpha: Tensor,  # of each row, (*batch, N)
+        beta: Tensor,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Σ α (z, x) and Σ β (z, x)(z, x)ᵀ: by group in the parts of b, over all rows in that of the fixed effects."""
+        X, Z, batch = self.X, self.Z, alpha.shape[:-1]
+        empty = alpha.new_zeros(*batch, self.n, self.r)
+        g = empty.index_add(-2, self.groups, alpha[..., None] * Z), alpha @ X
+        scaled = beta[..., None] * Z
+        bb = empty.new_zeros(*batch, self.n, self.r, self.r)
+        bb = bb.index_add(-3, self.groups, scaled[..., None, :] * Z[:, :, None])
+        border = empty.new_zeros(*batch, self.n, self.p, self.r)
+        border = border.index_add(-3, self.groups, scaled[..., None, :] * X[:, :, None])
+        return g, (bb, border, (X * beta[..., None]).mT @ X)
+
+
+def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
+    """Read one integer a row.
+
+    Raises:
+        InputError: anything else.
+
+    >>> integers([0, 1], 2, torch.ones(1))
+    tensor([0, 1])
+    """
+    try:
+        index = torch.as_tensor(groups)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {_LABELS}"
+        ) from error
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise InputError(f"groups must be integers; got {index.dtype}. {_LABELS}")
+    if index.shape != (rows,):
+        raise InputError(
+            f"groups must have one integer for each of the {rows} rows of X; got shape {tuple(index.shape)}."
+        )
+    return index.to(device=like.device, dtype=torch.long)
+
+
+def _random(Z: Any, groups: Any, X: Tensor) -> tuple[Tensor, Tensor]:
+    """The design of the random effects and the groups, checked."""
+    Z = checks.numbers("Z", Z, X)
+    if Z.ndim != 2 or len(Z) != len(X) or Z.shape[1] == 0:
+        raise InputError(
+            f"Z must have one row for each of the {len(X)} rows of X, and a column a random effect; got shape "
+            f"{tuple(Z.shape)}."
+        )
+    index = integers(groups, len(X), X)
+    lowest = int(index.min())
+    counts = torch.bincount(index) if lowest >= 0 else None
+    if counts is None or bool((counts == 0).any()):
+        which = f"a group {lowest}" if counts is None else f"no row of group {int((counts == 0).nonzero()[0, 0])}"
+        raise InputError(
+            f"groups must be numbered 0, ..., n - 1, each with a row; got {which}. Pass torch.unique(groups, "
+            "return_inverse=True)[1]."
+        )
+    lengths = torch.linalg.vector_norm(Z, dim=0)
+    rank = int(torch.linalg.matrix_rank(Z / lengths.clamp_min(torch.finfo(Z.dtype).tiny)))
+    if rank < Z.shape[1]:
+        raise InputError(
+            f"the {Z.shape[1]} columns of Z, the design of the random effects, must be linearly independent; their "
+            f"rank is {rank}. Leave a column out."
+        )
+    return Z, index
+
+
+_LABELS = "Of labels, pass numpy.unique(labels, return_inverse=True)[1]."

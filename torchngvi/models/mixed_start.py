@@ -1,0 +1,168 @@
+"""Where a fit of a mixed rows starts, and its default prior: from the data, by weighted least squares.
+
+The start is the mode of the penalised quasi-likelihood in (b, β) given Ω (Breslow and Clayton 1993), with Newton steps
+between updates of Ω = (n + ν)(S⁻¹ + Σ_i (b_i b_iᵀ + V_i))⁻¹, an EM iteration with Laplace's covariances V_i.
+"""
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Coordinates
+from torchngvi.models.likelihoods import (
+    BernoulliLogit,
+    BernoulliProbit,
+    GaussianNoise,
+    NegativeBinomial,
+    PoissonLog,
+    StudentT,
+)
+from torchngvi.models.mixed_prior import Effects, Precision, Wishart, derivative, omega_of
+from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.numerics.linalg import cholesky
+from torchngvi.structures import Forest, arrow
+from torchngvi.structures.pattern import Structured
+from torchngvi.structures.storage import Part
+
+_POINT = 1e-6  # a variance of the predictor that is as good as none
+_CLIP = 2.0  # length of the longest change of b_i, and of β
+_ROUNDS = 12
+_SETTLED = 0.05  # change of Ω at which the iteration ends
+_FIRST = 0.7  # standard deviation of the random effects in the first round
+_NEWTON = 50  # steps for the fixed effects alone
+_SMALLEST = 1e-6  # share of a Newton step
+_SURE = 1.0986122886681098  # log 3, the log odds of (1 + ½)/2
+
+
+def _at(rows: GroupedRows, eta: Tensor) -> Moments:
+    """Weighted -log p(y | η) of each row with two derivatives, the second not negative."""
+    moments = rows.likelihood.expected(rows.present(eta, 0.0), torch.full_like(eta, _POINT), rows.y)
+    value, slope, curvature = (rows.weights * x for x in moments)
+    return Moments(value, slope, curvature.clamp_min(0.0))
+
+
+def information(rows: GroupedRows) -> Wishart:
+    """The default prior of Kass and Natarajan (2006): J, what the rows of one group tell of its effects on average.
+
+    Raises:
+        InputError: rows that tell nothing of some effect.
+    """
+    fixed, Z, r = rows.fixed, rows.Z, rows.r
+    curvature = _at(rows, fixed.predictor(_alone(rows))).curvature
+    J = (Z * curvature[:, None]).mT @ Z / rows.n
+    J = 0.5 * (J + J.mT)
+    if not bool(cholesky(J)[1]):
+        raise InputError(
+            "the rows tell nothing of some random effect, which the default prior of Kass and Natarajan needs. "
+            "Give prior=MixedPrior(precision=Wishart(dof, scale))."
+        )
+    return Wishart(1.0, J) if r == 1 else Wishart(r + 1.0, J / (r + 1))
+
+
+def _alone(rows: GroupedRows) -> Tensor:
+    """The mode of β without random effects, by Newton's steps that are halved where they do not descend."""
+    fixed = rows.fixed
+
+    def at(beta: Tensor) -> Moments:
+        moments = _at(rows, fixed.predictor(beta))
+        return moments._replace(value=moments.value.sum() + fixed.prior.energy(beta))
+
+    beta = fixed.X.new_zeros(fixed.dim)
+    here = at(beta)
+    for _ in range(_NEWTON):
+        gradient = here.slope @ fixed.X + fixed.prior.force(beta)
+        H = fixed.prior.add_to((fixed.X * here.curvature[:, None]).mT @ fixed.X)
+        step, size = torch.linalg.solve(H, gradient), 1.0
+        while not bool((there := at(beta - size * step)).value <= here.value) and size > _SMALLEST:
+            size *= 0.5
+        if size <= _SMALLEST:
+            break
+        gained = float(here.value - there.value)
+        beta, here = beta - size * step, there
+        if gained <= torch.finfo(beta.dtype).eps * abs(float(here.value)):
+            break
+    return beta
+
+
+def _guessed(rows: GroupedRows) -> Tensor:
+    """Predictors that each row alone would have, drawn towards 0 as by half an observation."""
+    match rows.likelihood:
+        case BernoulliLogit() | BernoulliProbit():
+            return _SURE * rows.y
+        case PoissonLog() | NegativeBinomial():
+            return (rows.y + 0.5).log()
+        case GaussianNoise() | StudentT():
+            return rows.y
+    return rows.offset
+
+
+class _Penalised:
+    """The penalised quasi-likelihood of (b, β) given Ω, over the arrow of these coordinates alone."""
+
+    def __init__(self, rows: GroupedRows) -> None:
+        self.rows, self.prior = rows, rows.fixed.prior
+        self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p)
+
+    def root(self, curvature: Tensor, omega: Tensor) -> Structured:
+        """T of the precision, from the weighted curvatures of the rows and Ω (r, r)."""
+        bb, border, between = self.rows.summed(torch.zeros_like(curvature), curvature)[1]
+        top = self.prior.add_to(between)[None]
+        return self.structure.cholesky(self.structure.matrix([Part(bb + omega, border), Part(top, top[:, :0])]))[0]
+
+    def solved(self, root: Structured, g: Tensor) -> Tensor:
+        """S⁻¹ g, (n r + p,)."""
+        return self.structure.tsolve(root, self.structure.solve(root, g))
+
+    def gathered(self, alpha: Tensor) -> Tensor:
+        """The gradient of rows with these weighted slopes, (n r + p,)."""
+        g_b, g_beta = self.rows.summed(alpha, torch.zeros_like(alpha))[0]
+        return torch.cat([g_b.flatten(), g_beta])
+
+    def penalty(self, theta: Tensor, omega: Tensor) -> Tensor:
+        """The gradient of the two quadratic penalties."""
+        b, beta, _ = self.rows.parts(theta)
+        return torch.cat([(b @ omega).flatten(), self.prior.force(beta)])
+
+    def clipped(self, step: Tensor) -> Tensor:
+        """With no change of b_i or β longer than the clip."""
+        b, beta, _ = self.rows.parts(step)
+        shorter = (x * (_CLIP / torch.linalg.vector_norm(x, dim=-1, keepdim=True)).clamp_max(1.0) for x in (b, beta))
+        return torch.cat([x.flatten() for x in shorter])
+
+    def locals(self, root: Structured) -> Tensor:
+        """The covariances V_i of b_i, (n, r, r)."""
+        V = self.structure.marginals(self.structure.inverse(root), True)
+        return self.structure.parts(V)[0].square
+
+
+def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coordinates:
+    """Mean and root of the precision of a start, over all coordinates."""
+    penalised, like = _Penalised(rows), rows.X
+    identity = torch.eye(rows.r, dtype=like.dtype, device=like.device)
+    omega, aim = identity / _FIRST**2, _guessed(rows)
+    curvature = _at(rows, aim).curvature
+    root = penalised.root(curvature, omega)
+    theta = penalised.solved(root, penalised.gathered(curvature * (aim - rows.offset)))
+    for _ in range(_ROUNDS):
+        _, alpha, curvature = _at(rows, rows.predictor(theta))
+        root = penalised.root(curvature, omega)
+        gradient = penalised.gathered(alpha) + penalised.penalty(theta, omega)
+        theta = theta - penalised.clipped(penalised.solved(root, gradient))
+        b, V = rows.parts(theta)[0], penalised.locals(root)
+        new = (rows.n + precision.dof) * torch.linalg.inv(precision.inverse + b.mT @ b + V.sum(0))
+        new = 0.5 * (new + new.mT)
+        change, omega = torch.linalg.solve(omega, new) - identity, new
+        if float(change.square().sum()) < _SETTLED**2:
+            break
+    entries = omega_of(cholesky(omega)[0])
+    nothing, q = theta.new_zeros(()), len(entries)
+    unsure = Effects(b, entries, V, nothing.expand(rows.n, q, rows.r), nothing.expand(q, q))
+    H = derivative(unsure, precision).omega_omega
+    factor, ok = cholesky(H)
+    factor = factor if bool(ok) else H.diagonal().clamp_min(1.0).sqrt().diag()
+    groups, roots = penalised.structure.parts(root)
+    top = torch.block_diag(roots.square[0], factor)[None]
+    border = torch.cat([groups.border, groups.border.new_zeros(rows.n, q, rows.r)], -2)
+    T = structure.matrix([Part(groups.square, border), Part(top, top[:, :0])])
+    return Coordinates(torch.cat([theta, entries]), T)

@@ -1,0 +1,143 @@
+"""What a fitted mixed model says in the units of its data: fixed effects, sds and correlations of random effects."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.models import checks
+from torchngvi.models.mixed_prior import root_of
+from torchngvi.models.mixed_rows import GroupedRows, integers
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Forest
+
+
+@dataclass(frozen=True)
+class MixedSummary:
+    """Posterior means and standard deviations of a `torchngvi.MixedModel`, as `MixedModel.summary` returns them.
+
+    Those of random effects are of the standard deviations and correlations in Ω⁻¹, the covariance of b.  A Gaussian q
+    understates their uncertainty.
+
+    Attributes:
+        fixed: means of β, (p,).
+        fixed_sd: their standard deviations, (p,).
+        sd: means of the standard deviations of the random effects, (r,).
+        sd_sd: their standard deviations, (r,).
+        sd_interval: their 2.5 % and 97.5 % quantiles, (2, r).
+        correlation: means of the correlations of the random effects, (r, r).
+        correlation_sd: their standard deviations, (r, r).
+        group: means of the effects of each group, (n, r).
+        group_sd: their standard deviations, (n, r).
+
+    >>> one = torch.ones(1)
+    >>> print(MixedSummary(one, one, one, one, torch.ones(2, 1), one[None], one[None], one[None], one[None]))
+    fixed effects        mean         sd
+      0                     1          1
+    sd of random         mean         sd      2.5 %     97.5 %
+      0                     1          1          1          1
+    1 group
+    """
+
+    fixed: Tensor  # (p,)
+    fixed_sd: Tensor  # (p,)
+    sd: Tensor  # (r,)
+    sd_sd: Tensor  # (r,)
+    sd_interval: Tensor  # (2, r)
+    correlation: Tensor  # (r, r)
+    correlation_sd: Tensor  # (r, r)
+    group: Tensor  # (n, r)
+    group_sd: Tensor  # (n, r)
+
+    def __str__(self) -> str:
+        lines = [f"{'fixed effects':<14}{'mean':>11}{'sd':>11}"]
+        lines += _lines(self.fixed, self.fixed_sd)
+        lines.append(f"{'sd of random':<14}{'mean':>11}{'sd':>11}{'2.5 %':>11}{'97.5 %':>11}")
+        lines += _lines(self.sd, self.sd_sd, *self.sd_interval)
+        size = len(self.sd)
+        if size > 1:
+            lines.append(f"{'correlations':<14}{'mean':>11}{'sd':>11}")
+            pairs = [(i, k) for i in range(size) for k in range(i)]
+            columns = [torch.stack([x[i, k] for i, k in pairs]) for x in (self.correlation, self.correlation_sd)]
+            lines += _lines(*columns, names=[f"{i} with {k}" for i, k in pairs])
+        n = len(self.group)
+        return "\n".join([*lines, f"{n} group{'s' if n > 1 else ''}"])
+
+
+def _lines(*columns: Tensor, names: Sequence[object] | None = None) -> list[str]:
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [
+        f"  {index:<12}" + "".join(f"{x:>11.4g}" for x in row)
+        for index, row in zip(names or range(len(columns[0])), rows, strict=True)
+    ]
+
+
+def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, seed: int) -> MixedSummary:
+    """Summarise q over the coordinates of a rows."""
+    frame = q.frame()
+    b, beta, omega = rows.parts(frame.mean)
+    b_variance, beta_variance, _ = rows.parts(frame.variance)
+    generator = torch.Generator(omega.device).manual_seed(seed)
+    z = torch.randn(draws, len(omega), generator=generator, dtype=omega.dtype, device=omega.device)
+    W = root_of(omega + z @ _omega_root(rows, structure, q).mT, rows.r)
+    root = torch.linalg.solve_triangular(W, torch.eye(rows.r, dtype=W.dtype, device=W.device), upper=False)
+    covariance = root.mT @ root
+    sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    correlation = covariance / (sd[:, :, None] * sd[:, None, :])
+    ends = torch.tensor([0.025, 0.975], dtype=sd.dtype, device=sd.device)
+    return MixedSummary(
+        beta,
+        beta_variance.sqrt(),
+        sd.mean(0),
+        sd.std(0),
+        torch.quantile(sd, ends, dim=0),
+        correlation.mean(0),
+        correlation.std(0),
+        b,
+        b_variance.sqrt(),
+    )
+
+
+def _omega_root(rows: GroupedRows, structure: Forest, q: Gaussian) -> Tensor:
+    """A root of the covariance of ω under q, (q, q)."""
+    frame, p = q.frame(), rows.p
+    if frame.structure == structure:
+        V = structure.parts(frame.marginals())[-1].square[0]
+        return torch.linalg.cholesky(V[p:, p:])
+    start = rows.n * rows.r + p
+    root = frame.dense()[start:]
+    return torch.linalg.cholesky(root @ root.mT)
+
+
+def predicted(
+    rows: GroupedRows,
+    q: Gaussian,
+    X: Any,  # (M, p)
+    Z: Any,  # (M, r)
+    groups: Any,  # (M,), or None
+    draws: int,
+    seed: int,
+) -> Tensor:
+    """Draw linear predictors of new rows, (draws, M)."""
+    X, Z = checks.numbers("X", X, rows.X), checks.numbers("Z", Z, rows.X)
+    if X.shape[1:] != (rows.p,) or Z.shape != (len(X), rows.r):
+        raise InputError(
+            f"new rows need X of shape (M, {rows.p}) and Z of shape (M, {rows.r}); got {tuple(X.shape)} and "
+            f"{tuple(Z.shape)}."
+        )
+    generator = torch.Generator(X.device).manual_seed(seed)
+    b, beta, omega = rows.parts(q.sample((draws,), generator))
+    if groups is not None:
+        index = integers(groups, len(X), X)
+        if bool(((index < 0) | (index >= rows.n)).any()):
+            raise InputError(
+                f"groups of new rows must be those of the data, 0 to {rows.n - 1}; got {int(index.min())} to "
+                f"{int(index.max())}. Leave groups= out for a group that the data do not have."
+            )
+        return beta @ X.mT + (b.index_select(-2, index) * Z).sum(-1)
+    noise = torch.randn(draws, rows.r, 1, generator=generator, dtype=X.dtype, device=X.device)
+    new = torch.linalg.solve_triangular(root_of(omega, rows.r).mT, noise, upper=True)
+    return beta @ X.mT + new[..., 0] @ Z.mT
