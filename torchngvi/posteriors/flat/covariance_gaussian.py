@@ -8,6 +8,7 @@ d + d(d+1)/2, so that only H₀ and the Z terms keep the recursion invertible.  
 """
 
 import math
+from abc import abstractmethod
 from typing import final
 
 import torch
@@ -19,18 +20,6 @@ from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries, lower_triangle, normal, symmetric
 
 
-def _log_prob(mean: Tensor, covariance: Tensor, theta: Tensor) -> Tensor:
-    factor, _ = cholesky(covariance)
-    z = torch.linalg.solve_triangular(factor, (theta - mean)[..., None], upper=False)[..., 0]
-    log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return -0.5 * z.square().sum(-1) - log_det - 0.5 * mean.shape[-1] * math.log(2 * math.pi)
-
-
-def _sample(mean: Tensor, covariance: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    factor, _ = cholesky(covariance)
-    return mean + (factor @ normal(n, mean, mean.shape[-1], generator)[..., None])[..., 0]
-
-
 def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     """u and ½(uuᵀ - Σ⁻¹)."""
     factor, _ = cholesky(covariance)
@@ -39,8 +28,44 @@ def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Te
     return u, 0.5 * (u[..., :, None] * u[..., None, :] - precision)
 
 
+class CovarianceGaussian(FlatGaussian):
+    """The abstract base of q = N(μ, Σ) whose λ holds the entries of Σ: only how Σ lies in λ is left to say."""
+
+    domain = "Sigma is positive definite"
+    reparametrised = True
+
+    @abstractmethod
+    def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Take λ apart into μ and Σ."""
+
+    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return μ and the Cholesky factor of Σ, differentiable in λ."""
+        mean, covariance = self.parts(at)
+        return mean, cholesky(covariance)[0]
+
+    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """Draw θ = μ + chol(Σ) z without a gradient."""
+        return self.rsample(n, generator, self.point(at).detach())
+
+    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """Draw θ = μ + chol(Σ) z, differentiable in λ."""
+        mean, factor = self.moments(at)
+        return mean + (factor @ normal(n, mean, mean.shape[-1], generator)[..., None])[..., 0]
+
+    def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
+        """Compute the Gaussian log density log N(θ; μ, Σ)."""
+        mean, factor = self.moments(at)
+        z = torch.linalg.solve_triangular(factor, (theta - mean)[..., None], upper=False)[..., 0]
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return -0.5 * z.square().sum(-1) - log_det - 0.5 * mean.shape[-1] * math.log(2 * math.pi)
+
+    def in_domain(self, at: Tensor | None = None) -> Tensor:
+        """Say where Σ is positive definite."""
+        return self.point(at).isfinite().all(-1) & cholesky(self.parts(at)[1])[1]
+
+
 @final
-class VecGaussian(FlatGaussian):
+class VecGaussian(CovarianceGaussian):
     """q = N(μ, Σ) over (μ, vec Σ), D = d + d², with a singular Fisher matrix, as in the paper.
 
     Take it to reproduce the paper; `VechGaussian` or `FlatCholesky` otherwise.  A step is symmetrised, and one that
@@ -57,9 +82,6 @@ class VecGaussian(FlatGaussian):
     12
     """
 
-    domain = "Sigma is positive definite"
-    reparametrised = True
-
     def __init__(
         self,
         mean: Tensor,  # (*batch, d)
@@ -72,27 +94,10 @@ class VecGaussian(FlatGaussian):
     def _vector_of(cls, mean: Tensor, root: Tensor) -> Tensor:
         return torch.cat([mean, (root @ root.mT).flatten(-2)], -1)
 
-    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return μ and the Cholesky factor of Σ, differentiable in λ."""
-        mean, covariance = self.parts(at)
-        return mean, cholesky(covariance)[0]
-
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Take λ apart into μ and Σ."""
         lam = self.point(at)
         return lam[..., : self.dim], symmetric(lam[..., self.dim :].unflatten(-1, (self.dim, self.dim)))
-
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """Draw θ = μ + chol(Σ) z without a gradient."""
-        return self.rsample(n, generator, self.point(at).detach())
-
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """Draw θ = μ + chol(Σ) z, differentiable in λ."""
-        return _sample(*self.parts(at), n, generator)
-
-    def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """Compute the Gaussian log density log N(θ; μ, Σ)."""
-        return _log_prob(*self.parts(at), theta)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute (u, vec ½(uuᵀ - Σ⁻¹)) with u = Σ⁻¹(θ - μ)."""
@@ -110,10 +115,6 @@ class VecGaussian(FlatGaussian):
             "Use VechGaussian or FlatCholesky."
         )
 
-    def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """Say where Σ is positive definite."""
-        return self.point(at).isfinite().all(-1) & cholesky(self.parts(at)[1])[1]
-
     def retracted(self, at: Tensor, change: Tensor) -> Tensor:
         """Add the change to λ, and symmetrise Σ."""
         mean, covariance = self.parts(at + change)
@@ -121,7 +122,7 @@ class VecGaussian(FlatGaussian):
 
 
 @final
-class VechGaussian(FlatGaussian):
+class VechGaussian(CovarianceGaussian):
     """q = N(μ, Σ) over (μ, vech Σ), D = d + d(d+1)/2, with each entry of Σ once.
 
     Its Fisher matrix is regular and known.  A step that leaves the positive definite cone is not taken; in
@@ -139,9 +140,6 @@ class VechGaussian(FlatGaussian):
     [2.0, 8.0]
     """
 
-    domain = "Sigma is positive definite"
-    reparametrised = True
-
     def __init__(
         self,
         mean: Tensor,  # (*batch, d)
@@ -157,28 +155,11 @@ class VechGaussian(FlatGaussian):
     def _vector_of(cls, mean: Tensor, root: Tensor) -> Tensor:
         return torch.cat([mean, lower_entries(root @ root.mT)], -1)
 
-    def moments(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return μ and the Cholesky factor of Σ, differentiable in λ."""
-        mean, covariance = self.parts(at)
-        return mean, cholesky(covariance)[0]
-
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Take λ apart into μ and Σ."""
         lam = self.point(at)
         lower = lower_triangle(lam[..., self.dim :], self.dim)
         return lam[..., : self.dim], lower + lower.tril(-1).mT
-
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """Draw θ = μ + chol(Σ) z without a gradient."""
-        return self.rsample(n, generator, self.point(at).detach())
-
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """Draw θ = μ + chol(Σ) z, differentiable in λ."""
-        return _sample(*self.parts(at), n, generator)
-
-    def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """Compute the Gaussian log density log N(θ; μ, Σ)."""
-        return _log_prob(*self.parts(at), theta)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute u = Σ⁻¹(θ - μ), and vech of uuᵀ - Σ⁻¹ with its diagonal halved."""
@@ -192,7 +173,3 @@ class VechGaussian(FlatGaussian):
         G = symmetric(lower_triangle(gradient[..., self.dim :], self.dim))
         mean = (covariance @ gradient[..., : self.dim, None])[..., 0]
         return torch.cat([mean, lower_entries(2 * covariance @ G @ covariance)], -1)
-
-    def in_domain(self, at: Tensor | None = None) -> Tensor:
-        """Say where Σ is positive definite."""
-        return self.point(at).isfinite().all(-1) & cholesky(self.parts(at)[1])[1]
