@@ -546,7 +546,7 @@ def test_a_collapsed_mode_does_not_end_the_race():
         starts.append(Start(name, q.snapshot(), sampled_loss(q, target, 32, 2)))
     begun = min(start.loss for start in starts)
     race = Race(q, target, 0)
-    race.put(starts[0].coordinates)
+    q.restore(starts[0].coordinates)
     race.run(starts)
     assert begun > 50
     assert sampled_loss(q, target, 256, 3) < -0.5 * 3 * math.log(2 * math.pi) + 0.5

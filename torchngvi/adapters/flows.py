@@ -117,10 +117,9 @@ def natural_gradient_flow(
     system = _SYSTEMS[coordinates]
     root = q.scale_tril.clone()
     moving = CholeskyGaussian(q.dim, q.batch_shape, mean=q.mean.clone(), scale=root)
-    everyone = torch.ones(q.batch_shape, dtype=torch.bool, device=q.device)
 
     def evaluated(mean: Tensor, matrix: Tensor) -> Expectation:
-        moving.assign(Coordinates(mean, system.to_root(matrix)), everyone)
+        moving.restore(Coordinates(mean, system.to_root(matrix)))
         return estimator(moving, target)
 
     def split(flat: np.ndarray) -> tuple[Tensor, Tensor]:

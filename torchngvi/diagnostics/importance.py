@@ -17,10 +17,10 @@ from torch import Tensor
 
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.interfaces import Target
+from torchngvi.models.guarded import FAILING
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.gaussian import Gaussian
 
-_FAILING = 0.05  # of the draws at which a log joint may fail
 _DOF = 3.0  # of the t distributions
 _FLOOR = 0.1  # of the eigenvalues of I - M: about three times as wide
 _TOP = 4  # directions with heavy tails
@@ -148,7 +148,7 @@ def corrected_moments(
         parts.append(target.log_joint(part))
     log_joint = torch.cat(parts) / target.temperature
     mixture, own = proposal.log_density(x)
-    if float(log_joint.isnan().double().mean()) <= _FAILING:  # the posterior is cut there, as in a fit
+    if float(log_joint.isnan().double().mean()) <= FAILING:  # the posterior is cut there, as in a fit
         log_joint = log_joint.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     if bool(log_joint.isnan().any()) or not bool((log_joint < math.inf).all() & log_joint.isfinite().any()):
         return None

@@ -20,7 +20,7 @@ from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.methods import VN
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NEAR = 0.3  # norm² + noise² below which steps need no trial
@@ -35,7 +35,6 @@ _STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an aver
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
 _HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
 _SLOW = 65_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
-_FAILING = 0.05  # share of pairs that may give way to others
 _ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
 _COUNTS = ("left_out", "draws", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
 
@@ -128,7 +127,7 @@ class Descent:
 
     def _replace_failing(self) -> bool:
         """Leave out the pairs of draws at which the log joint fails; whether there are some, and few."""
-        most, left_out = max(1, int(_FAILING * self.draws / 2)), self.left_out
+        most, left_out = max(1, int(FAILING * self.draws / 2)), self.left_out
         for _ in range(_ROUNDS):
             fixed = Fixed(self.draws, self.seed + self.draws, left_out)
             theta = self.q.push_noise(fixed(self.q.mean_probe.detach())).detach()
@@ -185,7 +184,7 @@ class Descent:
         """Back to where the last step without a trial began; all later ones are tried."""
         assert self.before is not None
         assert self.previous is not None
-        self.restore(self.before)
+        self.q.restore(self.before)
         self.point = self.previous
         self.near, self.daring, self.optimizer, self.previous = False, False, None, None
 
@@ -234,10 +233,6 @@ class Descent:
 
     # -------------------------------------------------------------------------------- places
 
-    def restore(self, coordinates: Coordinates) -> None:
-        """Put q at these coordinates, for every batch member."""
-        self.q.assign(coordinates, torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device))
-
     def place(self) -> Place:
         """What is needed to come back here, between two sets of draws."""
         return Place(self.q.snapshot(), self.optimizer, self.near, self.draws, self.point)
@@ -248,7 +243,7 @@ class Descent:
 
     def come_back(self, place: Place) -> None:
         """Go back to a place, with the optimizer and the draws that it had."""
-        self.restore(place.coordinates)
+        self.q.restore(place.coordinates)
         self.optimizer, self.near, self.draws, self.point = place[1:]
         self.open = False
 

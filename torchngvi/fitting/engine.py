@@ -260,5 +260,4 @@ class Engine(ABC):
         Args:
             coordinates: what `here` gave.
         """
-        everyone = torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.mean_probe.device)
-        self.q.assign(coordinates, everyone)
+        self.q.restore(coordinates)

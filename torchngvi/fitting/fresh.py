@@ -7,11 +7,10 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 DRAWS = 1024
-_FAILING = 0.05  # share of draws of a member that may be left out
 
 
 class Fresh(NamedTuple):
@@ -41,7 +40,7 @@ def judge(q: Gaussian, target: Guarded, seed: int) -> Fresh:
         reason = f"because the check on {DRAWS} fresh draws could not be made: {error}"
     terms = value - target.temperature * q.log_prob(theta)
     failing = terms.isnan()
-    few = bool((failing.sum(0) <= _FAILING * DRAWS).all())
+    few = bool((failing.sum(0) <= FAILING * DRAWS).all())
     bad, dropped = int((~torch.isfinite(terms)).sum()), int(failing.sum())
     if few and dropped == bad and not reason:
         return _kept(terms, failing, target.temperature or 1.0)

@@ -23,7 +23,7 @@ from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.interfaces import Coordinates, Rule
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import LocalExponential, Retraction
@@ -44,7 +44,6 @@ BOUNDED = 1e12  # nats to which the ELBO may rise
 _FINISH = 250  # steps of a block of the finish
 _RATES = (0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02)  # of these blocks; over the second half q is averaged
 _COMPARED = 4096  # draws by which the finish is judged
-_FAILING = 0.05  # share of draws that may be left out of an average
 
 
 @dataclass(eq=False)
@@ -93,10 +92,6 @@ class Race:
         self.q, self.target, self.seed, self.over, self.show, self.keep = q, target, seed, over, show, keep
         self.unit = target.temperature or 1.0
 
-    def put(self, coordinates: Coordinates) -> None:
-        """Put q at these coordinates, for every batch member."""
-        self.q.assign(coordinates, torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device))
-
     def run(self, starts: Sequence[Start]) -> None:
         """Leave q where the best of the starts has come to; as it is where none has a finite loss."""
         alive = [start for start in starts if math.isfinite(start.loss)]
@@ -116,23 +111,23 @@ class Race:
             alive = [start for start in alive if start is best or start.next < best.loss]
             if block >= _TOGETHER:
                 alive = [best]
-            self.put(best.coordinates)
+            self.q.restore(best.coordinates)
             lost = best.loss < -BOUNDED or float((self.q.stddev.log() - widest).max()) > CONFINED
             if lost or (len(alive) == 1 and best.gain <= enough):
                 break
-        self.put(best.coordinates)
+        self.q.restore(best.coordinates)
 
     def _widest(self, starts: Sequence[Start]) -> Tensor:
         """The largest log standard deviations of the starts, (D,): those of a collapsed mode say nothing."""
         widest = []
         for start in starts:
-            self.put(start.coordinates)
+            self.q.restore(start.coordinates)
             widest.append(self.q.stddev.log())
         return torch.stack(widest).amax(0)
 
     def _block(self, start: Start, seed: int) -> None:
         """One block of steps from there; the start goes to where they end."""
-        self.put(start.coordinates)
+        self.q.restore(start.coordinates)
         losses = self.steps(_STEPS, _LR, seed)[-_STEPS // 2 :]
         mean = sum(losses) / len(losses) if losses else math.inf
         reached = min(mean, sampled_loss(self.q, self.target, _JUDGES, self.seed + 3))
@@ -181,10 +176,10 @@ class Race:
         """
         before, here = self._compared(), self.q.snapshot()
         if other is not None:
-            self.put(other)
+            self.q.restore(other)
             if (there := self._compared()).elbo > before.elbo:
                 before, here = there, other
-            self.put(here)
+            self.q.restore(here)
         average = ExpectationAverage(self.q) if isinstance(self.q.structure, FullAlgebra) else None
         for number, lr in enumerate(_RATES):
             if self.over():
@@ -194,10 +189,10 @@ class Race:
             self.steps(_FINISH, lr, self.seed + 10_007 * (number + 1), averaged)
         reached = [(before, here), (self._compared(), self.q.snapshot())]
         if average is not None and bool((average.steps > 0).all()):
-            self.put(average.posterior().coordinates)
+            self.q.restore(average.posterior().coordinates)
             reached.append((self._compared(), self.q.snapshot()))
         after, best = max(reached, key=lambda place: place[0].elbo)
-        self.put(best)
+        self.q.restore(best)
         return before, after
 
     def _compared(self) -> "Compared":
@@ -221,7 +216,7 @@ class Compared:
 
 
 @torch.no_grad()
-def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = _FAILING) -> float:
+def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:
     """L at q from whitened draws, the same for every q; infinite where it is not finite.
 
     Draws at which it is NaN are left out where they are no larger a share than ``failing``, two of them at least unless
@@ -232,7 +227,7 @@ def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing
     return loss if math.isfinite(loss) else math.inf
 
 
-def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: float = _FAILING) -> Tensor:
+def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: float = FAILING) -> Tensor:
     """The log joint at whitened draws of q, (S,); without those where it is NaN, if these are few."""
     theta = q.push_noise(Fixed(draws, seed=seed)(q.mean_probe.detach())).detach()
     values = target.log_joint(theta)

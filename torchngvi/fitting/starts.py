@@ -139,11 +139,7 @@ class Starts:
             return
         self.evidence = mode.log_evidence
         if loss <= reached:  # q is better as it was
-            self._put(here)
-
-    def _put(self, coordinates: Coordinates) -> None:
-        everyone = torch.ones(self.q.batch_shape, dtype=torch.bool, device=self.q.device)
-        self.q.assign(coordinates, everyone)
+            self.q.restore(here)
 
     def _race(self, starts: list[Start], path: list[Seen]) -> None:
         """Put q where the best of the starts leads; at the first of them where none has a finite loss."""
@@ -151,7 +147,7 @@ class Starts:
         self.show("starts on the way to a mode")
         glimpsed = self._glimpsed(path)
         race = Race(self.q, self.target, self.seed, self.over, self.show, self.keep)
-        self._put(starts[0].coordinates)
+        self.q.restore(starts[0].coordinates)
         race.run([*starts, *glimpsed])
 
     def _narrower(self, init: Start) -> list[Start]:
@@ -160,7 +156,7 @@ class Starts:
         Where a log joint has the exponential of many coordinates, the tails of a wide q cost thousands of nats, which
         no step of bounded length sheds in a block.
         """
-        self._put(init.coordinates)
+        self.q.restore(init.coordinates)
         mean, scale, best = self.q.mean.clone(), self.q.scale_tril.clone(), init
         for factor in _SHRINK[1:]:
             if self.over() or not self._initialized(mean, factor * scale):
@@ -184,7 +180,7 @@ class Starts:
                     best = Start("a point on the way", self.q.snapshot(), loss)
         if best is None:
             return []
-        self._put(best.coordinates)
+        self.q.restore(best.coordinates)
         best.loss = self.sampled_loss(_FEWEST)
         return [best]
 
@@ -226,7 +222,7 @@ class Starts:
             if loss > best:  # a rise: the one before was the best
                 break
             best, here = loss, self.q.snapshot()
-        self._put(here)
+        self.q.restore(here)
         return best, False
 
     def _initialized(self, mean: Tensor, scale: Tensor) -> bool:

@@ -146,8 +146,16 @@ class Posterior(torch.nn.Module, ABC):
         return nullcontext()
 
     def snapshot(self) -> Coordinates:
-        """Copy the coordinates, so that :meth:`assign` can restore them."""
+        """Copy the coordinates, for :meth:`restore`."""
         return Coordinates(*(buffer.clone() for buffer in self.coordinates))
+
+    def restore(self, coordinates: Coordinates) -> None:
+        """Write coordinates in place for every batch member."""
+        self.assign(coordinates, torch.ones(self.batch_shape, dtype=torch.bool, device=self.mean_probe.device))
+
+    def drop_gradients(self) -> None:
+        """Empty the gradients of the probes: a step uses up those it read, and no later one adds to them."""
+        self.mean_probe.grad = self.root_probe.grad = None
 
     def assign(self, new: Coordinates, where: Tensor) -> None:
         """Write coordinates in place for the members (*batch,) of the mask, and leave the others as they are."""

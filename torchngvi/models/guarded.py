@@ -8,6 +8,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
+FAILING = 0.05  # share of the draws of an average that may be left out where a log joint fails
 VALUE = 0.4  # what a value of a log joint costs beside its gradient
 _CALLS = 256  # to find the thetas of one batch at which the log joint fails
 

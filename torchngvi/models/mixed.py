@@ -239,17 +239,16 @@ class MixedModel(TractableTarget):
         """
         like = self.rows.X
         q = PrecisionCholeskyGaussian(self.dim, structure=self.structure, dtype=like.dtype, device=like.device)
-        everywhere = torch.ones((), dtype=torch.bool, device=like.device)
         mode, root = started(self.rows, self.precision, self.structure)
         best, here = math.inf, q.snapshot()
         for factor in _NARROWER:
-            q.assign(Coordinates(mode, factor * root), everywhere)
+            q.restore(Coordinates(mode, factor * root))
             loss = float(self.expected_energy(q.frame())[0] - q.entropy())
             if loss < best:
                 best, here = loss, q.snapshot()
             elif best < math.inf:
                 break
-        q.assign(here, everywhere)
+        q.restore(here)
         return q
 
     @torch.no_grad()

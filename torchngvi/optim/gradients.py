@@ -43,7 +43,7 @@ def evaluated(
         InputError: a closure that returns no tensor, or one that does not depend on a posterior.
     """
     for q in posteriors:
-        q.mean_probe.grad = q.root_probe.grad = None
+        q.drop_gradients()
     with torch.enable_grad():
         loss = closure()
         if not isinstance(loss, Tensor):
@@ -68,7 +68,7 @@ def packet(q: Posterior, loss: Tensor, scale: float) -> Expectation:
         The expectation with the derivative (a, W = P + I) in the frame of q, at temperature 1.
     """
     a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
-    q.mean_probe.grad = q.root_probe.grad = None
+    q.drop_gradients()
     W = q.structure.one_sided(R) + q.structure.eye(a)
     return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
 

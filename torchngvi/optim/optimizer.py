@@ -149,7 +149,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
             source = closure if isinstance(closure, Target) else classify(closure)
             if isinstance(source, Target):
                 for q in self.posteriors:  # of a backward pass before: every step uses them up
-                    q.mean_probe.grad = q.root_probe.grad = None
+                    q.drop_gradients()
                 return self._step_on_target(source)
             return self._step_on_closure(outside.restored(source))
 

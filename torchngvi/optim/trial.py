@@ -94,7 +94,7 @@ def tried(
     try:
         there = evaluate()
     except BaseException:  # an interrupt, an error in the user's function: nothing is lost
-        q.assign(old, torch.ones_like(proposal.inside))
+        q.restore(old)
         raise
     slack = 0.0 if start.e.noise2 is None else _SLACK * start.e.noise2
     kept, control = judge(Trial(start.loss, there.loss, slope, length, rho, slack))

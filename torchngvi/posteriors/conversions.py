@@ -143,7 +143,7 @@ class ConvertibleGaussian(StartedGaussian):
             return cls._of(other.mean, other.stddev, pattern)
         if other.upper and pattern == other.structure and not isinstance(pattern, FullAlgebra):
             new = cls._of(other.mean, torch.ones_like(other.mean), pattern)
-            new.assign(new._coordinates_with(other.mean, other.whitener()), torch.ones_like(other.mean[..., 0]).bool())
+            new.restore(new._coordinates_with(other.mean, other.whitener()))
             return new
         return cls._start(other.mean, other.scale_tril, pattern)
 
