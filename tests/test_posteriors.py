@@ -675,6 +675,8 @@ class TestDiagonalIsLinear:
         "probed": lambda q: q.probed(),
         "snapshot": lambda q: q.assign(q.snapshot(), torch.tensor(True)),
         "assign": lambda q: q.assign(q.snapshot(), torch.tensor(True)),
+        "restore": lambda q: q.restore(q.snapshot()),
+        "drop_gradients": lambda q: q.drop_gradients(),
         "settled": lambda q: q.settled().__enter__(),
         "sym_outer": lambda q: q.sym_outer(torch.ones(4, WIDE, dtype=DTYPE), torch.ones(4, WIDE, dtype=DTYPE)),
         "one_triangle": lambda q: q.one_triangle(torch.ones(4, WIDE, dtype=DTYPE), torch.ones(4, WIDE, dtype=DTYPE)),
