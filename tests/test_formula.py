@@ -1,0 +1,120 @@
+"""Formulas with random effects: the designs are those that one would write by hand, and a bad one is one sentence."""
+
+import numpy as np
+import pandas
+import pytest
+
+from torchngvi.adapters import formula as module
+from torchngvi.adapters.formula import Formula
+from torchngvi.errors import InputError
+
+
+@pytest.fixture
+def table():
+    return pandas.DataFrame(
+        {
+            "y": [0.0, 1, 0, 1, 2, 2],
+            "x": [1.0, 2, 3, 4, 5, 6],
+            "kind": list("abcabc"),
+            "group": list("wwuuvv"),
+            "half": [1, 2, 1, 2, 1, 2],
+        }
+    )
+
+
+class TestDesigns:
+    def test_by_hand(self, table):
+        made = Formula("y ~ x + kind + (1 + x | group)", table)
+        b, c = (table.kind == "b").to_numpy(), (table.kind == "c").to_numpy()
+        np.testing.assert_array_equal(made.rows.X, np.stack([np.ones(6), table.x, b, c], 1))
+        np.testing.assert_array_equal(made.rows.Z, np.stack([np.ones(6), table.x], 1))
+        np.testing.assert_array_equal(made.rows.groups, [2, 2, 0, 0, 1, 1])
+        np.testing.assert_array_equal(made.y, table.y)
+        assert made.levels == ["u", "v", "w"]
+        assert made.fixed == ["Intercept", "x", "kind[b]", "kind[c]"]
+        assert made.random == ["Intercept", "x"]
+
+    def test_without_intercepts(self, table):
+        made = Formula("y ~ 0 + x + (0 + x | group)", table)
+        np.testing.assert_array_equal(made.rows.X, table.x.to_numpy()[:, None])
+        np.testing.assert_array_equal(made.rows.Z, table.x.to_numpy()[:, None])
+
+    def test_an_offset_is_no_column(self, table):
+        made = Formula("y ~ x + offset(log(x)) + (1 | group)", table)
+        assert made.fixed == ["Intercept", "x"]
+        np.testing.assert_allclose(made.rows.offset, np.log(table.x), rtol=1e-15)
+
+    def test_functions_of_columns(self, table):
+        made = Formula("log(y + 1) ~ np.sin(x) + (1 | group)", table)
+        np.testing.assert_allclose(made.y, np.log(table.y + 1), rtol=1e-15)
+        np.testing.assert_allclose(made.rows.X[:, 1], np.sin(table.x), rtol=1e-15)
+
+    def test_groups_of_two_columns(self, table):
+        made = Formula("y ~ x + (1 | group:half)", table)
+        assert made.levels == ["u:1", "u:2", "v:1", "v:2", "w:1", "w:2"]
+        np.testing.assert_array_equal(made.rows.groups, [4, 5, 0, 1, 2, 3])
+
+    def test_one_category_against_the_others(self, table):
+        np.testing.assert_array_equal(Formula("kind[b] ~ x + (1 | group)", table).y, table.kind == "b")
+
+    def test_no_design_with_a_column_for_each_group(self):
+        """100,000 groups would be a table of 10¹⁰ numbers."""
+        n = 100_000
+        big = pandas.DataFrame({"y": np.zeros(n), "x": np.ones(n), "group": np.arange(n)})
+        assert Formula("y ~ x + (1 | group)", big).rows.Z.shape == (n, 1)
+
+
+class TestNewRows:
+    def test_codings_and_centres_are_those_of_the_fit(self, table):
+        made = Formula("y ~ scale(x) + kind + (1 + scale(x) | group)", table)
+        new = made.of(table.iloc[[4, 1]].drop(columns="y"))
+        np.testing.assert_allclose(new.X, made.rows.X[[4, 1]], rtol=1e-14)
+        np.testing.assert_allclose(new.Z, made.rows.Z[[4, 1]], rtol=1e-14)
+        np.testing.assert_array_equal(new.groups, made.rows.groups[[4, 1]])
+
+    def test_new_groups(self, table):
+        made = Formula("y ~ x + (1 | group)", table)
+        np.testing.assert_array_equal(made.of(table.assign(group="z")).groups, [-1] * 6)
+        np.testing.assert_array_equal(made.of(table[["x"]]).groups, [-1] * 6)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("formula", "sentence"),
+        [
+            ("y ~ x", r"one grouping factor, as y ~ x \+ \(1 \+ x \| group\); 'y ~ x' has none\."),
+            ("y ~ x + (1 | group) + (1 | half)", r"has 2: group, half\. Keep the one with the most levels"),
+            ("x + (1 | group)", r"begins with its response"),
+            ("y ~ 0 + (1 | group)", r"at least one fixed effect.*leave out the 0"),
+            ("y ~ x ++* (1 | group)", r"cannot be read"),
+            ("y ~ age + (1 | group)", r"names age; the table has y, x, kind, group, half"),
+            ("y ~ unknown(x) + (1 | group)", r"cannot be computed from the table: .*unknown"),
+            ("kind ~ x + (1 | group)", r"one number a row; kind is 3\. Name the category that counts as 1: kind\[c\]"),
+        ],
+    )
+    def test_formulas(self, table, formula, sentence):
+        with pytest.raises(InputError, match=sentence):
+            Formula(formula, table)
+
+    def test_a_response_of_two_columns(self, table):
+        with pytest.raises(InputError, match=r"one number a row; prop\(y, trials\) is 2\.$"):
+            Formula("prop(y, trials) ~ x + (1 | group)", table.assign(trials=3))
+
+    def test_missing_values(self, table):
+        table.loc[[0, 3], "x"] = np.nan
+        with pytest.raises(InputError, match=r"misses values: 2 of x\. Leave those rows out, table\.dropna\(\)"):
+            Formula("y ~ x + (1 | group)", table)
+
+    def test_no_table(self):
+        with pytest.raises(InputError, match="needs a pandas DataFrame with its columns; got ndarray"):
+            Formula("y ~ x + (1 | group)", np.ones((3, 3)))
+
+    def test_new_categories(self, table):
+        made = Formula("y ~ kind + (1 | group)", table)
+        with pytest.raises(InputError, match=r"new rows do not fit .* levels \(d\) in 'kind'"):
+            made.of(table.assign(kind="d"))
+
+    def test_without_the_library(self, table, monkeypatch):
+        monkeypatch.setattr(module, "formulae", None)
+        with pytest.raises(ImportError, match=r"pip install 'torchngvi\[formula\]'"):
+            Formula("y ~ x + (1 | group)", table)

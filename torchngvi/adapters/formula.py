@@ -1,0 +1,200 @@
+"""Formulas with random effects, "y ~ x + (1 + time | patient)", read by the library formulae.
+
+A formula is two designs: X of the fixed effects, and Z of the effects that vary over the groups, with a group for each
+row.  Only these are made.  The block design that formulae would make of the second, a column for each effect of each
+group, has as many columns as there are groups, and is never asked for.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchngvi.errors import InputError
+
+try:
+    import formulae
+except ImportError:  # the extra "formula" is not installed
+    formulae = None
+
+
+_FUNCTIONS = {name: getattr(np, name) for name in ("log", "log1p", "log2", "log10", "exp", "expm1", "sqrt", "abs")}
+
+
+class Rows(NamedTuple):
+    """The designs of some rows, as `torchngvi.MixedModel` takes them."""
+
+    X: np.ndarray  # of the fixed effects, (N, p)
+    Z: np.ndarray  # of the effects that vary, (N, r)
+    groups: np.ndarray  # (N,), integers; -1 where the group is none of those of the fit
+    offset: np.ndarray  # (N,)
+
+
+class Formula:
+    """A formula with one random-effects term, and the designs that it makes of tables.
+
+    One wants it to use the arrays of a formula elsewhere; `torchngvi.mixed` is the short way to a fit.  The codings of
+    categories and the centres of ``scale(x)`` are those of the table it was made with, in new tables too.
+
+    Args:
+        formula: the response, fixed effects and one term of effects that vary over groups, "y ~ x + (1 + x | group)".
+            NumPy is ``np`` in it, and ``log``, ``exp``, ``sqrt`` and their kin have their own names.
+            Groups of two columns together are "(1 | school:room)"; "offset(log(exposure))" is added to the linear
+            predictor with coefficient 1; "y[yes]" is 1 where the column y says yes.
+        frame: the table, a pandas DataFrame with the columns that the formula names, without missing values in them.
+
+    Attributes:
+        y: the response, (N,).
+        rows: the designs of the table, `Rows`.
+        response: the name of the response.
+        fixed: names of the fixed effects, p strings.
+        random: names of the effects that vary over groups, r strings.
+        factor: the name of the grouping factor.
+        levels: labels of the groups, in the order of their numbers.
+
+    Raises:
+        ImportError: without formulae.
+        InputError: a formula that cannot be read, without a response, without fixed effects or without exactly one
+            grouping factor; columns that the table lacks or that miss values; a response that is no number.
+
+    >>> import pandas
+    >>> table = pandas.DataFrame(
+    ...     {"y": [1, 0, 2, 4], "time": [0.0, 1.0, 0.0, 1.0], "patient": ["ann", "ann", "bob", "bob"]}
+    ... )
+    >>> formula = Formula("y ~ time + (1 + time | patient)", table)
+    >>> formula.fixed, formula.random, formula.factor, formula.levels
+    (['Intercept', 'time'], ['Intercept', 'time'], 'patient', ['ann', 'bob'])
+    >>> formula.of(table.head(1).assign(patient="eve")).groups  # a new patient
+    array([-1])
+    """
+
+    def __init__(self, formula: str, frame: Any) -> None:
+        if formulae is None:
+            raise ImportError("A formula needs the library formulae: pip install 'torchngvi[formula]'.")
+        self.formula = formula
+        model = _described(formula)
+        self.factor = _factor(formula, model)
+        self._names = sorted(_variables([model.response.term, *model.common_terms, *model.group_terms]))
+        self._keys = sorted(_variables(term.factor for term in model.group_terms))
+        _complete(frame, self._names)
+        self.response, common = formula.split("~")[0].strip(), _sum(model.common_terms)
+        if common == "0":
+            raise InputError(f"A mixed model has at least one fixed effect; {formula!r} has none: leave out the 0.")
+        designs = _read(formula, f"{self.response} ~ {common}", frame)
+        self.y = _numbers(designs.response, self.response)
+        self._common = designs.common
+        self._within = _read(formula, _sum(term.expr for term in model.group_terms), frame).common
+        self.fixed, self.random = _labels(self._common), _labels(self._within)
+        labels, self._codes = np.unique(self._label(frame), return_inverse=True)
+        self.levels: list[Any] = labels.tolist()
+        self.rows = self._rows(np.asarray(self._common), np.asarray(self._within), self._codes.reshape(-1))
+
+    def of(self, frame: Any) -> Rows:
+        """Make the designs of new rows.
+
+        Args:
+            frame: a pandas DataFrame with the columns of the formula but the response.
+
+        Returns:
+            The designs; groups that the fit had not are -1, as are all if the grouping column is missing.
+
+        Raises:
+            InputError: columns that the table lacks or that miss values, or a category that the fit had not.
+        """
+        grouped = all(key in frame for key in self._keys)
+        response = set(_variables([_described(self.formula).response.term]))
+        _complete(frame, [name for name in self._names if name not in response and (grouped or name not in self._keys)])
+        try:
+            common, within = (part.evaluate_new_data(frame).design_matrix for part in (self._common, self._within))
+        except ValueError as error:
+            raise InputError(f"The new rows do not fit {self.formula!r}: {error}") from error
+        number = {label: i for i, label in enumerate(self.levels)}
+        groups = [number.get(label, -1) for label in self._label(frame)] if grouped else [-1] * len(frame)
+        return self._rows(common, within, np.asarray(groups))
+
+    def _label(self, frame: Any) -> list[Any]:
+        """The label of the group of each row; of "school:room" both, "oak:12"."""
+        columns = [frame[key] for key in self._keys]
+        if len(columns) == 1:
+            return list(columns[0])
+        return [":".join(map(str, row)) for row in zip(*columns, strict=True)]
+
+    def _rows(self, common: np.ndarray, within: np.ndarray, groups: np.ndarray) -> Rows:
+        offset, columns = np.zeros(len(common)), []
+        for name, term in self._common.terms.items():
+            part = common[:, self._common.slices[name]]
+            if term.kind == "offset":
+                offset = offset + part.sum(1)
+            else:
+                columns.append(part)
+        X = np.concatenate(columns, 1) if columns else np.zeros((len(common), 0))
+        return Rows(X.astype(float), within.astype(float), groups, offset)
+
+
+def _described(formula: str) -> Any:
+    """What the formula says, without a table."""
+    try:
+        return formulae.model_description(formula)
+    except Exception as error:  # formulae raises its own errors, and Python's, at what it cannot read
+        raise InputError(f"The formula {formula!r} cannot be read: {error}") from error
+
+
+def _factor(formula: str, model: Any) -> str:
+    factors = sorted({_name(term.factor) for term in model.group_terms})
+    if model.response is None:
+        raise InputError(f"A formula begins with its response, as y ~ x + (1 | group); got {formula!r}.")
+    if len(factors) != 1:
+        raise InputError(
+            f"A formula of a mixed model has one grouping factor, as y ~ x + (1 + x | group); {formula!r} has "
+            + (
+                f"{len(factors)}: {', '.join(factors)}. Keep the one with the most levels, and "
+                "write the others as fixed effects."
+                if factors
+                else "none."
+            )
+        )
+    return factors[0]
+
+
+def _name(term: Any) -> str:
+    return "1" if type(term).__name__ == "Intercept" else term.name
+
+
+def _sum(terms: Any) -> str:
+    names = [_name(term) for term in terms]
+    return " + ".join(names if "1" in names else ["0", *names])
+
+
+def _variables(terms: Any) -> set[str]:
+    return {name for term in terms if _name(term) != "1" for name in term.var_names if name}
+
+
+def _complete(frame: Any, names: Sequence[str]) -> None:
+    if not (hasattr(frame, "columns") and hasattr(frame, "iloc")):
+        raise InputError(f"A formula needs a pandas DataFrame with its columns; got {type(frame).__name__}.")
+    lacking = [name for name in names if name not in frame]
+    if lacking:
+        raise InputError(f"The formula names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.")
+    missing = frame[list(names)].isna()
+    if missing.any(axis=None):
+        counts = ", ".join(f"{count} of {name}" for name, count in missing.sum().items() if count)
+        raise InputError(f"The table misses values: {counts}. Leave those rows out, table.dropna(), or impute them.")
+
+
+def _read(formula: str, part: str, frame: Any) -> Any:
+    try:
+        return formulae.design_matrices(part, frame, na_action="error", extra_namespace={"np": np, **_FUNCTIONS})
+    except Exception as error:  # of formulae, of NumPy, or of a function that the formula calls
+        raise InputError(f"The formula {formula!r} cannot be computed from the table: {error}") from error
+
+
+def _numbers(response: Any, name: str) -> np.ndarray:
+    values = np.asarray(response.design_matrix, dtype=float)
+    if values.ndim == 1:
+        return values
+    categories = f" Name the category that counts as 1: {name}[{response.levels[-1]}]." if response.levels else ""
+    raise InputError(f"The response is one number a row; {name} is {values.shape[1]}.{categories}")
+
+
+def _labels(designs: Any) -> list[str]:
+    return [label for term in designs.terms.values() if term.kind != "offset" for label in term.labels]
