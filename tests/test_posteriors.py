@@ -702,7 +702,7 @@ class TestDiagonalIsLinear:
             "framed",
             "domain",
             "upper",
-            "root_name",
+            "coordinate_names",
             "takes",
             "structure",
             "batch_shape",
