@@ -25,7 +25,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import eigh
-from torchngvi.structures import Dense, FullAlgebra, Pattern
+from torchngvi.structures import Dense, Pattern
 
 _GROUPS = 8  # of draws, one of which is left out at a time
 _FLOOR = 0.02  # of the eigenvalues of I - M: a standard deviation grows sevenfold at most
@@ -141,7 +141,7 @@ def third_order(
     """
     _check_pairs(z, residuals)
     structure = Dense(z.shape[-1]) if structure is None else structure
-    if not isinstance(structure, FullAlgebra):
+    if not structure.closed:
         raise InputError(
             f"the third order needs second derivatives that are the identity within the pattern of q; {structure} is "
             "not closed under products. Use `confirm`, or a dense or block-diagonal structure."
@@ -223,7 +223,7 @@ def _check_pairs(z: Tensor, others: Tensor) -> None:
         )
 
 
-def _kernel(z: Tensor, w: Tensor, structure: FullAlgebra) -> Tensor:
+def _kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
     """Σ (z_j z_k - δ_jk)(w_j w_k - δ_jk) over the entries (j, k) of the pattern, for each pair of draws."""
     if structure.widest == structure.dim:
         squares = (z @ w.mT).square_()
@@ -235,7 +235,7 @@ def _kernel(z: Tensor, w: Tensor, structure: FullAlgebra) -> Tensor:
     return squares - z.square().sum(1)[:, None] - w.square().sum(1) + z.shape[1]
 
 
-def _outside(z: Tensor, odd: Tensor, structure: FullAlgebra) -> Tensor:
+def _outside(z: Tensor, odd: Tensor, structure: Pattern) -> Tensor:
     """Σ_s ½(r zᵀ + z rᵀ) without the entries of the pattern, (D, D)."""
     product = odd.mT @ z
     product = 0.5 * (product + product.mT)

@@ -55,7 +55,7 @@ class FactorTarget(Target):
         factors: Sequence[tuple[int, Target | Callable[[Tensor], Tensor]]],
         temperature: float = 1.0,
     ) -> None:
-        if not isinstance(structure, Forest):
+        if not isinstance(structure, Forest):  # a user passes it; only a forest has nodes
             raise InputError(f"a FactorTarget is over a Forest, as arrow(...) gives it; got {structure!r}.")
         kinds, factors = len(structure.kinds), list(factors)
         if not factors or any(not -kinds <= kind < kinds for kind, _ in factors):
