@@ -270,6 +270,11 @@ def kept(name: str, matrix: Tensor) -> Tensor:
     return torch.where(first[:, None] == first, matrix, 0.0)
 
 
+def same_pattern(name: str) -> str:
+    """The first posterior of the same pattern: what a reference makes of a pattern is made once for all of them."""
+    return name if name == "diagonal" else "cholesky_blocks" if name in BASE else "cholesky"
+
+
 def same_as(name: str, q, mean: Tensor | None = None, covariance: Tensor | None = None):
     """A posterior of that kind with q's moments, or with those given."""
     mean = q.mean.detach() if mean is None else mean
