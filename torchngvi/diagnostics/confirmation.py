@@ -29,7 +29,21 @@ LARGEST = math.log(3.0)  # a log sd beyond which the size is not told
 
 
 class Confirmed(NamedTuple):
-    """What conjugate gradients found, an entry a coordinate."""
+    """What conjugate gradients found, an entry a coordinate.
+
+    Attributes:
+        coordinates: which coordinates k were asked for, (K,).
+        log_sd: log(sd by linear response / sd of q), at most log 3, (K,).
+        standard_error: of log_sd, from the draws, (K,).
+        singular: where the response is indefinite, or grows beyond a factor of 3, (K,).
+        finished: where the iterations had come to their end; elsewhere log_sd is a lower bound, (K,).
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q = CholeskyGaussian(2, dtype=torch.float64)
+    >>> found = confirm(q, LogJoint(lambda theta: -0.5 * theta.square().sum(-1)), torch.tensor([0]), num_samples=8)
+    >>> abs(found.log_sd.item()) < 1e-6, found.singular.tolist()  # q is the density itself
+    (True, [False])
+    """
 
     coordinates: Tensor  # k, (K,)
     log_sd: Tensor  # log(sd by linear response / sd of q), at most log 3, (K,)

@@ -33,7 +33,17 @@ _ENTRIES = 20_000_000  # of one table of pairs of draws
 
 
 class Residuals(NamedTuple):
-    """How far the whitened gradient is from that of -log q, at antithetic draws of q."""
+    """How far the whitened gradient is from that of -log q, at antithetic draws of q.
+
+    Attributes:
+        z: standard normal draws, the second half minus the first, (S, D).
+        residual: r = Cᵀ∇ℓ/γ - z at θ = m + C z, (S, D); 0 where q is the density itself.
+
+    >>> z = torch.tensor([[1.0], [-1.0]])
+    >>> half, even, odd = Residuals(z, z.square() + 2 * z).halves
+    >>> even.item(), odd.item()
+    (1.0, 2.0)
+    """
 
     z: Tensor  # standard normal, the second half minus the first, (S, D)
     residual: Tensor  # Cᵀ∇ℓ/γ - z, (S, D)
@@ -52,6 +62,9 @@ class ThirdOrder:
     Attributes:
         matrix: (D, D), symmetric; unbiased.
         without: the same with one group of the draws left out, (G, D, D).
+
+    >>> ThirdOrder(torch.diag(torch.tensor([0.5, 0.25])), torch.zeros(8, 2, 2)).eigenvalue
+    0.5
     """
 
     matrix: Tensor
@@ -82,7 +95,14 @@ def response_covariance(
     frame: Frame,
     M: Tensor,  # (D, D), symmetric
 ) -> Tensor:
-    """C (I - M)⁻¹ Cᵀ, (D, D); eigenvalues of I - M below 0.02 are raised to it.
+    """Compute the covariance by linear response, C (I - M)⁻¹ Cᵀ; eigenvalues of I - M below 0.02 are raised to it.
+
+    Args:
+        frame: of q, with mean m and root C.
+        M: the matrix of third derivatives, (D, D), symmetric, as `third_order` estimates it.
+
+    Returns:
+        The covariance, (D, D).
 
     >>> from torchngvi import CholeskyGaussian
     >>> response_covariance(CholeskyGaussian(1, scale=2.0).frame(), torch.tensor([[0.5]])).item()
@@ -96,7 +116,14 @@ def response_log_sd(
     frame: Frame,
     M: Tensor,  # (..., D, D), symmetric
 ) -> Tensor:
-    """½ log of the ratio of the diagonals of C (I - M)⁻¹ Cᵀ and of V, (..., D).
+    """Compute log(sd by linear response / sd of q): ½ log of the ratio of the diagonals of C (I - M)⁻¹ Cᵀ and of V.
+
+    Args:
+        frame: of q, with mean m and root C.
+        M: the matrix of third derivatives, (..., D, D), symmetric.
+
+    Returns:
+        One logarithm a coordinate, (..., D): 0 where q has the standard deviation of the response.
 
     >>> from torchngvi import CholeskyGaussian
     >>> response_log_sd(CholeskyGaussian(1, scale=2.0).frame(), torch.tensor([[0.75]])).exp().item()
@@ -174,6 +201,10 @@ def third_order_of_values(
         Σ_jk He_ijk(z) He_ljk(w) = (G² - |z|² - |w|² + D + 4) z_i w_l + 2 w_i z_l - 2 G (z_i z_l + w_i w_l) + 2 G δ_il
 
     Its noise is about three times that of `third_order` at as many draws.
+
+    Args:
+        z: antithetic standard normal draws, (S, D), the second half minus the first.
+        log_weights: log p/γ - log q at θ = m + C z, (S,), up to a constant.
 
     Returns:
         The estimate, which is unbiased up to the regression of log w on z, and what it is without one group of draws.
@@ -275,6 +306,13 @@ def tails(
     than q.  The mean of r He_3 itself has a variance that He_3² dominates; κ_i is therefore six times the coefficient
     of He_3 in the regression of the odd part of r_i on z_i and He_3(z_i), which has the same limit, as the two are
     uncorrelated, and no noise at all where ℓ is a quartic.
+
+    Args:
+        z: antithetic standard normal draws, (S, D), the second half minus the first.
+        residuals: r = Cᵀ∇ℓ/γ - z at θ = m + C z, (S, D).
+
+    Returns:
+        κ, one a direction of the frame, (D,), and its standard error, (D,).
 
     Raises:
         InputError: draws that are not antithetic pairs, or fewer than 32.
