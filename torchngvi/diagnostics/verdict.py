@@ -79,6 +79,13 @@ class Verdict:
         sampled: importance sampling, from q and from a wider proposal; None where not examined.
         modes: other modes that were found.
         effort: gradients and values that it took, and what was not examined.
+
+    >>> marginals = Marginals(torch.zeros(1), torch.ones(1), ("mu",))
+    >>> verdict = Verdict(UNSEEN, (), marginals, None, None, (), Effort(0, 0, 0, ("tails",)))
+    >>> print(verdict)
+    the Gaussian family: not examined
+      no numbers
+      not examined: tails
     """
 
     word: str

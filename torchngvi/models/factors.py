@@ -113,7 +113,15 @@ class FactorTarget(Target):
 class TractableFactors(FactorTarget, TractableTarget):
     """A `FactorTarget` of terms that all know their expectation: nothing is drawn, and ``fit(q, target)`` is enough.
 
-    Arguments and errors as there; a q over the same forest is needed.
+    A q over the same forest is needed.
+
+    Args:
+        structure: the forest, of which q has the same.
+        factors: pairs of a kind of nodes and a target that knows its expectation, as a `GeneralizedLinear` does.
+        temperature: γ, the weight of the entropy.
+
+    Raises:
+        InputError: as in `FactorTarget`, or a term that does not know its expectation.
 
     >>> import torch
     >>> from torchngvi import GeneralizedLinear, PrecisionCholeskyGaussian, fit
