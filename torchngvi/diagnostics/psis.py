@@ -134,6 +134,14 @@ def fit_generalized_pareto(
     The posterior mean of b = k/σ over a grid of m = 30 + ⌊√n⌋ candidates by profile likelihood; then
     k = mean log(1 - b x), and k̂ is pulled to 0.5 with the weight of 10 observations (Vehtari et al. 2024, appendix).
 
+    Args:
+        excess: how far observations are beyond the threshold, (n, N), each column rising; its last ``length`` entries
+            are positive and count.
+        length: the number of observations of each column, (N,).
+
+    Returns:
+        k and σ, both (N,).
+
     >>> x = torch.linspace(0.005, 0.995, 100, dtype=torch.float64)
     >>> k, sigma = fit_generalized_pareto(2 * x[:, None], torch.tensor([100]))  # uniform on (0, 2): k = -1
     >>> -1.1 < k.item() < -0.8

@@ -244,6 +244,18 @@ def judge(
 
     Importance sampling decides where it is trusted. Where it is not, what it finds is less than what there is: linear
     response and tails count as well, and q is "about right" at best. Modes are what none of them sees.
+
+    Args:
+        marginals: means and standard deviations of q.
+        shape: linear response and tails, or None.
+        sampled: what importance sampling has found, or None.
+        modes: other modes of the density.
+
+    Returns:
+        One of the four words, and the clauses that speak against q, the worst first.
+
+    >>> judge(Marginals(torch.zeros(1), torch.ones(1)), None, None, ())
+    ('not examined', ('no importance weights to tell more',))
     """
     findings = _by_sampling(marginals, sampled) + _by_modes(marginals, modes, sampled)
     if not trusted(sampled):

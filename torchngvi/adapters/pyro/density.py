@@ -55,8 +55,7 @@ class ModelLogJoint(Target):
     Raises:
         InputError: latent sites that θ cannot hold, a density that is NaN at the start; on use, sites that change.
 
-    >>> from pyro import distributions, sample
-    >>> target = ModelLogJoint(lambda: sample("x", distributions.Normal(0.0, 1.0)))
+    >>> target = ModelLogJoint(lambda: pyro.sample("x", pyro.distributions.Normal(0.0, 1.0)))
     >>> round(target.log_joint(torch.zeros(1)).item(), 4)  # -½ log 2π
     -0.9189
     """
