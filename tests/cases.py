@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import pytest
 import reference
 import torch
 from torch import Tensor
@@ -72,6 +73,8 @@ BATCHES = [(), (2,), (3,), (2, 3)]
 TEMPERATURES = [0.5, 1.0, 2.0]
 # each batch and each temperature, not every pair of them
 BATCHES_AT = [((), 0.5), ((), 1.0), ((), 2.0), ((2,), 1.0), ((3,), 0.5), ((2, 3), 2.0)]
+batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
+batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 
 
 def two_blocks(dim: int) -> FullAlgebra:
@@ -105,6 +108,7 @@ POSTERIORS = {
     "natural_blocks": BlockNatural,
     "precision_blocks": BlockPrecision,
 }
+posteriors = pytest.mark.parametrize("name", POSTERIORS)
 BASE = {"cholesky_blocks": "cholesky", "natural_blocks": "natural", "precision_blocks": "precision"}
 RULES = {
     "newton": VariationalNewton,

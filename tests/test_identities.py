@@ -10,7 +10,6 @@ import torch
 from cases import (
     BASE,
     BATCHES,
-    BATCHES_AT,
     DIFFERENCE,
     DIM,
     DTYPE,
@@ -23,6 +22,8 @@ from cases import (
     POSTERIORS,
     RULES,
     TEMPERATURES,
+    batches,
+    batches_at,
     close,
     difference,
     every,
@@ -31,6 +32,7 @@ from cases import (
     kept,
     members,
     moments_of,
+    posteriors,
     randn,
     random_model,
     random_packet,
@@ -52,10 +54,7 @@ from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaus
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
 from torchngvi.structures import Dense, Diagonal
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 unstructured = pytest.mark.parametrize("name", [name for name in POSTERIORS if name not in BASE])
-batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 temperatures = pytest.mark.parametrize("gamma", TEMPERATURES)
 pairs = pytest.mark.parametrize(("name", "rule"), PAIRS)
 vn_pairs = pytest.mark.parametrize(

@@ -11,8 +11,6 @@ import reference
 import torch
 from cases import (
     BASE,
-    BATCHES,
-    BATCHES_AT,
     DIFFERENCE,
     DIM,
     DTYPE,
@@ -22,6 +20,8 @@ from cases import (
     PAIRS,
     POSTERIORS,
     RULES,
+    batches,
+    batches_at,
     close,
     difference,
     every,
@@ -60,8 +60,6 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import SufficientDecrease
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 roots = pytest.mark.parametrize("name", ["cholesky", "diagonal"])
 
 

@@ -9,7 +9,6 @@ import reference
 import torch
 from cases import (
     BASE,
-    BATCHES,
     DIFFERENCE,
     DIM,
     DTYPE,
@@ -19,6 +18,7 @@ from cases import (
     POSTERIORS,
     RULES,
     STEP_SIZES,
+    batches,
     close,
     every,
     for_each,
@@ -43,7 +43,6 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import BuresWasserstein, QuasiNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 SCALES = [0.01, 1.0, 100.0]
 # one rule of each move (tests/test_rules_curves.py has the others), and natural gradients with the memory of past steps
 PAIRS = [pair for pair in ALL_PAIRS if pair[1] in ("newton", "natural_gradient", "bures_wasserstein")]
