@@ -13,6 +13,7 @@ smaller. Statistical tests use fixed seeds and `z_bound`, which holds a whole co
 entries together, to the one failure rate `FAILURE_RATE`.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -274,11 +275,6 @@ def kept(name: str, matrix: Tensor) -> Tensor:
     return torch.where(first[:, None] == first, matrix, 0.0)
 
 
-def same_pattern(name: str) -> str:
-    """The first posterior of the same pattern: what a reference makes of a pattern is made once for all of them."""
-    return name if name == "diagonal" else "cholesky_blocks" if name in BASE else "cholesky"
-
-
 def same_as(name: str, q, mean: Tensor | None = None, covariance: Tensor | None = None):
     """A posterior of that kind with q's moments, or with those given."""
     mean = q.mean.detach() if mean is None else mean
@@ -335,6 +331,18 @@ def random_model(
         for i in members(batch)
     ]
     return Model(target, problems)
+
+
+@functools.cache
+def _stationary_point(family: str, temperature: float, pattern: str) -> tuple[Tensor, Tensor]:
+    model = random_model(family, (), 41, temperature)
+    return reference.stationary_point(model.problems[0], lambda H: kept(pattern, H))
+
+
+def stationary_point(name: str, family: str = "bernoulli_logit", temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The reference's optimum of `random_model` 41, (m, V): found once for all posteriors of one pattern."""
+    pattern = name if name == "diagonal" else "cholesky_blocks" if name in BASE else "cholesky"
+    return _stationary_point(family, temperature, pattern)
 
 
 def members(batch: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

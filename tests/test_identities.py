@@ -1,6 +1,5 @@
 """Identities that hold for every posterior, rule and packet, checked against `reference`."""
 
-import functools
 import itertools
 import re
 
@@ -39,7 +38,7 @@ from cases import (
     random_posterior,
     random_root,
     random_symmetric,
-    same_pattern,
+    stationary_point,
     step,
 )
 
@@ -300,11 +299,6 @@ def rates(curve, batch):
 class TestCurves:
     """Where paths start, and where they may not move."""
 
-    @staticmethod
-    @functools.cache
-    def stationary_point(family, gamma, pattern):
-        return reference.stationary_point(random_model(family, (), 41, gamma).problems[0], lambda H: kept(pattern, H))
-
     @posteriors
     @batches_at
     def test_every_congruence_starts_along_the_tangent(self, name, batch, gamma):
@@ -365,7 +359,7 @@ class TestCurves:
     def test_stationary_point(self, name, rule, gamma, family):
         """g = 0 and γ V⁻¹ = H (its pattern) is a fixed point of every rule, and nothing near it is."""
         model = random_model(family, (), 41, gamma)
-        m, V = self.stationary_point(family, gamma, same_pattern(name))
+        m, V = stationary_point(name, family, gamma)
         q = POSTERIORS[name](DIM, mean=m, scale=torch.linalg.cholesky(V))
         for rho in (0.05, 0.5):
             mean, covariance = moved(q, RULES[rule](), Quadrature()(q, model.target), rho)
