@@ -315,7 +315,7 @@ class TestSufficientDecreaseOnHardStarts:
         opt = with_trials(q, rule, memory)
         losses = opt.evaluate(target).loss
         first = losses
-        for _ in range(60):
+        for _ in range(40):
             before = [x.clone() for x in q.coordinates]
             opt.step(target)
             now = opt.evaluate(target).loss
