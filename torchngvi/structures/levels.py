@@ -191,22 +191,30 @@ def stacked(
     return torch.cat([rows, upper.expand(*upper.shape[:-3], kind.nodes, *upper.shape[-2:])], -2)
 
 
-class Rows:
-    """What ancestors hand downwards: for each node a matrix whose rows are its own, then those of its ancestors."""
+class Handed:
+    """A matrix that each node with children keeps for them, from the roots downwards: see `Rows` and `Chains`.
+
+    Args:
+        kinds: of the forest, children first.
+    """
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self._kinds = kinds
-        self._rows: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}
 
     def of_parents(self, k: int) -> Tensor | None:
-        """Return the rows that the parents of kind k keep, (*batch, m, p, c); None for roots."""
+        """Return what the parents of kind k keep, (*batch, m, p, c); None for roots."""
         up = self._kinds[k].up
-        return None if up is None else self._rows[up]
+        return None if up is None else self._kept[up]
+
+
+class Rows(Handed):
+    """What ancestors hand downwards: for each node a matrix whose rows are its own, then those of its ancestors."""
 
     def keep(self, k: int, own: Tensor) -> None:
         """Hand down the rows of the nodes of a kind, (*batch, n, r, c)."""
         if self._kinds[k].inner:
-            self._rows[k] = stacked(self._kinds[k], own, self.of_parents(k))
+            self._kept[k] = stacked(self._kinds[k], own, self.of_parents(k))
 
     def seen(self, k: int, border: Tensor) -> Tensor | None:
         """Borderᵀ times the rows of the ancestors, (*batch, n, r, c)."""
@@ -214,17 +222,8 @@ class Rows:
         return None if above is None else below(self._kinds[k], above.mT, border).mT
 
 
-class Chains:
-    """A root restricted to each node with children and its ancestors, from the roots downwards."""
-
-    def __init__(self, kinds: Sequence[Kind]) -> None:
-        self._kinds = kinds
-        self._made: dict[int, Tensor] = {}
-
-    def of_parents(self, k: int) -> Tensor | None:
-        """That of the parents, (*batch, m, p, p), of nodes that are no roots."""
-        up = self._kinds[k].up
-        return None if up is None else self._made[up]
+class Chains(Handed):
+    """A root restricted to each node with children and its ancestors, (*batch, n, r + p, r + p), to be handed down."""
 
     def restricted(self, k: int, square: Tensor, border: Tensor) -> Tensor:
         """That of the nodes of a kind, lower triangular, (*batch, n, r + p, r + p)."""
@@ -237,7 +236,7 @@ class Chains:
     def keep(self, k: int, square: Tensor, border: Tensor) -> None:
         """Hand it down to the children."""
         if self._kinds[k].inner:
-            self._made[k] = self.restricted(k, square, border)
+            self._kept[k] = self.restricted(k, square, border)
 
 
 class Inbox:
