@@ -13,12 +13,14 @@ smaller. Statistical tests use fixed seeds and `z_bound`, which holds a whole co
 entries together, to the one failure rate `FAILURE_RATE`.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import pytest
 import reference
 import torch
 from torch import Tensor
@@ -72,6 +74,8 @@ BATCHES = [(), (2,), (3,), (2, 3)]
 TEMPERATURES = [0.5, 1.0, 2.0]
 # each batch and each temperature, not every pair of them
 BATCHES_AT = [((), 0.5), ((), 1.0), ((), 2.0), ((2,), 1.0), ((3,), 0.5), ((2, 3), 2.0)]
+batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
+batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 
 
 def two_blocks(dim: int) -> FullAlgebra:
@@ -105,6 +109,7 @@ POSTERIORS = {
     "natural_blocks": BlockNatural,
     "precision_blocks": BlockPrecision,
 }
+posteriors = pytest.mark.parametrize("name", POSTERIORS)
 BASE = {"cholesky_blocks": "cholesky", "natural_blocks": "natural", "precision_blocks": "precision"}
 RULES = {
     "newton": VariationalNewton,
@@ -326,6 +331,18 @@ def random_model(
         for i in members(batch)
     ]
     return Model(target, problems)
+
+
+@functools.cache
+def _stationary_point(family: str, temperature: float, pattern: str) -> tuple[Tensor, Tensor]:
+    model = random_model(family, (), 41, temperature)
+    return reference.stationary_point(model.problems[0], lambda H: kept(pattern, H))
+
+
+def stationary_point(name: str, family: str = "bernoulli_logit", temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The reference's optimum of `random_model` 41, (m, V): found once for all posteriors of one pattern."""
+    pattern = name if name == "diagonal" else "cholesky_blocks" if name in BASE else "cholesky"
+    return _stationary_point(family, temperature, pattern)
 
 
 def members(batch: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

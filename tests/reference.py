@@ -330,7 +330,7 @@ class Problem:
     def expected_energy(self, m: Tensor, V: Tensor) -> Tensor:
         """E_q[Σ w f(xᵀθ + o, y)] - γ E_q[log prior]."""
         e = self.X @ m + self.offset
-        v = torch.einsum("ni,ij,nj->n", self.X, V, self.X)
+        v = ((self.X @ V) * self.X).sum(-1)
         data = (self.weights * normal_mean(lambda eta: self.energy(eta, self.y[:, None]), e, v)).sum()
         square = ((m - self.prior_mean) ** 2 + V.diagonal()) * self.prior_precision
         prior = 0.5 * (square - torch.log(self.prior_precision) + math.log(2 * math.pi)).sum()
@@ -342,7 +342,8 @@ class Problem:
 
     def derivative(self, m: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
         """g = ∂E_q[ℓ]/∂m and H = 2 ∂E_q[ℓ]/∂V, by autograd."""
-        g, half = torch.func.grad(self.expected_energy, argnums=(0, 1))(m, V)
+        m, V = m.detach().requires_grad_(), V.detach().requires_grad_()
+        g, half = torch.autograd.grad(self.expected_energy(m, V), (m, V))
         return g, half + half.mT
 
 

@@ -56,7 +56,12 @@ def module(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imports(path):
+    return list(found_imports(path))
+
+
+def found_imports(path):
     """Every imported module, absolute, with its node; `from a import b` gives a.b where that is a module."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):

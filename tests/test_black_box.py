@@ -7,7 +7,6 @@ import pytest
 import torch
 from cases import (
     BATCHES,
-    BATCHES_AT,
     BLACK_BOX,
     DIFFERENCE,
     DIM,
@@ -18,9 +17,12 @@ from cases import (
     EXCLUDED_DRAWS,
     IDENTITY,
     POSTERIORS,
+    batches,
+    batches_at,
     close,
     difference,
     for_each,
+    posteriors,
     randn,
     random_model,
     random_posterior,
@@ -50,9 +52,6 @@ from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.interfaces import Congruence, Cost, Framed, Raw
 from torchngvi.models import LogJoint
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 estimators = pytest.mark.parametrize("kind", BLACK_BOX)
 drawn = pytest.mark.parametrize(("kind", "draws"), DRAWN, ids=str)
 # every call the same objective

@@ -10,8 +10,6 @@ import scipy.sparse
 import scipy.special
 import torch
 from cases import (
-    BATCHES,
-    BATCHES_AT,
     DIFFERENCE,
     DIM,
     DTYPE,
@@ -24,9 +22,11 @@ from cases import (
     ROWS,
     STEP_SIZES,
     TEMPERATURES,
+    batches_at,
     close,
     difference,
     for_each,
+    posteriors,
     randn,
     random_model,
     random_posterior,
@@ -42,9 +42,6 @@ from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, Gen
 from torchngvi.models.likelihoods import FAMILIES as NAMED_FAMILIES
 from torchngvi.numerics.gaussian_integrals import expectation, softplus
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 families = pytest.mark.parametrize("family", FAMILIES)
 
 MEANS = [-1000.0, -300.0, -40.0, -10.0, -3.0, -1.0, -0.1, 0.0, 0.1, 1.0, 3.0, 10.0, 40.0, 300.0, 1000.0]

@@ -1,6 +1,5 @@
 """Identities that hold for every posterior, rule and packet, checked against `reference`."""
 
-import functools
 import itertools
 import re
 
@@ -10,7 +9,6 @@ import torch
 from cases import (
     BASE,
     BATCHES,
-    BATCHES_AT,
     DIFFERENCE,
     DIM,
     DTYPE,
@@ -23,6 +21,8 @@ from cases import (
     POSTERIORS,
     RULES,
     TEMPERATURES,
+    batches,
+    batches_at,
     close,
     difference,
     every,
@@ -31,12 +31,14 @@ from cases import (
     kept,
     members,
     moments_of,
+    posteriors,
     randn,
     random_model,
     random_packet,
     random_posterior,
     random_root,
     random_symmetric,
+    stationary_point,
     step,
 )
 
@@ -51,10 +53,7 @@ from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaus
 from torchngvi.rules import BuresWasserstein, NaturalGradient, QuasiNewton, VariationalNewton
 from torchngvi.structures import Dense, Diagonal
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 unstructured = pytest.mark.parametrize("name", [name for name in POSTERIORS if name not in BASE])
-batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 temperatures = pytest.mark.parametrize("gamma", TEMPERATURES)
 pairs = pytest.mark.parametrize(("name", "rule"), PAIRS)
 vn_pairs = pytest.mark.parametrize(
@@ -300,11 +299,6 @@ def rates(curve, batch):
 class TestCurves:
     """Where paths start, and where they may not move."""
 
-    @staticmethod
-    @functools.cache
-    def stationary_point(family, gamma, name):
-        return reference.stationary_point(random_model(family, (), 41, gamma).problems[0], lambda H: kept(name, H))
-
     @posteriors
     @batches_at
     def test_every_congruence_starts_along_the_tangent(self, name, batch, gamma):
@@ -365,7 +359,7 @@ class TestCurves:
     def test_stationary_point(self, name, rule, gamma, family):
         """g = 0 and γ V⁻¹ = H (its pattern) is a fixed point of every rule, and nothing near it is."""
         model = random_model(family, (), 41, gamma)
-        m, V = self.stationary_point(family, gamma, name)
+        m, V = stationary_point(name, family, gamma)
         q = POSTERIORS[name](DIM, mean=m, scale=torch.linalg.cholesky(V))
         for rho in (0.05, 0.5):
             mean, covariance = moved(q, RULES[rule](), Quadrature()(q, model.target), rho)

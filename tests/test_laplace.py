@@ -16,6 +16,7 @@ from cases import (
     every,
     framed_packet,
     kept,
+    posteriors,
     randn,
     random_model,
     random_posterior,
@@ -28,8 +29,6 @@ from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Raw, Target
 from torchngvi.models import GaussianNoise
 from torchngvi.rules import NaturalGradient, VariationalNewton
-
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 
 
 def derivatives(target, theta):

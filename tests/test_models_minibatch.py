@@ -10,8 +10,8 @@ from cases import (
     EXACT,
     FAMILIES,
     IDENTITY,
-    POSTERIORS,
     close,
+    posteriors,
     randn,
     random_model,
     random_posterior,
@@ -24,7 +24,6 @@ from torchngvi.expectations import Antithetic, Autograd, Independent, MonteCarlo
 from torchngvi.interfaces import Cost, Expectation
 from torchngvi.models import ExpectedPenalty, NegativeBinomial, Regularized, SoftmaxRegression, StudentT
 
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 ROWS = 24
 
 

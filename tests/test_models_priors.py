@@ -4,7 +4,19 @@ import re
 
 import pytest
 import torch
-from cases import BATCHES, DIM, DTYPE, EXACT, IDENTITY, POSTERIORS, ROWS, close, randn, random_posterior, step
+from cases import (
+    DIM,
+    DTYPE,
+    EXACT,
+    IDENTITY,
+    ROWS,
+    batches,
+    close,
+    posteriors,
+    randn,
+    random_posterior,
+    step,
+)
 
 from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, Stein, fit
 from torchngvi.diagnostics import elbo, log_weights
@@ -13,9 +25,6 @@ from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.interfaces import FullPrior, Prior
 from torchngvi.models import GaussianNoise, SoftmaxRegression
 from torchngvi.rules import VariationalNewton
-
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 
 
 def precision(seed=7, dim=DIM):

@@ -13,9 +13,9 @@ from cases import (
     DTYPE,
     EXACT,
     IDENTITY,
-    POSTERIORS,
     close,
     difference,
+    posteriors,
     randn,
     random_posterior,
 )
@@ -27,7 +27,6 @@ from torchngvi.models import ExpectedPenalty, MeanPenalty, Regularized, SoftmaxR
 
 PENALTIES = {"mean": MeanPenalty, "expected": ExpectedPenalty}
 penalties = pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 
 
 def logistic(rows=20, **options):

@@ -7,7 +7,17 @@ import re
 import numpy as np
 import pytest
 import torch
-from cases import DIFFERENCE, DIM, DTYPE, EXACT, POSTERIORS, close, difference, randn
+from cases import (
+    DIFFERENCE,
+    DIM,
+    DTYPE,
+    EXACT,
+    POSTERIORS,
+    close,
+    difference,
+    posteriors,
+    randn,
+)
 from sklearn.linear_model import LogisticRegression
 
 from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, Stein, fit
@@ -20,7 +30,6 @@ from torchngvi.numerics.gaussian_integrals import softplus
 
 CPU = torch.device("cpu")
 classes = pytest.mark.parametrize("K", [2, 3, 4])
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 
 
 def labels(rows, K, seed=2):

@@ -5,7 +5,15 @@ import warnings
 
 import pytest
 import torch
-from cases import DIM, DTYPE, EXACT, POSTERIORS, close, randn, random_posterior
+from cases import (
+    DIM,
+    DTYPE,
+    EXACT,
+    close,
+    posteriors,
+    randn,
+    random_posterior,
+)
 
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, Stein
 from torchngvi.errors import InputError, PairError
@@ -18,7 +26,6 @@ from torchngvi.structures import Diagonal
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 
 ROWS = 30
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 
 
 def csr(X):

@@ -11,7 +11,6 @@ import reference
 import torch
 from cases import (
     BASE,
-    BATCHES,
     BLACK_BOX,
     DIFFERENCE,
     DIM,
@@ -20,10 +19,12 @@ from cases import (
     IDENTITY,
     POSTERIORS,
     RULES,
+    batches,
     close,
     difference,
     for_each,
     kept,
+    posteriors,
     randn,
     random_posterior,
     random_root,
@@ -54,8 +55,6 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.structures import Diagonal
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-posteriors = pytest.mark.parametrize("name", POSTERIORS)
 samples = pytest.mark.parametrize("sample", [(), (3,), (4, 2)], ids=str)
 
 
@@ -702,7 +701,7 @@ class TestDiagonalIsLinear:
             "framed",
             "domain",
             "upper",
-            "root_name",
+            "coordinate_names",
             "takes",
             "structure",
             "batch_shape",

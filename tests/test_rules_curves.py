@@ -11,8 +11,6 @@ import reference
 import torch
 from cases import (
     BASE,
-    BATCHES,
-    BATCHES_AT,
     DIFFERENCE,
     DIM,
     DTYPE,
@@ -22,6 +20,8 @@ from cases import (
     PAIRS,
     POSTERIORS,
     RULES,
+    batches,
+    batches_at,
     close,
     difference,
     every,
@@ -35,6 +35,7 @@ from cases import (
     random_posterior,
     random_root,
     random_symmetric,
+    stationary_point,
     step,
 )
 
@@ -60,8 +61,6 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import QuasiNewton
 from torchngvi.stepsizes import SufficientDecrease
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 roots = pytest.mark.parametrize("name", ["cholesky", "diagonal"])
 
 
@@ -337,7 +336,7 @@ ON_PRECISION = {  # rules whose line depends on the coordinates
 def test_sufficient_decrease_works_with_every_rule(name, rule):
     """No learning rate, from a wrong start: never up, to the optimum of the reference."""
     model = random_model("bernoulli_logit", (), 41)
-    m, V = reference.stationary_point(model.problems[0], lambda H: kept(name, H))
+    m, V = stationary_point(name)
     q = POSTERIORS[name](DIM, mean=torch.ones(DIM, dtype=DTYPE), scale=2.0)
     losses = []
     result = fit(

@@ -9,7 +9,6 @@ import reference
 import torch
 from cases import (
     BASE,
-    BATCHES,
     DIFFERENCE,
     DIM,
     DTYPE,
@@ -19,6 +18,7 @@ from cases import (
     POSTERIORS,
     RULES,
     STEP_SIZES,
+    batches,
     close,
     every,
     for_each,
@@ -43,7 +43,6 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import BuresWasserstein, QuasiNewton
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
 SCALES = [0.01, 1.0, 100.0]
 # one rule of each move (tests/test_rules_curves.py has the others), and natural gradients with the memory of past steps
 PAIRS = [pair for pair in ALL_PAIRS if pair[1] in ("newton", "natural_gradient", "bures_wasserstein")]
@@ -70,11 +69,10 @@ def logistic(rows=40):
     return GeneralizedLinear(X, y, prior_precision=0.5)
 
 
-def hard_starts(name, scale):
-    """Six members: means from N(0, 10 I), roots of that size."""
-    batch = (6,)
-    root = scale * kept(name, random_root(batch, 4))
-    return POSTERIORS[name](DIM, batch, mean=math.sqrt(10) * randn(*batch, DIM, seed=3), scale=root)
+def hard_starts(name, scale, members=6):
+    """Members, six unless fewer are enough: means from N(0, 10 I), roots of that size."""
+    mean, root = math.sqrt(10) * randn(6, DIM, seed=3), scale * kept(name, random_root((6,), 4))
+    return POSTERIORS[name](DIM, (members,), mean=mean[:members], scale=root[:members])
 
 
 def member(name, q, i):
@@ -317,7 +315,7 @@ class TestSufficientDecreaseOnHardStarts:
         opt = with_trials(q, rule, memory)
         losses = opt.evaluate(target).loss
         first = losses
-        for _ in range(60):
+        for _ in range(40):
             before = [x.clone() for x in q.coordinates]
             opt.step(target)
             now = opt.evaluate(target).loss
@@ -340,7 +338,9 @@ class TestSufficientDecreaseOnHardStarts:
         opt = with_trials(q, rule, memory)
         for _ in range(150):
             opt.step(target)
-        status = opt.evaluate(target)
+            status = opt.evaluate(target)
+            if float(status.norm2.max()) < 1e-12:  # far below what is asked
+                break
         assert float(status.norm2.max()) < 1e-9
         spread = status.loss.max() - status.loss.min()
         assert float(spread) < 1e-9
@@ -358,11 +358,11 @@ class TestSufficientDecreaseOnHardStarts:
     @pytest.mark.parametrize("scale", [0.3, 3.0])
     def test_a_batch_is_its_members(self, name, rule, memory, control, scale):
         """Members decide independently: twelve steps of a batch equal the separate runs to rounding."""
-        q, target = hard_starts(name, scale), logistic()
+        q, target = hard_starts(name, scale, members=3), logistic()
         lr = {"constant": 0.003, "kl_radius": 0.5, "sufficient_decrease": 1.0}[control]
         if rule == "bures_wasserstein":
             lr = min(lr, 0.01)
-        alone = [member(name, q, i) for i in range(6)]
+        alone = [member(name, q, i) for i in range(3)]
         acceleration = QuasiNewton(memory) if memory else None
         opt, *opts = (
             NaturalGradientVI(p, RULES[rule](), lr, step_size=STEP_SIZES[control](), metric=acceleration)

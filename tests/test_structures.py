@@ -9,6 +9,7 @@ from cases import DTYPE, EXACT, IDENTITY, close, randn
 
 from torchngvi import (
     CholeskyGaussian,
+    DiagonalGaussian,
     GeneralizedLinear,
     NaturalGaussian,
     NaturalGradientVI,
@@ -44,6 +45,15 @@ patterns = pytest.mark.parametrize("name", PATTERNS)
 def test_it_keeps_the_contract(name):
     """Closure, every verb, the metric, and what fails member by member, against dense matrices."""
     check_structure(PATTERNS[name])
+
+
+@patterns
+def test_a_closed_pattern_has_the_products_of_its_symmetric_matrices(name):
+    """And no other pattern does: `closed` is what it says, and has the verbs of a full algebra."""
+    pattern = PATTERNS[name]
+    entries = pattern.full(torch.ones(pattern.shape, dtype=DTYPE))
+    within = bool((entries @ entries)[entries == 0].eq(0).all())
+    assert pattern.closed == within == isinstance(pattern, FullAlgebra)
 
 
 FAMILIES = [(CholeskyGaussian, name) for name in FULL] + [
@@ -204,6 +214,20 @@ class TestBlockDiagonal:
         )
         with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
             CholeskyGaussian(3, structure=ScalarArrow(3))
+
+    @pytest.mark.parametrize("structure", [Dense(3), Diagonal(2)])
+    def test_a_mean_field_has_one_structure(self, structure):
+        text = f"a DiagonalGaussian has the structure Diagonal(3); got {structure}."
+        with pytest.raises(PairError, match=f"^{re.escape(text)}$"):
+            DiagonalGaussian.from_moments(torch.zeros(3), torch.eye(3), structure=structure)
+
+    def test_blocks_of_one_coordinate_are_a_mean_field(self):
+        """Whatever stores them: a conversion takes the variances, and by default gives every entry room."""
+        q = PrecisionCholeskyGaussian(3, structure=EqualBlocks(3, 1), scale=torch.tensor([1.0, 2.0, 3.0]))
+        new = NaturalGaussian.from_posterior(q)
+        assert new.structure == Dense(3)
+        close(new.covariance, q.covariance, 1e-6)
+        assert NaturalGaussian.from_posterior(new, structure=EqualBlocks(3, 1)).structure == EqualBlocks(3, 1)
 
     def test_no_average_of_the_moments_of_an_arrow(self):
         text = (

@@ -14,13 +14,13 @@ import reference
 import torch
 from cases import (
     BASE,
-    BATCHES,
-    BATCHES_AT,
     DIM,
     DTYPE,
     EXACT,
     IDENTITY,
     POSTERIORS,
+    batches,
+    batches_at,
     close,
     every,
     for_each,
@@ -69,8 +69,6 @@ forms = pytest.mark.parametrize("form", ROOTS)
 naturals = pytest.mark.parametrize("natural", [False, True], ids=["euclidean", "natural"])
 logs = pytest.mark.parametrize("log_diagonal", [False, True], ids=["plain", "log_diagonal"])
 rooted = pytest.mark.parametrize("name", ["cholesky", "diagonal", "precision"])
-batches = pytest.mark.parametrize("batch", BATCHES, ids=str)
-batches_at = pytest.mark.parametrize(("batch", "gamma"), BATCHES_AT, ids=str)
 
 
 class Given(Draws):

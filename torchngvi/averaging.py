@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import where_members
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.structures import FullAlgebra
 
 
 class ExpectationAverage(torch.nn.Module):
@@ -64,14 +64,14 @@ class ExpectationAverage(torch.nn.Module):
                 f"ExpectationAverage averages E z and E zzᵀ of a Gaussian posterior; got {type(q).__name__}. "
                 "Give it a CholeskyGaussian, DiagonalGaussian or NaturalGaussian."
             )
-        if not isinstance(q.structure, FullAlgebra):
+        if not q.structure.closed:
             raise PairError(
                 f"ExpectationAverage needs the blocks of a covariance; {q.structure} keeps those of the precision. "
                 "Use a posterior with a dense or block-diagonal structure."
             )
         self._kind = type(q)
         like = q.mean_probe.detach()
-        self.structure: FullAlgebra = q.structure
+        self.structure = q.structure
         self.register_buffer("steps", torch.zeros_like(like[..., 0]))
         self.register_buffer("mean", torch.zeros_like(like))
         self.register_buffer("spread", torch.zeros_like(q.root_probe.detach()))
@@ -92,15 +92,13 @@ class ExpectationAverage(torch.nn.Module):
                 f"a {type(q).__name__} of shape {tuple(q.mean_probe.shape)}. Make another ExpectationAverage for it."
             )
         structure, mean, spread = q.structure, q.mean, q.frame().marginals()
-        matrix = (..., *(None,) * structure.rank)
         finite = mean.isfinite().all(-1) & structure.is_finite(spread)
         weight = 2 / (self.steps + 2)
         shift = mean - self.mean
         outer = structure.lower(shift[..., None, :], shift[..., None, :])
-        w = weight[matrix]
-        new_spread = torch.lerp(self.spread, spread, w) + w * (1 - w) * outer
-        self.spread.copy_(torch.where(finite[matrix], new_spread, self.spread))
-        self.mean.copy_(torch.where(finite[..., None], self.mean + weight[..., None] * shift, self.mean))
+        change = structure.scaled(weight, spread - self.spread) + structure.scaled(weight * (1 - weight), outer)
+        self.spread.copy_(where_members(finite, self.spread + change, self.spread))
+        self.mean.copy_(where_members(finite, self.mean + weight[..., None] * shift, self.mean))
         self.steps.add_(finite)
 
     def posterior(self) -> Gaussian:

@@ -70,6 +70,9 @@ def find_mode(
         over: asked before each call of the log joint; where it says so the search ends where it is, not ``found``.
         path: takes the points that the search goes through, thinned out where their roots are large.
 
+    Returns:
+        Where the search ended, with the curvature there.
+
     >>> from torchngvi.models import LogJoint
     >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
     >>> mode = find_mode(target, torch.zeros(2, dtype=torch.float64), 100)
@@ -87,7 +90,23 @@ def find_modes(
     over: Callable[[], bool] = lambda: False,
     path: list[Seen] | None = None,
 ) -> list[Mode | None]:
-    """Minimise ℓ from each of the starts, side by side, as `find_mode` from one; ``path`` is that of the first."""
+    """Minimise ℓ from each of several starts, side by side, as `find_mode` does from one.
+
+    Args:
+        target: the log joint.
+        starts: (K, D).
+        budget: of gradients for each.
+        over: asked before each call of the log joint; where it says so the searches end where they are.
+        path: takes the points that the first search goes through.
+
+    Returns:
+        One mode a start; None where ℓ or its derivative is not finite there.
+
+    >>> from torchngvi.models import LogJoint
+    >>> target = LogJoint(lambda theta: -0.5 * (theta - 3).square().sum(-1))
+    >>> [round(mode.theta.item(), 6) for mode in find_modes(target, torch.zeros(2, 1, dtype=torch.float64), 100)]
+    [3.0, 3.0]
+    """
     gamma = target.temperature or 1.0
     modes: list[Mode | None] = [None] * len(starts)
     parts = [_Search(start, budget, gamma, None if k else path) for k, start in enumerate(starts)]
@@ -232,7 +251,19 @@ class _Search:
 
 
 def distinct(first: Mode, second: Mode) -> bool:
-    """Whether two modes are more than three standard deviations apart by both curvatures."""
+    """Say whether two modes are more than three standard deviations apart by both curvatures.
+
+    Args:
+        first: a mode.
+        second: another.
+
+    Returns:
+        Whether they are apart.
+
+    >>> one = Mode(torch.zeros(1), torch.eye(1), 0.0, True, 1)
+    >>> distinct(one, one._replace(theta=torch.tensor([4.0]))), distinct(one, one)
+    (True, False)
+    """
     apart = (first.theta - second.theta)[:, None]
     return all(
         float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > _APART for mode in (first, second)

@@ -20,7 +20,6 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.structures import FullAlgebra
 from torchngvi.structures.pattern import Structured
 
 _MOST = 8  # products
@@ -30,7 +29,21 @@ LARGEST = math.log(3.0)  # a log sd beyond which the size is not told
 
 
 class Confirmed(NamedTuple):
-    """What conjugate gradients found, an entry a coordinate."""
+    """What conjugate gradients found, an entry a coordinate.
+
+    Attributes:
+        coordinates: which coordinates k were asked for, (K,).
+        log_sd: log(sd by linear response / sd of q), at most log 3, (K,).
+        standard_error: of log_sd, from the draws, (K,).
+        singular: where the response is indefinite, or grows beyond a factor of 3, (K,).
+        finished: where the iterations had come to their end; elsewhere log_sd is a lower bound, (K,).
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q = CholeskyGaussian(2, dtype=torch.float64)
+    >>> found = confirm(q, LogJoint(lambda theta: -0.5 * theta.square().sum(-1)), torch.tensor([0]), num_samples=8)
+    >>> abs(found.log_sd.item()) < 1e-6, found.singular.tolist()  # q is the density itself
+    (True, [False])
+    """
 
     coordinates: Tensor  # k, (K,)
     log_sd: Tensor  # log(sd by linear response / sd of q), at most log 3, (K,)
@@ -108,13 +121,13 @@ class Response:
     ) -> Tensor:
         """Compute dᵀ y + |R|²_F of each draw, whose mean is <x, A x>, (S, K)."""
         p, R = self.parted(x)
-        own = self.structure.norm2(R) if isinstance(self.structure, FullAlgebra) else self._diagonal2(R)
+        own = self.structure.norm2(R) if self.structure.closed else self._diagonal2(R)
         return ((p + self._turned(R)) * y).sum(-1) + own
 
     def _turned(self, R: Structured) -> Tensor:
         """R z, (S, K, D); where products leave the pattern the triangular root with the same change of V."""
         z, structure = self.z[:, None].expand(-1, len(R), -1), self.structure
-        if isinstance(structure, FullAlgebra):
+        if structure.closed:
             return structure.smv(R, z)
         root = 2 * structure.tril_half(R)
         return structure.tmv(root, z) if self.frame.upper else structure.mv(root, z)
@@ -122,7 +135,7 @@ class Response:
     def _gathered(self, y: Tensor, z: Tensor, R: Structured) -> Structured:
         """The gradient in R of half the quadratic form."""
         structure = self.structure
-        if isinstance(structure, FullAlgebra):
+        if structure.closed:
             return structure.sym_lower(y, z) + R
         one_triangle = structure.lower(z, y) if self.frame.upper else structure.lower(y, z)
         only_diagonal = structure.with_diagonal(torch.zeros_like(R), structure.diagonal(R))

@@ -46,7 +46,6 @@ from torchngvi.models.arguments import FullPrecision, as_target, count
 from torchngvi.models.guarded import Guarded
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.structures import FullAlgebra
 
 _GLANCE = 1024  # draws of q and as wide as q that may suffice after a fit
 _VALUES, _MORE_VALUES = 4096, 16_384  # draws of the importance weights, at first and where those do not decide
@@ -250,7 +249,7 @@ class _Examination:
         if dim > _WIDEST:
             self.unexamined.append(f"linear response (D = {dim} is above {_WIDEST})")
             return None
-        if not isinstance(structure, FullAlgebra):
+        if not structure.closed:
             self.unexamined.append(f"linear response (no third order for {structure})")
             return None
         if residuals is not None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import eigh
-from torchngvi.structures import Dense, FullAlgebra, Pattern
+from torchngvi.structures import Dense, Pattern
 
 _GROUPS = 8  # of draws, one of which is left out at a time
 _FLOOR = 0.02  # of the eigenvalues of I - M: a standard deviation grows sevenfold at most
@@ -33,7 +33,17 @@ _ENTRIES = 20_000_000  # of one table of pairs of draws
 
 
 class Residuals(NamedTuple):
-    """How far the whitened gradient is from that of -log q, at antithetic draws of q."""
+    """How far the whitened gradient is from that of -log q, at antithetic draws of q.
+
+    Attributes:
+        z: standard normal draws, the second half minus the first, (S, D).
+        residual: r = Cᵀ∇ℓ/γ - z at θ = m + C z, (S, D); 0 where q is the density itself.
+
+    >>> z = torch.tensor([[1.0], [-1.0]])
+    >>> half, even, odd = Residuals(z, z.square() + 2 * z).halves
+    >>> even.item(), odd.item()
+    (1.0, 2.0)
+    """
 
     z: Tensor  # standard normal, the second half minus the first, (S, D)
     residual: Tensor  # Cᵀ∇ℓ/γ - z, (S, D)
@@ -52,6 +62,9 @@ class ThirdOrder:
     Attributes:
         matrix: (D, D), symmetric; unbiased.
         without: the same with one group of the draws left out, (G, D, D).
+
+    >>> ThirdOrder(torch.diag(torch.tensor([0.5, 0.25])), torch.zeros(8, 2, 2)).eigenvalue
+    0.5
     """
 
     matrix: Tensor
@@ -82,7 +95,14 @@ def response_covariance(
     frame: Frame,
     M: Tensor,  # (D, D), symmetric
 ) -> Tensor:
-    """C (I - M)⁻¹ Cᵀ, (D, D); eigenvalues of I - M below 0.02 are raised to it.
+    """Compute the covariance by linear response, C (I - M)⁻¹ Cᵀ; eigenvalues of I - M below 0.02 are raised to it.
+
+    Args:
+        frame: of q, with mean m and root C.
+        M: the matrix of third derivatives, (D, D), symmetric, as `third_order` estimates it.
+
+    Returns:
+        The covariance, (D, D).
 
     >>> from torchngvi import CholeskyGaussian
     >>> response_covariance(CholeskyGaussian(1, scale=2.0).frame(), torch.tensor([[0.5]])).item()
@@ -96,7 +116,14 @@ def response_log_sd(
     frame: Frame,
     M: Tensor,  # (..., D, D), symmetric
 ) -> Tensor:
-    """½ log of the ratio of the diagonals of C (I - M)⁻¹ Cᵀ and of V, (..., D).
+    """Compute log(sd by linear response / sd of q): ½ log of the ratio of the diagonals of C (I - M)⁻¹ Cᵀ and of V.
+
+    Args:
+        frame: of q, with mean m and root C.
+        M: the matrix of third derivatives, (..., D, D), symmetric.
+
+    Returns:
+        One logarithm a coordinate, (..., D): 0 where q has the standard deviation of the response.
 
     >>> from torchngvi import CholeskyGaussian
     >>> response_log_sd(CholeskyGaussian(1, scale=2.0).frame(), torch.tensor([[0.75]])).exp().item()
@@ -141,7 +168,7 @@ def third_order(
     """
     _check_pairs(z, residuals)
     structure = Dense(z.shape[-1]) if structure is None else structure
-    if not isinstance(structure, FullAlgebra):
+    if not structure.closed:
         raise InputError(
             f"the third order needs second derivatives that are the identity within the pattern of q; {structure} is "
             "not closed under products. Use `confirm`, or a dense or block-diagonal structure."
@@ -174,6 +201,10 @@ def third_order_of_values(
         Σ_jk He_ijk(z) He_ljk(w) = (G² - |z|² - |w|² + D + 4) z_i w_l + 2 w_i z_l - 2 G (z_i z_l + w_i w_l) + 2 G δ_il
 
     Its noise is about three times that of `third_order` at as many draws.
+
+    Args:
+        z: antithetic standard normal draws, (S, D), the second half minus the first.
+        log_weights: log p/γ - log q at θ = m + C z, (S,), up to a constant.
 
     Returns:
         The estimate, which is unbiased up to the regression of log w on z, and what it is without one group of draws.
@@ -223,7 +254,7 @@ def _check_pairs(z: Tensor, others: Tensor) -> None:
         )
 
 
-def _kernel(z: Tensor, w: Tensor, structure: FullAlgebra) -> Tensor:
+def _kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
     """Σ (z_j z_k - δ_jk)(w_j w_k - δ_jk) over the entries (j, k) of the pattern, for each pair of draws."""
     if structure.widest == structure.dim:
         squares = (z @ w.mT).square_()
@@ -235,7 +266,7 @@ def _kernel(z: Tensor, w: Tensor, structure: FullAlgebra) -> Tensor:
     return squares - z.square().sum(1)[:, None] - w.square().sum(1) + z.shape[1]
 
 
-def _outside(z: Tensor, odd: Tensor, structure: FullAlgebra) -> Tensor:
+def _outside(z: Tensor, odd: Tensor, structure: Pattern) -> Tensor:
     """Σ_s ½(r zᵀ + z rᵀ) without the entries of the pattern, (D, D)."""
     product = odd.mT @ z
     product = 0.5 * (product + product.mT)
@@ -275,6 +306,13 @@ def tails(
     than q.  The mean of r He_3 itself has a variance that He_3² dominates; κ_i is therefore six times the coefficient
     of He_3 in the regression of the odd part of r_i on z_i and He_3(z_i), which has the same limit, as the two are
     uncorrelated, and no noise at all where ℓ is a quartic.
+
+    Args:
+        z: antithetic standard normal draws, (S, D), the second half minus the first.
+        residuals: r = Cᵀ∇ℓ/γ - z at θ = m + C z, (S, D).
+
+    Returns:
+        κ, one a direction of the frame, (D,), and its standard error, (D,).
 
     Raises:
         InputError: draws that are not antithetic pairs, or fewer than 32.

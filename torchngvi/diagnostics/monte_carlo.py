@@ -21,7 +21,16 @@ _DRAWS_AT_ONCE = 256  # draws a call of the log joint: bounds the memory, not th
 
 
 class Estimate(NamedTuple):
-    """A Monte Carlo mean with its standard error, one a member."""
+    """A Monte Carlo mean with its standard error, one a member.
+
+    Attributes:
+        estimate: the mean over the draws, (*batch,).
+        standard_error: the standard deviation of the draws over the root of their number, (*batch,).
+
+    >>> found = Estimate(torch.tensor(-1.0), torch.tensor(0.1))
+    >>> found.standard_error < found.estimate.abs()
+    tensor(True)
+    """
 
     estimate: Tensor  # (*batch,)
     standard_error: Tensor  # (*batch,)
@@ -34,7 +43,16 @@ def log_weights(
     num_samples: int,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Log importance weights (log joint)/γ - log q at draws of q, (S, *batch).
+    """Compute log importance weights (log joint)/γ - log q at draws of q, as `psis.k_hat` takes them.
+
+    Args:
+        q: the posterior, which is drawn from.
+        target: the model, or a function of theta that returns the log joint.
+        num_samples: S, at least 2.
+        generator: of the draws; torch's default generator if None.
+
+    Returns:
+        One weight a draw and member, (S, *batch), in nats.
 
     Raises:
         InputError: fewer than 2 draws, a target at temperature 0.
@@ -68,10 +86,27 @@ def elbo(
     num_samples: int,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Monte Carlo estimate of E_q[log joint] + γ entropy(q), with its standard error.
+    """Estimate the evidence lower bound E_q[log joint] + γ entropy(q) from draws of q.
+
+    Wanted as a check by draws that the fit has not seen, or for a model without an expectation in closed form.
+
+    Args:
+        q: the posterior, which is drawn from.
+        target: the model, or a function of theta that returns the log joint.
+        num_samples: S, at least 2.
+        generator: of the draws; torch's default generator if None.
+
+    Returns:
+        The bound in nats, and its standard error, both (*batch,).
 
     Raises:
         InputError: fewer than 2 draws.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(2)
+    >>> found = elbo(q, lambda theta: q.log_prob(theta) - 1, 8)  # q is the posterior, of evidence exp(-1)
+    >>> round(found.estimate.item(), 5), found.standard_error.item() < 1e-6
+    (-1.0, True)
     """
     model = target if isinstance(target, Target) else LogJoint(target)
     draws, log_joint = _at_draws(q, model, num_samples, generator)

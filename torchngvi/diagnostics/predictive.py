@@ -27,10 +27,25 @@ def predictor_moments(
     X: Tensor,  # (N, D) or (*batch, N, D)
     offset: Tensor | None = None,  # (N,) or (*batch, N)
 ) -> tuple[Tensor, Tensor]:
-    """Mean e = Xm + o and variance v = ‖Cᵀx‖² of the linear predictor under q, both (*batch, N).
+    """Mean e = Xm + o and variance v = ‖Cᵀx‖² of the linear predictor of new rows under q.
+
+    Args:
+        model: the model that q was fitted to.
+        q: the posterior.
+        X: the new rows, (N, D) or (*batch, N, D).
+        offset: o, (N,) or (*batch, N); 0 by default.
+
+    Returns:
+        The means and the variances, both (*batch, N).
 
     Raises:
         InputError: rows of another width than the model, an offset of another length, values not finite.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> model = GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+    >>> mean, variance = predictor_moments(model, CholeskyGaussian(2, mean=1.0, scale=2.0), torch.ones(1, 2))
+    >>> mean.item(), variance.item()
+    (2.0, 8.0)
     """
     frame = q.frame()
     X = torch.as_tensor(X, dtype=frame.mean.dtype, device=frame.mean.device)
@@ -52,10 +67,20 @@ def log_predictive_density(
     y: Tensor,  # (N,) or (*batch, N); classes as 0/1 or -1/+1
     offset: Tensor | None = None,
 ) -> Tensor:
-    """log p(y_n | x_n) = log E_q[p(y_n | η_n)], (*batch, N), in float64.
+    """Compute log p(y_n | x_n) = log E_q[p(y_n | η_n)] of new rows, the score of a held-out test.
 
-    One-dimensional quadrature, to 1e-8 or better for standard deviations of η up to 100, for
-    likelihoods that are log-concave in η and bend on a scale of about 1 or where they decide.
+    It is a one-dimensional quadrature, exact to 1e-8 or better for standard deviations of η up to 100, for likelihoods
+    that are log-concave in η and bend on a scale of about 1 or where they decide.
+
+    Args:
+        model: the model that q was fitted to.
+        q: the posterior.
+        X: the new rows, (N, D) or (*batch, N, D).
+        y: their targets, (N,) or (*batch, N); classes as 0/1 or -1/+1.
+        offset: (N,) or (*batch, N); 0 by default.
+
+    Returns:
+        One logarithm of a density or probability a row, (*batch, N), in float64.
 
     Raises:
         InputError: shapes that do not fit, targets the likelihood cannot produce.
@@ -79,10 +104,24 @@ def predictive_mean(
     X: Tensor,  # (N, D) or (*batch, N, D)
     offset: Tensor | None = None,
 ) -> Tensor:
-    """E[y_n | x_n] under q, (*batch, N): for classes the probability of success, in float64.
+    """Compute the predictive means E[y_n | x_n] under q: for classes the probability of success.
+
+    Args:
+        model: the model that q was fitted to.
+        q: the posterior.
+        X: the new rows, (N, D) or (*batch, N, D).
+        offset: (N,) or (*batch, N); 0 by default.
+
+    Returns:
+        One mean a row, (*batch, N), in float64.
 
     Raises:
         InputError: shapes that do not fit, a likelihood whose mean is not known here.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> model = GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+    >>> predictive_mean(model, CholeskyGaussian(2), torch.ones(1, 2))  # a predictor with mean 0
+    tensor([0.5000], dtype=torch.float64)
     """
     mean, variance = (x.double() for x in predictor_moments(model, q, X, offset))
     likelihood = model.likelihood
@@ -111,10 +150,26 @@ def accuracy(
     offset: Tensor | None = None,
     weights: Tensor | None = None,  # (N,) or (*batch, N)
 ) -> Tensor:
-    """The share of rows with y (Xm + o) > 0, y = ±1, weighted if weights are given, (*batch,).
+    """Compute the share of new rows whose class is predicted, y (Xm + o) > 0 with y = ±1.
+
+    Args:
+        model: the model that q was fitted to.
+        q: the posterior.
+        X: the new rows, (N, D) or (*batch, N, D).
+        y: their classes, (N,) or (*batch, N), as 0/1 or -1/+1.
+        offset: (N,) or (*batch, N); 0 by default.
+        weights: how much each row counts, (N,) or (*batch, N); all the same by default.
+
+    Returns:
+        The share, one a member, (*batch,).
 
     Raises:
         InputError: a likelihood without classes, shapes that do not fit.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> model = GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+    >>> accuracy(model, CholeskyGaussian(2, mean=1.0), torch.eye(2), torch.tensor([0.0, 1.0])).item()
+    0.5
     """
     if not model.likelihood.discrete:
         raise InputError(
@@ -130,10 +185,21 @@ def coded(
     likelihood: Likelihood,
     y: Tensor,
 ) -> Tensor:
-    """Targets of new rows in the likelihood's coding; they may be of one class only.
+    """Bring the targets of new rows into the likelihood's coding; they may be of one class only.
+
+    Args:
+        likelihood: the likelihood of the model.
+        y: the targets, (N,) or (*batch, N); classes as 0/1 or -1/+1.
+
+    Returns:
+        The targets in the coding of the likelihood, of the same shape: classes as -1 and +1.
 
     Raises:
         InputError: classes that are neither 0/1 nor -1/+1, targets the likelihood cannot produce.
+
+    >>> from torchngvi.models import BernoulliLogit
+    >>> coded(BernoulliLogit(), torch.tensor([0.0, 1.0, 1.0])).tolist()
+    [-1.0, 1.0, 1.0]
     """
     if not likelihood.discrete:
         return likelihood.checked(y)

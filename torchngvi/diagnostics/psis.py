@@ -20,7 +20,16 @@ _NEGLIGIBLE = 10  # units of rounding below which a candidate of the fit is left
 
 
 class Smoothed(NamedTuple):
-    """Importance weights after Pareto smoothing, with the k-hat that says how far they can be trusted."""
+    """Importance weights after Pareto smoothing, with the k-hat that says how far they can be trusted.
+
+    Attributes:
+        log_weights: the logarithms of weights that sum to one, (S, *batch).
+        k_hat: the shape of the tail, (*batch,): below 0.5 all is well, above 0.7 the weights are of no use.
+
+    >>> even = Smoothed(torch.full((4,), 0.25).log(), torch.tensor(0.0))
+    >>> round(even.effective.item(), 6)
+    4.0
+    """
 
     log_weights: Tensor  # normalised, (S, *batch)
     k_hat: Tensor  # (*batch,)
@@ -78,9 +87,15 @@ def smoothed(
 def k_hat(
     log_weights: Tensor,  # (S, *batch)
 ) -> Tensor:
-    """The Pareto k̂ of log importance weights, (*batch,); NaN where a weight is NaN or infinite.
+    """Compute the Pareto k̂ of log importance weights: whether q is close enough to the density it stands for.
 
     Weights that agree up to rounding, as when q is exact, have k̂ = 0.
+
+    Args:
+        log_weights: log p - log q at draws of q, up to a constant, (S, *batch).
+
+    Returns:
+        The shape of the tail, one a member, (*batch,); NaN where a weight is NaN or infinite.
 
     Raises:
         InputError: fewer than 100 draws, which say nothing about a tail.
@@ -118,6 +133,14 @@ def fit_generalized_pareto(
 
     The posterior mean of b = k/σ over a grid of m = 30 + ⌊√n⌋ candidates by profile likelihood; then
     k = mean log(1 - b x), and k̂ is pulled to 0.5 with the weight of 10 observations (Vehtari et al. 2024, appendix).
+
+    Args:
+        excess: how far observations are beyond the threshold, (n, N), each column rising; its last ``length`` entries
+            are positive and count.
+        length: the number of observations of each column, (N,).
+
+    Returns:
+        k and σ, both (N,).
 
     >>> x = torch.linspace(0.005, 0.995, 100, dtype=torch.float64)
     >>> k, sigma = fit_generalized_pareto(2 * x[:, None], torch.tensor([100]))  # uniform on (0, 2): k = -1

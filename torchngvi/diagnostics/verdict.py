@@ -79,6 +79,13 @@ class Verdict:
         sampled: importance sampling, from q and from a wider proposal; None where not examined.
         modes: other modes that were found.
         effort: gradients and values that it took, and what was not examined.
+
+    >>> marginals = Marginals(torch.zeros(1), torch.ones(1), ("mu",))
+    >>> verdict = Verdict(UNSEEN, (), marginals, None, None, (), Effort(0, 0, 0, ("tails",)))
+    >>> print(verdict)
+    the Gaussian family: not examined
+      no numbers
+      not examined: tails
     """
 
     word: str
@@ -237,6 +244,18 @@ def judge(
 
     Importance sampling decides where it is trusted. Where it is not, what it finds is less than what there is: linear
     response and tails count as well, and q is "about right" at best. Modes are what none of them sees.
+
+    Args:
+        marginals: means and standard deviations of q.
+        shape: linear response and tails, or None.
+        sampled: what importance sampling has found, or None.
+        modes: other modes of the density.
+
+    Returns:
+        One of the four words, and the clauses that speak against q, the worst first.
+
+    >>> judge(Marginals(torch.zeros(1), torch.ones(1)), None, None, ())
+    ('not examined', ('no importance weights to tell more',))
     """
     findings = _by_sampling(marginals, sampled) + _by_modes(marginals, modes, sampled)
     if not trusted(sampled):

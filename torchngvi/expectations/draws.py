@@ -24,7 +24,20 @@ _SOBOL_BITS = 30  # of torch's Sobol points
 
 
 class Draws(ABC):
-    """The abstract base of S draws of z ~ N(0, I): see `Independent`, `Antithetic`, `Quasi` and `Fixed`."""
+    """The abstract base of S draws of z ~ N(0, I): see `Independent`, `Antithetic`, `Quasi` and `Fixed`.
+
+    Attributes:
+        comparable: whether each call gives the same draws.
+        independent: whether they are independent of one another, or pair of pair.
+        mirrored: whether they are pairs z and -z, the second half of the draws minus the first.
+        num_samples: the number S of draws.
+        generator: their generator, whose state is saved with the optimizer.
+
+    >>> draws: Draws = Fixed(8)
+    >>> z = draws(torch.zeros(2))
+    >>> z.shape, torch.equal(z, draws(torch.zeros(2)))
+    (torch.Size([8, 2]), True)
+    """
 
     comparable: bool  # the same at each call
     independent: bool  # of one another, or pair of pair

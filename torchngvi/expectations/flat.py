@@ -31,6 +31,11 @@ class GradientEstimator(Estimator):
 
     Raises:
         InputError: if there are fewer draws than are needed.
+
+    >>> from torchngvi.ifvb import ControlVariate
+    >>> estimator = ControlVariate(10)
+    >>> isinstance(estimator, GradientEstimator), estimator.draws
+    (True, 10)
     """
 
     comparable = False

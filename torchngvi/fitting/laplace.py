@@ -27,7 +27,21 @@ _ENOUGH = 1e-4  # share of the promised decrease a step must reach
 
 
 class LaplaceResult(NamedTuple):
-    """The mode that Newton's method has found, whether it converged, and what is known of the Hessian there."""
+    """The mode that Newton's method has found, whether it converged, and what is known of the Hessian there.
+
+    Attributes:
+        mode: where the log joint is largest, (*batch, D).
+        converged: whether the decrement came below the tolerance, (*batch,).
+        decrement: √(gᵀH⁻¹g), (*batch,): ℓ is about half its square above the minimum.
+        iterations: the number of Newton steps.
+        repaired: how many eigenvalues of H were below the floor at the mode, (*batch,); 0 where H is as it is.
+        smallest: the smallest eigenvalue of H at the mode, before the repair, (*batch,).
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> result = laplace(CholeskyGaussian(1), lambda theta: -2 * theta.square().sum(-1))
+    >>> bool(result.converged), int(result.repaired), round(result.smallest.item(), 4)
+    (True, 0, 4.0)
+    """
 
     mode: Tensor  # (*batch, D)
     converged: Tensor  # (*batch,)

@@ -28,7 +28,6 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import LocalExponential, Retraction
 from torchngvi.stepsizes import KLRadius
-from torchngvi.structures import FullAlgebra
 
 _LR = 0.1
 _RADIUS = 0.5  # nats that a step may move q by
@@ -180,7 +179,7 @@ class Race:
             if (there := self._compared()).elbo > before.elbo:
                 before, here = there, other
             self.q.restore(here)
-        average = ExpectationAverage(self.q) if isinstance(self.q.structure, FullAlgebra) else None
+        average = ExpectationAverage(self.q) if self.q.structure.closed else None
         for number, lr in enumerate(_RATES):
             if self.over():
                 break
@@ -238,5 +237,5 @@ def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: floa
 
 def _stochastic(q: Gaussian, lr: float, generator: torch.Generator) -> NaturalGradientVI:
     """Steps that stay in the cone: IBLR, or in patterns that are not closed under products a triangular exponential."""
-    rule: Rule = Retraction() if isinstance(q.structure, FullAlgebra) else LocalExponential()
+    rule: Rule = Retraction() if q.structure.closed else LocalExponential()
     return NaturalGradientVI(q, rule, lr, step_size=KLRadius(_RADIUS), estimator=Stein(Antithetic(_DRAWS, generator)))

@@ -39,8 +39,26 @@ class FitResult:
     density itself is told by the `torchngvi.diagnostics.Verdict`, which a fit of a log joint without an optimizer has
     from the start, and every other one of a Gaussian posterior once `summary` was asked for.
 
-    ``gradients`` and ``values`` count what the whole run has asked of the log joint, the checks after the last record
-    included.  ``verdict`` is None where nothing was examined, and ``unexamined`` then says why.
+    Attributes:
+        converged: whether every member has.
+        reason: why the run ended, one sentence.
+        loss: the negative ELBO at the end, in nats, summed over the members.
+        norm: the natural-gradient norm of L/γ at the end, the largest of the members.
+        evaluations: of L and its gradient.
+        members_converged: which members have converged, (*batch,).
+        trace: a `Record` of each evaluation.
+        gradients: how many of the log joint the whole run took, the checks after the last record included; one a draw.
+        values: the same of the log joint itself.
+        posterior: what was fitted, in place.
+        target: what it was fitted to; it is left out of pickles and copies.
+        verdict: what an examination has found; None where nothing was examined.
+        unexamined: why there is no verdict, a clause.
+        names: of the coordinates, for the verdict.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
+    >>> result = fit(CholeskyGaussian(1), GeneralizedLinear(torch.ones(2, 1), [0.0, 1.0], "gaussian"), progress=False)
+    >>> result.converged, round(result.loss, 3), len(result.trace) == result.evaluations
+    (True, 2.721, True)
     """
 
     converged: bool

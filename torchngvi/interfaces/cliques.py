@@ -28,7 +28,7 @@ def clique_frames(frame: Frame) -> list[Frame]:
     [(3, 3), (1, 1)]
     """
     structure = frame.structure
-    if not isinstance(structure, Forest) or not frame.upper:
+    if not isinstance(structure, Forest) or not frame.upper:  # a user passes q; only a forest has nodes
         raise PairError(
             "cliques are nodes with their ancestors, of a q whose precision has the pattern of a forest; got one over "
             f"{structure}. Use PrecisionCholeskyGaussian(D, structure=arrow(groups=..., local=..., globals=...))."

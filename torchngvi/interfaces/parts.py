@@ -202,6 +202,14 @@ class Bent(NamedTuple):
     Attributes:
         local: B∇L, which the rule takes for the gradient.
         slope: ⟨∇L, B∇L⟩, (*batch,), positive where B∇L is a direction of ascent.
+
+    >>> import torch
+    >>> from torchngvi.metrics import Identity
+    >>> from torchngvi.posteriors.flat import MeanFieldGaussian
+    >>> q, metric = MeanFieldGaussian(torch.zeros(2)), Identity()
+    >>> bent, _ = metric(q, Local(torch.tensor([3.0, 4.0]), q.no_matrix), torch.tensor(0.0), metric.init(q))
+    >>> bent.slope.item()  # of the plain gradient, its squared length
+    25.0
     """
 
     local: Local  # B∇L: the rules take it for the gradient
@@ -248,7 +256,12 @@ class Metric(ABC):
 
 
 class Acceleration(Metric):
-    """A metric that makes a better direction of a natural gradient of L/γ, and is judged by trial; abstract."""
+    """A metric that makes a better direction of a natural gradient of L/γ, and is judged by trial; abstract.
+
+    >>> from torchngvi.metrics import QuasiNewton
+    >>> isinstance(QuasiNewton(5), Acceleration), QuasiNewton(5).natural
+    (True, True)
+    """
 
     natural = True
 

@@ -221,7 +221,15 @@ class AdditiveTractable(Additive, TractableTarget):
 
 
 class ScalarLikelihood(Protocol):
-    """What is asked of a likelihood -log p(y | η) of one linear predictor; see `torchngvi.models.Likelihood`."""
+    """What is asked of a likelihood -log p(y | η) of one linear predictor; see `torchngvi.models.Likelihood`.
+
+    >>> import torch
+    >>> from torchngvi.models import GaussianNoise
+    >>> likelihood: ScalarLikelihood = GaussianNoise(1.0)
+    >>> zero, two = torch.tensor(0.0), torch.tensor(2.0)
+    >>> (likelihood.energy(two, zero) - likelihood.energy(zero, zero)).item()  # (η - y)²/2
+    2.0
+    """
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
         """Compute -log p(y | η), elementwise."""

@@ -38,6 +38,10 @@ class Method(NaturalGradientVI):
 
     Raises:
         PairError: a posterior that the rule cannot move.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> isinstance(VN(CholeskyGaussian(2)), Method), type(VN.rule_for(CholeskyGaussian(2))).__name__
+    (True, 'VariationalNewton')
     """
 
     @renamed(acceleration="metric")

@@ -23,6 +23,16 @@ class Preconditioner(Metric):
 
     A subclass says what it remembers (`fresh`), how scores enter (`absorb`) and what it makes of a gradient
     (`direction`); when scores are drawn, and where, is said here.
+
+    Attributes:
+        samples: the number S of scores that it wants a step.
+        remembers: whether past scores count, so that a warm-up helps.
+        warmup: the number of scores before the first step, where it remembers; None for max(2D, 1000).
+        generator: of the draws, whose state is saved with the optimizer.
+
+    >>> from torchngvi.metrics import Recursive
+    >>> isinstance(Recursive(), Preconditioner), Recursive().remembers
+    (True, True)
     """
 
     samples: int  # S: scores it wants a step

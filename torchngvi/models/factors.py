@@ -55,7 +55,7 @@ class FactorTarget(Target):
         factors: Sequence[tuple[int, Target | Callable[[Tensor], Tensor]]],
         temperature: float = 1.0,
     ) -> None:
-        if not isinstance(structure, Forest):
+        if not isinstance(structure, Forest):  # a user passes it; only a forest has nodes
             raise InputError(f"a FactorTarget is over a Forest, as arrow(...) gives it; got {structure!r}.")
         kinds, factors = len(structure.kinds), list(factors)
         if not factors or any(not -kinds <= kind < kinds for kind, _ in factors):
@@ -113,7 +113,15 @@ class FactorTarget(Target):
 class TractableFactors(FactorTarget, TractableTarget):
     """A `FactorTarget` of terms that all know their expectation: nothing is drawn, and ``fit(q, target)`` is enough.
 
-    Arguments and errors as there; a q over the same forest is needed.
+    A q over the same forest is needed.
+
+    Args:
+        structure: the forest, of which q has the same.
+        factors: pairs of a kind of nodes and a target that knows its expectation, as a `GeneralizedLinear` does.
+        temperature: γ, the weight of the entropy.
+
+    Raises:
+        InputError: as in `FactorTarget`, or a term that does not know its expectation.
 
     >>> import torch
     >>> from torchngvi import GeneralizedLinear, PrecisionCholeskyGaussian, fit

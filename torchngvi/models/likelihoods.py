@@ -19,7 +19,19 @@ ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)
 
 
 class Likelihood(ABC):
-    """The abstract base of the likelihoods -log p(y | η) of one linear predictor, elementwise."""
+    """The abstract base of the likelihoods -log p(y | η) of one linear predictor, elementwise.
+
+    Attributes:
+        discrete: whether the outcomes are classes, so that accuracy makes sense.
+        two_classes: whether `checked` tells from the targets which two classes there are.
+        of_softplus: whether it is made of log(1 + eˣ), so that `expected` takes another way to its expectation.
+
+    >>> likelihood: Likelihood = PoissonLog()
+    >>> eta, variance, y = torch.zeros(1), torch.ones(1), torch.ones(1)
+    >>> expected = likelihood.expected(eta, variance, y)
+    >>> bool(expected[0] > likelihood.energy(eta, y))  # Jensen's inequality
+    True
+    """
 
     discrete: bool  # the outcomes are classes, so that accuracy makes sense
     two_classes = False  # `checked` tells from the targets which two classes there are

@@ -62,7 +62,13 @@ class Effects(NamedTuple):
 
 
 def starts(size: int) -> list[int]:
-    """Where each column of W begins in ω: its diagonal entry, with those below it behind.
+    """Find where each column of W begins in ω: its diagonal entry, with those below it behind.
+
+    Args:
+        size: r, the number of random effects of a group.
+
+    Returns:
+        One position a column.
 
     >>> starts(3)
     [0, 3, 5]
@@ -74,7 +80,14 @@ def root_of(
     omega: Tensor,  # (*any, q)
     size: int,  # r
 ) -> Tensor:
-    """W, (*any, r, r), of its entries column by column, the diagonal on the log scale.
+    """Make W of its entries column by column, the diagonal on the log scale.
+
+    Args:
+        omega: ω, (*any, q) with q = r (r + 1)/2.
+        size: r.
+
+    Returns:
+        The lower-triangular W with a positive diagonal, (*any, r, r).
 
     >>> root_of(torch.tensor([0.0, 2.0, 0.0]), 2).tolist()
     [[1.0, 0.0], [2.0, 1.0]]
@@ -90,7 +103,13 @@ def root_of(
 def omega_of(
     root: Tensor,  # W, (*any, r, r)
 ) -> Tensor:
-    """The entries ω, (*any, q), of a lower-triangular W with a positive diagonal.
+    """Take the entries ω of a lower-triangular W with a positive diagonal: the inverse of `root_of`.
+
+    Args:
+        root: W, (*any, r, r).
+
+    Returns:
+        ω, (*any, q) with q = r (r + 1)/2.
 
     >>> omega_of(torch.tensor([[1.0, 0.0], [2.0, 1.0]])).tolist()
     [0.0, 2.0, 0.0]
@@ -101,7 +120,14 @@ def omega_of(
 
 
 def half_squares(of: Effects) -> Tensor:
-    """E[½ |Wᵀb|²] of each group, (*batch, n)."""
+    """Compute E[½ |Wᵀb|²] of each group in closed form, b and ω being jointly Gaussian.
+
+    Args:
+        of: means and covariances of b and ω, group by group.
+
+    Returns:
+        One expectation a group, (*batch, n).
+    """
     total, size = torch.zeros_like(of.b[..., 0]), of.b.shape[-1]
     for k, d in enumerate(starts(size)):
         rest, tail = slice(d + 1, d + size - k), slice(k + 1, size)
@@ -194,16 +220,30 @@ class Precision:
 
 
 def quadratic_terms(of: Effects, prior: Precision) -> Tensor:
-    """E[½ Σ_i b_iᵀΩb_i + ½ tr(S⁻¹Ω)], (*batch,)."""
+    """Compute what is quadratic in W of the prior: E[½ Σ_i b_iᵀΩb_i + ½ tr(S⁻¹Ω)].
+
+    Args:
+        of: means and covariances of b and ω, group by group.
+        prior: the Wishart prior of Ω, with the scale S.
+
+    Returns:
+        The expectation, (*batch,).
+    """
     return half_squares(of).sum(-1) + prior.expected(of)
 
 
 @tracked
 @torch.enable_grad()
 def derivative(of: Effects, prior: Precision) -> Effects:
-    """Gradients and Hessians of the quadratic terms, in the places of means and covariances.
+    """Differentiate `quadratic_terms` by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩.
 
-    With dF = gᵀdm + ½⟨H, dV⟩: twice ∂F/∂V made symmetric in the squares, ∂F/∂V once in the border, which is held once.
+    Args:
+        of: means and covariances of b and ω, group by group.
+        prior: the Wishart prior of Ω.
+
+    Returns:
+        Gradients in the places of the means, and Hessians in those of the covariances: twice ∂F/∂V made symmetric in
+        the squares, ∂F/∂V once in the border, which is held once.
     """
     leaves = Effects(*(x.detach().clone().requires_grad_() for x in of))
     g_b, g_omega, bb, border, omegas = torch.autograd.grad(quadratic_terms(leaves, prior).sum(), list(leaves))

@@ -99,6 +99,14 @@ class GroupedRows:
 def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
     """Read one integer a row.
 
+    Args:
+        groups: what the user gave.
+        rows: how many there should be.
+        like: a tensor on the device of the data.
+
+    Returns:
+        The integers, (N,), on that device.
+
     Raises:
         InputError: anything else.
 

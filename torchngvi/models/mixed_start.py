@@ -43,7 +43,13 @@ def _at(rows: GroupedRows, eta: Tensor) -> Moments:
 
 
 def information(rows: GroupedRows) -> Wishart:
-    """The default prior of Kass and Natarajan (2006): J, what the rows of one group tell of its effects on average.
+    """Make the prior of Kass and Natarajan (2006) from J, what the rows of a group tell of its effects on average.
+
+    Args:
+        rows: the data, with their likelihood and the prior of the fixed effects.
+
+    Returns:
+        The Wishart prior of the precision of the random effects.
 
     Raises:
         InputError: rows that tell nothing of some effect.

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torchngvi.errors import PairError
 from torchngvi.interfaces import Acceleration, Estimator, Metric, Momentum, Posterior, Rule, StepSize, Tangent, Target
-from torchngvi.structures import FullAlgebra
 
 
 class Parts(NamedTuple):
@@ -127,7 +126,7 @@ WITH_POSTERIOR: list[Refusal] = [
         "DiagonalGaussian.",
     ),
     (
-        lambda p: p.rule.full_algebra and not isinstance(p.q.structure, FullAlgebra),
+        lambda p: p.rule.full_algebra and not p.q.structure.closed,
         "{rule} needs products of matrices that leave the pattern of {structure}. Use VariationalNewton(), "
         "NaturalGradient() or LocalExponential(), or a structure of blocks.",
     ),

@@ -2,11 +2,11 @@
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Frame, Posterior, clique_frames
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.memory import RememberingPosterior
 from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
 from torchngvi.structures import Forest
 
@@ -23,10 +23,9 @@ class CliqueGaussian(PrecisionCholeskyGaussian):
         frame: Frame,  # of the cliques
         root: Tensor,  # T_c, (*batch, n, k, k)
     ) -> None:
-        Gaussian.__init__(self, frame.mean.shape[-1], frame.mean.shape[:-1], None)
-        self._buffers["mean"], self._buffers["precision_tril"] = frame.mean, root
-        for name, like in (("mean_probe", frame.mean), ("root_probe", root)):
-            self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
+        RememberingPosterior.__init__(self)
+        self._size(frame.mean.shape[-1], frame.mean.shape[:-1], frame.structure)
+        self._hold(frame.mean, root)
         self._seen = frame
 
     def frame(self) -> Frame:
@@ -59,7 +58,7 @@ def clique_marginals(
     [(torch.Size([3]), 3), (torch.Size([1]), 1)]
     """
     frames = clique_frames(q.frame())
-    assert isinstance(q.structure, Forest)
+    assert isinstance(q.structure, Forest)  # `clique_frames` has refused any other: for the types alone
     assert isinstance(q, Gaussian)
     roots = q.structure.cliques(q.whitener())
     return [CliqueGaussian(frame, root) for frame, root in zip(frames, roots, strict=True)]

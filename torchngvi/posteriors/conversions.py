@@ -11,7 +11,7 @@ from torchngvi.interfaces import FullPrior, Prior
 from torchngvi.numerics.linalg import cholesky, eigh
 from torchngvi.posteriors.roots import kept_covariance, root_of_inverse
 from torchngvi.posteriors.starts import StartedGaussian
-from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
+from torchngvi.structures import Dense, Pattern
 from torchngvi.structures.pattern import Structured
 
 
@@ -99,14 +99,14 @@ class ConvertibleGaussian(StartedGaussian):
         cls,
         mean: Tensor,  # (*batch, D)
         marginals: Structured,  # the entries of V in the pattern
-        structure: FullAlgebra,
+        structure: Pattern,
     ) -> Self:
         """Make the posterior whose covariance has these entries; for a mean field without a D x D matrix.
 
         Args:
             mean: m, (*batch, D).
             marginals: the entries of V in the pattern, as `Frame.marginals` returns them.
-            structure: the pattern, also that of the posterior.
+            structure: the pattern, also that of the posterior; it is ``closed``, as a covariance has it.
 
         Returns:
             A posterior of this class, with the dtype and device of ``mean``.
@@ -137,11 +137,11 @@ class ConvertibleGaussian(StartedGaussian):
         >>> NaturalGaussian.from_posterior(CholeskyGaussian(1, scale=0.5)).precision.item()
         4.0
         """
-        kept = None if isinstance(other.structure, Diagonal) else other.structure
+        kept = None if other.structure.widest == 1 else other.structure
         pattern = cls._pattern(other.dim, structure, kept)
-        if isinstance(pattern, Diagonal):
+        if pattern.widest == 1:
             return cls._of(other.mean, other.stddev, pattern)
-        if other.upper and pattern == other.structure and not isinstance(pattern, FullAlgebra):
+        if other.upper and pattern == other.structure and not pattern.closed:
             new = cls._of(other.mean, torch.ones_like(other.mean), pattern)
             new.restore(new._coordinates_with(other.mean, other.whitener()))
             return new
@@ -193,7 +193,7 @@ class ConvertibleGaussian(StartedGaussian):
 
     @classmethod
     def _of(cls, mean: Tensor, scale: Tensor, structure: Pattern) -> Self:
-        return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=scale, structure=structure)  # type: ignore[call-arg]
+        return cls(mean.shape[-1], mean.shape[:-1], mean=mean, scale=scale, structure=structure)
 
     def kept_covariance(
         self,

@@ -31,7 +31,7 @@ from torchngvi.interfaces import (
     Tangent,
 )
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.roots import log_moved
+from torchngvi.posteriors.roots import tangent_moved
 from torchngvi.structures import Diagonal, FullAlgebra, Pattern
 
 
@@ -45,12 +45,6 @@ class CovarianceRoot(Gaussian):
 
     takes = frozenset({Congruence, Tangent, RootTangent, LogTangent, Affine, Root})
     structure: FullAlgebra
-    root_name = "scale_tril"  # the buffer that holds C
-
-    @property
-    def coordinates(self) -> Coordinates:
-        """The two buffers, m and C."""
-        return Coordinates(self.mean, self._buffers[self.root_name])  # type: ignore[arg-type]
 
     @property
     def precision(self) -> Tensor:
@@ -88,7 +82,7 @@ class CovarianceRoot(Gaussian):
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
         """Compute (m', C') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
-        mean, root = self.coordinates
+        mean, root = here = self.coordinates
         structure = self.structure
         in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)
         match move:
@@ -96,17 +90,15 @@ class CovarianceRoot(Gaussian):
                 factor, in_cone = structure.reverse_cholesky(N)
                 new = structure.right_solve(root, factor)
                 vector = mean + structure.mv(new, structure.tsolve(factor, force))
-            case LogTangent((vector_change, matrix_change)):
-                vector, new = mean + vector_change, log_moved(structure, root, matrix_change)
-            case Tangent((vector_change, matrix_change)):
-                vector, new = mean + vector_change, root + matrix_change
             case Affine(M, s):
                 vector = mean + s
                 new = structure.lower_root(structure.matmul(M, root))
             case Root(vector, new):
                 pass
+            case _:
+                vector, new = tangent_moved(structure, here, move)
         new, ok = structure.positive_root(new)
-        return Coordinates(vector, new), self.structure.everywhere(ok & in_cone & self._proper(vector, new))
+        return Coordinates(vector, new), structure.everywhere(ok & in_cone & self._proper(vector, new))
 
     def log_det_root(self) -> Tensor:
         """Compute log|det C| = Σ log C_ii, (*batch,)."""
@@ -117,9 +109,11 @@ class CovarianceRoot(Gaussian):
         """The lower Cholesky factor C of the covariance, written out, (*batch, D, D)."""
         return self.structure.to_dense(self.coordinates.matrix)
 
-    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
-        matrix = scale.ndim > mean.ndim
-        return Coordinates(mean, self.structure.from_dense(scale) if matrix else self._diagonal_matrix(scale))
+    def _of_stddev(self, mean: Tensor, stddev: Tensor) -> Coordinates:
+        return Coordinates(mean, self._diagonal_matrix(stddev))
+
+    def _of_factor(self, mean: Tensor, factor: Tensor) -> Coordinates:
+        return Coordinates(mean, self.structure.from_dense(factor))
 
 
 class CholeskyGaussian(CovarianceRoot):
@@ -152,24 +146,7 @@ class CholeskyGaussian(CovarianceRoot):
     6
     """
 
-    def __init__(
-        self,
-        dim: int,
-        batch_shape: Sequence[int] = (),
-        *,
-        mean: Tensor | float = 0.0,
-        scale: Tensor | float = 1.0,
-        structure: Pattern | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(dim, batch_shape, structure)
-        if not isinstance(self.structure, FullAlgebra):
-            raise PairError(
-                f"CholeskyGaussian holds a root of the covariance, which {type(structure).__name__} does not have in "
-                "its pattern: only that of the precision. Use a PrecisionCholeskyGaussian or a NaturalGaussian."
-            )
-        self._register(("mean", "scale_tril"), mean, scale, dtype, device)
+    coordinate_names = ("mean", "scale_tril")
 
 
 class DiagonalGaussian(CovarianceRoot):
@@ -189,7 +166,7 @@ class DiagonalGaussian(CovarianceRoot):
     [9.0, 9.0]
     """
 
-    root_name = "scale"
+    coordinate_names = ("mean", "scale")
 
     def __init__(
         self,
@@ -201,12 +178,11 @@ class DiagonalGaussian(CovarianceRoot):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(dim, batch_shape, Diagonal)
-        self._register(("mean", "scale"), mean, scale, dtype, device)
+        super().__init__(dim, batch_shape, mean=mean, scale=scale, structure=Diagonal, dtype=dtype, device=device)
 
     @classmethod
     def _pattern(cls, dim: int, structure: Pattern | None, kept: Pattern | None = None) -> Pattern:
-        if structure is not None and not isinstance(structure, Diagonal):
+        if structure not in (None, Diagonal(dim)):
             raise PairError(f"a DiagonalGaussian has the structure Diagonal({dim}); got {structure}.")
         return Diagonal(dim)
 

@@ -30,8 +30,6 @@ class Gaussian(ConvertibleGaussian):
     (True, torch.Size([4, 2]))
     """
 
-    upper = False
-
     def marginal_variance(
         self,
         rows: Tensor,  # X, (N, D) or (*batch, N, D)

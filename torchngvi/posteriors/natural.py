@@ -5,8 +5,6 @@ VN: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g (Khan and Rue 2023; Kumar et 
 a factor of V or a product of D x D matrices.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -21,14 +19,12 @@ from torchngvi.interfaces import (
     Raw,
     Tangent,
 )
-from torchngvi.numerics.linalg import cholesky
-from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.memory import Tested
-from torchngvi.structures import FullAlgebra, Pattern
+from torchngvi.posteriors.precision import PrecisionGaussian
 from torchngvi.structures.pattern import Structured
 
 
-class NaturalGaussian(Gaussian):
+class NaturalGaussian(PrecisionGaussian):
     """N(m, S⁻¹), in the buffers ``precision_mean`` (S m) and ``precision`` (S).
 
     A step of the natural gradient adds to S, without a factor of V or a product of D x D matrices, and every structure,
@@ -47,22 +43,8 @@ class NaturalGaussian(Gaussian):
     """
 
     takes = frozenset({Congruence, Tangent})
-    upper = True
+    coordinate_names = ("precision_mean", "precision")
     precision_mean: Tensor
-
-    def __init__(
-        self,
-        dim: int,
-        batch_shape: Sequence[int] = (),
-        *,
-        mean: Tensor | float = 0.0,
-        scale: Tensor | float = 1.0,
-        structure: Pattern | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(dim, batch_shape, structure)
-        self._register(("precision_mean", "precision"), mean, scale, dtype, device)
 
     @property
     def mean(self) -> Tensor:
@@ -75,11 +57,6 @@ class NaturalGaussian(Gaussian):
     def _solved(self, factor: Structured, vector: Tensor) -> Tensor:
         """(T Tᵀ)⁻¹ x."""
         return self.structure.tsolve(factor, self.structure.solve(factor, vector))
-
-    @property
-    def coordinates(self) -> Coordinates:
-        """The two buffers, S m and S."""
-        return Coordinates(self.precision_mean, self._buffers["precision"])  # type: ignore[arg-type]
 
     @property
     def precision(self) -> Tensor:
@@ -98,47 +75,23 @@ class NaturalGaussian(Gaussian):
         known = self._computed("mean", "root")
         return Frame(known["mean"], known["root"], self.structure, upper=True)
 
-    def _compute_root(self) -> Structured:
-        return self.structure.inverse(self.factor())
-
     def snapshot(self) -> Coordinates:
         """Copy the coordinates with what is known of them."""
         return Tested.of(*super().snapshot(), **self._computed("mean", "factor", "root"))
 
-    @property
-    def scale_tril(self) -> Tensor:
-        """The lower Cholesky factor of the covariance V, (*batch, D, D)."""
-        return cholesky(self.covariance)[0]
+    def _of_stddev(self, mean: Tensor, stddev: Tensor) -> Coordinates:
+        return Coordinates(mean / stddev.square(), self._diagonal_matrix(stddev.pow(-2)))
 
-    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
-        if scale.ndim == mean.ndim:
-            return Coordinates(mean / scale.square(), self._diagonal_matrix(scale.pow(-2)))
+    def _of_factor(self, mean: Tensor, factor: Tensor) -> Coordinates:
         structure = self.structure
-        if isinstance(structure, FullAlgebra):  # the blocks of the factor are a factor of the blocks
-            scale = structure.to_dense(structure.from_dense(scale))
-        precision = structure.from_dense(torch.cholesky_inverse(scale))
+        if structure.closed:  # the blocks of the factor are a factor of the blocks
+            factor = structure.to_dense(structure.from_dense(factor))
+        precision = structure.from_dense(torch.cholesky_inverse(factor))
         return Coordinates(structure.smv(precision, mean), precision)
 
     def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
         structure = self.structure
         return Coordinates(structure.mv(whitener, structure.tmv(whitener, mean)), structure.marginals(whitener))
-
-    def whiten(self, x: Tensor) -> Tensor:
-        """Divide vectors by the root of the frame: C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
-        return self.structure.tmv(self.factor(), x)
-
-    def whitener(self) -> Structured:
-        """Return T, the transpose of C⁻¹."""
-        return self.factor()
-
-    def log_det_root(self) -> Tensor:
-        """Compute log|det C| = -Σ log T_ii, (*batch,)."""
-        return -self.structure.log_det(self.factor())
-
-    def unframe(self, a: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a and W out of the frame by products with T: T a and T W Tᵀ."""
-        factor = self.factor()
-        return self.structure.mv(factor, a), self.structure.congruence(factor, W)
 
     def tangent(self, e: Expectation) -> Coordinates:
         """Compute the natural gradient in (S m, S), which is (g - G m, -G) with G = H - γS."""
@@ -148,7 +101,7 @@ class NaturalGaussian(Gaussian):
 
     def _raw(self, derivative: Derivative) -> tuple[Tensor, Structured]:
         """g and H in the pattern, with no detour through the frame where squares can be cut out of H."""
-        if isinstance(derivative, Framed) or not isinstance(self.structure, FullAlgebra):
+        if isinstance(derivative, Framed) or not self.structure.closed:
             return self.unframe(*derivative.framed(self.frame()))
         g, H = derivative if isinstance(derivative, Raw) else derivative.raw()
         return g, self.structure.from_dense(H)

@@ -10,8 +10,6 @@ from N = L Lᵀ:
 The natural gradient is Theorem 2 of Tan (2025), for the Cholesky factor of the precision.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -25,15 +23,13 @@ from torchngvi.interfaces import (
     RootTangent,
     Tangent,
 )
-from torchngvi.numerics.linalg import cholesky
-from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.memory import Tested
-from torchngvi.posteriors.roots import log_moved, root_of_inverse
-from torchngvi.structures import FullAlgebra, Pattern
+from torchngvi.posteriors.precision import PrecisionGaussian
+from torchngvi.posteriors.roots import root_of_inverse, tangent_moved
 from torchngvi.structures.pattern import Structured
 
 
-class PrecisionCholeskyGaussian(Gaussian):
+class PrecisionCholeskyGaussian(PrecisionGaussian):
     """N(m, (T Tᵀ)⁻¹) with a lower-triangular T, in the buffers ``mean`` and ``precision_tril``.
 
     Take it for rules that follow a root where only the precision is sparse, as in hierarchical models: every structure,
@@ -52,26 +48,11 @@ class PrecisionCholeskyGaussian(Gaussian):
     """
 
     takes = frozenset({Congruence, Tangent, RootTangent, LogTangent})
-    upper = True
+    coordinate_names = ("mean", "precision_tril")
 
-    def __init__(
-        self,
-        dim: int,
-        batch_shape: Sequence[int] = (),
-        *,
-        mean: Tensor | float = 0.0,
-        scale: Tensor | float = 1.0,
-        structure: Pattern | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(dim, batch_shape, structure)
-        self._register(("mean", "precision_tril"), mean, scale, dtype, device)
-
-    @property
-    def coordinates(self) -> Coordinates:
-        """The two buffers, m and T."""
-        return Coordinates(self.mean, self._buffers["precision_tril"])  # type: ignore[arg-type]
+    def factor(self) -> Structured:
+        """Return T itself, which is a coordinate."""
+        return self.coordinates.matrix
 
     @property
     def precision_tril(self) -> Tensor:
@@ -84,19 +65,14 @@ class PrecisionCholeskyGaussian(Gaussian):
         root = self.precision_tril
         return root @ root.mT
 
-    @property
-    def scale_tril(self) -> Tensor:
-        """The lower Cholesky factor of the covariance V, (*batch, D, D)."""
-        if isinstance(self.structure, FullAlgebra):
-            return self.structure.to_dense(root_of_inverse(self.structure, self.coordinates.matrix))
-        return cholesky(self.covariance)[0]
+    def _of_stddev(self, mean: Tensor, stddev: Tensor) -> Coordinates:
+        return Coordinates(mean, self._diagonal_matrix(stddev.reciprocal()))
 
-    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
-        if scale.ndim == mean.ndim:
-            return Coordinates(mean, self._diagonal_matrix(scale.reciprocal()))
-        if isinstance(self.structure, FullAlgebra):
-            return Coordinates(mean, root_of_inverse(self.structure, self.structure.from_dense(scale)))
-        return Coordinates(mean, self.structure.cholesky(self.structure.from_dense(torch.cholesky_inverse(scale)))[0])
+    def _of_factor(self, mean: Tensor, factor: Tensor) -> Coordinates:
+        structure = self.structure
+        if structure.closed:  # the root of the precision follows from that of the covariance, block by block
+            return Coordinates(mean, root_of_inverse(structure, structure.from_dense(factor)))
+        return Coordinates(mean, structure.cholesky(structure.from_dense(torch.cholesky_inverse(factor)))[0])
 
     def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
         return Coordinates(mean, whitener)
@@ -105,29 +81,9 @@ class PrecisionCholeskyGaussian(Gaussian):
         """Return m and the root T⁻ᵀ, kept until the coordinates change."""
         return Frame(self.mean, self._computed("root")["root"], self.structure, upper=True)
 
-    def _compute_root(self) -> Structured:
-        return self.structure.inverse(self.coordinates.matrix)
-
     def snapshot(self) -> Coordinates:
         """Copy the coordinates with what is known of them."""
         return Tested.of(*super().snapshot(), **self._computed("root"))
-
-    def whiten(self, x: Tensor) -> Tensor:
-        """Divide vectors by the root of the frame: C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
-        return self.structure.tmv(self.coordinates.matrix, x)
-
-    def whitener(self) -> Structured:
-        """Return T, the transpose of C⁻¹."""
-        return self.coordinates.matrix
-
-    def log_det_root(self) -> Tensor:
-        """Compute log|det C| = -Σ log T_ii, (*batch,)."""
-        return -self.structure.log_det(self.coordinates.matrix)
-
-    def unframe(self, a: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a and W out of the frame by products with T: T a and T W Tᵀ."""
-        root = self.coordinates.matrix
-        return self.structure.mv(root, a), self.structure.congruence(root, W)
 
     def tangent(self, e: Expectation) -> Coordinates:
         """Compute the natural gradient in (m, T), which is (T⁻ᵀ a, -T tril½[P])."""
@@ -143,7 +99,7 @@ class PrecisionCholeskyGaussian(Gaussian):
 
     def moved(self, move: Move) -> tuple[Coordinates, Tensor]:
         """Compute (m', T') with a positive diagonal, and where it is one and V' neither over- nor underflows."""
-        mean, root = self.coordinates
+        mean, root = here = self.coordinates
         structure = self.structure
         in_cone = torch.ones(self.batch_shape, dtype=torch.bool, device=mean.device)
         match move:
@@ -151,14 +107,8 @@ class PrecisionCholeskyGaussian(Gaussian):
                 lower, in_cone = structure.cholesky(N)
                 new = structure.matmul(root, lower)
                 vector = mean + structure.tsolve(new, structure.solve(lower, force))
-            case LogTangent((vector_change, matrix_change)):
-                vector, new = mean + vector_change, log_moved(structure, root, matrix_change)
-            case Tangent((vector_change, matrix_change)):
-                vector, new = mean + vector_change, root + matrix_change
             case _:
-                raise NotImplementedError  # `takes` refuses it before
+                vector, new = tangent_moved(structure, here, move)
         new, ok = structure.positive_root(new)
         inverse = structure.inverse(new)
-        return Tested.of(vector, new, root=inverse), self.structure.everywhere(
-            ok & in_cone & self._proper(vector, inverse)
-        )
+        return Tested.of(vector, new, root=inverse), structure.everywhere(ok & in_cone & self._proper(vector, inverse))

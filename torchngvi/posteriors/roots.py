@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from torchngvi.interfaces import Coordinates, LogTangent, Move, Tangent
 from torchngvi.structures import FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -21,45 +22,54 @@ def kept_covariance(structure: Pattern, scale_tril: Tensor) -> Tensor:
     >>> kept_covariance(Diagonal(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]])).tolist()
     [[1.0, 0.0], [0.0, 5.0]]
     """
-    if structure.widest == structure.dim or not isinstance(structure, FullAlgebra):
+    if structure.widest == structure.dim or not structure.closed:
         return scale_tril
     root, _ = structure.cholesky(structure.from_dense(scale_tril @ scale_tril.mT))
     return structure.to_dense(root)
 
 
-def log_moved(
+def tangent_moved(
     structure: Pattern,
-    root: Structured,  # Λ, triangular, in q's pattern
-    change: Tensor,  # of log Λ_ii on the diagonal, of Λ_ij elsewhere
-) -> Tensor:
-    """Move a root so that its diagonal moves by its logarithm: Λ_ii exp(change_ii), and Λ_ij + change_ij elsewhere.
+    here: Coordinates,  # m and a triangular root Λ
+    move: Move,
+) -> Coordinates:
+    """Move mean and root along a tangent: Λ + change, the diagonal by its logarithm where the move is a `LogTangent`.
 
     Args:
         structure: the pattern of q.
-        root: Λ, triangular, in the pattern.
-        change: the change of log Λ_ii on the diagonal, and that of Λ_ij elsewhere, in the pattern.
+        here: m, and a triangular root Λ of the covariance or of the precision, in the pattern.
+        move: a `Tangent`, whose change is that of Λ; or a `LogTangent`, with the change of log Λ_ii on the diagonal.
 
     Returns:
-        The new root, whose diagonal has the signs that it had.
+        The new mean and root; along a `LogTangent` the diagonal of the root has the signs that it had.
+
+    Raises:
+        NotImplementedError: another move, which a posterior that takes it makes by itself.
 
     >>> import torch
     >>> from torchngvi.structures import Dense
-    >>> root = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
-    >>> log_moved(Dense(2), root, torch.tensor([[0.0, 0.0], [1.0, 0.0]])).tolist()
+    >>> here = Coordinates(torch.zeros(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+    >>> change = Coordinates(torch.ones(2), torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+    >>> tangent_moved(Dense(2), here, LogTangent(change)).matrix.tolist()
     [[1.0, 0.0], [4.0, 4.0]]
     """
-    diagonal = structure.diagonal(root) * structure.diagonal(change).exp()
-    return structure.with_diagonal(root + change, diagonal)
+    match move:
+        case LogTangent((vector, matrix)):
+            diagonal = structure.diagonal(here.matrix) * structure.diagonal(matrix).exp()
+            return Coordinates(here.vector + vector, structure.with_diagonal(here.matrix + matrix, diagonal))
+        case Tangent((vector, matrix)):
+            return Coordinates(here.vector + vector, here.matrix + matrix)
+    raise NotImplementedError  # `takes` refuses it before
 
 
 def root_of_inverse(
-    structure: FullAlgebra,
+    structure: Pattern,
     root: Structured,  # A, lower triangular
 ) -> Structured:
     """Find the lower root of (A Aᵀ)⁻¹, by a QR factorisation of A⁻ᵀ.
 
     Args:
-        structure: the pattern, whose squares are closed under all products.
+        structure: a pattern that is ``closed`` under all products.
         root: A, lower triangular, in the pattern.
 
     Returns:
@@ -70,4 +80,5 @@ def root_of_inverse(
     >>> root_of_inverse(Dense(1), torch.tensor([[4.0]])).item()
     0.25
     """
+    assert isinstance(structure, FullAlgebra)  # it is closed: for the type alone
     return structure.positive_root(structure.lower_root(structure.transpose(structure.inverse(root))))[0]

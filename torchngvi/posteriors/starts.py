@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.memory import RememberingPosterior
@@ -16,7 +16,15 @@ from torchngvi.structures.pattern import Structured
 
 
 class StartedGaussian(RememberingPosterior):
-    """q = N(m, V) over (*batch, D), with buffers that a start is written to: abstract, the ground of `Gaussian`."""
+    """q = N(m, V) over (*batch, D), with buffers that a start is written to: abstract, the ground of `Gaussian`.
+
+    A class says the names of its two buffers, and how their values follow from a mean with standard deviations, or from
+    a mean with a lower factor of the covariance.
+    """
+
+    coordinate_names: tuple[str, str]  # the buffers of the vector and of the matrix
+    upper = False  # q holds a precision, whose root gives the frame an upper triangular C
+    structure: Pattern
 
     if TYPE_CHECKING:  # buffers or properties, as the coordinates have it
 
@@ -33,9 +41,22 @@ class StartedGaussian(RememberingPosterior):
             """The precision S = V⁻¹, (*batch, D, D)."""
 
     def __init__(
-        self, dim: int, batch_shape: Sequence[int], structure: Pattern | Callable[[int], Pattern] | None
+        self,
+        dim: int,
+        batch_shape: Sequence[int] = (),
+        *,
+        mean: Tensor | float = 0.0,
+        scale: Tensor | float = 1.0,
+        structure: Pattern | Callable[[int], Pattern] | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        self._size(dim, batch_shape, structure)
+        self._register(mean, scale, dtype, device)
+
+    def _size(self, dim: int, batch_shape: Sequence[int], structure: Pattern | Callable[[int], Pattern] | None) -> None:
+        """Take the sizes and the structure, after a check that they fit one another and the coordinates."""
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise InputError(f"dim is the number of latent variables, an integer of at least 1; got {dim!r}.")
         try:
@@ -50,13 +71,17 @@ class StartedGaussian(RememberingPosterior):
         structure = structure if isinstance(structure, Pattern) else structure(dim)
         if not isinstance(structure, Pattern) or structure.dim != dim:
             raise InputError(f"the structure must have D = {dim} coordinates, as the posterior; got {structure}.")
+        if not (self.upper or structure.closed):
+            raise PairError(
+                f"{type(self).__name__} holds a root of the covariance, which {type(structure).__name__} does not have "
+                "in its pattern: only that of the precision. Use a PrecisionCholeskyGaussian or a NaturalGaussian."
+            )
         self.dim = dim
         self.structure = structure
 
     @tracked
     def _register(
         self,
-        names: tuple[str, str],
         mean: Tensor | float,
         scale: Tensor | float,
         dtype: torch.dtype | None,
@@ -72,11 +97,25 @@ class StartedGaussian(RememberingPosterior):
             )
         vector = torch.zeros(*self.batch_shape, self.dim, dtype=dtype, device=device)
         matrix = torch.zeros(*self.batch_shape, *self.structure.shape, dtype=dtype, device=device)
-        for name, buffer in zip(names, (vector, matrix), strict=True):
+        self._hold(vector, matrix)
+        self.initialize_(mean, scale)
+
+    def _hold(
+        self,
+        vector: Tensor,  # (*batch, D)
+        matrix: Structured,
+    ) -> None:
+        """Take two tensors as the buffers, with probes beside them."""
+        for name, buffer in zip(self.coordinate_names, (vector, matrix), strict=True):
             self._buffers[name] = buffer  # a property of the class may write the same matrix out
         for name, like in zip(("mean_probe", "root_probe"), (vector, matrix), strict=True):
             self.register_buffer(name, torch.zeros_like(like, requires_grad=True), persistent=False)
-        self.initialize_(mean, scale)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The two buffers, a vector and a matrix."""
+        vector, matrix = self.coordinate_names
+        return Coordinates(self._buffers[vector], self._buffers[matrix])  # type: ignore[arg-type]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -88,8 +127,20 @@ class StartedGaussian(RememberingPosterior):
         """The device that the coordinates are on."""
         return self.mean_probe.device
 
-    def _coordinates_of(self, mean: Tensor, scale: Tensor) -> Coordinates:
-        """Compute the coordinates of a posterior with a scale (*batch, D), or with a lower factor (*batch, D, D)."""
+    def _of_stddev(
+        self,
+        mean: Tensor,  # (*batch, D)
+        stddev: Tensor,  # (*batch, D)
+    ) -> Coordinates:
+        """Compute the coordinates of a posterior with independent coordinates of these standard deviations."""
+        raise NotImplementedError
+
+    def _of_factor(
+        self,
+        mean: Tensor,  # (*batch, D)
+        factor: Tensor,  # C, (*batch, D, D), lower triangular
+    ) -> Coordinates:
+        """Compute the coordinates of the posterior with this factor of the covariance, as far as its pattern goes."""
         raise NotImplementedError
 
     def _coordinates_with(self, mean: Tensor, whitener: Structured) -> Coordinates:
@@ -153,7 +204,7 @@ class StartedGaussian(RememberingPosterior):
                 f"scale must have a positive diagonal, so that the covariance is positive definite; got {smallest:.6g}."
             )
         old, everywhere = self.snapshot(), torch.ones(self.batch_shape, dtype=torch.bool, device=like.device)
-        self.assign(self._coordinates_of(start.expand(full), factor), everywhere)
+        self.assign((self._of_factor if is_matrix else self._of_stddev)(start.expand(full), factor), everywhere)
         frame = self.frame()
         regular = self.structure.positive_root(frame.root)[1].all() & torch.isfinite(frame.mean).all()
         if not bool(regular):

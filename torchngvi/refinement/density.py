@@ -16,6 +16,11 @@ class Density(nn.Module, ABC):
     """A distribution over θ that can be drawn from and evaluated, without a graph.
 
     Moments and quantiles that have no closed form are those of 16,384 draws, the same at each call.
+
+    >>> from torchngvi.refinement import LayeredGaussian
+    >>> density = LayeredGaussian(torch.zeros(2), torch.eye(2))
+    >>> isinstance(density, Density), density.sample(5).shape
+    (True, torch.Size([5, 2]))
     """
 
     dim: int

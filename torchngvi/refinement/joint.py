@@ -68,7 +68,15 @@ def value_and_gradient(
     points: Tensor,  # (N, D)
     at_once: int = 2048,
 ) -> tuple[Tensor, Tensor]:  # (N,), (N, D)
-    """A log density and its gradient at points.
+    """Evaluate a log density and its gradient at points.
+
+    Args:
+        log_density: of points (N, D), returns (N,).
+        points: (N, D).
+        at_once: the most points in one call, which bounds the memory.
+
+    Returns:
+        The values, (N,), and the gradients, (N, D).
 
     >>> value_and_gradient(lambda x: -0.5 * x.square().sum(-1), torch.ones(1, 2))
     (tensor([-1.]), tensor([[-1., -1.]]))
@@ -101,7 +109,23 @@ class Quality(NamedTuple):
 
 @torch.no_grad()
 def quality(density: Density, joint: Joint, seed: int) -> Quality:
-    """Judge a density by log w = log p/γ - log q at 1,024 of its draws."""
+    """Judge a density by log w = log p/γ - log q at 1,024 of its draws.
+
+    Args:
+        density: the density q.
+        joint: the log joint log p, at temperature γ.
+        seed: of the draws.
+
+    Returns:
+        The ELBO with its standard error, the log evidence, and what the importance weights are worth.
+
+    >>> from torchngvi import LogJoint
+    >>> from torchngvi.refinement import LayeredGaussian
+    >>> q = LayeredGaussian(torch.zeros(1), torch.eye(1))
+    >>> found = quality(q, Joint(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), seed=0)
+    >>> round(found.elbo, 4), found.k_hat  # ½ log 2π
+    (0.9189, 0.0)
+    """
     device = next(density.buffers()).device
     theta = density.sample(DRAWS, torch.Generator(device).manual_seed(seed))
     log_weights = joint(theta) - density.log_prob(theta)
@@ -111,7 +135,17 @@ def quality(density: Density, joint: Joint, seed: int) -> Quality:
 def quality_of(
     log_weights: Tensor,  # (S,)
 ) -> Quality:
-    """Judge a density by its log importance weights at its own draws."""
+    """Judge a density by its log importance weights at its own draws.
+
+    Args:
+        log_weights: log p/γ - log q, (S,).
+
+    Returns:
+        The ELBO with its standard error, the log evidence, and what the weights are worth, as of 1,024 draws.
+
+    >>> round(quality_of(torch.zeros(256)).effective)
+    1024
+    """
     weights = smoothed(log_weights)
     elbo, error = float(log_weights.mean()), float(log_weights.std()) / math.sqrt(len(log_weights))
     if not math.isfinite(elbo):

@@ -188,7 +188,17 @@ def _log_cosh(x: Tensor) -> Tensor:
 def orthogonal(
     direction: Tensor,  # (D,), of length 1
 ) -> Tensor:  # (D, D)
-    """[u P]: an orthogonal matrix whose first column is the direction, by a Householder reflection."""
+    """Make an orthogonal matrix [u P] whose first column is a direction, by a Householder reflection.
+
+    Args:
+        direction: u, (D,), of length 1.
+
+    Returns:
+        The matrix, (D, D).
+
+    >>> orthogonal(torch.tensor([0.0, 1.0]))[:, 0].tolist()
+    [0.0, 1.0]
+    """
     axis = direction.clone()
     axis[0] += 1.0 if float(direction[0]) > 0 else -1.0
     basis = torch.eye(len(direction), dtype=direction.dtype, device=direction.device)

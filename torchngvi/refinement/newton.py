@@ -73,6 +73,9 @@ def fitted(
         draws: how many; by default as many as it takes to know each Gaussian to about 0.05 nats, within limits: few,
             and then what the noise of the gradient over them asks for.
 
+    Returns:
+        Means and roots of the Gaussians, their ELBOs, where they may be used, and over how many draws they were fitted.
+
     >>> fits = fitted(Batched(lambda y: -2 * y.square().sum(-1)), torch.ones(1, 2), torch.eye(2)[None], seed=0)
     >>> bool(fits.ok), fits.draws, fits.root.diagonal(dim1=-2, dim2=-1).tolist()
     (True, 32, [[0.5, 0.5]])

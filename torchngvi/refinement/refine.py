@@ -40,6 +40,11 @@ class Refinement:
         reason: one sentence.
         gradients: of the log joint, one a draw.
         values: of the log joint without a gradient.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> refined = refine(CholeskyGaussian(1), lambda theta: -0.5 * theta.square().sum(-1), "importance")
+    >>> refined.kind, list(refined.tried), refined.gradients
+    ('importance', ['importance'], 512)
     """
 
     posterior: Density

@@ -68,6 +68,11 @@ def trace(
     Each side goes on until the ELBO has fallen by 9 nats, in steps that it chooses itself; each node starts from the
     ones before it.
 
+    Args:
+        log_density: of points x (N, D), returns (N,).
+        direction: u, (D,), of length 1.
+        seed: of the draws.
+
     Returns:
         The nodes; None where the conditional in the middle has none.
 

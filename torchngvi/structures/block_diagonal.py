@@ -1,6 +1,6 @@
 """Block-diagonal matrices with blocks of any sizes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -110,31 +110,31 @@ class UnequalBlocks(FullAlgebra):
     def _matrix(self, parts: Iterable[Structured]) -> Structured:
         return torch.cat([one.flatten(-part.rank) for one, part in zip(parts, self._parts, strict=True)], -1)
 
-    def _each(self, verb: Callable[..., Any], *arguments: Iterable[Tensor]) -> list[Any]:
-        return [verb(*given) for given in zip(self._parts, *arguments, strict=True)]
+    def _each(self, verb: str, *arguments: Iterable[Tensor]) -> list[Any]:
+        """A verb of the parts, on the arguments of each."""
+        return [getattr(part, verb)(*given) for part, *given in zip(self._parts, *arguments, strict=True)]
 
     # ---------------------------------------------------------------------------- the verbs, part by part
 
     def mv(self, root: Structured, x: Tensor) -> Tensor:
         """Multiply vectors by any block-diagonal matrix: A x."""
-        return self._vector(self._each(lambda part, *xs: part.mv(*xs), self._matrices(root), self._vectors(x)))
+        return self._vector(self._each("mv", self._matrices(root), self._vectors(x)))
 
     def tmv(self, root: Structured, x: Tensor) -> Tensor:
         """Multiply vectors by the transpose of any block-diagonal matrix: Aᵀ x."""
-        return self._vector(self._each(lambda part, *xs: part.tmv(*xs), self._matrices(root), self._vectors(x)))
+        return self._vector(self._each("tmv", self._matrices(root), self._vectors(x)))
 
     def solve(self, root: Structured, x: Tensor) -> Tensor:
         """Solve L y = x, one substitution for each size of blocks."""
-        return self._vector(self._each(lambda part, *xs: part.solve(*xs), self._matrices(root), self._vectors(x)))
+        return self._vector(self._each("solve", self._matrices(root), self._vectors(x)))
 
     def tsolve(self, root: Structured, x: Tensor) -> Tensor:
         """Solve Lᵀ y = x, one substitution for each size of blocks."""
-        return self._vector(self._each(lambda part, *xs: part.tsolve(*xs), self._matrices(root), self._vectors(x)))
+        return self._vector(self._each("tsolve", self._matrices(root), self._vectors(x)))
 
     def _map(self, name: str, *matrices: Structured) -> Structured:
         """A verb from matrices to a matrix."""
-        parts = self._each(lambda part, *xs: getattr(part, name)(*xs), *(self._matrices(matrix) for matrix in matrices))
-        return self._matrix(parts)
+        return self._matrix(self._each(name, *(self._matrices(matrix) for matrix in matrices)))
 
     def matmul(self, left: Structured, right: Structured) -> Structured:
         """Multiply any two block-diagonal matrices: A B."""
@@ -177,18 +177,16 @@ class UnequalBlocks(FullAlgebra):
         return self._factored("reverse_cholesky", symmetric)
 
     def _factored(self, name: str, symmetric: Structured) -> tuple[Structured, Tensor]:
-        factors, ok = zip(*self._each(lambda part, x: getattr(part, name)(x), self._matrices(symmetric)), strict=True)
+        factors, ok = zip(*self._each(name, self._matrices(symmetric)), strict=True)
         return self._matrix(factors), torch.stack(ok).all(0)
 
     def lower(self, left: Tensor, right: Tensor) -> Structured:
         """Keep the blocks of Σ_n left_n right_nᵀ."""
-        return self._matrix(self._each(lambda part, *xs: part.lower(*xs), self._vectors(left), self._vectors(right)))
+        return self._matrix(self._each("lower", self._vectors(left), self._vectors(right)))
 
     def unconjugate(self, root: Structured, vector: Tensor, matrix: Structured) -> tuple[Tensor, Structured]:
         """Compute L⁻ᵀ a and L⁻ᵀ W L⁻¹ block by block."""
-        pairs = self._each(
-            lambda part, *xs: part.unconjugate(*xs), self._matrices(root), self._vectors(vector), self._matrices(matrix)
-        )
+        pairs = self._each("unconjugate", self._matrices(root), self._vectors(vector), self._matrices(matrix))
         return self._vector([a for a, _ in pairs]), self._matrix([W for _, W in pairs])
 
     def conjugate(self, root: Structured, dense: Tensor, transposed: bool = False) -> Structured:

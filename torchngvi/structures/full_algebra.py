@@ -13,10 +13,12 @@ class FullAlgebra(Pattern):
     Here `matmul` and `mv` take any matrix of squares, not only a triangular one.  Rules that follow a root of the
     covariance, or that need P², exp(P) or an orthogonal factor, ask for it; arrows and forests do not have it.
 
-    >>> from torchngvi.structures import Dense, FullAlgebra
-    >>> isinstance(Dense(2), FullAlgebra)
-    True
+    >>> from torchngvi.structures import Dense, arrow
+    >>> Dense(2).closed, arrow(groups=3, local=2, globals=1).closed
+    (True, False)
     """
+
+    closed = True
 
     @abstractmethod
     def transpose(self, matrix: Structured) -> Structured:

@@ -24,6 +24,9 @@ def arrow(
         local: r, of all groups or of each.
         globals: p, the parameters that all groups share; the last coordinates of θ.
 
+    Returns:
+        The structure, for a posterior that holds a precision or its root.
+
     Raises:
         InputError: numbers that are no positive integers, or not one a group.
 
@@ -58,6 +61,9 @@ def nested(
             counted from 0.
         local: the parameters of each node of the first, second, ... level; one more than there are ``within``.
         globals: the parameters that all share, the last coordinates of θ; 0 for none.
+
+    Returns:
+        The structure, for a posterior that holds a precision or its root.
 
     Raises:
         InputError: another number of levels than of ``local``, parents that are not numbered 0, 1, ..., or numbers that
@@ -98,6 +104,14 @@ def forest(
     """The pattern of a forest: each node holds a block of coordinates, beside those of all its ancestors.
 
     The entries of θ stand in the order of the nodes, and children before their parents: locals first, globals last.
+
+    Args:
+        parents: of each node the number of its parent, a later node; -1 or None of a root.
+        sizes: the number of coordinates of each node.
+
+    Returns:
+        The structure, for a posterior that holds a precision or its root; of roots alone independent blocks, which
+        every posterior takes.
 
     Raises:
         InputError: parents and sizes of different numbers, a parent that does not come later, or a size that is no

@@ -33,7 +33,19 @@ def kinds_of(
     parents: Sequence[int],  # of each node, a later node; -1 of a root
     sizes: Sequence[int],
 ) -> list[Kind]:
-    """The kinds of nodes, each before the kind of its parents."""
+    """Sort the nodes of a forest into kinds: nodes of one size whose parents are of one kind.
+
+    Args:
+        parents: of each node the number of its parent, a later node; -1 of a root.
+        sizes: the number of coordinates of each node.
+
+    Returns:
+        The kinds, each before the kind of its parents.
+
+    >>> groups, root = kinds_of([2, 2, -1], [1, 1, 3])
+    >>> groups.nodes, groups.size, groups.above, root.nodes
+    (2, 1, 3, 1)
+    """
     keys: dict[tuple[int, int], int] = {}  # size and kind of the parent, roots first
     members: list[list[int]] = []
     kind, rank = [0] * len(sizes), [0] * len(sizes)
@@ -66,7 +78,19 @@ def inherited(
     kind: Kind,
     values: Tensor,  # (*batch, m, a, b), of the parents
 ) -> Tensor:
-    """The values of each node's parent, (*batch, n, a, b); of a single parent one, to be broadcast."""
+    """Give each node the values of its parent.
+
+    Args:
+        kind: the kind of the nodes.
+        values: of the m parents, (*batch, m, a, b).
+
+    Returns:
+        The values, (*batch, n, a, b); of a single parent one, to be broadcast.
+
+    >>> kind, _ = kinds_of([2, 3, -1, -1], [1, 1, 1, 1])
+    >>> inherited(kind, torch.tensor([5.0, 7.0])[:, None, None]).flatten().tolist()
+    [5.0, 7.0]
+    """
     return values if kind.mothers == 1 else values.index_select(-3, kind.parents)
 
 
@@ -75,7 +99,20 @@ def below(
     values: Tensor,  # A, (*batch, m, a, b), of the parents
     own: Tensor,  # B, (*batch, n, b, c)
 ) -> Tensor:
-    """Multiply the parent's matrix by each node's own: A_parent B, (*batch, n, a, c)."""
+    """Multiply the parent's matrix by each node's own.
+
+    Args:
+        kind: the kind of the nodes.
+        values: A of the m parents, (*batch, m, a, b).
+        own: B of the n nodes, (*batch, n, b, c).
+
+    Returns:
+        A_parent B, (*batch, n, a, c).
+
+    >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
+    >>> below(kind, torch.tensor([[[2.0]]]), torch.tensor([[[3.0]], [[4.0]]])).flatten().tolist()
+    [6.0, 8.0]
+    """
     if kind.mothers == 1:
         return torch.einsum("...ab,...nbc->...nac", values[..., 0, :, :], own)
     return inherited(kind, values) @ own
@@ -85,7 +122,19 @@ def summed(
     kind: Kind,
     values: Tensor,  # (*batch, n, a, b)
 ) -> Tensor:
-    """Sums over siblings, (*batch, m, a, b)."""
+    """Sum the values of siblings.
+
+    Args:
+        kind: the kind of the nodes.
+        values: of the n nodes, (*batch, n, a, b).
+
+    Returns:
+        One sum a parent, (*batch, m, a, b).
+
+    >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
+    >>> summed(kind, torch.tensor([[[3.0]], [[4.0]]])).flatten().tolist()
+    [7.0]
+    """
     if kind.mothers == 1:
         return values.sum(-3, keepdim=True)
     zeros = values.new_zeros(*values.shape[:-3], kind.mothers, *values.shape[-2:])
@@ -97,7 +146,21 @@ def summed_product(
     left: Tensor,  # A, (*batch, n, a, b)
     right: Tensor,  # B, (*batch, n, b, c)
 ) -> Tensor:
-    """Sums of A B over siblings, (*batch, m, a, c)."""
+    """Sum the products A B of siblings.
+
+    Args:
+        kind: the kind of the nodes.
+        left: A of the n nodes, (*batch, n, a, b).
+        right: B of the n nodes, (*batch, n, b, c).
+
+    Returns:
+        One sum a parent, (*batch, m, a, c).
+
+    >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
+    >>> A = torch.tensor([[[3.0]], [[4.0]]])
+    >>> summed_product(kind, A, A).flatten().tolist()
+    [25.0]
+    """
     if kind.mothers == 1:
         return torch.einsum("...nab,...nbc->...ac", left, right)[..., None, :, :]
     return summed(kind, left @ right)
@@ -108,29 +171,50 @@ def stacked(
     rows: Tensor,  # (*batch, n, a, b), of the nodes
     of_parents: Tensor | None,  # (*batch, m, c, b)
 ) -> Tensor:
-    """The rows of each node above those of its ancestors, (*batch, n, a + c, b)."""
+    """Stack the rows of each node on those of its ancestors.
+
+    Args:
+        kind: the kind of the nodes.
+        rows: of the n nodes, (*batch, n, a, b).
+        of_parents: of the m parents, with those of their ancestors, (*batch, m, c, b); None of roots.
+
+    Returns:
+        The rows of both, (*batch, n, a + c, b).
+
+    >>> kind, _ = kinds_of([2, 2, -1], [1, 1, 1])
+    >>> stacked(kind, torch.tensor([[[3.0]], [[4.0]]]), torch.tensor([[[9.0]]]))[..., 0].tolist()
+    [[3.0, 9.0], [4.0, 9.0]]
+    """
     if of_parents is None:
         return rows
     upper = inherited(kind, of_parents)
     return torch.cat([rows, upper.expand(*upper.shape[:-3], kind.nodes, *upper.shape[-2:])], -2)
 
 
-class Rows:
-    """What ancestors hand downwards: for each node a matrix whose rows are its own, then those of its ancestors."""
+class Handed:
+    """A matrix that each node with children keeps for them, from the roots downwards: see `Rows` and `Chains`.
+
+    Args:
+        kinds: of the forest, children first.
+    """
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self._kinds = kinds
-        self._rows: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}
 
     def of_parents(self, k: int) -> Tensor | None:
-        """Return the rows that the parents of kind k keep, (*batch, m, p, c); None for roots."""
+        """Return what the parents of kind k keep, (*batch, m, p, c); None for roots."""
         up = self._kinds[k].up
-        return None if up is None else self._rows[up]
+        return None if up is None else self._kept[up]
+
+
+class Rows(Handed):
+    """What ancestors hand downwards: for each node a matrix whose rows are its own, then those of its ancestors."""
 
     def keep(self, k: int, own: Tensor) -> None:
         """Hand down the rows of the nodes of a kind, (*batch, n, r, c)."""
         if self._kinds[k].inner:
-            self._rows[k] = stacked(self._kinds[k], own, self.of_parents(k))
+            self._kept[k] = stacked(self._kinds[k], own, self.of_parents(k))
 
     def seen(self, k: int, border: Tensor) -> Tensor | None:
         """Borderᵀ times the rows of the ancestors, (*batch, n, r, c)."""
@@ -138,17 +222,8 @@ class Rows:
         return None if above is None else below(self._kinds[k], above.mT, border).mT
 
 
-class Chains:
-    """A root restricted to each node with children and its ancestors, from the roots downwards."""
-
-    def __init__(self, kinds: Sequence[Kind]) -> None:
-        self._kinds = kinds
-        self._made: dict[int, Tensor] = {}
-
-    def of_parents(self, k: int) -> Tensor | None:
-        """That of the parents, (*batch, m, p, p), of nodes that are no roots."""
-        up = self._kinds[k].up
-        return None if up is None else self._made[up]
+class Chains(Handed):
+    """A root restricted to each node with children and its ancestors, (*batch, n, r + p, r + p), to be handed down."""
 
     def restricted(self, k: int, square: Tensor, border: Tensor) -> Tensor:
         """That of the nodes of a kind, lower triangular, (*batch, n, r + p, r + p)."""
@@ -161,7 +236,7 @@ class Chains:
     def keep(self, k: int, square: Tensor, border: Tensor) -> None:
         """Hand it down to the children."""
         if self._kinds[k].inner:
-            self._made[k] = self.restricted(k, square, border)
+            self._kept[k] = self.restricted(k, square, border)
 
 
 class Inbox:

@@ -36,7 +36,23 @@ def placed(
     pattern: Stored,
     X: Tensor,  # (N, D) sparse CSR
 ) -> list[Placed] | None:
-    """Where the rows of X stand, of each kind of nodes; None where a row has columns of different branches."""
+    """Find for each row of a sparse design the clique that its columns lie in: a node and its ancestors.
+
+    Args:
+        pattern: the forest.
+        X: the design, (N, D), in sparse CSR storage; what was found is remembered as long as X lives.
+
+    Returns:
+        The rows of each kind of nodes, in the order of ``pattern.kinds``; None where a row has columns of different
+        branches.
+
+    >>> from torchngvi.numerics.sparse import compressed
+    >>> from torchngvi.structures import arrow
+    >>> X = compressed(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), torch.ones(3), (2, 3))
+    >>> groups, root = placed(arrow(groups=2, local=1, globals=1), X)
+    >>> groups.clique.tolist(), groups.rows.tolist(), len(root.rows)
+    ([0, 1], [0, 1], 0)
+    """
     known: dict[Stored, list[Placed] | None] = _KNOWN.setdefault(X, {})
     if pattern not in known:
         with torch.inference_mode(False), torch.no_grad():

@@ -118,7 +118,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         if issubclass(posterior, FlatGaussian):
             self.posterior = posterior.standard(num_inducing_points, batch_shape)
         else:
-            self.posterior = posterior(num_inducing_points, batch_shape)  # type: ignore[call-arg]
+            self.posterior = posterior(num_inducing_points, batch_shape)
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
         self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`

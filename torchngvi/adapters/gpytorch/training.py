@@ -27,7 +27,18 @@ _INTERRUPTED = "because it was interrupted"
 
 
 class TrainingResult(NamedTuple):
-    """The outcome of `train_svgp`: its losses, the steps not taken, the verdict on q, and why the epochs ended."""
+    """The outcome of `train_svgp`: its losses, the steps not taken, the verdict on q, and why the epochs ended.
+
+    Attributes:
+        losses: the negative ELBO per datum, the mean over the batches of each epoch.
+        rejections: the number of natural steps that were not taken.
+        refined: the result of the last fit of q, where one was asked for.
+        interrupted: whether the run was stopped from the keyboard, within an epoch that is not counted.
+        reason: why the epochs ended, a sentence from "because" on.
+
+    >>> print(TrainingResult([1.5, 1.25], 0, None))
+    2 epochs, negative ELBO per datum 1.2500, 0.25 less than an epoch before, 0 natural steps not taken
+    """
 
     losses: list[float]  # negative ELBO per datum, the mean over the batches of each epoch
     rejections: int  # natural steps that were not taken

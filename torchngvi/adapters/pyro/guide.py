@@ -44,6 +44,10 @@ from torchngvi.renamed import renamed
 class LatentGaussian(TorchDistribution):
     """q as a distribution of Pyro: it draws through the probes, and its log density has constant coordinates.
 
+    Args:
+        q: the posterior.
+        batch_shape: the batch of the distribution, whose members are all q; () for one.
+
     >>> LatentGaussian(CholeskyGaussian(2)).expand([3]).rsample().shape
     torch.Size([3, 2])
     """

@@ -17,7 +17,12 @@ from torchngvi.errors import InputError
 
 
 class Base(ABC):
-    """The abstract base of the noise densities φ: see `Gaussian`, `Laplace`, `Logistic` and `StudentT`."""
+    """The abstract base of the noise densities φ: see `Gaussian`, `Laplace`, `Logistic` and `StudentT`.
+
+    >>> base: Base = Laplace()
+    >>> base.kurtosis, base.sample(torch.zeros(3)).shape
+    (6.0, torch.Size([3]))
+    """
 
     @property
     @abstractmethod

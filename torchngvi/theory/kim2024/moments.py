@@ -232,7 +232,16 @@ def wasserstein_to_point(
 
 
 class EmpiricalVariance(NamedTuple):
-    """The constants of E|g(λ)|² ≤ α̂|λ - λ*|² + β̂ on the points that were looked at, from `empirical_variance`."""
+    """The constants of E|g(λ)|² ≤ α̂|λ - λ*|² + β̂ on the points that were looked at, from `empirical_variance`.
+
+    Attributes:
+        alpha: the least α̂ that holds at all of the points.
+        slope: the slope of the line through β̂ by least squares.
+        beta: β̂ = E|g(λ*)|².
+
+    >>> EmpiricalVariance(alpha=3.0, slope=2.5, beta=1.0).alpha
+    3.0
+    """
 
     alpha: float  # the least that holds at all of them
     slope: float  # by least squares

@@ -37,6 +37,10 @@ class Scale(ABC):
     """The abstract base of the patterns of C, which is written out as (D, D).
 
     See `Triangular`, `MeanField`, `SquareRoot` and `Unrestricted`.
+
+    >>> scale: Scale = MeanField()
+    >>> scale.kept(torch.ones(2, 2)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
 
     @abstractmethod

@@ -49,7 +49,7 @@ def noisy(method: str, draws: int = 1, seed: int = 0) -> Estimator:
 
 def _star(target: GaussianTarget, q: Gaussian) -> Tensor:
     """The optimal root C*, as q stores it."""
-    return target.mean_field_optimum()[1].diagonal() if isinstance(q, DiagonalGaussian) else optimum(target)
+    return target.mean_field_optimum()[1].diagonal() if q.structure.widest == 1 else optimum(target)
 
 
 class Runs:
