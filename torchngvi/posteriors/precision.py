@@ -28,7 +28,10 @@ class PrecisionGaussian(Gaussian):
     @property
     def scale_tril(self) -> Tensor:
         """The lower Cholesky factor of the covariance V, (*batch, D, D)."""
-        return root_of_inverse(Dense(self.dim), self.structure.to_dense(self.factor()))
+        structure, factor = self.structure, self.factor()
+        if structure.closed:
+            return structure.to_dense(root_of_inverse(structure, factor))
+        return root_of_inverse(Dense(self.dim), structure.to_dense(factor))
 
     def whiten(self, x: Tensor) -> Tensor:
         """Divide vectors by the root of the frame: C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
