@@ -24,7 +24,7 @@ from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
-from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
@@ -249,15 +249,15 @@ class _Steps(Engine):
         record = Record(step, loss, svi.norm, rho, self.skipped + svi.natural.rejections, draws, 0.0)
         return Standing(record, torch.tensor(False), torch.tensor(loss), (step, draws))
 
-    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
+    def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """Say what the loss did, never that it converged."""
         return self.interrupted(_account(self.losses), last)
 
-    def interrupted(self, reason: str, last: Standing) -> Verdict:
+    def interrupted(self, reason: str, last: Standing) -> Ending:
         """Give the mean loss of the last quarter of the steps."""
         self.losses = self.losses[: last.record.evaluations]
         level = _mean(self.losses[-(len(self.losses) // 4) :])[0]
-        return Verdict(False, reason, level, self.svi.norm, last.members)
+        return Ending(False, reason, level, self.svi.norm, last.members)
 
     def here(self) -> None:
         """Mark no coordinates, since the parameters of the model have moved too."""
