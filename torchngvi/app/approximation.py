@@ -6,6 +6,7 @@ from typing import Any
 
 from torchngvi.app.memory import examination
 from torchngvi.app.problems import Problem
+from torchngvi.app.psis import Proposal
 from torchngvi.diagnostics.allowance import Allowance
 from torchngvi.diagnostics.examination import examine_fitted
 from torchngvi.diagnostics.verdict import Verdict
@@ -32,10 +33,9 @@ def examined(result: FitResult, problem: Problem) -> FitResult:
     return replace(result, verdict=verdict).named(problem.data.names)
 
 
-def sentence(result: FitResult, k_hat: float) -> str:
-    """What the line says: words, the worst coefficient, and k-hat of q beside it."""
-    beside = "not available (the log joint is not finite at some draws of q)" if math.isnan(k_hat) else f"{k_hat:.2f}"
-    return f"{result.approximation} k-hat of q: {beside}." + ("" if result.converged else " (Before convergence.)")
+def sentence(result: FitResult, proposal: Proposal) -> str:
+    """What the line says: words, the worst coefficient, and k-hat of q with its effective draws beside it."""
+    return f"{result.approximation} k-hat of q: {proposal}." + ("" if result.converged else " (Before convergence.)")
 
 
 def numbers(verdict: Verdict | None) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class Outcome:
     coefficients: list[report.Coefficient]
     elbo_sampled: float
     elbo_error: float
-    k_hat: float
-    draws: int  # behind the three numbers above
+    draws: int  # behind the two numbers above
+    proposal: psis.Proposal
     held_out: HeldOut | None
     warnings: tuple[str, ...]
 
@@ -76,14 +76,15 @@ def run(problem: Problem) -> Outcome:
     draws = memory.draws(model.num_data, model.dim)
     weights = log_weights(q, model, draws, torch.Generator().manual_seed(settings.seed))
     terms = settings.temperature * weights
+    result = approximation.examined(result, problem)
     return Outcome(
         problem,
-        approximation.examined(result, problem),
+        result,
         report.coefficients(problem.data.names, q.mean, q.stddev),
         float(terms.mean()),
         float(terms.std() / math.sqrt(len(terms))),
-        float(psis.k_hat(weights)),
         len(weights),
+        psis.proposal(result.verdict, weights),
         _scores(problem),
         (*_too_few_rows(problem.data.train), *(str(warning.message) for warning in caught)),
     )
