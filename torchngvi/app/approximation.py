@@ -13,9 +13,10 @@ from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting.records import FitResult
 from torchngvi.models.guarded import Guarded
+from torchngvi.posteriors.gaussian import Gaussian
 
 
-def examined(result: FitResult, problem: Problem) -> FitResult:
+def examined(result: FitResult, q: Gaussian, problem: Problem) -> FitResult:
     """The result with a verdict on the Gaussian, in the names of the columns; or with the reason for none.
 
     It takes a few seconds at most: as many gradients as the size of the data allows.
@@ -27,7 +28,7 @@ def examined(result: FitResult, problem: Problem) -> FitResult:
         return replace(result, unexamined=why)
     try:
         target = Guarded(model)
-        verdict = examine_fitted(problem.q, Allowance(target, allowed, allowed), seed=settings.seed)
+        verdict = examine_fitted(q, Allowance(target, allowed, allowed), seed=settings.seed)
     except (TorchngviError, RuntimeError, ArithmeticError) as error:  # the fit is not lost for it
         return replace(result, unexamined=str(error).rstrip("."))
     return replace(result, verdict=verdict).named(problem.data.names)

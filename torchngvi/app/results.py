@@ -102,8 +102,13 @@ def show(outcome: Outcome, folder: Path | None) -> None:
 def _method_line(problem: Problem) -> str:
     s, optimizer = problem.settings, problem.optimizer
     structure = f" of structure {s.structure}" if s.structure else ""
-    steps = "steps found by trial" if optimizer.step_size.needs_trial else f"lr {optimizer.param_groups[0]['lr']:g}"
+    steps = "steps found by trial" if optimizer.step_size.needs_trial else f"lr {_lr(optimizer.param_groups[0]):g}"
     return f"{s.method}, {s.posterior} posterior{structure}, {steps}"
+
+
+def _lr(group: dict[str, Any]) -> float:
+    """The rate of a method, before any schedule."""
+    return group.get("initial_lr", group["lr"])
 
 
 def _title(outcome: Outcome) -> str:
