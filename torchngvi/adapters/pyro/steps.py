@@ -4,13 +4,15 @@
     λ̄_t = λ̄_{t-1} + 4/(t + 3) (λ_t - λ̄_{t-1})    polynomial decay (Shamir and Zhang 2013, section 4, with η = 3)
 
 λ are the coordinates of q.  An iterate weighs as the cube of its number, so that the start is forgotten, and t of them
-count as much as 7t/16 of equal weight.  Neither needs to know how long the run will be.  Beside an optimizer that
-moves parameters of the model the rate stays at ρ_0, since q has to follow where they lead.  With gradients of
-independent noise, whose natural norm is |g|, the average of k of them ends
+count as much as 7t/16 of equal weight.  Neither needs to know how long the run will be.  With gradients of independent
+noise, whose natural norm is |g|, the average of k of them ends
 
     E|g|²/(2k)      nats above the best
 
 (Polyak and Juditsky 1992, in the metric of q, in which the curvature at the optimum is about 1).
+
+Beside an optimizer that moves parameters of the model q has to follow where they lead: the rate stays at ρ_0, and the
+last step is the result.
 """
 
 import math
@@ -75,6 +77,7 @@ class AveragedSteps(Engine):
         self.svi, self.args, self.kwargs = svi, args, kwargs
         self.batches: Any = SimpleNamespace(**{f"argument {k}": given for k, given in enumerate(self._given())})
         self.rates = [group["lr"] for group in svi.natural.param_groups]
+        self.follows = svi.optim is not None  # parameters of the model
         self.losses: list[float] = []
         self.skipped = 0  # steps whose loss was not finite
         self.average: Coordinates | None = None
@@ -88,7 +91,7 @@ class AveragedSteps(Engine):
         """Take one step; the loss of the record is that before it."""
         svi, step = self.svi, len(self.losses) + 1
         self.mark()
-        if svi.optim is None:
+        if not self.follows:
             for group, rate in zip(svi.natural.param_groups, self.rates, strict=True):
                 group["lr"] = 2 / (2 / rate + step - 1)
         loss = svi.step(*self.args, **self.kwargs)
@@ -132,7 +135,8 @@ class AveragedSteps(Engine):
     def interrupted(self, reason: str, last: Standing) -> Ending:
         """Leave q at the average where the loss is steady; the loss is the mean of the last quarter of the steps."""
         self.losses = self.losses[: last.record.evaluations]
-        if self.average is not None and len(self.losses) >= FEWEST and _steady(self.losses):
+        averaged = self.average is not None and not self.follows
+        if averaged and len(self.losses) >= FEWEST and _steady(self.losses):
             self.go_back((self.average, {}))
         quarter = self.losses[-max(len(self.losses) // 4, 1) :]
         level = sum(quarter) / len(quarter)
@@ -146,12 +150,15 @@ class AveragedSteps(Engine):
         if not _steady(self.losses):
             noise = _fallen(self.losses)[1]
             return f"the loss still changed by {-fallen:.3g} ± {noise:.1g} in the last quarter. Take more steps."
+        text = f"as far as these steps can tell: the loss was steady at {last:.6g} ± {error:.1g}, "
+        if self.follows:
+            return (
+                f"{text}which at a constant rate may be far above the best. Lower the rate of svi.natural and compare, "
+                "or end with fit_guide on all data."
+            )
         steps = len(self.losses) - self.skipped
         above = self.norm2 / (2 * _SHARE * steps)
-        text = (
-            f"as far as these steps can tell: the loss was steady at {last:.6g} ± {error:.1g}, and the noise of the "
-            f"gradients leaves the average about {above:.1g} nats above the best."
-        )
+        text += f"and the noise of the gradients leaves the average about {above:.1g} nats above the best."
         if above <= _ENOUGH:
             return text
         return (
