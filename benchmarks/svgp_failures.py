@@ -101,7 +101,7 @@ class Model(gp.models.ApproximateGP):
         return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-class Outcome(NamedTuple):
+class Attempt(NamedTuple):
     """How a run has ended."""
 
     gap: float  # nats per datum above the optimum of q at the hyper-parameters reached
@@ -179,9 +179,9 @@ def finished(q, loss, rows, steps):
 
 def ended(row, model, likelihood, x, y, rejections=0, error=""):
     if error:
-        return Outcome(math.inf, math.inf, rejections, error)
+        return Attempt(math.inf, math.inf, rejections, error)
     reached, best = judged(row, model, likelihood, x, y)
-    return Outcome(reached - best, reached, rejections, "")
+    return Attempt(reached - best, reached, rejections, "")
 
 
 def started(row, q, dtype):

@@ -142,7 +142,8 @@ class TestOutputs:
         assert result["evaluations"] == 2
         out = capsys.readouterr().out
         assert f"bmi         {mean[3]:7.3f}" in out
-        assert "A Gaussian fits. k-hat of q: 0.00." in unwrapped(out)
+        assert "A Gaussian fits. k-hat of q: 0.00, worth 512 of 512 draws." in unwrapped(out)
+        assert (result["k_hat"], result["k_hat_draws"]) == (0.0, 512)
         assert (result["gaussian"], result["gaussian_reasons"], result["other_modes"]) == ("fits", [], 0)
         assert {row["name"] for row in result["gaussian_worst"]} <= {row["name"] for row in rows}
         for row in result["gaussian_worst"]:
@@ -241,6 +242,28 @@ class TestOutputs:
         assert run("--data", "iris", "--success", "setosa", *flags) == 0
         assert summary("runs/iris")["held_out_accuracy"] == 1.0
 
+    @pytest.mark.parametrize(("method", "posterior"), [("ifvb", "mean_field"), ("aifvb", "flat_cholesky")])
+    def test_flat_posteriors(self, capsys, method, posterior):
+        """Near the q of that family that is found by trial; told as that Gaussian, saved as it is, repeatable."""
+        flags = ("--data", "iris", "--success", "versicolor", "--max-evaluations", 250)
+        found = []
+        for folder in ("one", "two")[: 1 + (method == "ifvb")]:
+            assert run(*flags, "--method", method, "--posterior", posterior, "--out", folder) == 1  # it never says so
+            found.append(summary(folder))
+        said = unwrapped(capsys.readouterr().out)
+        assert f"{method}, {posterior} posterior, lr 1" in said
+        assert "Raise max_evaluations." in said
+        assert ("with independent coordinates" in said) is (posterior == "mean_field")
+        assert found[0]["elbo_sampled"] == found[-1]["elbo_sampled"]
+        other = "diagonal" if posterior == "mean_field" else "cholesky"
+        assert run(*flags, "--posterior", other, "--out", "exact") == 0
+        best = summary("exact")["elbo"]
+        assert best - 1 < found[0]["elbo_sampled"] < best + 0.2
+        q = registry.posterior(posterior, 5, dtype=torch.float64)
+        q.load_state_dict(torch.load("one/posterior.pt", weights_only=True)["posterior"])
+        assert [float(row["mean"]) for row in coefficients("one")] == pytest.approx(q.mean.tolist())
+        assert [float(row["sd"]) for row in coefficients("one")] == pytest.approx(q.stddev.tolist())
+
     def test_structures_are_told_and_saved(self, capsys):
         flags = ("--posterior", "precision", "--structure", "1,4", "--max-evaluations", 30)
         assert run("--data", "iris", "--success", "setosa", *flags) == 0
@@ -257,7 +280,7 @@ class TestOutputs:
             main(["fit", "--help"])
         assert stop.value.code == 0
         said = capsys.readouterr().out
-        for name in registry.METHODS:
+        for name in (*registry.METHODS, *registry.FLAT_METHODS):
             with_lr = ", with --lr" if registry.needs_lr(name) else ""
             assert re.search(rf"^  {name}{with_lr} +{', '.join(registry.partners(name))}$", said, re.MULTILINE)
         assert "full, diagonal, or the sizes of blocks" in unwrapped(said)
@@ -402,6 +425,15 @@ BAD_INPUT = {
         "Did you mean 'poisson_log'?",
     ),
     "unknown method": (_csv(GOOD, "--method", "adam"), "method must be one of vn, srvn, symmetric_srvn, iblr,"),
+    "a method for flat posteriors": (
+        _csv(GOOD, "--method", "ifvb"),
+        "method ifvb does not move posterior cholesky: it is for one of flat_cholesky, mean_field, vec, vech.",
+    ),
+    "a tolerance of stochastic gradients": (
+        _csv(GOOD, "--method", "ifvb", "--posterior", "mean_field", "--tolerance", "1e-3"),
+        "tolerance bounds the natural-gradient norm, and that of the stochastic gradients of ifvb does not vanish: the "
+        "run ends when its smoothed bound stops rising. Leave tolerance out.",
+    ),
     "bwgd without lr": (_csv(GOOD, "--method", "bwgd"), "method bwgd needs a learning rate"),
     "srvn on natural": (
         _csv(GOOD, "--method", "srvn", "--posterior", "natural"),
@@ -413,7 +445,8 @@ BAD_INPUT = {
     ),
     "unknown posterior": (
         _csv(GOOD, "--posterior", "precison"),
-        "posterior must be one of cholesky, precision, natural, diagonal; got 'precison'. Did you mean 'precision'?",
+        "posterior must be one of cholesky, precision, natural, diagonal, flat_cholesky, mean_field, vec, vech; got "
+        "'precison'. Did you mean 'precision'?",
     ),
     "unknown structure": (
         _csv(GOOD, "--structure", "banded"),

@@ -23,6 +23,7 @@ from torchngvi import (
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import ClosedEntropyStein, Fixed, Hessian, HessianVector, Quadrature, Reparametrized, Stein
 from torchngvi.expectations.per_factor import PerFactor
+from torchngvi.interfaces import Additive
 from torchngvi.models import FactorTarget, TractableFactors
 from torchngvi.posteriors import clique_marginals
 from torchngvi.rules import LocalExponential, NaturalGradient
@@ -163,7 +164,80 @@ class TestFits:
         assert losses[2] < losses[0]
 
 
+def several(tractable):
+    """Terms of every kind of node, of which the two last are the prior too; functions, or tractable ones."""
+    if not tractable:
+        terms = [(factor.kind, factor.target) for factor in quadratic(TREE).factors]
+        terms[0] = (0, lambda theta: -(theta**4).sum(-1))
+        return FactorTarget(TREE, terms, 0.7, prior=terms[-2:])
+    terms = []
+    for k, kind in enumerate(TREE.kinds):
+        rows = 0.2 * randn(kind.nodes, ROWS, kind.size + kind.above, seed=30 + k)
+        terms.append((k, GeneralizedLinear(rows, randn(kind.nodes, ROWS, seed=40 + k), "gaussian")))
+    return TractableFactors(TREE, terms, 0.7, prior=terms[-2:])
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+class TestPieces:
+    """Consecutive factors add up to the whole; the prior, which each has, is counted once."""
+
+    @pytest.mark.parametrize("tractable", [False, True])
+    def test_values_and_gradients(self, number, tractable):
+        target, theta = several(tractable), randn(5, TREE.dim, seed=1).requires_grad_()
+        pieces = list(target.pieces(number))
+        assert len(pieces) == number
+        assert [f for piece in pieces for f in piece.factors[:-2]] == target.factors[:-2]
+        close(target.log_joint(theta), target.data_log_likelihood(theta) + target.log_prior(theta), 1e-12)
+        whole = target.data_log_likelihood(theta)
+        parts = sum(piece.data_log_likelihood(theta) for piece in pieces)
+        close(parts, whole, 1e-12)
+        close(*(torch.autograd.grad(value.sum(), theta)[0] for value in (parts, whole)), 1e-12)
+        for piece in pieces:
+            assert isinstance(piece, Additive)
+            assert piece.temperature == 0.7
+            close(piece.log_prior(theta), target.log_prior(theta), 0.0)
+        assert float(target.log_prior(theta).detach().abs().min()) > 0.1
+
+    @pytest.mark.parametrize("kind", PRECISION)
+    @pytest.mark.parametrize("tractable", [False, True])
+    def test_packets(self, number, kind, tractable):
+        target, q = several(tractable), posterior_in(kind, TREE, (), 3)
+        prior = type(target)(TREE, [(factor.kind, factor.target) for factor in target.factors[-2:]], 0.7)
+        estimators = [PerFactor(Stein(Fixed(64)))] + [Quadrature()] * tractable
+        for estimator in estimators:
+            whole, once = (estimator(q, one).derivative.framed(q.frame()) for one in (target, prior))
+            value = estimator(q, target).value + (number - 1) * estimator(q, prior).value
+            packets = [estimator(q, piece) for piece in target.pieces(number)]
+            close(sum(e.value for e in packets), value, 1e-12)
+            for name in ("a", "W"):
+                parts = sum(getattr(e.derivative.framed(q.frame()), name) for e in packets)
+                close(parts, getattr(whole, name) + (number - 1) * getattr(once, name), 1e-12)
+
+    def test_expectations_of_the_data_alone(self, number):
+        target, q = several(True), posterior_in(PRECISION[0], TREE, (), 3)
+        frame = q.frame()
+        value, packet = target.data_energy(frame)
+        prior = TractableFactors(TREE, [(factor.kind, factor.target) for factor in target.factors[-2:]], 0.7)
+        (whole, joint), (once, own) = target.expected_energy(frame), prior.expected_energy(frame)
+        close(value + once, whole, 1e-12)
+        parts = [piece.data_energy(frame) for piece in target.pieces(number)]
+        close(sum(part for part, _ in parts), value, 1e-12)
+        for name in ("a", "W"):
+            close(getattr(packet, name) + getattr(own, name), getattr(joint, name), 1e-12)
+            close(sum(getattr(part, name) for _, part in parts), getattr(packet, name), 1e-12)
+
+
 class TestRefusals:
+    @pytest.mark.parametrize("number", [0, 5])
+    def test_pieces(self, number):
+        text = f"pieces are of at least one factor each, and there are 4; got number={number}."
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            next(several(True).pieces(number))
+
+    def test_a_prior_of_another_kind(self):
+        with pytest.raises(InputError, match=r"got the kinds \[0, 2\]"):
+            FactorTarget(ARROW, [(0, torch.sum)], prior=[(2, torch.sum)])
+
     def test_targets(self):
         text = f"a FactorTarget is over a Forest, as arrow(...) gives it; got {Dense(3)!r}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):

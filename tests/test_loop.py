@@ -360,8 +360,8 @@ class Halving(Engine):
         record = Record(self.count, float(loss), float(loss) ** 0.5, 0.5, 0, self.count, 0.0)
         return Standing(record, torch.tensor(False), loss, (self.count, self.count))
 
-    def verdict(self, stop, last):
-        return super().verdict(stop or Stop("small enough.", converged=True), last)
+    def ending(self, stop, last):
+        return super().ending(stop or Stop("small enough.", converged=True), last)
 
     def state_dict(self):
         return {"posterior": self.q.state_dict(), "count": self.count}

@@ -30,6 +30,33 @@ def test_every_method_that_needs_no_more_than_a_posterior_and_a_step_is_named():
     flat = {name for name, kind in exported.items() if issubclass(kind, methods.PreconditionedVI)}
     rest = {kind for name, kind in exported.items() if name not in flat and needed(kind) <= {"posterior", "lr"}}
     assert set(registry.METHODS.values()) == rest
+    named = {kind.__name__ for kind in registry.FLAT_METHODS.values()}
+    assert named == flat - {"PreconditionedVI"}  # which needs a metric
+
+
+def test_every_flat_gaussian_that_has_a_standard_start_is_named():
+    kinds = [getattr(posteriors.flat, name) for name in posteriors.flat.__all__]
+    assert set(registry.FLAT_POSTERIORS.values()) == {kind for kind in kinds if hasattr(kind, "standard")}
+    assert not set(registry.FLAT_POSTERIORS) & set(registry.POSTERIORS)
+    for name in registry.FLAT_POSTERIORS:
+        q = registry.posterior(name, 3, (2,), mean=1.0, scale=2.0, dtype=cases.DTYPE)
+        cases.close(q.covariance, 4 * torch.eye(3, dtype=cases.DTYPE).expand(2, 3, 3), 1e-12)
+        wide = (q.covariance.new_ones(3, 3) if registry.structure_of(name) == "full" else torch.eye(3)).bool()
+        assert wide.all() == (name != "mean_field")
+
+
+@pytest.mark.parametrize("name", registry.FLAT_METHODS)
+def test_flat_methods_step_on_flat_posteriors(name):
+    model = GeneralizedLinear(cases.randn(9, 3, seed=0), torch.arange(9) % 2)
+    assert registry.partners(name) == tuple(registry.FLAT_POSTERIORS)
+    assert not registry.needs_lr(name)
+    assert not registry.by_trial(name)
+    for other in registry.FLAT_POSTERIORS:
+        q = registry.posterior(other, 3, dtype=cases.DTYPE)
+        opt = registry.method(name, q, 1e-3)
+        opt.step(model)
+        assert opt.rejections == 0
+        assert float(q.mean.abs().sum()) > 0
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
@@ -94,6 +121,21 @@ def test_patterns():
             lambda: registry.check("vn", "diagonal", "2,3"),
             PairError,
             "posterior diagonal has the structure diagonal",
+        ),
+        (
+            lambda: registry.check("ifvb", "cholesky"),
+            PairError,
+            "method ifvb does not move posterior cholesky: it is for one of flat_cholesky, mean_field, vec, vech",
+        ),
+        (
+            lambda: registry.check("vn", "mean_field"),
+            PairError,
+            "method vn does not move posterior mean_field: it is for one of cholesky, precision, natural, diagonal",
+        ),
+        (
+            lambda: registry.check("ifvb", "mean_field", "full"),
+            PairError,
+            "posterior mean_field is a vector of parameters and takes no structure; got 'full'. Leave it out",
         ),
         (lambda: registry.posterior("natural", 2, structure="0,2"), InputError, "structure must be one of full, diag"),
         (

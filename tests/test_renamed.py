@@ -9,6 +9,9 @@ import torch
 
 from torchngvi import CholeskyGaussian, NaturalGaussian, ifvb
 from torchngvi.errors import InputError
+from torchngvi.fitting import Evaluations, engine
+from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.smoothed import SmoothedSteps
 from torchngvi.renamed import renamed
 
 
@@ -100,3 +103,19 @@ def test_hosts():
     assert isinstance(q.posterior, NaturalGaussian)
     with pytest.warns(FutureWarning, match="AutoGaussian: family= is now called posterior="):
         AutoGaussian(lambda: None, family=CholeskyGaussian)
+
+
+def test_the_ending_of_an_engine():
+    """The class by its old name, and an engine that was written with the old name of the method."""
+    with pytest.warns(FutureWarning, match=r"torchngvi.fitting.engine: Verdict is now called Ending\."):
+        assert engine.Verdict is engine.Ending
+    with pytest.raises(AttributeError, match="module 'torchngvi.fitting.engine' has no attribute 'Verdct'"):
+        engine.Verdct  # noqa: B018
+    with pytest.warns(FutureWarning, match=r"Old: verdict\(\) is now called ending\(\)\."):
+
+        class Old(SmoothedSteps):
+            def verdict(self, stop, last):
+                return engine.Engine.verdict(self, engine.Stop("old words."), last)
+
+    old = Old(ifvb.IFVB(beta(), 0.01), ones)
+    assert Loop(old, Evaluations(2), progress=False).run().reason == "old words."

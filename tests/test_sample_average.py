@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit, mode
+from torchngvi.diagnostics.psis import smoothed
 from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.fitting import reasons
+from torchngvi.fitting import fresh, reasons
 from torchngvi.fitting.descent import Point
 from torchngvi.models.guarded import Guarded
 
@@ -226,13 +227,32 @@ def test_the_verdict_tells_all():
     result = quiet(q, logistic().log_joint)
     pattern = (
         r"^converged, natural-gradient norm \S+ with \d+ draws, about \S+ nats from the best q; on 1024 fresh draws "
-        r"the ELBO is \S+ ± \S+, importance sampling would keep \d+% of them, and 8 other starts found nothing "
-        r"better\. Negative ELBO \S+ after \d+ evaluations\. A Gaussian fits\.$"
+        r"the ELBO is \S+ ± \S+, importance sampling would keep \d+% of them \(k-hat -?\d\.\d\d\), and 8 other "
+        r"starts found nothing better\. Negative ELBO \S+ after \d+ evaluations\. A Gaussian fits\.$"
     )
     assert re.match(pattern, str(result)), str(result)
     gradients = [record.gradients for record in result.trace]
     assert gradients == sorted(gradients)
     assert result.norm <= 0.1
+
+
+def test_what_importance_sampling_would_keep():
+    """By Pareto-smoothed weights, as `examine` has them; where these are of no use their number is not told."""
+    q = CholeskyGaussian(6, scale=0.8, dtype=torch.float64)
+    z = Fixed(fresh.DRAWS, seed=3)(q.mean_probe.detach())
+    for width in (1.0, 1.5):
+        target = LogJoint(lambda theta, width=width: -0.5 * (theta / width).square().sum(-1))
+        judged = fresh.judge(q, Guarded(target), 3)
+        theta = q.push_noise(z).detach()
+        weights = smoothed(target.log_joint(theta) - q.log_prob(theta).detach())
+        assert judged.k_hat == pytest.approx(float(weights.k_hat))
+        assert judged.share == pytest.approx(float(weights.effective) / fresh.DRAWS)
+        plain = (target.log_joint(theta) - q.log_prob(theta).detach()).softmax(0)
+        assert judged.share != pytest.approx(float(1 / plain.square().sum()) / fresh.DRAWS, rel=1e-6)
+        words = f"{judged.share:.0%} of them (k-hat {judged.k_hat:.2f})"
+        assert reasons.kept(judged) == f"importance sampling would keep {words}"
+    words = "too few of them to tell (k-hat 0.71)"
+    assert reasons.kept(judged._replace(k_hat=0.71)) == f"importance sampling would keep {words}"
 
 
 def test_the_same_seed_is_the_same_run():

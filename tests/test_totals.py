@@ -27,8 +27,9 @@ from torchngvi.expectations import Draws, PathDerivative, Quadrature, ScoreFunct
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.interfaces import Cost, Expectation, Framed, Local, Rule, TractableTarget
 from torchngvi.metrics import QuasiNewton, SiteNewton
+from torchngvi.models import TractableFactors
 from torchngvi.momentum import NormalizedMomentum
-from torchngvi.structures import Dense, Diagonal
+from torchngvi.structures import Dense, Diagonal, arrow
 
 F64 = torch.float64
 DIM, CUT = 5, 2
@@ -348,3 +349,49 @@ def test_a_fit_of_the_halves_is_that_of_the_whole(family):
         assert here.loss == pytest.approx(result.loss, rel=1e-12)
     torch.testing.assert_close(torch.cat([q.mean for q, _ in halves]), whole.mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(torch.cat([q.stddev for q, _ in halves]), whole.stddev, rtol=1e-9, atol=1e-9)
+
+
+class Shared(TractableTarget):
+    """A piece of a sum of factors: the data of both processes are totalled, and the prior, which both have, is not."""
+
+    processes = "two threads"
+
+    def __init__(self, piece: TractableFactors, prior: TractableFactors, total: Callable[[Tensor], Tensor]) -> None:
+        self.piece, self.own, self.total, self.temperature = piece, prior, total, piece.temperature
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        return self.total(self.piece.data_log_likelihood(theta)) + self.piece.log_prior(theta)
+
+    def expected_energy(self, frame):
+        (value, packet), (prior, own) = self.piece.data_energy(frame), self.own.data_energy(frame)
+        summed = [self.total(part) + one for part, one in zip(packet, own, strict=True)]
+        return self.total(value) + prior, Framed(*summed)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.piece.tensors()
+
+
+def test_a_fit_of_the_pieces_of_factors_is_that_of_the_whole():
+    """One half of the factors in each thread, q in both: the same fit, by the same steps."""
+    groups, rows = arrow(groups=3, local=1, globals=1), []
+    for seed in (1, 2, 3):
+        X, y = draw(3, 4, 2, seed=seed), draw(3, 4, seed=seed + 10).exp().round()
+        rows.append((0, GeneralizedLinear(X, y, "poisson_log", prior_precision=0.1)))
+    root = (1, GeneralizedLinear(draw(1, 2, 1, seed=4), draw(1, 2, seed=5), "gaussian"))
+    target, prior = TractableFactors(groups, rows, prior=[root]), TractableFactors(groups, [root])
+
+    def fitted(model: TractableTarget) -> Any:
+        q = PrecisionCholeskyGaussian(4, structure=groups, dtype=F64)
+        return q, fit(q, model, progress=False)
+
+    q, result = fitted(target)
+    pieces = list(target.pieces(2))
+    assert [len(piece.factors) for piece in pieces] == [2, 3]  # one and two of the data, and the prior
+    halves = on_both(lambda rank, meeting: fitted(Shared(pieces[rank], prior, lambda part: meeting.total(rank, part))))
+    assert result.converged
+    for half, here in halves:
+        assert here.converged
+        assert here.evaluations == result.evaluations
+        assert here.loss == pytest.approx(result.loss, rel=1e-12)
+        for own, whole in zip(half.coordinates, q.coordinates, strict=True):
+            torch.testing.assert_close(own, whole, rtol=1e-10, atol=1e-10)

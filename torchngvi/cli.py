@@ -17,7 +17,7 @@ from torchngvi import __version__
 from torchngvi.app.config import DTYPES, Settings, hint, read_toml, settings_from
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.models.likelihoods import FAMILIES
-from torchngvi.registry import METHODS, POSTERIORS, STRUCTURES, needs_lr, partners
+from torchngvi.registry import FLAT_METHODS, FLAT_POSTERIORS, METHODS, POSTERIORS, STRUCTURES, needs_lr, partners
 
 _EXTRAS = ("matplotlib", "numpy", "pandas", "rich", "sklearn")
 
@@ -43,7 +43,7 @@ _EXAMPLES = """examples:
 
 def _fit_epilog() -> str:
     """Which method moves which posteriors, by asking them, and examples."""
-    names = {name: f"{name}, with --lr" if needs_lr(name) else name for name in METHODS}
+    names = {name: f"{name}, with --lr" if needs_lr(name) else name for name in (*METHODS, *FLAT_METHODS)}
     width = max(map(len, names.values()))
     lines = (f"  {shown:{width}}  {', '.join(partners(name))}" for name, shown in names.items())
     return "\n".join(("methods, and the posteriors that each moves:", *lines, "", _EXAMPLES))
@@ -155,8 +155,9 @@ def _add_model_flags(group: Any) -> None:
 
 
 def _add_method_flags(group: Any) -> None:
-    group.add_argument("--method", metavar="METHOD", help=f"{', '.join(METHODS)} (vn)")
-    group.add_argument("--posterior", metavar="KIND", help=f"{', '.join(POSTERIORS)} (cholesky)")
+    group.add_argument("--method", metavar="METHOD", help=f"{', '.join((*METHODS, *FLAT_METHODS))} (vn)")
+    kinds = ", ".join((*POSTERIORS, *FLAT_POSTERIORS))
+    group.add_argument("--posterior", metavar="KIND", help=f"{kinds} (cholesky)")
     shapes = f"of the covariance: {', '.join(STRUCTURES)}, or the sizes of blocks such as 1,4,2"
     group.add_argument("--structure", metavar="PATTERN", help=f"{shapes} (that of the posterior)")
     group.add_argument(

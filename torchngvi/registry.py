@@ -15,8 +15,10 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.methods import (
+    AIFVB,
     BWGD,
     IBLR,
+    IFVB,
     NGVI,
     SRVN,
     VN,
@@ -29,6 +31,8 @@ from torchngvi.methods import (
 )
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.posteriors.flat import FlatCholesky, MeanFieldGaussian, VecGaussian, VechGaussian
+from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Dense, Diagonal, Pattern, block_diagonal
 
@@ -37,6 +41,12 @@ POSTERIORS: dict[str, type[Gaussian]] = {
     "precision": PrecisionCholeskyGaussian,
     "natural": NaturalGaussian,
     "diagonal": DiagonalGaussian,
+}
+FLAT_POSTERIORS: dict[str, type[FlatGaussian]] = {
+    "flat_cholesky": FlatCholesky,
+    "mean_field": MeanFieldGaussian,
+    "vec": VecGaussian,
+    "vech": VechGaussian,
 }
 STRUCTURES: dict[str, Callable[[int], Pattern]] = {"full": Dense, "diagonal": Diagonal}
 METHODS: dict[str, Callable[..., NaturalGradientVI]] = {
@@ -52,6 +62,7 @@ METHODS: dict[str, Callable[..., NaturalGradientVI]] = {
     "root_gd": RootGD,
     "proximal_bbvi": ProximalBBVI,
 }
+FLAT_METHODS: dict[str, Callable[..., NaturalGradientVI]] = {"ifvb": IFVB, "aifvb": AIFVB}
 _SIZES = re.compile(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})+")
 
 
@@ -62,11 +73,11 @@ def posterior(
     *,
     structure: str | None = None,
     **start: Any,  # mean, scale, dtype, device
-) -> Gaussian:
+) -> Gaussian | FlatGaussian:
     """The Gaussian posterior of that name over D coordinates.
 
     Args:
-        name: a key of `POSTERIORS`.
+        name: a key of `POSTERIORS` or `FLAT_POSTERIORS`.
         dim: D.
         batch_shape: the batch shape, for many posteriors at once.
         structure: the covariance's pattern, see `pattern`; without one, that of the posterior.
@@ -77,12 +88,19 @@ def posterior(
 
     Raises:
         InputError: an unknown name, a pattern of another size, a start that the posterior refuses.
-        PairError: a posterior whose pattern is another one.
+        PairError: a posterior whose pattern is another one, or that is flat and has none.
 
     >>> posterior("precision", 3, structure="diagonal").structure
     Diagonal(dim=3)
     """
-    kind = _chosen("posterior", name, POSTERIORS)
+    flat = _chosen("posterior", name, {**POSTERIORS, **FLAT_POSTERIORS})
+    if name in FLAT_POSTERIORS:
+        if structure is not None:
+            raise PairError(
+                f"posterior {name} is a vector of parameters and takes no structure; got {structure!r}. Leave it out."
+            )
+        return flat.standard(dim, batch_shape, **start)
+    kind = POSTERIORS[name]
     if structure is None:
         return kind(dim, batch_shape, **start)
     wanted = pattern(structure, dim)
@@ -132,7 +150,7 @@ def structure_of(name: str) -> str:
     """The pattern of a posterior where none is asked for.
 
     Args:
-        name: a key of `POSTERIORS`.
+        name: a key of `POSTERIORS` or `FLAT_POSTERIORS`.
 
     Returns:
         The name of the pattern, a key of `STRUCTURES`.
@@ -140,6 +158,8 @@ def structure_of(name: str) -> str:
     >>> structure_of("natural"), structure_of("diagonal")
     ('full', 'diagonal')
     """
+    if name in FLAT_POSTERIORS:
+        return "diagonal" if name == "mean_field" else "full"
     own = posterior(name, 2).structure
     return next(structure for structure, make in STRUCTURES.items() if make(2) == own)
 
@@ -182,14 +202,14 @@ def _sizes(structure: str) -> list[int]:
 
 def method(
     name: str,
-    q: Gaussian,
+    q: Gaussian | FlatGaussian,
     lr: float | Tensor | None = None,
     **settings: Any,  # estimator and others, as the method's class takes them
 ) -> NaturalGradientVI:
     """The optimizer of that name over q.
 
     Args:
-        name: a key of `METHODS`.
+        name: a key of `METHODS` or `FLAT_METHODS`.
         q: the posterior that it moves.
         lr: its learning rate; without one it finds its steps by trial, or takes the step of its paper.
         settings: further arguments of its class, such as ``estimator``.
@@ -204,9 +224,11 @@ def method(
     >>> type(method("iblr", posterior("natural", 2), 0.1)).__name__
     'IBLR'
     """
-    make = _chosen("method", name, METHODS)
+    make = _chosen("method", name, {**METHODS, **FLAT_METHODS})
     if lr is not None:
         return make(q, lr, **settings)
+    if name in FLAT_METHODS:
+        return make(q, **settings)
     optimizer = make(q, **settings) if _has_default(make) else make(q, 1.0, **settings)
     if not (_has_default(make) and optimizer.rule.natural):
         raise InputError(
@@ -220,8 +242,8 @@ def check(method_name: str, posterior_name: str, structure: str | None = None, l
     """Check that a method, a posterior and a pattern fit together, before there are data.
 
     Args:
-        method_name: a key of `METHODS`.
-        posterior_name: a key of `POSTERIORS`.
+        method_name: a key of `METHODS` or `FLAT_METHODS`.
+        posterior_name: a key of `POSTERIORS` or `FLAT_POSTERIORS`.
         structure: the pattern, see `pattern`.
         lr: the learning rate, if one is given.
 
@@ -235,7 +257,15 @@ def check(method_name: str, posterior_name: str, structure: str | None = None, l
     if structure is not None and structure not in STRUCTURES:  # few and small blocks stand for all
         small = sorted({min(size, 2) for size in _sizes(structure)}) * 2
         structure, dim = ",".join(map(str, small)), sum(small)
-    method(method_name, posterior(posterior_name, dim, structure=structure), lr)
+    q = posterior(posterior_name, dim, structure=structure)
+    _chosen("method", method_name, {**METHODS, **FLAT_METHODS})
+    flat = method_name in FLAT_METHODS
+    if flat != (posterior_name in FLAT_POSTERIORS):
+        raise PairError(
+            f"method {method_name} does not move posterior {posterior_name}: it is for one of "
+            f"{', '.join(FLAT_POSTERIORS if flat else POSTERIORS)}."
+        )
+    method(method_name, q, lr)
 
 
 @functools.cache
@@ -243,15 +273,15 @@ def partners(name: str) -> tuple[str, ...]:
     """The posteriors that a method can move.
 
     Args:
-        name: a key of `METHODS`.
+        name: a key of `METHODS` or `FLAT_METHODS`.
 
     Returns:
-        Keys of `POSTERIORS`.
+        Keys of `POSTERIORS` or `FLAT_POSTERIORS`.
 
     >>> partners("bwgd")
     ('cholesky', 'diagonal')
     """
-    return tuple(other for other in POSTERIORS if _fits(name, other))
+    return tuple(other for other in (*POSTERIORS, *FLAT_POSTERIORS) if _fits(name, other))
 
 
 @functools.cache

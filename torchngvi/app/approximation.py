@@ -6,15 +6,17 @@ from typing import Any
 
 from torchngvi.app.memory import examination
 from torchngvi.app.problems import Problem
+from torchngvi.app.psis import Proposal
 from torchngvi.diagnostics.allowance import Allowance
 from torchngvi.diagnostics.examination import examine_fitted
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting.records import FitResult
 from torchngvi.models.guarded import Guarded
+from torchngvi.posteriors.gaussian import Gaussian
 
 
-def examined(result: FitResult, problem: Problem) -> FitResult:
+def examined(result: FitResult, q: Gaussian, problem: Problem) -> FitResult:
     """The result with a verdict on the Gaussian, in the names of the columns; or with the reason for none.
 
     It takes a few seconds at most: as many gradients as the size of the data allows.
@@ -26,16 +28,15 @@ def examined(result: FitResult, problem: Problem) -> FitResult:
         return replace(result, unexamined=why)
     try:
         target = Guarded(model)
-        verdict = examine_fitted(problem.q, Allowance(target, allowed, allowed), seed=settings.seed)
+        verdict = examine_fitted(q, Allowance(target, allowed, allowed), seed=settings.seed)
     except (TorchngviError, RuntimeError, ArithmeticError) as error:  # the fit is not lost for it
         return replace(result, unexamined=str(error).rstrip("."))
     return replace(result, verdict=verdict).named(problem.data.names)
 
 
-def sentence(result: FitResult, k_hat: float) -> str:
-    """What the line says: words, the worst coefficient, and k-hat of q beside it."""
-    beside = "not available (the log joint is not finite at some draws of q)" if math.isnan(k_hat) else f"{k_hat:.2f}"
-    return f"{result.approximation} k-hat of q: {beside}." + ("" if result.converged else " (Before convergence.)")
+def sentence(result: FitResult, proposal: Proposal) -> str:
+    """What the line says: words, the worst coefficient, and k-hat of q with its effective draws beside it."""
+    return f"{result.approximation} k-hat of q: {proposal}." + ("" if result.converged else " (Before convergence.)")
 
 
 def numbers(verdict: Verdict | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import FAMILIES
-from torchngvi.registry import METHODS, POSTERIORS, check
+from torchngvi.registry import FLAT_METHODS, FLAT_POSTERIORS, METHODS, POSTERIORS, check
 
 DTYPES = ("float64", "float32")
 _LONGEST_FILE = 60_000  # bytes of settings
@@ -63,8 +63,8 @@ class Settings:
         file_name("data", self.data)
         for name, choices in (
             ("family", tuple(FAMILIES)),
-            ("method", tuple(METHODS)),
-            ("posterior", tuple(POSTERIORS)),
+            ("method", (*METHODS, *FLAT_METHODS)),
+            ("posterior", (*POSTERIORS, *FLAT_POSTERIORS)),
             ("dtype", DTYPES),
         ):
             value = getattr(self, name)
@@ -85,6 +85,11 @@ class Settings:
 
     def _check_pairs(self) -> None:
         check(self.method, self.posterior, self.structure, self.lr)
+        if self.tolerance is not None and self.method in FLAT_METHODS:
+            raise InputError(
+                f"tolerance bounds the natural-gradient norm, and that of the stochastic gradients of {self.method} "
+                "does not vanish: the run ends when its smoothed bound stops rising. Leave tolerance out."
+            )
         if self.noise is not None and self.family != "gaussian":
             raise InputError(f"noise belongs to family gaussian; got noise {self.noise:g} with family {self.family}.")
         if self.success is not None and not self.has_classes:

@@ -17,6 +17,7 @@ from torchngvi.expectations import Quadrature
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import FAMILIES, GaussianNoise, Likelihood
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
@@ -29,7 +30,7 @@ class Problem:
     settings: Settings
     data: Prepared
     model: GeneralizedLinear
-    q: Gaussian
+    q: Gaussian | FlatGaussian
     optimizer: NaturalGradientVI
     tolerance: float
     notes: tuple[str, ...]  # values that were chosen from the data
@@ -93,7 +94,8 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     row_norm = float(np.sqrt(np.square(data.train.X).sum(1).mean()))
     scale = min(precision**-0.5, 1 / row_norm) if row_norm > 0 else precision**-0.5
     q = registry.posterior(settings.posterior, model.dim, structure=settings.structure, scale=scale, dtype=dtype)
-    optimizer = registry.method(settings.method, q, settings.lr, estimator=Quadrature())
+    parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
+    optimizer = registry.method(settings.method, q, settings.lr, **parts)
     tolerance = settings.tolerance or (1e-5 if settings.dtype == "float64" else 1e-2)
     return Problem(settings, data, model, q, optimizer, tolerance, notes, out)
 

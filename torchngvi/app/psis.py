@@ -1,10 +1,42 @@
-"""What a k̂ of `torchngvi.diagnostics.psis` says, in a sentence."""
+"""How good q is as a proposal for the exact posterior: its k̂ with the effective number of draws, and a sentence."""
 
 import math
+from typing import NamedTuple
 
-from torchngvi.diagnostics.psis import k_hat
+from torch import Tensor
 
-__all__ = ["k_hat", "verdict"]
+from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.verdict import Verdict
+
+
+class Proposal(NamedTuple):
+    """What Pareto-smoothed importance weights say of draws from q."""
+
+    k_hat: float
+    effective: float  # draws
+    draws: int
+
+    def __str__(self) -> str:
+        if math.isnan(self.k_hat):
+            return "not available (the log joint is not finite at some draws of q)"
+        return f"{self.k_hat:.2f}, worth {self.effective:.0f} of {self.draws} draws"
+
+
+def proposal(
+    verdict: Verdict | None,
+    log_weights: Tensor,  # (S,)
+) -> Proposal:
+    """The k̂ of q: that of the verdict where one was reached, so that there is one number, or else of these weights.
+
+    >>> import torch
+    >>> print(proposal(None, torch.zeros(200)))
+    0.00, worth 200 of 200 draws
+    """
+    if verdict is not None and verdict.sampled is not None:
+        own = verdict.sampled.from_q
+        return Proposal(own.k_hat, own.effective, verdict.sampled.draws // 2)
+    weights = smoothed(log_weights)
+    return Proposal(float(weights.k_hat), float(weights.effective), len(log_weights))
 
 
 def verdict(k: float, num_samples: int) -> str:

@@ -37,8 +37,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "natural_gradient_norm": result.norm,
         "tolerance": problem.tolerance,
         "draws": outcome.draws,
-        "k_hat": outcome.k_hat,
-        "k_hat_verdict": psis.verdict(outcome.k_hat, outcome.draws),
+        "k_hat": outcome.proposal.k_hat,
+        "k_hat_draws": outcome.proposal.draws,
+        "effective_draws": outcome.proposal.effective,
+        "k_hat_verdict": psis.verdict(outcome.proposal.k_hat, outcome.proposal.draws),
         **approximation.numbers(result.verdict),
         "held_out_rows": 0 if held_out is None else held_out.rows,
         "held_out_nll_per_row": None if held_out is None else held_out.nll,
@@ -79,7 +81,7 @@ def show(outcome: Outcome, folder: Path | None) -> None:
         ("ELBO", f"{-result.loss:.4f}{tempered} (by sampling: {outcome.elbo_sampled:.3f} +- {outcome.elbo_error:.3f})"),
         (
             "approximation",
-            approximation.sentence(result, outcome.k_hat),
+            approximation.sentence(result, outcome.proposal),
         ),
         ("held out", _held_out_line(held_out)),
         ("cost", f"{result.evaluations} evaluations, {result.trace[-1].seconds:.2f} s"),
@@ -100,8 +102,13 @@ def show(outcome: Outcome, folder: Path | None) -> None:
 def _method_line(problem: Problem) -> str:
     s, optimizer = problem.settings, problem.optimizer
     structure = f" of structure {s.structure}" if s.structure else ""
-    steps = "steps found by trial" if optimizer.step_size.needs_trial else f"lr {optimizer.param_groups[0]['lr']:g}"
+    steps = "steps found by trial" if optimizer.step_size.needs_trial else f"lr {_lr(optimizer.param_groups[0]):g}"
     return f"{s.method}, {s.posterior} posterior{structure}, {steps}"
+
+
+def _lr(group: dict[str, Any]) -> float:
+    """The rate of a method, before any schedule."""
+    return group.get("initial_lr", group["lr"])
 
 
 def _title(outcome: Outcome) -> str:

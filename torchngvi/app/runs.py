@@ -2,20 +2,30 @@
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi.app import approximation, memory, psis, report
 from torchngvi.app.design import Rows
 from torchngvi.app.problems import Problem
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
 from torchngvi.errors import RejectedStepWarning
+from torchngvi.fitting import Evaluations, Unimproved
 from torchngvi.fitting.fit import fit
+from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult
+from torchngvi.fitting.smoothed import SmoothedSteps
+from torchngvi.methods import PreconditionedVI
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.registry import structure_of
+from torchngvi.stepsizes import PowerSchedule
 
+_PATIENCE = 200  # steps on a flat posterior without a new best of the smoothed bound, after which the run ends
 _FEWEST_ROWS = 10  # of training, to say something about a posterior
 
 
@@ -39,8 +49,8 @@ class Outcome:
     coefficients: list[report.Coefficient]
     elbo_sampled: float
     elbo_error: float
-    k_hat: float
-    draws: int  # behind the three numbers above
+    draws: int  # behind the two numbers above
+    proposal: psis.Proposal
     held_out: HeldOut | None
     warnings: tuple[str, ...]
 
@@ -62,31 +72,52 @@ def run(problem: Problem) -> Outcome:
     >>> outcome.result.converged, outcome.held_out.rows, len(outcome.coefficients)
     (True, 30, 5)
     """
-    settings, model, q = problem.settings, problem.model, problem.q
+    settings, model = problem.settings, problem.model
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RejectedStepWarning)
-        result = fit(
+        result = _fitted(problem)
+    q = result.posterior
+    assert isinstance(q, Gaussian)
+    draws = memory.draws(model.num_data, model.dim)
+    weights = log_weights(q, model, draws, torch.Generator().manual_seed(settings.seed))
+    terms = settings.temperature * weights
+    result = approximation.examined(result, q, problem)
+    return Outcome(
+        problem,
+        result,
+        report.coefficients(problem.data.names, q.mean, q.stddev),
+        float(terms.mean()),
+        float(terms.std() / math.sqrt(len(terms))),
+        len(weights),
+        psis.proposal(result.verdict, weights),
+        _scores(problem, q),
+        (*_too_few_rows(problem.data.train), *(str(warning.message) for warning in caught)),
+    )
+
+
+def _fitted(problem: Problem) -> FitResult:
+    """The result of the fit, whose posterior is the Gaussian of the report; of a flat one, in another form."""
+    settings, q = problem.settings, problem.q
+    if isinstance(q, Gaussian):
+        return fit(
             q,
-            model,
+            problem.model,
             problem.optimizer,
             tolerance=problem.tolerance,
             max_evaluations=settings.max_evaluations,
             progress=settings.progress,
         )
-    draws = memory.draws(model.num_data, model.dim)
-    weights = log_weights(q, model, draws, torch.Generator().manual_seed(settings.seed))
-    terms = settings.temperature * weights
-    return Outcome(
-        problem,
-        approximation.examined(result, problem),
-        report.coefficients(problem.data.names, q.mean, q.stddev),
-        float(terms.mean()),
-        float(terms.std() / math.sqrt(len(terms))),
-        float(psis.k_hat(weights)),
-        len(weights),
-        _scores(problem),
-        (*_too_few_rows(problem.data.train), *(str(warning.message) for warning in caught)),
-    )
+    assert isinstance(problem.optimizer, PreconditionedVI)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        engine = SmoothedSteps(problem.optimizer, problem.model, LambdaLR(problem.optimizer, PowerSchedule()))
+        engine.remedy = "Raise max_evaluations."
+        criteria = Unimproved(_PATIENCE) | Evaluations(settings.max_evaluations)
+        result = Loop(engine, criteria, progress=settings.progress).run()
+    mean = q.mean.detach()
+    if structure_of(settings.posterior) == "diagonal":
+        return replace(result, posterior=DiagonalGaussian(q.dim, mean=mean, scale=q.stddev.detach()))
+    return replace(result, posterior=CholeskyGaussian(q.dim, mean=mean, scale=q.scale_tril.detach()))
 
 
 def _too_few_rows(train: Rows) -> tuple[str, ...]:
@@ -100,8 +131,8 @@ def _too_few_rows(train: Rows) -> tuple[str, ...]:
     )
 
 
-def _scores(problem: Problem) -> HeldOut | None:
-    test, model, q = problem.data.test, problem.model, problem.q
+def _scores(problem: Problem, q: Gaussian) -> HeldOut | None:
+    test, model = problem.data.test, problem.model
     if len(test.y) == 0:
         return None
     X, y = torch.as_tensor(test.X, dtype=q.dtype), torch.as_tensor(test.y)

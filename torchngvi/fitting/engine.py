@@ -6,7 +6,7 @@ The loop calls, in this order:
     load_state_dict(state)         where there is a checkpoint
     begin()                        where no earlier run has begun
     advance(), advance(), ...      until a criterion or a callback ends the run, or the engine has come to its own end
-    verdict(stop)                  once
+    ending(stop, last)             once
 
 An interrupt from the keyboard may come at any line: the loop then calls ``go_back`` with what the engine had marked
 before the last evaluation that was completed.
@@ -29,6 +29,7 @@ from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import Record, in_words
 from torchngvi.interfaces import Posterior
 from torchngvi.models.guarded import VALUE
+from torchngvi.renamed import warn_renamed
 
 
 class Standing(NamedTuple):
@@ -51,7 +52,7 @@ class Standing(NamedTuple):
     where: str = ""  # in words, of an engine that holds no norm against a tolerance
 
     def place(self) -> str:
-        """Where the run stands, in words for a verdict.
+        """Where the run stands, in words for the reason of its end.
 
         Returns:
             The words of the engine, or else the natural-gradient norm.
@@ -81,8 +82,8 @@ class Stop(NamedTuple):
     converged: bool = False
 
 
-class Verdict(NamedTuple):
-    """The outcome of a run, which the loop completes to a `FitResult`."""
+class Ending(NamedTuple):
+    """How a run has ended, which the loop completes to a `FitResult`; whether a Gaussian fits is a `Verdict`."""
 
     converged: bool
     reason: str  # one sentence
@@ -139,6 +140,12 @@ class Engine(ABC):
         self.over: Callable[[float], bool] = lambda cost: False
         self.most = math.inf
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "verdict" in vars(cls) and "ending" not in vars(cls):  # of a class written for the release before
+            warn_renamed(cls.__name__, "verdict()", "ending()")
+            cls.ending = cls.verdict  # type: ignore[method-assign]
+
     def settings(self) -> dict[str, str]:
         """The settings of the run in words: a checkpoint of a run with others is refused.
 
@@ -190,7 +197,7 @@ class Engine(ABC):
             The standing after the evaluation; None where the run has come to its own end instead.
         """
 
-    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
+    def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """The outcome of the run; leaves q at its best.
 
         Args:
@@ -198,12 +205,12 @@ class Engine(ABC):
             last: the last standing that is not aside.
 
         Returns:
-            The verdict.
+            Whether it has converged, why it has ended, and where.
         """
         assert stop is not None
-        return Verdict(stop.converged, stop.reason, last.record.loss, last.record.norm, last.members)
+        return Ending(stop.converged, stop.reason, last.record.loss, last.record.norm, last.members)
 
-    def interrupted(self, reason: str, last: Standing) -> Verdict:
+    def interrupted(self, reason: str, last: Standing) -> Ending:
         """The outcome of a run that was interrupted, where q has been put back to the last record.
 
         Args:
@@ -211,9 +218,13 @@ class Engine(ABC):
             last: the last standing that is not aside.
 
         Returns:
-            The verdict.
+            Whether it has converged, why it has ended, and where.
         """
-        return Verdict(False, reason, last.record.loss, last.record.norm, last.members)
+        return Ending(False, reason, last.record.loss, last.record.norm, last.members)
+
+    def verdict(self, stop: Stop | None, last: Standing) -> Ending:
+        """The default of `ending` under its old name, which a class written for the release before may ask for."""
+        return Engine.ending(self, stop, last)
 
     def examined(self) -> Examined:
         """Whether the family of q fits, at the end of a run that was not ended from outside; not told by default."""
@@ -261,3 +272,11 @@ class Engine(ABC):
             coordinates: what `here` gave.
         """
         self.q.restore(coordinates)
+
+
+def __getattr__(name: str) -> Any:
+    """What `Ending` was called before, with a warning."""
+    if name != "Verdict":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_renamed(__name__, name, "Ending")
+    return Ending

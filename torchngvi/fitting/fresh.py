@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics.psis import smoothed
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.models.guarded import FAILING, Guarded
@@ -18,9 +19,10 @@ class Fresh(NamedTuple):
 
     elbo: Tensor  # (*batch,)
     error: Tensor  # (*batch,)
-    share: float  # effective sample size over the number of draws, the smallest
+    share: float  # effective number of Pareto-smoothed weights over that of the draws, the smallest
     lost: str  # why there is no such number, or nothing
     dropped: int = 0  # draws at which the log joint failed or was NaN, left out where they are few
+    k_hat: float = 0.0  # of the weights, the largest
 
     def __str__(self) -> str:
         return f"on {DRAWS} fresh draws the ELBO is {float(self.elbo.sum()):.6g} ± {float(self.error.norm()):.1g}"
@@ -63,6 +65,6 @@ def _kept(
     count = (~failing).sum(0)
     elbo = torch.where(failing, 0.0, terms).sum(0) / count
     scatter = torch.where(failing, 0.0, (terms - elbo).square()).sum(0) / (count - 1)
-    weights = torch.softmax(torch.where(failing, -torch.inf, terms) / temperature, 0)
-    share = float((1 / weights.square().sum(0)).min()) / DRAWS
-    return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()))
+    weights = smoothed(torch.where(failing, -torch.inf, terms) / temperature)
+    share = float(weights.effective.min()) / DRAWS
+    return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()), float(weights.k_hat.max()))

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
-from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion
@@ -101,10 +101,10 @@ class Loop:
         """Run to the end.
 
         An interrupt from the keyboard puts q back where it was evaluated last, or before that to the best start that
-        the engine has marked, or to where it was; it is a verdict.
+        the engine has marked, or to where it was; it is a result.
 
         Returns:
-            The verdict, with the records.
+            The result, with the records.
 
         Raises:
             InputError: as the engine; a checkpoint that cannot be read, or is of another run.
@@ -113,8 +113,8 @@ class Loop:
         with self._bar() as self.bar:
             try:
                 self._begin()
-                verdict = self._advanced()
-                self.bar.total = self.bar.n if verdict.converged else self.bar.total  # done is done
+                ending = self._advanced()
+                self.bar.total = self.bar.n if ending.converged else self.bar.total  # done is done
                 self.bar.refresh()
             except KeyboardInterrupt:
                 torch.set_grad_enabled(recording)  # an interrupt may come on the way out of a block without gradients
@@ -124,7 +124,7 @@ class Loop:
                     return self._without_record()
                 self._go_back(origin)
                 del self.trace[self._kept.records :]
-                verdict, self._ended = self._interrupted(self._kept.standing), True
+                ending, self._ended = self._interrupted(self._kept.standing), True
             except InputError:  # refused: nothing has happened, or nothing since the last record
                 self._go_back(origin)
                 raise
@@ -132,12 +132,12 @@ class Loop:
             examined = self._examined()
         last = self.trace[-1]
         gradients, values = self.engine.counted() or (last.gradients, 0)
-        members, number = verdict.members, last.evaluations
+        members, number = ending.members, last.evaluations
         return FitResult(
-            verdict.converged,
-            verdict.reason,
-            verdict.loss,
-            verdict.norm,
+            ending.converged,
+            ending.reason,
+            ending.loss,
+            ending.norm,
             number,
             members,
             self.trace,
@@ -186,7 +186,7 @@ class Loop:
         self.engine.begin()
         self.engine.begun = True
 
-    def _advanced(self) -> Verdict:
+    def _advanced(self) -> Ending:
         """Let the engine advance until the run ends."""
         while True:
             asked = self._asked()
@@ -208,7 +208,7 @@ class Loop:
             if self._stop is not None:
                 break
         assert self._kept is not None
-        return self.engine.verdict(self._stop, self._kept.standing)
+        return self.engine.ending(self._stop, self._kept.standing)
 
     def _ask(self, standing: Standing) -> None:
         """Ask everyone whether the run ends; the first of those that would end it does."""
@@ -219,10 +219,10 @@ class Loop:
         if any(answers) and self._stop is None:
             self._stop = Stop(f"because a callback stopped it at {standing.place()}.")
 
-    def _interrupted(self, last: Standing) -> Verdict:
+    def _interrupted(self, last: Standing) -> Ending:
         """What is known of the last record; a run that had converged has."""
         if self._stop is not None and self._stop.converged:
-            return self.engine.verdict(self._stop, last)
+            return self.engine.ending(self._stop, last)
         return self.engine.interrupted(_INTERRUPTED, last)
 
     def _bar(self) -> tqdm:

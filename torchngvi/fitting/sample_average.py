@@ -23,7 +23,7 @@ import torch
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent, Place
-from torchngvi.fitting.engine import Engine, Mark, Standing, Stop, Verdict
+from torchngvi.fitting.engine import Ending, Engine, Mark, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.race import BOUNDED, CONFINED, Race
 from torchngvi.fitting.records import Record
@@ -65,7 +65,7 @@ class SampleAverages(Engine):
         self.elsewhere: Place | None = None  # where to come back to, while another start is tried
         self.winner: Coordinates | None = None  # where a race has ended
         self.unseen = ""  # why no other start was looked at
-        self._ending: Verdict | None = None
+        self._ending: Ending | None = None
         self._path: _Path[None] | None = None
         self._spent: tuple[int, int] | None = None
 
@@ -105,8 +105,8 @@ class SampleAverages(Engine):
         path = self._path
         return _within(self.gaussian, lambda: next(path, None))
 
-    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
-        """Return the verdict of the last check; of a run ended from outside, the better of the places that are open."""
+    def ending(self, stop: Stop | None, last: Standing) -> Ending:
+        """Return the outcome of the last check; of a run ended from outside, the better of the places that are open."""
         if stop is None:
             assert self._ending is not None
             return self._ending
@@ -116,10 +116,10 @@ class SampleAverages(Engine):
             _within(self.gaussian, self.descent.undo)
         return self._judged(stop.reason)
 
-    def _judged(self, reason: str) -> Verdict:
+    def _judged(self, reason: str) -> Ending:
         """Not converged, by the last point."""
         point = self.descent.point
-        return Verdict(False, reason, float(point.loss.sum()), point.total, self._members())
+        return Ending(False, reason, float(point.loss.sum()), point.total, self._members())
 
     def _members(self) -> torch.Tensor:
         """Who is within the tolerance, (*batch,)."""
@@ -171,8 +171,8 @@ class SampleAverages(Engine):
             if (self.starts.raced and descent.hopeless()) or not descent.step():
                 return True
 
-    def _grown(self) -> _Path[Verdict | None]:
-        """More draws; before they are dear a look at other starts.  A verdict where there are no more."""
+    def _grown(self) -> _Path[Ending | None]:
+        """More draws; before they are dear a look at other starts.  An ending where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
         if self.starts.raced and (last or descent.hopeless()):
@@ -186,16 +186,16 @@ class SampleAverages(Engine):
         descent.draws = more
         return None
 
-    def _finished(self) -> Verdict:
+    def _finished(self) -> Ending:
         """By stochastic steps of falling size, where averages cannot be minimised."""
         descent, point = self.descent, self.descent.point
         before, after = Race(self.gaussian, self.target, self.seed, self._over, self.show).finish(self.winner)
         reason = reasons.too_few(descent.draws, point.total, self.tolerance) + reasons.finished(before, after)
         reason += self.target.failures()
-        return Verdict(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
+        return Ending(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
 
-    def _checked(self) -> _Path[Verdict | None]:
-        """On fresh draws and from other starts: a verdict, or nothing where the run goes on."""
+    def _checked(self) -> _Path[Ending | None]:
+        """On fresh draws and from other starts: an ending, or nothing where the run goes on."""
         descent, total = self.descent, self.descent.point.total
         self.show("fresh draws")
         judged = self._fresh()
@@ -210,10 +210,10 @@ class SampleAverages(Engine):
         others = self.unseen or reasons.others(self.starts, self.switched)
         reason = (
             f"natural-gradient norm {total:.2g} with {descent.draws} draws{reasons.distance(descent.point)}; "
-            f"{judged}, importance sampling would keep {judged.share:.0%} of them{others}."
+            f"{judged}, {reasons.kept(judged)}{others}."
             f"{self._cut(judged)}{self.target.failures()}"
         )
-        return Verdict(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))
+        return Ending(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))
 
     def _cut(self, judged: fresh.Fresh) -> str:
         """What was left out of the averages, as a sentence."""

@@ -18,7 +18,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.flat import integrand
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
-from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
+from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.loop import Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, Unimproved, joined
@@ -202,7 +202,7 @@ class SmoothedSteps(Engine):
 
     # -------------------------------------------------------------------------------- the end
 
-    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
+    def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """Put the best λ back, and give the loss there; stochastic steps never say "converged".
 
         A bound that stands still need not be the best one.
@@ -214,17 +214,17 @@ class SmoothedSteps(Engine):
             reason = f"because {reason.removesuffix('.')}, which of stochastic steps does not say that q is the best."
         return self._ended(stop.converged and exact, reason, last)
 
-    def interrupted(self, reason: str, last: Standing) -> Verdict:
+    def interrupted(self, reason: str, last: Standing) -> Ending:
         """Put the best λ back, and give the loss there; the run has not converged."""
         return self._ended(False, reason, last)
 
-    def _ended(self, converged: bool, reason: str, last: Standing) -> Verdict:
+    def _ended(self, converged: bool, reason: str, last: Standing) -> Ending:
         loss = last.record.loss
         if math.isfinite(self.best):
             loss, reason = self.best_loss, f"{reason} Its best, {self.best:.6g} at step {self.best_at}, is put back."
         # from a value that was never finite back to the start; of fewer steps than the window nobody knows the best
         self._put(self._estimate() if self.steps < self.window else self.kept)
-        return Verdict(converged, reason, loss, last.record.norm, torch.tensor(converged))
+        return Ending(converged, reason, loss, last.record.norm, torch.tensor(converged))
 
     # -------------------------------------------------------------------------------- checkpoints
 

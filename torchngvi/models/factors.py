@@ -1,12 +1,13 @@
 """Log joints that are sums over the nodes of a forest: each term sees one node and its ancestors."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, final
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Self, final
 
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Frame, Framed, Posterior, Target, TractableTarget, clique_frames
+from torchngvi.interfaces import Additive, Frame, Framed, Posterior, Target, TractableTarget, clique_frames
 from torchngvi.models.log_joint import LogJoint
 from torchngvi.structures import Forest
 
@@ -18,7 +19,10 @@ class Factor(NamedTuple):
     target: Target  # of θ_c (*sample, *batch, n, k), one value a node
 
 
-class FactorTarget(Target):
+Terms = Sequence[tuple[int, Target | Callable[[Tensor], Tensor]]]  # pairs of a kind of nodes and a term
+
+
+class FactorTarget(Additive):
     """log p(θ) = Σ_kinds Σ_c log f_c(θ_c), θ_c the coordinates of a node and of its ancestors.
 
     A model with n groups has n terms that see the local parameters of one group and the global ones, and one term of
@@ -34,9 +38,11 @@ class FactorTarget(Target):
             ancestors; or a `Target` with batch members n, such as a `GeneralizedLinear` with rows X (n, N, k), whose
             expectation is then exact and whose prior counts once for every node.
         temperature: γ, the weight of the entropy.
+        prior: further pairs of the same form, which every one of the `pieces` has whole: terms that are to be counted
+            once where the factors are spread over several targets.
 
     Raises:
-        InputError: no factor, or of a kind that the structure does not have.
+        InputError: no factor, or a factor or term of the prior of a kind that the structure does not have.
 
     >>> import torch
     >>> from torchngvi.structures import arrow
@@ -52,30 +58,67 @@ class FactorTarget(Target):
     def __init__(
         self,
         structure: Forest,
-        factors: Sequence[tuple[int, Target | Callable[[Tensor], Tensor]]],
+        factors: Terms,
         temperature: float = 1.0,
+        *,
+        prior: Terms = (),
     ) -> None:
         if not isinstance(structure, Forest):  # a user passes it; only a forest has nodes
             raise InputError(f"a FactorTarget is over a Forest, as arrow(...) gives it; got {structure!r}.")
-        kinds, factors = len(structure.kinds), list(factors)
-        if not factors or any(not -kinds <= kind < kinds for kind, _ in factors):
+        kinds, factors, prior = len(structure.kinds), list(factors), list(prior)
+        if not factors or any(not -kinds <= kind < kinds for kind, _ in [*factors, *prior]):
             raise InputError(
                 f"factors are pairs of a kind of nodes, from 0 to {kinds - 1} or -1 of the last, and a term, at least "
-                f"one; got the kinds {[kind for kind, _ in factors]}. The kinds are {structure}."
+                f"one; got the kinds {[kind for kind, _ in [*factors, *prior]]}. The kinds are {structure}."
             )
         self.structure = structure
-        self.factors = [
-            Factor(kind % kinds, term if isinstance(term, Target) else LogJoint(term, temperature=0.0))
-            for kind, term in factors
-        ]
-        self.temperature = LogJoint(self.log_joint, temperature).temperature
+        self._data, self._prior = ([_factor(kind % kinds, term) for kind, term in terms] for terms in (factors, prior))
+        self.prior = LogJoint(self.log_prior, temperature)
+        self.temperature = self.prior.temperature
         self.comparable = all(factor.target.comparable for factor in self.factors)
 
-    def log_joint(self, theta: Tensor) -> Tensor:
-        """Sum the log of all factors, (*sample, *batch)."""
+    @property
+    def factors(self) -> list[Factor]:
+        """All factors: those of the data, followed by those of the prior."""
+        return [*self._data, *self._prior]
+
+    def data_log_likelihood(self, theta: Tensor) -> Tensor:
+        """Sum the log of all factors but those of the prior, (*sample, *batch)."""
+        return self._summed(theta, self._data)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Sum the log of the factors of the prior, (*sample, *batch); zero where there are none."""
+        return self._summed(theta, self._prior)
+
+    def _summed(self, theta: Tensor, factors: Sequence[Factor]) -> Tensor:
         cliques = self.structure.gather(theta)
-        terms = [factor.target.log_joint(cliques[factor.kind]).sum(-1) for factor in self.factors]
-        return sum(terms[1:], terms[0])
+        terms = [factor.target.log_joint(cliques[factor.kind]).sum(-1) for factor in factors]
+        return sum(terms[1:], terms[0]) if terms else theta.new_zeros(theta.shape[:-1])
+
+    def pieces(self, number: int | None = None) -> Iterator[Self]:
+        """Yield targets of consecutive factors, as equal in number as can be, each with the whole prior.
+
+        Args:
+            number: how many targets; by default one for each factor.
+
+        Raises:
+            InputError: fewer than one, or more than there are factors.
+
+        >>> import torch
+        >>> from torchngvi.structures import arrow
+        >>> groups = arrow(groups=2, local=1, globals=1)
+        >>> target = FactorTarget(groups, [(0, lambda theta: theta[..., 0]), (0, torch.prod), (1, torch.sum)])
+        >>> [len(piece.factors) for piece in target.pieces(2)]
+        [1, 2]
+        """
+        most = len(self._data)
+        number = most if number is None else number
+        if not 1 <= number <= most:
+            raise InputError(f"pieces are of at least one factor each, and there are {most}; got number={number}.")
+        for part in range(number):
+            piece = copy.copy(self)
+            piece._data = self._data[part * most // number : (part + 1) * most // number]
+            yield piece
 
     def check(self, q: Posterior) -> None:
         """Raise for a q over another number of coordinates.
@@ -88,12 +131,12 @@ class FactorTarget(Target):
 
     def assembled(
         self,
-        packets: Sequence[Framed],  # of each factor, in the frames of its cliques
+        packets: Sequence[Framed],  # of each factor, or of those of the data, in the frames of their cliques
     ) -> Framed:
-        """Sum the packets of all factors and cliques, in the frame of q."""
+        """Sum the packets of factors and cliques, in the frame of q."""
         vectors: list[Tensor | None] = [None] * len(self.structure.kinds)
         matrices = vectors.copy()
-        for (kind, _), (a, W) in zip(self.factors, packets, strict=True):
+        for (kind, _), (a, W) in zip(self.factors[: len(packets)], packets, strict=True):
             old_a, old_W = vectors[kind], matrices[kind]
             vectors[kind] = a if old_a is None else old_a + a
             matrices[kind] = W if old_W is None else old_W + W
@@ -139,8 +182,10 @@ class TractableFactors(FactorTarget, TractableTarget):
         structure: Forest,
         factors: Sequence[tuple[int, TractableTarget]],
         temperature: float = 1.0,
+        *,
+        prior: Sequence[tuple[int, TractableTarget]] = (),
     ) -> None:
-        super().__init__(structure, factors, temperature)
+        super().__init__(structure, factors, temperature, prior=prior)
         for _, target in self.factors:
             if not isinstance(target, TractableTarget):
                 raise InputError(
@@ -158,16 +203,27 @@ class TractableFactors(FactorTarget, TractableTarget):
         if q.structure != self.structure or not q.upper:
             raise PairError(f"{_NEEDS} {self.structure}; got a {type(q).__name__} over {q.structure}.")
 
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Framed]:
+        """Compute E_q[-Σ log f_c] (*batch,) and its derivative for all factors but those of the prior."""
+        return self._expected(frame, self._data)
+
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed]:  # type: ignore[override]
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative, summed over the cliques."""
+        return self._expected(frame, self.factors)
+
+    def _expected(self, frame: Frame, factors: Sequence[Factor]) -> tuple[Tensor, Framed]:
         frames = clique_frames(frame)
         values, packets = [], []
-        for kind, target in self.factors:
+        for kind, target in factors:
             assert isinstance(target, TractableTarget)
             value, derivative = target.expected_energy(frames[kind])
             values.append(value.sum(-1))
             packets.append(derivative.framed(frames[kind]))
         return sum(values[1:], values[0]), self.assembled(packets)
+
+
+def _factor(kind: int, term: Target | Callable[[Tensor], Tensor]) -> Factor:
+    return Factor(kind, term if isinstance(term, Target) else LogJoint(term, temperature=0.0))
 
 
 _NEEDS = "the factors are over the cliques of a forest, and need a q whose precision has its pattern,"

@@ -23,7 +23,7 @@ class Proposal(NamedTuple):
     inside: Tensor  # the members for which it stays in the domain of q, (*batch,)
 
 
-class Outcome(NamedTuple):
+class Tried(NamedTuple):
     """The result of a trial, in which q was moved, evaluated, and put back where the step was refused."""
 
     accepted: Tensor  # (*batch,)
@@ -74,7 +74,7 @@ def tried(
     start: Evaluation,
     evaluate: Callable[[], Evaluation],
     judge: Callable[[Trial], tuple[Tensor, dict[str, Any]]],
-) -> Outcome:
+) -> Tried:
     """Move q to a proposal, evaluate it there, and put back the members whose step is not kept.
 
     Args:
@@ -100,7 +100,7 @@ def tried(
     kept, control = judge(Trial(start.loss, there.loss, slope, length, rho, slack))
     accepted = proposal.inside & kept
     q.assign(old, ~accepted)
-    return Outcome(accepted, _merged(accepted, there, start), control)
+    return Tried(accepted, _merged(accepted, there, start), control)
 
 
 def usable(trial: Trial) -> Tensor:  # (*batch,)

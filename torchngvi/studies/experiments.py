@@ -162,9 +162,9 @@ def start(case: Case, contender: Contender, problem: Problem, experiment: Experi
     shape = (experiment.starts, problem.model.dim)
     noise = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case.seed))
     mean, scale, dim = experiment.start_sd * noise, experiment.start_scale, problem.model.dim
-    return registry.posterior(
-        contender.posterior, dim, (experiment.starts,), mean=mean, scale=scale, dtype=torch.float64
-    )
+    q = registry.posterior(contender.posterior, dim, (experiment.starts,), mean=mean, scale=scale, dtype=torch.float64)
+    assert isinstance(q, Gaussian)
+    return q
 
 
 def run(case: Case, contender: Contender, experiment: Experiment, problem: Problem) -> pd.DataFrame:

@@ -4,9 +4,11 @@ How long the natural steps are is said in `natural_steps`.  In a float32 model t
 and so is q from the first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
 """
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -26,25 +28,23 @@ from torchngvi.posteriors.gaussian import Gaussian
 _INTERRUPTED = "because it was interrupted"
 
 
-class TrainingResult(NamedTuple):
-    """The outcome of `train_svgp`: its losses, the steps not taken, the verdict on q, and why the epochs ended.
+@dataclass(frozen=True)
+class TrainingResult(FitResult):
+    """The `FitResult` of `train_svgp`, of which a record is an epoch, with what only joint training has to tell.
 
-    Attributes:
-        losses: the negative ELBO per datum, the mean over the batches of each epoch.
-        rejections: the number of natural steps that were not taken.
-        refined: the result of the last fit of q, where one was asked for.
-        interrupted: whether the run was stopped from the keyboard, within an epoch that is not counted.
-        reason: why the epochs ended, a sentence from "because" on.
-
-    >>> print(TrainingResult([1.5, 1.25], 0, None))
-    2 epochs, negative ELBO per datum 1.2500, 0.25 less than an epoch before, 0 natural steps not taken
+    Its loss is the negative ELBO per datum, the mean over the batches of the last epoch.  It never says that training
+    has converged, since hyper-parameters move by an optimizer of the user's own; the verdict on q at the last of them
+    is ``refined``, where it was asked for.
     """
 
-    losses: list[float]  # negative ELBO per datum, the mean over the batches of each epoch
-    rejections: int  # natural steps that were not taken
-    refined: FitResult | None  # the verdict on q, where asked
+    rejections: int = 0  # natural steps that were not taken
+    refined: FitResult | None = None  # the verdict on q, where asked
     interrupted: bool = False  # from the keyboard, within an epoch that is not counted
-    reason: str = ""  # why the epochs ended, a sentence from "because" on
+
+    @property
+    def losses(self) -> list[float]:
+        """The negative ELBO per datum of each epoch."""
+        return [record.loss for record in self.trace]
 
     def __str__(self) -> str:
         """The result in one line."""
@@ -122,7 +122,7 @@ def train_svgp(
     callbacks = _checked(callbacks)
     if num_data < 1:
         raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
-    trained = TrainingResult([], 0, None)
+    trained = _untrained("because no epoch was run.")
     if hyper_optimizer is not None:
         model.train()
         likelihood.train()
@@ -134,7 +134,11 @@ def train_svgp(
     forget(model)
     if trained.interrupted or not (refine or hyper_optimizer is None):
         return trained
-    return trained._replace(refined=refine_svgp(model, likelihood, batches, progress=progress))
+    return replace(trained, refined=refine_svgp(model, likelihood, batches, progress=progress))
+
+
+def _untrained(reason: str) -> TrainingResult:
+    return TrainingResult(False, reason, math.nan, math.nan, 0, torch.tensor(False), [])
 
 
 def _trained(
@@ -155,13 +159,13 @@ def _trained(
         loop = Loop(engine, stop, callbacks=[told], progress=progress, checkpoint=checkpoint, every=1)
         try:
             result = loop.run()
-            losses, reason = [record.loss for record in result.trace], result.reason
         except KeyboardInterrupt:
             if not engine.begun:
                 raise
-            losses, reason = [], f"{_INTERRUPTED} before an epoch was complete."
-        interrupted = reason.startswith(_INTERRUPTED)
-        return TrainingResult(losses, engine.natural.optimizer.rejections, None, interrupted, reason)
+            result = _untrained(f"{_INTERRUPTED} before an epoch was complete.")
+        told_by_all = {part.name: getattr(result, part.name) for part in fields(FitResult)}
+        rejections, interrupted = engine.natural.optimizer.rejections, result.reason.startswith(_INTERRUPTED)
+        return TrainingResult(**told_by_all, rejections=rejections, interrupted=interrupted)
 
 
 def _checked(callbacks: Iterable[Callable[[int, float], Any]]) -> tuple[Callable[[int, float], Any], ...]:

@@ -92,6 +92,12 @@ def sync(guide: PyroModule, q: Posterior) -> None:
     write(guide, q)
 
 
+def parameters() -> dict[str, Tensor]:
+    """The unconstrained parameters of models in the parameter store, by name: all entries but those of our guides."""
+    store = pyro.get_param_store()
+    return {key: store._params[key] for key in store if not isinstance(store._constraints.get(key), _Written)}
+
+
 def _is_local() -> bool:
     """Whether modules keep their parameters to themselves."""
     return bool(pyro.settings.get("module_local_params"))

@@ -11,7 +11,8 @@ rule turns into a natural-gradient step, the second goes to any optimizer.
 import math
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 import torch
@@ -22,20 +23,20 @@ from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.sites import Parameters
+from torchngvi.adapters.pyro.steps import FEWEST, AveragedSteps
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
-from torchngvi.fitting.engine import Engine, Standing, Stop, Verdict
 from torchngvi.fitting.fit import fit
-from torchngvi.fitting.loop import Loop
+from torchngvi.fitting.loop import Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
-from torchngvi.fitting.stopping import Evaluations
+from torchngvi.fitting.stopping import Criterion, Evaluations, joined
 from torchngvi.interfaces import Local
 from torchngvi.methods import IBLR
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.stepsizes import KLRadius
 
-_STEADY = 0.1  # nats by which the loss may still fall from one quarter of a run to the next
+_EVERY = 100  # steps from one checkpoint to the next
 
 
 def fit_guide(
@@ -154,7 +155,7 @@ class NaturalSVI:
         Returns:
             An estimate of the loss -ELBO before the step.
         """
-        density, q = self._on(args, kwargs), self.guide.gaussian("NaturalSVI")
+        density, q = self.density(args, kwargs), self.guide.gaussian("NaturalSVI")
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
@@ -191,86 +192,72 @@ class NaturalSVI:
         Returns:
             The estimate.
         """
-        density, q = self._on(args, kwargs), self.guide.gaussian("NaturalSVI")
+        density, q = self.density(args, kwargs), self.guide.gaussian("NaturalSVI")
         theta = q.push_noise(self._draws(q.mean_probe.detach()))
         return float((LatentGaussian(q).log_prob(theta) - density(theta)).mean())
 
-    def run(self, num_steps: int, *args: Any, progress: bool = True, **kwargs: Any) -> FitResult:
-        """Take so many steps with the same arguments, and say what the loss did.
+    def run(
+        self,
+        num_steps: int,
+        *args: Any,
+        progress: bool = True,
+        stop: Criterion | None = None,
+        callbacks: Iterable[Callable[[Record], Any]] = (),
+        checkpoint: str | Path | None = None,
+        **kwargs: Any,
+    ) -> FitResult:
+        """Take steps of falling size with the same arguments, leave q at their average, and say what the loss did.
 
-        The verdict is never that the run converged: the loss of steps of one size comes to rest above the optimum,
-        by more the noisier they are.  It is said to be steady where its mean over the last quarter of the steps is
-        within 0.1 nats and two standard errors of the mean over the quarter before.  An interrupt from the keyboard
-        ends the run and keeps q.
+        The rate falls as 2/(2/ρ + t) from that of ``natural``, which it has again after the run, and the average gives
+        most weight to the latest steps, see `torchngvi.adapters.pyro.steps`.  Where ``optim`` moves parameters of the
+        model q follows them: the rate stays, and q and the parameters are those of the last step.
+
+        The loss is said to be steady where its mean over the last quarter of the steps is within 0.1 nats and two
+        standard errors of the mean over the quarter before; where it is not, q stays at the last step.  The verdict is
+        never that the run converged: it says how many nats the noise of the gradients leaves the average above the
+        best.
+
+        An interrupt from the keyboard ends the run, and q is the best known then: the average, or else the last step.
 
         Args:
             num_steps: the number of steps, at least 8.
             args, kwargs: the arguments of the model.
             progress: show a bar.
+            stop: what else ends the run, such as ``Seconds(60)`` or ``Gradients(10_000)`` of `torchngvi.fitting`, where
+                a draw counts as one gradient.
+            callbacks: called with the `Record` of each step; a true result ends the run.
+            checkpoint: a file that holds the run, and from which it goes on to the last bit, see `torchngvi.fit`; the
+                number of steps may then be another.
 
         Returns:
             The account of the run, with a record of each step.
 
         Raises:
-            InputError: fewer than 8 steps.
+            InputError: fewer than 8 steps, a stop that is no criterion, a checkpoint that cannot be written or read, or
+                is of another run.
         """
-        engine = _Steps(self, args, kwargs)
-        return Loop(engine, Evaluations(_checked_steps(num_steps)), progress=progress).run()
+        criteria = joined(Evaluations(_checked_steps(num_steps)), stop)
+        engine = AveragedSteps(self, args, kwargs, _checked_steps(num_steps))
+        callbacks = checked_callbacks(callbacks)
+        loop = Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=_EVERY)
+        try:
+            return loop.run()
+        finally:
+            engine.put_back_rates()
 
-    def _on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelLogJoint:
+    def density(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelLogJoint:
+        """The log joint of the model with these arguments, with new random subsamples.
+
+        Args:
+            args, kwargs: the arguments of the model.
+
+        Returns:
+            The target, which is one object for all calls.
+        """
         if self._density is None:
             self._density = _density(self.model, self.guide, args, kwargs)
             return self._density
         return self._density.on(*args, **kwargs)
-
-
-class _Steps(Engine):
-    """Steps of a `NaturalSVI` with the same arguments; parameters of the model move beside q, and nothing goes back."""
-
-    unit = "step"
-
-    def __init__(self, svi: NaturalSVI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__(svi.guide.setup(*args, **kwargs).posterior)
-        self.name = type(svi).__name__
-        self.svi, self.args, self.kwargs = svi, args, kwargs
-        self.losses: list[float] = []
-        self.skipped = 0  # steps whose loss was not finite
-
-    def advance(self) -> Standing:
-        """Take one step; the loss of the record is that before it."""
-        svi = self.svi
-        self.mark()
-        loss = svi.step(*self.args, **self.kwargs)
-        self.losses.append(loss)
-        self.skipped += not math.isfinite(loss)
-        step, last = len(self.losses), svi.natural.last
-        rho = float(last.rho.min()) if last is not None else 0.0
-        draws = step * svi.num_particles
-        record = Record(step, loss, svi.norm, rho, self.skipped + svi.natural.rejections, draws, 0.0)
-        return Standing(record, torch.tensor(False), torch.tensor(loss), (step, draws))
-
-    def verdict(self, stop: Stop | None, last: Standing) -> Verdict:
-        """Say what the loss did, never that it converged."""
-        return self.interrupted(_account(self.losses), last)
-
-    def interrupted(self, reason: str, last: Standing) -> Verdict:
-        """Give the mean loss of the last quarter of the steps."""
-        self.losses = self.losses[: last.record.evaluations]
-        level = _mean(self.losses[-(len(self.losses) // 4) :])[0]
-        return Verdict(False, reason, level, self.svi.norm, last.members)
-
-    def here(self) -> None:
-        """Mark no coordinates, since the parameters of the model have moved too."""
-
-    def go_back(self, coordinates: Any) -> None:
-        """Leave everything as the last step left it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing, since these runs are not kept in a file."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load, since these runs are not kept in a file."""
 
 
 def _density(
@@ -291,7 +278,7 @@ def _checked_steps(num_steps: SupportsIndex) -> int:
         steps = operator.index(num_steps)
     except TypeError:
         steps = 0
-    if steps < 8:
+    if steps < FEWEST:
         raise InputError(
             f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
         )
@@ -304,24 +291,3 @@ def _check_guide(guide: object) -> None:
             f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Other guides, and lists of "
             "guides, go through Trace_ELBO()(model, guide)."
         )
-
-
-def _mean(losses: list[float]) -> tuple[float, float]:
-    """With its standard error."""
-    values = torch.tensor(losses, dtype=torch.float64)
-    return float(values.mean()), float(values.std() / len(values) ** 0.5)
-
-
-def _account(losses: list[float]) -> str:
-    """Why a run is not known to have converged."""
-    quarter = len(losses) // 4
-    (before, error_before), (last, error) = _mean(losses[-2 * quarter : -quarter]), _mean(losses[-quarter:])
-    fallen, noise = before - last, math.hypot(error_before, error)
-    if not math.isfinite(fallen):
-        return "because the loss was not finite in some of the last steps."
-    if abs(fallen) > _STEADY + 2 * noise:
-        return f"because the loss still changed by {-fallen:.3g} ± {noise:.1g} in the last quarter. Take more steps."
-    return (
-        f"as far as these steps can tell: the loss was steady at {last:.6g} ± {error:.1g}, which at a constant rate "
-        "may be far above the best. Lower the rate of svi.natural and compare, or end with fit_guide on all data."
-    )
