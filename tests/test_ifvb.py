@@ -513,14 +513,6 @@ def test_gradients_reach_the_preconditioner_along_the_manifold():
     seen = []
 
     class Recording(Preconditioner):
-        samples, remembers = 0, False
-
-        def fresh(self, q):
-            return {}
-
-        def absorb(self, state, scores, generator):
-            raise AssertionError("samples is 0")
-
         def direction(self, state, gradient, q):
             seen.append(gradient.clone())
             return torch.ones_like(gradient)

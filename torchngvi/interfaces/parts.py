@@ -217,6 +217,7 @@ class Metric(ABC):
 
     Attributes:
         natural: whether B∇L is, or estimates, the natural gradient, so that its slope is a squared natural norm.
+        exact: whether B is the inverse Fisher matrix itself, free of noise.
 
     >>> import torch
     >>> from torchngvi.metrics import Exact
@@ -228,6 +229,7 @@ class Metric(ABC):
     """
 
     natural: bool  # B∇L is, or estimates, the natural gradient: its slope is a squared natural norm
+    exact: bool = False  # B is the inverse Fisher matrix itself
 
     @abstractmethod
     def init(self, q: "Posterior") -> dict[str, Any]:

@@ -273,7 +273,7 @@ class AIFVB(PreconditionedVI):
         if not (self.averaging.metric_at_average and isinstance(self.metric, Preconditioner)):
             return super()._bent(index, gradient)
         assert isinstance(q, FlatPosterior)
-        return self.metric.bent(q, gradient, state["metric"], state["averaging"]["average"]), {}
+        return self.metric.bent(q, gradient, state["metric"], state["averaging"]["average"])
 
     def _advance(self, index: int, *how: Any, **options: Any) -> Evaluation | None:
         """Take the step, and let the average take in one more iterate."""

@@ -33,7 +33,7 @@ class MatrixFree(Preconditioner):
     >>> from torchngvi.ifvb import MeanFieldGaussian
     >>> metric, q = MatrixFree(eps=1.0, c_beta=0.0), MeanFieldGaussian(torch.zeros(2))
     >>> state = metric.fresh(q)
-    >>> metric.absorb(state, torch.tensor([[1.0, 0.0]]))
+    >>> state = metric.absorb(state, torch.tensor([[1.0, 0.0]]))
     >>> metric.inverse(state).round(decimals=4).tolist()  # (I + φφᵀ)⁻¹, t = 1
     [[0.5, 0.0], [0.0, 1.0]]
     """
@@ -62,13 +62,14 @@ class MatrixFree(Preconditioner):
         lam = q.vector
         return self.perturbation.init(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, q.size)}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Append the vectors of S scores, and drop the oldest beyond ``keep``."""
-        rows = self.perturbation.rows(state, scores, generator)
+        rows, new = self.perturbation.rows(state, scores, generator)
         for part in rows.split(AT_ONCE, -2):
-            W = downdate(part, lambda x: self._times(state, x))
-            vectors = torch.cat([state["V"], W], -2)
-            state["V"] = vectors if self.keep is None else vectors[..., -self.keep :, :]
+            W = downdate(part, lambda x: self._times(new, x))
+            vectors = torch.cat([new["V"], W], -2)
+            new["V"] = vectors if self.keep is None else vectors[..., -self.keep :, :]
+        return new
 
     def _times(self, state: State, rows: Tensor) -> Tensor:
         V = state["V"]

@@ -66,33 +66,32 @@ class Perturbation:
         state: State,
         scores: Tensor,  # (S, *batch, D)
         generator: torch.Generator | None,
-    ) -> Tensor:  # (*batch, S or 2 S, D)
+    ) -> tuple[Tensor, State]:  # (*batch, S or 2 S, D)
         """Count S scores and, at the first, take their scale; a score that is not finite is left out with its Z.
 
         Args:
-            state: the state of the recursion, which changes in place.
+            state: the state of the recursion, which is left as it is.
             scores: the scores φ_j, (S, *batch, D).
             generator: the generator of Z; torch's own by default.
 
         Returns:
-            φ_j and √β_j Z_j as rows, (*batch, S or 2S, D).
+            φ_j and √β_j Z_j as rows, (*batch, S or 2S, D), and a copy of the state with the new count and scale.
         """
         scores, fine = finite_rows(scores)
-        if not state["started"]:
-            state["started"] = True
-            mean_square = scores.square().mean(-1).sum(0) / fine.sum(0)  # tr(F̂)/D
-            state["scale"] = torch.where(mean_square > 0, mean_square, 1.0)
         index = state["count"] + fine.cumsum(0)
-        state["count"] = index[-1]
+        new = state | {"count": index[-1], "started": True}
+        if not state["started"]:
+            mean_square = scores.square().mean(-1).sum(0) / fine.sum(0)  # tr(F̂)/D
+            new["scale"] = torch.where(mean_square > 0, mean_square, 1.0)
         if self.c_beta == 0:
-            return scores.movedim(0, -2)
-        size = _RELATIVE_C_BETA * state["scale"] if self.c_beta is None else self.c_beta
+            return scores.movedim(0, -2), new
+        size = _RELATIVE_C_BETA * new["scale"] if self.c_beta is None else self.c_beta
         weight = fine.to(scores) * size * index.clamp_min(1) ** -self.beta
         both = scores.new_empty(2 * len(scores), *scores.shape[1:])
         both[: len(scores)] = scores
         Z = torch.randn(scores.shape, generator=generator, out=both[len(scores) :])
         Z *= weight.sqrt()[..., None]
-        return both.movedim(0, -2)
+        return both.movedim(0, -2), new
 
     def start(self, state: State) -> Tensor:  # (*batch,)
         """Return ε as given, or the scale of the scores, (*batch,)."""

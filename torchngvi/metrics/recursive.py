@@ -47,7 +47,7 @@ class Recursive(Preconditioner):
     >>> from torchngvi.ifvb import Beta
     >>> rule, q = Recursive(eps=1.0, c_beta=0.0), Beta(torch.ones(2))
     >>> state = rule.fresh(q)
-    >>> rule.absorb(state, torch.tensor([[1.0, 0.0]]), torch.Generator())
+    >>> state = rule.absorb(state, torch.tensor([[1.0, 0.0]]), torch.Generator())
     >>> rule.inverse(state).tolist()  # (I + φφᵀ)⁻¹, t = 1
     [[0.5, 0.0], [0.0, 1.0]]
     """
@@ -75,7 +75,7 @@ class Recursive(Preconditioner):
         """
         lam, D = q.vector, q.size
         waiting = min(_WAITING, D // 8)
-        needed = lam.element_size() * lam.numel() * (D + waiting)
+        needed = 2 * lam.element_size() * lam.numel() * (D + waiting)  # an update makes the new beside the old
         free = free_bytes(lam.device)
         if needed > free:
             raise InputError(
@@ -91,38 +91,39 @@ class Recursive(Preconditioner):
         }
         return self.perturbation.init(lam) | empty
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Make the two updates of Eqs 4.4 and 4.5 for S scores at once."""
-        first = not state["started"]
-        rows = self.perturbation.rows(state, scores, generator)
-        if first:
-            state["P"].diagonal(dim1=-2, dim2=-1).copy_((1 / self.perturbation.start(state))[..., None])
+        rows, new = self.perturbation.rows(state, scores, generator)
+        if not state["started"]:
+            start = (1 / self.perturbation.start(new))[..., None]
+            _copied_once("P", new, state).diagonal(dim1=-2, dim2=-1).copy_(start)
         for part in rows.split(AT_ONCE, -2):
-            self._take(state, downdate(part, lambda x: self._times(state, x)))
-        if state["blocks"] >= _SYMMETRISE:
-            state["blocks"] = 0
-            _symmetrise(state["P"])
+            self._take(downdate(part, lambda x: self._times(new, x)), new, state)
+        if new["blocks"] >= _SYMMETRISE:
+            new["blocks"] = 0
+            _symmetrise(_copied_once("P", new, state))
+        return new
 
-    def _take(self, state: State, W: Tensor) -> None:
+    def _take(self, W: Tensor, new: State, old: State) -> None:
         """P ← P - WᵀW: now if two such blocks would not fit beside P₀, else with the others that wait."""
-        count, room = W.shape[-2], state["V"].shape[-2]
+        count, room = W.shape[-2], new["V"].shape[-2]
         if 2 * count > room:
-            self._subtract(state, W)
+            self._subtract(W, new, old)
             return
-        if state["waiting"] + count > room:
-            self._subtract(state, state["V"][..., : state["waiting"], :])
-            state["waiting"] = 0
-        state["V"][..., state["waiting"] : state["waiting"] + count, :] = W
-        state["waiting"] += count
+        if new["waiting"] + count > room:
+            self._subtract(new["V"][..., : new["waiting"], :], new, old)
+            new["waiting"] = 0
+        _copied_once("V", new, old)[..., new["waiting"] : new["waiting"] + count, :] = W
+        new["waiting"] += count
 
-    def _subtract(self, state: State, V: Tensor) -> None:
-        """P₀ ← P₀ - VᵀV in place."""
-        P = state["P"]
+    def _subtract(self, V: Tensor, new: State, old: State) -> None:
+        """P₀ ← P₀ - VᵀV, in a tensor that is not that of the old state."""
+        P = _copied_once("P", new, old)
         if P.ndim == 2:
             P.addmm_(V.mT, V, alpha=-1)
         else:
             P.flatten(0, -3).baddbmm_(V.flatten(0, -3).mT, V.flatten(0, -3), alpha=-1)
-        state["blocks"] += 1
+        new["blocks"] += 1
 
     def _times(self, state: State, rows: Tensor) -> Tensor:
         """Rows x P, which BLAS does up to five times faster than P x columns for a few of them."""
@@ -140,6 +141,13 @@ class Recursive(Preconditioner):
         """Write out t P, (*batch, D, D), the estimate of I_F⁻¹."""
         V = state["V"][..., : state["waiting"], :]
         return state["count"][..., None, None] * (state["P"] - V.mT @ V)
+
+
+def _copied_once(name: str, new: State, old: State) -> Tensor:
+    """The tensor of that name in the new state, to be written to: a copy of that of the old state, made once."""
+    if new[name] is old[name]:
+        new[name] = old[name].clone()
+    return new[name]
 
 
 def _symmetrise(P: Tensor) -> None:
