@@ -9,9 +9,9 @@ import pytest
 import torch
 from arrow import ScalarArrow
 
-from torchngvi import expectations, models, posteriors, rules, stepsizes, structures
+from torchngvi import expectations, metrics, models, momentum, posteriors, rules, stepsizes, structures
 from torchngvi.expectations import Fixed, Independent
-from torchngvi.interfaces import Acceleration, Estimator, Momentum, Posterior, Rule, StepSize
+from torchngvi.interfaces import Acceleration, Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.models import Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.rules import QuasiNewton
@@ -20,6 +20,7 @@ from torchngvi.testing import (
     check_acceleration,
     check_estimator,
     check_likelihood,
+    check_metric,
     check_momentum,
     check_posterior,
     check_rule,
@@ -57,14 +58,24 @@ STEP_SIZES = {control: [control] for control in exported(stepsizes, StepSize)} |
     stepsizes.Clip: [lambda: stepsizes.Clip(0.5)],
     stepsizes.Shortest: [lambda: stepsizes.Shortest(stepsizes.Clip(0.5), stepsizes.KLRadius(0.1))],
 }
-MOMENTA = {momentum: [momentum] for momentum in exported(rules, Momentum)} | {
+MOMENTA = {part: [part] for part in exported(momentum, Momentum)} | {
     rules.NormalizedMomentum: [
         lambda: rules.NormalizedMomentum(),
         lambda: rules.NormalizedMomentum("riemannian", bias_correction=False),
     ]
 }
-ACCELERATIONS = {part: [part] for part in exported(rules, Acceleration)} | {
+ACCELERATIONS = {part: [part] for part in exported(metrics, Acceleration)} | {
     QuasiNewton: [lambda model: QuasiNewton(), lambda model: QuasiNewton(memory=1)]
+}
+METRICS = {part: [part] for part in exported(metrics, Metric) - exported(metrics, Acceleration)} | {
+    metrics.BatchFisher: [lambda: metrics.BatchFisher(20)],
+    metrics.Blocks: [lambda: metrics.Blocks(metrics.Recursive(5, warmup=20), [2, 2])],
+    metrics.MatrixFree: [lambda: metrics.MatrixFree(5, warmup=20)],
+    metrics.Recursive: [
+        lambda: metrics.Recursive(5, warmup=20),
+        lambda: metrics.Recursive(1, eps=0.5, c_beta=0.0, warmup=30, generator=torch.Generator()),
+    ],
+    metrics.Window: [lambda: metrics.Window(30, 5, warmup=10)],
 }
 # the first of each over six coordinates, for the posteriors
 STRUCTURES = {structure: [structure] for structure in exported(structures, Pattern)} | {
@@ -109,8 +120,9 @@ PRODUCT = [
     (check_rule, RULES, exported(rules, Rule)),
     (check_estimator, ESTIMATORS, exported(expectations, Estimator)),
     (check_step_size, STEP_SIZES, exported(stepsizes, StepSize)),
-    (check_momentum, MOMENTA, exported(rules, Momentum)),
-    (check_acceleration, ACCELERATIONS, exported(rules, Acceleration)),
+    (check_momentum, MOMENTA, exported(momentum, Momentum)),
+    (check_acceleration, ACCELERATIONS, exported(metrics, Acceleration)),
+    (check_metric, METRICS, exported(metrics, Metric) - exported(metrics, Acceleration)),
     (check_structure, STRUCTURES, exported(structures, Pattern)),
     (check_posterior_of_six, POSTERIORS, exported(posteriors, Posterior)),
     (check_likelihood_of, LIKELIHOODS, exported(models, Likelihood)),
@@ -182,6 +194,33 @@ BROKEN = [
     (check_momentum, broken.ForgetsTheBatch, "batch members must not depend on one another; it is off by"),
     (check_momentum, broken.Average, "`signed` must name the state whose columns turn with those of the root"),
     (check_acceleration, broken.Euclidean, "slope must be ⟨∇L, B∇L⟩ in the metric of q, a·a' + ½⟨P, P'⟩"),
+    (check_metric, broken.WritesToItsState, "it must hand back new state, not write to 'P': the step may not be taken"),
+    (check_metric, broken.OneMatrixForAll, "batch members must not depend on one another"),
+    (check_metric, broken.UnitLength, "`natural` is said, so it must be linear in the gradient; it is off by"),
+    (check_metric, broken.OneSided, "`natural` is said, so it must be symmetric, ⟨y, Bx⟩ = ⟨x, By⟩; it is off by"),
+    (
+        check_metric,
+        broken.HalfOfIt,
+        "`exact` is said, so it must invert the Fisher matrix, here by autograd; it is",
+    ),
+    (check_metric, broken.ExactInSilence, "it inverts the Fisher matrix, so `exact` must be True"),
+    (
+        check_metric,
+        broken.PlainButNatural,
+        "`natural` is said, so it must make the Fisher matrix rounder; its",
+    ),
+    (check_metric, broken.KeepsNaN, "a score that is not finite must be left out"),
+    (check_metric, broken.RemembersNaN, "a gradient that is not finite must leave no trace in the state"),
+    (check_metric, broken.CountsOnItself, "a step that is tried again must find the same direction"),
+    (
+        check_metric,
+        broken.AlwaysDouble,
+        "its direction must have the shape (4,) and the dtype of λ; got (4,), t",
+    ),
+    (check_metric, broken.AsksTheDevice, "init or a call raised RuntimeError (aten._local_scalar_dense.default reads"),
+    (check_metric, broken.TakesAnyShape, "a gradient of another shape must be refused by an InputError"),
+    (check_metric, broken.WrongSlope, "slope must be ⟨∇L, B∇L⟩; it is off by"),
+    (check_metric, broken.LeavesTheManifold, "its direction must lie on the manifold of q; it is off by"),
     (check_likelihood, broken.WrongCurvature, "the curvature of expected must be 2 ∂F/∂v of its value; it is off by"),
     (check_acceleration, broken.NeverForgets, "forget must leave what init makes; it is off by"),
 ]

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Coordinates, where_members
+from torchngvi.interfaces import Coordinates
 from torchngvi.metrics.preconditioner import Preconditioner, State
 from torchngvi.momentum.adam import Adam as AdamMomentum
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -49,7 +49,8 @@ class Adam(Preconditioner):
         """Return the moments with this gradient in them, for the members whose gradient is finite."""
         fine = gradient.isfinite().all(-1)
         new = self.momentum.moments(Coordinates(gradient, q.no_matrix), state)
-        return {name: where_members(fine, value, state[name]) for name, value in new.items()}
+        masks = {name: fine if value.ndim == fine.ndim else fine[..., None] for name, value in new.items()}
+        return {name: torch.where(masks[name], value, state[name]) for name, value in new.items()}
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Return m̂/(√v̂ + ε) of the moments, in which the gradient is already."""

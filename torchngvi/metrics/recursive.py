@@ -19,7 +19,7 @@ from torchngvi.metrics.preconditioner import Preconditioner, State, check_warmup
 from torchngvi.metrics.recursion import AT_ONCE, Perturbation, downdate
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
-_WAITING = 32  # vectors beside P₀, for large D
+_WAITING = 128  # vectors beside P₀, for large D
 _TILE = 128  # rows symmetrised at a time
 _SYMMETRISE = 32  # blocks between two symmetrisations
 _GIB = 2**30

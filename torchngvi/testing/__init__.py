@@ -11,6 +11,7 @@ the same result at each call, since what it draws comes from seeds of its own.
 from torchngvi.testing.accelerations import check_acceleration
 from torchngvi.testing.estimators import check_estimator
 from torchngvi.testing.likelihoods import check_likelihood
+from torchngvi.testing.metrics import check_metric
 from torchngvi.testing.momenta import check_momentum
 from torchngvi.testing.posteriors import check_posterior
 from torchngvi.testing.rules import check_rule
@@ -21,6 +22,7 @@ __all__ = [
     "check_acceleration",
     "check_estimator",
     "check_likelihood",
+    "check_metric",
     "check_momentum",
     "check_posterior",
     "check_rule",
