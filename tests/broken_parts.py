@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from arrow import ScalarArrow
 
-from torchngvi.expectations import Independent, Quadrature, Stein
-from torchngvi.interfaces import Bent, Coordinates, Momentum, Rule, StepSize, Tangent
+from torchngvi.expectations import Fixed, Independent, PerFactor, Quadrature, SampleAverage, Stein
+from torchngvi.expectations.flat import Pathwise, _constants, _packet, _Scored
+from torchngvi.interfaces import Bent, Coordinates, Cost, Momentum, Rule, StepSize, Tangent
 from torchngvi.metrics import Adam as AdamMetric
 from torchngvi.metrics import BatchFisher, Exact, Identity, Recursive, Window
 from torchngvi.models import Likelihood, PoissonLog
@@ -117,6 +118,58 @@ class ForFree(Quadrature):
     def __call__(self, q, target):
         e = super().__call__(q, target)
         return e._replace(cost=e.cost._replace(gradients=0))
+
+
+class HidesItsNoise(SampleAverage):
+    """A derivative that is that of the value up to noise, of which nothing is told."""
+
+    def __init__(self):
+        super().__init__(Fixed(6))
+
+    def __call__(self, q, target):
+        return super().__call__(q, target)._replace(noise2=None)
+
+
+class SaysPrecise(HidesItsNoise):
+    """A hundredth of the standard error."""
+
+    def __call__(self, q, target):
+        e = SampleAverage.__call__(self, q, target)
+        return e._replace(noise2=1e-4 * e.noise2)
+
+
+class BiasedPart(PerFactor):
+    """A tenth too much of a, in the sum over the cliques."""
+
+    def __init__(self):
+        super().__init__(Stein(Independent(4)))
+
+    def __call__(self, q, target):
+        e = super().__call__(q, target)
+        return e._replace(derivative=e.derivative._replace(a=1.1 * e.derivative.a))
+
+
+class OfTheSameBatch(_Scored):
+    """The constants of the very draws that they are subtracted from."""
+
+    def __init__(self):
+        super().__init__(4)
+
+    def __call__(self, q, target):
+        score, h = self._draw(q, target)
+        gradient = (score * (h[..., None] - _constants(score, h))).mean(0)
+        return _packet(q, target, h.mean(0), gradient, Cost(0, 0, self.draws))
+
+
+class GoesUp(Pathwise):
+    """The gradient of the bound in the place of that of L."""
+
+    def __init__(self):
+        super().__init__(2)
+
+    def __call__(self, q, target):
+        e = super().__call__(q, target)
+        return e._replace(derivative=e.derivative._replace(a=-e.derivative.a))
 
 
 # ------------------------------------------------------------------------------------ posteriors

@@ -9,8 +9,8 @@ import pytest
 import torch
 from arrow import ScalarArrow
 
-from torchngvi import expectations, metrics, models, momentum, posteriors, rules, stepsizes, structures
-from torchngvi.expectations import Fixed, Independent
+from torchngvi import expectations, ifvb, metrics, models, momentum, posteriors, rules, stepsizes, structures
+from torchngvi.expectations import Fixed, Independent, flat
 from torchngvi.interfaces import Acceleration, Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.models import Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
@@ -51,8 +51,16 @@ ESTIMATORS |= {
     expectations.LeastSquaresStein: [
         functools.partial(expectations.LeastSquaresStein, draws) for draws in (6, Fixed(6))
     ],
+    expectations.PerFactor: [lambda draws=draws: expectations.PerFactor(expectations.Stein(draws)) for draws in DRAWS],
+    expectations.SampleAverage: [lambda: expectations.SampleAverage(Fixed(6))],
     expectations.PiecewiseBound: [expectations.PiecewiseBound, lambda: expectations.PiecewiseBound(clip=True)],
     expectations.ScoreFunction: [functools.partial(expectations.ScoreFunction, draws) for draws in (4, Independent(4))],
+}
+FLAT_ESTIMATORS = {
+    flat.ClosedForm: [flat.ClosedForm],
+    flat.ControlVariate: [lambda: flat.ControlVariate(6)],
+    flat.Pathwise: [lambda: flat.Pathwise(3)],
+    flat.ScoreFunction: [lambda: flat.ScoreFunction(6, torch.Generator())],
 }
 STEP_SIZES = {control: [control] for control in exported(stepsizes, StepSize)} | {
     stepsizes.Clip: [lambda: stepsizes.Clip(0.5)],
@@ -119,6 +127,7 @@ def check_likelihood_of(case):
 PRODUCT = [
     (check_rule, RULES, exported(rules, Rule)),
     (check_estimator, ESTIMATORS, exported(expectations, Estimator)),
+    (check_estimator, FLAT_ESTIMATORS, exported(ifvb, Estimator)),
     (check_step_size, STEP_SIZES, exported(stepsizes, StepSize)),
     (check_momentum, MOMENTA, exported(momentum, Momentum)),
     (check_acceleration, ACCELERATIONS, exported(metrics, Acceleration)),
@@ -175,6 +184,19 @@ BROKEN = [
     (check_estimator, broken.Biased, "its a must be unbiased; the mean of 1500 estimates is off by"),
     (check_estimator, broken.SaysComparable, "`comparable` is said, so two evaluations at the same q must agree"),
     (check_estimator, broken.ForFree, "its cost must count what it evaluates, 1 times; it says (0, 1, 0)"),
+    (check_estimator, broken.HidesItsNoise, "`comparable` is said, so a and W must be the derivative of its value, by"),
+    (
+        check_estimator,
+        broken.SaysPrecise,
+        "its noise2 must not be below the squared error of a and W at the optimum",
+    ),
+    (check_estimator, broken.BiasedPart, "its a must be unbiased; the mean of 1500 estimates is off by"),
+    (
+        check_estimator,
+        broken.OfTheSameBatch,
+        "its derivative must be unbiased for ∇L; the mean of 1500 estimates is",
+    ),
+    (check_estimator, broken.GoesUp, "its derivative must be unbiased for ∇L; the mean of 1500 estimates is off by"),
     (check_posterior, broken.TakesAnything, "moved() must refuse a Congruence by a negative matrix"),
     (check_posterior, broken.TakesNaN, "moved() must refuse a Congruence with an entry nan in its tensor 1"),
     (check_posterior, broken.Inverted, "entropy() must be that of N(m, V); it is off by 4.1e-01"),

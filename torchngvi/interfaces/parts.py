@@ -21,7 +21,8 @@ class Estimator(ABC):
     """How E_q[ℓ] and its derivative are found at one q: by draws, by quadrature or in closed form; abstract.
 
     Attributes:
-        comparable: as in `Expectation`: two calls at one q agree, and the derivative is that of the value.
+        comparable: as in `Expectation`: two calls at one q agree, and the derivative is that of the value, up to its
+            ``noise2`` where it tells one.
         needs: the kind of target that it can evaluate.
         unbiased: whether the means over its draws are those of E_q[ℓ] for every ℓ, not only for a quadratic one.
 
