@@ -21,8 +21,17 @@ from torchngvi import (
     fit,
 )
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import ClosedEntropyStein, Fixed, Hessian, HessianVector, Quadrature, Reparametrized, Stein
-from torchngvi.expectations.per_factor import PerFactor
+from torchngvi.expectations import (
+    ClosedEntropyStein,
+    Fixed,
+    Hessian,
+    HessianVector,
+    PerFactor,
+    Quadrature,
+    Reparametrized,
+    SampleAverage,
+    Stein,
+)
 from torchngvi.models import FactorTarget, TractableFactors
 from torchngvi.posteriors import clique_marginals
 from torchngvi.rules import LocalExponential, NaturalGradient

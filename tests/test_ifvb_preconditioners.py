@@ -318,7 +318,7 @@ def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
     """D = 10,000 where there is not enough, in GiB."""
     monkeypatch.setattr(metrics.recursive, "free_bytes", lambda device: 0.5 * 2**30)
     message = (
-        r"the inverse Fisher matrix of 10,000 variational parameters needs 1.49 GiB and 0.5 GiB of cpu memory are "
+        r"the inverse Fisher matrix of 10,000 variational parameters needs 1.51 GiB and 0.5 GiB of cpu memory are "
         r"free. Use Blocks, Window or BatchFisher"
     )
     with pytest.raises(InputError, match=message):

@@ -9,14 +9,16 @@
 which equals 2S rank-one updates.  t counts all scores, those of a warm-up included, and t P estimates I_F⁻¹.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.metrics.preconditioner import State, check_count, finite_rows
+from torchngvi.metrics.preconditioner import Preconditioner, State, check_count, check_warmup, finite_rows
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 _RELATIVE_C_BETA = 0.03
 AT_ONCE = 128  # vectors in one factorisation
@@ -96,6 +98,44 @@ class Perturbation:
     def start(self, state: State) -> Tensor:  # (*batch,)
         """Return ε as given, or the scale of the scores, (*batch,)."""
         return state["scale"] if self.eps is None else torch.full_like(state["scale"], self.eps)
+
+
+class Recursion(Preconditioner):
+    """The abstract base of `Recursive` and `MatrixFree`, which keep P in two ways and have these settings in common.
+
+    Args:
+        samples, eps, c_beta, beta, warmup, generator: as those of `Recursive`.
+
+    Raises:
+        InputError: if a value is out of range.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        samples: int = 10,
+        *,
+        eps: float | None = None,
+        c_beta: float | None = None,
+        beta: float = 0.1,
+        warmup: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.perturbation = Perturbation(samples, eps, c_beta, beta)
+        self.samples, self.warmup, self.generator = samples, check_warmup(warmup), generator
+
+    @abstractmethod
+    def times(
+        self,
+        state: State,
+        rows: Tensor,  # (*batch, k, D)
+    ) -> Tensor:
+        """Multiply rows by P from the right, (*batch, k, D)."""
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Return t P ∇L, the estimate of the natural gradient."""
+        return state["count"][..., None] * self.times(state, gradient[..., None, :])[..., 0, :]
 
 
 def downdate(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.metrics.preconditioner import Preconditioner, State, check_warmup
-from torchngvi.metrics.recursion import AT_ONCE, Perturbation, downdate
+from torchngvi.metrics.preconditioner import State
+from torchngvi.metrics.recursion import AT_ONCE, Recursion, downdate
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 _WAITING = 128  # vectors beside P₀, for large D
@@ -26,7 +26,7 @@ _GIB = 2**30
 
 
 @final
-class Recursive(Preconditioner):
+class Recursive(Recursion):
     """The recursion of IFVB: the direction t P ∇L with P = (εI + Σ φφᵀ + Σ β_j ZZᵀ)⁻¹, from scores at past iterates.
 
     One wants it for a posterior whose Fisher matrix is not known in closed form, with D up to some thousands, since P
@@ -51,21 +51,6 @@ class Recursive(Preconditioner):
     >>> rule.inverse(state).tolist()  # (I + φφᵀ)⁻¹, t = 1
     [[0.5, 0.0], [0.0, 1.0]]
     """
-
-    remembers = True
-
-    def __init__(
-        self,
-        samples: int = 10,
-        *,
-        eps: float | None = None,
-        c_beta: float | None = None,
-        beta: float = 0.1,
-        warmup: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        self.perturbation = Perturbation(samples, eps, c_beta, beta)
-        self.samples, self.warmup, self.generator = samples, check_warmup(warmup), generator
 
     def fresh(self, q: FlatPosterior) -> State:
         """Return an empty sum; P₀ is set by the first scores.
@@ -98,7 +83,7 @@ class Recursive(Preconditioner):
             start = (1 / self.perturbation.start(new))[..., None]
             _copied_once("P", new, state).diagonal(dim1=-2, dim2=-1).copy_(start)
         for part in rows.split(AT_ONCE, -2):
-            self._take(downdate(part, lambda x: self._times(new, x)), new, state)
+            self._take(downdate(part, lambda x: self.times(new, x)), new, state)
         if new["blocks"] >= _SYMMETRISE:
             new["blocks"] = 0
             _symmetrise(_copied_once("P", new, state))
@@ -125,17 +110,13 @@ class Recursive(Preconditioner):
             P.flatten(0, -3).baddbmm_(V.flatten(0, -3).mT, V.flatten(0, -3), alpha=-1)
         new["blocks"] += 1
 
-    def _times(self, state: State, rows: Tensor) -> Tensor:
-        """Rows x P, which BLAS does up to five times faster than P x columns for a few of them."""
+    def times(self, state: State, rows: Tensor) -> Tensor:
+        """Multiply rows by P from the right, up to five times faster than P x columns where there are a few of them."""
         product = rows @ state["P"]
         if state["waiting"]:
             V = state["V"][..., : state["waiting"], :]
             product -= (rows @ V.mT) @ V
         return product
-
-    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """Return t P ∇L, the estimate of the natural gradient."""
-        return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
 
     def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
         """Write out t P, (*batch, D, D), the estimate of I_F⁻¹."""
