@@ -15,6 +15,7 @@ from torchngvi.metrics import Adam as AdamMetric
 from torchngvi.metrics import BatchFisher, Exact, Identity, Recursive, Window
 from torchngvi.models import Likelihood, PoissonLog
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.posteriors.flat import Beta
 from torchngvi.rules import NaturalGradient, NormalizedMomentum, QuasiNewton, RootGradient
 from torchngvi.stepsizes import SufficientDecrease
 from torchngvi.structures import Dense
@@ -204,6 +205,44 @@ class HalfTangent(CholeskyGaussian):
         a, P = self.local(e)
         frame, structure = self.frame(), self.structure
         return Coordinates(frame.push(a), structure.matmul(frame.root, structure.tril(P)))
+
+
+class OtherDraws(Beta):
+    """Draws with a and b in each other's place."""
+
+    def __init__(self):
+        super().__init__(torch.tensor([2.5, 4.0], dtype=torch.float64))
+
+    def sample(self, shape=(), generator=None, at=None):
+        return 1 - super().sample(shape, generator, at)
+
+
+class OtherScore(OtherDraws):
+    """The score of one parameter is twice too large."""
+
+    def sample(self, shape=(), generator=None, at=None):
+        return Beta.sample(self, shape, generator, at)
+
+    def score(self, theta, at=None):
+        return super().score(theta, at) * torch.tensor([1.0, 2.0], dtype=theta.dtype)
+
+
+class OtherFisher(OtherScore):
+    """Twice the inverse Fisher matrix."""
+
+    def score(self, theta, at=None):
+        return Beta.score(self, theta, at)
+
+    def exact_fisher_solve(self, gradient, at=None):
+        return 2 * super().exact_fisher_solve(gradient, at)
+
+
+class GoesAnywhere(OtherFisher):
+    """Every λ is a distribution."""
+
+    def moved(self, move):
+        new, ok = super().moved(move)
+        return new, torch.ones_like(ok)
 
 
 # ------------------------------------------------------------------------------------ step sizes

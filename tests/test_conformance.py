@@ -14,11 +14,25 @@ from torchngvi.expectations import Fixed, Independent, flat
 from torchngvi.interfaces import Acceleration, Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.models import Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.posteriors.flat import (
+    AffineCoupling,
+    Beta,
+    FlatCholesky,
+    LowRankGaussian,
+    MeanFieldGaussian,
+    ModuleFlow,
+    NormalInverseGamma,
+    OrthogonalFlow,
+    RankOneGaussian,
+    VecGaussian,
+    VechGaussian,
+)
 from torchngvi.rules import QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, Pattern, UnequalBlocks, arrow
 from torchngvi.testing import (
     check_acceleration,
     check_estimator,
+    check_flat_posterior,
     check_likelihood,
     check_metric,
     check_momentum,
@@ -106,6 +120,43 @@ POSTERIORS = {
         for kind in (NaturalGaussian, PrecisionCholeskyGaussian)
     },
 }
+
+
+def numbers(*rows):
+    return torch.tensor(rows if len(rows) > 1 else rows[0], dtype=torch.float64)
+
+
+def flow():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return ModuleFlow(AffineCoupling(2, layers=2, hidden=3).double(), 2)
+
+
+SQUARE = numbers([1.0, 0.3], [0.3, 0.5])
+FLAT_POSTERIORS = {
+    Beta: [lambda: Beta(numbers([2.5, 4.0]))],
+    FlatCholesky: [lambda: FlatCholesky(numbers([0.4, -0.1]), SQUARE)],
+    LowRankGaussian: [
+        lambda: LowRankGaussian(
+            numbers([0.4, -0.1, 0.2]),
+            numbers([0.5, 0.2], [0.1, -0.4], [0.3, 0.3]),
+            numbers([1.1, 0.8, 1.4]),
+        ),
+        lambda: LowRankGaussian.standard(4, rank=2, scale=2.0, dtype=torch.float64),
+    ],
+    MeanFieldGaussian: [lambda: MeanFieldGaussian(numbers([0.3, -0.2, -0.5, 0.4]))],
+    ModuleFlow: [flow],
+    NormalInverseGamma: [lambda: NormalInverseGamma(numbers([0.3, 0.8, 9.0, 4.0]))],
+    OrthogonalFlow: [
+        lambda: OrthogonalFlow(numbers([0.3, -0.5]), torch.linalg.qr(SQUARE)[0], numbers([0.1, 0.2])),
+    ],
+    RankOneGaussian: [
+        lambda: RankOneGaussian(numbers([0.2, -0.4, 0.1]), numbers([0.6, -0.3, 0.8]), numbers([1.0, 0.5, 2.0])),
+        lambda: RankOneGaussian.standard(3, mean=1.0, scale=0.5, dtype=torch.float64),
+    ],
+    VecGaussian: [lambda: VecGaussian(numbers([0.4, -0.1]), SQUARE)],
+    VechGaussian: [lambda: VechGaussian(numbers([0.4, -0.1]), SQUARE)],
+}
 LIKELIHOODS = {  # with targets that they can produce
     models.BernoulliLogit: [(models.BernoulliLogit, [0.0, 1.0, 1.0])],
     models.BernoulliProbit: [(models.BernoulliProbit, [-1.0, 1.0, 1.0])],
@@ -134,6 +185,7 @@ PRODUCT = [
     (check_metric, METRICS, exported(metrics, Metric) - exported(metrics, Acceleration)),
     (check_structure, STRUCTURES, exported(structures, Pattern)),
     (check_posterior_of_six, POSTERIORS, exported(posteriors, Posterior)),
+    (check_flat_posterior, FLAT_POSTERIORS, exported(posteriors.flat, Posterior)),
     (check_likelihood_of, LIKELIHOODS, exported(models, Likelihood)),
 ]
 
@@ -201,6 +253,14 @@ BROKEN = [
     (check_posterior, broken.TakesNaN, "moved() must refuse a Congruence with an entry nan in its tensor 1"),
     (check_posterior, broken.Inverted, "entropy() must be that of N(m, V); it is off by 4.1e-01"),
     (check_posterior, broken.HalfTangent, "tangent() must be F⁻¹∇L, F the Fisher matrix: the covariance"),
+    (
+        check_flat_posterior,
+        broken.OtherDraws,
+        "the scores of its draws must have mean zero; the mean of 4000",
+    ),
+    (check_flat_posterior, broken.OtherScore, "score must be ∇_λ log q, along the manifold; it is off by"),
+    (check_flat_posterior, broken.OtherFisher, "exact_fisher_solve must invert E[φφᵀ] of its draws; the mean of 4000"),
+    (check_flat_posterior, broken.GoesAnywhere, "moved() must refuse a step to NaN, member by member"),
     (check_step_size, broken.Together, "what it proposes for a member must not depend on the others"),
     (
         check_step_size,

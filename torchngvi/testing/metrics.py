@@ -128,8 +128,9 @@ def _steps(claim: Claim, part: Metric, q: FlatPosterior) -> None:
         given, before = gradient.clone(), copy.deepcopy(state)
         bent, new = _call(part, q, gradient, state, step)
         claim.holds(set(new) <= set(state), f"it must hand back state that init has made, {sorted(state)}")
-        name = _unlike(state, before)
-        claim.holds(name is None, f"it must hand back new state, not write to {name!r}: the step may not be taken")
+        changed = _unlike(state, before)
+        sentence = f"it must hand back new state, not write to {changed!r}: the step may not be taken"
+        claim.holds(changed is None, sentence)
         claim.same("it must not write to the gradient", gradient, given)
         claim.same("it must not move q", q.vector, vector)
         with NoReads():
@@ -238,9 +239,9 @@ def _members(claim: Claim, factory: Factory, q: FlatPosterior) -> None:
     if told.asked or not q.batch_shape:
         return
     alone = q.at(q.vector.reshape(-1, q.size)[-1])
-    one, _ = _run(factory(), alone, [gradient.reshape(-1, q.size)[-1] for gradient in gradients])
+    single, _ = _run(factory(), alone, [gradient.reshape(-1, q.size)[-1] for gradient in gradients])
     whole = bents[-1].local.a.reshape(-1, q.size)[-1]
-    claim.close("batch members must not depend on one another", one[-1].local.a, whole, IDENTITY)
+    claim.close("batch members must not depend on one another", single[-1].local.a, whole, IDENTITY)
 
 
 def _single(claim: Claim, factory: Factory, q: FlatPosterior) -> None:

@@ -58,4 +58,4 @@ def gammas(
 ) -> Tensor:  # (*shape, *batch)
     """Draw from Gamma(a, 1), for each entry of the shape parameters a, without a gradient."""
     draw: Any = torch._standard_gamma  # torch.distributions takes no generator
-    return draw(a.detach().expand(*sizes(shape), *a.shape).contiguous(), generator=generator)
+    return draw(a.detach().expand((*sizes(shape), *a.shape)).contiguous(), generator=generator)
