@@ -80,9 +80,13 @@ def unit_of_block(dim, count, device):
 def absorb(dim, samples, c_beta, device):
     q = MeanFieldGaussian(torch.zeros(dim, dtype=torch.float64, device=device))
     rule, generator = Recursive(samples, eps=1.0, c_beta=c_beta), torch.Generator(device).manual_seed(0)
-    state = rule.fresh(q)
     scores = torch.randn(samples, dim, dtype=torch.float64, device=device, generator=generator)
-    return lambda: rule.absorb(state, scores, generator)
+    held = [rule.fresh(q)]
+
+    def run():
+        held[0] = rule.absorb(held[0], scores, generator)
+
+    return run
 
 
 def step(dim, samples, device):

@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from arrow import ScalarArrow
 
-from torchngvi.expectations import Independent, Quadrature, Stein
-from torchngvi.interfaces import Bent, Coordinates, Momentum, Rule, StepSize, Tangent
+from torchngvi.expectations import Fixed, Independent, PerFactor, Quadrature, SampleAverage, Stein
+from torchngvi.expectations.flat import Pathwise, _constants, _packet, _Scored
+from torchngvi.interfaces import Bent, Coordinates, Cost, Momentum, Rule, StepSize, Tangent
+from torchngvi.metrics import Adam as AdamMetric
+from torchngvi.metrics import BatchFisher, Exact, Identity, Recursive, Window
 from torchngvi.models import Likelihood, PoissonLog
 from torchngvi.posteriors import CholeskyGaussian
+from torchngvi.posteriors.flat import Beta
 from torchngvi.rules import NaturalGradient, NormalizedMomentum, QuasiNewton, RootGradient
 from torchngvi.stepsizes import SufficientDecrease
 from torchngvi.structures import Dense
@@ -117,6 +121,58 @@ class ForFree(Quadrature):
         return e._replace(cost=e.cost._replace(gradients=0))
 
 
+class HidesItsNoise(SampleAverage):
+    """A derivative that is that of the value up to noise, of which nothing is told."""
+
+    def __init__(self):
+        super().__init__(Fixed(6))
+
+    def __call__(self, q, target):
+        return super().__call__(q, target)._replace(noise2=None)
+
+
+class SaysPrecise(HidesItsNoise):
+    """A hundredth of the standard error."""
+
+    def __call__(self, q, target):
+        e = SampleAverage.__call__(self, q, target)
+        return e._replace(noise2=1e-4 * e.noise2)
+
+
+class BiasedPart(PerFactor):
+    """A tenth too much of a, in the sum over the cliques."""
+
+    def __init__(self):
+        super().__init__(Stein(Independent(4)))
+
+    def __call__(self, q, target):
+        e = super().__call__(q, target)
+        return e._replace(derivative=e.derivative._replace(a=1.1 * e.derivative.a))
+
+
+class OfTheSameBatch(_Scored):
+    """The constants of the very draws that they are subtracted from."""
+
+    def __init__(self):
+        super().__init__(4)
+
+    def __call__(self, q, target):
+        score, h = self._draw(q, target)
+        gradient = (score * (h[..., None] - _constants(score, h))).mean(0)
+        return _packet(q, target, h.mean(0), gradient, Cost(0, 0, self.draws))
+
+
+class GoesUp(Pathwise):
+    """The gradient of the bound in the place of that of L."""
+
+    def __init__(self):
+        super().__init__(2)
+
+    def __call__(self, q, target):
+        e = super().__call__(q, target)
+        return e._replace(derivative=e.derivative._replace(a=-e.derivative.a))
+
+
 # ------------------------------------------------------------------------------------ posteriors
 
 
@@ -149,6 +205,44 @@ class HalfTangent(CholeskyGaussian):
         a, P = self.local(e)
         frame, structure = self.frame(), self.structure
         return Coordinates(frame.push(a), structure.matmul(frame.root, structure.tril(P)))
+
+
+class OtherDraws(Beta):
+    """Draws with a and b in each other's place."""
+
+    def __init__(self):
+        super().__init__(torch.tensor([2.5, 4.0], dtype=torch.float64))
+
+    def sample(self, shape=(), generator=None, at=None):
+        return 1 - super().sample(shape, generator, at)
+
+
+class OtherScore(OtherDraws):
+    """The score of one parameter is twice too large."""
+
+    def sample(self, shape=(), generator=None, at=None):
+        return Beta.sample(self, shape, generator, at)
+
+    def score(self, theta, at=None):
+        return super().score(theta, at) * torch.tensor([1.0, 2.0], dtype=theta.dtype)
+
+
+class OtherFisher(OtherScore):
+    """Twice the inverse Fisher matrix."""
+
+    def score(self, theta, at=None):
+        return Beta.score(self, theta, at)
+
+    def exact_fisher_solve(self, gradient, at=None):
+        return 2 * super().exact_fisher_solve(gradient, at)
+
+
+class GoesAnywhere(OtherFisher):
+    """Every λ is a distribution."""
+
+    def moved(self, move):
+        new, ok = super().moved(move)
+        return new, torch.ones_like(ok)
 
 
 # ------------------------------------------------------------------------------------ step sizes
@@ -289,3 +383,123 @@ class WrongCurvature(Likelihood):
 
     def checked(self, y):
         return y
+
+
+# ------------------------------------------------------------------------------------ metrics
+
+
+class WritesToItsState(Recursive):
+    """It updates the matrix in place, so that a step which is not taken leaves a trace."""
+
+    def absorb(self, state, scores, generator=None):
+        state["P"].copy_(super().absorb(state, scores, generator)["P"])
+        return super().absorb(state, scores, generator)
+
+
+class OneMatrixForAll(BatchFisher):
+    """The scores of all members in one matrix."""
+
+    def absorb(self, state, scores, generator=None):
+        members = scores.reshape(len(scores), -1, scores.shape[-1]).mean(1)
+        return super().absorb(state, members.reshape(-1, *(1,) * (scores.ndim - 2), scores.shape[-1]) + 0 * scores)
+
+
+class UnitLength(Exact):
+    """A direction of length one, which is no linear map."""
+
+    def direction(self, state, gradient, q):
+        step = super().direction(state, gradient, q)
+        size = step.square().sum(-1, keepdim=True).sqrt()
+        return step / torch.where(size > 0, size, 1.0)
+
+
+class OneSided(Exact):
+    """A linear map that is not symmetric."""
+
+    exact = False
+
+    def direction(self, state, gradient, q):
+        return super().direction(state, gradient + 0.05 * gradient.cumsum(-1), q)
+
+
+class HalfOfIt(Exact):
+    """Half of the inverse Fisher matrix, which is said to be the whole."""
+
+    def direction(self, state, gradient, q):
+        return 0.5 * super().direction(state, gradient, q)
+
+
+class ExactInSilence(Exact):
+    """The inverse Fisher matrix, of which nothing is said."""
+
+    exact = False
+
+
+class PlainButNatural(Identity):
+    """The gradient as it is, in the name of a natural one."""
+
+    natural = True
+
+
+class KeepsNaN(Window):
+    """It takes in every score."""
+
+    def absorb(self, state, scores, generator=None):
+        ones = torch.ones_like(scores[..., 0])
+        return {"rows": torch.cat([state["rows"], scores]), "kept": torch.cat([state["kept"], ones])}
+
+
+class RemembersNaN(AdamMetric):
+    """It takes in every gradient."""
+
+    def noticed(self, state, gradient, q):
+        return self.momentum.moments(Coordinates(gradient, q.no_matrix), state)
+
+
+class CountsOnItself(Identity):
+    """It remembers on the part, which no state dict holds."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def direction(self, state, gradient, q):
+        self.steps += 1
+        return gradient / self.steps
+
+
+class AlwaysDouble(Identity):
+    """It works in float64, whatever λ is."""
+
+    def direction(self, state, gradient, q):
+        return gradient.double()
+
+
+class AsksTheDevice(Identity):
+    """It waits for a number at each step."""
+
+    def direction(self, state, gradient, q):
+        return gradient / max(1.0, gradient.square().sum().item() * 0)
+
+
+class TakesAnyShape(Identity):
+    """A gradient of another shape passes."""
+
+    def bent(self, q, gradient, state, at):
+        return Bent(gradient, gradient.a.square().sum(-1)), state
+
+
+class WrongSlope(Identity):
+    """|d| in the place of ⟨∇L, d⟩."""
+
+    def bent(self, q, gradient, state, at):
+        bent, state = super().bent(q, gradient, state, at)
+        return bent._replace(slope=bent.slope.sqrt()), state
+
+
+class LeavesTheManifold(Identity):
+    """A constant is added, along the manifold or not."""
+
+    def bent(self, q, gradient, state, at):
+        bent, state = super().bent(q, gradient, state, at)
+        step = torch.where(gradient.a == 0, gradient.a, gradient.a + 0.01)
+        return Bent(bent.local._replace(a=step), (step * gradient.a).sum(-1)), state

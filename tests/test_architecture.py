@@ -178,6 +178,7 @@ LARGER = {
         "X, y and the keywords that every package for such models has: family, weights, offset, prior, classes"
     ),
     "models/softmax.py: SoftmaxRegression.__init__": "X, y and the same keywords, with the number of nodes",
+    "methods/ifvb.py: AIFVB.__init__": "those of IFVB, and the average",
 }
 
 

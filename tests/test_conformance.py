@@ -9,17 +9,32 @@ import pytest
 import torch
 from arrow import ScalarArrow
 
-from torchngvi import expectations, models, posteriors, rules, stepsizes, structures
-from torchngvi.expectations import Fixed, Independent
-from torchngvi.interfaces import Acceleration, Estimator, Momentum, Posterior, Rule, StepSize
+from torchngvi import expectations, ifvb, metrics, models, momentum, posteriors, rules, stepsizes, structures
+from torchngvi.expectations import Fixed, Independent, flat
+from torchngvi.interfaces import Acceleration, Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.models import Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.posteriors.flat import (
+    AffineCoupling,
+    Beta,
+    FlatCholesky,
+    LowRankGaussian,
+    MeanFieldGaussian,
+    ModuleFlow,
+    NormalInverseGamma,
+    OrthogonalFlow,
+    RankOneGaussian,
+    VecGaussian,
+    VechGaussian,
+)
 from torchngvi.rules import QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, Pattern, UnequalBlocks, arrow
 from torchngvi.testing import (
     check_acceleration,
     check_estimator,
+    check_flat_posterior,
     check_likelihood,
+    check_metric,
     check_momentum,
     check_posterior,
     check_rule,
@@ -50,21 +65,39 @@ ESTIMATORS |= {
     expectations.LeastSquaresStein: [
         functools.partial(expectations.LeastSquaresStein, draws) for draws in (6, Fixed(6))
     ],
+    expectations.PerFactor: [lambda draws=draws: expectations.PerFactor(expectations.Stein(draws)) for draws in DRAWS],
+    expectations.SampleAverage: [lambda: expectations.SampleAverage(Fixed(6))],
     expectations.PiecewiseBound: [expectations.PiecewiseBound, lambda: expectations.PiecewiseBound(clip=True)],
     expectations.ScoreFunction: [functools.partial(expectations.ScoreFunction, draws) for draws in (4, Independent(4))],
+}
+FLAT_ESTIMATORS = {
+    flat.ClosedForm: [flat.ClosedForm],
+    flat.ControlVariate: [lambda: flat.ControlVariate(6)],
+    flat.Pathwise: [lambda: flat.Pathwise(3)],
+    flat.ScoreFunction: [lambda: flat.ScoreFunction(6, torch.Generator())],
 }
 STEP_SIZES = {control: [control] for control in exported(stepsizes, StepSize)} | {
     stepsizes.Clip: [lambda: stepsizes.Clip(0.5)],
     stepsizes.Shortest: [lambda: stepsizes.Shortest(stepsizes.Clip(0.5), stepsizes.KLRadius(0.1))],
 }
-MOMENTA = {momentum: [momentum] for momentum in exported(rules, Momentum)} | {
+MOMENTA = {part: [part] for part in exported(momentum, Momentum)} | {
     rules.NormalizedMomentum: [
         lambda: rules.NormalizedMomentum(),
         lambda: rules.NormalizedMomentum("riemannian", bias_correction=False),
     ]
 }
-ACCELERATIONS = {part: [part] for part in exported(rules, Acceleration)} | {
+ACCELERATIONS = {part: [part] for part in exported(metrics, Acceleration)} | {
     QuasiNewton: [lambda model: QuasiNewton(), lambda model: QuasiNewton(memory=1)]
+}
+METRICS = {part: [part] for part in exported(metrics, Metric) - exported(metrics, Acceleration)} | {
+    metrics.BatchFisher: [lambda: metrics.BatchFisher(20)],
+    metrics.Blocks: [lambda: metrics.Blocks(metrics.Recursive(5, warmup=20), [2, 2])],
+    metrics.MatrixFree: [lambda: metrics.MatrixFree(5, warmup=20)],
+    metrics.Recursive: [
+        lambda: metrics.Recursive(5, warmup=20),
+        lambda: metrics.Recursive(1, eps=0.5, c_beta=0.0, warmup=30, generator=torch.Generator()),
+    ],
+    metrics.Window: [lambda: metrics.Window(30, 5, warmup=10)],
 }
 # the first of each over six coordinates, for the posteriors
 STRUCTURES = {structure: [structure] for structure in exported(structures, Pattern)} | {
@@ -87,6 +120,43 @@ POSTERIORS = {
         for kind in (NaturalGaussian, PrecisionCholeskyGaussian)
     },
 }
+
+
+def numbers(*rows):
+    return torch.tensor(rows if len(rows) > 1 else rows[0], dtype=torch.float64)
+
+
+def flow():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return ModuleFlow(AffineCoupling(2, layers=2, hidden=3).double(), 2)
+
+
+SQUARE = numbers([1.0, 0.3], [0.3, 0.5])
+FLAT_POSTERIORS = {
+    Beta: [lambda: Beta(numbers([2.5, 4.0]))],
+    FlatCholesky: [lambda: FlatCholesky(numbers([0.4, -0.1]), SQUARE)],
+    LowRankGaussian: [
+        lambda: LowRankGaussian(
+            numbers([0.4, -0.1, 0.2]),
+            numbers([0.5, 0.2], [0.1, -0.4], [0.3, 0.3]),
+            numbers([1.1, 0.8, 1.4]),
+        ),
+        lambda: LowRankGaussian.standard(4, rank=2, scale=2.0, dtype=torch.float64),
+    ],
+    MeanFieldGaussian: [lambda: MeanFieldGaussian(numbers([0.3, -0.2, -0.5, 0.4]))],
+    ModuleFlow: [flow],
+    NormalInverseGamma: [lambda: NormalInverseGamma(numbers([0.3, 0.8, 9.0, 4.0]))],
+    OrthogonalFlow: [
+        lambda: OrthogonalFlow(numbers([0.3, -0.5]), torch.linalg.qr(SQUARE)[0], numbers([0.1, 0.2])),
+    ],
+    RankOneGaussian: [
+        lambda: RankOneGaussian(numbers([0.2, -0.4, 0.1]), numbers([0.6, -0.3, 0.8]), numbers([1.0, 0.5, 2.0])),
+        lambda: RankOneGaussian.standard(3, mean=1.0, scale=0.5, dtype=torch.float64),
+    ],
+    VecGaussian: [lambda: VecGaussian(numbers([0.4, -0.1]), SQUARE)],
+    VechGaussian: [lambda: VechGaussian(numbers([0.4, -0.1]), SQUARE)],
+}
 LIKELIHOODS = {  # with targets that they can produce
     models.BernoulliLogit: [(models.BernoulliLogit, [0.0, 1.0, 1.0])],
     models.BernoulliProbit: [(models.BernoulliProbit, [-1.0, 1.0, 1.0])],
@@ -108,11 +178,14 @@ def check_likelihood_of(case):
 PRODUCT = [
     (check_rule, RULES, exported(rules, Rule)),
     (check_estimator, ESTIMATORS, exported(expectations, Estimator)),
+    (check_estimator, FLAT_ESTIMATORS, exported(ifvb, Estimator)),
     (check_step_size, STEP_SIZES, exported(stepsizes, StepSize)),
-    (check_momentum, MOMENTA, exported(rules, Momentum)),
-    (check_acceleration, ACCELERATIONS, exported(rules, Acceleration)),
+    (check_momentum, MOMENTA, exported(momentum, Momentum)),
+    (check_acceleration, ACCELERATIONS, exported(metrics, Acceleration)),
+    (check_metric, METRICS, exported(metrics, Metric) - exported(metrics, Acceleration)),
     (check_structure, STRUCTURES, exported(structures, Pattern)),
     (check_posterior_of_six, POSTERIORS, exported(posteriors, Posterior)),
+    (check_flat_posterior, FLAT_POSTERIORS, exported(posteriors.flat, Posterior)),
     (check_likelihood_of, LIKELIHOODS, exported(models, Likelihood)),
 ]
 
@@ -163,10 +236,31 @@ BROKEN = [
     (check_estimator, broken.Biased, "its a must be unbiased; the mean of 1500 estimates is off by"),
     (check_estimator, broken.SaysComparable, "`comparable` is said, so two evaluations at the same q must agree"),
     (check_estimator, broken.ForFree, "its cost must count what it evaluates, 1 times; it says (0, 1, 0)"),
+    (check_estimator, broken.HidesItsNoise, "`comparable` is said, so a and W must be the derivative of its value, by"),
+    (
+        check_estimator,
+        broken.SaysPrecise,
+        "its noise2 must not be below the squared error of a and W at the optimum",
+    ),
+    (check_estimator, broken.BiasedPart, "its a must be unbiased; the mean of 1500 estimates is off by"),
+    (
+        check_estimator,
+        broken.OfTheSameBatch,
+        "its derivative must be unbiased for ∇L; the mean of 1500 estimates is",
+    ),
+    (check_estimator, broken.GoesUp, "its derivative must be unbiased for ∇L; the mean of 1500 estimates is off by"),
     (check_posterior, broken.TakesAnything, "moved() must refuse a Congruence by a negative matrix"),
     (check_posterior, broken.TakesNaN, "moved() must refuse a Congruence with an entry nan in its tensor 1"),
     (check_posterior, broken.Inverted, "entropy() must be that of N(m, V); it is off by 4.1e-01"),
     (check_posterior, broken.HalfTangent, "tangent() must be F⁻¹∇L, F the Fisher matrix: the covariance"),
+    (
+        check_flat_posterior,
+        broken.OtherDraws,
+        "the scores of its draws must have mean zero; the mean of 4000",
+    ),
+    (check_flat_posterior, broken.OtherScore, "score must be ∇_λ log q, along the manifold; it is off by"),
+    (check_flat_posterior, broken.OtherFisher, "exact_fisher_solve must invert E[φφᵀ] of its draws; the mean of 4000"),
+    (check_flat_posterior, broken.GoesAnywhere, "moved() must refuse a step to NaN, member by member"),
     (check_step_size, broken.Together, "what it proposes for a member must not depend on the others"),
     (
         check_step_size,
@@ -182,6 +276,33 @@ BROKEN = [
     (check_momentum, broken.ForgetsTheBatch, "batch members must not depend on one another; it is off by"),
     (check_momentum, broken.Average, "`signed` must name the state whose columns turn with those of the root"),
     (check_acceleration, broken.Euclidean, "slope must be ⟨∇L, B∇L⟩ in the metric of q, a·a' + ½⟨P, P'⟩"),
+    (check_metric, broken.WritesToItsState, "it must hand back new state, not write to 'P': the step may not be taken"),
+    (check_metric, broken.OneMatrixForAll, "batch members must not depend on one another"),
+    (check_metric, broken.UnitLength, "`natural` is said, so it must be linear in the gradient; it is off by"),
+    (check_metric, broken.OneSided, "`natural` is said, so it must be symmetric, ⟨y, Bx⟩ = ⟨x, By⟩; it is off by"),
+    (
+        check_metric,
+        broken.HalfOfIt,
+        "`exact` is said, so it must invert the Fisher matrix, here by autograd; it is",
+    ),
+    (check_metric, broken.ExactInSilence, "it inverts the Fisher matrix, so `exact` must be True"),
+    (
+        check_metric,
+        broken.PlainButNatural,
+        "`natural` is said, so it must make the Fisher matrix rounder; its",
+    ),
+    (check_metric, broken.KeepsNaN, "a score that is not finite must be left out"),
+    (check_metric, broken.RemembersNaN, "a gradient that is not finite must leave no trace in the state"),
+    (check_metric, broken.CountsOnItself, "a step that is tried again must find the same direction"),
+    (
+        check_metric,
+        broken.AlwaysDouble,
+        "its direction must have the shape (4,) and the dtype of λ; got (4,), t",
+    ),
+    (check_metric, broken.AsksTheDevice, "init or a call raised RuntimeError (aten._local_scalar_dense.default reads"),
+    (check_metric, broken.TakesAnyShape, "a gradient of another shape must be refused by an InputError"),
+    (check_metric, broken.WrongSlope, "slope must be ⟨∇L, B∇L⟩; it is off by"),
+    (check_metric, broken.LeavesTheManifold, "its direction must lie on the manifold of q; it is off by"),
     (check_likelihood, broken.WrongCurvature, "the curvature of expected must be 2 ∂F/∂v of its value; it is off by"),
     (check_acceleration, broken.NeverForgets, "forget must leave what init makes; it is off by"),
 ]

@@ -21,8 +21,17 @@ from torchngvi import (
     fit,
 )
 from torchngvi.errors import InputError, PairError
-from torchngvi.expectations import ClosedEntropyStein, Fixed, Hessian, HessianVector, Quadrature, Reparametrized, Stein
-from torchngvi.expectations.per_factor import PerFactor
+from torchngvi.expectations import (
+    ClosedEntropyStein,
+    Fixed,
+    Hessian,
+    HessianVector,
+    PerFactor,
+    Quadrature,
+    Reparametrized,
+    SampleAverage,
+    Stein,
+)
 from torchngvi.interfaces import Additive
 from torchngvi.models import FactorTarget, TractableFactors
 from torchngvi.posteriors import clique_marginals
@@ -295,3 +304,14 @@ def test_the_page_of_groups(monkeypatch):
     torch.manual_seed(0)
     exec(compile(snippet, "docs/groups.md", "exec"), {})
     assert [result.converged for result in results] == [True] * 3
+
+
+def test_noise_that_is_not_known_of_a_sum_is_refused():
+    target = poisson()[0]
+    q = PrecisionCholeskyGaussian(ARROW.dim, structure=ARROW, dtype=DTYPE)
+    message = (
+        "the noise of the cliques does not tell that of their sum, by which SampleAverage has its steps judged. Use "
+        "PerFactor(Stein(Fixed(64)))."
+    )
+    with pytest.raises(PairError, match=re.escape(message)):
+        PerFactor(SampleAverage(Fixed(64)))(q, target)

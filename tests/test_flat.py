@@ -1,6 +1,7 @@
 """Posteriors over a flat vector on the axes: what passes between them, limits and averages of steps, and bad pairs."""
 
 import copy
+import functools
 import math
 import re
 
@@ -33,12 +34,16 @@ from torchngvi.ifvb import (
     Exact,
     FlatCholesky,
     LowerBound,
+    LowRankGaussian,
     MeanFieldGaussian,
     ModuleFlow,
+    NormalInverseGamma,
     Pathwise,
     PreconditionedVI,
+    RankOneGaussian,
     Recursive,
 )
+from torchngvi.interfaces import Local
 from torchngvi.rules import Adam as AdamMomentum
 from torchngvi.rules import ExponentialAverage, NaturalGradient, RootGradient
 from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest, SufficientDecrease
@@ -170,6 +175,64 @@ def test_several_posteriors_from_one_loss():
     assert not torch.equal(one.vector, before[0])
     assert float(two.vector[0] / two.vector.sum()) > 0.4  # towards 0.7
     assert [opt.state[q.mean_probe]["metric"]["P"].shape for q in (one, two)] == [(4, 4), (2, 2)]
+
+
+def test_samples_of_any_shape():
+    """A number of draws, or their shape as torch.distributions takes it."""
+    q = field(3)
+    for shape, size in ((5, (5,)), ((5,), (5,)), (torch.Size((2, 4)), (2, 4)), ([2], (2,)), ((), ())):
+        assert q.sample(shape).shape == q.rsample(shape).shape == (*size, 3, 2)
+    for shape in (2.0, "a", (2, -1), None):
+        message = f"a sample is of a number of draws or of a shape, such as 10 or (2, 5); got {shape!r}."
+        with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+            q.sample(shape)
+
+
+def test_moments_that_are_known():
+    """As torch.distributions has them; those of a flow are to be had from draws."""
+    beta, law = Beta(torch.tensor([2.0, 5.0])), torch.distributions.Beta(2.0, 5.0)
+    assert torch.allclose(torch.cat([beta.mean, beta.stddev]), torch.stack([law.mean, law.stddev]))
+    q, law = NormalInverseGamma(torch.tensor([0.5, 4.0, 3.0, 8.0])), torch.distributions.InverseGamma(3.0, 8.0)
+    assert torch.allclose(q.mean, torch.stack([torch.tensor(0.5), law.mean]))
+    assert torch.allclose(q.stddev, torch.stack([torch.tensor(2.0), law.stddev]))
+    assert NormalInverseGamma(torch.tensor([0.5, 4.0, 0.5, 8.0])).stddev[1].isinf()
+    flow = ModuleFlow(AffineCoupling(2, layers=1), 2)
+    for name, verb in (("mean", "mean"), ("variance", "var")):
+        message = f"the {name} of ModuleFlow is not known. Take it from draws, q.sample(10000).{verb}(0)."
+        with pytest.raises(PairError, match=f"^{re.escape(message)}$"):
+            getattr(flow, name)
+
+
+@pytest.mark.parametrize(
+    "kind", [RankOneGaussian, functools.partial(LowRankGaussian.standard, rank=2), FlatCholesky, MeanFieldGaussian]
+)
+def test_a_standard_start(kind):
+    """The marginal moments that are asked for, in their dtype, for each member."""
+    scale = torch.tensor([1.0, 2.0, 0.5], dtype=FLOAT)
+    q = getattr(kind, "standard", kind)(3, (2,), mean=1.0, scale=scale)
+    assert (q.batch_shape, q.dtype) == ((2,), FLOAT)
+    assert torch.allclose(q.mean, torch.ones(2, 3, dtype=FLOAT))
+    assert torch.allclose(q.stddev, scale.expand(2, 3))
+    assert torch.allclose(q.covariance.diagonal(dim1=-2, dim2=-1), q.variance)
+
+
+def test_a_gradient_of_another_shape():
+    message = "the gradient must have the shape (3, 4) of lambda; got (4,)."
+    q, metric = field(3), Exact()
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        metric(q, Local(torch.ones(4, dtype=FLOAT), q.no_matrix), torch.zeros(3), metric.init(q))
+
+
+def test_a_step_that_is_not_taken_leaves_the_metric_as_it_was():
+    """An evaluation alone: the state of the optimizer is of the steps that were made."""
+    q, draws = field(), seeded(1)
+    opt = PreconditionedVI(q, Recursive(5, warmup=20, generator=draws), 0.1, estimator=ClosedForm())
+    opt.step(LowerBound(bound))
+    before = copy.deepcopy(opt.memory["metric"])
+    opt.evaluate(LowerBound(bound))
+    after = opt.memory["metric"]
+    assert all(torch.equal(after[name], before[name]) for name in ("P", "V", "count"))
+    assert after["fisher_draws"] == before["fisher_draws"] == 25
 
 
 # ------------------------------------------------------------------------------------ limits and averages of steps

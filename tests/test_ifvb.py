@@ -45,7 +45,7 @@ from torchngvi.ifvb import (
     marginal_sample,
     run,
 )
-from torchngvi.stepsizes import PowerSchedule
+from torchngvi.stepsizes import Constant, PowerSchedule
 
 FLOAT = torch.float64
 Z_LIMIT = 4.5
@@ -513,14 +513,6 @@ def test_gradients_reach_the_preconditioner_along_the_manifold():
     seen = []
 
     class Recording(Preconditioner):
-        samples, remembers = 0, False
-
-        def fresh(self, q):
-            return {}
-
-        def absorb(self, state, scores, generator):
-            raise AssertionError("samples is 0")
-
         def direction(self, state, gradient, q):
             seen.append(gradient.clone())
             return torch.ones_like(gradient)
@@ -1013,3 +1005,17 @@ def test_on_a_gpu(name):
         opt.step(log_joint)
     assert q.vector.device.type == opt.generator.device.type == "cuda"
     assert float((bound(q.vector.detach()) + 1 + math.log(2)).abs().max()) < 5e-3
+
+
+@pytest.mark.parametrize("method", [ifvb.IFVB, ifvb.AIFVB])
+def test_a_loss_that_is_divided_by_n(method):
+    """The same steps as of the whole loss, with the factor told."""
+    ends = []
+    for scale in (1.0, 50.0):
+        q = gaussian()
+        opt = method(q, 0.1, metric=Exact(), step_size=Constant(), loss_scale=scale)
+        ((q.log_prob(torch.ones(1, 2, dtype=FLOAT)) - 3).sum() / scale).backward()
+        opt.step()
+        ends.append(q.vector.clone())
+    assert torch.allclose(*ends, rtol=1e-12)
+    assert not torch.equal(ends[0], gaussian().vector)

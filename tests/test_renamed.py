@@ -2,12 +2,13 @@
 
 import inspect
 import pathlib
+import re
 import warnings
 
 import pytest
 import torch
 
-from torchngvi import CholeskyGaussian, NaturalGaussian, ifvb
+from torchngvi import CholeskyGaussian, NaturalGaussian, ifvb, stepsizes
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, engine
 from torchngvi.fitting.loop import Loop
@@ -119,3 +120,40 @@ def test_the_ending_of_an_engine():
 
     old = Old(ifvb.IFVB(beta(), 0.01), ones)
     assert Loop(old, Evaluations(2), progress=False).run().reason == "old words."
+
+
+@pytest.mark.parametrize(
+    ("keyword", "place"),
+    [
+        ("samples", "metric=Recursive(samples=...)"),
+        ("eps", "metric=Recursive(eps=...)"),
+        ("c_beta", "metric=Recursive(c_beta=...)"),
+        ("beta", "metric=Recursive(beta=...)"),
+        ("warmup", "metric=Recursive(warmup=...)"),
+        ("alpha", "a schedule, LambdaLR(opt, PowerSchedule(alpha=...))"),
+        ("offset", "a schedule, LambdaLR(opt, PowerSchedule(offset=...))"),
+        ("radius", "step_size=KLRadius(...)"),
+        ("clip", "step_size=Clip(...), or Shortest(KLRadius(...), Clip(...))"),
+        (
+            "generator",
+            "the parts that draw, metric=Recursive(generator=...) and estimator=Pathwise(10, generator)",
+        ),
+        ("w", "averaging=Averaging(w=...) of AIFVB"),
+        ("burn_in", "averaging=Averaging(burn_in=...) of AIFVB"),
+        ("fisher_at_average", "averaging=Averaging(metric_at_average=...) of AIFVB"),
+    ],
+)
+@pytest.mark.parametrize("method", [ifvb.IFVB, ifvb.AIFVB])
+def test_keywords_of_ifvb_that_are_parts_now(method, keyword, place):
+    """A sentence says what to write, and what it says is there."""
+    message = f"^{method.__name__}: {keyword}= has moved. Write {re.escape(place)} in its place.$"
+    with pytest.raises(InputError, match=message):
+        method(beta(), **{keyword: 1})
+    for name, argument in re.findall(r"(\w+)\((\w+)=\.\.\.\)", place):
+        part = getattr(ifvb, name, None) or getattr(stepsizes, name)
+        assert argument in inspect.signature(part).parameters
+
+
+def test_the_preconditioner_of_old():
+    with pytest.raises(InputError, match=r"^PreconditionedVI: radius= has moved. Write step_size=KLRadius"):
+        ifvb.PreconditionedVI(beta(), ifvb.Identity(), radius=0.1)

@@ -1,4 +1,4 @@
-"""Names that have changed: for one release the old spelling works, and warns."""
+"""Names that have changed: for one release the old spelling works, and warns; or a sentence says where it is now."""
 
 import functools
 import warnings
@@ -63,6 +63,41 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                     raise InputError(f"{where} got both {new}= and its old name {old}=. Leave {old}= out.")
                 warn_renamed(where, f"{old}=", f"{new}=")
                 keywords[new] = keywords.pop(old)
+            return function(*arguments, **keywords)
+
+        return called
+
+    return decorate
+
+
+def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator by which a function refuses keyword arguments that it had once, and says where each is now.
+
+    Args:
+        places: old name to what one writes in its place.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        InputError: on a call, one of the old names.
+
+    >>> @moved(radius="step_size=KLRadius(...)")
+    ... def fitted(step_size=None):
+    ...     return step_size
+    >>> fitted(radius=0.1)
+    Traceback (most recent call last):
+    torchngvi.errors.InputError: fitted: radius= has moved. Write step_size=KLRadius(...) in its place.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        where = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def called(*arguments: P.args, **keywords: P.kwargs) -> R:
+            for old, place in places.items():
+                if old in keywords:
+                    raise InputError(f"{where}: {old}= has moved. Write {place} in its place.")
             return function(*arguments, **keywords)
 
         return called

@@ -10,9 +10,11 @@ from torchngvi.expectations.hessian_vector import HessianVector
 from torchngvi.expectations.least_squares_stein import LeastSquaresStein
 from torchngvi.expectations.monte_carlo import MonteCarlo
 from torchngvi.expectations.path_derivative import PathDerivative
+from torchngvi.expectations.per_factor import PerFactor
 from torchngvi.expectations.piecewise import PiecewiseBound
 from torchngvi.expectations.quadrature import Quadrature
 from torchngvi.expectations.reparametrized import Reparametrized
+from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.expectations.score_function import ScoreFunction
 from torchngvi.expectations.stein import Stein
 
@@ -30,10 +32,12 @@ __all__ = [
     "LeastSquaresStein",
     "MonteCarlo",
     "PathDerivative",
+    "PerFactor",
     "PiecewiseBound",
     "Quadrature",
     "Quasi",
     "Reparametrized",
+    "SampleAverage",
     "ScoreFunction",
     "Stein",
 ]

@@ -28,7 +28,8 @@ class PerFactor(Estimator):
         estimator: of the factors, `Stein(Fixed(64))` for example; those that know their expectation are exact.
 
     Raises:
-        PairError: on use, a q that is not over the forest of the target.
+        PairError: on use, a q that is not over the forest of the target, or an estimator whose derivative is that of
+            its value up to noise only, as `SampleAverage`, since the noise of a sum over cliques is not known.
 
     >>> import torch
     >>> from torchngvi import VN, PrecisionCholeskyGaussian
@@ -75,6 +76,11 @@ class PerFactor(Estimator):
             clique, estimator = cliques[kind], exact if isinstance(factor, TractableTarget) else self.estimator
             seen.append(estimator(clique, factor))
             packets.append(seen[-1].derivative.framed(clique.frame()))
+        if any(e.noise2 is not None for e in seen):
+            raise PairError(
+                f"the noise of the cliques does not tell that of their sum, by which {type(self.estimator).__name__} "
+                "has its steps judged. Use PerFactor(Stein(Fixed(64)))."
+            )
         values = [e.value.sum(-1) for e in seen]
         return Expectation(
             sum(values[1:], values[0]),

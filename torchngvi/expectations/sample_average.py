@@ -25,7 +25,9 @@ from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
 class SampleAverage(Drawing):
     """a, W and their squared standard error noise² from gradients at S fixed draws in antithetic pairs.
 
-    `torchngvi.fit` uses it for a log joint that is only a function, and judges its steps with noise² as the slack.
+    `torchngvi.fit` uses it for a log joint that is only a function, and judges its steps with noise² as the slack.  It
+    is `comparable` in the sense that noise² gives: two calls agree, and the derivative is that of the value up to this
+    standard error.
 
     Args:
         draws: whitened draws, S ≥ 2D for a full covariance.
@@ -37,7 +39,7 @@ class SampleAverage(Drawing):
     (True, True)
     """
 
-    derives_value = True
+    derives_value = True  # up to noise²
 
     def __init__(self, draws: Fixed) -> None:
         super().__init__(draws)

@@ -281,8 +281,8 @@ class Expectation(NamedTuple):
         value: E_q[ℓ], (*batch,), in nats.
         derivative: a `Framed`, `Raw` or `Sites` packet.
         temperature: γ, the weight of the entropy in L = E_q[ℓ] - γ entropy.
-        comparable: whether two calls at one q agree and the derivative is that of ``value``, so that a decrease of L
-            may be tested.
+        comparable: whether two calls at one q agree and the derivative is that of ``value``, exactly or up to
+            ``noise2`` where that is told, so that a decrease of L may be tested.
         cost: what it took.
         noise2: the squared standard error of the derivative in the natural norm, (*batch,), where it is known and the
             derivative is that of ``value`` up to this error.

@@ -21,7 +21,8 @@ class Estimator(ABC):
     """How E_q[ℓ] and its derivative are found at one q: by draws, by quadrature or in closed form; abstract.
 
     Attributes:
-        comparable: as in `Expectation`: two calls at one q agree, and the derivative is that of the value.
+        comparable: as in `Expectation`: two calls at one q agree, and the derivative is that of the value, up to its
+            ``noise2`` where it tells one.
         needs: the kind of target that it can evaluate.
         unbiased: whether the means over its draws are those of E_q[ℓ] for every ℓ, not only for a quadratic one.
 
@@ -225,6 +226,7 @@ class Metric(ABC):
 
     Attributes:
         natural: whether B∇L is, or estimates, the natural gradient, so that its slope is a squared natural norm.
+        exact: whether B is the inverse Fisher matrix itself, free of noise.
 
     >>> import torch
     >>> from torchngvi.metrics import Exact
@@ -236,6 +238,7 @@ class Metric(ABC):
     """
 
     natural: bool  # B∇L is, or estimates, the natural gradient: its slope is a squared natural norm
+    exact: bool = False  # B is the inverse Fisher matrix itself
 
     @abstractmethod
     def init(self, q: "Posterior") -> dict[str, Any]:

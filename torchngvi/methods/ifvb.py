@@ -22,12 +22,21 @@ from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Poste
 from torchngvi.metrics import Preconditioner, Recursive
 from torchngvi.optim import Evaluation, NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
-from torchngvi.renamed import renamed, warn_renamed
+from torchngvi.renamed import moved, renamed, warn_renamed
 from torchngvi.rules import RootGradient
 from torchngvi.stepsizes import Constant, KLRadius
 
 _RADIUS = 0.1  # nats
 _BETA = 0.125  # (α - ½)/2 of the usual α = ¾
+_MOVED = {  # the keywords of the first IFVB, each of which is one of a part now
+    **{name: f"metric=Recursive({name}=...)" for name in ("samples", "eps", "c_beta", "beta", "warmup")},
+    **{name: f"a schedule, LambdaLR(opt, PowerSchedule({name}=...))" for name in ("alpha", "offset")},
+    "radius": "step_size=KLRadius(...)",
+    "clip": "step_size=Clip(...), or Shortest(KLRadius(...), Clip(...))",
+    "generator": "the parts that draw, metric=Recursive(generator=...) and estimator=Pathwise(10, generator)",
+    **{name: f"averaging=Averaging({name}=...) of AIFVB" for name in ("w", "burn_in")},
+    "fisher_at_average": "averaging=Averaging(metric_at_average=...) of AIFVB",
+}
 
 
 class PreconditionedVI(NaturalGradientVI):
@@ -61,6 +70,7 @@ class PreconditionedVI(NaturalGradientVI):
     [58.0, 144.0]
     """
 
+    @moved(**_MOVED)
     @renamed(family="posterior", preconditioner="metric")
     def __init__(
         self,
@@ -188,6 +198,7 @@ class IFVB(PreconditionedVI):
     0.29
     """
 
+    @moved(**_MOVED)
     @renamed(family="posterior")
     def __init__(
         self,
@@ -211,14 +222,14 @@ class IFVB(PreconditionedVI):
         )
 
 
-class AIFVB(PreconditionedVI):
+class AIFVB(IFVB):
     """IFVB with a weighted average of its iterates (Godichon-Baggioni, Nguyen and Tran 2023, Algorithm 2).
 
     The average, in the attribute `average`, is the estimate; the posterior itself holds the last iterate.  Use it where
     the noise of the last iterate matters; `IFVB` where the iterates lie on a manifold, which an average would leave.
 
     Args:
-        posterior, lr, metric, estimator, step_size, momentum: see `IFVB`.
+        posterior, lr, metric, estimator, step_size, momentum, loss_scale: see `IFVB`.
         averaging: the weights, when the average begins, and whether the metric takes its scores at the average.
 
     Raises:
@@ -236,6 +247,7 @@ class AIFVB(PreconditionedVI):
 
     averaging: Averaging
 
+    @moved(**_MOVED)
     @renamed(family="posterior")
     def __init__(
         self,
@@ -247,10 +259,18 @@ class AIFVB(PreconditionedVI):
         averaging: Averaging | None = None,
         step_size: StepSize | None = None,
         momentum: Momentum | None = None,
+        loss_scale: float = 1.0,
     ) -> None:
         self.averaging = averaging or Averaging()
-        metric = metric or Recursive(beta=_BETA)
-        super().__init__(posterior, metric, lr, estimator=estimator, step_size=step_size, momentum=momentum)
+        super().__init__(
+            posterior,
+            lr,
+            metric=metric,
+            estimator=estimator,
+            step_size=step_size,
+            momentum=momentum,
+            loss_scale=loss_scale,
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a flat posterior that lies on no manifold.
@@ -273,7 +293,7 @@ class AIFVB(PreconditionedVI):
         if not (self.averaging.metric_at_average and isinstance(self.metric, Preconditioner)):
             return super()._bent(index, gradient)
         assert isinstance(q, FlatPosterior)
-        return self.metric.bent(q, gradient, state["metric"], state["averaging"]["average"]), {}
+        return self.metric.bent(q, gradient, state["metric"], state["averaging"]["average"])
 
     def _advance(self, index: int, *how: Any, **options: Any) -> Evaluation | None:
         """Take the step, and let the average take in one more iterate."""

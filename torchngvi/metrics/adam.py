@@ -30,12 +30,13 @@ class Adam(Preconditioner):
         InputError: if a beta lies outside [0, 1), or eps is not positive.
 
     >>> from torchngvi.ifvb import MeanFieldGaussian
-    >>> metric, q = Adam(), MeanFieldGaussian(torch.zeros(2))
-    >>> metric.direction(metric.fresh(q), torch.tensor([3.0, -0.1]), q).round(decimals=3).tolist()  # signs at first
+    >>> metric, q, gradient = Adam(), MeanFieldGaussian(torch.zeros(2)), torch.tensor([3.0, -0.1])
+    >>> state = metric.noticed(metric.fresh(q), gradient, q)
+    >>> metric.direction(state, gradient, q).round(decimals=3).tolist()  # signs at first
     [1.0, -1.0]
     """
 
-    samples, remembers, natural = 0, False, False
+    natural = False
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         self.momentum = AdamMomentum(betas, eps)
@@ -44,14 +45,14 @@ class Adam(Preconditioner):
         """Return moments of zero, and a count of no steps."""
         return dict(self.momentum.init(q))
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Do nothing, since Adam learns from gradients alone."""
+    def noticed(self, state: State, gradient: Tensor, q: FlatPosterior) -> State:
+        """Return the moments with this gradient in them, for the members whose gradient is finite."""
+        fine = gradient.isfinite().all(-1)
+        new = self.momentum.moments(Coordinates(gradient, q.no_matrix), state)
+        masks = {name: fine if value.ndim == fine.ndim else fine[..., None] for name, value in new.items()}
+        return {name: torch.where(masks[name], value, state[name]) for name, value in new.items()}
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """Return m̂/(√v̂ + ε), after an update of the moments of the members whose gradient is finite."""
+        """Return m̂/(√v̂ + ε) of the moments, in which the gradient is already."""
         fine = gradient.isfinite().all(-1)
-        change, new = self.momentum(q, Coordinates(gradient, q.no_matrix), lambda: gradient.square().sum(-1), state)
-        for name, value in new.items():
-            mask = fine if value.ndim == fine.ndim else fine[..., None]
-            state[name] = torch.where(mask, value, state[name])
-        return torch.where(fine[..., None], change.vector, torch.nan)
+        return torch.where(fine[..., None], self.momentum.change(q, state).vector, torch.nan)

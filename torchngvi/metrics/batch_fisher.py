@@ -32,12 +32,10 @@ class BatchFisher(Preconditioner):
     >>> from torchngvi.ifvb import MeanFieldGaussian
     >>> metric, q = BatchFisher(2, rho=0.0), MeanFieldGaussian(torch.zeros(2))
     >>> state = metric.fresh(q)
-    >>> metric.absorb(state, torch.tensor([[1.0, 0.0], [0.0, 2.0]]))  # F̂ = diag(½, 2)
+    >>> state = metric.absorb(state, torch.tensor([[1.0, 0.0], [0.0, 2.0]]))  # F̂ = diag(½, 2)
     >>> metric.direction(state, torch.ones(2), q).tolist()
     [2.0, 0.5]
     """
-
-    remembers = False
 
     def __init__(self, samples: int = 50, rho: float = 0.01, *, generator: torch.Generator | None = None) -> None:
         self.samples, self.rho = check_count("samples", samples), check_damping(rho)
@@ -56,10 +54,10 @@ class BatchFisher(Preconditioner):
             )
         return {"rows": q.vector.new_zeros(self.samples, *q.vector.shape), "count": None}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Replace the last batch of scores; a score that is not finite is left out."""
-        state["rows"], fine = finite_rows(scores)
-        state["count"] = fine.sum(0).to(scores)
+        rows, fine = finite_rows(scores)
+        return {"rows": rows, "count": fine.sum(0).to(scores)}
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Solve with the damped matrix, by Woodbury's identity where S < D, else by Cholesky factorisation."""

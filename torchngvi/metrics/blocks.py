@@ -64,10 +64,10 @@ class Blocks(Preconditioner):
         pieces = q.vector.detach().split(self.sizes, -1)
         return {str(i): self.rule.fresh(_Slice(piece)) for i, piece in enumerate(pieces)}  # type: ignore[arg-type]
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Hand its part of the scores to the preconditioner of each block."""
-        for i, piece in enumerate(scores.split(self.sizes, -1)):
-            self.rule.absorb(state[str(i)], piece, generator)
+        pieces = enumerate(scores.split(self.sizes, -1))
+        return {str(i): state[str(i)] | self.rule.absorb(state[str(i)], piece, generator) for i, piece in pieces}
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Return the directions of the blocks, side by side."""

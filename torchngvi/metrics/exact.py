@@ -23,7 +23,7 @@ class Exact(Preconditioner):
     [1.0, 0.5]
     """
 
-    samples, remembers = 0, False
+    exact = True
 
     def fresh(self, q: FlatPosterior) -> State:
         """Return an empty state, after one call that has a posterior without a closed form refused here.
@@ -33,9 +33,6 @@ class Exact(Preconditioner):
         """
         q.exact_fisher_solve(torch.zeros_like(q.vector))
         return {}
-
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Do nothing, since the closed form needs no scores."""
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Return the natural gradient I_F⁻¹∇L."""

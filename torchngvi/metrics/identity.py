@@ -2,7 +2,6 @@
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from torchngvi.metrics.preconditioner import Preconditioner, State
@@ -15,19 +14,13 @@ class Identity(Preconditioner):
 
     One wants it as the baseline that shows what a metric gains.
 
+    >>> import torch
     >>> from torchngvi.ifvb import Beta
     >>> Identity().direction({}, torch.ones(2), Beta(torch.ones(2))).tolist()
     [1.0, 1.0]
     """
 
-    samples, remembers, natural = 0, False, False
-
-    def fresh(self, q: FlatPosterior) -> State:
-        """Return an empty state, since there is nothing to remember."""
-        return {}
-
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Do nothing, since the identity needs no scores."""
+    natural = False
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Return the gradient as it is."""

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.metrics.preconditioner import Preconditioner, State, check_warmup
-from torchngvi.metrics.recursion import AT_ONCE, Perturbation, downdate
+from torchngvi.metrics.preconditioner import State
+from torchngvi.metrics.recursion import AT_ONCE, Recursion, downdate
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 
 @final
-class MatrixFree(Preconditioner):
+class MatrixFree(Recursion):
     """The recursion of `Recursive` with vectors in the place of the matrix P: O(jD) an iteration for j vectors.
 
     One wants it where the D x D matrix of `Recursive` does not fit, and runs are short.
@@ -33,12 +33,10 @@ class MatrixFree(Preconditioner):
     >>> from torchngvi.ifvb import MeanFieldGaussian
     >>> metric, q = MatrixFree(eps=1.0, c_beta=0.0), MeanFieldGaussian(torch.zeros(2))
     >>> state = metric.fresh(q)
-    >>> metric.absorb(state, torch.tensor([[1.0, 0.0]]))
+    >>> state = metric.absorb(state, torch.tensor([[1.0, 0.0]]))
     >>> metric.inverse(state).round(decimals=4).tolist()  # (I + φφᵀ)⁻¹, t = 1
     [[0.5, 0.0], [0.0, 1.0]]
     """
-
-    remembers = True
 
     def __init__(
         self,
@@ -51,9 +49,8 @@ class MatrixFree(Preconditioner):
         warmup: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.perturbation = Perturbation(samples, eps, c_beta, beta)
-        self.samples, self.keep = samples, keep
-        self.warmup, self.generator = check_warmup(warmup), generator
+        super().__init__(samples, eps=eps, c_beta=c_beta, beta=beta, warmup=warmup, generator=generator)
+        self.keep = keep
         if keep is not None and keep < 2 * samples:
             raise InputError(f"keep counts the vectors of at least one iteration, {2 * samples}; got {keep}.")
 
@@ -62,23 +59,21 @@ class MatrixFree(Preconditioner):
         lam = q.vector
         return self.perturbation.init(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, q.size)}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Append the vectors of S scores, and drop the oldest beyond ``keep``."""
-        rows = self.perturbation.rows(state, scores, generator)
+        rows, new = self.perturbation.rows(state, scores, generator)
         for part in rows.split(AT_ONCE, -2):
-            W = downdate(part, lambda x: self._times(state, x))
-            vectors = torch.cat([state["V"], W], -2)
-            state["V"] = vectors if self.keep is None else vectors[..., -self.keep :, :]
+            W = downdate(part, lambda x: self.times(new, x))
+            vectors = torch.cat([new["V"], W], -2)
+            new["V"] = vectors if self.keep is None else vectors[..., -self.keep :, :]
+        return new
 
-    def _times(self, state: State, rows: Tensor) -> Tensor:
+    def times(self, state: State, rows: Tensor) -> Tensor:
+        """Multiply rows by P from the right, by one product with V and one with its transpose."""
         V = state["V"]
         return rows / self.perturbation.start(state)[..., None, None] - (rows @ V.mT) @ V
-
-    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """Return t P ∇L, the estimate of the natural gradient."""
-        return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
 
     def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
         """Write out t P, (*batch, D, D), the estimate of I_F⁻¹."""
         eye = torch.eye(state["V"].shape[-1], dtype=state["V"].dtype, device=state["V"].device)
-        return state["count"][..., None, None] * self._times(state, eye.expand(*state["V"].shape[:-2], *eye.shape))
+        return state["count"][..., None, None] * self.times(state, eye.expand(*state["V"].shape[:-2], *eye.shape))

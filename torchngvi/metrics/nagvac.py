@@ -6,7 +6,6 @@ This is NAGVAC (Tran, Nguyen, Nott and Kohn 2020), in two forms that differ in t
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from torchngvi.errors import PairError
@@ -24,8 +23,6 @@ def _rank_one(q: FlatPosterior) -> RankOneGaussian:
 class _BlockSolve(Preconditioner):
     """The base of both forms, a closed form that learns nothing from scores."""
 
-    samples, remembers = 0, False
-
     def fresh(self, q: FlatPosterior) -> State:
         """Return an empty state, after a check of the posterior.
 
@@ -34,9 +31,6 @@ class _BlockSolve(Preconditioner):
         """
         _rank_one(q)
         return {}
-
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
-        """Do nothing, since a closed form needs no scores."""
 
 
 @final
@@ -48,6 +42,7 @@ class NAGVAC(_BlockSolve):
     Raises:
         PairError: at construction of an optimizer, if the posterior is another than `RankOneGaussian`.
 
+    >>> import torch
     >>> from torchngvi.ifvb import RankOneGaussian
     >>> q = RankOneGaussian(torch.zeros(3), torch.ones(3), torch.ones(3))
     >>> NAGVAC().direction({}, torch.ones(9), q)[:3].tolist()  # of the mean: Σ g = (I + bbᵀ) g
@@ -68,6 +63,7 @@ class PublishedNAGVAC(_BlockSolve):
     Raises:
         PairError: at construction of an optimizer, if the posterior is another than `RankOneGaussian`.
 
+    >>> import torch
     >>> from torchngvi.ifvb import RankOneGaussian
     >>> q = RankOneGaussian(torch.zeros(3), torch.ones(3), torch.ones(3))
     >>> PublishedNAGVAC().direction({}, torch.ones(9), q)[:3].tolist()  # of the mean: Σ g = (I + bbᵀ) g

@@ -22,41 +22,51 @@ class Preconditioner(Metric):
     """The abstract base of the metrics of flat posteriors, which turn a gradient in λ into the direction of a step.
 
     A subclass says what it remembers (`fresh`), how scores enter (`absorb`) and what it makes of a gradient
-    (`direction`); when scores are drawn, and where, is said here.
+    (`direction`); when scores are drawn, and where, is said here.  A state is never written to: what is new is
+    returned, so that a step which is not taken, or taken twice, finds the state as it was.
 
     Attributes:
-        samples: the number S of scores that it wants a step.
+        samples: the number S of scores that it wants a step, 0 where it learns from none.
         remembers: whether past scores count, so that a warm-up helps.
         warmup: the number of scores before the first step, where it remembers; None for max(2D, 1000).
-        generator: of the draws, whose state is saved with the optimizer.
+        generator: the generator of the draws; torch's own by default.
 
     >>> from torchngvi.metrics import Recursive
     >>> isinstance(Recursive(), Preconditioner), Recursive().remembers
     (True, True)
     """
 
-    samples: int  # S: scores it wants a step
-    remembers: bool  # past scores count, so that a warm-up helps
+    samples: int = 0  # S: scores it wants a step
+    remembers: bool = False  # past scores count, so that a warm-up helps
     natural = True  # the direction estimates I_F⁻¹∇L, so that (direction)ᵀ∇L is a squared length in nats
     warmup: int | None = None  # scores before the first step, where it remembers; None for max(2D, 1000)
     generator: torch.Generator | None = None  # of the draws
 
-    @abstractmethod
     def fresh(self, q: FlatPosterior) -> State:
-        """Return the state before the first score.
+        """Return the state before the first score: nothing, unless a subclass remembers something.
 
         Raises:
             InputError: if the posterior cannot be served, or there is not enough memory.
         """
+        return {}
 
-    @abstractmethod
     def absorb(
         self,
         state: State,
         scores: Tensor,  # (S, *batch, D)
         generator: torch.Generator | None = None,
-    ) -> None:
-        """Take S scores into the state, in place."""
+    ) -> State:
+        """Return the state after S more scores; the state itself, unless a subclass learns from them."""
+        return state
+
+    def noticed(
+        self,
+        state: State,
+        gradient: Tensor,  # (*batch, D)
+        q: FlatPosterior,
+    ) -> State:
+        """Return the state after a gradient; the state itself, unless a subclass learns from gradients."""
+        return state
 
     @abstractmethod
     def direction(
@@ -76,9 +86,9 @@ class Preconditioner(Metric):
         return self.fresh(_flat(self, q)) | {"fisher_draws": 0}
 
     def __call__(self, q: Posterior, gradient: Local, went: Tensor, state: State) -> tuple[Bent, State]:
-        """Return the bent gradient at λ, after fresh scores from λ were taken in."""
+        """Return the bent gradient at λ, and the state after fresh scores from λ were taken in."""
         q = _flat(self, q)
-        return self.bent(q, gradient, state, q.vector), {}
+        return self.bent(q, gradient, state, q.vector)
 
     def bent(
         self,
@@ -86,32 +96,41 @@ class Preconditioner(Metric):
         gradient: Local,
         state: State,
         at: Tensor,  # (*batch, D), where scores are drawn
-    ) -> Bent:
+    ) -> tuple[Bent, State]:
         """Make the direction along the manifold of q, after the scores of this step were taken in.
 
         Args:
             q: the posterior whose λ is moved.
             gradient: ∇L at q.
-            state: the state of this metric, which changes in place.
+            state: the state of this metric, which is left as it is.
             at: the vector at which scores are drawn, (*batch, D), such as the average of AIFVB.
 
         Returns:
-            The direction, and its product with the gradient.
+            The direction with its product with the gradient, and the new state.
+
+        Raises:
+            InputError: if the gradient has another shape than λ.
         """
+        if gradient.a.shape != q.vector.shape:
+            raise InputError(
+                f"the gradient must have the shape {tuple(q.vector.shape)} of lambda; got {tuple(gradient.a.shape)}."
+            )
         if self.remembers and not state["fisher_draws"]:
             count = max(2 * q.size, 1000) if self.warmup is None else self.warmup
             for start in range(0, count, _AT_ONCE):
-                self._draw(q, state, at, min(_AT_ONCE, count - start))
+                state = self._drawn(q, state, at, min(_AT_ONCE, count - start))
         if self.samples:
-            self._draw(q, state, at, self.samples)
+            state = self._drawn(q, state, at, self.samples)
+        state = state | self.noticed(state, gradient.a, q)
         direction = q.projected(q.vector, self.direction(state, gradient.a, q))
-        return Bent(Local(direction, gradient.P), (direction * gradient.a).sum(-1))
+        return Bent(Local(direction, gradient.P), (direction * gradient.a).sum(-1)), state
 
-    def _draw(self, q: FlatPosterior, state: State, at: Tensor, count: int) -> None:
+    def _drawn(self, q: FlatPosterior, state: State, at: Tensor, count: int) -> State:
+        """The state after the scores of so many draws at that vector."""
         with torch.no_grad():
             scores = q.score(q.sample(count, self.generator, at), at)
-        self.absorb(state, scores, self.generator)
-        state["fisher_draws"] += count
+        new = self.absorb(state, scores, self.generator)
+        return state | new | {"fisher_draws": state["fisher_draws"] + count}
 
 
 def check_warmup(warmup: int | None) -> int | None:

@@ -9,14 +9,16 @@
 which equals 2S rank-one updates.  t counts all scores, those of a warm-up included, and t P estimates I_F⁻¹.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.metrics.preconditioner import State, check_count, finite_rows
+from torchngvi.metrics.preconditioner import Preconditioner, State, check_count, check_warmup, finite_rows
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 _RELATIVE_C_BETA = 0.03
 AT_ONCE = 128  # vectors in one factorisation
@@ -66,37 +68,74 @@ class Perturbation:
         state: State,
         scores: Tensor,  # (S, *batch, D)
         generator: torch.Generator | None,
-    ) -> Tensor:  # (*batch, S or 2 S, D)
+    ) -> tuple[Tensor, State]:  # (*batch, S or 2 S, D)
         """Count S scores and, at the first, take their scale; a score that is not finite is left out with its Z.
 
         Args:
-            state: the state of the recursion, which changes in place.
+            state: the state of the recursion, which is left as it is.
             scores: the scores φ_j, (S, *batch, D).
             generator: the generator of Z; torch's own by default.
 
         Returns:
-            φ_j and √β_j Z_j as rows, (*batch, S or 2S, D).
+            φ_j and √β_j Z_j as rows, (*batch, S or 2S, D), and a copy of the state with the new count and scale.
         """
         scores, fine = finite_rows(scores)
-        if not state["started"]:
-            state["started"] = True
-            mean_square = scores.square().mean(-1).sum(0) / fine.sum(0)  # tr(F̂)/D
-            state["scale"] = torch.where(mean_square > 0, mean_square, 1.0)
         index = state["count"] + fine.cumsum(0)
-        state["count"] = index[-1]
+        new = state | {"count": index[-1], "started": True}
+        if not state["started"]:
+            mean_square = scores.square().mean(-1).sum(0) / fine.sum(0)  # tr(F̂)/D
+            new["scale"] = torch.where(mean_square > 0, mean_square, 1.0)
         if self.c_beta == 0:
-            return scores.movedim(0, -2)
-        size = _RELATIVE_C_BETA * state["scale"] if self.c_beta is None else self.c_beta
+            return scores.movedim(0, -2), new
+        size = _RELATIVE_C_BETA * new["scale"] if self.c_beta is None else self.c_beta
         weight = fine.to(scores) * size * index.clamp_min(1) ** -self.beta
         both = scores.new_empty(2 * len(scores), *scores.shape[1:])
         both[: len(scores)] = scores
         Z = torch.randn(scores.shape, generator=generator, out=both[len(scores) :])
         Z *= weight.sqrt()[..., None]
-        return both.movedim(0, -2)
+        return both.movedim(0, -2), new
 
     def start(self, state: State) -> Tensor:  # (*batch,)
         """Return ε as given, or the scale of the scores, (*batch,)."""
         return state["scale"] if self.eps is None else torch.full_like(state["scale"], self.eps)
+
+
+class Recursion(Preconditioner):
+    """The abstract base of `Recursive` and `MatrixFree`, which keep P in two ways and have these settings in common.
+
+    Args:
+        samples, eps, c_beta, beta, warmup, generator: as those of `Recursive`.
+
+    Raises:
+        InputError: if a value is out of range.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        samples: int = 10,
+        *,
+        eps: float | None = None,
+        c_beta: float | None = None,
+        beta: float = 0.1,
+        warmup: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.perturbation = Perturbation(samples, eps, c_beta, beta)
+        self.samples, self.warmup, self.generator = samples, check_warmup(warmup), generator
+
+    @abstractmethod
+    def times(
+        self,
+        state: State,
+        rows: Tensor,  # (*batch, k, D)
+    ) -> Tensor:
+        """Multiply rows by P from the right, (*batch, k, D)."""
+
+    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
+        """Return t P ∇L, the estimate of the natural gradient."""
+        return state["count"][..., None] * self.times(state, gradient[..., None, :])[..., 0, :]
 
 
 def downdate(

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.metrics.preconditioner import Preconditioner, State, check_warmup
-from torchngvi.metrics.recursion import AT_ONCE, Perturbation, downdate
+from torchngvi.metrics.preconditioner import State
+from torchngvi.metrics.recursion import AT_ONCE, Recursion, downdate
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
-_WAITING = 32  # vectors beside P₀, for large D
+_WAITING = 128  # vectors beside P₀, for large D
 _TILE = 128  # rows symmetrised at a time
 _SYMMETRISE = 32  # blocks between two symmetrisations
 _GIB = 2**30
 
 
 @final
-class Recursive(Preconditioner):
+class Recursive(Recursion):
     """The recursion of IFVB: the direction t P ∇L with P = (εI + Σ φφᵀ + Σ β_j ZZᵀ)⁻¹, from scores at past iterates.
 
     One wants it for a posterior whose Fisher matrix is not known in closed form, with D up to some thousands, since P
@@ -47,25 +47,10 @@ class Recursive(Preconditioner):
     >>> from torchngvi.ifvb import Beta
     >>> rule, q = Recursive(eps=1.0, c_beta=0.0), Beta(torch.ones(2))
     >>> state = rule.fresh(q)
-    >>> rule.absorb(state, torch.tensor([[1.0, 0.0]]), torch.Generator())
+    >>> state = rule.absorb(state, torch.tensor([[1.0, 0.0]]), torch.Generator())
     >>> rule.inverse(state).tolist()  # (I + φφᵀ)⁻¹, t = 1
     [[0.5, 0.0], [0.0, 1.0]]
     """
-
-    remembers = True
-
-    def __init__(
-        self,
-        samples: int = 10,
-        *,
-        eps: float | None = None,
-        c_beta: float | None = None,
-        beta: float = 0.1,
-        warmup: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        self.perturbation = Perturbation(samples, eps, c_beta, beta)
-        self.samples, self.warmup, self.generator = samples, check_warmup(warmup), generator
 
     def fresh(self, q: FlatPosterior) -> State:
         """Return an empty sum; P₀ is set by the first scores.
@@ -75,7 +60,7 @@ class Recursive(Preconditioner):
         """
         lam, D = q.vector, q.size
         waiting = min(_WAITING, D // 8)
-        needed = lam.element_size() * lam.numel() * (D + waiting)
+        needed = 2 * lam.element_size() * lam.numel() * (D + waiting)  # an update makes the new beside the old
         free = free_bytes(lam.device)
         if needed > free:
             raise InputError(
@@ -91,55 +76,59 @@ class Recursive(Preconditioner):
         }
         return self.perturbation.init(lam) | empty
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Make the two updates of Eqs 4.4 and 4.5 for S scores at once."""
-        first = not state["started"]
-        rows = self.perturbation.rows(state, scores, generator)
-        if first:
-            state["P"].diagonal(dim1=-2, dim2=-1).copy_((1 / self.perturbation.start(state))[..., None])
+        rows, new = self.perturbation.rows(state, scores, generator)
+        if not state["started"]:
+            start = (1 / self.perturbation.start(new))[..., None]
+            _copied_once("P", new, state).diagonal(dim1=-2, dim2=-1).copy_(start)
         for part in rows.split(AT_ONCE, -2):
-            self._take(state, downdate(part, lambda x: self._times(state, x)))
-        if state["blocks"] >= _SYMMETRISE:
-            state["blocks"] = 0
-            _symmetrise(state["P"])
+            self._take(downdate(part, lambda x: self.times(new, x)), new, state)
+        if new["blocks"] >= _SYMMETRISE:
+            new["blocks"] = 0
+            _symmetrise(_copied_once("P", new, state))
+        return new
 
-    def _take(self, state: State, W: Tensor) -> None:
+    def _take(self, W: Tensor, new: State, old: State) -> None:
         """P ← P - WᵀW: now if two such blocks would not fit beside P₀, else with the others that wait."""
-        count, room = W.shape[-2], state["V"].shape[-2]
+        count, room = W.shape[-2], new["V"].shape[-2]
         if 2 * count > room:
-            self._subtract(state, W)
+            self._subtract(W, new, old)
             return
-        if state["waiting"] + count > room:
-            self._subtract(state, state["V"][..., : state["waiting"], :])
-            state["waiting"] = 0
-        state["V"][..., state["waiting"] : state["waiting"] + count, :] = W
-        state["waiting"] += count
+        if new["waiting"] + count > room:
+            self._subtract(new["V"][..., : new["waiting"], :], new, old)
+            new["waiting"] = 0
+        _copied_once("V", new, old)[..., new["waiting"] : new["waiting"] + count, :] = W
+        new["waiting"] += count
 
-    def _subtract(self, state: State, V: Tensor) -> None:
-        """P₀ ← P₀ - VᵀV in place."""
-        P = state["P"]
+    def _subtract(self, V: Tensor, new: State, old: State) -> None:
+        """P₀ ← P₀ - VᵀV, in a tensor that is not that of the old state."""
+        P = _copied_once("P", new, old)
         if P.ndim == 2:
             P.addmm_(V.mT, V, alpha=-1)
         else:
             P.flatten(0, -3).baddbmm_(V.flatten(0, -3).mT, V.flatten(0, -3), alpha=-1)
-        state["blocks"] += 1
+        new["blocks"] += 1
 
-    def _times(self, state: State, rows: Tensor) -> Tensor:
-        """Rows x P, which BLAS does up to five times faster than P x columns for a few of them."""
+    def times(self, state: State, rows: Tensor) -> Tensor:
+        """Multiply rows by P from the right, up to five times faster than P x columns where there are a few of them."""
         product = rows @ state["P"]
         if state["waiting"]:
             V = state["V"][..., : state["waiting"], :]
             product -= (rows @ V.mT) @ V
         return product
 
-    def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
-        """Return t P ∇L, the estimate of the natural gradient."""
-        return state["count"][..., None] * self._times(state, gradient[..., None, :])[..., 0, :]
-
     def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
         """Write out t P, (*batch, D, D), the estimate of I_F⁻¹."""
         V = state["V"][..., : state["waiting"], :]
         return state["count"][..., None, None] * (state["P"] - V.mT @ V)
+
+
+def _copied_once(name: str, new: State, old: State) -> Tensor:
+    """The tensor of that name in the new state, to be written to: a copy of that of the old state, made once."""
+    if new[name] is old[name]:
+        new[name] = old[name].clone()
+    return new[name]
 
 
 def _symmetrise(P: Tensor) -> None:

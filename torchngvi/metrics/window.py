@@ -32,7 +32,7 @@ class Window(Preconditioner):
     >>> metric, q = Window(2, 1, rho=1e-6), MeanFieldGaussian(torch.zeros(2))
     >>> state = metric.fresh(q)
     >>> for score in ([5.0, 5.0], [1.0, 0.0], [0.0, 2.0]):  # of which the first is gone in the end
-    ...     metric.absorb(state, torch.tensor([score]))
+    ...     state = metric.absorb(state, torch.tensor([score]))
     >>> metric.direction(state, torch.ones(2), q).round(decimals=3).tolist()
     [2.0, 0.5]
     """
@@ -61,11 +61,13 @@ class Window(Preconditioner):
         lam = q.vector
         return {"rows": lam.new_zeros(0, *lam.shape), "kept": lam.new_zeros(0, *lam.shape[:-1])}
 
-    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> None:
+    def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Take the scores in and drop the oldest; a score that is not finite is kept as zero and not counted."""
         rows, fine = finite_rows(scores)
-        state["rows"] = torch.cat([state["rows"], rows])[-self.keep :]
-        state["kept"] = torch.cat([state["kept"], fine.to(scores)])[-self.keep :]
+        return {
+            "rows": torch.cat([state["rows"], rows])[-self.keep :],
+            "kept": torch.cat([state["kept"], fine.to(scores)])[-self.keep :],
+        }
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Solve with the damped matrix, by Woodbury's identity where M < D, else by Cholesky factorisation."""

@@ -67,15 +67,24 @@ class Adam(Momentum):
         state: dict[str, Tensor],
     ) -> tuple[Coordinates, dict[str, Tensor]]:
         """Return Adam's change of the vector and of the matrix, which share one count of the steps."""
-        (first, second), structure = self.betas, q.structure
-        steps = state["averaged"] + 1
-        scale, scale2 = 1 / (1 - first**steps), 1 / (1 - second**steps)
-        memory = {"averaged": steps}
+        memory = self.moments(change, state)
+        return self.change(q, memory), memory
+
+    def moments(self, change: Coordinates, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the running moments with one more change in them, and the count of the steps."""
+        first, second = self.betas
+        memory = {"averaged": state["averaged"] + 1}
         for name, part in (("vector", change.vector), ("matrix", change.matrix)):
             memory[f"mean_{name}"] = torch.lerp(part, state[f"mean_{name}"], first)
             memory[f"square_{name}"] = torch.lerp(part.square(), state[f"square_{name}"], second)
+        return memory
+
+    def change(self, q: Posterior, memory: dict[str, Tensor]) -> Coordinates:
+        """Return m̂/(√v̂ + ε) of these moments, for the vector and for the matrix."""
+        (first, second), structure, steps = self.betas, q.structure, memory["averaged"]
+        scale, scale2 = 1 / (1 - first**steps), 1 / (1 - second**steps)
         vector = scale[..., None] * memory["mean_vector"]
         matrix = structure.scaled(scale, memory["mean_matrix"])
         size = (scale2[..., None] * memory["square_vector"]).sqrt() + self.eps
         sizes = structure.scaled(scale2, memory["square_matrix"]).sqrt() + self.eps
-        return Coordinates(vector / size, matrix / sizes), memory
+        return Coordinates(vector / size, matrix / sizes)

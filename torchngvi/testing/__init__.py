@@ -10,7 +10,9 @@ the same result at each call, since what it draws comes from seeds of its own.
 
 from torchngvi.testing.accelerations import check_acceleration
 from torchngvi.testing.estimators import check_estimator
+from torchngvi.testing.flat_posteriors import check_flat_posterior
 from torchngvi.testing.likelihoods import check_likelihood
+from torchngvi.testing.metrics import check_metric
 from torchngvi.testing.momenta import check_momentum
 from torchngvi.testing.posteriors import check_posterior
 from torchngvi.testing.rules import check_rule
@@ -20,7 +22,9 @@ from torchngvi.testing.structures import check_structure
 __all__ = [
     "check_acceleration",
     "check_estimator",
+    "check_flat_posterior",
     "check_likelihood",
+    "check_metric",
     "check_momentum",
     "check_posterior",
     "check_rule",

@@ -1,23 +1,15 @@
 """The check of an estimator: its values and derivatives against closed forms, by z-tests where it draws."""
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import PairError
-from torchngvi.interfaces import Estimator, Expectation, LinearTarget, Posterior, SeparableTarget, Target
-from torchngvi.models import (
-    BernoulliLogit,
-    GaussianNoise,
-    GeneralizedLinear,
-    Likelihood,
-    LogJoint,
-    PerDatum,
-    PoissonLog,
-)
+from torchngvi.interfaces import Estimator, Expectation, LinearTarget, Posterior, Target
+from torchngvi.models import PerDatum
+from torchngvi.models.factors import FactorTarget
+from torchngvi.posteriors import CholeskyGaussian, PrecisionCholeskyGaussian
 from torchngvi.testing.claims import (
     DIFFERENCE,
     DTYPE,
@@ -30,133 +22,14 @@ from torchngvi.testing.claims import (
     normal,
     tensors_in,
 )
+from torchngvi.testing.flat_estimators import check_on_flat
 from torchngvi.testing.matrices import mask
-from torchngvi.testing.problems import DIM, POSTERIORS, Normal, PosteriorFactory, made, moments, start
+from torchngvi.testing.problems import DIM, POSTERIORS, Normal, PosteriorFactory, made, over, start
+from torchngvi.testing.regressions import DATA, GROUPS, Counted, Data, target_of
 
-ROWS, REPEATS, LOOPS = 5, 1500, 40  # rows of data; estimates of a z-test from one batch, or one by one
-PRIOR = torch.tensor([0.7, 1.0, 2.0], dtype=DTYPE)  # its precision
-TEMPERATURE = 0.5
-
-
-class Data(NamedTuple):
-    """A generalised linear model as numbers, from which a target of every kind is made.
-
-    Attributes:
-        X: the design, (N, D).
-        y: the targets, (N,).
-        likelihood: makes the likelihood.
-        moments: from e, v and y to E[f], E[f'] and E[f''] in closed form; None where there is none.
-
-    >>> Data(torch.ones(2, 1), torch.zeros(2), Likelihood, None).X.shape
-    torch.Size([2, 1])
-    """
-
-    X: Tensor  # (N, D)
-    y: Tensor  # (N,)
-    likelihood: Callable[[], Likelihood]
-    moments: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None  # e, v, y -> E[f], E[f'], E[f'']
-
-    def exact(self, q: Posterior) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute E_q[ℓ], a and W in closed form, for one posterior."""
-        assert self.moments is not None
-        (mean, V), C = moments(q), q.frame().dense()
-        f, slope, curvature = self.moments(self.X @ mean, (self.X @ V * self.X).sum(-1), self.y)
-        square = (PRIOR * (mean.square() + V.diagonal())).sum() - PRIOR.log().sum() + DIM * math.log(2 * math.pi)
-        H = self.X.mT @ torch.diag(curvature) @ self.X + TEMPERATURE * torch.diag(PRIOR)
-        g = self.X.mT @ slope + TEMPERATURE * PRIOR * mean
-        return f.sum() + 0.5 * TEMPERATURE * square, C.mT @ g, (C.mT @ H @ C) * mask(q.structure)
-
-
-def _poisson(e: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    rate = torch.exp(e + 0.5 * v)
-    return rate - y * e + torch.lgamma(y + 1), rate - y, rate
-
-
-def _gaussian(e: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    square = 0.5 * ((y - e).square() + v) + 0.5 * math.log(2 * math.pi)
-    return square, e - y, torch.ones_like(e)
-
-
-def _rows(at: Normal, seed: int, variance: float) -> Tensor:
-    """X with Var[x_nᵀθ] the same for each row under q: the estimates of `counts` then have light tails."""
-    X = normal(ROWS, DIM, seed=seed)
-    return X * (variance / (X @ at.covariance * X).sum(-1)).sqrt()[:, None]
-
-
-def _regression(at: Normal) -> Data:
-    """Whose residuals are under q as large as their noise: the empirical Fisher matrix is the Hessian there."""
-    X = _rows(at, 31, 0.5)
-    signs = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0], dtype=DTYPE)
-    return Data(X, X @ at.mean + math.sqrt(0.5) * signs, GaussianNoise, _gaussian)
-
-
-def _counts(at: Normal) -> Data:
-    return Data(_rows(at, 33, 0.2), torch.tensor([0.0, 3.0, 1.0, 0.0, 2.0], dtype=DTYPE), PoissonLog, _poisson)
-
-
-def _classes(at: Normal) -> Data:
-    return Data(_rows(at, 35, 1.0), torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0], dtype=DTYPE), BernoulliLogit, None)
-
-
-DATA = {"a regression": _regression, "counts": _counts, "classes": _classes}
-
-
-class Counted:
-    """A count of how often a function of the target was evaluated, in passes over the data or in draws.
-
-    >>> Counted().passes
-    0
-    """
-
-    def __init__(self) -> None:
-        self.passes = 0
-
-
-def _target(claim: Claim, needs: type[Target], data: Data, count: Counted, dtype: torch.dtype = DTYPE) -> Target:
-    """The data as a target of the kind that an estimator needs."""
-    X, y, prior = data.X.to(dtype), data.y.to(dtype), PRIOR.to(dtype)
-    model = GeneralizedLinear(X, y, data.likelihood(), prior_precision=prior, temperature=TEMPERATURE)
-    likelihood, labels = model.likelihood, model.y
-    if isinstance(model, needs) and needs is not Target:
-        return _counting_passes(model, count)
-
-    def log_prior(theta: Tensor) -> Tensor:
-        square = prior * theta.square() - prior.log() + math.log(2 * math.pi)
-        return -0.5 * TEMPERATURE * square.sum(-1)
-
-    def terms(theta: Tensor) -> Tensor:
-        return -likelihood.energy(theta @ X.mT, labels)
-
-    def log_joint(theta: Tensor) -> Tensor:
-        count.passes += len(theta)
-        return terms(theta).sum(-1) + log_prior(theta)
-
-    if needs is Target:
-        return LogJoint(log_joint, TEMPERATURE)
-    if not issubclass(PerDatum, needs):
-        claim.fail(
-            f"it needs a {needs.__name__}, of which the check has no example; `needs` is one of the targets of "
-            f"torchngvi.interfaces: Target, TractableTarget, {LinearTarget.__name__} or {SeparableTarget.__name__}"
-        )
-    return PerDatum(terms, log_prior, TEMPERATURE)
-
-
-def _counting_passes(model: GeneralizedLinear, count: Counted) -> GeneralizedLinear:
-    likelihood = model.likelihood
-    energy, expected = likelihood.energy, likelihood.expected
-
-    def counted_energy(eta: Tensor, y: Tensor) -> Tensor:
-        count.passes += eta.numel() // y.numel()
-        return energy(eta, y)
-
-    def counted_expected(*arguments: object) -> object:
-        before = count.passes
-        moments = expected(*arguments)  # type: ignore[arg-type]
-        count.passes = before + 1  # whatever it is made of
-        return moments
-
-    likelihood.energy, likelihood.expected = counted_energy, counted_expected  # type: ignore[method-assign,assignment]
-    return model
+REPEATS, LOOPS = 1500, 40  # estimates of a z-test from one batch, or one by one
+OVER_GROUPS = {"PrecisionCholeskyGaussian over groups": over(PrecisionCholeskyGaussian, lambda dim: GROUPS)}
+_ERRORS = 5.0  # standard errors by which a derivative may be off where its noise is told
 
 
 def check_estimator(
@@ -167,8 +40,10 @@ def check_estimator(
     It is tried on regressions whose expectations are known in closed form.  One that draws must be unbiased for a
     quadratic log joint and, if it says `unbiased`, for any, by z-tests of value, a and W.  One that says `comparable`
     must give the same at each call and be exact for a quadratic, and its derivative must be that of its value, by
-    finite differences.  Of both kinds the shapes, dtypes, batches, the temperature and the cost are checked.  Targets
-    and batches that it refuses by a `PairError` are left out.
+    finite differences: exactly, or within five of the standard errors that ``noise2`` tells, which must not be below
+    the errors that it makes.  Of both kinds the shapes,
+    dtypes, batches, the temperature and the cost are checked.  One for flat posteriors is tried on those whose law is
+    known.  Targets, posteriors and batches that it refuses by a `PairError` are left out.
 
     Args:
         factory: makes the estimator, for example its class.  Few draws are enough, and make the check faster.
@@ -181,15 +56,17 @@ def check_estimator(
     """
     claim = Claim(kind(factory()))
     claim.holds(isinstance(factory(), Estimator), "an estimator must be a torchngvi.interfaces.Estimator")
-    tried = 0
+    grouped = issubclass(factory().needs, FactorTarget)
     with torch.random.fork_rng(devices=[]):
-        for name, posterior in POSTERIORS.items():
+        tried = check_on_flat(claim, factory)
+        for name, posterior in (OVER_GROUPS if grouped else POSTERIORS).items():
             at = start(posterior, (), 5)
             for label, data in DATA.items():
                 torch.manual_seed(1)
                 here = claim.at(f"{label}, {name}")
                 try:
-                    _check_on(here, factory, posterior, at, data(at))
+                    factory().check(made(posterior, at))
+                    _check_on(here, factory, posterior, at, data(at, grouped))
                 except PairError:
                     continue
                 tried += 1
@@ -200,7 +77,7 @@ def _check_on(
     claim: Claim, factory: Callable[[], Estimator], posterior: PosteriorFactory, at: Normal, data: Data
 ) -> None:
     estimator, q, count = factory(), made(posterior, at), Counted()
-    target = _target(claim, estimator.needs, data, count)
+    target = target_of(claim, estimator.needs, data, count)
     e = estimator(q, target)
     _packet(claim, estimator, q, e, target)
     cost = e.cost
@@ -212,10 +89,12 @@ def _check_on(
         claim.holds(passes == count.passes, sentence)
     if estimator.comparable:
         _comparable(claim, estimator, posterior, at, target, e)
-        if data.moments is _gaussian:
+        if data.quadratic:
             for name, actual, expected in zip(("value", "a", "W"), _parts(q, e), data.exact(q), strict=True):
                 claim.close(f"its {name} must be exact for a quadratic log joint", actual, expected, IDENTITY)
-    elif data.moments is _gaussian or (data.moments is not None and estimator.unbiased):
+        if e.noise2 is not None and data.moments is not None:
+            _noise(claim, estimator, q, e, data, target)
+    elif data.quadratic or (data.moments is not None and estimator.unbiased):
         estimates = _estimates(estimator, posterior, at, target)
         for name, actual, expected in zip(("value", "a", "W"), estimates, data.exact(q), strict=True):
             claim.unbiased(f"its {name} must be unbiased", actual, expected)
@@ -246,11 +125,11 @@ def _single(
     claim: Claim, factory: Callable[[], Estimator], posterior: PosteriorFactory, at: Normal, data: Data
 ) -> None:
     q, estimator = made(posterior, at.float()), factory()
-    target = _target(claim, estimator.needs, data, Counted(), torch.float32)
+    target = target_of(claim, estimator.needs, data, Counted(), torch.float32)
     e = estimator(q, target)
     _packet(claim.at(f"{claim.where}, float32"), estimator, q, e, target)
     if estimator.comparable:
-        double = factory()(made(posterior, at), _target(claim, estimator.needs, data, Counted()))
+        double = factory()(made(posterior, at), target_of(claim, estimator.needs, data, Counted()))
         claim.close("its value in float32 must be that of float64", e.value, double.value.float(), SINGLE)
 
 
@@ -276,12 +155,14 @@ def _comparable(
         there = made(posterior, Normal(frame.mean + h * C @ x, root @ root.mT))
         return estimator(there, target).value
 
-    claim.close(
-        "`comparable` is said, so a and W must be the derivative of its value, by finite differences",
-        a @ x + (W * R).sum(),
-        derivative(value),
-        DIFFERENCE,
-    )
+    told, found = a @ x + (W * R).sum(), derivative(value)
+    sentence = "`comparable` is said, so a and W must be the derivative of its value, by finite differences"
+    if e.noise2 is None:
+        claim.close(sentence, told, found, DIFFERENCE)
+    else:  # a step (x, R) changes V by C(R + Rᵀ)Cᵀ, so that its squared length is |x|² + ½‖R + Rᵀ‖²
+        length = (x.square().sum() + 0.5 * (R + R.mT).square().sum()).sqrt()
+        errors = float((told - found).abs() / (length * e.noise2.sqrt()))
+        claim.holds(errors <= _ERRORS, f"{sentence}; it is off by {errors:.1f} of the standard errors of noise2")
     batch = (2, DIM)
     several = Normal(at.mean + 0.2 * normal(*batch, DIM, seed=43), at.covariance.expand(*batch, DIM, DIM).contiguous())
     q = made(posterior, several)
@@ -291,6 +172,25 @@ def _comparable(
         for part, expected in zip(whole, _parts(one, estimator(one, target)), strict=True):
             here = claim.at(f"{claim.where}, {batch_text(batch)}")
             here.close("batch members must not depend on one another", part[index], expected, IDENTITY)
+
+
+def _noise(claim: Claim, estimator: Estimator, q: Posterior, e: Expectation, data: Data, target: Target) -> None:
+    """The squared standard error that it tells, at the optimum of a dense q, against the errors that it makes there."""
+    assert e.noise2 is not None
+    right = e.noise2.shape == q.batch_shape and e.noise2.dtype == e.value.dtype and bool((e.noise2 >= 0).all())
+    claim.holds(right, "its noise2 must be one number a member, not negative, in the dtype of q")
+    if data.quadratic or q.structure.widest < DIM:
+        return
+    there = made(CholeskyGaussian, data.optimum())
+    (_, true_a, true_W), told, made2 = data.exact(there), 0.0, 0.0
+    for number in range(1, LOOPS + 1):
+        e = estimator.fresh(number)(there, target)
+        _, a, W = _parts(there, e)
+        assert e.noise2 is not None
+        told += float(e.noise2)
+        made2 += float((a - true_a).square().sum() + 0.5 * (W - true_W).square().sum())
+    sentence = "its noise2 must not be below the squared error of a and W at the optimum"
+    claim.holds(made2 <= 2 * told, f"{sentence}; that is {made2 / told:.1f} times what it tells")
 
 
 def _estimates(

@@ -18,8 +18,19 @@ DIM = 3
 PosteriorFactory = Callable[..., Posterior]
 
 
-def _over(kind: PosteriorFactory, structure: Callable[[int], Pattern]) -> PosteriorFactory:
-    """Make a factory of posteriors over a structure of as many coordinates as are asked for."""
+def over(kind: PosteriorFactory, structure: Callable[[int], Pattern]) -> PosteriorFactory:
+    """Make a factory of posteriors over a structure of as many coordinates as are asked for.
+
+    Args:
+        kind: the class of the posteriors.
+        structure: the pattern, from D.
+
+    Returns:
+        A factory as `check_posterior` takes it.
+
+    >>> over(CholeskyGaussian, lambda dim: block_diagonal([1, dim - 1]))(3).structure.widest
+    2
+    """
     return lambda dim, batch_shape=(), **given: kind(dim, batch_shape, structure=structure(dim), **given)
 
 
@@ -32,11 +43,11 @@ POSTERIORS: dict[str, PosteriorFactory] = {
     "DiagonalGaussian": DiagonalGaussian,
     "NaturalGaussian": NaturalGaussian,
     "PrecisionCholeskyGaussian": PrecisionCholeskyGaussian,
-    "CholeskyGaussian over two blocks": _over(CholeskyGaussian, _blocks),
-    "NaturalGaussian over two blocks": _over(NaturalGaussian, _blocks),
-    "PrecisionCholeskyGaussian over two blocks": _over(PrecisionCholeskyGaussian, _blocks),
-    "NaturalGaussian over an arrow": _over(NaturalGaussian, WrittenOut),
-    "PrecisionCholeskyGaussian over an arrow": _over(PrecisionCholeskyGaussian, WrittenOut),
+    "CholeskyGaussian over two blocks": over(CholeskyGaussian, _blocks),
+    "NaturalGaussian over two blocks": over(NaturalGaussian, _blocks),
+    "PrecisionCholeskyGaussian over two blocks": over(PrecisionCholeskyGaussian, _blocks),
+    "NaturalGaussian over an arrow": over(NaturalGaussian, WrittenOut),
+    "PrecisionCholeskyGaussian over an arrow": over(PrecisionCholeskyGaussian, WrittenOut),
 }
 
 

@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, gammas, solve_symmetric
+from torchngvi.posteriors.flat.drawing import Shape, gammas
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, solve_symmetric
 
 FLOOR = 0.01  # a step that takes a or b below it ends there
 
@@ -40,12 +41,22 @@ class Beta(FlatPosterior):
     ) -> None:
         super().__init__(vector, 1)
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw X/(X + Y) of two gamma variables, kept off 0 and 1 by a rounding error."""
-        both = gammas(n, self.point(at), generator)
+        both = gammas(shape, self.point(at), generator)
         theta = both[..., :1] / both.sum(-1, keepdim=True)
         info = torch.finfo(theta.dtype)
         return theta.clamp(info.tiny, 1 - info.eps)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean a/(a + b) of θ, (*batch, 1)."""
+        return self.vector[..., :1] / self.vector.sum(-1, keepdim=True)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance m(1 - m)/(a + b + 1) of θ, m its mean, (*batch, 1)."""
+        return self.mean * (1 - self.mean) / (self.vector.sum(-1, keepdim=True) + 1)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute (a - 1) log θ + (b - 1) log(1 - θ) - log B(a, b)."""

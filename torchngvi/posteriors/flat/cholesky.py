@@ -16,8 +16,9 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky, tril_half
+from torchngvi.posteriors.flat.drawing import Shape, normal
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
-from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries, lower_triangle, normal
+from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries, lower_triangle
 
 
 @final
@@ -67,14 +68,14 @@ class FlatCholesky(FlatGaussian):
         root = lower_triangle(lam[..., self.dim :], self.dim)
         return lam[..., : self.dim], root.tril(-1) + root.diagonal(dim1=-2, dim2=-1).exp().diag_embed()
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + Tz without a gradient."""
-        return self.rsample(n, generator, self.point(at).detach())
+        return self.rsample(shape, generator, self.point(at).detach())
 
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + Tz, differentiable in λ."""
         mean, root = self.parts(at)
-        return mean + (root @ normal(n, mean, self.dim, generator)[..., None])[..., 0]
+        return mean + (root @ normal(shape, mean, self.dim, generator)[..., None])[..., 0]
 
     def _whitened(self, theta: Tensor, mean: Tensor, root: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(root, (theta - mean)[..., None], upper=False)

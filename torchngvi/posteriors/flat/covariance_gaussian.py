@@ -16,8 +16,9 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.posteriors.flat.drawing import Shape, normal
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
-from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries, lower_triangle, normal, symmetric
+from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries, lower_triangle, symmetric
 
 
 def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,14 +44,14 @@ class CovarianceGaussian(FlatGaussian):
         mean, covariance = self.parts(at)
         return mean, cholesky(covariance)[0]
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + chol(Σ) z without a gradient."""
-        return self.rsample(n, generator, self.point(at).detach())
+        return self.rsample(shape, generator, self.point(at).detach())
 
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + chol(Σ) z, differentiable in λ."""
         mean, factor = self.moments(at)
-        return mean + (factor @ normal(n, mean, mean.shape[-1], generator)[..., None])[..., 0]
+        return mean + (factor @ normal(shape, mean, mean.shape[-1], generator)[..., None])[..., 0]
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute the Gaussian log density log N(θ; μ, Σ)."""

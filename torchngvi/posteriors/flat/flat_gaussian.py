@@ -15,6 +15,40 @@ from torchngvi.errors import InputError
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 
+def mean_and_scale(
+    dim: int,
+    batch_shape: Sequence[int],
+    mean: Tensor | float,
+    scale: Tensor | float,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> tuple[Tensor, Tensor]:
+    """Write out the mean and the standard deviations of a standard start, each (*batch, d).
+
+    Args:
+        dim: d, the number of latent variables.
+        batch_shape: the batch dimensions.
+        mean: the mean, which broadcasts to (*batch, d).
+        scale: the standard deviations, which broadcast to (*batch, d).
+        dtype, device: by default those of the tensors among mean and scale, or torch's defaults.
+
+    Returns:
+        The mean and the standard deviations.
+
+    Raises:
+        InputError: a dimension below 1.
+
+    >>> [x.tolist() for x in mean_and_scale(2, (), 0.0, 3.0, None, None)]
+    [[0.0, 0.0], [3.0, 3.0]]
+    """
+    if dim < 1:
+        raise InputError(f"dim is the number of coordinates of theta, at least 1; got {dim}.")
+    given = [x for x in (mean, scale) if isinstance(x, Tensor)]
+    like = given[0] if given else torch.empty(0)
+    zero = torch.zeros(*batch_shape, dim, dtype=dtype or like.dtype, device=device or like.device)
+    return zero + mean, zero + scale
+
+
 class FlatGaussian(FlatPosterior):
     """N(μ, Σ) over some vector of its parameters: abstract, see `FlatCholesky` and `MeanFieldGaussian`.
 
@@ -66,26 +100,10 @@ class FlatGaussian(FlatPosterior):
         >>> FlatCholesky.standard(2, scale=2.0).moments()[1].tolist()
         [[2.0, 0.0], [0.0, 2.0]]
         """
-        if dim < 1:
-            raise InputError(f"dim is the number of coordinates of theta, at least 1; got {dim}.")
-        given = [x for x in (mean, scale) if isinstance(x, Tensor)]
-        like = given[0] if given else torch.empty(0)
-        zero = torch.zeros(*batch_shape, dim, dtype=dtype or like.dtype, device=device or like.device)
-        spread = (zero + scale).diag_embed()
-        unit = cls._vector_of(zero + mean, spread)
+        location, spread = mean_and_scale(dim, batch_shape, mean, scale, dtype, device)
         new = cls.__new__(cls)
-        FlatPosterior.__init__(new, unit, dim)
+        FlatPosterior.__init__(new, cls._vector_of(location, spread.diag_embed()), dim)
         return new
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the vector λ of parameters."""
-        return self.vector.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the vector λ is on."""
-        return self.vector.device
 
     @property
     def mean(self) -> Tensor:
@@ -106,11 +124,6 @@ class FlatGaussian(FlatPosterior):
     def variance(self) -> Tensor:
         """The marginal variances diag Σ, (*batch, d)."""
         return self.scale_tril.square().sum(-1)
-
-    @property
-    def stddev(self) -> Tensor:
-        """The marginal standard deviations √diag Σ, (*batch, d)."""
-        return self.variance.sqrt()
 
     @torch.no_grad()
     def initialize_(

@@ -10,7 +10,6 @@ where another point is asked for: the average of the iterates, or a trial.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Self
 
@@ -31,6 +30,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.posteriors.flat.drawing import Shape
 from torchngvi.structures.no_matrix import NoMatrix
 from torchngvi.structures.pattern import Structured
 
@@ -129,28 +129,28 @@ class FlatPosterior(Posterior):
 
     @abstractmethod
     def sample(
-        self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None
-    ) -> Tensor:  # (n, *batch, d)
-        """Draw θ without a gradient, (n, *batch, d)."""
+        self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None
+    ) -> Tensor:  # (*shape, *batch, d)
+        """Draw θ without a gradient, (*shape, *batch, d), where a number of draws n stands for the shape (n,)."""
 
     @abstractmethod
     def log_prob(
         self,
-        theta: Tensor,  # (n, *batch, d)
+        theta: Tensor,  # (*sample, *batch, d)
         at: Tensor | None = None,
-    ) -> Tensor:  # (n, *batch)
-        """Compute log q_λ(θ), (n, *batch), differentiable in λ and θ."""
+    ) -> Tensor:  # (*sample, *batch)
+        """Compute log q_λ(θ), (*sample, *batch), differentiable in λ and θ."""
 
     @abstractmethod
     def score(
         self,
-        theta: Tensor,  # (n, *batch, d)
+        theta: Tensor,  # (*sample, *batch, d)
         at: Tensor | None = None,
-    ) -> Tensor:  # (n, *batch, D)
-        """Compute φ = ∇_λ log q_λ(θ), (n, *batch, D); on a manifold its tangent part."""
+    ) -> Tensor:  # (*sample, *batch, D)
+        """Compute φ = ∇_λ log q_λ(θ), (*sample, *batch, D); on a manifold its tangent part."""
 
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
-        """Draw θ = T(ε, λ), (n, *batch, d), differentiable in λ.
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+        """Draw θ = T(ε, λ), (*shape, *batch, d), differentiable in λ.
 
         Raises:
             PairError: a posterior without such a map.
@@ -194,6 +194,33 @@ class FlatPosterior(Posterior):
         )
 
     # -------------------------------------------------------------------------------- as every posterior
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the vector λ of parameters."""
+        return self.vector.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the vector λ is on."""
+        return self.vector.device
+
+    @property
+    def mean(self) -> Tensor:  # (*batch, d)
+        """The mean of θ under q, (*batch, d), where it is known; PairError elsewhere."""
+        raise PairError(f"the mean of {type(self).__name__} is not known. Take it from draws, q.sample(10000).mean(0).")
+
+    @property
+    def variance(self) -> Tensor:  # (*batch, d)
+        """The marginal variances of θ under q, (*batch, d), where they are known; PairError elsewhere."""
+        raise PairError(
+            f"the variance of {type(self).__name__} is not known. Take it from draws, q.sample(10000).var(0)."
+        )
+
+    @property
+    def stddev(self) -> Tensor:  # (*batch, d)
+        """The marginal standard deviations of θ under q, (*batch, d), where they are known; PairError elsewhere."""
+        return self.variance.sqrt()
 
     @property
     def coordinates(self) -> Coordinates:
@@ -263,35 +290,6 @@ class FlatPosterior(Posterior):
             f"the entropy of {type(self).__name__} is not known in closed form. Write the loss with log q at draws: "
             "theta = q.rsample(10); loss = (q.log_prob(theta) - log_joint(theta)).mean()."
         )
-
-
-def scores_by_autograd(
-    log_prob: Callable[[Tensor, Tensor], Tensor],  # θ (1, d), λ (D,) -> (1,)
-    theta: Tensor,  # (n, d)
-    vector: Tensor,  # (D,)
-) -> Tensor:  # (n, D)
-    """Compute scores (n, D) by one gradient a draw, vectorised by `torch.func.vmap`."""
-
-    def one(vector: Tensor, theta: Tensor) -> Tensor:
-        return log_prob(theta[None], vector)[0]
-
-    return torch.func.vmap(torch.func.grad(one), (None, 0))(vector.detach(), theta)
-
-
-def normal(n: int, like: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:  # (n, *batch, dim)
-    """Draw standard normal noise (n, *batch, dim) for a batch of λ, in its dtype and on its device."""
-    shape = (n, *like.shape[:-1], dim)
-    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)
-
-
-def gammas(
-    n: int,
-    shape: Tensor,  # (*batch,), positive
-    generator: torch.Generator | None,
-) -> Tensor:  # (n, *batch)
-    """Draw n times from Gamma(shape, 1), for each entry of the shape parameters, without a gradient."""
-    draw: Any = torch._standard_gamma  # torch.distributions takes no generator
-    return draw(shape.detach().expand(n, *shape.shape).contiguous(), generator=generator)
 
 
 def solve_symmetric(

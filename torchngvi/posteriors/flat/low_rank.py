@@ -5,14 +5,19 @@ one q for orthogonal Q: I_F is singular for K > 1, as it is for every factor mod
 """
 
 import math
-from typing import final
+from collections.abc import Sequence
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start, normal
+from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.flat_gaussian import mean_and_scale
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
+
+_SHARE = 0.1  # of the standard deviations at a standard start, that the factors have
 
 
 @final
@@ -50,19 +55,73 @@ class LowRankGaussian(FlatPosterior):
         self.rank = factors.shape[-1]
         super().__init__(torch.cat([mean, factors.flatten(-2), scale], -1), mean.shape[-1])
 
+    @classmethod
+    def standard(
+        cls,
+        dim: int,
+        batch_shape: Sequence[int] = (),
+        *,
+        mean: Tensor | float = 0.0,  # broadcasts to (*batch, d)
+        scale: Tensor | float = 1.0,  # scalar, or standard deviations (*batch, d)
+        rank: int = 1,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Make a Gaussian of this mean and these standard deviations, whose factors have a tenth of each of them.
+
+        Args:
+            dim: d, the number of latent variables.
+            batch_shape: the number of independent posteriors, as a shape.
+            mean: μ, which broadcasts to (*batch, d).
+            scale: a scalar, or standard deviations (*batch, d).
+            rank: K, the number of factors, whose loadings differ in sign.
+            dtype, device: those of λ; by default those of the start, or torch's defaults.
+
+        Returns:
+            A posterior of this class.
+
+        Raises:
+            InputError: a dimension below 1.
+
+        >>> LowRankGaussian.standard(3, scale=2.0, rank=2).stddev.round(decimals=5).tolist()
+        [2.0, 2.0, 2.0]
+        """
+        location, spread = mean_and_scale(dim, batch_shape, mean, scale, dtype, device)
+        place = torch.arange(dim, dtype=location.dtype, device=location.device)[:, None] + 0.5
+        waves = torch.cos(math.pi / dim * place * torch.arange(rank, dtype=place.dtype, device=place.device))
+        factors = _SHARE / math.sqrt(rank) * spread[..., None] * torch.where(waves < 0, -1.0, 1.0).to(place.dtype)
+        return cls(location, factors, math.sqrt(1 - _SHARE**2) * spread)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean μ of q, (*batch, d)."""
+        return self.vector[..., : self.dim]
+
+    @property
+    def variance(self) -> Tensor:
+        """The marginal variances diag Σ, (*batch, d)."""
+        _, B, c = self.parts(self.vector)
+        return B.square().sum(-1) + c.square()
+
+    @property
+    def covariance(self) -> Tensor:
+        """The covariance Σ of q, (*batch, d, d)."""
+        _, B, c = self.parts(self.vector)
+        return B @ B.mT + c.square().diag_embed()
+
     def parts(self, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Take λ apart into μ, B and c."""
         lam, d = self.point(at), self.dim
         return lam[..., :d], lam[..., d:-d].unflatten(-1, (d, self.rank)), lam[..., -d:]
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + B e₁ + c e₂ without a gradient."""
-        return self.rsample(n, generator, self.point(at).detach())
+        return self.rsample(shape, generator, self.point(at).detach())
 
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + B e₁ + c e₂, differentiable in λ."""
         mean, B, c = self.parts(at)
-        e = normal(n, mean, self.rank + self.dim, generator)
+        e = normal(shape, mean, self.rank + self.dim, generator)
         return mean + (B @ e[..., : self.rank, None])[..., 0] + c * e[..., self.rank :]
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:

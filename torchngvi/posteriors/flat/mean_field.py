@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.posteriors.flat.drawing import Shape, normal
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
-from torchngvi.posteriors.flat.flat_posterior import check_start, normal
+from torchngvi.posteriors.flat.flat_posterior import check_start
 
 
 @final
@@ -49,14 +50,14 @@ class MeanFieldGaussian(FlatGaussian):
         mean, log_sd = self.point(at).chunk(2, -1)
         return mean, log_sd.exp().diag_embed()
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + σz without a gradient."""
-        return self.rsample(n, generator, self.point(at).detach())
+        return self.rsample(shape, generator, self.point(at).detach())
 
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + σz, differentiable in λ."""
         mean, log_sd = self.point(at).chunk(2, -1)
-        return mean + log_sd.exp() * normal(n, mean, self.dim, generator)
+        return mean + log_sd.exp() * normal(shape, mean, self.dim, generator)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute -½|e|² - Σ log σ - (d/2) log 2π with e = (θ - μ)/σ."""

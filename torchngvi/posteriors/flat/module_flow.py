@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, normal, scores_by_autograd
+from torchngvi.posteriors.flat.drawing import Shape, normal, scores_by_autograd
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 
 @final
@@ -107,27 +108,27 @@ class ModuleFlow(FlatPosterior):
 
     def _apply_flow(
         self,
-        x: Tensor,  # (n, *batch, d)
+        x: Tensor,  # (*sample, *batch, d)
         at: Tensor,  # (*batch, D)
         inverse: bool,
     ) -> tuple[Tensor, Tensor]:
         if at.ndim > 1:  # one flow for each member
-            flat = x.flatten(1, -2), at.flatten(0, -2)
+            flat = self._by_draw(x, at), at.flatten(0, -2)
             y, log_det = torch.func.vmap(lambda x, at: self._apply_flow(x, at, inverse), (1, 0), 1)(*flat)
-            return y.unflatten(1, at.shape[:-1]), log_det.unflatten(1, at.shape[:-1])
+            return y.reshape(x.shape), log_det.reshape(x.shape[:-1])
         pieces = at.split([shape.numel() for shape in self._shapes.values()])
         named = {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
         return torch.func.functional_call(self._flow[0], named, (x, inverse))
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = T(ε) without a gradient."""
         with torch.no_grad():
-            return self.rsample(n, generator, at)
+            return self.rsample(shape, generator, at)
 
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = T(ε), differentiable in λ."""
         lam = self.point(at)
-        return self._apply_flow(normal(n, lam, self.dim, generator), lam, False)[0]
+        return self._apply_flow(normal(shape, lam, self.dim, generator), lam, False)[0]
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute log N(T⁻¹(θ)) + log|∂T⁻¹/∂θ|, the density of the flow."""
@@ -138,7 +139,14 @@ class ModuleFlow(FlatPosterior):
         """Compute the scores by autograd, one gradient a draw."""
         lam = self.point(at).detach()
         if lam.ndim == 1:
-            return scores_by_autograd(self.log_prob, theta, lam)
-        flat = theta.flatten(1, -2), lam.flatten(0, -2)
-        scores = torch.func.vmap(lambda theta, lam: scores_by_autograd(self.log_prob, theta, lam), (1, 0), 1)(*flat)
-        return scores.unflatten(1, lam.shape[:-1])
+            scores = scores_by_autograd(self.log_prob, theta.reshape(-1, self.dim), lam)
+        else:
+            flat = self._by_draw(theta, lam), lam.flatten(0, -2)
+            scores = torch.func.vmap(lambda theta, lam: scores_by_autograd(self.log_prob, theta, lam), (1, 0), 1)(*flat)
+        return scores.reshape(*theta.shape[:-1], self.size)
+
+    def _by_draw(self, x: Tensor, at: Tensor) -> Tensor:
+        """Points (*sample, *batch, d) as (n, members, d)."""
+        return x.expand(*x.shape[: x.ndim - at.ndim], *at.shape[:-1], self.dim).reshape(
+            -1, at.shape[:-1].numel(), self.dim
+        )

@@ -14,7 +14,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, gammas, normal, solve_symmetric
+from torchngvi.posteriors.flat.drawing import Shape, gammas, normal
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, solve_symmetric
 
 
 @final
@@ -40,11 +41,23 @@ class NormalInverseGamma(FlatPosterior):
     ) -> None:
         super().__init__(vector, 2)
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw μ = m + √v z and σ² = b/G with G ~ Gamma(a, 1)."""
         m, v, a, b = self.point(at).detach().unbind(-1)
-        z = normal(n, m[..., None], 1, generator)[..., 0]
-        return torch.stack([m + v.sqrt() * z, b / gammas(n, a, generator)], -1)
+        z = normal(shape, m[..., None], 1, generator)[..., 0]
+        return torch.stack([m + v.sqrt() * z, b / gammas(shape, a, generator)], -1)
+
+    @property
+    def mean(self) -> Tensor:
+        """The means m of μ and b/(a - 1) of σ², (*batch, 2); the latter is infinite for a ≤ 1."""
+        m, _, a, b = self.vector.unbind(-1)
+        return torch.stack([m, torch.where(a > 1, b / (a - 1), torch.inf)], -1)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances v of μ and b²/((a - 1)²(a - 2)) of σ², (*batch, 2); the latter is infinite for a ≤ 2."""
+        _, v, a, b = self.vector.unbind(-1)
+        return torch.stack([v, torch.where(a > 2, (b / (a - 1)).square() / (a - 2), torch.inf)], -1)
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute log N(μ; m, v) + a log b - log Γ(a) - (a + 1) log σ² - b/σ²."""

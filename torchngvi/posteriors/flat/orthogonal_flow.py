@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start, normal
+from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
 
 _NOT_ORTHOGONAL = 1e-6
+_REACH, _NODES = 9.0, 145  # of the rule for the moments, in standard deviations
 
 
 class AmbientScore(NamedTuple):
@@ -90,15 +92,36 @@ class OrthogonalFlow(FlatPosterior):
         lam, d = self.point(at), self.dim
         return lam[..., :d], lam[..., d:-d].unflatten(-1, (d, d)), lam[..., -d:]
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = W₂ h(W₁ε + b₁) + b₂ without a gradient."""
-        return self.rsample(n, generator, self.point(at).detach())
+        return self.rsample(shape, generator, self.point(at).detach())
 
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = W₂ h(W₁ε + b₁) + b₂, differentiable in λ."""
         b1, W2, b2 = self.parts(at)
-        t = (self.W1 @ normal(n, b1, self.dim, generator)[..., None])[..., 0] + b1
+        t = (self.W1 @ normal(shape, b1, self.dim, generator)[..., None])[..., 0] + b1
         return (W2 @ torch.sigmoid(t)[..., None])[..., 0] + b2
+
+    def _moments_of_the_cube(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of h(b₁ + ε), ε ~ N(0, 1), by the trapezoidal rule, whose error is a rounding error."""
+        b1, _, _ = self.parts(self.vector)
+        node = torch.linspace(-_REACH, _REACH, _NODES, dtype=b1.dtype, device=b1.device)
+        weight = torch.softmax(-0.5 * node.square(), -1)
+        z = torch.sigmoid(b1[..., None] + node)
+        mean = (weight * z).sum(-1)
+        return mean, (weight * (z - mean[..., None]).square()).sum(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean W₂ E[h(b₁ + ε)] + b₂ of q, (*batch, d), by quadrature."""
+        _, W2, b2 = self.parts(self.vector)
+        return (W2 @ self._moments_of_the_cube()[0][..., None])[..., 0] + b2
+
+    @property
+    def variance(self) -> Tensor:
+        """The marginal variances diag(W₂ diag(Var h(b₁ + ε)) W₂ᵀ) of q, (*batch, d), by quadrature."""
+        _, W2, _ = self.parts(self.vector)
+        return (W2.square() @ self._moments_of_the_cube()[1][..., None])[..., 0]
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute -(d/2) log 2π - ½|t - b₁|² - Σ log h'(t) with h(t) = W₂ᵀ(θ - b₂); -∞ outside the support."""

@@ -15,15 +15,19 @@ NAGVAC (Tran, Nguyen, Nott and Kohn 2020) drops F_bc.
 """
 
 import math
-from typing import NamedTuple, final
+from collections.abc import Sequence
+from typing import NamedTuple, Self, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start, normal
+from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.flat_gaussian import mean_and_scale
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
 
 _SINGULAR = 1e-10  # of the terms of a determinant that cancel
+_SHARE = 0.1  # of the standard deviations at a standard start, that the factor has
 
 
 class _Constants(NamedTuple):
@@ -85,20 +89,69 @@ class RankOneGaussian(FlatPosterior):
             raise InputError(f"mean, factor and scale have one shape; got {shapes}.")
         super().__init__(torch.cat([mean, factor, scale], -1), mean.shape[-1])
 
+    @classmethod
+    def standard(
+        cls,
+        dim: int,
+        batch_shape: Sequence[int] = (),
+        *,
+        mean: Tensor | float = 0.0,  # broadcasts to (*batch, d)
+        scale: Tensor | float = 1.0,  # scalar, or standard deviations (*batch, d)
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Make a Gaussian of this mean and these standard deviations, whose factor has a tenth of each of them.
+
+        Args:
+            dim: d, the number of latent variables.
+            batch_shape: the number of independent posteriors, as a shape.
+            mean: μ, which broadcasts to (*batch, d).
+            scale: a scalar, or standard deviations (*batch, d).
+            dtype, device: those of λ; by default those of the start, or torch's defaults.
+
+        Returns:
+            A posterior of this class.
+
+        Raises:
+            InputError: a dimension below 1.
+
+        >>> RankOneGaussian.standard(3, scale=2.0).stddev.round(decimals=5).tolist()
+        [2.0, 2.0, 2.0]
+        """
+        location, spread = mean_and_scale(dim, batch_shape, mean, scale, dtype, device)
+        return cls(location, _SHARE * spread, math.sqrt(1 - _SHARE**2) * spread)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean μ of q, (*batch, d)."""
+        return self.vector[..., : self.dim]
+
+    @property
+    def variance(self) -> Tensor:
+        """The marginal variances diag Σ, (*batch, d)."""
+        _, b, c = self.vector.chunk(3, -1)
+        return b.square() + c.square()
+
+    @property
+    def covariance(self) -> Tensor:
+        """The covariance Σ of q, (*batch, d, d)."""
+        _, b, c = self.vector.chunk(3, -1)
+        return b[..., :, None] * b[..., None, :] + c.square().diag_embed()
+
     def _constants(self, at: Tensor | None) -> tuple[Tensor, _Constants]:
         mean, b, c = self.point(at).chunk(3, -1)
         delta, r = b / c.square(), (b / c).square()
         k = r.sum(-1, keepdim=True)
         return mean, _Constants(b, c, delta, r, k, 1 / (1 + k), k / (1 + k))
 
-    def sample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + b e₁ + c e₂ without a gradient."""
-        return self.rsample(n, generator, self.point(at).detach())
+        return self.rsample(shape, generator, self.point(at).detach())
 
-    def rsample(self, n: int, generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ = μ + b e₁ + c e₂ with a number e₁ and a vector e₂, differentiable in λ."""
         mean, b, c = self.point(at).chunk(3, -1)
-        e = normal(n, mean, self.dim + 1, generator)
+        e = normal(shape, mean, self.dim + 1, generator)
         return mean + b * e[..., :1] + c * e[..., 1:]
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:

@@ -1,0 +1,61 @@
+"""What flat posteriors draw, and the scores of what is drawn: noise for a batch of vectors λ, in shapes of any kind."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+
+Shape = int | Sequence[int]  # of a sample: a number of draws, or their shape
+
+
+def scores_by_autograd(
+    log_prob: Callable[[Tensor, Tensor], Tensor],  # θ (1, d), λ (D,) -> (1,)
+    theta: Tensor,  # (n, d)
+    vector: Tensor,  # (D,)
+) -> Tensor:  # (n, D)
+    """Compute scores (n, D) by one gradient a draw, vectorised by `torch.func.vmap`."""
+
+    def one(vector: Tensor, theta: Tensor) -> Tensor:
+        return log_prob(theta[None], vector)[0]
+
+    return torch.func.vmap(torch.func.grad(one), (None, 0))(vector.detach(), theta)
+
+
+def sizes(shape: Shape) -> tuple[int, ...]:
+    """Read the shape of a sample, in which a number of draws n stands for (n,).
+
+    Args:
+        shape: a number or the sizes.
+
+    Returns:
+        The sizes.
+
+    Raises:
+        InputError: anything else, or a negative size.
+
+    >>> sizes(3), sizes((2, 5)), sizes(torch.Size())
+    ((3,), (2, 5), ())
+    """
+    given = (shape,) if isinstance(shape, int) else shape
+    if not (isinstance(given, Sequence) and all(isinstance(n, int) and n >= 0 for n in given)):
+        raise InputError(f"a sample is of a number of draws or of a shape, such as 10 or (2, 5); got {shape!r}.")
+    return tuple(given)
+
+
+def normal(shape: Shape, like: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:  # (*shape, *batch, dim)
+    """Draw standard normal noise (*shape, *batch, dim) for a batch of λ, in its dtype and on its device."""
+    size = (*sizes(shape), *like.shape[:-1], dim)
+    return torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
+
+
+def gammas(
+    shape: Shape,
+    a: Tensor,  # (*batch,), positive
+    generator: torch.Generator | None,
+) -> Tensor:  # (*shape, *batch)
+    """Draw from Gamma(a, 1), for each entry of the shape parameters a, without a gradient."""
+    draw: Any = torch._standard_gamma  # torch.distributions takes no generator
+    return draw(a.detach().expand((*sizes(shape), *a.shape)).contiguous(), generator=generator)

@@ -1,0 +1,175 @@
+"""The check of a posterior over a flat vector: draws, density, scores, Fisher matrix, moves and state."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import PairError
+from torchngvi.interfaces import Coordinates, Tangent
+from torchngvi.posteriors.flat import FlatPosterior
+from torchngvi.testing.claims import EXACT, IDENTITY, SINGLE, Claim, batch_text, kind, normal
+from torchngvi.testing.flat_problems import several
+
+BATCHES: list[tuple[int, ...]] = [(), (2, 3)]
+DRAWS = 4000  # of a z-test
+
+
+def check_flat_posterior(
+    factory: Callable[[], FlatPosterior],
+) -> None:
+    """Check that a posterior over a flat vector keeps the contract of `FlatPosterior`.
+
+    Its scores must be the gradients that autograd finds, along its manifold, and of draws they must have mean zero, by
+    z-tests; so must I_F⁻¹ be the inverse of E[φφᵀ], and mean and variance those of the draws, where they are known.
+    Draws are of any shape, and with ``rsample`` the same at the same noise.  Everything is asked of batches too, whose
+    members must not depend on one another, at another λ, and in float32.  A step to NaN must be refused, and the state
+    dict must restore the posterior.
+
+    Args:
+        factory: makes the posterior at a λ inside its domain, in float64 and without batch dimensions.
+
+    Raises:
+        AssertionError: an identity fails; the text says which, by how much, and for which input.
+
+    >>> from torchngvi.posteriors.flat import Beta
+    >>> check_flat_posterior(lambda: Beta(torch.tensor([2.0, 3.0], dtype=torch.float64)))
+    """
+    claim = Claim(kind(factory()))
+    claim.holds(isinstance(factory(), FlatPosterior), "it must be a torchngvi.posteriors.flat.FlatPosterior")
+    with torch.random.fork_rng(devices=[]):
+        for batch in BATCHES:
+            q, here = several(factory(), batch, 5), claim.at(batch_text(batch))
+            with here.works("a method of the posterior"):
+                _module(here, q)
+                _samples(here, q)
+                _densities(here, q)
+                _moves(here, q)
+                if batch:
+                    _members(here, q)
+                else:
+                    with torch.no_grad():
+                        _draws(here, q)
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def _module(claim: Claim, q: FlatPosterior) -> None:
+    """What torch sees of it."""
+    claim.holds(not list(q.parameters()), "it must have no parameters, which another optimizer would move")
+    claim.holds(not q.vector.requires_grad, "its vector must not require grad")
+    probe = q.mean_probe
+    right = probe.is_leaf and probe.requires_grad and not bool(probe.any()) and probe.shape == q.vector.shape
+    claim.holds(right, "mean_probe must be a leaf that requires grad, zero in the shape of λ")
+    other = copy.deepcopy(q)
+    theta = q.sample(2, _seeded())
+    other.assign(Coordinates(q.retracted(q.vector, 0.1 * torch.ones_like(q.vector)), q.no_matrix), _all(q))
+    claim.holds(not torch.equal(other.log_prob(theta), q.log_prob(theta)), "the density must follow the vector")
+    other.load_state_dict(q.state_dict())
+    claim.same("load_state_dict must carry q", other.log_prob(theta), q.log_prob(theta))
+
+
+def _all(q: FlatPosterior) -> Tensor:
+    return torch.ones(q.batch_shape, dtype=torch.bool)
+
+
+def _samples(claim: Claim, q: FlatPosterior) -> None:
+    """A number of draws, or their shape, as a list, a tuple or a torch.Size."""
+    event = (*q.batch_shape, q.dim)
+    draws = {"sample": q.sample, "rsample": q.rsample} if q.reparametrised else {"sample": q.sample}
+    for name, draw in draws.items():
+        for shape in (6, (6,), (2, 3), torch.Size((2, 3)), ()):
+            size = (shape,) if isinstance(shape, int) else tuple(shape)
+            got = tuple(draw(shape, _seeded()).shape)
+            claim.holds(got == (*size, *event), f"{name}({shape}) must have the shape {(*size, *event)}; got {got}")
+        flat, shaped = draw(6, _seeded()), draw((2, 3), _seeded())
+        claim.same(f"{name} must give the same draws in any shape", shaped.reshape(flat.shape), flat)
+    claim.holds(not q.sample(2).requires_grad, "sample must have no graph")
+    if q.reparametrised:
+        draws_of_both = q.rsample(4, _seeded()).detach(), q.sample(4, _seeded())
+        claim.close("rsample must give the draws of sample, at the same noise", *draws_of_both)
+        claim.holds(q.rsample(2).requires_grad, "rsample must be differentiable in λ")
+        return
+    try:
+        q.rsample(2)
+    except PairError:
+        return
+    claim.fail("rsample exists, so `reparametrised` must be True")
+
+
+def _densities(claim: Claim, q: FlatPosterior) -> None:
+    """Log density and score, at λ and elsewhere, for samples of several shapes."""
+    theta, lam = q.sample((2, 3), _seeded()), q.vector.detach()
+    weight = normal(2, 3, *q.batch_shape, seed=11)
+    point = lam.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((weight * q.log_prob(theta, point)).sum(), point)
+    score = q.score(theta).detach()
+    shape = (2, 3, *q.vector.shape)
+    claim.holds(score.shape == shape, f"score must have the shape {tuple(shape)}; got {tuple(score.shape)}")
+    total, expected = (weight[..., None] * score).sum((0, 1)), q.projected(lam, gradient)
+    claim.close("score must be ∇_λ log q, along the manifold", total, expected, IDENTITY)
+    value, size = q.log_prob(theta).detach(), tuple(shape[:-1])
+    claim.holds(value.shape == size, f"log_prob must have the shape {size}; got {tuple(value.shape)}")
+    claim.close("log_prob must be the same for one θ", q.log_prob(theta[0, 0]).detach(), value[0, 0], EXACT)
+    q.log_prob(theta).sum().backward()
+    claim.holds(q.mean_probe.grad is not None, "log_prob must be differentiable in the probe")
+    q.drop_gradients()
+    there = q.retracted(lam, q.projected(lam, 0.05 * torch.ones_like(lam)))
+    other = q.at(there)
+    claim.close("log_prob(θ, at) must be that of q at that λ", q.log_prob(theta, there), other.log_prob(theta).detach())
+    claim.close("score(θ, at) must be that of q at that λ", q.score(theta, there), other.score(theta).detach())
+    claim.close("sample(.., at) must be that of q at that λ", q.sample(2, _seeded(), there), other.sample(2, _seeded()))
+    single = copy.deepcopy(q).float()
+    claim.close("log_prob in float32 must be that of float64", single.log_prob(theta.float()), value.float(), SINGLE)
+    claim.holds(single.sample(2).dtype == torch.float32, "draws must have the dtype of λ")
+
+
+def _moves(claim: Claim, q: FlatPosterior) -> None:
+    lam = q.vector.detach()
+    still = torch.zeros_like(lam)
+    new, ok = q.moved(Tangent(Coordinates(still, q.no_matrix)))
+    claim.holds(ok.shape == q.batch_shape and bool(ok.all()), "moved() must take a step of length zero")
+    claim.close("a step of length zero must lead to q itself", new.vector, lam, IDENTITY)
+    spoiled = still.clone()
+    spoiled.reshape(-1, q.size)[0, -1] = torch.nan
+    told = q.moved(Tangent(Coordinates(spoiled, q.no_matrix)))[1].reshape(-1)
+    claim.holds(not told[0] and bool(told[1:].all()), "moved() must refuse a step to NaN, member by member")
+    direction = q.projected(lam, normal(*lam.shape, seed=12))
+    claim.close("projected() must be a projection", q.projected(lam, direction), direction, IDENTITY)
+    claim.holds(q.flat == torch.equal(q.projected(lam, lam), lam), "`flat` must say whether there is no manifold")
+    claim.holds(q.in_domain(q.retracted(lam, 1e-3 * direction)).all(), "a small step must stay in the domain")
+
+
+def _members(claim: Claim, q: FlatPosterior) -> None:
+    theta = q.sample(4, _seeded())
+    value, score = q.log_prob(theta).detach(), q.score(theta).detach()
+    for index in ((0, 0), (1, 2)):
+        alone = q.at(q.vector[index])
+        of_all = (value[(slice(None), *index)], score[(slice(None), *index)])
+        of_one = (alone.log_prob(theta[(slice(None), *index)]), alone.score(theta[(slice(None), *index)]))
+        for one, whole in zip(of_one, of_all, strict=True):
+            claim.close("batch members must not depend on one another", one.detach(), whole, IDENTITY)
+
+
+def _draws(claim: Claim, q: FlatPosterior) -> None:
+    """What holds of draws in the mean, by z-tests."""
+    theta = q.sample(DRAWS, _seeded())
+    score, x = q.score(theta).detach(), q.projected(q.vector, normal(q.size, seed=13))
+    claim.unbiased("the scores of its draws must have mean zero", score, torch.zeros_like(x))
+    try:
+        y, z = q.exact_fisher_solve(x), q.exact_fisher_solve(2 * x + 1) - q.exact_fisher_solve(torch.ones_like(x))
+    except PairError:
+        pass
+    else:
+        claim.close("exact_fisher_solve must be linear", z, 2 * y, IDENTITY)
+        claim.unbiased("exact_fisher_solve must invert E[φφᵀ] of its draws", score * (score @ y)[:, None], x)
+    try:
+        mean, variance = q.mean, q.variance
+    except PairError:
+        return
+    claim.unbiased("mean must be that of its draws", theta, mean)
+    claim.unbiased("variance must be that of its draws", (theta - mean).square(), variance)
+    claim.close("stddev must be the root of variance", q.stddev, variance.sqrt())
