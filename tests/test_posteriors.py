@@ -453,9 +453,15 @@ class TestErrors:
 
     @posteriors
     def test_a_number_of_draws(self, name):
-        text = "a sample has a shape such as (10,), not a number; got 10."
+        q, seeds = POSTERIORS[name](2), [torch.Generator().manual_seed(0) for _ in range(2)]
+        assert torch.equal(q.sample(10, seeds[0]), q.sample((10,), seeds[1]))
+
+    @posteriors
+    @pytest.mark.parametrize("shape", [2.5, -1, (2, -1), "10"])
+    def test_no_shape_of_a_sample(self, name, shape):
+        text = f"a sample is of a number of draws or of a shape, such as 10 or (2, 5); got {shape!r}."
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
-            POSTERIORS[name](2).sample(10)
+            POSTERIORS[name](2).sample(shape)
 
     @posteriors
     @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ of what it has computed in `memory`.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
 from torchngvi.posteriors.conversions import ConvertibleGaussian
+from torchngvi.posteriors.shapes import Shape, sizes
 from torchngvi.structures.pattern import Structured
 
 
@@ -75,20 +75,20 @@ class Gaussian(ConvertibleGaussian):
 
     def rsample(
         self,
-        shape: Sequence[int] = (),
+        shape: Shape = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Draw θ = m + C z, differentiable: a backward pass through the draws leaves a and W in the probes.
 
         Args:
-            shape: the shape of the sample.
+            shape: the shape of the sample, or a number of draws.
             generator: the source of the noise; torch's default generator if None.
 
         Returns:
             Draws, (*shape, *batch, D).
 
         Raises:
-            InputError: if the shape is a number.
+            InputError: if the shape is neither.
 
         >>> from torchngvi import CholeskyGaussian
         >>> q = CholeskyGaussian(2)
@@ -96,12 +96,8 @@ class Gaussian(ConvertibleGaussian):
         >>> tuple(q.mean_probe.grad.shape), tuple(q.root_probe.grad.shape)
         ((2,), (2, 2))
         """
-        if isinstance(shape, int):
-            raise InputError(f"a sample has a shape such as ({shape},), not a number; got {shape}.")
-        z = torch.randn(
-            (*shape, *self.batch_shape, self.dim), dtype=self.dtype, device=self.device, generator=generator
-        )
-        return self.push_noise(z)
+        size = (*sizes(shape), *self.batch_shape, self.dim)
+        return self.push_noise(torch.randn(size, dtype=self.dtype, device=self.device, generator=generator))
 
     def push_noise(
         self,
@@ -118,13 +114,13 @@ class Gaussian(ConvertibleGaussian):
     @torch.no_grad()
     def sample(
         self,
-        shape: Sequence[int] = (),
+        shape: Shape = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Draw θ ~ q without recording gradients.
 
         Args:
-            shape: the shape of the sample.
+            shape: the shape of the sample, or a number of draws.
             generator: the source of the noise; torch's default generator if None.
 
         Returns:

@@ -9,8 +9,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.posteriors.flat.drawing import Shape, gammas
+from torchngvi.posteriors.flat.drawing import gammas
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, solve_symmetric
+from torchngvi.posteriors.shapes import Shape
 
 FLOOR = 0.01  # a step that takes a or b below it ends there
 

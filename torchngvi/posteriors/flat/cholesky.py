@@ -16,9 +16,10 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky, tril_half
-from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.drawing import normal
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.flat.flat_posterior import check_start, lower_entries, lower_triangle
+from torchngvi.posteriors.shapes import Shape
 
 
 @final

@@ -1,14 +1,12 @@
 """What flat posteriors draw, and the scores of what is drawn: noise for a batch of vectors λ, in shapes of any kind."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
-
-Shape = int | Sequence[int]  # of a sample: a number of draws, or their shape
+from torchngvi.posteriors.shapes import Shape, sizes
 
 
 def scores_by_autograd(
@@ -22,27 +20,6 @@ def scores_by_autograd(
         return log_prob(theta[None], vector)[0]
 
     return torch.func.vmap(torch.func.grad(one), (None, 0))(vector.detach(), theta)
-
-
-def sizes(shape: Shape) -> tuple[int, ...]:
-    """Read the shape of a sample, in which a number of draws n stands for (n,).
-
-    Args:
-        shape: a number or the sizes.
-
-    Returns:
-        The sizes.
-
-    Raises:
-        InputError: anything else, or a negative size.
-
-    >>> sizes(3), sizes((2, 5)), sizes(torch.Size())
-    ((3,), (2, 5), ())
-    """
-    given = (shape,) if isinstance(shape, int) else shape
-    if not (isinstance(given, Sequence) and all(isinstance(n, int) and n >= 0 for n in given)):
-        raise InputError(f"a sample is of a number of draws or of a shape, such as 10 or (2, 5); got {shape!r}.")
-    return tuple(given)
 
 
 def normal(shape: Shape, like: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:  # (*shape, *batch, dim)

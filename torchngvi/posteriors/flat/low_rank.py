@@ -13,9 +13,10 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.drawing import normal
 from torchngvi.posteriors.flat.flat_gaussian import mean_and_scale
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
+from torchngvi.posteriors.shapes import Shape
 
 _SHARE = 0.1  # of the standard deviations at a standard start, that the factors have
 

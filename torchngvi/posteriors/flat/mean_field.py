@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.drawing import normal
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.flat.flat_posterior import check_start
+from torchngvi.posteriors.shapes import Shape
 
 
 @final

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
-from torchngvi.posteriors.flat.drawing import Shape, normal, scores_by_autograd
+from torchngvi.posteriors.flat.drawing import normal, scores_by_autograd
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
+from torchngvi.posteriors.shapes import Shape
 
 
 @final

@@ -14,8 +14,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from torchngvi.posteriors.flat.drawing import Shape, gammas, normal
+from torchngvi.posteriors.flat.drawing import gammas, normal
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, solve_symmetric
+from torchngvi.posteriors.shapes import Shape
 
 
 @final

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.drawing import normal
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
+from torchngvi.posteriors.shapes import Shape
 
 _NOT_ORTHOGONAL = 1e-6
 _REACH, _NODES = 9.0, 145  # of the rule for the moments, in standard deviations

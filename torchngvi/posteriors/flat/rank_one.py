@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.posteriors.flat.drawing import Shape, normal
+from torchngvi.posteriors.flat.drawing import normal
 from torchngvi.posteriors.flat.flat_gaussian import mean_and_scale
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, check_start
+from torchngvi.posteriors.shapes import Shape
 
 _SINGULAR = 1e-10  # of the terms of a determinant that cancel
 _SHARE = 0.1  # of the standard deviations at a standard start, that the factor has
