@@ -37,7 +37,7 @@ the gradient into what the rule follows, so that
 """
 
 from torchngvi.interfaces.cliques import clique_frames
-from torchngvi.interfaces.frame import Frame, where_members
+from torchngvi.interfaces.frame import Frame, known_everywhere, where_members
 from torchngvi.interfaces.moves import (
     Affine,
     Congruence,
@@ -111,6 +111,7 @@ __all__ = [
     "TractableTarget",
     "Trial",
     "TrialStepSize",
+    "known_everywhere",
     "where_members",
     "clique_frames",
 ]

@@ -69,7 +69,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         target = as_target(target)
         if not target.tensors():
             self._cache = None  # nobody knows whether the target has changed
-        evaluation, heading = self._evaluated(target, wait=True)
+        evaluation, heading = self._evaluated(target, stays=True)
         return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
 
     @torch.no_grad()
@@ -105,21 +105,25 @@ class EvaluatingOptimizer(PosteriorOptimizer):
             return q.norm2(local)
         return self._bent(0, local)[0].slope
 
-    def _evaluated(self, target: Target, wait: bool = False) -> tuple[Evaluation, Heading]:
-        """The packet and heading at q, from the cache while q and the target are what they were."""
-        q, kept = self._only_posterior("a target"), self._cache
-        if kept is None or not kept.holds(target, q, wait):
-            target.admit(q)
-            evaluation = self._evaluate_target(target, q)
-            self._forget_unless(evaluation.loss)
-            kept = self._keep(target, evaluation)
-        return kept.evaluation, kept.heading
+    def _evaluated(self, target: Target, stays: bool = False) -> tuple[Evaluation, Heading]:
+        """The packet and heading at q, from the cache while q and the target are what they were.
 
-    def _keep(self, target: Target, evaluation: Evaluation) -> Cached:
-        """Into the cache: an evaluation at q as it is now, with the way from there."""
+        They go into the cache if q stays: where a step follows at once, nothing would be read from there.
+        """
+        q, kept = self._only_posterior("a target"), self._cache
+        if kept is not None and kept.holds(target, q, wait=stays):
+            return kept.evaluation, kept.heading
+        target.admit(q)
+        evaluation = self._evaluate_target(target, q)
+        self._forget_unless(evaluation.loss)
         heading = self._heading(0, evaluation.e)
+        if stays:
+            self._keep(target, evaluation, heading)
+        return evaluation, heading
+
+    def _keep(self, target: Target, evaluation: Evaluation, heading: Heading) -> None:
+        """Into the cache: an evaluation at q as it is now, with the way from there."""
         self._cache = cached(target, self.posteriors[0], evaluation, heading, self._cache)
-        return self._cache
 
     def _evaluate_target(self, target: Target, q: Posterior, fresh: int | None = None) -> Evaluation:
         estimator = self._estimator_for(target)
@@ -187,8 +191,8 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     def _forget_unless(self, loss: Tensor) -> None:
         """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
-        state = self._state(0)
         if self.metric is not None:
+            state = self._state(0)
             rounding = 64 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
             resampled = state["loss"].isnan()
             same = ((loss - state["loss"]).abs() <= rounding) | resampled

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Coordinates, Move, Path, Posterior, Tangent, Trial, where_members
+from torchngvi.interfaces import Coordinates, Move, Path, Posterior, Tangent, Trial, known_everywhere, where_members
 from torchngvi.optim.records import Evaluation
 
 _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
@@ -99,6 +99,8 @@ def tried(
     slack = 0.0 if start.e.noise2 is None else _SLACK * start.e.noise2
     kept, control = judge(Trial(start.loss, there.loss, slope, length, rho, slack))
     accepted = proposal.inside & kept
+    if known_everywhere(accepted):
+        return Outcome(accepted, there, control)
     q.assign(old, ~accepted)
     return Outcome(accepted, _merged(accepted, there, start), control)
 
