@@ -48,6 +48,7 @@ from torchngvi.interfaces.moves import (
     Root,
     RootTangent,
     Tangent,
+    once,
 )
 from torchngvi.interfaces.packets import Cost, Derivative, Expectation, Framed, FullPrior, Local, Prior, Raw, Sites
 from torchngvi.interfaces.parts import (
@@ -112,6 +113,7 @@ __all__ = [
     "Trial",
     "TrialStepSize",
     "known_everywhere",
+    "once",
     "where_members",
     "clique_frames",
 ]

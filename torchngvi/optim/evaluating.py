@@ -1,7 +1,6 @@
 """L and its gradient at q: by an estimator on a target, once for each q, and counted."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torchngvi.interfaces import (
     Expectation,
     Framed,
     Local,
+    Path,
     Posterior,
     Target,
     TractableTarget,
@@ -212,10 +212,10 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         bent, memory = self._bent(index, Local(unit * gradient.a, unit * gradient.P))
         a, P = bent.local.a / unit, bent.local.P / unit
         path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
-        path = replace(path.in_units_of(unit), slope=lambda: bent.slope / unit)
+        path, slope = path.in_units_of(unit), lambda: bent.slope / unit
         if isinstance(self.metric, Acceleration):
-            return Heading(path, lambda: q.norm2(gradient), memory)
-        return Heading(replace(path, norm2=path.slope), path.slope, memory)
+            return Heading(Path(path.at, path.norm2, slope), lambda: q.norm2(gradient), memory)
+        return Heading(Path(path.at, slope, slope), slope, memory)
 
     def _bent(self, index: int, gradient: Local) -> tuple[Bent, State]:
         """What the metric makes of a gradient, and will remember of it."""

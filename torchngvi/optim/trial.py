@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Coordinates, Move, Path, Posterior, Tangent, Trial, known_everywhere, where_members
+from torchngvi.numerics.linalg import finite
 from torchngvi.optim.records import Evaluation
 
 _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
@@ -114,7 +115,7 @@ def usable(trial: Trial) -> Tensor:  # (*batch,)
     Returns:
         The mask of these members, (*batch,).
     """
-    return trial.rho.isfinite() & trial.slope.isfinite() & trial.before.isfinite()
+    return finite(trial.rho) & finite(trial.slope) & finite(trial.before)
 
 
 def together(trial: Trial) -> Trial:

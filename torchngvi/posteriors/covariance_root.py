@@ -50,7 +50,7 @@ class CovarianceRoot(Gaussian):
     @property
     def coordinates(self) -> Coordinates:
         """The two buffers, m and C."""
-        return Coordinates(self.mean, self._buffers[self.root_name])  # type: ignore[arg-type]
+        return Coordinates(self._buffers["mean"], self._buffers[self.root_name])  # type: ignore[arg-type]
 
     @property
     def precision(self) -> Tensor:

@@ -4,12 +4,11 @@ In the frame N = I + ρP and m' = m - ρ C N⁻¹ a: the same q' in all coordina
 (Kumar et al. 2025, Eq 7; Khan and Rue 2023, the Bayesian learning rule for full Gaussians).
 """
 
-from functools import cache
 from typing import final
 
 from torch import Tensor
 
-from torchngvi.interfaces import Congruence, Expectation, Path, Posterior, Rule
+from torchngvi.interfaces import Congruence, Expectation, Path, Posterior, Rule, once
 
 
 @final
@@ -40,5 +39,5 @@ class VariationalNewton(Rule):
         def at(rho: Tensor) -> Congruence:
             return Congruence(eye + q.structure.scaled(rho, local.P), -rho[..., None] * local.a)
 
-        norm2 = cache(lambda: q.norm2(local))  # a constant step does not ask for it
+        norm2 = once(lambda: q.norm2(local))  # a constant step does not ask for it
         return Path(at, norm2, norm2)  # dL/dρ = -|∇L|²_F⁻¹
