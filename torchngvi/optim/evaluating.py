@@ -44,13 +44,15 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     @tracked
     @torch.no_grad()
-    def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
+    def evaluate(self, target: Target | Callable[[Tensor], Tensor], *, at_once: bool = False) -> Status:
         """Evaluate L and its natural-gradient norm at q, without a step.
 
         The next step on the same target uses the result.
 
         Args:
             target: a `Target`, or a function of theta that returns the log joint.
+            at_once: whether this follows a step on the same target at once, so that nothing can have been written to q
+                or to the data behind torch's back, and their entries need not be compared.
 
         Returns:
             The loss (*batch,), the squared natural norm of its gradient (*batch,), and the part of it that the noise of
@@ -69,7 +71,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         target = as_target(target)
         if not target.tensors():
             self._cache = None  # nobody knows whether the target has changed
-        evaluation, heading = self._evaluated(target, stays=True)
+        evaluation, heading = self._evaluated(target, stays=True, contents=not at_once)
         return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
 
     @torch.no_grad()
@@ -105,13 +107,13 @@ class EvaluatingOptimizer(PosteriorOptimizer):
             return q.norm2(local)
         return self._bent(0, local)[0].slope
 
-    def _evaluated(self, target: Target, stays: bool = False) -> tuple[Evaluation, Heading]:
+    def _evaluated(self, target: Target, stays: bool = False, contents: bool = True) -> tuple[Evaluation, Heading]:
         """The packet and heading at q, from the cache while q and the target are what they were.
 
         They go into the cache if q stays: where a step follows at once, nothing would be read from there.
         """
         q, kept = self._only_posterior("a target"), self._cache
-        if kept is not None and kept.holds(target, q, wait=stays):
+        if kept is not None and kept.holds(target, q, stays, contents):
             return kept.evaluation, kept.heading
         target.admit(q)
         evaluation = self._evaluate_target(target, q)
