@@ -5,6 +5,10 @@
 Each checkout runs in a process of its own on one thread, and the two take turns within a pair, the first of them by
 turns.  A row is the median of the ratios after / before with its interval of 95 % from order statistics, so that a
 machine that slows down for a while moves both sides of a pair and not the ratio.
+
+Beside steps and fits of its own it runs a small case of each of `step_cost`, `evaluations`, `black_box`, `batched` and
+`svgp` as the checkout has them.  What such a case has counted, evaluations or gradients, stands at the end of its row,
+for both checkouts where they differ.
 """
 
 import argparse
@@ -63,6 +67,67 @@ def work():
         "fit, black box, D = 31": fitted(model, log_joint=True),
         "fit, 1,000 posteriors at once": fitted(many, batch=(1000,)),
         **gp(),
+        **benchmarks(),
+    }
+
+
+def benchmarks():
+    """A case of each of the five benchmarks, by the functions and in the interface of the checkout."""
+    import torch
+
+    import torchngvi
+    from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
+    from torchngvi.rules import NaturalGradient, VariationalNewton
+
+    sys.path.insert(0, str(Path(torchngvi.__file__).parents[1] / "benchmarks"))
+    import black_box
+    import evaluations
+    import gpytorch
+    import step_cost
+    import svgp
+
+    torch.manual_seed(0)
+    given = torchngvi.interfaces.Expectation(
+        torch.zeros((), dtype=torch.float64), step_cost.packet(256), 1.0, True, torchngvi.interfaces.Cost(1, 1)
+    )
+    model = evaluations.breast_cancer()
+    lowest = evaluations.minimum(model, CholeskyGaussian)
+    X = torch.randn(300, 100, 10, dtype=torch.float64)
+    several = GeneralizedLinear(X, (X.sum(-1) > 0).double(), prior_precision=1.0)
+    x, Z = torch.rand(svgp.BATCH, 8).double(), torch.rand(128, 8).double()
+    likelihood = gpytorch.likelihoods.BernoulliLikelihood().double()
+    y = (torch.sin(3 * x.sum(-1)) > 0).double()
+
+    def costs():
+        for family, rule in (
+            (NaturalGaussian, NaturalGradient()),
+            (CholeskyGaussian, VariationalNewton()),
+            (CholeskyGaussian, NaturalGradient()),
+        ):
+            run = step_cost.step(family(256, dtype=torch.float64), rule, given)
+            for _ in range(5):
+                run()
+
+    def counts():
+        pairs = ((VN, NaturalGaussian), (VN, CholeskyGaussian), (SRVN, CholeskyGaussian))
+        return [evaluations.evaluations(model, *pair, 0.1**-0.5, 0.0, lowest)[0] for pair in pairs]
+
+    def batched():
+        q = CholeskyGaussian(10, (300,), dtype=torch.float64)
+        return [fit(q, several, progress=False).evaluations]
+
+    def sparse():
+        for family in (CholeskyGaussian, NaturalGaussian):
+            run = svgp.direct(family, Z, likelihood, x, y, 20000, True)
+            for _ in range(5):
+                run()
+
+    return {
+        "step_cost, D = 256": costs,
+        "evaluations, breast cancer": counts,
+        "black_box, 600 gradients": lambda: [black_box.gap(model, lowest, 0, 600)[1]],
+        "batched, 300 members": batched,
+        "svgp, M = 128": sparse,
     }
 
 
@@ -98,7 +163,7 @@ def gp():
 
 
 def worker():
-    """Reads names of work, writes seconds; the first run of each is not counted."""
+    """Reads names of work, writes seconds and what the work has counted; the first run of each is not timed."""
     import time
     import warnings
 
@@ -111,8 +176,8 @@ def worker():
             pieces[name]()
             seen.add(name)
         begin = time.process_time()
-        pieces[name]()
-        print(json.dumps(time.process_time() - begin), flush=True)
+        counted = pieces[name]()
+        print(json.dumps([time.process_time() - begin, counted]), flush=True)
 
 
 def started(checkout):
@@ -150,14 +215,17 @@ def main():
     names = [name for name in names if name.startswith(tuple(options.only) or "")]
     print(f"{'':36s}{'before, s':>10s}{'after, s':>10s}{'after / before':>16s}")
     for name in names:
-        seconds = {side: [] for side in sides}
+        seconds, counted = {side: [] for side in sides}, {}
         for pair in range(options.pairs):
             for side in list(sides) if pair % 2 else reversed(list(sides)):
-                seconds[side].append(asked(sides[side], name))
+                spent, counted[side] = asked(sides[side], name)
+                seconds[side].append(spent)
         ratios = [after / before for before, after in zip(seconds["before"], seconds["after"], strict=True)]
         low, high = interval(ratios)
         medians = "".join(f"{statistics.median(each):10.3f}" for each in seconds.values())
-        print(f"{name:36s}{medians}{statistics.median(ratios):8.3f} [{low:.3f}, {high:.3f}]", flush=True)
+        told = counted["before"] == counted["after"]
+        words = (counted["after"] or "") if told else f"{counted['before']} before, {counted['after']} after"
+        print(f"{name:36s}{medians}{statistics.median(ratios):8.3f} [{low:.3f}, {high:.3f}]  {words}", flush=True)
     for process in sides.values():
         process.stdin.close()
         process.wait()

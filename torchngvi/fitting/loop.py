@@ -189,7 +189,7 @@ class Loop:
     def _advanced(self) -> Ending:
         """Let the engine advance until the run ends."""
         while True:
-            asked = self._asked()
+            asked = {} if self.file is None else self._asked()
             standing = self.engine.advance()
             if standing is None:
                 break
@@ -203,7 +203,8 @@ class Loop:
                 self._kept = _Kept(mark.coordinates, standing, records, state)
                 if (records - 1) % self.every == 0:
                     self._save()
-            self._tell(*self.engine.shown(standing.record))
+            if self.progress:
+                self._tell(*self.engine.shown(standing.record))
             self._ask(standing)
             if self._stop is not None:
                 break

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-import torch
 from torch import Tensor
 
 from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.verdict import ABOUT, FITS, NOT, Verdict
-from torchngvi.interfaces import Posterior, Target
+from torchngvi.interfaces import Posterior, Target, known_everywhere
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -168,11 +167,12 @@ def record(
     Returns:
         The record.
     """
-    seen = alive if bool(alive.any()) else torch.ones_like(alive)
+    if not known_everywhere(alive) and bool(alive.any()):
+        loss, norm = loss[alive], norm[alive]
     return Record(
         optimizer.evaluations - before[0],
-        float(loss[seen].sum()),
-        float(norm[seen].max()),
+        float(loss.sum()),
+        float(norm.max()),
         step,
         optimizer.rejections,
         optimizer.gradients - before[1],

@@ -14,6 +14,7 @@ from torchngvi.fitting.stopping import Criterion
 from torchngvi.fitting.streaming import stream_rows
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import GeneralizedLinear
+from torchngvi.numerics.linalg import finite
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -78,10 +79,11 @@ class Steps(Engine):
 
     def advance(self) -> Standing:
         """A step, but for the first time, and an evaluation."""
-        if self._members is not None:
+        stepped = self._members is not None
+        if stepped:
             self._take_step()
         self.mark()
-        status = self.optimizer.evaluate(self.target)
+        status = self.optimizer.evaluate(self.target, at_once=stepped)
         if self._spent is not None:
             evaluations, gradients = self._spent
             self._before = self.optimizer.evaluations - evaluations, self.optimizer.gradients - gradients
@@ -89,8 +91,8 @@ class Steps(Engine):
         loss, spent = status.loss, self._counts()
         norm, alive = self._norm(status)
         known, left = self.exact, self.budget - spent[0]
-        small, refuted = bool(alive.any() and (norm <= self.tolerance)[alive].all()), ""
-        if small and not self.exact and self.target.comparable and left >= _REPEATS:
+        refuted = ""
+        if not self.exact and self.target.comparable and left >= _REPEATS and self._is_small(norm, alive):
             # one evaluation is small by chance too, and of a mini-batch says nothing of the other rows
             on_average, known = float(norm[alive].max()), True
             status = self.optimizer.averaged(self.target, _REPEATS)
@@ -102,6 +104,10 @@ class Steps(Engine):
         self._members, self._alive = (norm <= self.tolerance) & known, alive
         standing = self._standing(status.loss, norm, loss, spent)
         return standing._replace(lost=standing.lost or refuted)
+
+    def _is_small(self, norm: Tensor, alive: Tensor) -> bool:
+        """Whether there are members whose norm is known, and the norm of each of them is within the tolerance."""
+        return bool(alive.any() and (norm <= self.tolerance)[alive].all())
 
     def _why_refuted(self, on_average: float, norm: Tensor, alive: Tensor) -> str:
         return (
@@ -128,7 +134,7 @@ class Steps(Engine):
         """The natural norm of L/γ with its standard errors, and where it is finite, (*batch,)."""
         norm = status.norm2.sqrt() if status.noise2 is None else status.norm2.sqrt() + _ERRORS * status.noise2.sqrt()
         norm = norm / (self.target.temperature or 1.0)
-        return norm, status.loss.isfinite() & norm.isfinite()
+        return norm, finite(status.loss) & finite(norm)
 
     def _standing(self, loss: Tensor, norm: Tensor, first: Tensor, spent: tuple[int, int]) -> Standing:
         alive, members = self._alive, self._members
@@ -137,7 +143,7 @@ class Steps(Engine):
         line = record(self.optimizer, loss, norm, alive, self.step, self._before, 0.0)
         self.first_loss = line.loss if self.first_loss is None else self.first_loss
         climb = ""
-        if bool(alive.all()) and line.loss - self.first_loss > _CLIMB + abs(self.first_loss):
+        if line.loss - self.first_loss > _CLIMB + abs(self.first_loss) and bool(alive.all()):
             climb = (
                 f" The negative ELBO climbed from {self.first_loss:.6g} to {line.loss:.6g}, far above its start: use a "
                 "smaller lr or radius, or neither."

@@ -37,7 +37,7 @@ the gradient into what the rule follows, so that
 """
 
 from torchngvi.interfaces.cliques import clique_frames
-from torchngvi.interfaces.frame import Frame, where_members
+from torchngvi.interfaces.frame import Frame, known_everywhere, where_members
 from torchngvi.interfaces.moves import (
     Affine,
     Congruence,
@@ -48,6 +48,7 @@ from torchngvi.interfaces.moves import (
     Root,
     RootTangent,
     Tangent,
+    once,
 )
 from torchngvi.interfaces.packets import Cost, Derivative, Expectation, Framed, FullPrior, Local, Prior, Raw, Sites
 from torchngvi.interfaces.parts import (
@@ -111,6 +112,8 @@ __all__ = [
     "TractableTarget",
     "Trial",
     "TrialStepSize",
+    "known_everywhere",
+    "once",
     "where_members",
     "clique_frames",
 ]

@@ -76,6 +76,21 @@ class Frame:
         return self.structure.conjugate(self.root, H, self.upper)
 
 
+def known_everywhere(mask: Tensor) -> bool:
+    """Say whether a mask is known to be true for every member: where it is, and asking does not wait for a device.
+
+    Args:
+        mask: of the members, (*batch,), boolean.
+
+    Returns:
+        True if all entries are true and the mask is on the CPU.
+
+    >>> known_everywhere(torch.tensor([True, True])), known_everywhere(torch.tensor([True, False]))
+    (True, False)
+    """
+    return mask.is_cpu and bool(mask.all() if mask.ndim else mask)
+
+
 def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Choose between two tensors member by member, as ``torch.where`` does with a mask over the batch alone.
 
@@ -90,7 +105,9 @@ def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     >>> where_members(torch.tensor([True, False]), torch.ones(2, 2), torch.zeros(2, 2)).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
-    if mask.device.type == "cpu":  # where asking costs nothing, most masks need no copy
+    if mask.is_cpu:  # where asking costs nothing, most masks need no copy
+        if mask.ndim == 0:
+            return new if bool(mask) else old
         if bool(mask.all()):
             return new
         if not bool(mask.any()):

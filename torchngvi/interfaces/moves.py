@@ -145,3 +145,29 @@ class Path:
         if unit == 1.0:
             return self
         return Path(lambda rho: self.at(unit * rho), lambda: unit**2 * self.norm2(), lambda: unit * self.slope())
+
+
+def once(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Make a function that computes its value at the first call and returns the same one afterwards.
+
+    It is for the norm and the slope of a `Path`, which some step sizes ask for several times and others never.
+
+    Args:
+        compute: computes the value, whenever it is called, from what does not change.
+
+    Returns:
+        The function.
+
+    >>> import torch
+    >>> draw = once(lambda: torch.randn(()))
+    >>> bool(draw() == draw())
+    True
+    """
+    found: list[Tensor] = []
+
+    def value() -> Tensor:
+        if not found:
+            found.append(compute())
+        return found[0]
+
+    return value

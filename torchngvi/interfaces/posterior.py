@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces.frame import Frame, where_members
+from torchngvi.interfaces.frame import Frame, known_everywhere, where_members
 from torchngvi.interfaces.moves import Coordinates, Move
 from torchngvi.interfaces.packets import Expectation, Local
 from torchngvi.structures import Pattern
@@ -159,8 +159,9 @@ class Posterior(torch.nn.Module, ABC):
 
     def assign(self, new: Coordinates, where: Tensor) -> None:
         """Write coordinates in place for the members (*batch,) of the mask, and leave the others as they are."""
+        everyone = known_everywhere(where)
         for old, value in zip(self.coordinates, new, strict=True):
-            old.copy_(where_members(where, value, old))
+            old.copy_(value if everyone else where_members(where, value, old))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert in place, as torch does for Parameters: optimizers keep the tensors they hold."""

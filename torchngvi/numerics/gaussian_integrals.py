@@ -111,7 +111,9 @@ def in_blocks(block: Callable[[Tensor, Tensor], Moments], rows: int, mean: Tenso
     >>> in_blocks(lambda e, v: Moments(e + v, e, v), 2, torch.ones(3), torch.ones(3)).value.tolist()
     [2.0, 2.0, 2.0]
     """
-    rows = rows if mean.device.type == "cpu" else max(mean.numel(), 1)
+    if mean.ndim == 1 and (len(mean) <= rows or not mean.is_cpu):
+        return block(mean, variance)  # as it is: nothing to take apart
+    rows = rows if mean.is_cpu else max(mean.numel(), 1)
     flat = zip(mean.reshape(-1).split(rows), variance.reshape(-1).split(rows), strict=True)
     parts = [block(e, v) for e, v in flat]
     return Moments(*(torch.cat(part).reshape(mean.shape) for part in zip(*parts, strict=True)))
@@ -124,7 +126,7 @@ def _softplus(mean: Tensor, variance: Tensor) -> Moments:
     x = (math.sqrt(0.5) * mean)[:, None] * inverse  # u_k/√2
     slope = 0.5 + torch.erf(x) @ half_weight  # Φ(u) = (1 + erf(u/√2))/2
     # with φ_k = φ(u_k)/r_k: β = Σ p φ_k, and Σ p r_k² φ_k = v β + Σ p τ_k² φ_k
-    curvature, rest = (torch.exp(-x * x) * inverse @ weights).unbind(-1)
+    curvature, rest = (torch.exp(-x * x) * inverse @ weights).mT.contiguous()
     value = torch.where(variance.isinf(), torch.inf, mean * slope + variance * curvature + rest)
     return Moments(value, slope, curvature)
 

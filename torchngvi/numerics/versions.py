@@ -3,12 +3,15 @@
 import math
 import numbers
 from collections.abc import Iterable
+from operator import is_not
 
 import torch
 from torch import Tensor
 
 from torchngvi.numerics import sparse
 
+_BY_VALUE = (int, float, str, numbers.Number)  # the usual ones first
+_Count = tuple[object, torch.dtype, torch.device]
 _SMALL = 65_536  # entries up to which a copy of a tensor is kept, to know it by
 
 
@@ -31,15 +34,15 @@ class Versions:
 
     def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
-        self.counts = tuple(map(_count, self.tensors))
+        self.counts = _counts(self.tensors)
         # of a tensor that was not written to since, what it held is known
         known = {} if before is None else dict(zip(map(id, before.tensors), before.counted(), strict=True))
-        self.contents = tuple(
+        self.contents = [
             kept[1] if (kept := known.get(id(tensor))) is not None and kept[0] == count else _contents(tensor)
             for tensor, count in zip(self.tensors, self.counts, strict=True)
-        )
+        ]
 
-    def counted(self) -> Iterable[tuple[tuple[object, torch.dtype, torch.device], Tensor]]:
+    def counted(self) -> Iterable[tuple[_Count, Tensor]]:
         """Iterate over the count of writes and the contents of each tensor."""
         return zip(self.counts, self.contents, strict=True)
 
@@ -60,22 +63,21 @@ class Versions:
             True where nothing has changed.
         """
         tensors = tuple(tensors)
-        if len(tensors) != len(self.tensors):
+        if len(tensors) != len(self.tensors) or any(map(is_not, tensors, self.tensors)):
             return False
-        for tensor, known, count in zip(tensors, self.tensors, self.counts, strict=True):
-            if tensor is not known or _count(tensor) != count:
-                return False
+        if _counts(tensors) != self.counts:
+            return False
         for tensor, content in zip(tensors, self.contents, strict=True) if contents else ():
-            if (wait or tensor.device.type == "cpu") and not _holds(tensor, content):
+            if (wait or tensor.is_cpu) and not _holds(tensor, content):
                 torch.autograd.graph.increment_version(tensor)  # who else remembers it goes by the count
                 return False
         return True
 
 
-def _count(tensor: Tensor) -> tuple[object, torch.dtype, torch.device]:
+def _counts(tensors: Iterable[Tensor]) -> list[_Count]:
     # a conversion changes dtype or device and nothing else; what inference_mode made keeps no count, and is never
     # the same again
-    return object() if tensor.is_inference() else tensor._version, tensor.dtype, tensor.device
+    return [(object() if x.is_inference() else x._version, x.dtype, x.device) for x in tensors]
 
 
 def _contents(tensor: Tensor) -> Tensor:
@@ -94,7 +96,12 @@ def _row_sums(tensor: Tensor) -> Tensor:
     if sparse.is_sparse(tensor):
         return sparse.with_values(tensor, _as_numbers(tensor.detach().values())) @ weights
     rows = tensor.detach().flatten(0, -2)
-    return torch.cat([_as_numbers(part) @ weights for part in rows.split(max(1, _SMALL // rows.shape[-1]))])
+    parts = rows.split(max(1, _SMALL // rows.shape[-1]))
+    if tensor.is_cpu:  # where every sum is a number, so is every entry
+        sums = torch.cat([part.double() @ weights for part in parts])
+        if bool(sums.isfinite().all()):
+            return sums
+    return torch.cat([_as_numbers(part) @ weights for part in parts])
 
 
 def _as_numbers(entries: Tensor) -> Tensor:
@@ -124,7 +131,7 @@ def settings_of(part: object) -> tuple[object, ...]:
     {'rate': 0.5}
     """
     values = {
-        name: value if isinstance(value, numbers.Number | str) else id(value)
+        name: value if isinstance(value, _BY_VALUE) else id(value)
         for name, value in vars(part).items()
         if not isinstance(value, Tensor)
     }

@@ -96,12 +96,13 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     def _state(self, index: int) -> State:
         """Everything of this posterior that changes from step to step, on first use made: a dict for each part."""
-        q = self.posteriors[index]
-        state = self.state[q.mean_probe]
-        if "rejections" not in state:
-            complete(state, self._fresh(q))
-        elif state["rejections"].dtype != q.mean_probe.dtype or state["rejections"].device != q.mean_probe.device:
-            state.update(converted(state, q.mean_probe))  # q was converted or moved, as torch lets no Parameter be
+        probe = self.posteriors[index].mean_probe
+        state = self.state[probe]
+        like = state.get("rejections")
+        if like is None:
+            complete(state, self._fresh(self.posteriors[index]))
+        elif like.dtype != probe.dtype or like.device != probe.device:
+            state.update(converted(state, probe))  # q was converted or moved, as torch lets no Parameter be
         return state
 
     def _fresh(self, q: Posterior) -> State:

@@ -16,19 +16,20 @@ class Cached(NamedTuple):
     evaluation: Evaluation
     heading: Heading
 
-    def holds(self, target: Target, q: Posterior, wait: bool) -> bool:
+    def holds(self, target: Target, q: Posterior, wait: bool, contents: bool = True) -> bool:
         """Whether the kept evaluation is still that of this target at this q.
 
         Args:
             target: the target that is to be evaluated.
             q: the posterior as it is now.
             wait: whether tensors on an accelerator are compared by their entries too, for which the host waits.
+            contents: whether entries are compared at all; else the counts of writes decide.
 
         Returns:
             True if target, temperature, settings, tensors and coordinates are what they were at the evaluation.
         """
         same = self.target == target and self.settings == settings(target)
-        return same and self.versions.hold((*target.tensors(), *q.coordinates), wait)
+        return same and self.versions.hold((*target.tensors(), *q.coordinates), wait, contents)
 
 
 def cached(target: Target, q: Posterior, evaluation: Evaluation, heading: Heading, before: Cached | None) -> Cached:

@@ -1,7 +1,6 @@
 """L and its gradient at q: by an estimator on a target, once for each q, and counted."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torchngvi.interfaces import (
     Expectation,
     Framed,
     Local,
+    Path,
     Posterior,
     Target,
     TractableTarget,
@@ -44,13 +44,15 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     @tracked
     @torch.no_grad()
-    def evaluate(self, target: Target | Callable[[Tensor], Tensor]) -> Status:
+    def evaluate(self, target: Target | Callable[[Tensor], Tensor], *, at_once: bool = False) -> Status:
         """Evaluate L and its natural-gradient norm at q, without a step.
 
         The next step on the same target uses the result.
 
         Args:
             target: a `Target`, or a function of theta that returns the log joint.
+            at_once: whether this follows a step on the same target at once, so that nothing can have been written to q
+                or to the data behind torch's back, and their entries need not be compared.
 
         Returns:
             The loss (*batch,), the squared natural norm of its gradient (*batch,), and the part of it that the noise of
@@ -69,7 +71,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         target = as_target(target)
         if not target.tensors():
             self._cache = None  # nobody knows whether the target has changed
-        evaluation, heading = self._evaluated(target, wait=True)
+        evaluation, heading = self._evaluated(target, stays=True, contents=not at_once)
         return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
 
     @torch.no_grad()
@@ -105,21 +107,25 @@ class EvaluatingOptimizer(PosteriorOptimizer):
             return q.norm2(local)
         return self._bent(0, local)[0].slope
 
-    def _evaluated(self, target: Target, wait: bool = False) -> tuple[Evaluation, Heading]:
-        """The packet and heading at q, from the cache while q and the target are what they were."""
-        q, kept = self._only_posterior("a target"), self._cache
-        if kept is None or not kept.holds(target, q, wait):
-            target.admit(q)
-            evaluation = self._evaluate_target(target, q)
-            self._forget_unless(evaluation.loss)
-            kept = self._keep(target, evaluation)
-        return kept.evaluation, kept.heading
+    def _evaluated(self, target: Target, stays: bool = False, contents: bool = True) -> tuple[Evaluation, Heading]:
+        """The packet and heading at q, from the cache while q and the target are what they were.
 
-    def _keep(self, target: Target, evaluation: Evaluation) -> Cached:
-        """Into the cache: an evaluation at q as it is now, with the way from there."""
+        They go into the cache if q stays: where a step follows at once, nothing would be read from there.
+        """
+        q, kept = self._only_posterior("a target"), self._cache
+        if kept is not None and kept.holds(target, q, stays, contents):
+            return kept.evaluation, kept.heading
+        target.admit(q)
+        evaluation = self._evaluate_target(target, q)
+        self._forget_unless(evaluation.loss)
         heading = self._heading(0, evaluation.e)
+        if stays:
+            self._keep(target, evaluation, heading)
+        return evaluation, heading
+
+    def _keep(self, target: Target, evaluation: Evaluation, heading: Heading) -> None:
+        """Into the cache: an evaluation at q as it is now, with the way from there."""
         self._cache = cached(target, self.posteriors[0], evaluation, heading, self._cache)
-        return self._cache
 
     def _evaluate_target(self, target: Target, q: Posterior, fresh: int | None = None) -> Evaluation:
         estimator = self._estimator_for(target)
@@ -187,8 +193,8 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     def _forget_unless(self, loss: Tensor) -> None:
         """Empty the memory of members whose loss is not what the last step left: q or the target was changed."""
-        state = self._state(0)
         if self.metric is not None:
+            state = self._state(0)
             rounding = 64 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
             resampled = state["loss"].isnan()
             same = ((loss - state["loss"]).abs() <= rounding) | resampled
@@ -208,10 +214,10 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         bent, memory = self._bent(index, Local(unit * gradient.a, unit * gradient.P))
         a, P = bent.local.a / unit, bent.local.P / unit
         path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
-        path = replace(path.in_units_of(unit), slope=lambda: bent.slope / unit)
+        path, slope = path.in_units_of(unit), lambda: bent.slope / unit
         if isinstance(self.metric, Acceleration):
-            return Heading(path, lambda: q.norm2(gradient), memory)
-        return Heading(replace(path, norm2=path.slope), path.slope, memory)
+            return Heading(Path(path.at, path.norm2, slope), lambda: q.norm2(gradient), memory)
+        return Heading(Path(path.at, slope, slope), slope, memory)
 
     def _bent(self, index: int, gradient: Local) -> tuple[Bent, State]:
         """What the metric makes of a gradient, and will remember of it."""

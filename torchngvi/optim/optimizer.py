@@ -36,6 +36,8 @@ from torchngvi.interfaces import (
     Target,
     Trial,
     TrialStepSize,
+    known_everywhere,
+    where_members,
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.arguments import FullPrecision, classify
@@ -160,7 +162,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
             evaluation, heading = self._evaluated(target)
             trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
             if trial is not None:
-                self._keep(target, trial)
+                self._keep(target, trial, self._heading(0, trial.e))
         return evaluation.loss.sum()
 
     def _step_on_closure(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -231,18 +233,20 @@ class NaturalGradientVI(EvaluatingOptimizer):
         result, accepted = None, proposal.inside
         if evaluate is None or not self.step_size.needs_trial:
             q.assign(proposal.new, accepted)
-            if not self.step_size.needs_trial:
-                self._warn_if_rejected(q, accepted, rho)
         else:
             accepted, result, control = tried(q, proposal, start, evaluate, self._judge(state, coupled))
             state["step_size"].update(control)
             state["loss"] = result.loss
-        state["rejections"] += ~accepted
+        everyone = known_everywhere(accepted)
+        if not everyone:
+            if not self.step_size.needs_trial:
+                self._warn_if_rejected(q, accepted, rho)
+            state["rejections"] += ~accepted
         if self.momentum is not None:
             state["momentum"].update(average)
         if self.metric is not None:
             state["metric"].update(heading.memory)
-            state["went"] = torch.where(accepted, rho, 0.0)
+            state["went"] = rho if everyone else torch.where(accepted, rho, 0.0)
         self.last = Report(rho, accepted)
         return result
 
@@ -261,7 +265,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         def judge(trial: Trial) -> tuple[Tensor, State]:
             kept, new = control.judge(together(trial) if coupled else trial, own)
             known = usable(trial)
-            return kept, {name: torch.where(known, value, own[name]) for name, value in new.items()}
+            return kept, {name: where_members(known, value, own[name]) for name, value in new.items()}
 
         return judge
 

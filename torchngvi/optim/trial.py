@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Coordinates, Move, Path, Posterior, Tangent, Trial, where_members
+from torchngvi.interfaces import Coordinates, Move, Path, Posterior, Tangent, Trial, known_everywhere, where_members
+from torchngvi.numerics.linalg import finite
 from torchngvi.optim.records import Evaluation
 
 _SLACK = 0.1  # of noise²: the objective may rise on the way to where a noisy derivative vanishes
@@ -99,6 +100,8 @@ def tried(
     slack = 0.0 if start.e.noise2 is None else _SLACK * start.e.noise2
     kept, control = judge(Trial(start.loss, there.loss, slope, length, rho, slack))
     accepted = proposal.inside & kept
+    if known_everywhere(accepted):
+        return Outcome(accepted, there, control)
     q.assign(old, ~accepted)
     return Tried(accepted, _merged(accepted, there, start), control)
 
@@ -112,7 +115,7 @@ def usable(trial: Trial) -> Tensor:  # (*batch,)
     Returns:
         The mask of these members, (*batch,).
     """
-    return trial.rho.isfinite() & trial.slope.isfinite() & trial.before.isfinite()
+    return finite(trial.rho) & finite(trial.slope) & finite(trial.before)
 
 
 def together(trial: Trial) -> Trial:

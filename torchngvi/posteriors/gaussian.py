@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
+from torchngvi.numerics.linalg import finite
 from torchngvi.posteriors.conversions import ConvertibleGaussian
 from torchngvi.posteriors.shapes import Shape, sizes
 from torchngvi.structures.pattern import Structured
@@ -207,7 +208,7 @@ class Gaussian(ConvertibleGaussian):
     ) -> Tensor:
         """Where the mean is finite and every variance finite and positive, (*batch,); covariances then are finite."""
         variance = self.structure.row_norms(root, self.upper)
-        return (mean.isfinite() & variance.isfinite() & (variance > 0)).all(-1)
+        return (finite(mean) & (variance > 0) & (variance < torch.inf)).all(-1)
 
 
 def _spread(mine: Frame, other: Gaussian, batch: torch.Size) -> Tensor:

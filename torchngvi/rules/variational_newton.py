@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from torchngvi.interfaces import Congruence, Expectation, Path, Posterior, Rule
+from torchngvi.interfaces import Congruence, Expectation, Path, Posterior, Rule, once
 
 
 @final
@@ -39,5 +39,5 @@ class VariationalNewton(Rule):
         def at(rho: Tensor) -> Congruence:
             return Congruence(eye + q.structure.scaled(rho, local.P), -rho[..., None] * local.a)
 
-        norm2 = q.norm2(local)
-        return Path(at, lambda: norm2, lambda: norm2)  # dL/dρ = -|∇L|²_F⁻¹
+        norm2 = once(lambda: q.norm2(local))  # a constant step does not ask for it
+        return Path(at, norm2, norm2)  # dL/dρ = -|∇L|²_F⁻¹

@@ -21,4 +21,4 @@ class Constant(StepSize):
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
         """Return the learning rate as ρ for every member, (*batch,)."""
-        return torch.ones_like(like) * lr
+        return torch.ones_like(like) * lr if isinstance(lr, Tensor) else torch.full_like(like, lr)

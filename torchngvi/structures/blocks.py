@@ -149,17 +149,17 @@ class Squares(FullAlgebra):
 
     def flat(self, symmetric: Structured) -> Tensor:
         """Make a vector (*batch, `parameters`) of A, isometrically: its dot product with that of A' is ½⟨A, A'⟩_F."""
-        lower, diagonal = _triangle(self.shape[-1], symmetric.device)
-        entries = _with_shares(symmetric.flatten(-2)[..., lower], diagonal)
+        lower, shares = _triangle(self.shape[-1], symmetric.dtype, symmetric.device)
+        entries = symmetric.flatten(-2)[..., lower] * shares
         return entries.flatten(1 - self.rank) if self.rank > 2 else entries
 
     def unflat(self, vector: Tensor) -> Structured:
         """Make the symmetric matrix of such a vector: the inverse of `flat`."""
         size = self.shape[-1]
-        lower, diagonal = _triangle(size, vector.device)
+        lower, shares = _triangle(size, vector.dtype, vector.device)
         vector = vector.unflatten(-1, (*self.shape[:-2], -1))
         squares = vector.new_zeros(*vector.shape[:-1], size * size)
-        half = squares.index_copy(-1, lower, _with_shares(vector, diagonal)).unflatten(-1, (size, size))
+        half = squares.index_copy(-1, lower, vector * shares).unflatten(-1, (size, size))
         return half + half.mT
 
     def norm2(self, symmetric: Structured) -> Tensor:
@@ -301,19 +301,11 @@ class EqualBlocks(Squares):
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept for later calls, which may be differentiated
-def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Positions of the lower triangle in a flat square, and of the diagonal among them."""
+def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions of the lower triangle in a flat square, and the factors of its entries: √½ on the diagonal, else 1."""
     rows, columns = torch.tril_indices(size, size, device=device)
-    place = torch.arange(size, device=device)
-    return rows * size + columns, place * (place + 3) // 2
-
-
-def _with_shares(
-    entries: Tensor,  # (..., size (size + 1)/2)
-    diagonal: Tensor,
-) -> Tensor:
-    """The entries of a triangle, those on the diagonal times √½."""
-    return entries.index_copy(-1, diagonal, math.sqrt(0.5) * entries[..., diagonal])
+    shares = torch.ones(len(rows), dtype=dtype, device=device).masked_fill(rows == columns, math.sqrt(0.5))
+    return rows * size + columns, shares
 
 
 def _mv(

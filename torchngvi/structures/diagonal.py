@@ -163,7 +163,8 @@ class Diagonal(FullAlgebra):
 
     def positive_root(self, root: Structured) -> tuple[Structured, Tensor]:
         """Take absolute values, and say for which members the root is finite and regular."""
-        return root.abs(), ((root != 0) & torch.isfinite(root)).all(-1)
+        positive = root.abs()
+        return positive, ((positive > 0) & (positive < torch.inf)).all(-1)
 
     def gram(self, root: Structured, weights: Tensor, transposed: bool = False) -> Structured:
         """Compute Cᵀ diag(w) C, whose diagonal is C_ii² w_i."""
