@@ -101,7 +101,7 @@ def tried(
     kept, control = judge(Trial(start.loss, there.loss, slope, length, rho, slack))
     accepted = proposal.inside & kept
     if known_everywhere(accepted):
-        return Outcome(accepted, there, control)
+        return Tried(accepted, there, control)
     q.assign(old, ~accepted)
     return Tried(accepted, _merged(accepted, there, start), control)
 
