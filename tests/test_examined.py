@@ -20,7 +20,8 @@ from torchngvi import (
     fit,
 )
 from torchngvi.diagnostics import examination
-from torchngvi.diagnostics.verdict import Effort, Marginals, Verdict
+from torchngvi.diagnostics.rule import Marginals
+from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError
 from torchngvi.fitting import Criterion
 from torchngvi.fitting.records import FitResult

@@ -9,7 +9,8 @@ from arrow import ScalarArrow
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
 from torchngvi.diagnostics import Residuals, examine
 from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled
-from torchngvi.diagnostics.verdict import Effort, Marginals, OtherMode, Shape, Verdict, judge
+from torchngvi.diagnostics.rule import Marginals, OtherMode, Shape, judge
+from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.ifvb import FlatCholesky

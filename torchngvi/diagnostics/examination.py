@@ -24,20 +24,19 @@ from torchngvi.diagnostics.linear_response import (
     third_order,
     third_order_of_values,
 )
-from torchngvi.diagnostics.verdict import (
+from torchngvi.diagnostics.rule import (
     LIMITS,
     NOT,
-    Effort,
     Marginals,
     OtherMode,
     Shape,
-    Verdict,
     judge,
     log_ratio,
     plain,
     trusted,
     useful,
 )
+from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target

@@ -47,12 +47,20 @@ class FromQ(NamedTuple):
     elbo: float  # mean of the log weights
 
 
+class Weights(NamedTuple):
+    """The logarithms of importance weights before they are smoothed, of which the exponentials have the mean one."""
+
+    from_q: Tensor  # at draws of q, (S/2,)
+    corrected: Tensor  # at draws of the wider proposal, (S,)
+
+
 class Sampled(NamedTuple):
     """Both, from one set of draws."""
 
     corrected: Corrected
     from_q: FromQ
     draws: int
+    weights: Weights | None = None
 
 
 class Proposal:
@@ -108,6 +116,22 @@ class Proposal:
         return size - 0.5 * (_DOF + dim) * torch.log1p(square / _DOF)
 
 
+def weighted_moments(
+    theta: Tensor,  # (S, D)
+    log_weights: Tensor,  # (S,)
+) -> Corrected:
+    """Moments by draws with smoothed weights; their errors by the delta method, the weights as if they were given."""
+    smooth = smoothed(log_weights)
+    w, draws = smooth.log_weights.exp(), theta.double()
+    mean = w @ draws
+    deviation = draws - mean
+    sd = (w @ deviation.square()).sqrt()
+    mean_error = (w.square() @ deviation.square()).sqrt()
+    log_sd_error = 0.5 * (w.square() @ (deviation.square() / sd.square() - 1).square()).sqrt()
+    moments = (part.to(theta) for part in (mean, sd, mean_error, log_sd_error))
+    return Corrected(*moments, float(smooth.k_hat), float(smooth.effective))
+
+
 @torch.no_grad()
 def corrected_moments(
     q: Gaussian,
@@ -154,24 +178,16 @@ def corrected_moments(
         return None
     half = num_samples // 2
     weights = (log_joint - own)[:half]
-    smooth, alone = smoothed(log_joint - mixture), smoothed(weights)
-    w, theta = smooth.log_weights.exp(), theta.double()
-    mean = w @ theta
-    deviation = theta - mean
-    sd = (w @ deviation.square()).sqrt()
-    # by the delta method, the weights as if they were given
-    mean_error = (w.square() @ deviation.square()).sqrt()
-    log_sd_error = 0.5 * (w.square() @ (deviation.square() / sd.square() - 1).square()).sqrt()
+    alone = smoothed(weights)
     nats = 0.5 * float(weights.var()) if bool(weights.isfinite().all()) else math.inf
     return Sampled(
-        Corrected(
-            mean.to(frame.mean),
-            sd.to(frame.mean),
-            mean_error.to(frame.mean),
-            log_sd_error.to(frame.mean),
-            float(smooth.k_hat),
-            float(smooth.effective),
-        ),
+        weighted_moments(theta, log_joint - mixture),
         FromQ(float(alone.k_hat), float(alone.effective), nats, float(weights.mean())),
         num_samples,
+        Weights(_scaled(weights), _scaled(log_joint - mixture)),
     )
+
+
+def _scaled(log_weights: Tensor) -> Tensor:
+    """With the mean one."""
+    return (log_weights - log_weights.logsumexp(0) + math.log(len(log_weights))).cpu()

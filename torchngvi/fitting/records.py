@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.diagnostics.examination import examine
-from torchngvi.diagnostics.verdict import ABOUT, FITS, NOT, Verdict
+from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
+from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian

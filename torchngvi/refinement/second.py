@@ -1,0 +1,127 @@
+"""Is the refined density the posterior?  A second examination, by draws from something wider than it.
+
+An ELBO and a k-hat from draws of a density tell nothing of where these draws do not come.  Half of the draws here are
+of the density, the others of t distributions in the space in which it is a Gaussian: as wide as the linear response of
+the posterior there, or half as wide again around each member of a mixture.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.diagnostics.importance import FromQ, Proposal, Sampled, Weights, weighted_moments
+from torchngvi.diagnostics.linear_response import third_order
+from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.rule import FITS, NOT, UNSEEN, Marginals, judge
+from torchngvi.expectations.draws import Fixed
+from torchngvi.posteriors.covariance_root import CholeskyGaussian
+from torchngvi.refinement.density import Density
+from torchngvi.refinement.fan import LayeredGaussian
+from torchngvi.refinement.importance import Wider
+from torchngvi.refinement.joint import Joint, value_and_gradient
+from torchngvi.refinement.mixture import Mixture
+
+_DRAWS = 4096
+_FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
+_DOF, _WIDER = 3.0, 1.5  # of the t distributions around the members of a mixture
+
+
+class Second(NamedTuple):
+    """What the second examination found."""
+
+    word: str  # "fits", "about right", "does not fit" or "not examined"
+    reasons: tuple[str, ...]  # clauses
+    sampled: Sampled | None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the density is not the posterior, or nobody can tell."""
+        return self.word in (NOT, UNSEEN)
+
+    def __str__(self) -> str:
+        """One sentence."""
+        why = "; ".join(self.reasons)
+        if self.word == FITS:
+            return "A second examination finds nothing against it."
+        if self.word == NOT:
+            return f"It still is NOT the posterior: {why}."
+        if self.word == UNSEEN:
+            return f"Whether it is the posterior cannot be told: {why or 'no importance weights'}."
+        return f"It is about right: {why}."
+
+
+@torch.no_grad()
+def examined_again(density: Density, joint: Joint, seed: int, wider: Wider | None = None) -> Second:
+    """Compare the moments of a refined density with those by importance sampling from something wider.
+
+    Args:
+        density: as `refine` found it.
+        joint: the log joint.
+        seed: of the draws, of which none was used before.
+        wider: what weighted draws come from; other densities know something wider by themselves.
+
+    Returns:
+        One of the words of a verdict, with its reasons.
+    """
+    sampled = _sampled(density, joint, seed, wider)
+    mean, covariance = density.moments()
+    word, reasons = judge(Marginals(mean, covariance.diagonal().sqrt()), None, sampled, ())
+    return Second(word, reasons, sampled)
+
+
+def _sampled(density: Density, joint: Joint, seed: int, wider: Wider | None) -> Sampled | None:
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(density, LayeredGaussian):
+        theta, own, wide = _of_layers(density, joint, generator, seed)
+    elif isinstance(density, Mixture):
+        theta, own, wide = _of_mixture(density, generator)
+    else:
+        assert wider is not None
+        theta, wide = wider.draws(_DRAWS, generator)
+        own = wide
+    log_joint = joint(theta).nan_to_num(nan=-math.inf)
+    if not bool((log_joint < math.inf).all() & log_joint.isfinite().any()):
+        return None
+    alone, every = (log_joint - own)[: _DRAWS // 2], log_joint - wide
+    smooth = smoothed(alone)
+    nats = 0.5 * float(alone.var()) if bool(alone.isfinite().all()) else math.inf
+    from_q = FromQ(float(smooth.k_hat), float(smooth.effective), nats, float(alone.mean()))
+    return Sampled(weighted_moments(theta, every), from_q, _DRAWS, Weights(alone, every))
+
+
+def _of_layers(
+    density: LayeredGaussian, joint: Joint, generator: torch.Generator, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draws, and the log densities of the layered Gaussian and of the wider proposal, in the space of the noise."""
+    like, dim = density.centre, density.dim
+    z = Fixed(max(_FEWEST, _EACH * dim), seed=seed)(like)
+    value, gradient = value_and_gradient(density.log_density(joint), z)
+    residual = -gradient - z
+    pair = (value.isfinite() & residual.isfinite().all(-1)).reshape(2, -1).all(0).repeat(2)
+    M = third_order(z[pair], residual[pair]).matrix if int(pair.sum()) >= _FEWEST // 2 else None
+    proposal = Proposal(CholeskyGaussian(dim, dtype=like.dtype, device=like.device), M)
+    x = proposal.sample(_DRAWS, generator)
+    wide, own = proposal.log_density(x)
+    parts = [density.push(part) for part in x.split(density.at_once)]
+    theta, stretch = (torch.cat(each) for each in zip(*parts, strict=True))
+    return theta, own - stretch, wide - stretch
+
+
+def _of_mixture(density: Mixture, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Draws, half of the mixture, half of t distributions around its members, and both log densities."""
+    like, dim, half = density.centres, density.dim, _DRAWS // 2
+    member = torch.multinomial(density.shares.double().cpu(), _DRAWS, replacement=True, generator=generator)
+    z = torch.randn(_DRAWS, dim, generator=generator, dtype=torch.float64)
+    gamma = torch._standard_gamma(torch.full((half, 1), 0.5 * _DOF, dtype=torch.float64), generator=generator)
+    z[half:] *= _WIDER * (0.5 * _DOF / gamma).sqrt()
+    member = member.to(like.device)
+    theta = density.centres[member] + (density.roots[member] @ z.to(like)[..., None])[..., 0]
+    own = density.log_prob(theta)
+    apart = (theta[:, None] - density.centres).movedim(0, -1)  # (K, D, N)
+    square = torch.linalg.solve_triangular(density.roots, apart, upper=False).square().sum(-2).mT / _WIDER**2
+    volume = density.roots.diagonal(dim1=-2, dim2=-1).log().sum(-1) + dim * math.log(_WIDER)
+    size = math.lgamma(0.5 * (_DOF + dim)) - math.lgamma(0.5 * _DOF) - 0.5 * dim * math.log(_DOF * math.pi)
+    each = size - 0.5 * (_DOF + dim) * torch.log1p(square / _DOF) - volume + density.shares.log()
+    return theta, own, torch.logaddexp(own, each.logsumexp(-1)) - math.log(2)
