@@ -227,7 +227,7 @@ def test_the_verdict_tells_all():
     pattern = (
         r"^converged, natural-gradient norm \S+ with \d+ draws, about \S+ nats from the best q; on 1024 fresh draws "
         r"the ELBO is \S+ ± \S+, importance sampling would keep \d+% of them, and 8 other starts found nothing "
-        r"better\. Negative ELBO \S+ after \d+ evaluations\. A Gaussian fits\.$"
+        r"better\. Negative ELBO \S+ after \d+ evaluations\. q is the best Gaussian, and a Gaussian fits\.$"
     )
     assert re.match(pattern, str(result)), str(result)
     gradients = [record.gradients for record in result.trace]

@@ -24,6 +24,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 _DOF = 3.0  # of the t distributions
 _FLOOR = 0.1  # of the eigenvalues of I - M: about three times as wide
 _TOP = 4  # directions with heavy tails
+_OWN = 16  # coordinates whose variances have a k̂ of their own
 _AT_ONCE = 1024  # draws a call of the log joint
 
 
@@ -36,6 +37,7 @@ class Corrected(NamedTuple):
     log_sd_error: Tensor  # of log sd, (D,)
     k_hat: float
     effective: float  # draws
+    sd_k_hat: Tensor | None = None  # of the weighted squares that make up an sd, where it is most in doubt, (D,)
 
 
 class FromQ(NamedTuple):
@@ -119,8 +121,14 @@ class Proposal:
 def weighted_moments(
     theta: Tensor,  # (S, D)
     log_weights: Tensor,  # (S,)
+    expected: Tensor,  # sd of q, (D,)
 ) -> Corrected:
-    """Moments by draws with smoothed weights; their errors by the delta method, the weights as if they were given."""
+    """Moments by draws with smoothed weights; their errors by the delta method, the weights as if they were given.
+
+    Weights that are well behaved do not make an average so: of the terms w (θ_k - m_k)² of a variance a k̂ of their own
+    is taken where that variance is farthest from what is expected (Vehtari et al. 2024, section 2.4).  Above 0.5 the
+    error of the variance has no bound, and there may be more than was found.
+    """
     smooth = smoothed(log_weights)
     w, draws = smooth.log_weights.exp(), theta.double()
     mean = w @ draws
@@ -128,8 +136,11 @@ def weighted_moments(
     sd = (w @ deviation.square()).sqrt()
     mean_error = (w.square() @ deviation.square()).sqrt()
     log_sd_error = 0.5 * (w.square() @ (deviation.square() / sd.square() - 1).square()).sqrt()
+    doubtful = (sd / expected.double()).log().abs().nan_to_num(0.0).topk(min(_OWN, len(sd))).indices
+    own = torch.full_like(sd, torch.nan)
+    own[doubtful] = smoothed(log_weights.double()[:, None] + deviation[:, doubtful].square().log()).k_hat
     moments = (part.to(theta) for part in (mean, sd, mean_error, log_sd_error))
-    return Corrected(*moments, float(smooth.k_hat), float(smooth.effective))
+    return Corrected(*moments, float(smooth.k_hat), float(smooth.effective), own.to(theta))
 
 
 @torch.no_grad()
@@ -181,7 +192,7 @@ def corrected_moments(
     alone = smoothed(weights)
     nats = 0.5 * float(weights.var()) if bool(weights.isfinite().all()) else math.inf
     return Sampled(
-        weighted_moments(theta, log_joint - mixture),
+        weighted_moments(theta, log_joint - mixture, q.stddev),
         FromQ(float(alone.k_hat), float(alone.effective), nats, float(weights.mean())),
         num_samples,
         Weights(_scaled(weights), _scaled(log_joint - mixture)),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.importance import Corrected, Sampled
+from torchngvi.diagnostics.psis import worth
 
 FITS, ABOUT, NOT, UNSEEN = "fits", "about right", "does not fit", "not examined"
 WORDS = (FITS, ABOUT, NOT)
@@ -21,6 +22,10 @@ LIMITS = (0.2, 0.35)  # of a log sd, and of a mean in sds: "fits" up to the firs
 _TAILS = (0.95, 1.15)  # of -κ
 _EFFECTIVE = 200.0  # draws from which importance weights are believed
 _K_HAT = 0.7  # below which they are
+_WILD = (0.5, 0.7)  # of the k-hat of an sd: from the first on there may be more, from the second on or less
+WIDE = 2.0  # standard errors
+_NOTED = 0.1  # log sd from which a wild one is looked at again
+_WILD_LIMIT = 0.15  # of a log sd up to which q fits where there may be more
 _PLAIN = (0.5, 0.1)  # k-hat, and nats from the posterior, below which q fits plainly
 _USEFUL = 100.0  # draws from which what they find speaks against q, though there may be more
 _SHOWN = 4  # coordinates of a mode that are printed
@@ -95,7 +100,36 @@ def plain(marginals: Marginals, sampled: Sampled) -> bool:
     log_sd = log_ratio(marginals, found).abs() + 2 * found.log_sd_error
     shift = ((found.mean - marginals.mean).abs() + 2 * found.mean_error) / found.sd
     clear = trusted(sampled) and max(found.k_hat, own.k_hat) < _PLAIN[0] and own.nats < _PLAIN[1]
-    return clear and bool(((log_sd < LIMITS[0]) & (shift < LIMITS[0])).all())
+    return clear and bool(((log_sd < _limit(found)) & (shift < LIMITS[0])).all())
+
+
+def _limit(found: Corrected) -> Tensor:
+    """Of each log sd the limit up to which q fits: lower where the squares that make it up have no finite variance."""
+    wild = _wild(found, _WILD[0])
+    return torch.where(wild, _WILD_LIMIT, LIMITS[0])
+
+
+def _wild(found: Corrected, limit: float) -> Tensor:
+    """Where the k̂ of a standard deviation is at least so large, (D,); nowhere if it is unknown."""
+    own = torch.zeros_like(found.sd) if found.sd_k_hat is None else found.sd_k_hat.nan_to_num(0.0)
+    return own >= limit
+
+
+def unsure(sampled: Sampled | None) -> bool:
+    """Whether some standard deviation has a k̂ beyond which what was found is no measure of what there is."""
+    return sampled is not None and bool(_wild(sampled.corrected, _WILD[1]).any())
+
+
+def undecided(marginals: Marginals, sampled: Sampled) -> bool:
+    """Whether more draws may change the word.
+
+    Either a standard deviation may be below the first limit or above the second, by two standard errors, or it is not
+    far from q's, and has an error that is not to be believed.
+    """
+    found = sampled.corrected
+    size, error = log_ratio(marginals, found).abs(), WIDE * found.log_sd_error
+    both = (size - error < LIMITS[0]) & (size + error > LIMITS[1])
+    return bool((both | (_wild(found, _WILD[1]) & (size > _NOTED) & (size < LIMITS[1]))).any())
 
 
 def log_ratio(marginals: Marginals, corrected: Corrected) -> Tensor:
@@ -130,8 +164,8 @@ def _unsettled(sampled: Sampled | None) -> list[Finding]:
     if sampled is None:
         return [Finding(1, 0.0, "no importance weights to tell more")]
     found = sampled.corrected
-    weights = f"k-hat {found.k_hat:.2f}, {found.effective:.0f} of {sampled.draws} draws"
-    return [Finding(1, 0.0, f"importance weights do not tell more ({weights})")]
+    weights = worth(found.k_hat, found.effective, sampled.draws)
+    return [Finding(1, 0.0, f"importance weights do not tell more: {weights}")]
 
 
 def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]:
@@ -144,11 +178,15 @@ def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]
     shift = (found.mean - marginals.mean) / found.sd
     error = found.mean_error / found.sd
     margin = 0.0 if trusted(sampled) else _CLEAR
-    sizes = log_sd.abs() - margin * found.log_sd_error, shift.abs() - margin * error
-    k, j = (int(size.nan_to_num(0.0).argmax()) for size in sizes)
-    first, second = float(sizes[0][k]), float(sizes[1][j])
+    sure = log_sd.abs() - torch.where(_wild(found, _WILD[1]), _CLEAR, margin) * found.log_sd_error
+    shifts = shift.abs() - margin * error
+    low = log_sd.abs() - margin * found.log_sd_error >= _limit(found)
+    grades = torch.maximum(low, sure >= LIMITS[0]).int() + (sure >= LIMITS[1]).int()
+    k, j = int((10 * grades + sure.nan_to_num(0.0)).argmax()), int(shifts.nan_to_num(0.0).argmax())
+    first, second = float(log_sd[k].abs()), float(shifts[j])
+    more = " or more" if log_sd[k] > 0 and bool(_wild(found, _WILD[0])[k]) else ""
     return [
-        Finding(grade(first, LIMITS), first, f"{marginals.name(k)}: {_times(float(log_sd[k]))}", marginals.name(k)),
+        Finding(int(grades[k]), first, f"{marginals.name(k)}: {_times(float(log_sd[k]))}{more}", marginals.name(k)),
         Finding(
             grade(second, LIMITS), second, f"{marginals.name(j)}: mean off by about {float(shift[j].abs()):.2g} sd"
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.figures import verdict_figure
@@ -10,9 +10,6 @@ from torchngvi.diagnostics.importance import Sampled
 from torchngvi.diagnostics.psis import worth
 from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, OtherMode, Shape, log_ratio, trusted
 from torchngvi.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ROWS = 4  # coordinates that are shown
 
@@ -88,7 +85,7 @@ class Verdict:
             return "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)"
         return "try torchngvi.refine(q, log_joint), or other coordinates of the parameters"
 
-    def plot(self) -> "Figure":
+    def plot(self) -> Any:
         """Draw the standard deviations that q ought to have beside its own, and the tail of the importance weights.
 
         On the left a row for each coordinate, the most doubtful first: the standard deviations by linear response and
@@ -123,8 +120,8 @@ class Verdict:
             own, corrected = self.sampled.from_q, self.sampled.corrected
             parts += [
                 f"about {own.nats:.1g} nats from the posterior as far as draws of q can tell",
-                f"draws of q are {worth(own.k_hat, own.effective, self.sampled.draws // 2)}",
-                f"of a wider proposal {worth(corrected.k_hat, corrected.effective, self.sampled.draws)}",
+                f"importance weights of q: {worth(own.k_hat, own.effective, self.sampled.draws // 2)}",
+                f"of a wider proposal: {worth(corrected.k_hat, corrected.effective, self.sampled.draws)}",
             ]
         if self.shape is not None:
             parts.append(f"linear response: top eigenvalue {self.shape.eigenvalue:.2g}")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchngvi.diagnostics.importance import FromQ, Proposal, Sampled, Weights, weighted_moments
 from torchngvi.diagnostics.linear_response import third_order
 from torchngvi.diagnostics.psis import smoothed
-from torchngvi.diagnostics.rule import FITS, NOT, UNSEEN, Marginals, judge
+from torchngvi.diagnostics.rule import ABOUT, FITS, NOT, UNSEEN, Marginals, judge, undecided, unsure
 from torchngvi.expectations.draws import Fixed
 from torchngvi.posteriors.covariance_root import CholeskyGaussian
 from torchngvi.refinement.density import Density
@@ -23,7 +23,7 @@ from torchngvi.refinement.importance import Wider
 from torchngvi.refinement.joint import Joint, value_and_gradient
 from torchngvi.refinement.mixture import Mixture
 
-_DRAWS = 4096
+_DRAWS, _MORE = 4096, 16_384  # at first, and where those do not decide
 _FEWEST, _EACH = 512, 16  # draws of the residuals, and a coordinate
 _DOF, _WIDER = 3.0, 1.5  # of the t distributions around the members of a mixture
 
@@ -37,8 +37,8 @@ class Second(NamedTuple):
 
     @property
     def doubtful(self) -> bool:
-        """Whether the density is not the posterior, or nobody can tell."""
-        return self.word in (NOT, UNSEEN)
+        """Whether the density is not the posterior, or an sd may be off by more than was found, or nobody can tell."""
+        return self.word in (NOT, UNSEEN) or (self.word == ABOUT and unsure(self.sampled))
 
     def __str__(self) -> str:
         """One sentence."""
@@ -65,34 +65,37 @@ def examined_again(density: Density, joint: Joint, seed: int, wider: Wider | Non
     Returns:
         One of the words of a verdict, with its reasons.
     """
-    sampled = _sampled(density, joint, seed, wider)
     mean, covariance = density.moments()
-    word, reasons = judge(Marginals(mean, covariance.diagonal().sqrt()), None, sampled, ())
+    marginals = Marginals(mean, covariance.diagonal().sqrt())
+    sampled = _sampled(density, joint, seed, wider, marginals.sd, _DRAWS)
+    if sampled is not None and undecided(marginals, sampled):
+        sampled = _sampled(density, joint, seed + 1, wider, marginals.sd, _MORE)
+    word, reasons = judge(marginals, None, sampled, ())
     return Second(word, reasons, sampled)
 
 
-def _sampled(density: Density, joint: Joint, seed: int, wider: Wider | None) -> Sampled | None:
+def _sampled(density: Density, joint: Joint, seed: int, wider: Wider | None, sd: Tensor, draws: int) -> Sampled | None:
     generator = torch.Generator().manual_seed(seed)
     if isinstance(density, LayeredGaussian):
-        theta, own, wide = _of_layers(density, joint, generator, seed)
+        theta, own, wide = _of_layers(density, joint, generator, seed, draws)
     elif isinstance(density, Mixture):
-        theta, own, wide = _of_mixture(density, generator)
+        theta, own, wide = _of_mixture(density, generator, draws)
     else:
         assert wider is not None
-        theta, wide = wider.draws(_DRAWS, generator)
+        theta, wide = wider.draws(draws, generator)
         own = wide
     log_joint = joint(theta).nan_to_num(nan=-math.inf)
     if not bool((log_joint < math.inf).all() & log_joint.isfinite().any()):
         return None
-    alone, every = (log_joint - own)[: _DRAWS // 2], log_joint - wide
+    alone, every = (log_joint - own)[: draws // 2], log_joint - wide
     smooth = smoothed(alone)
     nats = 0.5 * float(alone.var()) if bool(alone.isfinite().all()) else math.inf
     from_q = FromQ(float(smooth.k_hat), float(smooth.effective), nats, float(alone.mean()))
-    return Sampled(weighted_moments(theta, every), from_q, _DRAWS, Weights(alone, every))
+    return Sampled(weighted_moments(theta, every, sd), from_q, draws, Weights(alone, every))
 
 
 def _of_layers(
-    density: LayeredGaussian, joint: Joint, generator: torch.Generator, seed: int
+    density: LayeredGaussian, joint: Joint, generator: torch.Generator, seed: int, draws: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draws, and the log densities of the layered Gaussian and of the wider proposal, in the space of the noise."""
     like, dim = density.centre, density.dim
@@ -102,18 +105,18 @@ def _of_layers(
     pair = (value.isfinite() & residual.isfinite().all(-1)).reshape(2, -1).all(0).repeat(2)
     M = third_order(z[pair], residual[pair]).matrix if int(pair.sum()) >= _FEWEST // 2 else None
     proposal = Proposal(CholeskyGaussian(dim, dtype=like.dtype, device=like.device), M)
-    x = proposal.sample(_DRAWS, generator)
+    x = proposal.sample(draws, generator)
     wide, own = proposal.log_density(x)
     parts = [density.push(part) for part in x.split(density.at_once)]
     theta, stretch = (torch.cat(each) for each in zip(*parts, strict=True))
     return theta, own - stretch, wide - stretch
 
 
-def _of_mixture(density: Mixture, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def _of_mixture(density: Mixture, generator: torch.Generator, draws: int) -> tuple[Tensor, Tensor, Tensor]:
     """Draws, half of the mixture, half of t distributions around its members, and both log densities."""
-    like, dim, half = density.centres, density.dim, _DRAWS // 2
-    member = torch.multinomial(density.shares.double().cpu(), _DRAWS, replacement=True, generator=generator)
-    z = torch.randn(_DRAWS, dim, generator=generator, dtype=torch.float64)
+    like, dim, half = density.centres, density.dim, draws // 2
+    member = torch.multinomial(density.shares.double().cpu(), draws, replacement=True, generator=generator)
+    z = torch.randn(draws, dim, generator=generator, dtype=torch.float64)
     gamma = torch._standard_gamma(torch.full((half, 1), 0.5 * _DOF, dtype=torch.float64), generator=generator)
     z[half:] *= _WIDER * (0.5 * _DOF / gamma).sqrt()
     member = member.to(like.device)
