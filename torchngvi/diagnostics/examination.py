@@ -203,7 +203,8 @@ class _Examination:
             return None
         found = self._sampled(matrix, draws, self.seed + 1)
         if found is not None and 4 * found.corrected.effective >= _HOPEFUL and undecided(self.marginals, found):
-            more = self._sampled(matrix, _MORE_VALUES, self.seed + 6) if self.allowed.affords(_MORE_VALUES) else None
+            draws = int(min(self.allowed.values_left, _MORE_VALUES)) // 4 * 4
+            more = self._sampled(matrix, draws, self.seed + 6) if draws >= 2 * _VALUES else None
             self.unexamined += [] if more else [f"more importance weights ({self.allowed})"]
             found = more or found
         if found is None:

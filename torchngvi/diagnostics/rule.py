@@ -22,7 +22,7 @@ LIMITS = (0.2, 0.35)  # of a log sd, and of a mean in sds: "fits" up to the firs
 _TAILS = (0.95, 1.15)  # of -κ
 _EFFECTIVE = 200.0  # draws from which importance weights are believed
 _K_HAT = 0.7  # below which they are
-_WILD = (0.5, 0.7)  # of the k-hat of an sd: from the first on there may be more, from the second on or less
+_WILD = (0.6, 0.7)  # of the k-hat of an sd: from the first on there may be more, from the second on more draws help
 WIDE = 2.0  # standard errors
 _NOTED = 0.1  # log sd from which a wild one is looked at again
 _WILD_LIMIT = 0.15  # of a log sd up to which q fits where there may be more
@@ -178,12 +178,10 @@ def _by_sampling(marginals: Marginals, sampled: Sampled | None) -> list[Finding]
     shift = (found.mean - marginals.mean) / found.sd
     error = found.mean_error / found.sd
     margin = 0.0 if trusted(sampled) else _CLEAR
-    sure = log_sd.abs() - torch.where(_wild(found, _WILD[1]), _CLEAR, margin) * found.log_sd_error
-    shifts = shift.abs() - margin * error
-    low = log_sd.abs() - margin * found.log_sd_error >= _limit(found)
-    grades = torch.maximum(low, sure >= LIMITS[0]).int() + (sure >= LIMITS[1]).int()
-    k, j = int((10 * grades + sure.nan_to_num(0.0)).argmax()), int(shifts.nan_to_num(0.0).argmax())
-    first, second = float(log_sd[k].abs()), float(shifts[j])
+    sizes, shifts = log_sd.abs() - margin * found.log_sd_error, shift.abs() - margin * error
+    grades = (sizes >= _limit(found)).int() + (sizes >= LIMITS[1]).int()
+    k, j = int((10 * grades + sizes.nan_to_num(0.0)).argmax()), int(shifts.nan_to_num(0.0).argmax())
+    first, second = float(sizes[k]), float(shifts[j])
     more = " or more" if log_sd[k] > 0 and bool(_wild(found, _WILD[0])[k]) else ""
     return [
         Finding(int(grades[k]), first, f"{marginals.name(k)}: {_times(float(log_sd[k]))}{more}", marginals.name(k)),
