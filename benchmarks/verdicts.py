@@ -64,7 +64,7 @@ def interval(count, of):
     share, square = count / of, Z * Z / of
     middle = (share + square / 2) / (1 + square)
     half = Z * math.sqrt(share * (1 - share) / of + square / (4 * of)) / (1 + square)
-    return f"{count} of {of} ({middle - half:.0%} to {middle + half:.0%})"
+    return f"{count} of {of} ({max(middle - half, 0.0):.0%} to {middle + half:.0%})"
 
 
 def row(target, seed, folder):
