@@ -451,6 +451,7 @@ def test_a_result_of_a_fit_is_a_start():
     assert abs(refine(result, log_joint, "fan").after.elbo - evidence) < 0.01
 
 
+@pytest.mark.filterwarnings("ignore:refine, importance")
 def test_what_is_returned_can_be_saved(tmp_path):
     q = gaussian(*best_of_funnel(1.5, 3))
     for kind, log_joint in (("fan", funnel(1.5, 3)[0]), ("mixture", two_normals), ("importance", funnel(1.5, 3)[0])):

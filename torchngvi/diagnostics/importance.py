@@ -139,8 +139,8 @@ def weighted_moments(
     doubtful = (sd / expected.double()).log().abs().nan_to_num(0.0).topk(min(_OWN, len(sd))).indices
     own = torch.full_like(sd, torch.nan)
     own[doubtful] = smoothed(log_weights.double()[:, None] + deviation[:, doubtful].square().log()).k_hat
-    moments = (part.to(theta) for part in (mean, sd, mean_error, log_sd_error))
-    return Corrected(*moments, float(smooth.k_hat), float(smooth.effective), own.to(theta))
+    mean, sd, mean_error, log_sd_error, own = (part.to(theta) for part in (mean, sd, mean_error, log_sd_error, own))
+    return Corrected(mean, sd, mean_error, log_sd_error, float(smooth.k_hat), float(smooth.effective), own)
 
 
 @torch.no_grad()

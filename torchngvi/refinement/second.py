@@ -65,16 +65,19 @@ def examined_again(density: Density, joint: Joint, seed: int, wider: Wider | Non
     Returns:
         One of the words of a verdict, with its reasons.
     """
-    mean, covariance = density.moments()
-    marginals = Marginals(mean, covariance.diagonal().sqrt())
-    sampled = _sampled(density, joint, seed, wider, marginals.sd, _DRAWS)
-    if sampled is not None and undecided(marginals, sampled):
-        sampled = _sampled(density, joint, seed + 1, wider, marginals.sd, _MORE)
-    word, reasons = judge(marginals, None, sampled, ())
-    return Second(word, reasons, sampled)
+    found = _sampled(density, joint, seed, wider, _DRAWS)
+    if found is not None and undecided(*found):
+        found = _sampled(density, joint, seed + 1, wider, _MORE)
+    if found is None:
+        return Second(UNSEEN, (), None)
+    word, reasons = judge(found[0], None, found[1], ())
+    return Second(word, reasons, found[1])
 
 
-def _sampled(density: Density, joint: Joint, seed: int, wider: Wider | None, sd: Tensor, draws: int) -> Sampled | None:
+def _sampled(
+    density: Density, joint: Joint, seed: int, wider: Wider | None, draws: int
+) -> tuple[Marginals, Sampled] | None:
+    """Moments of the density and of the posterior by the same draws, so that noise in common cancels."""
     generator = torch.Generator().manual_seed(seed)
     if isinstance(density, LayeredGaussian):
         theta, own, wide = _of_layers(density, joint, generator, seed, draws)
@@ -87,11 +90,16 @@ def _sampled(density: Density, joint: Joint, seed: int, wider: Wider | None, sd:
     log_joint = joint(theta).nan_to_num(nan=-math.inf)
     if not bool((log_joint < math.inf).all() & log_joint.isfinite().any()):
         return None
+    mean, covariance = density.moments()
+    marginals = Marginals(mean, covariance.diagonal().sqrt())
+    if own is not wide:
+        itself = weighted_moments(theta, own - wide, marginals.sd)
+        marginals = Marginals(itself.mean, itself.sd)
     alone, every = (log_joint - own)[: draws // 2], log_joint - wide
     smooth = smoothed(alone)
     nats = 0.5 * float(alone.var()) if bool(alone.isfinite().all()) else math.inf
     from_q = FromQ(float(smooth.k_hat), float(smooth.effective), nats, float(alone.mean()))
-    return Sampled(weighted_moments(theta, every, sd), from_q, draws, Weights(alone, every))
+    return marginals, Sampled(weighted_moments(theta, every, marginals.sd), from_q, draws, Weights(alone, every))
 
 
 def _of_layers(
