@@ -12,7 +12,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.fitting import reasons
+from torchngvi.fitting import fresh, reasons
 from torchngvi.fitting.descent import Point
 from torchngvi.models.guarded import Guarded
 
@@ -233,6 +233,20 @@ def test_the_verdict_tells_all():
     gradients = [record.gradients for record in result.trace]
     assert gradients == sorted(gradients)
     assert result.norm <= 0.1
+
+
+def test_what_importance_sampling_would_keep():
+    """By smoothed weights; heavy tails make it a rough number, and a few large among equal ones do not."""
+    q = CholeskyGaussian(5, dtype=torch.float64)
+    heavy = fresh.judge(q, Guarded(LogJoint(lambda theta: -torch.log1p(theta.square()).sum(-1))), 0)
+    assert 0 < heavy.share < 0.9
+    assert heavy.k_hat > 0.5
+    assert heavy.kept == (
+        f"importance sampling would keep {heavy.share:.0%} of them, a rough number (k-hat {heavy.k_hat:.2f})"
+    )
+    exact = fresh.judge(q, Guarded(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), 0)
+    assert exact.kept == "importance sampling would keep 100% of them"
+    assert exact._replace(k_hat=2.0).kept == exact.kept
 
 
 def test_the_same_seed_is_the_same_run():
