@@ -1,12 +1,14 @@
 """The verdict on fits whose true errors are known: how often it is right, and what it costs.
 
-    python -m benchmarks.verdicts [--half tune] [--seeds 2] [--only NAMES] [--fits FOLDER]
+    python -m benchmarks.verdicts [--half fresh] [--seeds 3] [--only NAMES] [--fits FOLDER]
 
 One line a target and seed: the word; the worst error of a log sd (below 0 q is too narrow) and of a mean in true sds;
 what importance sampling ("s") and linear response say of the worst coordinate; k-hat and effective draws; the number of
 other modes; gradients of the fit and of the check.
 A fit is wrong where an sd is off by more than 30 % or a mean by more than 0.3 of it.  A wrong one that "fits" is
-missed, a right one that "does not fit" is a false alarm; "about right" is neither, and is counted beside them.
+missed, a right one that "does not fit" is a false alarm; "about right" is neither, and is counted beside them.  So are
+other words for the same fits: what `fit` itself says within its budget, k-hat of q above 0.7, and the words of an ELBO
+that has settled, whose relative change in the last step is below 1 %.
 """
 
 import argparse
@@ -23,22 +25,30 @@ from torchngvi.diagnostics import examine
 
 LIMITS = (math.log(1.3), 0.3)  # of a log sd, of a mean in sds
 Z = 1.96  # of an interval
+K_HAT = 0.7  # above which a fit is called bad by it alone
+SETTLED = 0.01  # relative change of the ELBO below which it is called converged
 
 
 def fitted(target, seed, folder):
-    """q, whether the fit converged, and its gradients; kept in the folder if there is one."""
+    """q, and what is known of its fit; kept in the folder if there is one."""
     path = folder / f"{target.name.replace('/', '-')}, {seed}.pt" if folder else None
     q = CholeskyGaussian(target.dim, dtype=torch.float64)
     if path is not None and path.exists():
         kept = torch.load(path)
         q.load_state_dict(kept["q"])
-        return q, kept["converged"], kept["gradients"]
+        return q, kept
     torch.manual_seed(seed)
     result = fit(q, target.log_joint, progress=False)
-    gradients = result.trace[-1].gradients if result.trace else 0
+    losses = [record.loss for record in result.trace[-2:]]
+    known = {
+        "converged": result.converged,
+        "gradients": result.gradients,
+        "change": abs(losses[-1] - losses[0]) / max(abs(losses[-1]), 1e-300) if len(losses) > 1 else math.inf,
+        "word": "not examined" if result.verdict is None else result.verdict.word,
+    }
     if path is not None:
-        torch.save({"q": q.state_dict(), "converged": result.converged, "gradients": gradients}, path)
-    return q, result.converged, gradients
+        torch.save({"q": q.state_dict(), **known}, path)
+    return q, known
 
 
 def errors(target, q):
@@ -54,12 +64,12 @@ def interval(count, of):
     share, square = count / of, Z * Z / of
     middle = (share + square / 2) / (1 + square)
     half = Z * math.sqrt(share * (1 - share) / of + square / (4 * of)) / (1 + square)
-    return f"{count} of {of} ({middle - half:.0%} to {middle + half:.0%})"
+    return f"{count} of {of} ({max(middle - half, 0.0):.0%} to {middle + half:.0%})"
 
 
 def row(target, seed, folder):
-    """A line of the table, and (half, whether the fit is wrong, the word)."""
-    q, converged, gradients = fitted(target, seed, folder)
+    """A line of the table, and (part of the suite, whether the fit is wrong, the words by who says them)."""
+    q, known = fitted(target, seed, folder)
     start = time.perf_counter()
     verdict = examine(q, target.log_joint, seed=seed)
     seconds = time.perf_counter() - start
@@ -76,15 +86,35 @@ def row(target, seed, folder):
     line = (
         f"{target.name[:44]:44}{target.dim:4}{seed:3}  {verdict.word:13}{'wrong' if wrong else 'right':6}{sd:7.2f}"
         f"{mean:6.2f}{sampled:>7}{shift:>7}{k_hat:>7}{effective:>6}{response:>7}{heavy:>7}{len(verdict.modes):3}"
-        f"{gradients:9}{'' if converged else '*':1}{verdict.effort.gradients:8}{seconds:6.1f}"
+        f"{known['gradients']:9}{'' if known['converged'] else '*':1}{verdict.effort.gradients:8}{seconds:6.1f}"
     )
-    return line, (target.half, wrong, verdict.word)
+    alone = verdict.sampled is not None and verdict.sampled.from_q.k_hat <= K_HAT
+    words = {
+        "examine": verdict.word,
+        "fit": known["word"],
+        "k-hat > 0.7": "fits" if alone else "does not fit",
+        "an ELBO that has settled": "fits" if known["change"] < SETTLED else "does not fit",
+    }
+    return line, (target.half, wrong, words)
+
+
+def counted(found):
+    """The counts of each part of the suite, by who says the word."""
+    for half in sorted({each[0] for each in found}):
+        for who in found[0][2]:
+            count = Counter((wrong, words[who]) for part, wrong, words in found if part == half)
+            of = {wrong: sum(number for key, number in count.items() if key[0] == wrong) for wrong in (True, False)}
+            missed, alarms = count[True, "fits"], count[False, "does not fit"]
+            print(f"{half}, {who}: missed {interval(missed, of[True])}, false alarms {interval(alarms, of[False])}")
+            for wrong in (True, False):
+                words = (f"{number} {key[1]}" for key, number in sorted(count.items()) if key[0] == wrong)
+                print(f"    {'wrong' if wrong else 'right'}: {', '.join(words)}")
 
 
 def main():
     """Print the table and the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--half", choices=["tune", "held"])
+    parser.add_argument("--half", choices=["tune", "held", "fresh", "fresh 1", "fresh 2"])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     parser.add_argument("--fits", type=Path, help="a folder that keeps the fits for the next run")
@@ -96,22 +126,15 @@ def main():
         f"{'target':44}{'D':>4}{'':3}  {'word':13}{'':6}{'log sd':>7}{'mean':>6}{'s sd':>7}{'s mean':>7}{'k-hat':>7}"
         f"{'ess':>6}{'resp.':>7}{'-kappa':>7}{'':3}{'fit':>9} {'check':>8}{'s':>6}    (*: the fit did not converge)"
     )
-    found = Counter()
+    found = []
     for target in targets(options.half):
         if options.only and not any(part in target.name for part in options.only):
             continue
         for seed in range(options.seeds):
             line, key = row(target, seed, options.fits)
-            found[key] += 1
+            found.append(key)
             print(line, flush=True)
-    for half in sorted({key[0] for key in found}):
-        count = {key[1:]: number for key, number in found.items() if key[0] == half}
-        of = {wrong: sum(number for key, number in count.items() if key[0] == wrong) for wrong in (True, False)}
-        missed, alarms = count.get((True, "fits"), 0), count.get((False, "does not fit"), 0)
-        print(f"{half}: missed {interval(missed, of[True])}, false alarms {interval(alarms, of[False])}")
-        for wrong in (True, False):
-            words = ", ".join(f"{number} {key[1]}" for key, number in sorted(count.items()) if key[0] == wrong)
-            print(f"    {'wrong' if wrong else 'right'}: {words}")
+    counted(found)
 
 
 if __name__ == "__main__":

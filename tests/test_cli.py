@@ -142,7 +142,7 @@ class TestOutputs:
         assert result["evaluations"] == 2
         out = capsys.readouterr().out
         assert f"bmi         {mean[3]:7.3f}" in out
-        assert "A Gaussian fits. k-hat of q: 0.00, worth 512 of 512 draws." in unwrapped(out)
+        assert "and a Gaussian fits. k-hat of q: 0.00, worth 512 of 512 draws." in unwrapped(out)
         assert (result["k_hat"], result["k_hat_draws"]) == (0.0, 512)
         assert (result["gaussian"], result["gaussian_reasons"], result["other_modes"]) == ("fits", [], 0)
         assert {row["name"] for row in result["gaussian_worst"]} <= {row["name"] for row in rows}

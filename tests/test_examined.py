@@ -20,7 +20,8 @@ from torchngvi import (
     fit,
 )
 from torchngvi.diagnostics import examination
-from torchngvi.diagnostics.verdict import Effort, Marginals, Verdict
+from torchngvi.diagnostics.rule import Marginals
+from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError
 from torchngvi.fitting import Criterion
 from torchngvi.fitting.records import FitResult
@@ -97,7 +98,7 @@ def run(target, dim, seed=0, **options):
 def test_a_logistic_regression_fits():
     _, result = run(logistic, 4)
     assert result.verdict.word == "fits"
-    assert str(result).endswith(" evaluations. A Gaussian fits.")
+    assert str(result).endswith(" evaluations. q is the best Gaussian, and a Gaussian fits.")
     assert result.summary() == f"{result}\n{result.verdict}"
 
 
@@ -106,49 +107,64 @@ def test_eight_schools_do_not_fit(seed):
     _, result = run(eight_schools, 10, seed)
     assert result.converged
     assert result.verdict.word == "does not fit"
-    assert " A Gaussian DOES NOT FIT: theta[1]: sd " in str(result)
+    assert " q is the best Gaussian, but a Gaussian DOES NOT FIT: theta[1]: sd " in str(result)
     assert "other modes (q does not fit without them)" in result.verdict.effort.unexamined
     names = ["mu", "log tau", *(f"effect[{k}]" for k in range(8))]
-    assert " A Gaussian DOES NOT FIT: log tau: sd " in str(result.named(names))
+    assert " a Gaussian DOES NOT FIT: log tau: sd " in str(result.named(names))
     assert "\n  log tau " in result.named(names).summary()
 
 
 def test_two_normals_have_another_mode():
     """It is the one that the check of the fit has found, at no gradients more."""
     q, result = run(two_normals, 2)
-    assert " A Gaussian DOES NOT FIT: 1 other mode, at (" in str(result)
+    assert " a Gaussian DOES NOT FIT: 1 other mode, at (" in str(result)
     assert result.verdict.effort.gradients == 0
     assert result.verdict.effort.starts == 8
     torch.testing.assert_close(result.verdict.modes[0].mean, -q.mean, rtol=0, atol=0.05)
 
 
-def of_words(word, *reasons, q=None, unexamined=()):
+def of_words(word, *reasons, q=None, unexamined=(), converged=True):
     two = torch.ones(2)
     verdict = Verdict(word, reasons, Marginals(two, two), None, None, (), Effort(0, 0, 0, unexamined))
     q = CholeskyGaussian(2) if q is None else q
-    return FitResult(True, "done.", 1.0, 0.0, 3, torch.tensor(True), [], posterior=q, verdict=verdict)
+    return FitResult(converged, "done.", 1.0, 0.0, 3, torch.tensor(True), [], posterior=q, verdict=verdict)
 
 
 @pytest.mark.parametrize(
     ("result", "sentence"),
     [
-        (of_words("fits"), "A Gaussian fits."),
-        (of_words("about right", "theta[1]: sd about 1.3 times too small"), "A Gaussian is about right: theta[1]: sd "),
+        (of_words("fits"), "q is the best Gaussian, and a Gaussian fits."),
+        (of_words("fits", converged=False), "q may not be the best Gaussian, but a Gaussian fits."),
+        (
+            of_words("about right", "theta[1]: sd about 1.3 times too small"),
+            "q is the best Gaussian, and a Gaussian is about right: theta[1]: sd about 1.3 times too small; use its ",
+        ),
         (
             of_words(
                 "does not fit", "theta[0]: sd about 2 times too small", "theta[0]: mean off", "theta[1]: mean off"
             ),
-            "A Gaussian DOES NOT FIT: theta[0]: sd about 2 times too small; theta[1]: mean off.",
+            "q is the best Gaussian, but a Gaussian DOES NOT FIT: theta[0]: sd about 2 times too small; theta[1]: mean "
+            "off; try torchngvi.refine(result, log_joint), or other coordinates of the parameters.",
         ),
         (
             of_words("not examined", "no weights", unexamined=("linear response",)),
             "Whether a Gaussian fits was not examined: no weights; linear response.",
         ),
-        (of_words("fits", q=DiagonalGaussian(2)), "A Gaussian with independent coordinates fits."),
+        (
+            of_words("fits", q=DiagonalGaussian(2)),
+            "q is the best Gaussian with independent coordinates, and such a Gaussian fits.",
+        ),
+        (
+            of_words("does not fit", "theta[0]: mean off", q=DiagonalGaussian(2), converged=False),
+            "q may not be the best Gaussian with independent coordinates, and such a Gaussian DOES NOT FIT: theta[0]: "
+            "mean off; try a CholeskyGaussian, which has all correlations.",
+        ),
     ],
 )
 def test_sentences(result, sentence):
-    start = "converged, done. Negative ELBO 1.000000 after 3 evaluations. "
+    start = (
+        f"{'converged' if result.converged else 'not converged'}, done. Negative ELBO 1.000000 after 3 evaluations. "
+    )
     assert str(result).startswith(start + sentence)
     assert result.approximation.endswith(".")
     assert result.summary().startswith(f"{result}\nthe Gaussian family: ")

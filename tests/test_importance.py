@@ -73,6 +73,26 @@ def test_moments_of_a_student_t():
     assert all(one.k_hat < 0.7 and one.effective > 3000 for one in each)
 
 
+def test_a_standard_deviation_has_a_k_hat_of_its_own():
+    """A t with ν = 2.5 under one with ν = 3: weights grow as √x, k = 1/6, weighted squares as x^2.5, k = 5/6."""
+    q = CholeskyGaussian(1, dtype=F64)
+    heavy = corrected_moments(q, LogJoint(lambda theta: -1.75 * torch.log1p(theta.square().sum(-1) / 2.5))).corrected
+    light = corrected_moments(q, LogJoint(lambda theta: -0.6 * theta.square().sum(-1))).corrected
+    assert heavy.k_hat < 0.5 < 0.6 < float(heavy.sd_k_hat) < 1.0
+    assert light.k_hat < 0.3
+    assert float(light.sd_k_hat) < 0.5
+
+
+def test_only_the_most_doubtful_have_one():
+    q = CholeskyGaussian(20, dtype=F64)
+    scale = torch.linspace(1.0, 1.5, 20, dtype=F64)
+    found = corrected_moments(q, LogJoint(lambda theta: -0.5 * (theta / scale).square().sum(-1))).corrected
+    known = ~found.sd_k_hat.isnan()
+    assert int(known.sum()) == 16
+    size = found.sd.log().abs()
+    assert float(size[known].min()) >= float(size[~known].max())
+
+
 def test_an_exact_q():
     q = dense()
     found = corrected_moments(q, LogJoint(lambda theta: q.log_prob(theta) + 3.0))

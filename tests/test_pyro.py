@@ -1541,6 +1541,6 @@ def test_a_verdict_in_the_names_of_sites():
     result = fit_guide(funnel, AutoGaussian(funnel), options={"progress": False})
     names = ("log v", "unconstrained share", "unconstrained above[0]", "x[0, 0]", "x[1, 0]")
     assert result.verdict.marginals.names == names
-    assert " A Gaussian DOES NOT FIT: " in str(result)
+    assert " a Gaussian DOES NOT FIT: " in str(result)
     assert "log v: sd " in str(result)
     assert "\n  log v " in result.summary()

@@ -10,13 +10,14 @@ import torch
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit, refine
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
-from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, WarpLayer, WeightedDraws
+from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
 from torchngvi.refinement.curves import LineDensity, Spline
 from torchngvi.refinement.fan import _gains, _warp_gain
 from torchngvi.refinement.joint import Joint, value_and_gradient
 from torchngvi.refinement.layers import Nodes, orthogonal
 from torchngvi.refinement.mixture import best_shares
 from torchngvi.refinement.newton import Batched, fitted
+from torchngvi.refinement.second import examined_again
 from torchngvi.refinement.tracing import trace
 
 LOG_TAU = 0.5 * math.log(2 * math.pi)
@@ -450,6 +451,7 @@ def test_a_result_of_a_fit_is_a_start():
     assert abs(refine(result, log_joint, "fan").after.elbo - evidence) < 0.01
 
 
+@pytest.mark.filterwarnings("ignore:refine, importance")
 def test_what_is_returned_can_be_saved(tmp_path):
     q = gaussian(*best_of_funnel(1.5, 3))
     for kind, log_joint in (("fan", funnel(1.5, 3)[0]), ("mixture", two_normals), ("importance", funnel(1.5, 3)[0])):
@@ -571,3 +573,74 @@ def test_the_snippet_of_the_docs():
     text = (pathlib.Path(__file__).parents[1] / "docs/refine.md").read_text(encoding="utf-8")
     snippet = re.search(r"```python\n(.*?)```", text, re.S).group(1)
     exec(compile(snippet, "docs/refine.md", "exec"), {})
+
+
+# ------------------------------------------------------------------------------------ a second examination
+
+
+def mixture_of(shares, centres):
+    return Mixture(vector(*shares), vector(*centres)[:, None], torch.ones(len(shares), 1, 1, dtype=torch.float64))
+
+
+def test_what_is_the_posterior_is_not_doubted():
+    log_joint = funnel(1.5, 4)[0]
+    refined = refine(gaussian(*best_of_funnel(1.5, 4)), log_joint, "fan")
+    assert refined.second.word == "fits"
+    assert not refined.second.doubtful
+    assert "  A second examination finds nothing against it." in str(refined)
+
+
+def test_a_mixture_is_examined_by_something_wider():
+    """Exact, with a share that is wrong, and without its second member."""
+    target = Joint(LogJoint(lambda theta: two_normals(theta)))
+    words = [
+        examined_again(mixture_of(shares, (-3.0, 3.0)), target, 0).word
+        for shares in ((0.5, 0.5), (0.7, 0.3), (0.9, 0.1))
+    ]
+    assert words == ["fits", "does not fit", "does not fit"]
+    q = Mixture(vector(1.0), vector(3.0)[:, None], torch.ones(1, 1, 1, dtype=torch.float64))
+    assert examined_again(q, target, 0).doubtful
+
+
+def test_what_is_drawn_has_that_density():
+    """The mean of p/proposal is one for a density p that is known."""
+    for density in (
+        layered(vector(0.5, -1.0), vector(1.0, 2.0), some_warp(2)),
+        Mixture(vector(0.3, 0.7), vector(0.0, 0.0, 2.0, 1.0).reshape(2, 2), torch.eye(2).expand(2, 2, 2).double()),
+    ):
+        known = CholeskyGaussian(2, mean=vector(0.4, -0.4), scale=vector(1.2, 1.5))
+        sampled = examined_again(density, Joint(LogJoint(known.log_prob)), 0).sampled
+        ratio = sampled.weights.corrected.exp()
+        assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / math.sqrt(len(ratio))
+        torch.testing.assert_close(sampled.corrected.mean, known.mean, rtol=0, atol=0.15)
+        torch.testing.assert_close(sampled.corrected.sd, known.stddev, rtol=0.1, atol=0)
+
+
+def test_a_warning_where_it_is_not_the_posterior():
+    """Two narrow ridges across: no layer bends to them, and importance weights say that sds are a third too small."""
+
+    def cross(theta):
+        return -0.5 * theta.square().prod(-1) - 0.125 * theta.square().sum(-1)
+
+    text = (
+        r"^refine, gaussian: It still is NOT the posterior: theta\[.\]: sd about .* times too small.*Markov chains\.$"
+    )
+    q = gaussian(vector(0.0, 0.0), vector(0.8, 0.8))
+    with pytest.warns(RefinementWarning, match=text):
+        refined = refine(q, cross, "mixture")
+    assert refined.kind == "gaussian"
+    assert "  It still is NOT the posterior: " in str(refined)
+
+
+def test_a_warning_where_nobody_can_tell():
+    """Of two normals one is known, and the search begins at it alone."""
+    q = gaussian(vector(3.0, 3.0), vector(1.0, 1.0))
+    with pytest.warns(RefinementWarning, match="^refine, gaussian: Whether it is the posterior cannot be told: "):
+        refined = refine(q, two_normals, "mixture", starts=vector(3.0, 3.0)[None])
+    assert refined.second.word == "not examined"
+
+
+def test_weighted_draws_are_compared_with_fresh_ones():
+    refined = refine(gaussian(*best_of_log_gamma(1.0, 3)), log_gamma(1.0), "importance")
+    assert refined.second.sampled.draws >= 4096
+    assert refined.second.word == "fits"

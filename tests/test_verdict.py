@@ -9,7 +9,8 @@ from arrow import ScalarArrow
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
 from torchngvi.diagnostics import Residuals, examine
 from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled
-from torchngvi.diagnostics.verdict import Effort, Marginals, OtherMode, Shape, Verdict, judge
+from torchngvi.diagnostics.rule import Marginals, OtherMode, Shape, judge, undecided
+from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.ifvb import FlatCholesky
@@ -252,7 +253,7 @@ def test_weights_of_no_use_do_not_decide():
     assert verdict.sampled.corrected.effective < 100
     assert verdict.effort.unexamined[0].startswith("importance weights (")
     assert verdict.word == "about right"
-    assert verdict.reasons[0].startswith("importance weights do not tell more (k-hat ")
+    assert verdict.reasons[0].startswith("importance weights do not tell more: worth ")
     assert verdict.shape.log_sd.median().item() == pytest.approx(-0.5 * math.log(1 - 0.5 / a), abs=0.01)
 
 
@@ -288,11 +289,13 @@ def test_other_values_at_the_same_theta():
 # ------------------------------------------------------------------------------------ the rule and the table
 
 
-def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0):
+def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None):
     sd = torch.tensor([1.0, math.exp(log_sd)])
     mean = torch.tensor([0.0, shift * math.exp(log_sd)])
     error = torch.full((2,), 0.05)
-    return Sampled(Corrected(mean, sd, error * sd, error, k_hat, effective), FromQ(0.2, 900.0, 0.1, -1.0), 4096)
+    own = None if own is None else torch.tensor([math.nan, own])
+    corrected = Corrected(mean, sd, error * sd, error, k_hat, effective, own)
+    return Sampled(corrected, FromQ(0.2, 900.0, 0.1, -1.0), 4096)
 
 
 def shape_of(log_sd, confirmed=False, singular=False, tails=0.0):
@@ -303,8 +306,8 @@ def shape_of(log_sd, confirmed=False, singular=False, tails=0.0):
     )
 
 
-POOR = "importance weights do not tell more (k-hat 0.80, 3000 of 4096 draws)"
-FEW = "importance weights do not tell more (k-hat 0.30, 99 of 4096 draws)"
+POOR = "importance weights do not tell more: worth 3000 of 4096 draws, k-hat 0.80"
+FEW = "importance weights do not tell more: worth 99 of 4096 draws, k-hat 0.30"
 Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
 
 
@@ -314,6 +317,11 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
         (shape_of(0.0), sampled_of(0.1), "fits", ()),
         (shape_of(0.0), sampled_of(0.25), "about right", ("log tau: sd about 1.3 times too small",)),
         (shape_of(0.0), sampled_of(-0.4), "does not fit", ("log tau: sd about 1.5 times too large",)),
+        (shape_of(0.0), sampled_of(0.16, own=0.55), "fits", ()),  # the squares behind that sd are well behaved
+        (shape_of(0.0), sampled_of(0.16, own=0.65), "about right", ("log tau: sd about 1.2 times too small or more",)),
+        (shape_of(0.0), sampled_of(0.14, own=0.65), "fits", ()),
+        (shape_of(0.0), sampled_of(0.38, own=0.65), "does not fit", ("log tau: sd about 1.5 times too small or more",)),
+        (shape_of(0.0), sampled_of(-0.25, own=0.8), "about right", ("log tau: sd about 1.3 times too large",)),
         (shape_of(0.0), sampled_of(0.0, shift=0.25), "about right", ("log tau: mean off by about 0.25 sd",)),
         (shape_of(0.0), sampled_of(0.0, shift=0.5), "does not fit", ("log tau: mean off by about 0.5 sd",)),
         (shape_of(0.9, confirmed=True), sampled_of(0.1), "fits", ()),  # sampling is trusted
@@ -383,6 +391,43 @@ def test_the_rule_on_modes():
     assert judge(Q, None, None, several)[1] == ("2 other modes, at (0, 8)",)
 
 
+@pytest.mark.parametrize(
+    ("sampled", "expected"),
+    [
+        (sampled_of(0.05), False),
+        (sampled_of(0.27), True),  # 0.17 to 0.37
+        (sampled_of(0.15, own=0.6), False),
+        (sampled_of(0.15, own=0.8), True),
+        (sampled_of(0.05, own=0.8), False),
+        (sampled_of(0.5, own=0.8), False),
+    ],
+)
+def test_when_more_draws_are_asked_for(sampled, expected):
+    assert undecided(Q, sampled) == expected
+
+
+def test_what_to_do_next():
+    far = OtherMode(torch.tensor([0.0, 8.0]), 1.0, 8.0, 0.5)
+    effort = Effort(0, 0, 0, ())
+    words = {
+        ("fits", ()): "",
+        ("about right", ()): "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)",
+        ("does not fit", ()): "try torchngvi.refine(q, log_joint), or other coordinates of the parameters",
+        ("does not fit", (far,)): 'try torchngvi.refine(q, log_joint, "mixture"), with a Gaussian at each mode',
+        ("not examined", ()): "try torchngvi.examine(q, log_joint) with a larger max_gradients",
+    }
+    for (word, modes), then in words.items():
+        verdict = Verdict(word, (), Q, None, None, modes, effort)
+        assert verdict.next == then
+        assert ("  next: " in str(verdict)) == bool(then)
+
+
+def test_nearly_equal_weights_and_a_large_k_hat_are_explained():
+    verdict = Verdict("about right", (), Q, None, sampled_of(0.0, k_hat=1.4, effective=4000.0), (), Effort(0, 0, 0, ()))
+    text = "worth 4000 of 4096 draws, all but a few of equal weight, and these may hide more (their k-hat is 1.40)"
+    assert text in str(verdict)
+
+
 def test_the_table():
     effort = Effort(1234, 4096, 6, ("tails (a budget of 7 gradients)",))
     verdict = Verdict(
@@ -396,11 +441,13 @@ def test_the_table():
     )
     assert str(verdict) == (
         "the Gaussian family: DOES NOT FIT; theta[1]: sd about 2.5 times too small\n"
-        "  about 0.1 nats from the posterior as far as draws of q can tell; PSIS k-hat 0.20; of a wider proposal 0.30, "
-        "3000 of 4096 draws; linear response: top eigenvalue 0.5; no other modes from 6 starts in U(-2, 2)\n"
+        "  about 0.1 nats from the posterior as far as draws of q can tell; importance weights of q: worth "
+        "900 of 2048 draws, k-hat 0.20; of a wider proposal: worth 3000 of 4096 draws, k-hat 0.30; linear response: "
+        "top eigenvalue 0.5; no other modes from 6 starts in U(-2, 2)\n"
         "  coordinate       mean         sd   response sd   sampled mean   sampled sd\n"
         "  theta[1]            0          1         ~2.46              0         2.46 ± 0.1\n"
         "  theta[0]            0          1            ~1              0            1 ± 0.05\n"
+        "  next: try torchngvi.refine(q, log_joint), or other coordinates of the parameters\n"
         "  not examined: tails (a budget of 7 gradients)"
     )
     named = verdict.named(["mu", "log tau"])
@@ -409,7 +456,11 @@ def test_the_table():
     with pytest.raises(InputError, match="names must have one entry a coordinate, 2; got 1"):
         verdict.named(["mu"])
     bare = Verdict("not examined", (), Q, None, None, (), Effort(0, 0, 0, ()))
-    assert str(bare) == "the Gaussian family: not examined\n  no numbers"
+    assert str(bare) == (
+        "the Gaussian family: not examined\n"
+        "  no numbers\n"
+        "  next: try torchngvi.examine(q, log_joint) with a larger max_gradients"
+    )
 
 
 # ------------------------------------------------------------------------------------ refusals

@@ -36,7 +36,7 @@ def wrong(sd_error: float, mean_error: float) -> bool:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--half", choices=["tune", "held"])
+    parser.add_argument("--half", choices=["tune", "held", "fresh", "fresh 1", "fresh 2"])
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

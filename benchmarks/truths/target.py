@@ -38,10 +38,10 @@ class Target:
     how: str  # one sentence on where the truth is from
     error: float = 0.0  # of the means in sds, and of the log sds: 0 for closed forms
     log_evidence: float | None = None
-    half: str = ""  # "tune" or "held"
+    half: str = ""  # "tune", "held", "fresh 1" or "fresh 2"
 
     def with_half(self, half: str) -> "Target":
-        """The same target in one half of the suite."""
+        """The same target in one part of the suite."""
         return replace(self, half=half)
 
 

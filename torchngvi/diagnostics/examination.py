@@ -24,20 +24,20 @@ from torchngvi.diagnostics.linear_response import (
     third_order,
     third_order_of_values,
 )
-from torchngvi.diagnostics.verdict import (
+from torchngvi.diagnostics.rule import (
     LIMITS,
     NOT,
-    Effort,
+    WIDE,
     Marginals,
     OtherMode,
     Shape,
-    Verdict,
     judge,
-    log_ratio,
     plain,
     trusted,
+    undecided,
     useful,
 )
+from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
@@ -56,7 +56,6 @@ _CONFIRMED = 512  # draws of a confirmation
 _PRODUCTS = 4  # of a coordinate, for which the budget has to suffice
 _AT_ONCE = 5  # coordinates that are confirmed together
 _ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
-_WIDE = 2.0  # standard errors
 _LOST = 0.05  # share of the draws that may fail
 _WIDEST = 2000  # dimensions up to which M is formed
 _MODES = 60  # dimensions below which modes are looked for
@@ -202,8 +201,9 @@ class _Examination:
             self.unexamined.append(f"more importance weights ({self.allowed})")
             return None
         found = self._sampled(matrix, draws, self.seed + 1)
-        if found is not None and 4 * found.corrected.effective >= _HOPEFUL and self._open(found):
-            more = self._sampled(matrix, _MORE_VALUES, self.seed + 6) if self.allowed.affords(_MORE_VALUES) else None
+        if found is not None and 4 * found.corrected.effective >= _HOPEFUL and undecided(self.marginals, found):
+            draws = int(min(self.allowed.values_left, _MORE_VALUES)) // 4 * 4
+            more = self._sampled(matrix, draws, self.seed + 6) if draws >= 2 * _VALUES else None
             self.unexamined += [] if more else [f"more importance weights ({self.allowed})"]
             found = more or found
         if found is None:
@@ -217,11 +217,6 @@ class _Examination:
     def _sampled(self, matrix: Tensor | None, draws: int, seed: int) -> Sampled | None:
         """Moments by so many draws."""
         return corrected_moments(self.q, self.target, matrix, num_samples=draws, seed=seed, over=self.allowed.over)
-
-    def _open(self, found: Sampled) -> bool:
-        """Whether a standard deviation may be below the first limit or above the second."""
-        size, error = log_ratio(self.marginals, found.corrected).abs(), _WIDE * found.corrected.log_sd_error
-        return bool(((size - error < LIMITS[0]) & (size + error > LIMITS[1])).any())
 
     # -------------------------------------------------------------------------------- residuals
 
@@ -281,7 +276,7 @@ class _Examination:
         if not self.target.comparable:
             self.unexamined.append("a confirmation (the log joint gives other values at the same theta)")
             return
-        likely = shape.log_sd.abs() + _WIDE * shape.standard_error
+        likely = shape.log_sd.abs() + WIDE * shape.standard_error
         order = likely.argsort(descending=True)
         waiting = order[likely[order] >= LIMITS[0]]
         draws = max(_CONFIRMED, 2 * self.q.structure.widest + 2)

@@ -24,6 +24,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 _DOF = 3.0  # of the t distributions
 _FLOOR = 0.1  # of the eigenvalues of I - M: about three times as wide
 _TOP = 4  # directions with heavy tails
+_OWN = 16  # coordinates whose variances have a k̂ of their own
 _AT_ONCE = 1024  # draws a call of the log joint
 
 
@@ -36,6 +37,7 @@ class Corrected(NamedTuple):
     log_sd_error: Tensor  # of log sd, (D,)
     k_hat: float
     effective: float  # draws
+    sd_k_hat: Tensor | None = None  # of the weighted squares that make up an sd, where it is most in doubt, (D,)
 
 
 class FromQ(NamedTuple):
@@ -47,12 +49,20 @@ class FromQ(NamedTuple):
     elbo: float  # mean of the log weights
 
 
+class Weights(NamedTuple):
+    """The logarithms of importance weights before they are smoothed, of which the exponentials have the mean one."""
+
+    from_q: Tensor  # at draws of q, (S/2,)
+    corrected: Tensor  # at draws of the wider proposal, (S,)
+
+
 class Sampled(NamedTuple):
     """Both, from one set of draws."""
 
     corrected: Corrected
     from_q: FromQ
     draws: int
+    weights: Weights | None = None
 
 
 class Proposal:
@@ -108,6 +118,31 @@ class Proposal:
         return size - 0.5 * (_DOF + dim) * torch.log1p(square / _DOF)
 
 
+def weighted_moments(
+    theta: Tensor,  # (S, D)
+    log_weights: Tensor,  # (S,)
+    expected: Tensor,  # sd of q, (D,)
+) -> Corrected:
+    """Moments by draws with smoothed weights; their errors by the delta method, the weights as if they were given.
+
+    Weights that are well behaved do not make an average so: of the terms w (θ_k - m_k)² of a variance a k̂ of their own
+    is taken where that variance is farthest from what is expected (Vehtari et al. 2024, section 2.4).  Above 0.5 the
+    error of the variance has no bound, and there may be more than was found.
+    """
+    smooth = smoothed(log_weights)
+    w, draws = smooth.log_weights.exp(), theta.double()
+    mean = w @ draws
+    deviation = draws - mean
+    sd = (w @ deviation.square()).sqrt()
+    mean_error = (w.square() @ deviation.square()).sqrt()
+    log_sd_error = 0.5 * (w.square() @ (deviation.square() / sd.square() - 1).square()).sqrt()
+    doubtful = (sd / expected.double()).log().abs().nan_to_num(0.0).topk(min(_OWN, len(sd))).indices
+    own = torch.full_like(sd, torch.nan)
+    own[doubtful] = smoothed(log_weights.double()[:, None] + deviation[:, doubtful].square().log()).k_hat
+    mean, sd, mean_error, log_sd_error, own = (part.to(theta) for part in (mean, sd, mean_error, log_sd_error, own))
+    return Corrected(mean, sd, mean_error, log_sd_error, float(smooth.k_hat), float(smooth.effective), own)
+
+
 @torch.no_grad()
 def corrected_moments(
     q: Gaussian,
@@ -154,24 +189,16 @@ def corrected_moments(
         return None
     half = num_samples // 2
     weights = (log_joint - own)[:half]
-    smooth, alone = smoothed(log_joint - mixture), smoothed(weights)
-    w, theta = smooth.log_weights.exp(), theta.double()
-    mean = w @ theta
-    deviation = theta - mean
-    sd = (w @ deviation.square()).sqrt()
-    # by the delta method, the weights as if they were given
-    mean_error = (w.square() @ deviation.square()).sqrt()
-    log_sd_error = 0.5 * (w.square() @ (deviation.square() / sd.square() - 1).square()).sqrt()
+    alone = smoothed(weights)
     nats = 0.5 * float(weights.var()) if bool(weights.isfinite().all()) else math.inf
     return Sampled(
-        Corrected(
-            mean.to(frame.mean),
-            sd.to(frame.mean),
-            mean_error.to(frame.mean),
-            log_sd_error.to(frame.mean),
-            float(smooth.k_hat),
-            float(smooth.effective),
-        ),
+        weighted_moments(theta, log_joint - mixture, q.stddev),
         FromQ(float(alone.k_hat), float(alone.effective), nats, float(weights.mean())),
         num_samples,
+        Weights(_scaled(weights), _scaled(log_joint - mixture)),
     )
+
+
+def _scaled(log_weights: Tensor) -> Tensor:
+    """With the mean one."""
+    return (log_weights - log_weights.logsumexp(0) + math.log(len(log_weights))).cpu()

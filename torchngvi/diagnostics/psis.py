@@ -13,6 +13,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 
+USELESS = 0.7  # k̂ above which weights are of no use
+_NEARLY_ALL = 0.9  # share of the draws that are effective where nearly all weights are equal
 _FEWEST = 100  # draws that say something about a tail
 _FEWEST_TAIL = 5  # weights to which a tail can be fitted
 _PRIOR_SHAPE = (10.0, 0.5)  # weight, in draws, and value of the prior of k̂
@@ -82,6 +84,23 @@ def smoothed(
     weights = torch.where(usable, weights - torch.logsumexp(weights, 0), math.nan)
     k = torch.where(usable, torch.where(equal, 0.0, k), math.nan)
     return Smoothed(weights.reshape(log_weights.shape), k.reshape(log_weights.shape[1:]))
+
+
+def worth(k: float, effective: float, draws: int) -> str:
+    """What weighted draws are worth, in words that k̂ and the effective number of draws cannot contradict.
+
+    Where nearly all weights are equal but a few, k̂ is that of these few: it then says that there is something which
+    hardly any draw reaches, and not that the others are of no use.
+
+    >>> worth(0.31, 3000.0, 4096)
+    'worth 3000 of 4096 draws, k-hat 0.31'
+    >>> worth(1.4, 4000.0, 4096)
+    'worth 4000 of 4096 draws, all but a few of equal weight, and these may hide more (their k-hat is 1.40)'
+    """
+    text = f"worth {effective:.0f} of {draws} draws"
+    if k >= USELESS and effective >= _NEARLY_ALL * draws:
+        return f"{text}, all but a few of equal weight, and these may hide more (their k-hat is {k:.2f})"
+    return f"{text}, k-hat {k:.2f}"
 
 
 def k_hat(

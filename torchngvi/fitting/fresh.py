@@ -12,6 +12,7 @@ from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 DRAWS = 1024
+_ROUGH, _NEARLY = 0.5, 0.9  # k-hat from which the share is a rough number, unless nearly all weights are equal
 
 
 class Fresh(NamedTuple):
@@ -19,10 +20,16 @@ class Fresh(NamedTuple):
 
     elbo: Tensor  # (*batch,)
     error: Tensor  # (*batch,)
-    share: float  # effective number of Pareto-smoothed weights over that of the draws, the smallest
+    share: float  # of the draws, what their Pareto-smoothed importance weights are worth, the smallest
     lost: str  # why there is no such number, or nothing
     dropped: int = 0  # draws at which the log joint failed or was NaN, left out where they are few
-    k_hat: float = 0.0  # of the weights, the largest
+    k_hat: float = 0.0  # the largest
+
+    @property
+    def kept(self) -> str:
+        """What importance sampling would keep, with k-hat where that is a rough number."""
+        rough = f", a rough number (k-hat {self.k_hat:.2f})" if self.k_hat >= _ROUGH and self.share < _NEARLY else ""
+        return f"importance sampling would keep {self.share:.0%} of them{rough}"
 
     def __str__(self) -> str:
         return f"on {DRAWS} fresh draws the ELBO is {float(self.elbo.sum()):.6g} ± {float(self.error.norm()):.1g}"
@@ -66,5 +73,6 @@ def _kept(
     elbo = torch.where(failing, 0.0, terms).sum(0) / count
     scatter = torch.where(failing, 0.0, (terms - elbo).square()).sum(0) / (count - 1)
     weights = smoothed(torch.where(failing, -torch.inf, terms) / temperature)
-    share = float(weights.effective.min()) / DRAWS
-    return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()), float(weights.k_hat.max()))
+    share = float(weights.effective.nan_to_num(0.0).min()) / DRAWS
+    k_hat = float(weights.k_hat.nan_to_num(torch.inf).max())
+    return Fresh(elbo, (scatter / count).sqrt(), share, "", int(failing.sum()), k_hat)

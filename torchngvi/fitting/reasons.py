@@ -5,7 +5,6 @@ from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.race import BOUNDED, Compared
 from torchngvi.fitting.starts import Starts
 
-_USELESS = 0.7  # k-hat from which on weights are of no use
 _SMALL = 0.01  # norm² that is small whatever the noise
 
 
@@ -24,16 +23,6 @@ def cut(fitted: int, checked: int) -> str:
         f" Left out were {fitted} draws of the fit and {checked} of the check at which the log joint fails or is NaN: "
         "q is fitted to the posterior cut there."
     )
-
-
-def kept(judged: Fresh) -> str:
-    """What the fresh draws are worth where they stand for the posterior, by their Pareto-smoothed weights.
-
-    Of weights whose k-hat is above 0.7 the effective number says nothing (Vehtari et al. 2024).
-    """
-    if judged.k_hat > _USELESS:
-        return f"importance sampling would keep too few of them to tell (k-hat {judged.k_hat:.2f})"
-    return f"importance sampling would keep {judged.share:.0%} of them (k-hat {judged.k_hat:.2f})"
 
 
 def too_few(draws: int, norm: float, tolerance: float) -> str:

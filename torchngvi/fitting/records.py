@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from torchngvi.diagnostics.examination import examine
-from torchngvi.diagnostics.verdict import ABOUT, FITS, NOT, Verdict
+from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
+from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.interfaces import Posterior, Target, known_everywhere
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
@@ -86,7 +87,10 @@ class FitResult:
 
     @property
     def approximation(self) -> str:
-        """Whether a Gaussian fits, as a sentence with the worst coordinate; nothing of another posterior."""
+        """Two answers in one sentence, whether q is the best Gaussian and whether a Gaussian fits, and what to do next.
+
+        Where a Gaussian does not fit the worst coordinates are named; of another posterior it says nothing.
+        """
         verdict = self.verdict
         if not isinstance(self.posterior, Gaussian) or (verdict is None and self.target is None):
             return ""
@@ -94,10 +98,13 @@ class FitResult:
         if verdict is None or verdict.word not in (FITS, ABOUT, NOT):
             seen = verdict is not None and "; ".join((*verdict.reasons, *verdict.effort.unexamined))
             return f"Whether {gaussian} fits was not examined: {seen or self.unexamined or _why_not(self)}."
+        best = f"q {'is' if self.converged else 'may not be'} the best {gaussian[2:]}"
+        and_ = "and" if self.converged == (verdict.word != NOT) else "but"
         words = {FITS: "fits", ABOUT: "is about right", NOT: "DOES NOT FIT"}[verdict.word]
         worst = {reason.partition(": ")[0]: reason for reason in reversed(verdict.reasons)}  # one a coordinate
         reasons = f": {'; '.join(reversed(worst.values()))}" if worst else ""
-        return f"A{gaussian[1:]} {words}{reasons}."
+        one = "a Gaussian" if gaussian == "a Gaussian" else "such a Gaussian"
+        return f"{best}, {and_} {one} {words}{reasons}{_then(self.posterior, verdict)}."
 
     def summary(self) -> str:
         """Both answers, and the table of the verdict with the coordinates that are most in doubt.
@@ -128,6 +135,13 @@ def _kind(q: Gaussian) -> str:
         return "a Gaussian"
     independent = "with independent coordinates" if q.structure.widest == 1 else f"of structure {q.structure}"
     return f"a Gaussian {independent}"
+
+
+def _then(q: Gaussian, verdict: Verdict) -> str:
+    """What to do next, as a clause; nothing where a Gaussian fits."""
+    if verdict.word != FITS and q.structure.widest < q.dim and not verdict.modes:
+        return "; try a CholeskyGaussian, which has all correlations"
+    return f"; {verdict.next.replace('refine(q,', 'refine(result,')}" if verdict.next else ""
 
 
 def _why_not(result: FitResult) -> str:

@@ -210,7 +210,7 @@ class SampleAverages(Engine):
         others = self.unseen or reasons.others(self.starts, self.switched)
         reason = (
             f"natural-gradient norm {total:.2g} with {descent.draws} draws{reasons.distance(descent.point)}; "
-            f"{judged}, {reasons.kept(judged)}{others}."
+            f"{judged}, {judged.kept}{others}."
             f"{self._cut(judged)}{self.target.failures()}"
         )
         return Ending(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))

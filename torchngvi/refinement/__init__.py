@@ -9,7 +9,7 @@ from torchngvi.refinement.fan import LayeredGaussian
 from torchngvi.refinement.importance import WeightedDraws
 from torchngvi.refinement.layers import FanLayer, WarpLayer
 from torchngvi.refinement.mixture import Mixture
-from torchngvi.refinement.refine import Refinement, refine
+from torchngvi.refinement.refine import Refinement, RefinementWarning, refine
 
 __all__ = [
     "Density",
@@ -17,6 +17,7 @@ __all__ = [
     "LayeredGaussian",
     "Mixture",
     "Refinement",
+    "RefinementWarning",
     "WarpLayer",
     "WeightedDraws",
     "refine",

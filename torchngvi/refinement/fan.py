@@ -86,11 +86,11 @@ class LayeredGaussian(Density):
     @torch.no_grad()
     def log_prob(self, theta: Tensor) -> Tensor:
         """Compute log q(θ) by pulling θ back to the noise, (*sample,)."""
-        parts = self._flat(theta).split(self._at_once)
+        parts = self._flat(theta).split(self.at_once)
         return torch.cat([self._log_prob(part) for part in parts]).reshape(theta.shape[:-1])
 
     @property
-    def _at_once(self) -> int:
+    def at_once(self) -> int:
         """Rows for which a fan may write out its roots: bounds the memory."""
         return max(1, _ENTRIES // self.dim**2)
 
@@ -114,7 +114,7 @@ class LayeredGaussian(Density):
             order = torch.randperm(n, device=device, generator=generator)
             score = torch.special.ndtri((order + place) / n).to(x)
             x = x + (score - x @ u)[:, None] * u
-        return torch.cat([self.push(part)[0] for part in x.split(self._at_once)])
+        return torch.cat([self.push(part)[0] for part in x.split(self.at_once)])
 
     @torch.no_grad()
     def moments(self) -> tuple[Tensor, Tensor]:

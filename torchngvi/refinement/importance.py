@@ -1,5 +1,7 @@
 """Weighted draws: importance sampling from q and wide t distributions beside it, from values of the log joint."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,7 @@ from torchngvi.diagnostics.linear_response import third_order
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
+from torchngvi.interfaces import Frame
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.refinement.density import Density
 from torchngvi.refinement.joint import Joint, Quality, quality_of, value_and_gradient
@@ -68,14 +71,27 @@ class WeightedDraws(Density):
         return cls(state["theta"], state["log_weights"])
 
 
+class Wider(NamedTuple):
+    """What weighted draws come from."""
+
+    proposal: Proposal
+    frame: Frame
+
+    def draws(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw θ, (count, D), and compute the log density of the proposal there."""
+        x = self.proposal.sample(count, generator)
+        return self.frame.mean + self.frame.push(x), self.proposal.log_density(x)[0]
+
+
 @torch.no_grad()
-def weigh(q: Gaussian, joint: Joint, seed: int) -> tuple[WeightedDraws, Quality] | None:
+def weigh(q: Gaussian, joint: Joint, seed: int) -> tuple[WeightedDraws, Quality, Wider] | None:
     """Draw 2,048 times from q and from t distributions as wide as its linear response, and weigh by p.
 
     Half of the draws are those of q, which keeps the weights bounded where it has mass; see `Proposal`.
 
     Returns:
-        The draws with smoothed weights; None where the log joint is NaN at one of them, or finite at none.
+        The draws with smoothed weights, what they are worth, and where more come from; None where the log joint is NaN
+        at one of them, or finite at none.
     """
     frame = q.frame()
     z = Fixed(max(_FEWEST, _EACH * q.dim), seed=seed)(frame.mean)
@@ -83,10 +99,9 @@ def weigh(q: Gaussian, joint: Joint, seed: int) -> tuple[WeightedDraws, Quality]
     residual = -frame.pull(gradient) - z
     pair = (value.isfinite() & residual.isfinite().all(-1)).reshape(2, -1).all(0).repeat(2)
     M = third_order(z[pair], residual[pair]).matrix if int(pair.sum()) >= _FEWEST // 2 else None
-    proposal = Proposal(q, M)
-    x = proposal.sample(_DRAWS, torch.Generator().manual_seed(seed))
-    theta = frame.mean + frame.push(x)
-    log_weights = joint(theta) - proposal.log_density(x)[0]
+    wider = Wider(Proposal(q, M), frame)
+    theta, log_density = wider.draws(_DRAWS, torch.Generator().manual_seed(seed))
+    log_weights = joint(theta) - log_density
     if not bool(log_weights.isfinite().any()) or bool(log_weights.isnan().any()):
         return None
-    return WeightedDraws(theta, smoothed(log_weights).log_weights), quality_of(log_weights)
+    return WeightedDraws(theta, smoothed(log_weights).log_weights), quality_of(log_weights), wider

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.diagnostics.psis import smoothed
+from torchngvi.diagnostics.psis import smoothed, worth
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.guarded import Guarded
@@ -104,7 +104,7 @@ class Quality(NamedTuple):
     @property
     def worth(self) -> str:
         """What the importance weights are worth, in words."""
-        return f"worth {self.effective:.0f} of {DRAWS} draws, k-hat {self.k_hat:.2f}"
+        return worth(self.k_hat, self.effective, DRAWS)
 
 
 @torch.no_grad()

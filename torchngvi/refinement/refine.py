@@ -12,18 +12,25 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import FullPrecision, as_target
 from torchngvi.numerics.inference_mode import tracked
+from torchngvi.optim.notices import warn
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.refinement.density import Density
 from torchngvi.refinement.fan import LayeredGaussian, Layering
-from torchngvi.refinement.importance import weigh
+from torchngvi.refinement.importance import Wider, weigh
 from torchngvi.refinement.joint import DRAWS, Joint, Quality, quality
 from torchngvi.refinement.mixture import mix
+from torchngvi.refinement.second import Second, examined_again
 
 KINDS = ("fan", "mixture", "importance")
 
 _GAINED = 0.02  # nats by which the ELBO of a candidate has to be larger
 _TRUSTED = 0.7  # k-hat up to which importance weights are of use
+_ADVICE = " Try other coordinates of the parameters, more starts, or Markov chains."
 _WORTH = 1.2  # factor by which weighted draws have to be worth more than those of a density
+
+
+class RefinementWarning(UserWarning):
+    """What `refine` returns is not the posterior, or nobody can tell."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Refinement:
         after: the posterior; for weighted draws their proposal, whose ELBO says nothing of them.
         tried: every candidate that was judged, by its kind.
         reason: one sentence.
+        second: a second examination of the posterior, by draws from something wider: whether it still is not the
+            posterior that was asked for, of which `refine` warns.
         gradients: of the log joint, one a draw.
         values: of the log joint without a gradient.
 
@@ -53,6 +62,7 @@ class Refinement:
     after: Quality
     tried: dict[str, Quality]
     reason: str
+    second: Second
     gradients: int
     values: int
 
@@ -65,6 +75,7 @@ class Refinement:
             f"{self.kind}: {self.reason}",
             f"  before: {of(self.before)}",
             f"  after:  {weighted if self.kind == 'importance' else of(self.after)}",
+            f"  {self.second}",
             f"  {self.gradients} gradients and {self.values} values of the log joint",
         ]
         return "\n".join(lines)
@@ -104,6 +115,10 @@ def refine(
     Returns:
         The posterior, its ELBO, k-hat and effective number of draws beside those of q, and what it took.
 
+    Warns:
+        RefinementWarning: a second examination says that the posterior still is not that of the log joint, or cannot
+            tell whether it is.
+
     Raises:
         InputError: no log joint, a kind or a coordinate that there is not, a batch of posteriors, a log joint that is
             not finite at draws of q or gives other values each time, temperature 0.
@@ -120,7 +135,10 @@ def refine(
     """
     q, joint = _checked(result_or_q, log_joint, kind, coordinate, starts)
     with FullPrecision(q.device.type):
-        return _Refining(q, joint, seed).run(kind, coordinate, starts)
+        refined = _Refining(q, joint, seed).run(kind, coordinate, starts)
+    if refined.second.doubtful:
+        warn(f"refine, {refined.kind}: {refined.second}{_ADVICE}", RefinementWarning)
+    return refined
 
 
 class _Refining:
@@ -138,6 +156,7 @@ class _Refining:
         self.tried: dict[str, Quality] = {}
         self.found: dict[str, Density] = {}
         self.why: dict[str, str] = {}
+        self.wider: Wider | None = None
 
     def run(self, kind: str | None, coordinate: int | None, starts: Tensor | None) -> Refinement:
         """Try one kind or all."""
@@ -156,9 +175,9 @@ class _Refining:
             )
         else:
             reason = f"{self.why[best]}."
-        return Refinement(
-            posterior, best, self.before, after, self.tried, reason, self.joint.gradients, self.joint.values
-        )
+        second = examined_again(posterior, self.joint, self.seed + 2, self.wider if best == "importance" else None)
+        spent = self.joint.gradients, self.joint.values
+        return Refinement(posterior, best, self.before, after, self.tried, reason, second, *spent)
 
     def _mixture(self, starts: Tensor | None) -> None:
         mixture = mix(self.gaussian.centre, self.gaussian.root, self.joint, self.before.elbo, starts, self.seed)
@@ -185,7 +204,7 @@ class _Refining:
         if weighed is None:
             self.why["importance"] = "the log joint is finite at no draw of the proposal"
             return
-        self.found["importance"], self.tried["importance"] = weighed
+        self.found["importance"], self.tried["importance"], self.wider = weighed
         self.why["importance"] = (
             "draws of q and of wide t distributions, weighted by the posterior, are worth "
             f"{weighed[1].effective:.0f} of {DRAWS}"
