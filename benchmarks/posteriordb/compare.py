@@ -1,6 +1,7 @@
 """The 28 posteriors of posteriordb with reference draws: one unchanged default against a long run and other libraries.
 
-    python -m benchmarks.posteriordb.compare [--only NAMES] [--methods default long ...] [--seconds 20]
+    python -m benchmarks.posteriordb.compare [--only NAMES] [--methods default long ...] [--seconds 20] [--log FILE]
+    python -m benchmarks.posteriordb.compare --table FILE        the table of docs/black_box.md from such a log
 
 All methods get the same log joint, a PyTorch function, start at mean 0 unless said otherwise, and end in a Gaussian
 with full covariance:
@@ -21,9 +22,11 @@ Sobol points.  Float64 on one core.
 """
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -248,6 +251,38 @@ def tried(method: str, posterior: Posterior, seconds: float) -> Row:
         return FAILED._replace(verdict=f"failed: {type(error).__name__}: {error}")
 
 
+def read(log: Path) -> dict[str, dict[str, Row]]:
+    """The rows of a log, the last of each kind."""
+    table: dict[str, dict[str, Row]] = {}
+    for entry in map(json.loads, log.read_text().splitlines()):
+        table.setdefault(entry.pop("name"), {})[entry.pop("method")] = Row(**entry)
+    return {name: table[name] for name in NAMES if name in table}
+
+
+def markdown(table: dict[str, dict[str, Row]]) -> str:
+    """The table of the docs."""
+    head = "| posterior | D | mean error, sd | log sd error | k-hat | gradients | ELBO | best of longer runs above"
+    head += " | Pyro: mean, sd error | gradients | ELBO below | pathfinder: mean, sd error | ELBO below |"
+    return "\n".join([head, "|---" * 13 + "|", *(cells(name, rows) for name, rows in table.items())])
+
+
+def cells(name: str, rows: dict[str, Row]) -> str:
+    """A line of it; a method that was not run or failed leaves its cells empty."""
+    row = rows["default"]
+    longer = [rows[method].elbo for method in ("long", "reference") if method in rows]
+    above = f"{max(longer) - row.elbo:.4f}" if longer else ""
+    line = (
+        f"| {name} | {load(name).dim} | {row.mean:.3f} | {row.sd:.3f} | {row.k:.2f} | {row.gradients} | {row.elbo:.3f}"
+    )
+    line += f" | {above} | "
+    for method in ("pyro", "pathfinder"):
+        peer = rows.get(method, FAILED)
+        errors = "" if peer.failed else f"{peer.mean:.3f}, {peer.sd:.3f}"
+        below = "" if peer.failed else f"{row.elbo - peer.elbo:.2f}"
+        line += f"{errors} | {peer.gradients or ''} | {below} | " if method == "pyro" else f"{errors} | {below} |"
+    return line
+
+
 def is_regression(name: str) -> bool:
     return name.rsplit("-", 1)[1] in vars(regressions)
 
@@ -288,7 +323,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=tuple(METHODS), choices=tuple(METHODS))
     parser.add_argument("--seconds", type=float, default=20.0, help="for each learning rate of Pyro")
+    parser.add_argument("--log", type=Path, help="a file to which each row is added, one JSON object a line")
+    parser.add_argument("--table", type=Path, help="print the table of such a file, and run nothing")
     arguments = parser.parse_args()
+    if arguments.table:
+        table = read(arguments.table)
+        print(markdown(table))
+        summary(table)
+        return
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     methods = [method for method in METHODS if method in arguments.methods]
@@ -305,6 +347,9 @@ def main() -> None:
         for method in methods:
             rows[method] = tried(method, posterior, arguments.seconds)
             print(line(method, rows[method]), flush=True)
+            if arguments.log:
+                with arguments.log.open("a") as file:
+                    file.write(json.dumps({"name": name, "method": method} | rows[method]._asdict()) + "\n")
     if "default" in methods:
         summary(table)
 
