@@ -255,32 +255,27 @@ def read(log: Path) -> dict[str, dict[str, Row]]:
     """The rows of a log, the last of each kind."""
     table: dict[str, dict[str, Row]] = {}
     for entry in map(json.loads, log.read_text().splitlines()):
-        table.setdefault(entry.pop("name"), {})[entry.pop("method")] = Row(**entry)
+        name, method = entry.pop("name"), entry.pop("method")
+        table.setdefault(name, {})[method] = Row(**entry)
     return {name: table[name] for name in NAMES if name in table}
 
 
 def markdown(table: dict[str, dict[str, Row]]) -> str:
-    """The table of the docs."""
-    head = "| posterior | D | mean error, sd | log sd error | k-hat | gradients | ELBO | best of longer runs above"
-    head += " | Pyro: mean, sd error | gradients | ELBO below | pathfinder: mean, sd error | ELBO below |"
-    return "\n".join([head, "|---" * 13 + "|", *(cells(name, rows) for name, rows in table.items())])
-
-
-def cells(name: str, rows: dict[str, Row]) -> str:
-    """A line of it; a method that was not run or failed leaves its cells empty."""
-    row = rows["default"]
-    longer = [rows[method].elbo for method in ("long", "reference") if method in rows]
-    above = f"{max(longer) - row.elbo:.4f}" if longer else ""
-    line = (
-        f"| {name} | {load(name).dim} | {row.mean:.3f} | {row.sd:.3f} | {row.k:.2f} | {row.gradients} | {row.elbo:.3f}"
-    )
-    line += f" | {above} | "
+    """The tables of the docs: the default, and the other libraries where they were run."""
+    head = "| posterior | D | mean error, sd | log sd error | k-hat | gradients | ELBO |"
+    lines = [head, "|---" * 7 + "|"]
+    for name, rows in table.items():
+        row = rows["default"]
+        cells = (name, load(name).dim, f"{row.mean:.3f}", f"{row.sd:.3f}", f"{row.k:.2f}", row.gradients)
+        lines.append(f"| {' | '.join(map(str, (*cells, f'{row.elbo:.3f}')))} |")
     for method in ("pyro", "pathfinder"):
-        peer = rows.get(method, FAILED)
-        errors = "" if peer.failed else f"{peer.mean:.3f}, {peer.sd:.3f}"
-        below = "" if peer.failed else f"{row.elbo - peer.elbo:.2f}"
-        line += f"{errors} | {peer.gradients or ''} | {below} | " if method == "pyro" else f"{errors} | {below} |"
-    return line
+        if any(method in rows for rows in table.values()):
+            lines += ["", f"| {method} | mean error, sd | log sd error | gradients | ELBO below |", "|---" * 5 + "|"]
+        for name, rows in table.items():
+            if method in rows and not rows[method].failed:
+                row, below = rows[method], rows["default"].elbo - rows[method].elbo
+                lines.append(f"| {name} | {row.mean:.3f} | {row.sd:.3f} | {row.gradients} | {below:.2f} |")
+    return "\n".join(lines)
 
 
 def is_regression(name: str) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from .targets import WIDEST
+
 ASKED = 0.1  # nats
 FIGURE = Path(__file__).parents[2] / "docs" / "tuning_free.png"
 COLOURS = {"fit": "#1f5a94", "the best five": "#d1672b"}
@@ -34,7 +36,7 @@ def best_five(gaps: Gaps) -> tuple[str, ...]:
     names = sorted(set.intersection(*(set(of) for of in gaps.values())) - {"fit"})
     solved = {name: {key for key, of in gaps.items() if of[name] <= ASKED} for name in names}
     five = itertools.combinations(names, min(5, len(names)))
-    return max(five, key=lambda chosen: len(set.union(*(solved[name] for name in chosen))))
+    return max(five, key=lambda of: (len(set.union(*(solved[one] for one in of))), sum(len(solved[one]) for one in of)))
 
 
 def share(values: Iterable[float]) -> str:
@@ -54,12 +56,13 @@ def table(gaps: Gaps, rows: dict[Target, dict], five: tuple[str, ...], by: Calla
     for name, keys in {**groups, "all": list(gaps)}.items():
         spent = sorted(rows[key]["gradients"] for key in keys)
         middle, most = spent[len(spent) // 2], spent[min(len(spent) - 1, int(0.9 * len(spent)))]
-        single = max(five, key=lambda one: sum(gaps[key][one] <= ASKED for key in keys))
-        lines.append(
-            f"| {name} | {share(gaps[key]['fit'] for key in keys)} | {middle:,}, {most:,} "
-            f"| {share(min(gaps[key][one] for one in five) for key in keys)} "
-            f"| {single}: {share(gaps[key][single] for key in keys)} |"
-        )
+        line = f"| {name} | {share(gaps[key]['fit'] for key in keys)} | {middle:,}, {most:,} "
+        seen = [key for key in keys if len(gaps[key]) > 1]
+        if seen:
+            single = max(five, key=lambda one: sum(gaps[key][one] <= ASKED for key in seen))
+            line += f"| {share(min(gaps[key][one] for one in five) for key in seen)} "
+            line += f"| {single}: {share(gaps[key][single] for key in seen)} |"
+        lines.append(line if seen else line + "| not run | not run |")
     return "\n".join(lines)
 
 
@@ -118,16 +121,17 @@ def fit_or_five(gaps: Gaps, together: dict[Target, float], name: str, group: tup
 
 
 def main(log: Path) -> None:
-    """Print the tables and the failures, and draw the figure; targets that not all methods have seen are left out."""
+    """Print the tables and the failures, and draw the figure of the targets that all methods have seen."""
     every, rows = read(log)
-    gaps = {key: of for key, of in every.items() if "fit" in of and len(of) > 1}
-    alone = {key: of["fit"] for key, of in every.items() if "fit" in of}
-    print(f"fit, {share(alone.values())}; compared on {len(gaps)} targets\n")
+    every = {key: of for key, of in every.items() if "fit" in of}
+    gaps = {key: of for key, of in every.items() if len(of) > 1}
+    print(f"fit: {share(of['fit'] for of in every.values())}; compared on {len(gaps)} targets: ", end="")
+    print(f"{share(of['fit'] for of in gaps.values())}\n")
     five = best_five(gaps)
     print(f"the best five: {'; '.join(five)}\n")
-    print(table(gaps, rows, five, lambda key: f"{key[1]}{'' if key[1] <= 64 else ', mean field'}"), "\n")
-    print(table(gaps, rows, five, lambda key: key[0]), "\n")
-    print(failures(gaps, rows, five))
+    print(table(every, rows, five, lambda key: f"D = {key[1]}{'' if key[1] <= WIDEST else ', mean field'}"), "\n")
+    print(table(every, rows, five, lambda key: key[0]), "\n")
+    print(failures(every, rows, five))
     figure(gaps, five, FIGURE)
     print(f"\n{FIGURE}")
 
