@@ -10,7 +10,7 @@ largest ELBO, which is known; the gap to it is measured on common draws, and 0.1
     fit      torchngvi.fit(q, log_joint) as it is: no argument, its check whether a Gaussian fits included
     peers    settings of five optimizers, 10,000 steps of 5 gradients each, see `benchmarks.tuning_free.peers`
 
-About 25 minutes of one core, of which the peers take most.
+About 25 minutes of a free core, of which the peers take most.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,8 @@ def fitted(stack: Stack, member: int, seed: int) -> dict[str, Any]:
     }
 
 
-def fits(dim: int, seed: int) -> list[dict[str, Any]]:
-    """The default on all targets of a dimension."""
-    rows = []
+def fits(dim: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The default on all targets of a dimension, one after the other."""
     for stack in stacks(dim):
         for member in range(len(stack.settings)):
             row = entry(stack, member) | fitted(stack, member, seed)
@@ -73,23 +73,19 @@ def fits(dim: int, seed: int) -> list[dict[str, Any]]:
                 f"{row['with check']:9}{row['seconds']:8.1f}  {'' if row['converged'] else row['reason']}",
                 flush=True,
             )
-            rows.append(row)
-    return rows
+            yield row
 
 
-def compared(dim: int, seed: int) -> list[dict[str, Any]]:
-    """The peers on all targets of a dimension."""
-    of, rows, start = stacks(dim), [], time.process_time()
+def compared(dim: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The peers on all targets of a dimension, together."""
+    of, start = stacks(dim), time.process_time()
     where = [entry(stack, member) for stack in of for member in range(len(stack.settings))]
     for name, gaps in peers.run(of, seed):
         spent = peers.STEPS * peers.DRAWS
-        rows += [
-            each | {"method": name, "gap": one if math.isfinite(one) else None, "gradients": spent}
-            for each, one in zip(where, gaps.tolist(), strict=True)
-        ]
+        for each, one in zip(where, gaps.tolist(), strict=True):
+            yield each | {"method": name, "gap": one if math.isfinite(one) else None, "gradients": spent}
         print(f"{dim:5}  {name:16}within 0.1 nats: {int((gaps <= 0.1).sum())} of {len(gaps)}", flush=True)
     print(f"{dim:5}  {time.process_time() - start:.0f} s", flush=True)
-    return rows
 
 
 def main() -> None:
@@ -109,9 +105,9 @@ def main() -> None:
         return
     for dim, (method, run) in itertools.product(arguments.dims, (("fit", fits), ("peers", compared))):
         if method in arguments.methods:
-            rows = run(dim, arguments.seed)
-            with arguments.log.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+            for row in run(dim, arguments.seed):
+                with arguments.log.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -72,9 +72,9 @@ def failures(gaps: Gaps, rows: dict[Target, dict], five: tuple[str, ...]) -> str
     for key, of in gaps.items():
         if of["fit"] > ASKED:
             said = "converged" if rows[key]["converged"] else "not converged"
-            best = min(of[one] for one in five)
+            best = f"{min(of[one] for one in five):.2g}" if len(of) > 1 else "not run"
             lines.append(
-                f"{key[0]}, D = {key[1]}, condition {key[2]:.0e}: {of['fit']:.2g} nats, {said}; five {best:.2g}"
+                f"{key[0]}, D = {key[1]}, condition {key[2]:.0e}: {of['fit']:.2g} nats, {said}; the five {best}"
             )
     return "\n".join(lines)
 
