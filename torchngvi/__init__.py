@@ -2,7 +2,7 @@
 
 from torchngvi import errors, expectations, fitting, ifvb, models, posteriors, rules, stepsizes
 from torchngvi.averaging import ExpectationAverage
-from torchngvi.diagnostics import examine
+from torchngvi.diagnostics import examine, simulation_based_calibration
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.laplace import LaplaceResult, laplace
@@ -84,5 +84,6 @@ __all__ = [
     "posteriors",
     "refine",
     "rules",
+    "simulation_based_calibration",
     "stepsizes",
 ]

@@ -1,6 +1,7 @@
 """The 28 posteriors of posteriordb with reference draws: one unchanged default against a long run and other libraries.
 
-    python -m benchmarks.posteriordb.compare [--only NAMES] [--methods default long ...] [--seconds 20]
+    python -m benchmarks.posteriordb.compare [--only NAMES] [--methods default long ...] [--seconds 20] [--log FILE]
+    python -m benchmarks.posteriordb.compare --table FILE        the table of docs/black_box.md from such a log
 
 All methods get the same log joint, a PyTorch function, start at mean 0 unless said otherwise, and end in a Gaussian
 with full covariance:
@@ -21,9 +22,11 @@ Sobol points.  Float64 on one core.
 """
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -248,6 +251,33 @@ def tried(method: str, posterior: Posterior, seconds: float) -> Row:
         return FAILED._replace(verdict=f"failed: {type(error).__name__}: {error}")
 
 
+def read(log: Path) -> dict[str, dict[str, Row]]:
+    """The rows of a log, the last of each kind."""
+    table: dict[str, dict[str, Row]] = {}
+    for entry in map(json.loads, log.read_text().splitlines()):
+        name, method = entry.pop("name"), entry.pop("method")
+        table.setdefault(name, {})[method] = Row(**entry)
+    return {name: table[name] for name in NAMES if name in table}
+
+
+def markdown(table: dict[str, dict[str, Row]]) -> str:
+    """The tables of the docs: the default, and the other libraries where they were run."""
+    head = "| posterior | D | mean error, sd | log sd error | k-hat | gradients | ELBO |"
+    lines = [head, "|---" * 7 + "|"]
+    for name, rows in table.items():
+        row = rows["default"]
+        cells = (name, load(name).dim, f"{row.mean:.3f}", f"{row.sd:.3f}", f"{row.k:.2f}", row.gradients)
+        lines.append(f"| {' | '.join(map(str, (*cells, f'{row.elbo:.3f}')))} |")
+    for method in ("pyro", "pathfinder"):
+        if any(method in rows for rows in table.values()):
+            lines += ["", f"| {method} | mean error, sd | log sd error | gradients | ELBO below |", "|---" * 5 + "|"]
+        for name, rows in table.items():
+            if method in rows and not rows[method].failed:
+                row, below = rows[method], rows["default"].elbo - rows[method].elbo
+                lines.append(f"| {name} | {row.mean:.3f} | {row.sd:.3f} | {row.gradients} | {below:.2f} |")
+    return "\n".join(lines)
+
+
 def is_regression(name: str) -> bool:
     return name.rsplit("-", 1)[1] in vars(regressions)
 
@@ -288,7 +318,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=tuple(METHODS), choices=tuple(METHODS))
     parser.add_argument("--seconds", type=float, default=20.0, help="for each learning rate of Pyro")
+    parser.add_argument("--log", type=Path, help="a file to which each row is added, one JSON object a line")
+    parser.add_argument("--table", type=Path, help="print the table of such a file, and run nothing")
     arguments = parser.parse_args()
+    if arguments.table:
+        table = read(arguments.table)
+        print(markdown(table))
+        summary(table)
+        return
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     methods = [method for method in METHODS if method in arguments.methods]
@@ -305,6 +342,9 @@ def main() -> None:
         for method in methods:
             rows[method] = tried(method, posterior, arguments.seconds)
             print(line(method, rows[method]), flush=True)
+            if arguments.log:
+                with arguments.log.open("a") as file:
+                    file.write(json.dumps({"name": name, "method": method} | rows[method]._asdict()) + "\n")
     if "default" in methods:
         summary(table)
 

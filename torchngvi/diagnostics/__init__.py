@@ -2,9 +2,10 @@
 
 `examine` says whether a Gaussian fits the density that it was fitted to; `monte_carlo` has the estimates under q,
 `psis` the smoothed importance weights, `linear_response` the standard deviations that q ought to have, `predictive`
-the densities of new rows.
+the densities of new rows; `simulation_based_calibration` judges a way of fitting on simulated data.
 """
 
+from torchngvi.diagnostics.calibration import Calibration, simulation_based_calibration
 from torchngvi.diagnostics.confirmation import Confirmed, confirm
 from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.linear_response import (
@@ -25,21 +26,25 @@ from torchngvi.diagnostics.predictive import (
     predictor_moments,
 )
 from torchngvi.diagnostics.psis import Smoothed, k_hat, smoothed
+from torchngvi.diagnostics.uniformity import Uniformity, holm
 from torchngvi.diagnostics.verdict import Verdict
 
 __all__ = [
+    "Calibration",
     "Confirmed",
     "Estimate",
     "Extremes",
     "Residuals",
     "Smoothed",
     "ThirdOrder",
+    "Uniformity",
     "Verdict",
     "accuracy",
     "coded",
     "confirm",
     "elbo",
     "examine",
+    "holm",
     "k_hat",
     "log_predictive_density",
     "log_weights",
@@ -47,6 +52,7 @@ __all__ = [
     "predictor_moments",
     "response_covariance",
     "response_log_sd",
+    "simulation_based_calibration",
     "smoothed",
     "tails",
     "third_order",

@@ -1,0 +1,138 @@
+"""An exact test that ranks are uniform, by the simultaneous bands of their empirical distribution function.
+
+With N ranks on 0..L, the count X_k of those below t_k is binomial with the probability z_k = t_k/(L + 1) at each level
+alone, and along the levels a Markov chain: X_{k+1} - X_k ~ Bin(N - X_k, (z_{k+1} - z_k)/(1 - z_k)).  The chance that a
+path stays within given bounds is therefore a product of N + 1 by N + 1 matrices (Säilynoja, Bürkner and Vehtari 2022,
+Statistics and Computing 32, section 2.2), and nothing has to be simulated.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LEVELS = 20  # at which the distribution function is looked at, with its end
+_CANDIDATES = 64  # of a band's level at once
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Uniformity:
+    """The test for N ranks on 0..L.
+
+    The statistic is the smallest two-sided binomial p-value over the levels, min_k 2 min(P(X_k ≤ x_k), P(X_k ≥ x_k)).
+
+    Attributes:
+        count: N.
+        draws: L.
+
+    >>> import torch
+    >>> even = torch.arange(100)[:, None]
+    >>> Uniformity(100, 99).p_values(even).item()  # nothing could be nearer
+    1.0
+    """
+
+    count: int
+    draws: int
+
+    @property
+    def thresholds(self) -> Tensor:
+        """The t_k, integers from 1 to L, (K,)."""
+        size = self.draws + 1
+        return torch.tensor(sorted({round(k * size / _LEVELS) for k in range(1, _LEVELS)} & set(range(1, size))))
+
+    @property
+    def levels(self) -> Tensor:
+        """The z_k = t_k/(L + 1), (K,)."""
+        return self.thresholds.double() / (self.draws + 1)
+
+    def counts(
+        self,
+        ranks: Tensor,  # (N, Q)
+    ) -> Tensor:
+        """The ranks below each threshold, (K, Q)."""
+        return (ranks < self.thresholds[:, None, None]).sum(1)
+
+    def differences(
+        self,
+        ranks: Tensor,  # (N, Q)
+    ) -> Tensor:
+        """The empirical distribution function less the uniform one, (K, Q)."""
+        return self.counts(ranks) / self.count - self.levels[:, None]
+
+    def histogram(
+        self,
+        ranks: Tensor,  # (N,)
+    ) -> tuple[Tensor, Tensor]:
+        """Counts between neighbouring levels (K + 1,), and the edges in [0, 1], (K + 2,)."""
+        below = torch.cat([torch.tensor([0]), self.counts(ranks[:, None])[:, 0], torch.tensor([self.count])])
+        return below.diff(), torch.cat([torch.zeros(1), self.levels, torch.ones(1)])
+
+    def p_values(
+        self,
+        ranks: Tensor,  # (N, Q)
+    ) -> Tensor:
+        """The chance of a statistic as small or smaller where ranks are uniform, (Q,); 1 without ranks."""
+        tails, counts = self._tails(), self.counts(ranks)
+        smallest, member = tails.gather(1, counts).amin(0).unique(return_inverse=True)  # there are few different ones
+        return (1 - self._inside(tails, smallest)).clamp(0.0, 1.0)[member]
+
+    def band(self, alpha: float) -> tuple[Tensor, Tensor]:
+        """The lowest and highest difference at each level, (K,) each, that no path leaves with more than a chance α.
+
+        A path leaves it exactly where its p-value is at most α.
+        """
+        tails = self._tails()
+        low, high = torch.tensor(1e-300, dtype=torch.float64).log(), torch.tensor(0.0, dtype=torch.float64)
+        for _ in range(4):
+            grid = torch.linspace(float(low), float(high), _CANDIDATES, dtype=torch.float64)
+            outside = 1 - self._inside(tails, grid.exp())
+            last = int((outside <= alpha).sum()) - 1
+            low, high = grid[max(last, 0)], grid[min(last + 1, _CANDIDATES - 1)]
+        kept = tails > low.exp() * _ROUNDING
+        every = torch.arange(self.count + 1).expand_as(kept)
+        lowest = torch.where(kept, every, self.count).amin(1)
+        highest = torch.where(kept, every, 0).amax(1)
+        return lowest / self.count - self.levels, highest / self.count - self.levels
+
+    def _log_binomial(self, trials: Tensor, probability: Tensor) -> Tensor:
+        """log P(X = x), x = 0..N, for trials (...) and a probability that broadcasts with it, (..., N + 1)."""
+        x = torch.arange(self.count + 1, dtype=torch.float64)
+        n, p = trials[..., None].double(), probability[..., None]
+        rest = n - x
+        choose = torch.lgamma(n + 1) - torch.lgamma(x + 1) - torch.lgamma(rest.clamp_min(0) + 1)
+        return torch.where(rest >= 0, choose + torch.xlogy(x, p) + torch.xlogy(rest.clamp_min(0), 1 - p), -torch.inf)
+
+    def _tails(self) -> Tensor:
+        """Two-sided p-values of each count at each level, (K, N + 1)."""
+        mass = self._log_binomial(torch.full_like(self.levels, self.count), self.levels).exp()
+        below, above = mass.cumsum(1), mass.flip(1).cumsum(1).flip(1)
+        return (2 * torch.minimum(below, above)).clamp_max(1.0)
+
+    def _inside(self, tails: Tensor, limit: Tensor) -> Tensor:
+        """The chance that the p-values of a path stay above each limit (Q,) at all levels, (Q,)."""
+        state = torch.zeros(len(limit), self.count + 1, dtype=torch.float64)
+        state[:, 0] = 1
+        before, start = torch.zeros((), dtype=torch.float64), torch.arange(self.count + 1)
+        for level, tail in zip(self.levels, tails, strict=True):
+            step = self._log_binomial(self.count - start, (level - before) / (1 - before)).exp()  # of increments
+            moved = torch.zeros_like(step)
+            to = start[:, None] + start
+            ok = to <= self.count
+            moved[start[:, None].expand_as(to)[ok], to[ok]] = step[ok]
+            state = torch.where(tail > limit[:, None] * _ROUNDING, state @ moved, 0.0)
+            before = level
+        return state.sum(1)
+
+
+def holm(
+    p_values: Tensor,  # (Q,)
+) -> Tensor:
+    """Holm's adjusted p-values, (Q,): below α with a chance of at most α for any of those that are true.
+
+    >>> holm(torch.tensor([0.01, 0.04, 0.03])).tolist()
+    [0.029999999329447746, 0.05999999865889549, 0.05999999865889549]
+    """
+    ordered, order = p_values.sort()
+    raised = ordered * torch.arange(len(ordered), 0, -1, dtype=ordered.dtype, device=ordered.device)
+    return torch.empty_like(p_values).scatter(0, order, raised.cummax(0).values.clamp_max(1.0))
