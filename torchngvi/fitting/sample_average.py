@@ -25,8 +25,9 @@ from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.engine import Engine, Mark, Standing, Stop, Verdict
 from torchngvi.fitting.examined import Examined, examined
-from torchngvi.fitting.race import BOUNDED, CONFINED, Race
+from torchngvi.fitting.race import BOUNDED, CONFINED
 from torchngvi.fitting.records import Record
+from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.mode import Mode
@@ -63,7 +64,6 @@ class SampleAverages(Engine):
         self.first_log_sd = q.stddev.log()
         self.looked = self.switched = False  # at other starts; one was better
         self.elsewhere: Place | None = None  # where to come back to, while another start is tried
-        self.winner: Coordinates | None = None  # where a race has ended
         self.unseen = ""  # why no other start was looked at
         self._ending: Verdict | None = None
         self._path: _Path[None] | None = None
@@ -74,6 +74,7 @@ class SampleAverages(Engine):
         self.seed = seed
         self.starts = Starts(self.gaussian, self.target, seed)
         self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
+        self.rescue = Rescue(self.starts)
         self.starts.over, self.starts.show, self.starts.keep = self._over, lambda phase: self.show(phase), self._keep
 
     def _over(self) -> bool:
@@ -91,10 +92,16 @@ class SampleAverages(Engine):
     def begin(self) -> None:
         """Look for a rough mode, or go through the data in batches."""
         self.show("a pass over the data" if self.starts.streamed else "a rough mode")
+        self.rescue.origin = self.gaussian.snapshot()
         _within(self.gaussian, self.starts.first)
-        self.descent.draws = self.starts.first_draws
+        self._begun()
+
+    def _begun(self) -> None:
+        """From where the starts have led."""
+        self.descent.leave(self.starts.first_draws)
+        self.rescue.begun()
         if self.starts.raced:
-            self.looked, self.winner = True, self.gaussian.snapshot()  # from several starts
+            self.looked = True  # from several starts
         else:
             self.first_log_sd = self.gaussian.stddev.log()  # where it started
 
@@ -114,6 +121,9 @@ class SampleAverages(Engine):
             _within(self.gaussian, self._settled)
         elif self.descent.went_wrong():
             _within(self.gaussian, self.descent.undo)
+        if self.rescue.winner is not None and self.rescue.worse(float(self.descent.point.loss.sum())):
+            self.gaussian.restore(self.rescue.winner)
+            return self._judged(stop.reason)._replace(loss=self.rescue.loss)
         return self._judged(stop.reason)
 
     def _judged(self, reason: str) -> Verdict:
@@ -141,14 +151,26 @@ class SampleAverages(Engine):
         """Minimise, grow, check."""
         descent = self.descent
         while True:
-            yield from self._minimised()
+            sound = yield from self._minimised()
+            if self.rescue.races and not sound:
+                self._race()
+                continue
             descent.judge_nearness()
             if descent.point.total <= self.tolerance:
                 self._ending = yield from self._checked()
             else:
                 self._ending = yield from self._grown()
-            if self._ending is not None:
+            if self._ending is None:
+                continue
+            if self._ending.converged or not self.rescue.races or reasons.distance(descent.point):
                 return
+            self._race()  # far from an optimum
+
+    def _race(self) -> None:
+        """Of starts, one of which is where q is."""
+        self.elsewhere, self._ending = None, None
+        self.rescue.race()
+        self._begun()
 
     def _minimised(self) -> _Path[bool]:
         """Over the present draws, to their end; False where the log joint has none."""
@@ -165,11 +187,17 @@ class SampleAverages(Engine):
                 self._spent = None
             standing = self._standing()
             lost = "" if descent.went_wrong() else self._why_lost(standing.record.loss)
-            yield standing._replace(lost="" if self.elsewhere else lost)
-            if lost:
+            sound = not lost and not self._astray()
+            yield standing._replace(lost="" if self.elsewhere or (self.rescue.races and not self._unconfined()) else lost)
+            if not sound:
                 return False
             if (self.starts.raced and descent.hopeless()) or not descent.step():
                 return True
+
+    def _astray(self) -> bool:
+        """Whether starts may race, and larger averages see that q is far worse than it was."""
+        first = self.descent.evaluations == self.descent.first + 1
+        return first and self.rescue.races and self.rescue.worse(float(self.descent.point.loss.sum()))
 
     def _grown(self) -> _Path[Verdict | None]:
         """More draws; before they are dear a look at other starts.  A verdict where there are no more."""
@@ -186,13 +214,16 @@ class SampleAverages(Engine):
         descent.draws = more
         return None
 
-    def _finished(self) -> Verdict:
-        """By stochastic steps of falling size, where averages cannot be minimised."""
-        descent, point = self.descent, self.descent.point
-        before, after = Race(self.gaussian, self.target, self.seed, self._over, self.show).finish(self.winner)
+    def _finished(self) -> Verdict | None:
+        """By stochastic steps of falling size, where averages cannot be minimised; and once more by averages."""
+        descent, point, again = self.descent, self.descent.point, self.rescue.finished is not None
+        before, after = self.rescue.finished or self.rescue.finish()
+        if not again and after.elbo > before.elbo and float(point.noise2.max()) < 1 and not self._over():
+            descent.leave(descent.draws)
+            return None
         reason = reasons.too_few(descent.draws, point.total, self.tolerance) + reasons.finished(before, after)
         reason += self.target.failures()
-        return Verdict(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
+        return Verdict(False, reason, -self.rescue.best(), point.total, self._members())
 
     def _checked(self) -> _Path[Verdict | None]:
         """On fresh draws and from other starts: a verdict, or nothing where the run goes on."""
@@ -292,8 +323,15 @@ class SampleAverages(Engine):
         """Why no step can help here, or nothing."""
         if not self.descent.point.finite:
             return reasons.not_finite(loss) + self.target.failures()
-        wider = float((self.gaussian.stddev.log() - self.first_log_sd).max())
-        return reasons.unconfined(loss, wider) if wider > CONFINED or loss < -BOUNDED else ""
+        return reasons.unconfined(loss, self._wider()) if self._unconfined() else ""
+
+    def _wider(self) -> float:
+        """Log of the factor by which a standard deviation has grown."""
+        return float((self.gaussian.stddev.log() - self.first_log_sd).max())
+
+    def _unconfined(self) -> bool:
+        """Whether nothing confines q, so that no other start is of use."""
+        return self._wider() > CONFINED or float(self.descent.point.loss.sum()) < -BOUNDED
 
     # -------------------------------------------------------------------------------- checkpoints
 
@@ -320,7 +358,7 @@ class SampleAverages(Engine):
             "unseen": self.unseen,
             "raced": self.starts.raced,
             "modes": ([tuple(mode) for mode in self.starts.modes], self.starts.looked),
-            "winner": None if self.winner is None else tuple(self.winner),
+            "rescue": self.rescue.state_dict(),
             "gradients": self.target.gradients,
             "values": self.target.values,
         }
@@ -336,7 +374,7 @@ class SampleAverages(Engine):
         self.starts.raced = state["raced"]
         modes, self.starts.looked = state.get("modes", ((), False))
         self.starts.modes = [Mode(*values) for values in modes]
-        self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
+        self.rescue.load_state_dict(state["rescue"])
         self.target.gradients, self.target.values = state["gradients"], state["values"]
         self._spent = state.get("spent")
         self._path = self.elsewhere = self._ending = None
