@@ -1,4 +1,4 @@
-"""Hierarchical models as their users write them, centred for the most part: on these the constants of `fit` were chosen.
+"""Hierarchies as their users write them, centred for the most part: on these the constants of `fit` were chosen.
 
     python -m benchmarks.engine --only groups volatility ...
 

@@ -18,6 +18,8 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.engine import Standing
+from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.methods import VN
 from torchngvi.models.guarded import FAILING, Guarded
@@ -234,6 +236,22 @@ class Descent:
     def judge_nearness(self) -> None:
         """Whether steps over the next draws need no trial."""
         self.near = self.daring and self.point.total**2 < _NEAR
+
+    def standing(self, aside: bool) -> Standing:
+        """What a run says of the last evaluation; ``aside`` where it is a trial at another place."""
+        point, gradients = self.point, self.target.gradients
+        loss = float(point.loss.sum())
+        record = Record(self.evaluations, loss, point.total, self.step_taken, self.rejections, gradients, 0.0)
+        return Standing(
+            record,
+            torch.full(self.q.batch_shape, False),
+            point.loss,
+            (self.evaluations, gradients),
+            tolerance=self.tolerance,
+            settled=record.norm <= self.tolerance,
+            aside=aside,
+            values=self.target.values,
+        )
 
     # -------------------------------------------------------------------------------- places
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchngvi.fitting.race import Compared, Race, compared
+from torchngvi.fitting.race import BOUNDED, CONFINED, Compared, Race, compared
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates
 
@@ -29,6 +29,7 @@ class Rescue:
         origin: q before the fit.
         winner: where the start has led: a mode that was trusted, the end of a race, or that of stochastic steps.
         loss: the negative ELBO there, infinite where it is not known.
+        first_log_sd: of q where it has started.
         finished: stochastic steps of falling size were made: the ELBO before and after.
     """
 
@@ -38,10 +39,21 @@ class Rescue:
         self.winner: Coordinates | None = None
         self.loss = math.inf
         self.finished: tuple[Compared, Compared] | None = None
+        self.first_log_sd = starts.q.stddev.log()
 
     def begun(self) -> None:
         """Remember q where the first start has led."""
         self.winner, self.loss = self.starts.q.snapshot(), self.starts.reached
+        if not self.starts.raced:  # whose steps may have widened it for ever
+            self.first_log_sd = self.starts.q.stddev.log()
+
+    def wider(self) -> float:
+        """Log of the factor by which a standard deviation has grown."""
+        return float((self.starts.q.stddev.log() - self.first_log_sd).max())
+
+    def unconfined(self, loss: float) -> bool:
+        """Whether nothing confines q, so that no other start is of use."""
+        return self.wider() > CONFINED or loss < -BOUNDED
 
     @property
     def races(self) -> bool:
@@ -84,6 +96,7 @@ class Rescue:
             "origin": None if self.origin is None else tuple(self.origin),
             "winner": None if self.winner is None else tuple(self.winner),
             "loss": self.loss,
+            "first_log_sd": self.first_log_sd,
             "finished": None if self.finished is None else [[part.elbo, part.error] for part in self.finished],
         }
 
@@ -92,6 +105,6 @@ class Rescue:
         """Go on from a state that `state_dict` gave."""
         self.origin = None if state["origin"] is None else Coordinates(*state["origin"])
         self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
-        self.loss = state["loss"]
+        self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
         done = state["finished"]
         self.finished = None if done is None else (Compared(*done[0]), Compared(*done[1]))

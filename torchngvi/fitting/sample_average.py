@@ -25,8 +25,6 @@ from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.engine import Engine, Mark, Standing, Stop, Verdict
 from torchngvi.fitting.examined import Examined, examined
-from torchngvi.fitting.race import BOUNDED, CONFINED
-from torchngvi.fitting.records import Record
 from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates, Target
@@ -61,7 +59,6 @@ class SampleAverages(Engine):
         # where it is asked for, and not dear
         self.examines = examine and not target.in_passes and not q.batch_shape and target.temperature > 0
         self._seeded(int(torch.randint(2**31, ())))
-        self.first_log_sd = q.stddev.log()
         self.looked = self.switched = False  # at other starts; one was better
         self.elsewhere: Place | None = None  # where to come back to, while another start is tried
         self.unseen = ""  # why no other start was looked at
@@ -100,10 +97,7 @@ class SampleAverages(Engine):
         """From where the starts have led."""
         self.descent.leave(self.starts.first_draws)
         self.rescue.begun()
-        if self.starts.raced:
-            self.looked = True  # from several starts
-        else:
-            self.first_log_sd = self.gaussian.stddev.log()  # where it started
+        self.looked |= self.starts.raced  # from several starts
 
     def advance(self) -> Standing | None:
         """Go on to the next evaluation, and return its standing; None at the end."""
@@ -185,10 +179,11 @@ class SampleAverages(Engine):
             if self._spent is not None:  # it was counted
                 descent.evaluations, self.target.gradients = self._spent
                 self._spent = None
-            standing = self._standing()
+            standing = descent.standing(self.elsewhere is not None)
             lost = "" if descent.went_wrong() else self._why_lost(standing.record.loss)
             sound = not lost and not self._astray()
-            yield standing._replace(lost="" if self.elsewhere or (self.rescue.races and not self._unconfined()) else lost)
+            saved = self.elsewhere or (self.rescue.races and not self.rescue.unconfined(standing.record.loss))
+            yield standing._replace(lost="" if saved else lost)
             if not sound:
                 return False
             if (self.starts.raced and descent.hopeless()) or not descent.step():
@@ -297,41 +292,11 @@ class SampleAverages(Engine):
 
     # -------------------------------------------------------------------------------- words
 
-    def _standing(self) -> Standing:
-        descent, point = self.descent, self.descent.point
-        record = Record(
-            descent.evaluations,
-            float(point.loss.sum()),
-            point.total,
-            descent.step_taken,
-            descent.rejections,
-            self.target.gradients,
-            0.0,
-        )
-        return Standing(
-            record,
-            torch.full(self.q.batch_shape, False),
-            point.loss,
-            (descent.evaluations, self.target.gradients),
-            tolerance=self.tolerance,
-            settled=record.norm <= self.tolerance,
-            aside=self.elsewhere is not None,
-            values=self.target.values,
-        )
-
     def _why_lost(self, loss: float) -> str:
         """Why no step can help here, or nothing."""
         if not self.descent.point.finite:
             return reasons.not_finite(loss) + self.target.failures()
-        return reasons.unconfined(loss, self._wider()) if self._unconfined() else ""
-
-    def _wider(self) -> float:
-        """Log of the factor by which a standard deviation has grown."""
-        return float((self.gaussian.stddev.log() - self.first_log_sd).max())
-
-    def _unconfined(self) -> bool:
-        """Whether nothing confines q, so that no other start is of use."""
-        return self._wider() > CONFINED or float(self.descent.point.loss.sum()) < -BOUNDED
+        return reasons.unconfined(loss, self.rescue.wider()) if self.rescue.unconfined(loss) else ""
 
     # -------------------------------------------------------------------------------- checkpoints
 
@@ -351,7 +316,6 @@ class SampleAverages(Engine):
             "descent": self.descent.state_dict(),
             "seed": self.seed,
             "first_mean": self.starts.mean,
-            "first_log_sd": self.first_log_sd,
             "evidence": self.starts.evidence,
             "looked": self.looked,
             "switched": self.switched,
@@ -368,7 +332,6 @@ class SampleAverages(Engine):
         self.q.load_state_dict(state["posterior"])
         self._seeded(state["seed"])
         self.starts.mean, self.starts.evidence = state["first_mean"], state["evidence"]
-        self.first_log_sd = state["first_log_sd"]
         self.descent.load_state_dict(state["descent"])
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
         self.starts.raced = state["raced"]

@@ -197,7 +197,9 @@ class Starts:
             return []
         self.q.restore(begin.coordinates)
         work = DiagonalGaussian.from_posterior(self.q)
-        start = Start("independent coordinates", work.snapshot(), sampled_loss(work, self.target, _FEWEST, self.seed + 2))
+        start = Start(
+            "independent coordinates", work.snapshot(), sampled_loss(work, self.target, _FEWEST, self.seed + 2)
+        )
         Race(work, self.target, self.seed, self.over, self.show, lr=MEAN_FIELD).run([start])
         if not self._initialized(work.mean, work.scale_tril):
             return []
