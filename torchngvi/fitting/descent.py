@@ -179,9 +179,17 @@ class Descent:
     def hopeless(self) -> bool:
         """Whether there is no use in minimising the average: its noise does not fall as it should, or it takes long."""
         draws, noise2 = _HOPELESS
-        solved = bool((self.point.norm2 <= _SOLVED * self.point.noise2).all())
+        solved = self._solved()
         noisy = solved and not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
         return noisy or (not solved and self.draws * (self.evaluations - self.first) > _SLOW)
+
+    def failed(self) -> bool:
+        """Whether the minimisation over these draws has ended far from a minimum, by more than noise."""
+        return not self._solved() and not bool((self.point.norm2 <= self.point.noise2.clamp_min(_FAR)).all())
+
+    def _solved(self) -> bool:
+        """Whether q is nearer to the minimum of the average than the draws tell."""
+        return bool((self.point.norm2 <= _SOLVED * self.point.noise2).all())
 
     def undo(self) -> None:
         """Back to where the last step without a trial began; all later ones are tried."""

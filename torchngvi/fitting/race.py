@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +31,8 @@ from torchngvi.rules import LocalExponential, Retraction
 from torchngvi.stepsizes import KLRadius
 from torchngvi.structures import FullAlgebra
 
-_LR = 0.1
 MEAN_FIELD = 0.3  # learning rate of independent coordinates, whose steps are less noisy
 _RADIUS = (0.5, 0.05)  # nats, and nats a coordinate, that a step may move q by
-_DRAWS = 16  # of a step
-_STEPS = 32  # of a block
 _MISSED = 8  # steps in a row that could not be taken, after which a block ends
 _JUDGES = 256  # fixed draws that judge a block, beside its own
 _TOGETHER = 6  # blocks after the first for which starts that might overtake are kept
@@ -43,9 +41,21 @@ _GAIN = (0.2, 0.004)  # nats, and nats a coordinate, that the last few blocks ha
 _PATIENCE = 2  # such blocks
 CONFINED = 15.0  # log of the factor by which a standard deviation may grow
 BOUNDED = 1e12  # nats to which the ELBO may rise
-_FINISH = 250  # steps of a block of the finish
 _RATES = (0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02)  # of these blocks; over the second half q is averaged
 _COMPARED = 4096  # draws by which the finish is judged
+
+
+class _Pace(NamedTuple):
+    """Draws of a step, steps of a block with their learning rate, and steps of a block of the finish."""
+
+    draws: int
+    steps: int
+    lr: float
+    finish: int
+
+
+_USUAL = _Pace(16, 32, 0.1, 250)
+_IN_PASSES = _Pace(64, 8, 0.3, 30)  # where a step is a pass over data: fewer of them, and longer ones
 
 
 @dataclass(eq=False)
@@ -82,7 +92,7 @@ class Race:
         over: whether a budget is used up; asked before each step.
         show: shows a phase.
         keep: takes the coordinates of the best start so far.
-        lr: of the steps of a block.
+        lr: of the steps of a block; by default 0.1, of data in passes 0.3.
 
     Attributes:
         reached: the negative ELBO where the race has ended.
@@ -96,10 +106,11 @@ class Race:
         over: Callable[[], bool] = lambda: False,
         show: Callable[[str], None] = lambda phase: None,
         keep: Callable[[Coordinates], None] = lambda coordinates: None,
-        lr: float = _LR,
+        lr: float | None = None,
     ) -> None:
         self.q, self.target, self.seed, self.over, self.show, self.keep = q, target, seed, over, show, keep
-        self.lr, self.reached = lr, math.inf
+        self.pace = _IN_PASSES if target.in_passes else _USUAL
+        self.lr, self.reached = lr or self.pace.lr, math.inf
         self.unit = target.temperature or 1.0
 
     def run(self, starts: Sequence[Start]) -> None:
@@ -142,7 +153,7 @@ class Race:
     def _block(self, start: Start, seed: int) -> None:
         """One block of steps from there; the start goes to where they end."""
         self.q.restore(start.coordinates)
-        losses = self.steps(_STEPS, self.lr, seed)[-_STEPS // 2 :]
+        losses = self.steps(self.pace.steps, self.lr, seed)[-self.pace.steps // 2 :]
         mean = sum(losses) / len(losses) if losses else math.inf
         start.judged = sampled_loss(self.q, self.target, _JUDGES, self.seed + 3)
         reached = min(mean, start.judged)
@@ -158,7 +169,7 @@ class Race:
         One that is not finite is not taken, and its draws are drawn anew; after eight in a row no more are tried.
         """
         generator = torch.Generator(self.q.device).manual_seed(seed)
-        optimizer = _stochastic(self.q, lr, generator)
+        optimizer = _stochastic(self.q, lr, self.pace.draws, generator)
         losses: list[float] = []
         missed = 0
         with warnings.catch_warnings():
@@ -201,7 +212,7 @@ class Race:
                 break
             self.show(f"steps of falling size, block {number + 1} of {len(_RATES)}")
             averaged = average if 2 * number >= len(_RATES) else None
-            self.steps(_FINISH, lr, self.seed + 10_007 * (number + 1), averaged)
+            self.steps(self.pace.finish, lr, self.seed + 10_007 * (number + 1), averaged)
         reached = [(before, here), (compared(self.q, self.target, self.seed), self.q.snapshot())]
         if average is not None and bool((average.steps > 0).all()):
             self.q.restore(average.posterior().coordinates)
@@ -253,8 +264,8 @@ def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: floa
     return values[~failing] if few else values
 
 
-def _stochastic(q: Gaussian, lr: float, generator: torch.Generator) -> NaturalGradientVI:
+def _stochastic(q: Gaussian, lr: float, draws: int, generator: torch.Generator) -> NaturalGradientVI:
     """Steps that stay in the cone: IBLR, or in patterns that are not closed under products a triangular exponential."""
     rule: Rule = Retraction() if isinstance(q.structure, FullAlgebra) else LocalExponential()
     radius = KLRadius(max(_RADIUS[0], _RADIUS[1] * q.dim))
-    return NaturalGradientVI(q, rule, lr, step_size=radius, estimator=Stein(Antithetic(_DRAWS, generator)))
+    return NaturalGradientVI(q, rule, lr, step_size=radius, estimator=Stein(Antithetic(draws, generator)))

@@ -146,7 +146,7 @@ class SampleAverages(Engine):
         descent = self.descent
         while True:
             sound = yield from self._minimised()
-            if self.rescue.races and not sound:
+            if self.rescue.races and (not sound or descent.failed()):
                 self._race()
                 continue
             descent.judge_nearness()
