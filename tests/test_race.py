@@ -300,6 +300,7 @@ class TestRace:
 def test_noise_that_does_not_fall_ends_by_steps_of_falling_size(monkeypatch):
     """As under gradients with heavy tails, of which here all are taken to be."""
     monkeypatch.setattr("torchngvi.fitting.descent._HOPELESS", (32, 1e-3))
+    monkeypatch.setattr("torchngvi.fitting.sample_average._TAME", 0.0)
     q = CholeskyGaussian(10, dtype=torch.float64)
     result = quiet(q, eight_schools(False))
     pattern = (
@@ -490,7 +491,8 @@ class TestBudgets:
         monkeypatch.setattr("torchngvi.fitting.loop.Loop._show_phase", lambda self, phase: said.append(phase))
         quiet(CholeskyGaussian(10, dtype=torch.float64), eight_schools(True), max_gradients=4000)
         assert said[0] == "a rough mode"
-        assert "4 starts, block 1" in said
+        assert "1 start, block 1" in said  # independent coordinates, which race then with the others
+        assert any(re.fullmatch("[3-5] starts, block 1", phase) for phase in said)
         assert "32 draws" in said
 
     @pytest.mark.parametrize("function", [eight_schools(True), log_gamma(3.0)], ids=["schools", "log-gamma"])
@@ -574,7 +576,7 @@ def test_a_wide_q_has_a_narrower_start_beside_it(monkeypatch):
         torch.manual_seed(0)
         q = CholeskyGaussian(n + 2, dtype=torch.float64, scale=scale)
         fit(q, log_joint, progress=False, examine=False, max_gradients=2000)
-    wide, narrow = raced
+    wide, narrow = (starts for starts in raced if len(starts) > 1)  # beside independent coordinates alone
     assert wide["a narrower q"] < wide["q as it was"] - 0.3 * q.dim
     assert "a narrower q" not in narrow
 

@@ -113,15 +113,20 @@ class Race:
         self.lr, self.reached = lr or self.pace.lr, math.inf
         self.unit = target.temperature or 1.0
 
-    def run(self, starts: Sequence[Start]) -> None:
-        """Leave q where the best of the starts has come to; as it is where none has a finite loss."""
+    def run(self, starts: Sequence[Start], blocks: int = _BLOCKS) -> None:
+        """Leave q where the best of the starts has come to; as it is where none has a finite loss.
+
+        Args:
+            starts: those that race.
+            blocks: the most that a start runs.
+        """
         alive = [start for start in starts if math.isfinite(start.loss)]
         if not alive:
             return
         enough = self.unit * max(_GAIN[0], _GAIN[1] * self.q.dim)
         best, widest, idle = min(alive, key=lambda start: start.loss), self._widest(alive), 0
         least = math.inf
-        for block in range(_BLOCKS):
+        for block in range(blocks):
             self.keep(best.coordinates)
             if self.over():
                 break

@@ -60,6 +60,10 @@ class Rescue:
         """Whether starts may race yet."""
         return not self.starts.raced and self.origin is not None and not self.starts.over()
 
+    def saves(self, loss: float) -> bool:
+        """Whether starts may race where an average has no minimum: not where nothing confines q."""
+        return self.races and not self.unconfined(loss)
+
     def worse(self, loss: float) -> bool:
         """Whether a negative ELBO is not that of a fit: far above where the fit has started, or not finite."""
         return not loss <= self.loss + self.starts.allowance

@@ -34,6 +34,7 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
+_TAME = 1.0  # noise² from which averages are not tried again after steps of falling size
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
 
 _T = TypeVar("_T")
@@ -182,8 +183,7 @@ class SampleAverages(Engine):
             standing = descent.standing(self.elsewhere is not None)
             lost = "" if descent.went_wrong() else self._why_lost(standing.record.loss)
             sound = not lost and not self._astray()
-            saved = self.elsewhere or (self.rescue.races and not self.rescue.unconfined(standing.record.loss))
-            yield standing._replace(lost="" if saved else lost)
+            yield standing._replace(lost="" if self.elsewhere or self.rescue.saves(standing.record.loss) else lost)
             if not sound:
                 return False
             if (self.starts.raced and descent.hopeless()) or not descent.step():
@@ -213,7 +213,7 @@ class SampleAverages(Engine):
         """By stochastic steps of falling size, where averages cannot be minimised; and once more by averages."""
         descent, point, again = self.descent, self.descent.point, self.rescue.finished is not None
         before, after = self.rescue.finished or self.rescue.finish()
-        if not again and after.elbo > before.elbo and float(point.noise2.max()) < 1 and not self._over():
+        if not again and after.elbo > before.elbo and float(point.noise2.max()) < _TAME and not self._over():
             descent.leave(descent.draws)
             return None
         reason = reasons.too_few(descent.draws, point.total, self.tolerance) + reasons.finished(before, after)

@@ -35,6 +35,7 @@ _REMEMBERED = 200  # dimensions up to which modes are kept, each with its D x D 
 _SHRINK = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
 _PATH = (1.0, 0.3)  # scales at which the points of a path are looked at
 _GLANCE = 16  # draws of each look
+_INDEPENDENT = (8, 40)  # blocks of independent coordinates, one a coordinate between these: in few they gain little
 _INIT, _NARROWER = "q as it was", "a narrower q"
 _TRUST = (1.0, 0.3)  # nats, and nats a coordinate, by which a mode may miss its promise
 
@@ -200,7 +201,15 @@ class Starts:
         start = Start(
             "independent coordinates", work.snapshot(), sampled_loss(work, self.target, _FEWEST, self.seed + 2)
         )
-        Race(work, self.target, self.seed, self.over, self.show, lr=MEAN_FIELD).run([start])
+
+        def keep(coordinates: Coordinates) -> None:
+            work.restore(coordinates)
+            if self._initialized(work.mean, work.scale_tril):
+                self.keep(self.q.snapshot())
+
+        Race(work, self.target, self.seed, self.over, self.show, keep, MEAN_FIELD).run(
+            [start], min(max(_INDEPENDENT[0], self.q.dim), _INDEPENDENT[1])
+        )
         if not self._initialized(work.mean, work.scale_tril):
             return []
         return [Start("independent coordinates", self.q.snapshot(), self.sampled_loss(_FEWEST))]
