@@ -489,7 +489,7 @@ class TestBudgets:
     def test_the_bar_says_the_phase(self, monkeypatch):
         said = []
         monkeypatch.setattr("torchngvi.fitting.loop.Loop._show_phase", lambda self, phase: said.append(phase))
-        quiet(CholeskyGaussian(10, dtype=torch.float64), eight_schools(True), max_gradients=4000)
+        quiet(CholeskyGaussian(10, dtype=torch.float64), eight_schools(True), max_gradients=16_000)
         assert said[0] == "a rough mode"
         assert "1 start, block 1" in said  # independent coordinates, which race then with the others
         assert any(re.fullmatch("[3-5] starts, block 1", phase) for phase in said)
@@ -570,7 +570,9 @@ def test_a_wide_q_has_a_narrower_start_beside_it(monkeypatch):
 
     raced, run = [], Race.run
     monkeypatch.setattr(
-        Race, "run", lambda race, starts: (raced.append({s.name: s.loss for s in starts}), run(race, starts))
+        Race,
+        "run",
+        lambda race, starts, *most: (raced.append({s.name: s.loss for s in starts}), run(race, starts, *most)),
     )
     for scale in (3.0, 0.05):
         torch.manual_seed(0)
