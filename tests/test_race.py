@@ -569,11 +569,12 @@ def test_a_wide_q_has_a_narrower_start_beside_it(monkeypatch):
         return (y * eta - eta.exp()).sum(-1) - prior - 0.005 * theta[..., n].square() - 0.5 * (log_sd + 0.5).square()
 
     raced, run = [], Race.run
-    monkeypatch.setattr(
-        Race,
-        "run",
-        lambda race, starts, *most: (raced.append({s.name: s.loss for s in starts}), run(race, starts, *most)),
-    )
+
+    def watched(race, starts, *most):
+        raced.append({start.name: start.loss for start in starts})
+        run(race, starts, *most)
+
+    monkeypatch.setattr(Race, "run", watched)
     for scale in (3.0, 0.05):
         torch.manual_seed(0)
         q = CholeskyGaussian(n + 2, dtype=torch.float64, scale=scale)
