@@ -7,11 +7,14 @@ import re
 import pytest
 import torch
 
-from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit
+from torchngvi import CholeskyGaussian, DataLogJoint, DiagonalGaussian, LogJoint, NaturalGaussian, fit
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting import Gradients, Seconds
-from torchngvi.fitting.race import Race, Start, sampled_loss
+from torchngvi.fitting.engine import Stop
+from torchngvi.fitting.race import Compared, Race, Start, sampled_loss
+from torchngvi.fitting.rescue import Rescue
+from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.starts import Starts
 from torchngvi.mode import find_mode
 from torchngvi.models.guarded import Guarded
@@ -237,13 +240,13 @@ class TestRace:
     def test_the_nearer_start_wins(self):
         q, target, _, _ = race_of(lambda t: -0.5 * t.square().sum(-1), 2, 40.0, 0.5)
         assert float(q.mean.abs().max()) < 0.5
-        # as long as the far one could overtake in another block both run, and for seven blocks at most
-        assert 2 * 512 <= target.gradients <= (2 * 7 + 1) * 512
+        # as long as the far one could overtake in another block both run, and for seven blocks at most; then two idle
+        assert 2 * 512 <= target.gradients <= (2 * 7 + 2) * 512
 
     def test_ties_are_no_trouble(self):
         q, target, starts, _ = race_of(lambda t: -0.5 * t.square().sum(-1), 2, 0.0, 0.0)
         assert starts[0].coordinates.vector is not starts[1].coordinates.vector
-        assert target.gradients == 2 * 512
+        assert 2 * 512 <= target.gradients <= (2 + 2) * 512
         assert float(q.mean.abs().max()) < 0.5
 
     def test_a_start_that_is_not_finite_does_not_run(self):
@@ -252,7 +255,7 @@ class TestRace:
 
         _, target, starts, _ = race_of(half, 2, 0.0, -50.0)
         assert starts[1].loss == math.inf
-        assert target.gradients == 512
+        assert target.gradients <= 3 * 512  # two blocks that gain nothing end the race
 
     def test_none_that_is_finite(self):
         q, target, _, _ = race_of(lambda t: t.sum(-1) * torch.nan, 2, 0.0)
@@ -262,12 +265,12 @@ class TestRace:
     def test_it_goes_on_while_it_gains(self):
         q, target, _, _ = race_of(lambda t: -0.5 * t.square().sum(-1), 3, 200.0)
         assert float(q.mean.abs().max()) < 2
-        assert 512 < target.gradients <= 20 * 512
+        assert 512 < target.gradients <= 40 * 512
 
-    def test_no_more_than_twenty_blocks(self):
+    def test_no_more_than_forty_blocks(self):
         """A density that can be gained from for ever."""
         _, target, _, _ = race_of(lambda t: 10 * t.sum(-1), 2, 0.0)
-        assert target.gradients <= 20 * 512
+        assert target.gradients <= 40 * 512
 
     def test_a_budget_ends_it(self):
         _, target, _, _ = race_of(lambda t: -0.5 * t.square().sum(-1), 2, 40.0, over=lambda: True)
@@ -297,6 +300,7 @@ class TestRace:
 def test_noise_that_does_not_fall_ends_by_steps_of_falling_size(monkeypatch):
     """As under gradients with heavy tails, of which here all are taken to be."""
     monkeypatch.setattr("torchngvi.fitting.descent._HOPELESS", (32, 1e-3))
+    monkeypatch.setattr("torchngvi.fitting.sample_average._TAME", 0.0)
     q = CholeskyGaussian(10, dtype=torch.float64)
     result = quiet(q, eight_schools(False))
     pattern = (
@@ -485,9 +489,10 @@ class TestBudgets:
     def test_the_bar_says_the_phase(self, monkeypatch):
         said = []
         monkeypatch.setattr("torchngvi.fitting.loop.Loop._show_phase", lambda self, phase: said.append(phase))
-        quiet(CholeskyGaussian(10, dtype=torch.float64), eight_schools(True), max_gradients=4000)
+        quiet(CholeskyGaussian(10, dtype=torch.float64), eight_schools(True), max_gradients=16_000)
         assert said[0] == "a rough mode"
-        assert "4 starts, block 1" in said
+        assert "1 start, block 1" in said  # independent coordinates, which race then with the others
+        assert any(re.fullmatch("[3-5] starts, block 1", phase) for phase in said)
         assert "32 draws" in said
 
     @pytest.mark.parametrize("function", [eight_schools(True), log_gamma(3.0)], ids=["schools", "log-gamma"])
@@ -564,13 +569,106 @@ def test_a_wide_q_has_a_narrower_start_beside_it(monkeypatch):
         return (y * eta - eta.exp()).sum(-1) - prior - 0.005 * theta[..., n].square() - 0.5 * (log_sd + 0.5).square()
 
     raced, run = [], Race.run
-    monkeypatch.setattr(
-        Race, "run", lambda race, starts: (raced.append({s.name: s.loss for s in starts}), run(race, starts))
-    )
+
+    def watched(race, starts, *most):
+        raced.append({start.name: start.loss for start in starts})
+        run(race, starts, *most)
+
+    monkeypatch.setattr(Race, "run", watched)
     for scale in (3.0, 0.05):
         torch.manual_seed(0)
         q = CholeskyGaussian(n + 2, dtype=torch.float64, scale=scale)
         fit(q, log_joint, progress=False, examine=False, max_gradients=2000)
-    wide, narrow = raced
+    wide, narrow = (starts for starts in raced if len(starts) > 1)  # beside independent coordinates alone
     assert wide["a narrower q"] < wide["q as it was"] - 0.3 * q.dim
     assert "a narrower q" not in narrow
+
+
+# ------------------------------------------------------------------------------------ starts that fail later
+
+
+def grouped(count=12, seed=5):
+    """Counts in groups, centred: log joint, and its likelihood by rows with its prior."""
+    generator = torch.Generator().manual_seed(seed)
+    group = torch.arange(count).repeat_interleave(3)
+    rate = (1 + 0.5 * torch.randn(count, generator=generator, dtype=torch.float64)[group]).exp()
+    y = torch.poisson(rate, generator=generator)
+
+    def log_prior(theta):  # the mean, log of the standard deviation, the groups
+        mean, log_sd, local = theta[..., :1], theta[..., 1:2], theta[..., 2:]
+        spread = -0.5 * ((local - mean) * torch.exp(-log_sd)).square() - log_sd
+        return spread.sum(-1) - mean[..., 0].square() / 18 - log_sd[..., 0].square() / 8
+
+    def log_likelihood(theta, batch):
+        index, count = batch
+        eta = theta[..., 2:][..., index]
+        return (count * eta - eta.exp()).sum(-1)
+
+    return lambda theta: log_prior(theta) + log_likelihood(theta, (group, y)), log_likelihood, log_prior, (group, y)
+
+
+class TestRescue:
+    def test_a_mode_that_was_trusted_in_vain(self, monkeypatch):
+        """Where averages see that q is worse than it was, the starts race after all."""
+        races, again = [], Starts.again
+        monkeypatch.setattr(Starts, "again", lambda *args: (races.append(1), again(*args)))
+        monkeypatch.setattr("torchngvi.fitting.starts._TRUST", (1e9, 0.0))
+        monkeypatch.setattr("torchngvi.fitting.rescue.Rescue.worse", lambda rescue, loss: True)
+        result = quiet(CholeskyGaussian(10, dtype=torch.float64), funnel, examine=False)
+        assert races == [1]
+        assert result.converged, result.reason
+        assert -result.loss == pytest.approx(8.42, abs=0.15)
+        assert "from the best of the starts that raced" in result.reason
+
+    def test_q_is_never_worse_than_where_it_started(self):
+        """A budget that ends the run where an average is far above the start puts q back there."""
+        q = CholeskyGaussian(14, dtype=torch.float64)
+        engine = SampleAverages(q, LogJoint(grouped()[0]), 0.1)
+        engine.begin()
+        started, standing = engine.rescue.winner, engine.advance()
+        q.initialize_(50.0)
+        engine.descent.point = engine.descent.point._replace(loss=torch.tensor(1e20, dtype=torch.float64))
+        verdict = engine.verdict(Stop("because of the test."), standing)
+        assert not verdict.converged
+        assert verdict.loss == engine.rescue.loss < 100
+        assert all(torch.equal(a, b) for a, b in zip(q.snapshot(), started, strict=True))
+
+    def test_data_in_batches(self, monkeypatch):
+        """They race by passes of 64 draws."""
+        log_joint, log_likelihood, log_prior, rows = grouped()
+        target = Guarded(DataLogJoint(log_likelihood, log_prior, [rows], 36))
+        q = CholeskyGaussian(14, dtype=torch.float64, scale=2.0)
+        rescue = Rescue(Starts(q, target, 1))
+        rescue.origin = q.snapshot()
+        with torch.no_grad():
+            assert rescue.races
+            rescue.race()
+        assert not rescue.races
+        best = CholeskyGaussian(14, dtype=torch.float64)
+        quiet(best, log_joint, examine=False)
+        whole = Guarded(LogJoint(log_joint))
+        assert sampled_loss(q, whole, 4096, 9) < sampled_loss(best, whole, 4096, 9) + 1.5
+
+    def test_batches_of_posteriors(self):
+        """Each member comes near to the best q of one alone."""
+        log_joint = grouped()[0]
+        q = CholeskyGaussian(14, batch_shape=(2,), dtype=torch.float64, scale=2.0)
+        rescue = Rescue(Starts(q, Guarded(LogJoint(log_joint)), 1))
+        rescue.origin = q.snapshot()
+        with torch.no_grad():
+            rescue.race()
+        best = CholeskyGaussian(14, dtype=torch.float64)
+        quiet(best, log_joint, examine=False)
+        whole = Guarded(LogJoint(log_joint))
+        assert sampled_loss(q, whole, 4096, 9) < 2 * sampled_loss(best, whole, 4096, 9) + 2.0
+
+    def test_its_state(self):
+        q = CholeskyGaussian(14, dtype=torch.float64)
+        first, second = (Rescue(Starts(q, Guarded(LogJoint(grouped()[0])), 1)) for _ in range(2))
+        first.origin = q.snapshot()
+        first.begun()
+        first.finished = (Compared(-2.0, 0.1), Compared(-1.0, 0.2))
+        second.load_state_dict(first.state_dict())
+        assert second.finished == first.finished
+        assert torch.equal(second.winner.vector, first.winner.vector)
+        assert second.loss == first.loss

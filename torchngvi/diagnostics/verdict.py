@@ -38,6 +38,7 @@ class Verdict:
         modes: other modes that were found.
         effort: gradients and values that it took, and what was not examined.
 
+    >>> import torch
     >>> marginals = Marginals(torch.zeros(1), torch.ones(1), ("mu",))
     >>> verdict = Verdict(UNSEEN, (), marginals, None, None, (), Effort(0, 0, 0, ("tails",)))
     >>> print(verdict)

@@ -18,6 +18,8 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.engine import Standing
+from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.methods import VN
 from torchngvi.models.guarded import FAILING, Guarded
@@ -29,12 +31,13 @@ _RISE = 0.1  # share of noise² that the average may rise in such a step
 _NEARER = 0.5  # share of norm² it may leave at most
 _LEFT = 0.1  # share of norm² such a step leaves
 _GROWTH = 6  # largest factor from one sample average to the next
-_NEAR_GROWTH = 7  # the same where steps need no trial
+_NEAR_GROWTH = (7, 14)  # the same where steps need no trial, and where it is the last
 _SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
+_SPARE = 0.05  # share of tolerance² that has to be left for norm² where no more draws are to be taken
 _STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
 _HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
-_SLOW = 65_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
+_SLOW = 30_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
 _ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
 _COUNTS = ("left_out", "draws", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
 
@@ -176,9 +179,17 @@ class Descent:
     def hopeless(self) -> bool:
         """Whether there is no use in minimising the average: its noise does not fall as it should, or it takes long."""
         draws, noise2 = _HOPELESS
-        noisy = not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
-        solved = bool((self.point.norm2 <= _SOLVED * self.point.noise2).all())
+        solved = self._solved()
+        noisy = solved and not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
         return noisy or (not solved and self.draws * (self.evaluations - self.first) > _SLOW)
+
+    def failed(self) -> bool:
+        """Whether the minimisation over these draws has ended far from a minimum, by more than noise."""
+        return not self._solved() and not bool((self.point.norm2 <= self.point.noise2.clamp_min(_FAR)).all())
+
+    def _solved(self) -> bool:
+        """Whether q is nearer to the minimum of the average than the draws tell."""
+        return bool((self.point.norm2 <= _SOLVED * self.point.noise2).all())
 
     def undo(self) -> None:
         """Back to where the last step without a trial began; all later ones are tried."""
@@ -200,7 +211,9 @@ class Descent:
             return True
         assert self.optimizer is not None
         point = self.point
-        done = point.norm2 <= torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
+        solved = torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
+        spare = self.tolerance**2 - point.noise2  # these draws may do, with a little more accuracy on them
+        done = point.norm2 <= torch.where(spare > _SPARE * self.tolerance**2, torch.minimum(solved, spare), solved)
         most = max(_STAGE[0], _STAGE[1] // self.draws)  # few draws suffice to see that nothing confines q
         if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= most:
             return False
@@ -224,12 +237,29 @@ class Descent:
     def more_draws(self) -> int:
         """The number of draws that brings noise² to half of tolerance², within limits."""
         wanted = float(self.point.noise2.max()) / (0.5 * self.tolerance**2)
-        factor = min(max(wanted, 2), _NEAR_GROWTH if self.near else _GROWTH) if math.isfinite(wanted) else 2
+        usual, last = _NEAR_GROWTH if self.near else (_GROWTH, 0)
+        factor = min(max(wanted, 2), last if wanted <= last else usual) if math.isfinite(wanted) else 2
         return min(2 * math.ceil(0.5 * factor * self.draws), self.most)
 
     def judge_nearness(self) -> None:
         """Whether steps over the next draws need no trial."""
         self.near = self.daring and self.point.total**2 < _NEAR
+
+    def standing(self, aside: bool) -> Standing:
+        """What a run says of the last evaluation; ``aside`` where it is a trial at another place."""
+        point, gradients = self.point, self.target.gradients
+        loss = float(point.loss.sum())
+        record = Record(self.evaluations, loss, point.total, self.step_taken, self.rejections, gradients, 0.0)
+        return Standing(
+            record,
+            torch.full(self.q.batch_shape, False),
+            point.loss,
+            (self.evaluations, gradients),
+            tolerance=self.tolerance,
+            settled=record.norm <= self.tolerance,
+            aside=aside,
+            values=self.target.values,
+        )
 
     # -------------------------------------------------------------------------------- places
 

@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,20 +30,31 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import LocalExponential, Retraction
 from torchngvi.stepsizes import KLRadius
 
-_LR = 0.1
-_RADIUS = 0.5  # nats that a step may move q by
-_DRAWS = 16  # of a step
-_STEPS = 32  # of a block
+MEAN_FIELD = 0.3  # learning rate of independent coordinates, whose steps are less noisy
+_RADIUS = (0.5, 0.05)  # nats, and nats a coordinate, that a step may move q by
 _MISSED = 8  # steps in a row that could not be taken, after which a block ends
 _JUDGES = 256  # fixed draws that judge a block, beside its own
 _TOGETHER = 6  # blocks after the first for which starts that might overtake are kept
-_BLOCKS = 20  # at most
-_GAIN = (0.5, 0.02)  # nats, and nats a coordinate, that a block has to gain for another
+_BLOCKS = 40  # at most
+_GAIN = (0.2, 0.004)  # nats, and nats a coordinate, that the last few blocks have to gain for another
+_PATIENCE = 2  # such blocks
 CONFINED = 15.0  # log of the factor by which a standard deviation may grow
 BOUNDED = 1e12  # nats to which the ELBO may rise
-_FINISH = 250  # steps of a block of the finish
 _RATES = (0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02)  # of these blocks; over the second half q is averaged
 _COMPARED = 4096  # draws by which the finish is judged
+
+
+class _Pace(NamedTuple):
+    """Draws of a step, steps of a block with their learning rate, and steps of a block of the finish."""
+
+    draws: int
+    steps: int
+    lr: float
+    finish: int
+
+
+_USUAL = _Pace(16, 32, 0.1, 250)
+_IN_PASSES = _Pace(64, 8, 0.3, 30)  # where a step is a pass over data: fewer of them, and longer ones
 
 
 @dataclass(eq=False)
@@ -54,12 +66,14 @@ class Start:
         coordinates: of q there.
         loss: the negative ELBO there, as far as known.
         gain: in the last block.
+        judged: the negative ELBO by draws that are the same for all and in all blocks, which tells small gains.
     """
 
     name: str
     coordinates: Coordinates
     loss: float
     gain: float = 0.0
+    judged: float = math.inf
 
     @property
     def next(self) -> float:
@@ -77,6 +91,10 @@ class Race:
         over: whether a budget is used up; asked before each step.
         show: shows a phase.
         keep: takes the coordinates of the best start so far.
+        lr: of the steps of a block; by default 0.1, of data in passes 0.3.
+
+    Attributes:
+        reached: the negative ELBO where the race has ended.
     """
 
     def __init__(
@@ -87,18 +105,27 @@ class Race:
         over: Callable[[], bool] = lambda: False,
         show: Callable[[str], None] = lambda phase: None,
         keep: Callable[[Coordinates], None] = lambda coordinates: None,
+        lr: float | None = None,
     ) -> None:
         self.q, self.target, self.seed, self.over, self.show, self.keep = q, target, seed, over, show, keep
+        self.pace = _IN_PASSES if target.in_passes else _USUAL
+        self.lr, self.reached = lr or self.pace.lr, math.inf
         self.unit = target.temperature or 1.0
 
-    def run(self, starts: Sequence[Start]) -> None:
-        """Leave q where the best of the starts has come to; as it is where none has a finite loss."""
+    def run(self, starts: Sequence[Start], blocks: int = _BLOCKS) -> None:
+        """Leave q where the best of the starts has come to; as it is where none has a finite loss.
+
+        Args:
+            starts: those that race.
+            blocks: the most that a start runs.
+        """
         alive = [start for start in starts if math.isfinite(start.loss)]
         if not alive:
             return
         enough = self.unit * max(_GAIN[0], _GAIN[1] * self.q.dim)
-        best, widest = min(alive, key=lambda start: start.loss), self._widest(alive)
-        for block in range(_BLOCKS):
+        best, widest, idle = min(alive, key=lambda start: start.loss), self._widest(alive), 0
+        least = math.inf
+        for block in range(blocks):
             self.keep(best.coordinates)
             if self.over():
                 break
@@ -112,9 +139,12 @@ class Race:
                 alive = [best]
             self.q.restore(best.coordinates)
             lost = best.loss < -BOUNDED or float((self.q.stddev.log() - widest).max()) > CONFINED
-            if lost or (len(alive) == 1 and best.gain <= enough):
+            idle = idle + 1 if best.judged > least - enough else 0
+            least = least if idle else best.judged
+            if lost or (len(alive) == 1 and idle >= _PATIENCE):
                 break
         self.q.restore(best.coordinates)
+        self.reached = best.loss
 
     def _widest(self, starts: Sequence[Start]) -> Tensor:
         """The largest log standard deviations of the starts, (D,): those of a collapsed mode say nothing."""
@@ -127,9 +157,10 @@ class Race:
     def _block(self, start: Start, seed: int) -> None:
         """One block of steps from there; the start goes to where they end."""
         self.q.restore(start.coordinates)
-        losses = self.steps(_STEPS, _LR, seed)[-_STEPS // 2 :]
+        losses = self.steps(self.pace.steps, self.lr, seed)[-self.pace.steps // 2 :]
         mean = sum(losses) / len(losses) if losses else math.inf
-        reached = min(mean, sampled_loss(self.q, self.target, _JUDGES, self.seed + 3))
+        start.judged = sampled_loss(self.q, self.target, _JUDGES, self.seed + 3)
+        reached = min(mean, start.judged)
         if not math.isfinite(reached):  # as it was, and it will gain nothing
             start.gain = 0.0
             return
@@ -142,7 +173,7 @@ class Race:
         One that is not finite is not taken, and its draws are drawn anew; after eight in a row no more are tried.
         """
         generator = torch.Generator(self.q.device).manual_seed(seed)
-        optimizer = _stochastic(self.q, lr, generator)
+        optimizer = _stochastic(self.q, lr, self.pace.draws, generator)
         losses: list[float] = []
         missed = 0
         with warnings.catch_warnings():
@@ -173,10 +204,10 @@ class Race:
         Returns:
             The ELBO before and after, from the same fresh draws.
         """
-        before, here = self._compared(), self.q.snapshot()
+        before, here = compared(self.q, self.target, self.seed), self.q.snapshot()
         if other is not None:
             self.q.restore(other)
-            if (there := self._compared()).elbo > before.elbo:
+            if (there := compared(self.q, self.target, self.seed)).elbo > before.elbo:
                 before, here = there, other
             self.q.restore(here)
         average = ExpectationAverage(self.q) if self.q.structure.closed else None
@@ -185,22 +216,14 @@ class Race:
                 break
             self.show(f"steps of falling size, block {number + 1} of {len(_RATES)}")
             averaged = average if 2 * number >= len(_RATES) else None
-            self.steps(_FINISH, lr, self.seed + 10_007 * (number + 1), averaged)
-        reached = [(before, here), (self._compared(), self.q.snapshot())]
+            self.steps(self.pace.finish, lr, self.seed + 10_007 * (number + 1), averaged)
+        reached = [(before, here), (compared(self.q, self.target, self.seed), self.q.snapshot())]
         if average is not None and bool((average.steps > 0).all()):
             self.q.restore(average.posterior().coordinates)
-            reached.append((self._compared(), self.q.snapshot()))
+            reached.append((compared(self.q, self.target, self.seed), self.q.snapshot()))
         after, best = max(reached, key=lambda place: place[0].elbo)
         self.q.restore(best)
         return before, after
-
-    def _compared(self) -> "Compared":
-        """The ELBO at q with its standard error, minus infinity where it is not finite."""
-        values = kept_values(self.q, self.target, _COMPARED, self.seed + 5)
-        values = values + self.target.temperature * self.q.entropy()
-        if not len(values) or not bool(values.isfinite().all()):
-            return Compared(-math.inf, math.inf)
-        return Compared(float(values.mean()), float(values.std()) / math.sqrt(len(values)))
 
 
 @dataclass(frozen=True)
@@ -215,27 +238,38 @@ class Compared:
 
 
 @torch.no_grad()
+def compared(q: Gaussian, target: Guarded, seed: int) -> Compared:
+    """The ELBO at q with its standard error, of a batch the sum; minus infinity where it is not finite."""
+    values = kept_values(q, target, _COMPARED, seed + 5)
+    values = (values + target.temperature * q.entropy()).reshape(len(values), -1).sum(1)
+    if not len(values) or not bool(values.isfinite().all()):
+        return Compared(-math.inf, math.inf)
+    return Compared(float(values.mean()), float(values.std()) / math.sqrt(len(values)))
+
+
+@torch.no_grad()
 def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:
-    """L at q from whitened draws, the same for every q; infinite where it is not finite.
+    """L at q from whitened draws, the same for every q, of a batch the sum; infinite where it is not finite.
 
     Draws at which it is NaN are left out where they are no larger a share than ``failing``, two of them at least unless
     that is 0.
     """
     values = kept_values(q, target, draws, seed, failing)
-    loss = float(-values.mean() - target.temperature * q.entropy()) if len(values) else math.inf
+    loss = float((-values.mean(0) - target.temperature * q.entropy()).sum()) if len(values) else math.inf
     return loss if math.isfinite(loss) else math.inf
 
 
 def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: float = FAILING) -> Tensor:
-    """The log joint at whitened draws of q, (S,); without those where it is NaN, if these are few."""
+    """The log joint at whitened draws of q, (S, *batch); of one q without those where it is NaN, if these are few."""
     theta = q.push_noise(Fixed(draws, seed=seed)(q.mean_probe.detach())).detach()
     values = target.log_joint(theta)
     failing = values.isnan()
-    few = 0 < int(failing.sum()) <= max(2 * (share > 0), share * draws)
+    few = not q.batch_shape and 0 < int(failing.sum()) <= max(2 * (share > 0), share * draws)
     return values[~failing] if few else values
 
 
-def _stochastic(q: Gaussian, lr: float, generator: torch.Generator) -> NaturalGradientVI:
+def _stochastic(q: Gaussian, lr: float, draws: int, generator: torch.Generator) -> NaturalGradientVI:
     """Steps that stay in the cone: IBLR, or in patterns that are not closed under products a triangular exponential."""
     rule: Rule = Retraction() if q.structure.closed else LocalExponential()
-    return NaturalGradientVI(q, rule, lr, step_size=KLRadius(_RADIUS), estimator=Stein(Antithetic(_DRAWS, generator)))
+    radius = KLRadius(max(_RADIUS[0], _RADIUS[1] * q.dim))
+    return NaturalGradientVI(q, rule, lr, step_size=radius, estimator=Stein(Antithetic(draws, generator)))

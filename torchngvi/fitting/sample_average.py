@@ -25,8 +25,7 @@ from torchngvi.fitting import fingerprints, fresh, reasons
 from torchngvi.fitting.descent import Descent, Place
 from torchngvi.fitting.engine import Ending, Engine, Mark, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
-from torchngvi.fitting.race import BOUNDED, CONFINED, Race
-from torchngvi.fitting.records import Record
+from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.mode import Mode
@@ -35,6 +34,7 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
+_TAME = 1.0  # noise² from which averages are not tried again after steps of falling size
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
 
 _T = TypeVar("_T")
@@ -60,10 +60,8 @@ class SampleAverages(Engine):
         # where it is asked for, and not dear
         self.examines = examine and not target.in_passes and not q.batch_shape and target.temperature > 0
         self._seeded(int(torch.randint(2**31, ())))
-        self.first_log_sd = q.stddev.log()
         self.looked = self.switched = False  # at other starts; one was better
         self.elsewhere: Place | None = None  # where to come back to, while another start is tried
-        self.winner: Coordinates | None = None  # where a race has ended
         self.unseen = ""  # why no other start was looked at
         self._ending: Ending | None = None
         self._path: _Path[None] | None = None
@@ -74,6 +72,7 @@ class SampleAverages(Engine):
         self.seed = seed
         self.starts = Starts(self.gaussian, self.target, seed)
         self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
+        self.rescue = Rescue(self.starts)
         self.starts.over, self.starts.show, self.starts.keep = self._over, lambda phase: self.show(phase), self._keep
 
     def _over(self) -> bool:
@@ -91,12 +90,15 @@ class SampleAverages(Engine):
     def begin(self) -> None:
         """Look for a rough mode, or go through the data in batches."""
         self.show("a pass over the data" if self.starts.streamed else "a rough mode")
+        self.rescue.origin = self.gaussian.snapshot()
         _within(self.gaussian, self.starts.first)
-        self.descent.draws = self.starts.first_draws
-        if self.starts.raced:
-            self.looked, self.winner = True, self.gaussian.snapshot()  # from several starts
-        else:
-            self.first_log_sd = self.gaussian.stddev.log()  # where it started
+        self._begun()
+
+    def _begun(self) -> None:
+        """From where the starts have led."""
+        self.descent.leave(self.starts.first_draws)
+        self.rescue.begun()
+        self.looked |= self.starts.raced  # from several starts
 
     def advance(self) -> Standing | None:
         """Go on to the next evaluation, and return its standing; None at the end."""
@@ -114,6 +116,9 @@ class SampleAverages(Engine):
             _within(self.gaussian, self._settled)
         elif self.descent.went_wrong():
             _within(self.gaussian, self.descent.undo)
+        if self.rescue.winner is not None and self.rescue.worse(float(self.descent.point.loss.sum())):
+            self.gaussian.restore(self.rescue.winner)
+            return self._judged(stop.reason)._replace(loss=self.rescue.loss)
         return self._judged(stop.reason)
 
     def _judged(self, reason: str) -> Ending:
@@ -141,14 +146,26 @@ class SampleAverages(Engine):
         """Minimise, grow, check."""
         descent = self.descent
         while True:
-            yield from self._minimised()
+            sound = yield from self._minimised()
+            if self.rescue.races and (not sound or descent.failed()):
+                self._race()
+                continue
             descent.judge_nearness()
             if descent.point.total <= self.tolerance:
                 self._ending = yield from self._checked()
             else:
                 self._ending = yield from self._grown()
-            if self._ending is not None:
+            if self._ending is None:
+                continue
+            if self._ending.converged or not self.rescue.races or reasons.distance(descent.point):
                 return
+            self._race()  # far from an optimum
+
+    def _race(self) -> None:
+        """Of starts, one of which is where q is."""
+        self.elsewhere, self._ending = None, None
+        self.rescue.race()
+        self._begun()
 
     def _minimised(self) -> _Path[bool]:
         """Over the present draws, to their end; False where the log joint has none."""
@@ -163,13 +180,19 @@ class SampleAverages(Engine):
             if self._spent is not None:  # it was counted
                 descent.evaluations, self.target.gradients = self._spent
                 self._spent = None
-            standing = self._standing()
+            standing = descent.standing(self.elsewhere is not None)
             lost = "" if descent.went_wrong() else self._why_lost(standing.record.loss)
-            yield standing._replace(lost="" if self.elsewhere else lost)
-            if lost:
+            sound = not lost and not self._astray()
+            yield standing._replace(lost="" if self.elsewhere or self.rescue.saves(standing.record.loss) else lost)
+            if not sound:
                 return False
             if (self.starts.raced and descent.hopeless()) or not descent.step():
                 return True
+
+    def _astray(self) -> bool:
+        """Whether starts may race, and larger averages see that q is far worse than it was."""
+        first = self.descent.evaluations == self.descent.first + 1
+        return first and self.rescue.races and self.rescue.worse(float(self.descent.point.loss.sum()))
 
     def _grown(self) -> _Path[Ending | None]:
         """More draws; before they are dear a look at other starts.  An ending where there are no more."""
@@ -186,13 +209,16 @@ class SampleAverages(Engine):
         descent.draws = more
         return None
 
-    def _finished(self) -> Ending:
-        """By stochastic steps of falling size, where averages cannot be minimised."""
-        descent, point = self.descent, self.descent.point
-        before, after = Race(self.gaussian, self.target, self.seed, self._over, self.show).finish(self.winner)
+    def _finished(self) -> Ending | None:
+        """By stochastic steps of falling size, where averages cannot be minimised; and once more by averages."""
+        descent, point, again = self.descent, self.descent.point, self.rescue.finished is not None
+        before, after = self.rescue.finished or self.rescue.finish()
+        if not again and after.elbo > before.elbo and float(point.noise2.max()) < _TAME and not self._over():
+            descent.leave(descent.draws)
+            return None
         reason = reasons.too_few(descent.draws, point.total, self.tolerance) + reasons.finished(before, after)
         reason += self.target.failures()
-        return Ending(False, reason, -max(before.elbo, after.elbo), point.total, self._members())
+        return Ending(False, reason, -self.rescue.best(), point.total, self._members())
 
     def _checked(self) -> _Path[Ending | None]:
         """On fresh draws and from other starts: an ending, or nothing where the run goes on."""
@@ -266,34 +292,11 @@ class SampleAverages(Engine):
 
     # -------------------------------------------------------------------------------- words
 
-    def _standing(self) -> Standing:
-        descent, point = self.descent, self.descent.point
-        record = Record(
-            descent.evaluations,
-            float(point.loss.sum()),
-            point.total,
-            descent.step_taken,
-            descent.rejections,
-            self.target.gradients,
-            0.0,
-        )
-        return Standing(
-            record,
-            torch.full(self.q.batch_shape, False),
-            point.loss,
-            (descent.evaluations, self.target.gradients),
-            tolerance=self.tolerance,
-            settled=record.norm <= self.tolerance,
-            aside=self.elsewhere is not None,
-            values=self.target.values,
-        )
-
     def _why_lost(self, loss: float) -> str:
         """Why no step can help here, or nothing."""
         if not self.descent.point.finite:
             return reasons.not_finite(loss) + self.target.failures()
-        wider = float((self.gaussian.stddev.log() - self.first_log_sd).max())
-        return reasons.unconfined(loss, wider) if wider > CONFINED or loss < -BOUNDED else ""
+        return reasons.unconfined(loss, self.rescue.wider()) if self.rescue.unconfined(loss) else ""
 
     # -------------------------------------------------------------------------------- checkpoints
 
@@ -313,14 +316,13 @@ class SampleAverages(Engine):
             "descent": self.descent.state_dict(),
             "seed": self.seed,
             "first_mean": self.starts.mean,
-            "first_log_sd": self.first_log_sd,
             "evidence": self.starts.evidence,
             "looked": self.looked,
             "switched": self.switched,
             "unseen": self.unseen,
             "raced": self.starts.raced,
             "modes": ([tuple(mode) for mode in self.starts.modes], self.starts.looked),
-            "winner": None if self.winner is None else tuple(self.winner),
+            "rescue": self.rescue.state_dict(),
             "gradients": self.target.gradients,
             "values": self.target.values,
         }
@@ -330,13 +332,12 @@ class SampleAverages(Engine):
         self.q.load_state_dict(state["posterior"])
         self._seeded(state["seed"])
         self.starts.mean, self.starts.evidence = state["first_mean"], state["evidence"]
-        self.first_log_sd = state["first_log_sd"]
         self.descent.load_state_dict(state["descent"])
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
         self.starts.raced = state["raced"]
         modes, self.starts.looked = state.get("modes", ((), False))
         self.starts.modes = [Mode(*values) for values in modes]
-        self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
+        self.rescue.load_state_dict(state["rescue"])
         self.target.gradients, self.target.values = state["gradients"], state["values"]
         self._spent = state.get("spent")
         self._path = self.elsewhere = self._ending = None

@@ -1,0 +1,114 @@
+"""What is done where averages do not lead to the best q: starts race, then steps of falling size, then averages again.
+
+A mode that was trusted may turn out to be no place to begin: averages over few draws lead q away from it, to where
+larger ones see that it is worse than it was, or they end far from an optimum.  Then the starts race which would have
+raced at once had the mode been refused, and q where the averages have led is one of them.  Data in batches and batches
+of posteriors, for which no mode is looked for, come to a race in this way alone.
+
+Where averages after a race are slow, in a curved valley, or noisy, under gradients with heavy tails, stochastic steps
+of falling size take over.  What they reach is where averages are tried once more.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+from torchngvi.fitting.race import BOUNDED, CONFINED, Compared, Race, compared
+from torchngvi.fitting.starts import Starts
+from torchngvi.interfaces import Coordinates
+
+
+class Rescue:
+    """The places that a fit by averages can go back to, and the two ways on from there.
+
+    Args:
+        starts: of the fit.
+
+    Attributes:
+        origin: q before the fit.
+        winner: where the start has led: a mode that was trusted, the end of a race, or that of stochastic steps.
+        loss: the negative ELBO there, infinite where it is not known.
+        first_log_sd: of q where it has started.
+        finished: stochastic steps of falling size were made: the ELBO before and after.
+    """
+
+    def __init__(self, starts: Starts) -> None:
+        self.starts = starts
+        self.origin: Coordinates | None = None
+        self.winner: Coordinates | None = None
+        self.loss = math.inf
+        self.finished: tuple[Compared, Compared] | None = None
+        self.first_log_sd = starts.q.stddev.log()
+
+    def begun(self) -> None:
+        """Remember q where the first start has led."""
+        self.winner, self.loss = self.starts.q.snapshot(), self.starts.reached
+        if not self.starts.raced:  # whose steps may have widened it for ever
+            self.first_log_sd = self.starts.q.stddev.log()
+
+    def wider(self) -> float:
+        """Log of the factor by which a standard deviation has grown."""
+        return float((self.starts.q.stddev.log() - self.first_log_sd).max())
+
+    def unconfined(self, loss: float) -> bool:
+        """Whether nothing confines q, so that no other start is of use."""
+        return self.wider() > CONFINED or loss < -BOUNDED
+
+    @property
+    def races(self) -> bool:
+        """Whether starts may race yet."""
+        return not self.starts.raced and self.origin is not None and not self.starts.over()
+
+    def saves(self, loss: float) -> bool:
+        """Whether starts may race where an average has no minimum: not where nothing confines q."""
+        return self.races and not self.unconfined(loss)
+
+    def worse(self, loss: float) -> bool:
+        """Whether a negative ELBO is not that of a fit: far above where the fit has started, or not finite."""
+        return not loss <= self.loss + self.starts.allowance
+
+    def race(self) -> None:
+        """Put q at the best of the starts, of which where it is now is one."""
+        assert self.origin is not None
+        self.starts.again(self.origin, self.winner)
+        self.begun()
+
+    def finish(self) -> tuple[Compared, Compared]:
+        """Stochastic steps of falling size, from q or from where the start had led, whichever is better."""
+        starts = self.starts
+        race = Race(starts.q, starts.target, starts.seed, starts.over, starts.show)
+        self.finished = race.finish(self.winner)
+        self.winner, self.loss = starts.q.snapshot(), -max(part.elbo for part in self.finished)
+        return self.finished
+
+    def best(self) -> float:
+        """Put q where the start has led if fresh draws say that it is better there; the ELBO of the better."""
+        q, target, seed = self.starts.q, self.starts.target, self.starts.seed
+        here, now = q.snapshot(), compared(q, target, seed).elbo
+        if self.winner is None:
+            return now
+        q.restore(self.winner)
+        if (there := compared(q, target, seed).elbo) > now:
+            return there
+        q.restore(here)
+        return now
+
+    def state_dict(self) -> dict[str, Any]:
+        """The places, as tensors."""
+        return {
+            "origin": None if self.origin is None else tuple(self.origin),
+            "winner": None if self.winner is None else tuple(self.winner),
+            "loss": self.loss,
+            "first_log_sd": self.first_log_sd,
+            "finished": None if self.finished is None else [[part.elbo, part.error] for part in self.finished],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        self.origin = None if state["origin"] is None else Coordinates(*state["origin"])
+        self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
+        self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
+        done = state["finished"]
+        self.finished = None if done is None else (Compared(*done[0]), Compared(*done[1]))
