@@ -1,6 +1,6 @@
 """Do 95 % intervals of `MixedModel.fit` hold the truth 95 times of a hundred?
 
-    python benchmarks/mixed_coverage.py [replicates] [model ...]
+    python benchmarks/mixed_coverage.py [replicates] [model ...]    # of poisson, logit, "poisson slope"
 
 Truths are drawn from the prior that the fit has, and data from them, so that the intervals of the exact posterior hold
 them with probability 0.95 (Cook, Gelman and Rubin 2006): what is measured is the fit.  Three models: Poisson with an
@@ -24,7 +24,7 @@ MODELS = {
     "poisson slope": ("poisson_log", 2, 30, 6),
 }
 DOF, SD, FIXED = 8.0, 0.8, 1.0  # of the prior: Ω has the mean I/SD², fixed effects the standard deviation FIXED
-KNOWN = 5
+KNOWN, DRAWS, SHOWN = 5, 1000, 20
 KINDS = ("fixed effects", "sds", "known groups", "a new group")
 
 
@@ -53,7 +53,7 @@ def replicate(name, seed):
             return None
     scale = torch.eye(r, dtype=torch.float64) / (SD**2 * DOF)
     model = MixedModel(X, y, (X[:, :r], number), family, prior=MixedPrior(FIXED, Wishart(DOF, scale)))
-    result = model.fit(progress=False, seed=seed)
+    result = model.fit(progress=False, seed=seed, draws=DRAWS)
     table = result.summary()
     new = torch.stack([torch.ones(KNOWN + 1), torch.randn(KNOWN + 1, generator=generator)], -1).double()
     places = torch.cat([torch.arange(KNOWN), torch.tensor([-1])])
@@ -62,6 +62,19 @@ def replicate(name, seed):
     inside = (predicted.low <= at) & (at <= predicted.high)
     held = [(of.low <= x) & (x <= of.high) for of, x in ((table.fixed, beta), (table.sd, sd))]
     return [*held, inside[:KNOWN], inside[KNOWN:]], result
+
+
+def report(name, held, doubtful, left_out, seconds):
+    """One line: the share of the intervals that hold the truth, of each kind."""
+    parts = []
+    for k, kind in enumerate(KINDS):
+        all_of = torch.cat([one[k] for one in held]).double()
+        parts.append(f"{kind} {100 * all_of.mean():.1f} % of {len(all_of)}")
+    print(
+        f"{name}, {len(held)} replicates: {', '.join(parts)}; {doubtful} not converged or with k-hat above 0.7, "
+        f"{left_out} of one class left out; {seconds:.0f} s of one core",
+        flush=True,
+    )
 
 
 def main():
@@ -76,16 +89,9 @@ def main():
                 continue
             held.append(found[0])
             doubtful += not (found[1].converged and found[1].k_hat < 0.7)
-        parts = []
-        for k, kind in enumerate(KINDS):
-            all_of = torch.cat([one[k] for one in held]).double()
-            parts.append(f"{kind} {100 * all_of.mean():.1f} % of {len(all_of)}")
-        seconds = time.process_time() - clock
-        print(
-            f"{name}, {len(held)} replicates: {', '.join(parts)}; {doubtful} not converged or with k-hat above 0.7, "
-            f"{left_out} of one class left out; {seconds:.0f} s of one core",
-            flush=True,
-        )
+            if len(held) % SHOWN == 0:
+                report(name, held, doubtful, left_out, time.process_time() - clock)
+        report(name, held, doubtful, left_out, time.process_time() - clock)
 
 
 if __name__ == "__main__":

@@ -173,9 +173,7 @@ class MixedResult:
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
         if not self.k_hat < _TRUSTED:
-            lines.append(
-                f"k-hat {self.k_hat:.2f} is above {_TRUSTED}: means and intervals are those of a rough answer."
-            )
+            lines.append(f"k-hat {self.k_hat:.2f} is above {_TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)
 
     def effects(self, interval: float = 0.95) -> list[Marginals]:
