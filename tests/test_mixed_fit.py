@@ -336,6 +336,19 @@ class TestFit:
         gaussian = model_of("gaussian", 1)
         assert enough_nodes(gaussian, Conditional(gaussian.posterior())) == 3
 
+    def test_heavy_tails_are_drawn_from_again(self):
+        """Four groups: the weights of draws from q alone have a k-hat of 0.9."""
+        groups, one = torch.arange(20) // 5, torch.ones(20, 1, dtype=DTYPE)
+        y = torch.tensor([1.0, 0, 2, 1, 0, 5, 7, 4, 6, 5, 2, 3, 1, 2, 2, 0, 0, 1, 0, 0])
+        result = MixedModel(one, y, (one, groups), "poisson_log").fit(progress=False)
+        assert isinstance(result.locals, ByQuadrature)
+        first, elbo, _ = integrated.weighted(result.posterior, result.locals.target, 4096, 0)
+        assert first.k_hat > 0.7
+        assert result.k_hat < 0.5
+        assert result.elbo == pytest.approx(elbo, abs=1e-9)
+        sd = result.posterior.stddev
+        assert float(result.summary().fixed.sd) > 1.2 * float(sd[0])
+
     def test_single_precision(self):
         (X, y, (Z, groups), family), _ = problem("poisson", 1, n=12)
         model = MixedModel(X.float(), y.float(), (Z.float(), groups), family)

@@ -16,7 +16,7 @@ from torchngvi.diagnostics.importance import Proposal
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
-from torchngvi.mixed_models.locals import Conditional
+from torchngvi.mixed_models.locals import Conditional, gaussian
 from torchngvi.models import GaussianNoise, MarginalMixed, MixedLogJoint
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -24,6 +24,7 @@ _NODES: dict[int, Sequence[int]] = {1: (9, 15, 25, 41, 61), 2: (5, 7, 11, 17, 25
 _MORE = (5, 7, 9)  # of three dimensions and more
 _SETTLED = 0.02  # nats by which the log joint may change from draw to draw with more nodes
 _LOOKED = 16  # draws at which that is looked at
+_FINE, _AGAIN = 0.5, 2  # k-hat from which draws come from their own moments again, and how often
 _WIDER = 1.3  # times the standard deviation of q, which is too narrow
 
 
@@ -112,7 +113,19 @@ def integrated(
         torch.manual_seed(seed)
         result = fit(q, target, examine=False, progress=progress)
     found, elbo, log_evidence = weighted(q, target, draws, seed)
+    for again in range(1, _AGAIN + 1):
+        wider = None if found.k_hat < _FINE else _moments_of(found)
+        if wider is None:
+            break
+        found, _, log_evidence = weighted(wider, target, draws, seed + again)
     return Integrated(target, q, result, found, elbo, log_evidence)
+
+
+def _moments_of(draws: Weighted) -> Gaussian | None:
+    """The Gaussian of the weighted moments, from which weights have lighter tails (Oh and Berger 1992)."""
+    mean = draws.weights @ draws.theta
+    apart = draws.theta - mean
+    return gaussian(mean, apart.mT @ (draws.weights[:, None] * apart))
 
 
 @torch.no_grad()

@@ -121,15 +121,13 @@ class MixedResult:
         Raises:
             InputError: another number of names.
         """
-        rows, new = self.model.rows, {}
-        wanted = {"fixed": (fixed, rows.p), "random": (random, rows.r), "groups": (groups, rows.n)}
-        for name, (given, size) in wanted.items():
-            if given is None:
-                continue
-            if len(given) != size:
-                raise InputError(f"{name} must be {size} names, one for each; got {len(given)}.")
-            new[f"{name.removesuffix('s')}_names"] = tuple(str(one) for one in given)
-        return replace(self, **new)
+        rows = self.model.rows
+        return replace(
+            self,
+            fixed_names=_names("fixed", fixed, rows.p, self.fixed_names),
+            random_names=_names("random", random, rows.r, self.random_names),
+            group_names=_names("groups", groups, rows.n, self.group_names),
+        )
 
     # ---------------------------------------------------------------------------- what it says
 
@@ -318,6 +316,14 @@ class MixedResult:
         ax.set_xlabel(names[effect])
         ax.set_ylabel("group")
         return ax
+
+
+def _names(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
+    if given is None:
+        return old
+    if len(given) != size:
+        raise InputError(f"{what} must be {size} names, one for each; got {len(given)}.")
+    return tuple(str(name) for name in given)
 
 
 def _probability(interval: float) -> float:

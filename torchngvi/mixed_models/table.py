@@ -20,7 +20,7 @@ class Marginals(NamedTuple):
 
     >>> draws = torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]])
     >>> Marginals.of(["x"], draws, torch.full((5,), 0.2), 0.5).high.item()
-    3.0
+    3.25
     """
 
     names: tuple[str, ...]
@@ -83,8 +83,8 @@ class MixedTable:
         sd: the standard deviations of the random effects, in the same over those of Z.
         correlation: the correlations of the random effects, each pair once.
         interval: the probability of the intervals.
-        head: what was fitted, and how: the lines above and below the table.
-        foot: the lines below it.
+        head: what was fitted, the line above the table.
+        foot: how, the lines below it.
 
     >>> one = Marginals(("x",), *torch.ones(4, 1))
     >>> print(MixedTable(one, one, one._replace(names=(), mean=one.mean[:0]), 0.9, "a model", "a way"))
