@@ -16,6 +16,7 @@ import torchngvi
 from torchngvi import MixedModel, fit
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import integrated, response
+from torchngvi.mixed_models import model as mixed_models_model
 from torchngvi.mixed_models.integrated import Weighted, enough_nodes
 from torchngvi.mixed_models.locals import ByQuadrature, Conditional
 from torchngvi.mixed_models.predictions import inverse_link, responses
@@ -326,6 +327,12 @@ class TestFit:
         result = model.fit(progress=False, draws=400)
         assert "covariances by linear response" in result.method
         assert result.summary().correlation.names == ("0, 1", "0, 2", "1, 2")
+
+    def test_many_rows_have_linear_response(self, monkeypatch):
+        model = model_of("poisson", 1)
+        assert model._default() == "quadrature"
+        monkeypatch.setitem(mixed_models_model._ROWS, 1, 5)
+        assert model._default() == "response"
 
     def test_nodes_that_are_enough(self, monkeypatch):
         model = model_of("logit", 1, n=12)

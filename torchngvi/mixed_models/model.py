@@ -14,8 +14,7 @@ from torchngvi.numerics.inference_mode import tracked
 
 Marginalise = Literal["quadrature", "response", "none"]
 
-_MOST = 2  # random effects that are integrated out by default
-_DEAR = 2e7  # rows times nodes beyond which they are not
+_ROWS = {1: 32_000, 2: 12_000}  # up to which random effects are integrated out by default, by their number
 _FEWEST = 100  # draws
 
 
@@ -67,9 +66,9 @@ class MixedModel(MixedLogJoint):
         weighted to their posterior, with a k-hat; random effects have their moments given the globals.
 
         Args:
-            marginalise: "quadrature" as above, the default up to r = 2 while rows times nodes do not exceed 2e7;
-                "response" for the means of a Gaussian over all coordinates and covariances of the globals by linear
-                response, the default otherwise; "none" for that Gaussian as it is.
+            marginalise: "quadrature" as above, the default for r = 1 up to 32,000 rows and for r = 2 up to 12,000,
+                beyond which it takes minutes; "response" for the means of a Gaussian over all coordinates and
+                covariances of the globals by linear response, the default otherwise; "none" for that Gaussian as it is.
             nodes: quadrature nodes in each dimension; by default as many as make no difference.
             draws: the number of weighted draws of the globals, at least 100.
             seed: of all draws.
@@ -131,8 +130,7 @@ class MixedModel(MixedLogJoint):
         )
 
     def _default(self) -> Marginalise:
-        rows, fewest = self.rows, {1: 9, 2: 25}
-        return "quadrature" if rows.r <= _MOST and len(rows.y) * fewest[rows.r] <= _DEAR else "response"
+        return "quadrature" if len(self.rows.y) <= _ROWS.get(self.rows.r, 0) else "response"
 
 
 def _numbers(size: int) -> tuple[str, ...]:
