@@ -3,9 +3,12 @@
 import numpy as np
 import pandas
 import pytest
+import torch
 
+import torchngvi
+from torchngvi import MixedModel
 from torchngvi.adapters import formula as module
-from torchngvi.adapters.formula import Formula
+from torchngvi.adapters.formula import Formula, mixed
 from torchngvi.errors import InputError
 
 
@@ -76,6 +79,58 @@ class TestNewRows:
         made = Formula("y ~ x + (1 | group)", table)
         np.testing.assert_array_equal(made.of(table.assign(group="z")).groups, [-1] * 6)
         np.testing.assert_array_equal(made.of(table[["x"]]).groups, [-1] * 6)
+
+
+@pytest.fixture(scope="module")
+def visits():
+    rng = np.random.default_rng(0)
+    n = 30
+    patient, week = np.repeat(np.arange(n), 4), np.tile([0.0, 1, 2, 3], n)
+    rate = np.exp(0.5 - 0.2 * week + 0.6 * rng.normal(size=n)[patient])
+    columns = {"seizures": rng.poisson(2.0 * rate), "week": week, "hours": np.full(4 * n, 2.0)}
+    return pandas.DataFrame({**columns, "patient": [f"p{k:02}" for k in patient], "twice": np.full(4 * n, 2.0)})
+
+
+@pytest.fixture(scope="module")
+def result(visits):
+    made = mixed("seizures ~ week + offset(log(hours)) + (1 | patient)", visits, "poisson")
+    return made.fit(draws=500, progress=False)
+
+
+class TestMixed:
+    def test_its_short_name(self):
+        assert torchngvi.mixed is mixed
+        with pytest.raises(AttributeError, match="module 'torchngvi' has no attribute 'mixd'"):
+            torchngvi.mixd  # noqa: B018
+
+    def test_the_same_as_by_arrays(self, visits, result):
+        X = np.stack([np.ones(len(visits)), visits.week], 1)
+        groups = pandas.factorize(visits.patient, sort=True)[0]
+        arrays = MixedModel(
+            X, visits.seizures.to_numpy(), (X[:, :1], groups), "poisson_log", offset=np.log(visits.hours)
+        )
+        other = arrays.fit(draws=500, progress=False)
+        torch.testing.assert_close(result.summary().fixed.mean, other.summary().fixed.mean, rtol=1e-12, atol=0)
+
+    def test_it_speaks_of_columns_and_groups(self, visits, result):
+        assert {"Intercept", "week"} <= set(str(result.summary()).split())
+        assert result.group_names == tuple(sorted(set(visits.patient)))
+
+    def test_predictions_of_tables(self, visits, result):
+        new = visits.drop(columns="seizures").head(3).assign(patient=["p00", "p05", "eve"])
+        by_table, rows = result.predict(new), Formula("seizures ~ week + (1 | patient)", visits).of(new)
+        by_array = result.predict(rows.X, rows.Z, rows.groups, offset=np.log(new.hours.to_numpy()))
+        torch.testing.assert_close(by_table.mean, by_array.mean, rtol=0, atol=0)
+        assert by_table.sd[2] > by_table.sd[:2].max()
+
+    def test_weights_by_name(self, visits):
+        named, given = (
+            mixed("seizures ~ week + (1 | patient)", visits, "poisson", weights=w).model.rows.weights
+            for w in ("twice", np.full(len(visits), 2.0))
+        )
+        assert torch.equal(named, given)
+        with pytest.raises(InputError, match="names size; the table has"):
+            mixed("seizures ~ week + (1 | patient)", visits, "poisson", weights="size")
 
 
 class TestRefusals:

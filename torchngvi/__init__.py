@@ -1,5 +1,8 @@
 """Natural-gradient variational inference for PyTorch."""
 
+from importlib import import_module
+from typing import Any
+
 from torchngvi import errors, expectations, fitting, ifvb, models, posteriors, rules, stepsizes
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import examine, simulation_based_calibration
@@ -88,3 +91,10 @@ __all__ = [
     "simulation_based_calibration",
     "stepsizes",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Find `mixed`, which needs the extra "formula", when it is asked for."""
+    if name == "mixed":
+        return import_module("torchngvi.adapters.formula").mixed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from torchngvi.errors import InputError
+from torchngvi.mixed_models import MixedModel, MixedResult
+from torchngvi.models import Likelihood, MixedPrior, RandomEffects
 
 try:
     import formulae
@@ -18,6 +21,7 @@ except ImportError:  # the extra "formula" is not installed
     formulae = None
 
 
+FAMILIES = {"poisson": "poisson_log", "bernoulli": "bernoulli_logit", "probit": "bernoulli_probit"}
 _FUNCTIONS = {name: getattr(np, name) for name in ("log", "log1p", "log2", "log10", "exp", "expm1", "sqrt", "abs")}
 
 
@@ -129,6 +133,83 @@ class Formula:
                 columns.append(part)
         X = np.concatenate(columns, 1) if columns else np.zeros((len(common), 0))
         return Rows(X.astype(float), within.astype(float), groups, offset)
+
+
+class TableModel(NamedTuple):
+    """A mixed model that a formula has made of a table, as `mixed` returns it.
+
+    Attributes:
+        formula: the `Formula`, with the designs and their names.
+        model: the `torchngvi.MixedModel`, for what needs arrays.
+    """
+
+    formula: Formula
+    model: MixedModel
+
+    def fit(self, **settings: Any) -> MixedResult:
+        """Fit the model, and name what the result tells as the table does.
+
+        Args:
+            settings: of `torchngvi.MixedModel.fit`.
+
+        Returns:
+            The result; ``result.predict(table)`` takes a table.
+
+        Raises:
+            InputError: as `torchngvi.MixedModel.fit`.
+        """
+        made = self.formula
+        labels = [str(level) for level in made.levels]
+        return self.model.fit(**settings).named(made.fixed, made.random, labels, made.of)
+
+
+def mixed(
+    formula: str,
+    frame: Any,
+    family: str | Likelihood = "gaussian",
+    *,
+    prior: MixedPrior | None = None,
+    weights: str | Any = None,
+) -> TableModel:
+    """Make a generalised linear mixed model of a formula and a table, as lme4, brms and bambi do.
+
+    One wants it for data in a pandas DataFrame: the result speaks of its columns and groups, and predicts new tables.
+
+    Args:
+        formula: the response, fixed effects and one term of effects that vary over groups, "y ~ x + (1 + x | group)",
+            see `Formula`.
+        frame: a pandas DataFrame.
+        family: "gaussian", "poisson", "bernoulli", "probit", or what `torchngvi.MixedModel` takes.
+        prior: `torchngvi.models.MixedPrior`.
+        weights: factors of the log likelihood of each row: the name of a column, or numbers (N,).
+
+    Returns:
+        The model; its ``fit()`` is the answer.
+
+    Raises:
+        ImportError: without formulae.
+        InputError: as `Formula` and `torchngvi.MixedModel`.
+
+    >>> import pandas
+    >>> visits = pandas.DataFrame(
+    ...     {"seizures": [3, 4, 0, 1, 2, 6, 1, 0], "week": [0.0, 1.0] * 4, "patient": list("aabbccdd")}
+    ... )
+    >>> result = mixed("seizures ~ week + (1 | patient)", visits, "poisson").fit(progress=False)
+    >>> result.summary().fixed.names, result.group_names
+    (('Intercept', 'week'), ('a', 'b', 'c', 'd'))
+    >>> new = result.predict(pandas.DataFrame({"week": [2.0, 2.0], "patient": ["a", "eve"]}))
+    >>> bool(new.sd[0] < new.sd[1])  # less is known of a new patient
+    True
+    """
+    made = Formula(formula, frame)
+    if isinstance(weights, str):
+        _complete(frame, [weights])
+        weights = frame[weights].to_numpy()
+    rows, likelihood = made.rows, FAMILIES.get(family, family) if isinstance(family, str) else family
+    X, Z = (torch.as_tensor(x, dtype=torch.float64) for x in (rows.X, rows.Z))
+    effects = RandomEffects(Z, torch.as_tensor(rows.groups))
+    model = MixedModel(X, made.y, effects, likelihood, prior=prior, weights=weights, offset=rows.offset)
+    return TableModel(made, model)
 
 
 def _described(formula: str) -> Any:

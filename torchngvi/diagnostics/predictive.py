@@ -12,6 +12,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, PoissonLog, StudentT
+from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NODES_AT_ONCE = 2_000_000  # rows times nodes of the quadrature
@@ -48,7 +49,7 @@ def predictor_moments(
     (2.0, 8.0)
     """
     frame = q.frame()
-    X = torch.as_tensor(X, dtype=frame.mean.dtype, device=frame.mean.device)
+    X = torch.as_tensor(writable(X), dtype=frame.mean.dtype, device=frame.mean.device)
     if X.ndim < 2 or X.shape[-1] != model.dim:
         raise InputError(f"X must have the {model.dim} columns of the fitted design; got shape {tuple(X.shape)}.")
     offset = torch.zeros_like(X[..., 0]) if offset is None else offset.to(X)
@@ -91,7 +92,7 @@ def log_predictive_density(
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     mean, variance = predictor_moments(model, q, X, offset)
-    y = coded(model.likelihood, torch.as_tensor(y, dtype=mean.dtype, device=mean.device))
+    y = coded(model.likelihood, torch.as_tensor(writable(y), dtype=mean.dtype, device=mean.device))
     if y.ndim == 0 or y.shape[-1] != mean.shape[-1]:
         raise InputError(f"y must have one entry a row of X, {mean.shape[-1]}; got shape {tuple(y.shape)}.")
     flat = [x.double().expand(mean.shape).reshape(-1) for x in (mean, variance.sqrt(), y)]
@@ -177,7 +178,9 @@ def accuracy(
             "Use log_predictive_density."
         )
     mean, _ = predictor_moments(model, q, X, offset)
-    hits = (coded(model.likelihood, torch.as_tensor(y, dtype=mean.dtype, device=mean.device)) * mean > 0).to(mean.dtype)
+    hits = (coded(model.likelihood, torch.as_tensor(writable(y), dtype=mean.dtype, device=mean.device)) * mean > 0).to(
+        mean.dtype
+    )
     return hits.mean(-1) if weights is None else (hits * weights).sum(-1) / weights.sum(-1)
 
 

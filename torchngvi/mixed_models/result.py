@@ -1,7 +1,7 @@
 """The result of fitting a mixed model: what it says of its parameters, its groups, and of new rows."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, NamedTuple, Self
@@ -59,6 +59,7 @@ class MixedResult:
         posterior: the Gaussian over the global parameters (β, ω).
         joint: the best Gaussian over all coordinates, the random effects among them.
         model: what was fitted.
+        designs: what makes (X, Z, groups, offset) of a table, where the model was made by a formula.
 
     ``print`` shows the table of `summary`.
     """
@@ -75,6 +76,7 @@ class MixedResult:
     fixed_names: tuple[str, ...] = field(repr=False)
     random_names: tuple[str, ...] = field(repr=False)
     group_names: tuple[str, ...] = field(repr=False)
+    designs: Callable[[Any], tuple[Any, Any, Any, Any]] | None = field(default=None, repr=False)
     _kept: dict[tuple[int, int], MixedDraws] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -107,6 +109,7 @@ class MixedResult:
         fixed: Sequence[str] | None = None,
         random: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
+        designs: Callable[[Any], tuple[Any, Any, Any, Any]] | None = None,
     ) -> Self:
         """The same, with names for the columns of X and Z and for the groups.
 
@@ -114,6 +117,7 @@ class MixedResult:
             fixed: names of the fixed effects, p of them.
             random: names of the random effects, r of them.
             groups: labels of the groups, n of them, in the order of their numbers.
+            designs: what makes (X, Z, groups, offset) of a table.
 
         Returns:
             A new result.
@@ -127,6 +131,7 @@ class MixedResult:
             fixed_names=_names("fixed", fixed, rows.p, self.fixed_names),
             random_names=_names("random", random, rows.r, self.random_names),
             group_names=_names("groups", groups, rows.n, self.group_names),
+            designs=designs or self.designs,
         )
 
     # ---------------------------------------------------------------------------- what it says
@@ -213,7 +218,7 @@ class MixedResult:
     def predict(
         self,
         X: Any,  # (M, p)
-        Z: Any,  # (M, r)
+        Z: Any = None,  # (M, r)
         groups: Any = None,  # (M,)
         *,
         offset: Any = None,  # (M,)
@@ -224,7 +229,7 @@ class MixedResult:
         """Predict new rows, of groups that the data have or of others, with intervals over the whole posterior.
 
         Args:
-            X: the design of the fixed effects, (M, p).
+            X: the design of the fixed effects, (M, p); or, of a model made by a formula, a table, and nothing else.
             Z: the design of the random effects, (M, r).
             groups: the groups of the rows, (M,): numbers of groups of the data, or negative ones, each a group that the
                 data do not have, whose effects are drawn from N(0, Ω⁻¹). None where all rows are of one such group.
@@ -242,6 +247,8 @@ class MixedResult:
         """
         if kind not in predictions.KINDS:
             raise InputError(f"kind must be one of {', '.join(predictions.KINDS)}; got {kind!r}.")
+        if self.designs is not None and Z is None:
+            X, Z, groups, offset = self.designs(X)
         interval, rows = _probability(interval), NewRows.of(self.model.rows, X, Z, groups, offset)
         generator = torch.Generator().manual_seed(seed + 2)
         draws = self.draws(seed=seed)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import FullPrior, Posterior, Prior
 from torchngvi.numerics import sparse
+from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.linalg import cholesky, eigh
 
 
@@ -34,6 +35,7 @@ def numbers(name: str, value: Any, like: Tensor | None) -> Tensor:
             f"{name} must be a tensor or an array; got {type(value).__name__}. Pass torch.sparse_csr_tensor(A.indptr, "
             "A.indices, A.data, A.shape) of A.tocsr(), or A.toarray()."
         )
+    value = writable(value)
     try:
         # straight to the dtype of the design: 0.1 must not pass through float32
         tensor = value if isinstance(value, Tensor) or like is None else torch.as_tensor(value, dtype=like.dtype)
@@ -289,7 +291,7 @@ def batch_index(index: Any, X: Tensor) -> Tensor:
     tensor([0, 2])
     """
     try:
-        tensor = torch.as_tensor(index)
+        tensor = torch.as_tensor(writable(index))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"a mini-batch is a list of row numbers; got {type(index).__name__} ({error}).") from error
     if tensor.ndim != 1 or tensor.numel() == 0 or tensor.dtype == torch.bool or tensor.is_floating_point():

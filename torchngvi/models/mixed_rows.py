@@ -9,6 +9,7 @@ from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.numerics import sparse
+from torchngvi.numerics.arrays import writable
 from torchngvi.structures.storage import Part
 
 
@@ -114,7 +115,7 @@ def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
     tensor([0, 1])
     """
     try:
-        index = torch.as_tensor(groups)
+        index = torch.as_tensor(writable(groups))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"groups must be integers, one a row; got {type(groups).__name__} ({error}). {_LABELS}"
