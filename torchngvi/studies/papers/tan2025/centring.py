@@ -128,9 +128,10 @@ class ModeCentred(Centring):
         with torch.no_grad():
             mode, curvature = self._mode(fixed.detach(), beta.detach(), precision.detach())
         mean, _ = self.link(self._eta(fixed, mode))
-        slope = self.by_group((self.counts - mean)[..., None] * rows.Z) - (precision[..., None, :, :] @ mode[..., None])[
-            ..., 0
-        ]
+        slope = (
+            self.by_group((self.counts - mean)[..., None] * rows.Z)
+            - (precision[..., None, :, :] @ mode[..., None])[..., 0]
+        )
         mode = mode + _gaussian(curvature, slope).location
         H = self.link(self._eta(fixed, mode))[1]
         return _gaussian(self._curvature(H, precision), None)._replace(location=mode)

@@ -1,9 +1,9 @@
 """Table 6 and Figure 4 of Tan (2025): mixed models by three approximations and three optimisers, one draw a step.
 
-GVA is a Gaussian over (b_1, ..., b_n, β, ω) with an arrow for its precision (Algorithms 2a and 2c), from T = 10 I.  RVB1
-and RVB2 are block-diagonal Gaussians over locals that are centred first (Algorithms 1a and 1c, `centring`), from a C of 1
-on the locals and 0.1 on the globals.  The bounds of the table leave out the constants of the log joint and (D/2) log 2π
-of the entropy.
+GVA is a Gaussian over (b_1, ..., b_n, β, ω) with an arrow for its precision (Algorithms 2a and 2c), from T = 10 I.
+RVB1 and RVB2 are block-diagonal Gaussians over locals that are centred first (Algorithms 1a and 1c, `centring`), from
+C = I on the locals and 0.1 I on the globals.  The bounds of the table leave out the constants of the log joint and
+(D/2) log 2π of the entropy.
 """
 
 import gzip
@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from torchngvi.app.datasets import provided
 from torchngvi.interfaces import Target
@@ -62,7 +61,9 @@ def _columns(name: str) -> Callable[[str], np.ndarray]:
     return lambda key: table[key].to_numpy()
 
 
-def _model(fixed: Iterable[np.ndarray], y: np.ndarray, varying: Iterable[np.ndarray], label: np.ndarray, family: str):
+def _model(
+    fixed: Iterable[np.ndarray], y: np.ndarray, varying: Iterable[np.ndarray], label: np.ndarray, family: str
+) -> MixedModel:
     X, Z = (torch.from_numpy(np.stack([np.asarray(x, float) for x in columns], -1)) for columns in (fixed, varying))
     groups = torch.from_numpy(np.unique(label, return_inverse=True)[1])
     return MixedModel(X, torch.from_numpy(np.asarray(y, float)), RandomEffects(Z, groups), family)

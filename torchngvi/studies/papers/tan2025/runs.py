@@ -70,8 +70,11 @@ class Left(NamedTuple):
     at_once: int = _FINAL_DRAWS
 
 
-def rows(common: Mapping[str, object], q: Gaussian, model: Target, ended: Ended, left: Left = Left()) -> list[dict]:
-    """The rows of one fit in the log, one a block of 1000 iterations, with the bound from fresh draws of the final q."""
+_NOTHING = Left()
+
+
+def rows(common: Mapping[str, object], q: Gaussian, model: Target, ended: Ended, left: Left = _NOTHING) -> list[dict]:
+    """The rows of one fit in the log, one a block of iterations, with the bound from fresh draws of the final q."""
     generator = torch.Generator().manual_seed(1000 + int(str(common["seed"])))
     parts = [elbo(q, model, left.at_once, generator) for _ in range(_FINAL_DRAWS // left.at_once)]
     bound = float(torch.stack([part.estimate for part in parts]).mean()) - left.constant
