@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 
+import pandas as pd
 import pytest
 import torch
 from cases import DTYPE, EXACT, close, randn
@@ -171,6 +172,19 @@ class TestTable6:
         assert text.rstrip().endswith("| 0.1 |")  # nats that the paper's run of GVA had left
         mixed.draw_bounds(log, tmp_path / "fig4")
         assert (tmp_path / "fig4.png").stat().st_size > 5000
+
+
+def test_the_control_of_final_bounds():
+    """What the common draws miss at the optimum of GVA, whose bound is known, is taken from all bounds of its data."""
+    log = pd.DataFrame(
+        {
+            "data": ["one", "one", "two", "two"],
+            "optimiser": [DEFAULT, "Natural Snngm", DEFAULT, "Natural Snngm"],
+            "bound": [-10.0, -11.0, 5.0, 4.0],
+            "estimate": [-9.5, -10.0, 4.75, 4.5],
+        }
+    )
+    assert list(mixed.controlled(log)["estimate"]) == [-10.0, -10.5, 5.0, 4.75]
 
 
 def test_figure_1(tmp_path):

@@ -155,20 +155,33 @@ def run_mixed(
 # ------------------------------------------------------------------------------------ table and figure
 
 
+def controlled(log: pd.DataFrame) -> pd.DataFrame:
+    """The log with the optimum of GVA, whose bound is known, as control variate of the bounds by draws.
+
+    All fits of a data set end with the same standard normal draws; what these miss at the optimum of GVA is taken from
+    all estimates, which stay unbiased.
+    """
+    exact = log[log["optimiser"] == DEFAULT].set_index("data")
+    error = log["data"].map(exact["estimate"] - exact["bound"])
+    return log.assign(estimate=log["estimate"] - error)
+
+
 def draw_table(log: pd.DataFrame, path: Path) -> None:
-    """Print the comparison, and how far from the optimum of GVA each run of it ended, here and in the paper."""
-    lines = TABLE_6.lines(log)
+    """Print the comparison, and what each run of GVA left of its exact optimum, here and in the paper."""
+    table = controlled(log)
+    lines = TABLE_6.lines(table)
     lines += [
         "",
-        "| data | optimum of GVA | passes over the data | CPU s | optimiser | left here | left in the paper |",
-        "|---|---|---|---|---|---|---|",
+        "| data | optimum of GVA | by its draws | passes over data | CPU s | optimiser | left here | in the paper |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     exact = log[log["optimiser"] == DEFAULT].set_index("data")
-    for row in TABLE_6.comparison(log).query("family == 'GVA'").to_dict("records"):
+    for row in TABLE_6.comparison(table).query("family == 'GVA'").to_dict("records"):
         best = exact.loc[row["data"]]
         lines.append(
-            f"| {row['data']} | {best['bound']:.4f} | {best['gradients']} | {best['seconds']:.2g} | {row['optimiser']} "
-            f"| {best['bound'] - row['bound']:.2f} ± {row['s.e.']:.2f} | {best['bound'] - row['printed bound']:.1f} |"
+            f"| {row['data']} | {best['bound']:.4f} | {best['estimate']:.2f} | {best['gradients']} "
+            f"| {best['seconds']:.2g} | {row['optimiser']} | {best['bound'] - row['bound']:.2f} "
+            f"| {best['bound'] - row['printed bound']:.1f} |"
         )
     written(lines, path)
 
