@@ -188,4 +188,4 @@ def draw_table(log: pd.DataFrame, path: Path) -> None:
 
 def draw_bounds(log: pd.DataFrame, path: Path) -> None:
     """Draw Figure 4, one panel for each data set: the average bound of each 1000 iterations."""
-    bounds_drawn(log, path, "Figure 4: average bound per 1000 iterations")
+    bounds_drawn(log, path, "Figure 4: average bound per 1000 iterations", "optimum of GVA")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from torchngvi.diagnostics import elbo
@@ -24,6 +25,7 @@ from torchngvi.studies.stepping import steps
 OPTIMISERS = ("Euclid Adam", "Natural Adam", "Natural Snngm")
 DEFAULT = "fit(q, model)"
 _FINAL_DRAWS = 1000
+_FAINT = "#9aa0a6"
 _DASHES: tuple[object, ...] = ("-", (0, (1.5, 1.2)), (0, (5, 2)))
 
 
@@ -142,23 +144,33 @@ def written(lines: Sequence[str], path: Path) -> None:
     path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
-def bounds_drawn(log: pd.DataFrame, path: Path, title: str) -> None:
-    """Draw the average bound of each 1000 iterations, one panel a data set: a colour an optimiser, a dash a family."""
+def bounds_drawn(log: pd.DataFrame, path: Path, title: str, level: str = "") -> None:
+    """Draw the average bound of each 1000 iterations, one panel a data set: a colour an optimiser, a dash a family.
+
+    Where ``level`` says what it is, the bound of the default fit is a line across the panel.
+    """
     names, families = list(dict.fromkeys(log["data"])), list(dict.fromkeys(log["family"]))
     figure = blank_figure(11.5, 4.4, title, "one draw a step; the steep rise of the first blocks is cut off")
     panels: list[Axes] = list(figure.subplots(1, len(names), squeeze=False)[0])
+    entries: dict[str, Artist] = {}
     for axes, name in zip(panels, names, strict=True):
-        part = log[(log["data"] == name) & (log["seed"] == 0) & (log["optimiser"] != DEFAULT)]
+        of_data = log[(log["data"] == name) & (log["seed"] == 0)]
+        part = of_data[of_data["optimiser"] != DEFAULT]
         style(axes, name, "thousands of iterations", "average bound" if axes is panels[0] else "")
+        if level:
+            entries[level] = axes.axhline(
+                of_data[of_data["optimiser"] == DEFAULT]["bound"].iloc[-1], color=_FAINT, linewidth=0.9
+            )
         for place, family in enumerate(families):
             for index, optimiser in enumerate(OPTIMISERS):
                 run = part[(part["family"] == family) & (part["optimiser"] == optimiser)]
-                axes.plot(run["block"], run["bound"], color=color(index), linewidth=1.4,
-                          linestyle=_DASHES[place], label=f"{optimiser}, {family}")  # fmt: skip
+                if len(run):
+                    (entries[f"{optimiser}, {family}"],) = axes.plot(
+                        run["block"], run["bound"], color=color(index), linewidth=1.4, linestyle=_DASHES[place]
+                    )
         last = part.groupby(["family", "optimiser"])["bound"].max()
         height = last.max() - last.min()
         axes.set_ylim(last.min() - 0.6 * height, last.max() + 0.05 * height)
         axes.set_xlim(0, None)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=7.5, frameon=False)
+    figure.legend(entries.values(), entries.keys(), loc="outside right center", fontsize=7.5, frameon=False)
     figure.savefig(path.with_suffix(".png"))
