@@ -1,5 +1,6 @@
 """Table 6 of Tan (2025): locals that are centred, the three data sets, a short run of each approximation."""
 
+import math
 import os
 import pathlib
 import re
@@ -111,6 +112,7 @@ def test_a_mode_that_newton_would_pass():
     mode = centred.locals(beta, precision).location[0]
     close((y - (3 * x + mode).sigmoid()).sum(-1, keepdim=True), 0.01 * mode, 1e-9)
     assert float(mode) == pytest.approx(-0.1894, abs=1e-4)
+    assert bool(centred.locals(math.nan * beta, precision).location.isnan().all())  # and it ends
 
 
 @centrings

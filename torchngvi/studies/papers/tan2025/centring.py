@@ -21,6 +21,7 @@ from torchngvi.models.mixed_prior import root_of
 from torchngvi.numerics import small_blocks
 
 _NEWTON = 50  # iterations, of which a handful are needed
+_HALVINGS = 40  # of one step
 _SETTLED = 1e-6  # the longest step after which one more, which is differentiated, is the last
 
 
@@ -160,7 +161,10 @@ class ModeCentred(Centring):
         for _ in range(_NEWTON):
             step = _gaussian(here.curvature, here.slope).location
             there = at(b + step)
-            while bool((worse := ~(there.energy <= here.energy + 1e-9 * (1 + here.energy.abs()))).any()):
+            for _ in range(_HALVINGS):
+                worse = ~(there.energy <= here.energy + 1e-9 * (1 + here.energy.abs()))
+                if not bool(worse.any()):
+                    break
                 step = torch.where(worse[..., None], 0.5 * step, step)
                 there = at(b + step)
             b, here = b + step, there
