@@ -59,7 +59,7 @@ from torchngvi.models.likelihoods import StudentT
 from torchngvi.rules import Adam, ProjectedRootGradient
 from torchngvi.stepsizes import theorem_schedule
 from torchngvi.studies.figures import blank_figure, color, style
-from torchngvi.studies.papers.tan2025 import regression
+from torchngvi.studies.papers.tan2025.logistic import regression
 from torchngvi.theory.kim2024 import landing_variance
 
 LOOKS = (100, 200, 300, 600, 1_000, 2_000, 3_000, 6_000, 10_000, 20_000, 30_000)  # gradients

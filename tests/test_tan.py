@@ -1148,7 +1148,7 @@ class TestTheorem3:
 
     @pytest.mark.parametrize(("steps", "beta"), [(50, 0.9), (200, 0.5)])
     def test_the_normaliser_of_tau(self, steps, beta):
-        from torchngvi.studies.papers.tan2025 import tau_weights
+        from torchngvi.studies.papers.tan2025.theorem import tau_weights
 
         weights = tau_weights(steps, beta)
         assert weights.sum() == pytest.approx(steps - beta * (1 - beta**steps) / (1 - beta), rel=1e-12)
@@ -1168,7 +1168,7 @@ class TestExperiments:
     """The studies: coding of the data, the log, what is drawn from it."""
 
     def test_figure_2(self, tmp_path):
-        from torchngvi.studies.papers import tan2025 as tan
+        from torchngvi.studies.papers.tan2025 import theorem as tan
 
         log = tan.run_weights()
         assert len(log) == 10_000
@@ -1182,7 +1182,7 @@ class TestExperiments:
         ("name", "shape", "ones"), [("German", (1000, 49), 300), ("Heart", (270, 19), 120), ("ICU", (200, 20), 40)]
     )
     def test_the_designs(self, name, shape, ones):
-        from torchngvi.studies.papers import tan2025 as tan
+        from torchngvi.studies.papers.tan2025 import logistic as tan
 
         X, y = tan.LOADERS[name]()
         assert X.shape == shape
@@ -1196,7 +1196,7 @@ class TestExperiments:
 
     @needs_data
     def test_white_and_awake_are_coded_one(self):
-        from torchngvi.studies.papers import tan2025 as tan
+        from torchngvi.studies.papers.tan2025 import logistic as tan
 
         X, _ = tan.icu()
         assert X[:, 5].sum() == 175  # of 200 white
@@ -1204,7 +1204,7 @@ class TestExperiments:
 
     def test_missing_data(self, monkeypatch, tmp_path):
         from torchngvi.app.datasets import MissingDataError
-        from torchngvi.studies.papers import tan2025 as tan
+        from torchngvi.studies.papers.tan2025 import logistic as tan
 
         monkeypatch.setenv("TORCHNGVI_DATA", str(tmp_path))
         monkeypatch.chdir(tmp_path)
@@ -1218,7 +1218,8 @@ class TestExperiments:
     @needs_data
     def test_the_families_on_the_three_data_sets(self):
         """Full C and full T agree, the diagonal bound is lower, and all are near the printed ones."""
-        from torchngvi.studies.papers import tan2025 as tan
+        from torchngvi.studies.papers.tan2025 import logistic as tan
+        from torchngvi.studies.papers.tan2025 import runs
 
         for index, name in enumerate(tan.DATA):
             model, bounds = tan.regression(name), {}
@@ -1226,7 +1227,7 @@ class TestExperiments:
                 q = kind(model.dim, scale=0.1, dtype=DTYPE)
                 bounds[family] = -fit(q, model, progress=False).loss
                 printed = tan.PRINTED[family, "Natural Snngm"][index][1]
-                assert abs(bounds[family] - printed) <= tan.tolerance(name, family, "Natural Snngm")
+                assert abs(bounds[family] - printed) <= runs.tolerance(name, family, "Natural Snngm")
             assert bounds["full Σ"] == pytest.approx(bounds["full Ω"], abs=1e-6)
             assert bounds["diagonal Σ"] < bounds["full Σ"] - 3
 
@@ -1234,11 +1235,12 @@ class TestExperiments:
     def test_a_row_of_table_5(self):
         """ICU, full Σ, Snngm: 6000 iterations and -115.2 are printed."""
         from torchngvi.diagnostics import elbo
-        from torchngvi.studies.papers import tan2025 as tan
+        from torchngvi.studies.papers.tan2025 import logistic as tan
+        from torchngvi.studies.papers.tan2025 import runs
 
         model = tan.regression("ICU")
         q = CholeskyGaussian(20, scale=0.1, dtype=DTYPE)
-        ended = tan.stochastic(q, model, "Natural Snngm", 0, 100_000)
+        ended = runs.stochastic(q, model, "Natural Snngm", 0, 100_000)
         assert 4000 <= ended.steps <= 8000
         assert ended.gradients == ended.steps
         estimate = elbo(q, model, 1000, torch.Generator().manual_seed(0))
@@ -1247,13 +1249,14 @@ class TestExperiments:
 
     @needs_data
     def test_the_log_and_what_is_drawn(self, tmp_path, capsys):
-        from torchngvi.studies.papers import tan2025 as tan
+        from torchngvi.studies.papers.tan2025 import logistic as tan
+        from torchngvi.studies.papers.tan2025 import runs
 
         log = tan.run_logistic(data=("ICU",), max_steps=200)
         fits = set(zip(log["family"], log["optimiser"], strict=True))
-        assert fits == set(itertools.product(tan.FAMILIES, (*tan.OPTIMISERS, tan.DEFAULT)))
-        assert set(log[log["optimiser"] != tan.DEFAULT]["steps"]) == {200}
-        table = tan.comparison(log)
+        assert fits == set(itertools.product(tan.FAMILIES, (*runs.OPTIMISERS, runs.DEFAULT)))
+        assert set(log[log["optimiser"] != runs.DEFAULT]["steps"]) == {200}
+        table = tan.TABLE_5.comparison(log)
         assert len(table) == 9
         assert not bool(table["T within"].any())
         tan.draw_table(log, tmp_path / "table5")
