@@ -8,6 +8,7 @@ import torch
 
 from torchngvi import GeneralizedLinear, methods, posteriors, registry
 from torchngvi.errors import InputError, PairError
+from torchngvi.posteriors.flat import LowRankGaussian, RankOneGaussian
 from torchngvi.structures import Dense, Diagonal, block_diagonal
 from torchngvi.studies import papers
 from torchngvi.studies.stepping import steps
@@ -34,9 +35,11 @@ def test_every_method_that_needs_no_more_than_a_posterior_and_a_step_is_named():
     assert named == flat - {"PreconditionedVI"}  # which needs a metric
 
 
-def test_every_flat_gaussian_that_has_a_standard_start_is_named():
-    kinds = [getattr(posteriors.flat, name) for name in posteriors.flat.__all__]
-    assert set(registry.FLAT_POSTERIORS.values()) == {kind for kind in kinds if hasattr(kind, "standard")}
+def test_every_flat_gaussian_is_named():
+    """But those with factors, whose number is the user's to choose."""
+    kinds = {getattr(posteriors.flat, name) for name in posteriors.flat.__all__}
+    named = {kind for kind in kinds if hasattr(kind, "standard")}
+    assert set(registry.FLAT_POSTERIORS.values()) == named - {LowRankGaussian, RankOneGaussian}
     assert not set(registry.FLAT_POSTERIORS) & set(registry.POSTERIORS)
     for name in registry.FLAT_POSTERIORS:
         q = registry.posterior(name, 3, (2,), mean=1.0, scale=2.0, dtype=cases.DTYPE)
