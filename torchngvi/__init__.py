@@ -23,7 +23,8 @@ from torchngvi.methods import (
     SVGDDensity,
     SymmetricSRVN,
 )
-from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint, MixedModel
+from torchngvi.mixed_models import MixedModel
+from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.refinement import refine

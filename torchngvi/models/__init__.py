@@ -13,7 +13,8 @@ from torchngvi.models.likelihoods import (
     StudentT,
 )
 from torchngvi.models.log_joint import LogJoint
-from torchngvi.models.mixed import MixedModel, RandomEffects
+from torchngvi.models.mixed import MixedLogJoint, RandomEffects
+from torchngvi.models.mixed_marginal import MarginalMixed
 from torchngvi.models.mixed_prior import MixedPrior, Wishart
 from torchngvi.models.mixed_summary import MixedSummary
 from torchngvi.models.per_datum import PerDatum
@@ -30,8 +31,9 @@ __all__ = [
     "GeneralizedLinear",
     "Likelihood",
     "LogJoint",
+    "MarginalMixed",
     "MeanPenalty",
-    "MixedModel",
+    "MixedLogJoint",
     "MixedPrior",
     "MixedSummary",
     "NegativeBinomial",

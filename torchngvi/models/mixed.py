@@ -42,7 +42,7 @@ _NARROWER = (1.0, 3.0, 10.0, 30.0, 100.0)  # factors of the root of the precisio
 
 
 class RandomEffects(NamedTuple):
-    """The random effects of a `MixedModel`: r effects a group, of which each row has one group.
+    """The random effects of a mixed model: r effects a group, of which each row has one group.
 
     Attributes:
         Z: their design, (N, r): a column of ones for an intercept that varies, a covariate for a slope that varies.
@@ -56,7 +56,7 @@ class RandomEffects(NamedTuple):
     groups: Any
 
 
-class MixedModel(TractableTarget):
+class MixedLogJoint(TractableTarget):
     """Log joint of a generalised linear mixed model with one grouping factor, with its expectation in closed form.
 
     One wants it for repeated measurements of patients, pupils of schools, and other data in groups whose levels, and
@@ -86,7 +86,7 @@ class MixedModel(TractableTarget):
     >>> groups = torch.arange(20) // 5
     >>> X = torch.ones(20, 1, dtype=torch.float64)
     >>> y = torch.tensor([1.0, 0, 2, 1, 0, 5, 7, 4, 6, 5, 2, 3, 1, 2, 2, 0, 0, 1, 0, 0])
-    >>> model = MixedModel(X, y, RandomEffects(X, groups), "poisson_log")
+    >>> model = MixedLogJoint(X, y, RandomEffects(X, groups), "poisson_log")
     >>> q = model.posterior()
     >>> fit(q, model, progress=False).converged
     True

@@ -36,7 +36,7 @@ class Wishart(NamedTuple):
 
 
 class MixedPrior(NamedTuple):
-    """The priors of a `MixedModel`: β ~ N(0, fixed_scale² I) of fixed effects, and Wishart of the precision of random.
+    """The priors of a mixed model: β ~ N(0, fixed_scale² I) of fixed effects, and Wishart of the precision of random.
 
     Attributes:
         fixed_scale: the standard deviation of each fixed effect, positive and finite.
@@ -117,6 +117,24 @@ def omega_of(
     size = root.shape[-1]
     columns = [torch.cat([root[..., k, k, None].log(), root[..., k + 1 :, k]], -1) for k in range(size)]
     return torch.cat(columns, -1)
+
+
+def scales_of(
+    omega: Tensor,  # (*any, q)
+    size: int,  # r
+) -> tuple[Tensor, Tensor]:
+    """Standard deviations (*any, r) and correlations (*any, r, r) of the random effects, b ~ N(0, (W Wᵀ)⁻¹).
+
+    >>> sd, correlation = scales_of(torch.tensor([0.0, 1.0, 0.0]), 2)
+    >>> sd.square().tolist(), correlation[0, 1].square().item()
+    ([2.0..., 1.0...], 0.5...)
+    """
+    W = root_of(omega, size)
+    eye = torch.eye(size, dtype=W.dtype, device=W.device)
+    root = torch.linalg.solve_triangular(W, eye.expand_as(W), upper=False)
+    covariance = root.mT @ root
+    sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    return sd, covariance / (sd[..., :, None] * sd[..., None, :])
 
 
 def half_squares(of: Effects) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.models import checks
-from torchngvi.models.mixed_prior import root_of
+from torchngvi.models.mixed_prior import root_of, scales_of
 from torchngvi.models.mixed_rows import GroupedRows, integers
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Forest
@@ -93,11 +93,7 @@ def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, se
     b_variance, beta_variance, _ = rows.parts(frame.variance)
     generator = torch.Generator(omega.device).manual_seed(seed)
     z = torch.randn(draws, len(omega), generator=generator, dtype=omega.dtype, device=omega.device)
-    W = root_of(omega + z @ _omega_root(rows, structure, q).mT, rows.r)
-    root = torch.linalg.solve_triangular(W, torch.eye(rows.r, dtype=W.dtype, device=W.device), upper=False)
-    covariance = root.mT @ root
-    sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-    correlation = covariance / (sd[:, :, None] * sd[:, None, :])
+    sd, correlation = scales_of(omega + z @ _omega_root(rows, structure, q).mT, rows.r)
     ends = torch.tensor([0.025, 0.975], dtype=sd.dtype, device=sd.device)
     return MixedSummary(
         beta,

@@ -1,0 +1,156 @@
+"""Predictions of a mixed model for new rows, of groups that the data have and of others, from joint draws."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.mixed_models.table import ends_of
+from torchngvi.models import (
+    BernoulliLogit,
+    BernoulliProbit,
+    GaussianNoise,
+    Likelihood,
+    NegativeBinomial,
+    PoissonLog,
+    StudentT,
+    checks,
+)
+from torchngvi.models.mixed_prior import root_of
+from torchngvi.models.mixed_rows import GroupedRows, integers
+
+KINDS = ("mean", "linear", "response")
+
+
+class Prediction(NamedTuple):
+    """Predictions for M rows, as `MixedResult.predict` makes them.
+
+    Attributes:
+        mean: posterior predictive means, (M,).
+        sd: standard deviations, (M,).
+        low: lower ends of equal-tailed intervals, (M,).
+        high: upper ends, (M,).
+        draws: what these are of, (S, M).
+
+    >>> Prediction.of(torch.tensor([[0.0], [1.0], [2.0]]), 0.5).low.item()
+    0.5
+    """
+
+    mean: Tensor  # (M,)
+    sd: Tensor  # (M,)
+    low: Tensor  # (M,)
+    high: Tensor  # (M,)
+    draws: Tensor  # (S, M)
+
+    @classmethod
+    def of(
+        cls,
+        draws: Tensor,  # (S, M)
+        interval: float,
+    ) -> "Prediction":
+        """Summarise equally likely draws, with equal-tailed intervals of a probability."""
+        low, high = (torch.quantile(draws, share, dim=0) for share in ends_of(interval))
+        return cls(draws.mean(0), draws.std(0), low, high, draws)
+
+
+class NewRows(NamedTuple):
+    """The designs of new rows, checked."""
+
+    X: Tensor  # (M, p)
+    Z: Tensor  # (M, r)
+    groups: Tensor  # (M,); negative numbers are groups that the data do not have
+    offset: Tensor  # (M,)
+
+    @classmethod
+    def of(cls, rows: GroupedRows, X: Any, Z: Any, groups: Any, offset: Any) -> "NewRows":
+        """Check new rows against those of the fit.
+
+        Raises:
+            InputError: designs of another width, groups that are none of the data, offsets of another length.
+        """
+        X, Z = checks.numbers("X", X, rows.X), checks.numbers("Z", Z, rows.X)
+        if X.shape[1:] != (rows.p,) or Z.shape != (len(X), rows.r):
+            raise InputError(
+                f"new rows need X of shape (M, {rows.p}) and Z of shape (M, {rows.r}); got {tuple(X.shape)} and "
+                f"{tuple(Z.shape)}."
+            )
+        index = torch.full((len(X),), -1, device=X.device) if groups is None else integers(groups, len(X), X)
+        if bool((index >= rows.n).any()):
+            raise InputError(
+                f"groups of new rows must be those of the data, 0 to {rows.n - 1}, or negative for groups that the "
+                f"data do not have; got {int(index.max())}."
+            )
+        offset = torch.zeros_like(X[:, 0]) if offset is None else checks.numbers("offset", offset, rows.X)
+        if offset.shape != (len(X),):
+            raise InputError(
+                f"offset must have one entry for each of the {len(X)} new rows; got shape {tuple(offset.shape)}."
+            )
+        return cls(X, Z, index, offset)
+
+
+def predictors(
+    rows: NewRows,
+    beta: Tensor,  # (S, p)
+    omega: Tensor,  # (S, q)
+    b: Tensor,  # of the groups of the data, (S, n, r)
+    generator: torch.Generator,
+) -> Tensor:
+    """Draw the linear predictors of new rows, (S, M); the effects of a new group are drawn from N(0, Ω⁻¹)."""
+    names, place = torch.unique(rows.groups.clamp_max(0), return_inverse=True)
+    noise = torch.randn(len(b), len(names), b.shape[-1], generator=generator, dtype=torch.float64).to(b)
+    W = root_of(omega, b.shape[-1])
+    fresh = torch.linalg.solve_triangular(W.mT, noise.mT, upper=True).mT  # W⁻ᵀ z
+    effects = torch.where(
+        (rows.groups >= 0)[:, None],
+        b.index_select(1, rows.groups.clamp_min(0)),
+        fresh.index_select(1, place),
+    )
+    return beta @ rows.X.mT + (effects * rows.Z).sum(-1) + rows.offset
+
+
+def inverse_link(likelihood: Likelihood, eta: Tensor) -> Tensor:
+    """The mean of y given the linear predictor; of two classes the probability of the second.
+
+    Raises:
+        InputError: a likelihood whose mean is not known here.
+    """
+    match likelihood:
+        case BernoulliLogit():
+            return eta.sigmoid()
+        case BernoulliProbit():
+            return torch.special.ndtr(eta)
+        case PoissonLog() | NegativeBinomial():
+            return eta.exp()
+        case GaussianNoise() | StudentT():
+            return eta
+    raise InputError(
+        f"the mean and draws of y are known for the families of this library; got {type(likelihood).__name__}. "
+        "Use kind='linear'."
+    )
+
+
+def responses(likelihood: Likelihood, eta: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw y given the linear predictor, two classes as 0 and 1.
+
+    Raises:
+        InputError: a likelihood of which draws are not known here.
+    """
+    mean = inverse_link(likelihood, eta).double().cpu()
+    noise = torch.rand if likelihood.discrete else torch.randn
+    z = noise(mean.shape, generator=generator, dtype=torch.float64)
+    match likelihood:
+        case BernoulliLogit() | BernoulliProbit():
+            y = (z < mean).double()
+        case PoissonLog():
+            y = torch.poisson(mean, generator)
+        case NegativeBinomial():
+            r = likelihood.dispersion
+            gamma = torch._standard_gamma(torch.full_like(mean, r), generator=generator)
+            y = torch.poisson(mean * gamma / r, generator)
+        case StudentT():
+            gamma = torch._standard_gamma(torch.full_like(mean, 0.5 * likelihood.dof), generator=generator)
+            y = mean + likelihood.scale * z * (0.5 * likelihood.dof / gamma).sqrt()
+        case GaussianNoise():
+            y = mean + likelihood.noise * z
+    return y.to(eta)

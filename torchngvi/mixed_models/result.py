@@ -1,0 +1,334 @@
+"""The result of fitting a mixed model: what it says of its parameters, its groups, and of new rows."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.fitting.records import FitResult
+from torchngvi.mixed_models import predictions
+from torchngvi.mixed_models.integrated import Weighted
+from torchngvi.mixed_models.locals import Locals
+from torchngvi.mixed_models.predictions import NewRows, Prediction
+from torchngvi.mixed_models.table import Marginals, MixedTable
+from torchngvi.models import MixedLogJoint
+from torchngvi.models.mixed_prior import scales_of
+from torchngvi.posteriors import PrecisionCholeskyGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+
+_DRAWS = 1000  # joint draws, of all groups too
+_TRUSTED = 0.7  # k-hat up to which importance weights are believed
+_HELD = 2**25  # numbers of joint draws that are held
+
+
+class MixedDraws(NamedTuple):
+    """Equally likely draws from the posterior of all coordinates.
+
+    Attributes:
+        fixed: β, (S, p).
+        sd: the standard deviations of the random effects, (S, r).
+        correlation: their correlations, (S, r, r).
+        effects: the random effects of the groups, (S, n, r).
+        omega: the coordinates of their covariance, (S, r(r + 1)/2); see `torchngvi.models.mixed_prior`.
+    """
+
+    fixed: Tensor
+    sd: Tensor
+    correlation: Tensor
+    effects: Tensor
+    omega: Tensor
+
+
+@dataclass(frozen=True)
+class MixedResult:
+    """A fitted mixed model, as `MixedModel.fit` returns it.
+
+    Attributes:
+        converged: whether the fit of the global parameters has converged.
+        method: what was computed, in one sentence.
+        fit: the `FitResult` of the Gaussian over the global parameters.
+        elbo: the evidence lower bound of that Gaussian.
+        log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
+        k_hat: of the importance weights of the draws; above 0.7 what is said is not to be trusted.
+        effective: the effective number of draws.
+        posterior: the Gaussian over the global parameters (β, ω).
+        joint: the best Gaussian over all coordinates, the random effects among them.
+        model: what was fitted.
+
+    ``print`` shows the table of `summary`.
+    """
+
+    model: MixedLogJoint = field(repr=False)
+    method: str
+    fit: FitResult = field(repr=False)
+    elbo: float
+    log_evidence: float | None
+    posterior: Gaussian = field(repr=False)
+    joint: PrecisionCholeskyGaussian = field(repr=False)
+    weighted: Weighted = field(repr=False)
+    locals: Locals = field(repr=False)
+    fixed_names: tuple[str, ...] = field(repr=False)
+    random_names: tuple[str, ...] = field(repr=False)
+    group_names: tuple[str, ...] = field(repr=False)
+    _kept: dict[tuple[int, int], MixedDraws] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit of the global parameters has converged."""
+        return self.fit.converged
+
+    @property
+    def reason(self) -> str:
+        """Why the fit ended, one sentence."""
+        return self.fit.reason
+
+    @property
+    def k_hat(self) -> float:
+        """The Pareto k̂ of the importance weights."""
+        return self.weighted.k_hat
+
+    @property
+    def effective(self) -> float:
+        """The effective number of weighted draws."""
+        return self.weighted.effective
+
+    def __str__(self) -> str:
+        return str(self.summary())
+
+    # ---------------------------------------------------------------------------- names
+
+    def named(
+        self,
+        fixed: Sequence[str] | None = None,
+        random: Sequence[str] | None = None,
+        groups: Sequence[str] | None = None,
+    ) -> Self:
+        """The same, with names for the columns of X and Z and for the groups.
+
+        Args:
+            fixed: names of the fixed effects, p of them.
+            random: names of the random effects, r of them.
+            groups: labels of the groups, n of them, in the order of their numbers.
+
+        Returns:
+            A new result.
+
+        Raises:
+            InputError: another number of names.
+        """
+        rows, new = self.model.rows, {}
+        wanted = {"fixed": (fixed, rows.p), "random": (random, rows.r), "groups": (groups, rows.n)}
+        for name, (given, size) in wanted.items():
+            if given is None:
+                continue
+            if len(given) != size:
+                raise InputError(f"{name} must be {size} names, one for each; got {len(given)}.")
+            new[f"{name.removesuffix('s')}_names"] = tuple(str(one) for one in given)
+        return replace(self, **new)
+
+    # ---------------------------------------------------------------------------- what it says
+
+    def summary(self, interval: float = 0.95) -> MixedTable:
+        """Posterior means, sds and equal-tailed intervals of fixed effects, standard deviations and correlations.
+
+        Standard deviations and correlations of random effects are those of b, not coordinates of a Cholesky factor.
+
+        Args:
+            interval: the probability of the intervals, between 0 and 1.
+
+        Returns:
+            A table; ``str`` prints it.
+
+        Raises:
+            InputError: an interval that is no probability.
+        """
+        interval = _probability(interval)
+        rows, (theta, weights, *_) = self.model.rows, self.weighted
+        beta, omega = theta[:, : rows.p], theta[:, rows.p :]
+        sd, correlation = scales_of(omega, rows.r)
+        pairs = [(i, k) for i in range(rows.r) for k in range(i)]
+        between = [f"{self.random_names[k]}, {self.random_names[i]}" for i, k in pairs]
+        places = torch.tensor(pairs, dtype=torch.long, device=theta.device).reshape(-1, 2)
+        return MixedTable(
+            Marginals.of(self.fixed_names, beta, weights, interval),
+            Marginals.of(self.random_names, sd, weights, interval),
+            Marginals.of(between, correlation[:, places[:, 0], places[:, 1]], weights, interval),
+            interval,
+            self._head(),
+            self._foot(),
+        )
+
+    def _head(self) -> str:
+        rows = self.model.rows
+        family = type(rows.likelihood).__name__
+        return f"mixed model, {family}: {len(rows.y)} rows, {rows.n} group{'s' * (rows.n > 1)}"
+
+    def _foot(self) -> str:
+        lines = [self.method]
+        if not self.converged:
+            lines.append(f"NOT CONVERGED: {self.reason}")
+        if not self.k_hat < _TRUSTED:
+            lines.append(f"k-hat {self.k_hat:.2f} is above {_TRUSTED}: take means and intervals for rough.")
+        return "\n".join(lines)
+
+    def effects(self, interval: float = 0.95) -> list[Marginals]:
+        """Posterior means, sds and intervals of the random effects of all groups, one `Marginals` each effect.
+
+        Args:
+            interval: the probability of the intervals, between 0 and 1.
+
+        Returns:
+            r of them, each over the n groups.
+
+        Raises:
+            InputError: an interval that is no probability.
+        """
+        interval, b = _probability(interval), self.draws().effects
+        weights = b.new_full((len(b),), 1 / len(b))
+        return [Marginals.of(self.group_names, b[..., k], weights, interval) for k in range(b.shape[-1])]
+
+    def draws(self, count: int | None = None, seed: int = 0) -> MixedDraws:
+        """Draw from the posterior of all coordinates: globals first, and random effects given the globals.
+
+        Args:
+            count: the number of draws; by default 1000, or as many as fit into 256 MB where there are many groups.
+            seed: of the draws.
+
+        Returns:
+            Equally likely draws; the same ones for the same arguments.
+        """
+        rows = self.model.rows
+        count = min(_DRAWS, max(100, _HELD // (rows.n * rows.r))) if count is None else count
+        if (count, seed) not in self._kept:
+            generator = torch.Generator().manual_seed(seed)
+            theta = self.weighted.resampled(count, generator)
+            beta, omega = theta[:, : rows.p], theta[:, rows.p :]
+            b = self.locals.draw(theta, generator)
+            self._kept[count, seed] = MixedDraws(beta, *scales_of(omega, rows.r), b, omega)
+        return self._kept[count, seed]
+
+    def predict(
+        self,
+        X: Any,  # (M, p)
+        Z: Any,  # (M, r)
+        groups: Any = None,  # (M,)
+        *,
+        offset: Any = None,  # (M,)
+        kind: str = "mean",
+        interval: float = 0.95,
+        seed: int = 0,
+    ) -> Prediction:
+        """Predict new rows, of groups that the data have or of others, with intervals over the whole posterior.
+
+        Args:
+            X: the design of the fixed effects, (M, p).
+            Z: the design of the random effects, (M, r).
+            groups: the groups of the rows, (M,): numbers of groups of the data, or negative ones, each a group that the
+                data do not have, whose effects are drawn from N(0, Ω⁻¹). None where all rows are of one such group.
+            offset: what is added to the linear predictor, (M,).
+            kind: "mean" of y given the effects of its group, the inverse link of the linear predictor; "linear", that
+                predictor; or "response", y itself, whose intervals are those of new data.
+            interval: the probability of the intervals, between 0 and 1.
+            seed: of the draws.
+
+        Returns:
+            Means, sds, intervals and the draws that they are of.
+
+        Raises:
+            InputError: rows of another width, groups that are none of the data, another kind.
+        """
+        if kind not in predictions.KINDS:
+            raise InputError(f"kind must be one of {', '.join(predictions.KINDS)}; got {kind!r}.")
+        interval, rows = _probability(interval), NewRows.of(self.model.rows, X, Z, groups, offset)
+        generator = torch.Generator().manual_seed(seed + 2)
+        draws = self.draws(seed=seed)
+        eta = predictions.predictors(rows, draws.fixed, draws.omega, draws.effects, generator)
+        likelihood = self.model.rows.likelihood
+        if kind == "mean":
+            eta = predictions.inverse_link(likelihood, eta)
+        elif kind == "response":
+            eta = predictions.responses(likelihood, eta, generator)
+        return Prediction.of(eta, interval)
+
+    # ---------------------------------------------------------------------------- elsewhere
+
+    def to_arviz(self) -> Any:
+        """Export the joint draws as an ``arviz.InferenceData``, one chain with named dimensions.
+
+        Returns:
+            Its ``posterior`` has ``beta`` (fixed), ``sd`` (random), ``correlation`` (random, random_bis) and ``b``
+            (group, random); its ``observed_data`` has ``y``.
+
+        Raises:
+            ImportError: without ArviZ.
+        """
+        draws, arviz = self.draws(), _optional("arviz", "to_arviz")
+        values = {"beta": draws.fixed, "sd": draws.sd, "correlation": draws.correlation, "b": draws.effects}
+        return arviz.from_dict(
+            posterior={name: x[None].cpu().numpy() for name, x in values.items()},
+            observed_data={"y": self.model.rows.y.cpu().numpy()},
+            coords={
+                "fixed": list(self.fixed_names),
+                "random": list(self.random_names),
+                "random_bis": list(self.random_names),
+                "group": list(self.group_names),
+            },
+            dims={
+                "beta": ["fixed"],
+                "sd": ["random"],
+                "correlation": ["random", "random_bis"],
+                "b": ["group", "random"],
+                "y": ["row"],
+            },
+        )
+
+    def plot_effects(self, effect: int = 0, interval: float = 0.95, ax: Any = None) -> Any:
+        """Draw a caterpillar plot: the effects of all groups in rising order, with intervals.
+
+        Args:
+            effect: which of the r random effects.
+            interval: the probability of the intervals, between 0 and 1.
+            ax: matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: without matplotlib.
+            InputError: an effect that the model does not have.
+        """
+        names = self.random_names
+        if not 0 <= effect < len(names):
+            raise InputError(f"effect is the number of a random effect, 0 to {len(names) - 1}; got {effect}.")
+        of = self.effects(interval)[effect]
+        if ax is None:
+            ax = _optional("matplotlib.figure", "plot_effects").Figure(layout="constrained").add_subplot()
+        order = of.mean.argsort()
+        mean, low, high = (x[order].cpu().numpy() for x in (of.mean, of.low, of.high))
+        places = range(len(mean))
+        ax.hlines(places, low, high, color="0.6", linewidth=1)
+        ax.plot(mean, places, "o", color="#1f5a94", markersize=3)
+        ax.axvline(0.0, color="0.3", linewidth=0.8)
+        ax.set_yticks(list(places) if len(mean) <= 40 else [], [of.names[k] for k in order] if len(mean) <= 40 else [])
+        ax.set_xlabel(names[effect])
+        ax.set_ylabel("group")
+        return ax
+
+
+def _probability(interval: float) -> float:
+    if not 0 < interval < 1:
+        raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
+    return float(interval)
+
+
+def _optional(module: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise ImportError(f"{where} needs the library {name}: pip install {name}.") from error

@@ -1,0 +1,128 @@
+"""The table of a fitted mixed model: fixed effects, standard deviations and correlations, in their own units."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+
+class Marginals(NamedTuple):
+    """Marginal posteriors of some quantities: their names, means, standard deviations and equal-tailed intervals.
+
+    Attributes:
+        names: of the quantities, K of them.
+        mean: posterior means, (K,).
+        sd: posterior standard deviations, (K,).
+        low: lower ends of the intervals, (K,).
+        high: upper ends, (K,).
+
+    >>> draws = torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]])
+    >>> Marginals.of(["x"], draws, torch.full((5,), 0.2), 0.5).high.item()
+    3.0
+    """
+
+    names: tuple[str, ...]
+    mean: Tensor  # (K,)
+    sd: Tensor  # (K,)
+    low: Tensor  # (K,)
+    high: Tensor  # (K,)
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        draws: Tensor,  # (S, K)
+        weights: Tensor,  # normalised, (S,)
+        interval: float,
+    ) -> Self:
+        """Summarise weighted draws, with equal-tailed intervals of a probability."""
+        mean = weights @ draws
+        sd = (weights @ (draws - mean).square()).sqrt()
+        ends = [weighted_quantile(draws, weights, share) for share in ends_of(interval)]
+        return cls(tuple(names), mean, sd, *ends)
+
+
+def ends_of(interval: float) -> tuple[float, float]:
+    """The shares below the two ends of an equal-tailed interval.
+
+    >>> ends_of(0.5)
+    (0.25, 0.75)
+    """
+    return 0.5 * (1 - interval), 0.5 * (1 + interval)
+
+
+def weighted_quantile(
+    draws: Tensor,  # (S, K)
+    weights: Tensor,  # normalised, (S,)
+    share: float,
+) -> Tensor:
+    """Quantiles of weighted draws, (K,), linear between the middles of the steps of their distribution function.
+
+    >>> weighted_quantile(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.2, 0.4, 0.4]), 0.4).item()
+    1.5
+    """
+    ordered, order = draws.mT.contiguous().sort(-1)
+    step = weights[order]
+    middle = step.cumsum(-1) - 0.5 * step
+    wanted = torch.full_like(middle[:, :1], share)
+    right = torch.searchsorted(middle, wanted).clamp(1, len(draws) - 1)
+    left = right - 1
+    (low, x), (high, y) = ((middle.gather(-1, k), ordered.gather(-1, k)) for k in (left, right))
+    part = ((wanted - low) / (high - low).clamp_min(torch.finfo(low.dtype).tiny)).clamp(0.0, 1.0)
+    return (x + part * (y - x))[:, 0]
+
+
+@dataclass(frozen=True)
+class MixedTable:
+    """What `MixedResult.summary` says; ``str`` is the table.
+
+    Attributes:
+        fixed: the fixed effects, in the units of the linear predictor over those of the columns of X.
+        sd: the standard deviations of the random effects, in the same over those of Z.
+        correlation: the correlations of the random effects, each pair once.
+        interval: the probability of the intervals.
+        head: what was fitted, and how: the lines above and below the table.
+        foot: the lines below it.
+
+    >>> one = Marginals(("x",), *torch.ones(4, 1))
+    >>> print(MixedTable(one, one, one._replace(names=(), mean=one.mean[:0]), 0.9, "a model", "a way"))
+    a model
+                                      mean         sd        5 %       95 %
+    fixed effects
+      x                                  1          1          1          1
+    standard deviations of random effects
+      x                                  1          1          1          1
+    a way
+    """
+
+    fixed: Marginals
+    sd: Marginals
+    correlation: Marginals
+    interval: float
+    head: str
+    foot: str
+
+    def __str__(self) -> str:
+        blocks = {
+            "fixed effects": self.fixed,
+            "standard deviations of random effects": self.sd,
+            "correlations of random effects": self.correlation,
+        }
+        width = max(28, *(2 + len(name) for block in blocks.values() for name in block.names))
+        ends = (f"{100 * share:.4g} %" for share in ends_of(self.interval))
+        lines = [self.head, " " * width + "".join(f"{word:>11}" for word in ("mean", "sd", *ends))]
+        for title, block in blocks.items():
+            if block.names:
+                lines += [title, *rows_of(block, width)]
+        return "\n".join([*lines, self.foot])
+
+
+def rows_of(block: Marginals, width: int) -> list[str]:
+    """One line for each quantity."""
+    columns = zip(*(column.tolist() for column in block[1:]), strict=True)
+    return [
+        f"  {name:<{width - 2}}" + "".join(f"{x:>11.4g}" for x in row)
+        for name, row in zip(block.names, columns, strict=True)
+    ]
