@@ -7,7 +7,7 @@ off-diagonal coupling a mean-field q cannot hold.  Pairs s = ρ direction, y = c
 are kept in frame coordinates and carried to the next frame unchanged, which is parallel transport
 up to the rotation between two triangular roots, of the order of the step.  Steps longer than
 `_NEAR` in the natural norm say nothing about the tail: they clear the memory.  Under a q of many groups that
-length grows with the root of their number, see `torchngvi.stepsizes.lengths`.
+length grows with the root of their number where nearly whole steps are taken, see `torchngvi.stepsizes.lengths`.
 
 A gradient goes in, a gradient comes out, and any natural-gradient rule may follow its curve.  The
 memory of each batch member is its own.
@@ -26,6 +26,7 @@ from torchngvi.stepsizes.lengths import raised
 from torchngvi.structures import Pattern
 
 _NEAR = 1.0  # length of a step, √(2 KL), beyond which its pair is not kept
+_WHOLE = 0.5  # ρ from which a step counts as one that the model of L at q had right
 _CURVED = 1e-8  # smallest cosine of the angle between s and y
 
 
@@ -117,7 +118,8 @@ class QuasiNewton(Acceleration):
         s = -went[..., None] * state["direction"]
         y = gradient - state["gradient"]
         sy, ss, yy = inner(s, y), inner(s, s), inner(y, y)
-        moved, near = went > 0, ss <= raised(_NEAR**2, inner(gradient, gradient), leaves)
+        far = torch.where(went >= _WHOLE, raised(_NEAR**2, inner(gradient, gradient), leaves), _NEAR**2)
+        moved, near = went > 0, ss <= far
         useful = moved & near & (sy > _CURVED * (ss * yy).sqrt())
 
         def pushed(new: Tensor, old: Tensor) -> Tensor:
