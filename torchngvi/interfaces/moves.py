@@ -128,6 +128,8 @@ class Path:
         slope: -dL/dρ at ρ = 0, (*batch,), positive where the path goes down.
         change2: the squared length of the change of q's own coordinates at ρ = 1, (*batch,), each stored entry counted
             once; the optimizer says it to a step size that asks for it by ``needs_tangent``.
+        leaves: the number of blocks of coordinates that are independent under q given the others, over which L is about
+            a sum; the optimizer says it to a step size that finds its steps by trial.
 
     >>> import torch
     >>> path = Path(lambda rho: rho, lambda: torch.tensor(4.0), lambda: torch.tensor(4.0))
@@ -139,6 +141,7 @@ class Path:
     norm2: Callable[[], Tensor]  # squared natural norm of the gradient that it follows, (*batch,)
     slope: Callable[[], Tensor]  # -dL/dρ at 0, (*batch,)
     change2: Callable[[], Tensor] | None = None  # squared length of the change of q's coordinates at ρ = 1, (*batch,)
+    leaves: int = 1
 
     def in_units_of(self, unit: float) -> "Path":
         """Return the same curve with ρ measured in another unit: at 1 it is where this path is at ``unit``."""

@@ -6,7 +6,8 @@ learns where the objective curves otherwise: the slow tail of weakly identified 
 off-diagonal coupling a mean-field q cannot hold.  Pairs s = ρ direction, y = change of the gradient
 are kept in frame coordinates and carried to the next frame unchanged, which is parallel transport
 up to the rotation between two triangular roots, of the order of the step.  Steps longer than
-`_NEAR` in the natural norm say nothing about the tail: they clear the memory.
+`_NEAR` in the natural norm say nothing about the tail: they clear the memory.  Under a q of many groups that
+length grows with the root of their number where nearly whole steps are taken, see `torchngvi.stepsizes.lengths`.
 
 A gradient goes in, a gradient comes out, and any natural-gradient rule may follow its curve.  The
 memory of each batch member is its own.
@@ -21,9 +22,11 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Acceleration, Bent, Local, Posterior
+from torchngvi.stepsizes.lengths import raised
 from torchngvi.structures import Pattern
 
 _NEAR = 1.0  # length of a step, √(2 KL), beyond which its pair is not kept
+_WHOLE = 0.5  # ρ from which a step counts as one that the model of L at q had right
 _CURVED = 1e-8  # smallest cosine of the angle between s and y
 
 
@@ -80,7 +83,7 @@ class QuasiNewton(Acceleration):
         """Learn from the step before, then bend the gradient; return it with what of the state is to change."""
         inner = functools.partial(_inner, q.structure)
         flat = _flat(gradient, q.structure)
-        s, y, kept = self._learned(inner, flat, went, state)
+        s, y, kept = self._learned(inner, q.structure.leaves, flat, went, state)
         curvature = torch.where(kept > 0, inner(s, y), 1.0)
         weight = (kept / curvature)[..., None]
         bent, shares = flat, []
@@ -104,13 +107,19 @@ class QuasiNewton(Acceleration):
         return Bent(_unflat(bent, q), torch.where(downhill, slope, norm2)), new
 
     def _learned(
-        self, inner: Callable[[Tensor, Tensor], Tensor], gradient: Tensor, went: Tensor, state: dict[str, Tensor]
+        self,
+        inner: Callable[[Tensor, Tensor], Tensor],
+        leaves: int,
+        gradient: Tensor,
+        went: Tensor,
+        state: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The memory with the pair of the last step, for the members that moved."""
         s = -went[..., None] * state["direction"]
         y = gradient - state["gradient"]
         sy, ss, yy = inner(s, y), inner(s, s), inner(y, y)
-        moved, near = went > 0, ss <= _NEAR**2
+        far = torch.where(went >= _WHOLE, raised(_NEAR**2, inner(gradient, gradient), leaves), _NEAR**2)
+        moved, near = went > 0, ss <= far
         useful = moved & near & (sy > _CURVED * (ss * yy).sqrt())
 
         def pushed(new: Tensor, old: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -255,6 +256,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
         like = state["rejections"]
         if self.step_size.needs_tangent:
             path = measured(q, path, like)
+        if self.step_size.needs_trial:
+            path = replace(path, leaves=q.structure.leaves)
         return self.step_size.propose(path, lr, like, state["step_size"]).to(like.dtype)
 
     def _judge(self, state: State, coupled: bool) -> Callable[[Trial], tuple[Tensor, State]]:

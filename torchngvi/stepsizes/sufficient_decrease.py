@@ -6,6 +6,7 @@ of each a batch member, bound the next ρ:
 * far from the optimum a *reach* in the natural norm, ρ|direction| ≤ reach, so that one step changes q
   by about ½ reach² nats; it grows after good steps, as the radius of a trust region does (Conn, Gould
   and Toint 2000, section 6.1);
+  under a q of many groups the first reach is in proportion to their number, see `lengths`;
 * after a first rejection a *cap* on ρ itself: the minimiser of the parabola through L(q), the slope
   and L(q').  Near the optimum the best ρ is a property of the problem, not of the distance left.
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Path, Trial, TrialStepSize
+from torchngvi.stepsizes.lengths import raised
 
 _GOOD = 0.3  # share of the promised decrease after which the reach may grow
 _CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the cap
@@ -32,7 +34,8 @@ class SufficientDecrease(TrialStepSize):
     mini-batches and fresh draws, whose values cannot be compared, `Constant` or `KLRadius` take its place.
 
     Args:
-        radius: ½ reach² of the first step, in nats, positive.
+        radius: ½ reach² of the first step, in nats, positive; n/10 where q is over a forest of n leaves, that is more
+            than the radius, and the squared natural norm of the gradient is at most n.
         decrease: the share c of the promised decrease that a kept step must reach, in (0, 0.5).
         grow, shrink: the factors of the reach after a good step, above 1, and after a rejected one, in (0, 1).
 
@@ -61,8 +64,12 @@ class SufficientDecrease(TrialStepSize):
         }
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict) -> Tensor:
-        """Return ρ = min(lr, reach/|∇L|, cap), (*batch,)."""
-        rho = torch.minimum(state["reach"] / path.norm2().sqrt(), state["cap"])
+        """Return ρ = min(lr, reach/|∇L|, cap), (*batch,); the reach of many groups is raised until a trial fails."""
+        norm2, reach, cap = path.norm2(), state["reach"], state["cap"]
+        if path.leaves > 1:
+            wide = (2 * raised(self.radius, norm2, path.leaves)).sqrt()
+            reach = torch.where(cap.isinf(), torch.maximum(reach, wide), reach)
+        rho = torch.minimum(reach / norm2.sqrt(), cap)
         return torch.minimum(rho, torch.ones_like(rho) * lr)
 
     def judge(self, trial: Trial, state: dict) -> tuple[Tensor, dict]:

@@ -38,7 +38,7 @@ class Pattern(ABC):
     dim: int  # D
     shape: tuple[int, ...]  # trailing shape of a stored matrix
     widest: int  # the number of coordinates in the largest square of a symmetric matrix whose entries are all kept
-    closed = False  # under all products and inverses, so that a covariance has the pattern too: see `FullAlgebra`
+    closed, leaves = False, 1  # under all products, see `FullAlgebra`; blocks that are independent given the others
 
     # ---------------------------------------------------------------------------- what a pattern must say
 

@@ -39,6 +39,7 @@ class Stored(Pattern):
         self._back = None if torch.equal(order, torch.arange(len(order))) else torch.argsort(order)
         self.dim, self.shape = len(order), (sum(self._entries),)
         self.widest = max(kind.size + kind.above for kind in self.kinds)
+        self.leaves = len(parents) - len(set(parents) - {-1})  # nodes without children
 
     def __eq__(self, other: object) -> bool:
         if self is other:
