@@ -307,7 +307,7 @@ def test_the_page_of_groups(monkeypatch):
 
 
 def test_noise_that_is_not_known_of_a_sum_is_refused():
-    target = poisson()[0]
+    target = FactorTarget(ARROW, [(0, lambda theta: -theta.square().sum(-1))])
     q = PrecisionCholeskyGaussian(ARROW.dim, structure=ARROW, dtype=DTYPE)
     message = (
         "the noise of the cliques does not tell that of their sum, by which SampleAverage has its steps judged. Use "

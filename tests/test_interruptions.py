@@ -82,7 +82,7 @@ def test_an_interrupt_before_the_first_record_is_a_result(monkeypatch):
     """It says that q was not evaluated; q is as it was."""
     q = make_posterior("cholesky")
 
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(VN, "evaluate", interrupt)

@@ -628,9 +628,9 @@ class TestRescue:
         started, standing = engine.rescue.winner, engine.advance()
         q.initialize_(50.0)
         engine.descent.point = engine.descent.point._replace(loss=torch.tensor(1e20, dtype=torch.float64))
-        verdict = engine.verdict(Stop("because of the test."), standing)
-        assert not verdict.converged
-        assert verdict.loss == engine.rescue.loss < 100
+        ending = engine.ending(Stop("because of the test."), standing)
+        assert not ending.converged
+        assert ending.loss == engine.rescue.loss < 100
         assert all(torch.equal(a, b) for a, b in zip(q.snapshot(), started, strict=True))
 
     def test_data_in_batches(self, monkeypatch):

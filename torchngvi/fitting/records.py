@@ -55,6 +55,7 @@ class FitResult:
         unexamined: why there is no verdict, a clause.
         names: of the coordinates, for the verdict.
 
+    >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
     >>> result = fit(CholeskyGaussian(1), GeneralizedLinear(torch.ones(2, 1), [0.0, 1.0], "gaussian"), progress=False)
     >>> result.converged, round(result.loss, 3), len(result.trace) == result.evaluations
