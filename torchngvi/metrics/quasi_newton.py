@@ -129,8 +129,8 @@ def _flat(x: Local, structure: Pattern) -> Tensor:
 
 def _unflat(flat: Tensor, q: Posterior) -> Local:
     """The gradient of that vector."""
-    a, P = flat.split([q.dim, flat.shape[-1] - q.dim], -1)
-    return Local(a, q.structure.unflat(P))
+    P = flat.narrow(-1, q.dim, flat.shape[-1] - q.dim)
+    return Local(flat.narrow(-1, 0, q.dim), q.structure.unflat(P))
 
 
 def _inner(structure: Pattern) -> Callable[[Tensor, Tensor], Tensor]:
