@@ -7,11 +7,14 @@ turns.  A row is the median of the ratios after / before with its interval of 95
 machine that slows down for a while moves both sides of a pair and not the ratio.
 
 Beside steps and fits of its own it runs a small case of each of `step_cost`, `evaluations`, `black_box`, `batched` and
-`svgp` as the checkout has them.  What such a case has counted, evaluations or gradients, stands at the end of its row,
+`svgp` as the checkout has them.  A fit of a log joint, which ends with a verdict where the checkout has verdicts, runs
+with it and without it.  What such a case has counted, evaluations or gradients, stands at the end of its row,
 for both checkouts where they differ.
 """
 
 import argparse
+import functools
+import inspect
 import json
 import os
 import statistics
@@ -49,7 +52,7 @@ def work():
 
         return run
 
-    def fitted(target, posterior=CholeskyGaussian, batch=(), log_joint=False):
+    def fitted(target, posterior=CholeskyGaussian, batch=(), log_joint=False, fit=fit):
         def run():
             torch.manual_seed(0)
             q = posterior(X.shape[-1] if not batch else 5, batch, dtype=torch.float64)
@@ -59,16 +62,23 @@ def work():
 
     return {
         "VN, D = 31, lr, 300 steps": steps(VN, CholeskyGaussian, model, 300, lr=0.1),
+        "VN by trial, D = 31, 100 steps": steps(VN, CholeskyGaussian, model, 100),
         "VN, D = 256, lr, 10 steps": steps(VN, CholeskyGaussian, large, 10, lr=0.1),
         "VN by trial, D = 256, 10 steps": steps(VN, CholeskyGaussian, large, 10),
         "SRVN, mean field, lr, 300 steps": steps(SRVN, DiagonalGaussian, model, 300, lr=0.1),
         "VN, Stein, D = 31, 300 steps": steps(VN, CholeskyGaussian, model, 300, lr=0.01, estimator=Stein(10)),
         "fit, exact, D = 31": fitted(model),
         "fit, black box, D = 31": fitted(model, log_joint=True),
+        "fit, black box, unexamined": fitted(model, log_joint=True, fit=unexamined(fit)),
         "fit, 1,000 posteriors at once": fitted(many, batch=(1000,)),
         **gp(),
         **benchmarks(),
     }
+
+
+def unexamined(fit):
+    """The same fit without the verdict on q at its end, where the checkout has one."""
+    return functools.partial(fit, examine=False) if "examine" in inspect.signature(fit).parameters else fit
 
 
 def benchmarks():
@@ -112,6 +122,10 @@ def benchmarks():
         pairs = ((VN, NaturalGaussian), (VN, CholeskyGaussian), (SRVN, CholeskyGaussian))
         return [evaluations.evaluations(model, *pair, 0.1**-0.5, 0.0, lowest)[0] for pair in pairs]
 
+    def black(by):
+        black_box.fit = by
+        return [black_box.gap(model, lowest, 0, 600)[1]]
+
     def batched():
         q = CholeskyGaussian(10, (300,), dtype=torch.float64)
         return [fit(q, several, progress=False).evaluations]
@@ -125,7 +139,8 @@ def benchmarks():
     return {
         "step_cost, D = 256": costs,
         "evaluations, breast cancer": counts,
-        "black_box, 600 gradients": lambda: [black_box.gap(model, lowest, 0, 600)[1]],
+        "black_box, 600 gradients": lambda: black(fit),
+        "black_box, unexamined": lambda: black(unexamined(fit)),
         "batched, 300 members": batched,
         "svgp, M = 128": sparse,
     }

@@ -13,7 +13,6 @@ A gradient goes in, a gradient comes out, and any natural-gradient rule may foll
 memory of each batch member is its own.
 """
 
-import functools
 from collections.abc import Callable
 from typing import final
 
@@ -24,6 +23,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Acceleration, Bent, Local, Posterior
 from torchngvi.stepsizes.lengths import raised
 from torchngvi.structures import Pattern
+from torchngvi.structures.pattern import is_whole
 
 _NEAR = 1.0  # length of a step, √(2 KL), beyond which its pair is not kept
 _WHOLE = 0.5  # ρ from which a step counts as one that the model of L at q had right
@@ -81,18 +81,19 @@ class QuasiNewton(Acceleration):
         state: dict[str, Tensor],
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Learn from the step before, then bend the gradient; return it with what of the state is to change."""
-        inner = functools.partial(_inner, q.structure)
+        inner = _inner(q.structure)
         flat = _flat(gradient, q.structure)
         s, y, kept = self._learned(inner, q.structure.leaves, flat, went, state)
         curvature = torch.where(kept > 0, inner(s, y), 1.0)
         weight = (kept / curvature)[..., None]
+        pairs = list(zip(s.unbind(), y.unbind(), weight.unbind(), strict=True))
         bent, shares = flat, []
-        for index in range(self.memory):  # the newest first
-            share = weight[index] * inner(s[index], bent)[..., None]
-            bent = bent - share * y[index]
+        for s_n, y_n, weight_n in pairs:  # the newest first
+            share = weight_n * inner(s_n, bent).unsqueeze(-1)
+            bent = bent - share * y_n
             shares.append(share)
-        for index in reversed(range(self.memory)):
-            bent = bent + (shares[index] - weight[index] * inner(y[index], bent)[..., None]) * s[index]
+        for (s_n, y_n, weight_n), share in zip(reversed(pairs), reversed(shares), strict=True):
+            bent = bent + (share - weight_n * inner(y_n, bent).unsqueeze(-1)) * s_n
         slope, norm2 = inner(flat, bent), inner(flat, flat)
         downhill = slope > 0
         bent = torch.where(downhill[..., None], bent, flat)
@@ -137,10 +138,12 @@ def _flat(x: Local, structure: Pattern) -> Tensor:
 
 def _unflat(flat: Tensor, q: Posterior) -> Local:
     """The gradient of that vector."""
-    a, P = flat.split([q.dim, flat.shape[-1] - q.dim], -1)
-    return Local(a, q.structure.unflat(P))
+    P = flat.narrow(-1, q.dim, flat.shape[-1] - q.dim)
+    return Local(flat.narrow(-1, 0, q.dim), q.structure.unflat(P))
 
 
-def _inner(structure: Pattern, x: Tensor, y: Tensor) -> Tensor:
-    """⟨x, y⟩ = a·a' + ½ tr(P P'), (*batch,)."""
-    return structure.total(torch.linalg.vecdot(x, y))
+def _inner(structure: Pattern) -> Callable[[Tensor, Tensor], Tensor]:
+    """⟨x, y⟩ = a·a' + ½ tr(P P'), (*batch,), of such vectors."""
+    if is_whole(structure):
+        return torch.linalg.vecdot
+    return lambda x, y: structure.total(torch.linalg.vecdot(x, y))

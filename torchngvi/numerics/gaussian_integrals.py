@@ -112,7 +112,7 @@ def in_blocks(block: Callable[[Tensor, Tensor], Moments], rows: int, mean: Tenso
     [2.0, 2.0, 2.0]
     """
     if mean.ndim == 1 and (len(mean) <= rows or not mean.is_cpu):
-        return block(mean, variance)  # as it is: nothing to take apart
+        return Moments(*(part.contiguous() for part in block(mean, variance)))  # nothing to take apart
     rows = rows if mean.is_cpu else max(mean.numel(), 1)
     flat = zip(mean.reshape(-1).split(rows), variance.reshape(-1).split(rows), strict=True)
     parts = [block(e, v) for e, v in flat]
@@ -126,8 +126,8 @@ def _softplus(mean: Tensor, variance: Tensor) -> Moments:
     x = (math.sqrt(0.5) * mean)[:, None] * inverse  # u_k/√2
     slope = 0.5 + torch.erf(x) @ half_weight  # Φ(u) = (1 + erf(u/√2))/2
     # with φ_k = φ(u_k)/r_k: β = Σ p φ_k, and Σ p r_k² φ_k = v β + Σ p τ_k² φ_k
-    curvature, rest = (torch.exp(-x * x) * inverse @ weights).mT.contiguous()
-    value = torch.where(variance.isinf(), torch.inf, mean * slope + variance * curvature + rest)
+    curvature, rest = (torch.exp(-x * x) * inverse @ weights).unbind(-1)
+    value = torch.where(variance == torch.inf, torch.inf, mean * slope + variance * curvature + rest)
     return Moments(value, slope, curvature)
 
 

@@ -211,10 +211,11 @@ class EvaluatingOptimizer(PosteriorOptimizer):
             return Heading(path.in_units_of(unit), path.norm2, {})
         gradient = q.local(e)
         # the metric sees L/γ, whose curvature in the frame is about 1 whatever γ
-        bent, memory = self._bent(index, Local(unit * gradient.a, unit * gradient.P))
-        a, P = bent.local.a / unit, bent.local.P / unit
+        scaled = gradient if unit == 1.0 else Local(unit * gradient.a, unit * gradient.P)
+        bent, memory = self._bent(index, scaled)
+        a, P = bent.local if unit == 1.0 else (bent.local.a / unit, bent.local.P / unit)
         path = self.rule(q, e._replace(derivative=Framed(a, P + e.temperature * q.structure.eye(a))))
-        path, slope = path.in_units_of(unit), lambda: bent.slope / unit
+        path, slope = path.in_units_of(unit), lambda: bent.slope if unit == 1.0 else bent.slope / unit
         if isinstance(self.metric, Acceleration):
             return Heading(Path(path.at, path.norm2, slope), lambda: q.norm2(gradient), memory)
         return Heading(Path(path.at, slope, slope), slope, memory)

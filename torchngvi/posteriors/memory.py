@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Coordinates, Posterior, where_members
+from torchngvi.interfaces import Coordinates, Posterior, known_everywhere, where_members
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.versions import Versions
 
@@ -58,8 +58,9 @@ class RememberingPosterior(Posterior):
     def assign(self, new: Coordinates, where: Tensor) -> None:
         """Write coordinates in place for the members of the mask, and keep what the test of the cone has computed."""
         known = new.known if isinstance(new, Tested) else {}
-        old = self._computed(*known)
-        known = {name: where_members(where, value, old[name]) for name, value in known.items()}
+        if not known_everywhere(where):
+            old = self._computed(*known)
+            known = {name: where_members(where, value, old[name]) for name, value in known.items()}
         # graphs through what was computed from the old coordinates are stale: let torch know
         torch.autograd.graph.increment_version(tuple(self._memory.values.values()))
         super().assign(new, where)

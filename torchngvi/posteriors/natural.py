@@ -5,6 +5,8 @@ VN: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g (Khan and Rue 2023; Kumar et 
 a factor of V or a product of D x D matrices.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,12 @@ from torchngvi.interfaces import (
     Raw,
     Tangent,
 )
+from torchngvi.numerics.linalg import finite
 from torchngvi.posteriors.memory import Tested
 from torchngvi.posteriors.precision import PrecisionGaussian
-from torchngvi.structures.pattern import Structured
+from torchngvi.structures.pattern import Structured, is_whole
+
+_SMALL = 64  # D up to which an inverse costs no more than to know that it is not needed
 
 
 class NaturalGaussian(PrecisionGaussian):
@@ -120,6 +125,25 @@ class NaturalGaussian(PrecisionGaussian):
             case _:
                 raise NotImplementedError  # `takes` refuses it before
         factor, ok = self.structure.cholesky(matrix)
-        mean, root = self._solved(factor, vector), self.structure.inverse(factor)
-        new = Tested.of(vector, matrix, mean=mean, factor=factor, root=root)
-        return new, self.structure.everywhere(ok & torch.isfinite(vector).all(-1) & self._proper(mean, root))
+        mean = self._solved(factor, vector)
+        ok = ok & torch.isfinite(vector).all(-1)
+        if self._bounded(matrix, factor):  # the next evaluation inverts T, if it needs the root
+            new, proper = Tested.of(vector, matrix, mean=mean, factor=factor), finite(mean).all(-1)
+        else:
+            root = self.structure.inverse(factor)
+            new, proper = Tested.of(vector, matrix, mean=mean, factor=factor, root=root), self._proper(mean, root)
+        return new, self.structure.everywhere(ok & proper)
+
+    def _bounded(self, matrix: Structured, factor: Structured) -> bool:
+        """Whether all variances are known to be finite and positive without an inverse of T; of a large q only.
+
+        By the means of the other eigenvalues, the smallest is at least det S / (tr S / (D - 1))^(D-1); a variance lies
+        between 1 / tr S and its inverse.  Half of the range of exponents is left for rounding.
+        """
+        structure, others = self.structure, self.dim - 1
+        if self.dim <= _SMALL or not matrix.is_cpu or not is_whole(structure):
+            return False
+        trace, log_det = structure.diagonal(matrix).sum(-1), 2 * structure.log_det(factor)
+        range_ = 0.5 * math.log(torch.finfo(matrix.dtype).max)
+        smallest = log_det - others * (trace / others).log()
+        return bool(((smallest > -range_) & (trace.log() < range_)).all())

@@ -149,18 +149,16 @@ class Squares(FullAlgebra):
 
     def flat(self, symmetric: Structured) -> Tensor:
         """Make a vector (*batch, `parameters`) of A, isometrically: its dot product with that of A' is ½⟨A, A'⟩_F."""
-        lower, shares = _triangle(self.shape[-1], symmetric.dtype, symmetric.device)
-        entries = symmetric.flatten(-2)[..., lower] * shares
+        lower, shares, _, _ = _triangle(self.shape[-1], symmetric.dtype, symmetric.device)
+        entries = _taken(symmetric.flatten(-2), lower) * shares
         return entries.flatten(1 - self.rank) if self.rank > 2 else entries
 
     def unflat(self, vector: Tensor) -> Structured:
         """Make the symmetric matrix of such a vector: the inverse of `flat`."""
         size = self.shape[-1]
-        lower, shares = _triangle(size, vector.dtype, vector.device)
-        vector = vector.unflatten(-1, (*self.shape[:-2], -1))
-        squares = vector.new_zeros(*vector.shape[:-1], size * size)
-        half = squares.index_copy(-1, lower, vector * shares).unflatten(-1, (size, size))
-        return half + half.mT
+        _, _, spread, unshares = _triangle(size, vector.dtype, vector.device)
+        vector = vector.unflatten(-1, (*self.shape[:-2], -1)) if self.rank > 2 else vector
+        return (_taken(vector, spread) * unshares).unflatten(-1, (size, size))
 
     def norm2(self, symmetric: Structured) -> Tensor:
         """Compute the squared Frobenius norm of any matrix of squares, (*batch,)."""
@@ -212,7 +210,7 @@ class Dense(Squares):
 
     dim: int
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """The trailing shape of a stored matrix, (D, D)."""
         return (self.dim, self.dim)
@@ -266,7 +264,7 @@ class EqualBlocks(Squares):
         """The number of coordinates, count times size."""
         return self.count * self.size
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """The trailing shape of a stored matrix, (count, size, size)."""
         return (self.count, self.size, self.size)
@@ -301,11 +299,23 @@ class EqualBlocks(Squares):
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept for later calls, which may be differentiated
-def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Positions of the lower triangle in a flat square, and the factors of its entries: √½ on the diagonal, else 1."""
+def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Positions of the lower triangle in a flat square, with the factors of its entries: √½ on the diagonal, else 1.
+
+    And back: where each entry of the square, or its mirror image, stands in the triangle, with √2 on the diagonal.
+    """
     rows, columns = torch.tril_indices(size, size, device=device)
-    shares = torch.ones(len(rows), dtype=dtype, device=device).masked_fill(rows == columns, math.sqrt(0.5))
-    return rows * size + columns, shares
+    lower, on = rows * size + columns, rows == columns
+    shares = torch.ones(len(rows), dtype=dtype, device=device).masked_fill(on, math.sqrt(0.5))
+    spread = torch.empty(size, size, dtype=lower.dtype, device=device)
+    spread[rows, columns] = spread[columns, rows] = torch.arange(len(rows), device=device)
+    unshares = torch.ones(size, size, dtype=dtype, device=device).fill_diagonal_(2 * math.sqrt(0.5)).flatten()
+    return lower, shares, spread.flatten(), unshares
+
+
+def _taken(entries: Tensor, index: Tensor) -> Tensor:
+    """Entries of the last dimension, by the way that costs least."""
+    return entries.index_select(0, index) if entries.ndim == 1 else entries[..., index]
 
 
 def _mv(

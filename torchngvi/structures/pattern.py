@@ -111,7 +111,7 @@ class Pattern(ABC):
 
     def everywhere(self, ok: Tensor) -> Tensor:
         """Say whether something holds for the coordinates of every process, (*batch,)."""
-        return ok if type(self).total is Pattern.total else self.total((~ok).to(torch.int32)) == 0
+        return ok if is_whole(self) else self.total((~ok).to(torch.int32)) == 0
 
     # ---------------------------------------------------------------------------- entries
 
@@ -323,3 +323,19 @@ class Pattern(ABC):
         """Compute ‖Cᵀx_n‖² for sparse rows, (N,): the variances of X θ for C = L, or Lᵀ where ``transposed``."""
         dense = self.to_dense(root)
         return (rows @ (dense.mT if transposed else dense)).square().sum(-1)
+
+
+def is_whole(pattern: Pattern) -> bool:
+    """Say whether one process has all coordinates of a pattern, so that `Pattern.total` has nothing to add.
+
+    Args:
+        pattern: the pattern.
+
+    Returns:
+        True if its ``total`` is that of `Pattern`.
+
+    >>> from torchngvi.structures import Dense
+    >>> is_whole(Dense(2))
+    True
+    """
+    return type(pattern).total is Pattern.total
