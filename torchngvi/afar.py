@@ -26,7 +26,7 @@ _ENOUGH, _LESS = 1e-4, 0.9  # shares of the slope: of the decrease, and of what 
 _FARTHER = 4.0  # factor of a step that is too short
 _TRIALS = 40  # steps along one direction
 _ANEW = 5  # times that the memory is given up where it points nowhere
-_CLOSE = 1.0  # nats a coordinate that the model promises yet
+_CLOSE, _QUIET = 1.0, 10  # nats a coordinate, in so many steps
 
 
 class Place(NamedTuple):
@@ -70,12 +70,10 @@ def placed(theta: Tensor, energy: Tensor, gradient: Tensor) -> Place:
 
 
 class Afar:
-    """BFGS on φ from one point.
+    """BFGS on φ, which remembers the curvature from one descent to the next.
 
     Args:
-        start: where ℓ and ∇ℓ are finite.
         scale: about the length of a first step in each coordinate, (D,).
-        budget: gradients, about.
 
     Attributes:
         place: where it has come to.
@@ -83,23 +81,37 @@ class Afar:
         gradients: spent.
     """
 
-    def __init__(self, start: Place, scale: Tensor, budget: int) -> None:
-        self.place, self.first, self.budget = start, scale, budget
-        self.scale, self.gradients = scale, 0
+    place: Place
+    inverse: Tensor  # of the Hessian of φ, (D, D)
 
-    def run(self) -> Asking[Place]:
-        """Descend to where the model of φ promises no more than a nat a coordinate, and return that place."""
-        self._forget()
-        forgotten = 0
-        while self.gradients < self.budget:
+    def __init__(self, scale: Tensor) -> None:
+        self.first, self.scale, self.new, self.gradients = scale, scale, True, 0
+
+    def run(self, start: Place, budget: int) -> Asking[Place]:
+        """Descend to where some steps in a row have neither promised nor brought a nat a coordinate.
+
+        Args:
+            start: where ℓ and ∇ℓ are finite.
+            budget: gradients of all descents, about.
+
+        Returns:
+            The place.
+        """
+        self.place, forgotten = start, 0
+        if self.new:
+            self._forget()
+        energies = [float(start.energy)]
+        while self.gradients < budget:
             slope = self.place.slope
             direction = -(self.inverse @ slope)
             fall = float(slope @ direction)
-            if not self.new and 0 <= -fall < _CLOSE * len(slope) * self.place.share:
+            little = _CLOSE * len(slope)
+            if len(energies) > _QUIET and -fall < little * self.place.share and energies[-_QUIET] - energies[-1] < little:
                 break
             after = (yield from self._along(direction, fall)) if fall < 0 else None
             if after is not None:
                 self._learn(after)
+                energies.append(float(after.energy))
             elif self.new or forgotten == _ANEW:
                 break
             else:

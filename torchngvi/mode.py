@@ -32,8 +32,9 @@ _SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and l
 _FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
 _FAR = 1e4  # square of the decrement from which Newton's method is given up where it makes no way:
-_LEFT, _SLOW = 0.1, 3  # steps in a row that leave a larger share of it,
-_SHORT = 4  # or one that has to be cut as often
+_LEFT, _SLOW = 0.1, 3  # steps in a row that leave a larger share of it
+_FLAT = 1e3  # of its ratio to ℓ: where ℓ is e^z that is 1, and more where some direction is flat
+_WIDE = 0.1  # standard deviations of a difference step
 _APART = 3.0  # standard deviations between two modes
 _KEPT = 5_000_000  # numbers of all roots on a path
 
@@ -144,7 +145,8 @@ class _Search:
         self.gamma, self.path = gamma, path
         self.seen: Seen | None = None  # where H was decomposed last
         self.scale = 0.1 * self.theta.abs().clamp_min(1.0)  # about a standard deviation of each coordinate
-        self.begun, self.hard, self.square = self.scale, 0, math.inf
+        self.hard, self.square = 0, math.inf
+        self.afar = Afar(self.scale)
 
     @staticmethod
     def finite(*tensors: Tensor) -> bool:
@@ -160,12 +162,19 @@ class _Search:
         energy, gradient = yield from self._at(theta[None])
         return energy[0], gradient[0]
 
+    def _steps(self) -> Tensor:
+        """Difference steps (D,): of θ that is rounded, gradients have errors of eps |θ| H."""
+        eps = torch.finfo(self.theta.dtype).eps
+        return torch.maximum(eps ** (1 / 3) * self.scale, eps ** (2 / 3) * self.theta.abs())
+
+    def _coarse(self) -> bool:
+        """Whether H was taken by steps that are wide by what it says itself."""
+        wide = (self.step > _WIDE * self.scale) & (self.step > self._steps() / _WIDE)
+        return self.age == 0 and bool(wide.any())
+
     def _hessian(self) -> Asking[bool]:
         """Take H anew; False where it is not finite."""
-        eps = torch.finfo(self.theta.dtype).eps
-        # of θ that is rounded the gradient has an error of eps |θ| H
-        step = torch.maximum(eps ** (1 / 3) * self.scale, eps ** (2 / 3) * self.theta.abs())
-        step = (self.theta + step) - self.theta
+        step = self.step = (self.theta + self._steps()) - self.theta  # as it is rounded
         _, gradients = yield from self._at(self.theta + torch.diag(step))
         H = (gradients - self.gradient) / step[:, None]
         self.H, self.age = 0.5 * (H + H.mT), 0
@@ -212,7 +221,9 @@ class _Search:
             along = self.half.mT @ self.gradient
             direction, square = -(self.half @ along), float(along.square().sum())
             near = square < _NEAR**2 and self.definite
-            spent = self.gradients >= self.budget
+            spent = self.gradients - self.afar.gradients >= self.budget
+            if square < _FAR and not spent and self._coarse() and (yield from self._hessian()):
+                continue
             if not self.definite and square < _SADDLE**2 and not spent and (yield from self._left_saddle()):
                 continue
             if not near and not spent and self._hard(square):
@@ -229,17 +240,18 @@ class _Search:
 
     def _hard(self, square: float) -> bool:
         """Whether Newton's method makes no way: its steps are cut short, or each leaves most of the decrement."""
-        self.hard = self.hard + 1 if square > max(_FAR, _LEFT * self.square) else 0
+        wall = max(_FAR, _LEFT * self.square) < square < _FLAT * float(self.energy)
+        self.hard = self.hard + 1 if wall else 0
         self.square = square
         return self.hard >= _SLOW
 
     def _from_afar(self) -> Asking[bool]:
         """Go down by the logarithm of ℓ, and take H anew; False where it is not finite."""
         start = placed(self.theta, self.energy, self.gradient)
-        afar = Afar(start, self.begun, self.budget - self.gradients - len(self.theta))
-        self.theta, self.energy, self.gradient, *_ = yield from afar.run()
-        self.gradients += afar.gradients
-        self.scale, self.hard, self.square = afar.scale, 0, math.inf
+        before = self.afar.gradients
+        self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, self.budget)
+        self.gradients += self.afar.gradients - before
+        self.scale, self.hard, self.square = self.afar.scale, 0, math.inf
         return (yield from self._hessian())
 
     def _left_saddle(self) -> Asking[bool]:
@@ -254,15 +266,14 @@ class _Search:
 
     def _step(self, direction: Tensor, square: float) -> Asking[bool]:
         """Go along the direction as far as ℓ falls enough, and update H; False where it does not fall."""
-        far = square > _FAR
-        for length in _CUTS[:_SHORT] if far else _CUTS:
+        for length in _CUTS:
             theta = self.theta + length * direction
             energy, gradient = yield from self._here(theta)
             fallen = float(self.energy - energy)
             if self.finite(energy, gradient) and fallen >= _ENOUGH * length * square:
                 break
         else:
-            return far and (yield from self._from_afar())
+            return square > _FAR and (yield from self._from_afar())
         s, y = theta - self.theta, gradient - self.gradient
         self.theta, self.energy, self.gradient = theta, energy, gradient
         predicted = length * square * (1 - length / 2)  # may underflow to 0
