@@ -31,9 +31,9 @@ _NEAR = 0.5  # Newton decrement, in standard deviations, at which the search end
 _SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and left
 _FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
-_FAR = 1e4  # square of the decrement from which Newton's method is given up where it makes no way:
-_LEFT, _SLOW = 0.1, 3  # steps in a row that leave a larger share of it
-_FLAT = 1e3  # of its ratio to ℓ: where ℓ is e^z that is 1, and more where some direction is flat
+_FAR = 1e4  # square of the decrement from which Newton's method may be given up
+_SLOW = 3  # times in a row that it is as large
+_FLAT = 1e3  # its ratio to ℓ, where some direction is flat: where ℓ is e^z it is 1
 _WIDE = 0.1  # standard deviations of a difference step
 _APART = 3.0  # standard deviations between two modes
 _KEPT = 5_000_000  # numbers of all roots on a path
@@ -145,8 +145,7 @@ class _Search:
         self.gamma, self.path = gamma, path
         self.seen: Seen | None = None  # where H was decomposed last
         self.scale = 0.1 * self.theta.abs().clamp_min(1.0)  # about a standard deviation of each coordinate
-        self.hard, self.square = 0, math.inf
-        self.afar = Afar(self.scale)
+        self.hard, self.afar = 0, Afar(self.scale)
 
     @staticmethod
     def finite(*tensors: Tensor) -> bool:
@@ -165,7 +164,8 @@ class _Search:
     def _steps(self) -> Tensor:
         """Difference steps (D,): of θ that is rounded, gradients have errors of eps |θ| H."""
         eps = torch.finfo(self.theta.dtype).eps
-        return torch.maximum(eps ** (1 / 3) * self.scale, eps ** (2 / 3) * self.theta.abs())
+        least = torch.maximum(self.theta.abs(), self.afar.first)
+        return torch.maximum(eps ** (1 / 3) * self.scale, eps ** (2 / 3) * least)
 
     def _coarse(self) -> bool:
         """Whether H was taken by steps that are wide by what it says itself."""
@@ -174,11 +174,14 @@ class _Search:
 
     def _hessian(self) -> Asking[bool]:
         """Take H anew; False where it is not finite."""
-        step = self.step = (self.theta + self._steps()) - self.theta  # as it is rounded
-        _, gradients = yield from self._at(self.theta + torch.diag(step))
-        H = (gradients - self.gradient) / step[:, None]
-        self.H, self.age = 0.5 * (H + H.mT), 0
-        return self.finite(self.H)
+        while True:
+            step = self.step = (self.theta + self._steps()) - self.theta  # as it is rounded
+            _, gradients = yield from self._at(self.theta + torch.diag(step))
+            H = (gradients - self.gradient) / step[:, None]
+            self.H, self.age = 0.5 * (H + H.mT), 0
+            if (finite := self.finite(self.H)) or not bool((self.scale > self.afar.first).any()):
+                return finite
+            self.scale = torch.minimum(self.scale, self.afar.first)  # a step as wide as ℓ is flat leads too far
 
     def _decompose(self) -> None:
         """Half with H⁻¹ = half halfᵀ, eigenvalues taken where the coordinates have unit curvature."""
@@ -239,10 +242,8 @@ class _Search:
         return self.ended(near)
 
     def _hard(self, square: float) -> bool:
-        """Whether Newton's method makes no way: its steps are cut short, or each leaves most of the decrement."""
-        wall = max(_FAR, _LEFT * self.square) < square < _FLAT * float(self.energy)
-        self.hard = self.hard + 1 if wall else 0
-        self.square = square
+        """Whether steps leave a decrement as large as that of an exponential far from its minimum."""
+        self.hard = self.hard + 1 if _FAR < square < _FLAT * float(self.energy) else 0
         return self.hard >= _SLOW
 
     def _from_afar(self) -> Asking[bool]:
@@ -251,7 +252,7 @@ class _Search:
         before = self.afar.gradients
         self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, self.budget)
         self.gradients += self.afar.gradients - before
-        self.scale, self.hard, self.square = self.afar.scale, 0, math.inf
+        self.scale, self.hard = self.afar.scale, 0
         return (yield from self._hessian())
 
     def _left_saddle(self) -> Asking[bool]:
