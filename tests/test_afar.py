@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import logsigmoid
 
-from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, fit
+from torchngvi import LogJoint
 from torchngvi.mode import find_mode
 
 F64 = torch.float64
@@ -55,6 +54,7 @@ def test_exponential_wall(distance, condition):
 @pytest.mark.parametrize("dim", [2, 10])
 def test_funnel_from_afar(dim):
     """Where e^-v is e^80 and x has the sizes that only far larger v allow."""
+
     def funnel(theta):
         v, x = theta[..., 0], theta[..., 1:]
         return -2 * v.square() - 0.5 * ((-v).exp() * x.square().sum(-1) + x.shape[-1] * v)

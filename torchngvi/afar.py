@@ -106,7 +106,11 @@ class Afar:
             direction = -(self.inverse @ slope)
             fall = float(slope @ direction)
             little = _CLOSE * len(slope)
-            if len(energies) > _QUIET and -fall < little * self.place.share and energies[-_QUIET] - energies[-1] < little:
+            if (
+                len(energies) > _QUIET
+                and -fall < little * self.place.share
+                and energies[-_QUIET] - energies[-1] < little
+            ):
                 break
             after = (yield from self._along(direction, fall)) if fall < 0 else None
             if after is not None:
@@ -141,10 +145,10 @@ class Afar:
                 best, short = trial, length
                 if float(trial.slope @ direction) >= _LESS * fall:
                     break
-            if math.isinf(far):
-                length = _FARTHER * short
+            if short and not math.isinf(far):
+                length = 0.5 * (short + far)
             else:
-                length = 0.5 * (short + far) if short else far / _FARTHER
+                length = length * _FARTHER if short else length / _FARTHER
         return best
 
     def _learn(self, after: Place) -> None:

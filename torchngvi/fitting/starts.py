@@ -152,7 +152,7 @@ class Starts:
         return points[finite[0, 0]] if len(finite) else None
 
     def _out(self) -> Tensor | None:
-        """The point of largest density on the ways out of where the log joint overflows, None where it is finite nowhere.
+        """The point of largest density on the ways out of where the log joint overflows; None where none is finite.
 
         Where terms of it are infinite, so are their gradients; the signs of the components on which all of them agree
         are a direction along which every such term falls.
