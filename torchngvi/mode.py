@@ -32,6 +32,7 @@ _SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and l
 _FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
 _FAR = 1e4  # square of the decrement from which Newton's method may be given up
+_AFAR = 3  # budgets of the way down by the logarithm: the memory has D² numbers to learn
 _SLOW = 3  # times in a row that it is as large
 _FLAT = 1e3  # its ratio to ℓ, where some direction is flat: where ℓ is e^z it is 1
 _WIDE = 0.1  # standard deviations of a difference step
@@ -250,7 +251,7 @@ class _Search:
         """Go down by the logarithm of ℓ, and take H anew; False where it is not finite."""
         start = placed(self.theta, self.energy, self.gradient)
         before = self.afar.gradients
-        self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, self.budget)
+        self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, _AFAR * self.budget)
         self.gradients += self.afar.gradients - before
         self.scale, self.hard = self.afar.scale, 0
         return (yield from self._hessian())
