@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchngvi import LogJoint
+from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, fit
 from torchngvi.mode import find_mode
 
 F64 = torch.float64
@@ -67,3 +67,15 @@ def test_funnel_from_afar(dim):
     v = -(dim - 1) / 8
     assert abs(float(found.theta[0]) - v) < 0.5
     assert float(found.theta[1:].norm()) < 0.6 * math.exp(v / 2)
+
+
+@pytest.mark.parametrize("family", [CholeskyGaussian, DiagonalGaussian])
+def test_a_start_where_the_log_joint_overflows(family):
+    """Where log p is -∞ at q and near it, the signs of infinite gradients lead to where it is finite."""
+    torch.manual_seed(0)
+    sd = torch.tensor([5e-3, 5e-3, 1.0], dtype=F64)
+    q = family(3, dtype=F64)
+    result = fit(q, lambda theta: log_gamma((theta + torch.tensor([5.0, 8.0, 1.0])) / sd), progress=False)
+    assert result.converged, result.reason
+    z = (q.mean + torch.tensor([5.0, 8.0, 1.0])) / sd
+    assert float((z - 0.44).abs().max()) < 0.1  # the best normal distribution has mean + variance/2 = log 2
