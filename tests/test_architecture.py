@@ -15,7 +15,7 @@ LEVELS = [
     {"errors", "numerics", "distributed"},
     {"structures", "renamed"},
     {"interfaces"},
-    {"derivatives", "momentum"},
+    {"afar", "derivatives", "momentum"},
     {"posteriors", "stepsizes"},
     {"models"},
     {"averaging", "expectations", "metrics"},

@@ -5,17 +5,21 @@ difference of gradients, D + 1 of them in one call, at steps that are a share of
 it is taken anew only where the quadratic model has failed.  Where the Hessian has negative or vanishing
 eigenvalues, absolute values above a floor take their place, as in `laplace`.
 
+From where ℓ is astronomically large, as e^z of a coordinate z in the tens or hundreds, such steps lead nowhere or take
+as many as z.  There the search goes by `afar`, until Newton's method is of use.
+
 Searches from several starts go side by side: each yields the points at which it wants ℓ and ∇ℓ, and those of all are
 one call.
 """
 
 import math
-from collections.abc import Callable, Generator
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchngvi.afar import Afar, Asking, placed
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.interfaces import Target
 from torchngvi.numerics.linalg import eigh
@@ -27,6 +31,11 @@ _NEAR = 0.5  # Newton decrement, in standard deviations, at which the search end
 _SADDLE = 1e-2  # decrement below which an indefinite Hessian is a saddle, and left
 _FLOOR = 1e-10  # of the eigenvalues, relative to the largest
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
+_FAR = 1e4  # square of the decrement from which Newton's method may be given up
+_AFAR = 3  # budgets of the way down by the logarithm: the memory has D² numbers to learn
+_SLOW = 3  # times in a row that it is as large
+_FLAT = 1e3  # its ratio to ℓ, where some direction is flat: where ℓ is e^z it is 1
+_WIDE = 0.1  # standard deviations of a difference step
 _APART = 3.0  # standard deviations between two modes
 _KEPT = 5_000_000  # numbers of all roots on a path
 
@@ -129,10 +138,6 @@ def find_modes(
     return modes
 
 
-_T = TypeVar("_T")
-_Asking = Generator[Tensor, tuple[Tensor, Tensor], _T]  # yields points, takes ℓ and ∇ℓ there
-
-
 class _Search:
     """θ, ℓ, ∇ℓ and the model H of ∇²ℓ."""
 
@@ -141,28 +146,43 @@ class _Search:
         self.gamma, self.path = gamma, path
         self.seen: Seen | None = None  # where H was decomposed last
         self.scale = 0.1 * self.theta.abs().clamp_min(1.0)  # about a standard deviation of each coordinate
+        self.hard, self.afar = 0, Afar(self.scale)
 
     @staticmethod
     def finite(*tensors: Tensor) -> bool:
         return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
-    def _at(self, theta: Tensor) -> _Asking[tuple[Tensor, Tensor]]:
+    def _at(self, theta: Tensor) -> Asking[tuple[Tensor, Tensor]]:
         """ℓ and ∇ℓ at points (S, D)."""
         self.gradients += len(theta)
         return (yield theta)
 
-    def _here(self, theta: Tensor) -> _Asking[tuple[Tensor, Tensor]]:
+    def _here(self, theta: Tensor) -> Asking[tuple[Tensor, Tensor]]:
         """ℓ and ∇ℓ at one point (D,)."""
         energy, gradient = yield from self._at(theta[None])
         return energy[0], gradient[0]
 
-    def _hessian(self) -> _Asking[bool]:
+    def _steps(self) -> Tensor:
+        """Difference steps (D,): of θ that is rounded, gradients have errors of eps |θ| H."""
+        eps = torch.finfo(self.theta.dtype).eps
+        least = torch.maximum(self.theta.abs(), self.afar.first)
+        return torch.maximum(eps ** (1 / 3) * self.scale, eps ** (2 / 3) * least)
+
+    def _coarse(self) -> bool:
+        """Whether H was taken by steps that are wide by what it says itself."""
+        wide = (self.step > _WIDE * self.scale) & (self.step > self._steps() / _WIDE)
+        return self.age == 0 and bool(wide.any())
+
+    def _hessian(self) -> Asking[bool]:
         """Take H anew; False where it is not finite."""
-        step = torch.finfo(self.theta.dtype).eps ** (1 / 3) * self.scale
-        _, gradients = yield from self._at(self.theta + torch.diag(step))
-        H = (gradients - self.gradient) / step[:, None]
-        self.H, self.age = 0.5 * (H + H.mT), 0
-        return self.finite(self.H)
+        while True:
+            step = self.step = (self.theta + self._steps()) - self.theta  # as it is rounded
+            _, gradients = yield from self._at(self.theta + torch.diag(step))
+            H = (gradients - self.gradient) / step[:, None]
+            self.H, self.age = 0.5 * (H + H.mT), 0
+            if (finite := self.finite(self.H)) or not bool((self.scale > self.afar.first).any()):
+                return finite
+            self.scale = torch.minimum(self.scale, self.afar.first)  # a step as wide as ℓ is flat leads too far
 
     def _decompose(self) -> None:
         """Half with H⁻¹ = half halfᵀ, eigenvalues taken where the coordinates have unit curvature."""
@@ -193,19 +213,27 @@ class _Search:
         evidence = -self.known / gamma - 0.5 * (self.log_det - len(self.theta) * math.log(2 * math.pi * gamma))
         return Mode(self.seen.theta, self.seen.root(gamma), evidence, found, self.gradients)
 
-    def run(self) -> _Asking[Mode | None]:
+    def run(self) -> Asking[Mode | None]:
         """Search, and say where it ended."""
         self.energy, self.gradient = yield from self._here(self.theta)
-        if not self.finite(self.energy, self.gradient) or not (yield from self._hessian()):
+        if not self.finite(self.energy, self.gradient):
+            return None
+        if not (yield from self._hessian()) and not (yield from self._from_afar()):
             return None
         while True:
             self._decompose()
             along = self.half.mT @ self.gradient
             direction, square = -(self.half @ along), float(along.square().sum())
             near = square < _NEAR**2 and self.definite
-            spent = self.gradients >= self.budget
+            spent = self.gradients - self.afar.gradients >= self.budget
+            if square < _FAR and not spent and self._coarse() and (yield from self._hessian()):
+                continue
             if not self.definite and square < _SADDLE**2 and not spent and (yield from self._left_saddle()):
                 continue
+            if not near and not spent and self._hard(square):
+                if (yield from self._from_afar()):
+                    continue
+                break
             if near or spent or not (yield from self._step(direction, square)):
                 if self.age == 0 or not (yield from self._hessian()):
                     break
@@ -214,7 +242,21 @@ class _Search:
                     break
         return self.ended(near)
 
-    def _left_saddle(self) -> _Asking[bool]:
+    def _hard(self, square: float) -> bool:
+        """Whether steps leave a decrement as large as that of an exponential far from its minimum."""
+        self.hard = self.hard + 1 if _FAR < square < _FLAT * float(self.energy) else 0
+        return self.hard >= _SLOW
+
+    def _from_afar(self) -> Asking[bool]:
+        """Go down by the logarithm of ℓ, and take H anew; False where it is not finite."""
+        start = placed(self.theta, self.energy, self.gradient)
+        before = self.afar.gradients
+        self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, _AFAR * self.budget)
+        self.gradients += self.afar.gradients - before
+        self.scale, self.hard = self.afar.scale, 0
+        return (yield from self._hessian())
+
+    def _left_saddle(self) -> Asking[bool]:
         """Go down along the most negative curvature, either way; False where ℓ does not fall."""
         for length in (1.0, -1.0, 0.25, -0.25):
             theta = self.theta + length * self.downhill
@@ -224,7 +266,7 @@ class _Search:
                 return (yield from self._hessian())
         return False
 
-    def _step(self, direction: Tensor, square: float) -> _Asking[bool]:
+    def _step(self, direction: Tensor, square: float) -> Asking[bool]:
         """Go along the direction as far as ℓ falls enough, and update H; False where it does not fall."""
         for length in _CUTS:
             theta = self.theta + length * direction
@@ -233,7 +275,7 @@ class _Search:
             if self.finite(energy, gradient) and fallen >= _ENOUGH * length * square:
                 break
         else:
-            return False
+            return square > _FAR and (yield from self._from_afar())
         s, y = theta - self.theta, gradient - self.gradient
         self.theta, self.energy, self.gradient = theta, energy, gradient
         predicted = length * square * (1 - length / 2)  # may underflow to 0

@@ -1,6 +1,7 @@
 """A default that needs no tuning, against optimizers at their best of many settings, on 204 synthetic targets.
 
     python -m benchmarks.tuning_free [--methods fit peers] [--dims 1 2 ...] [--log FILE] [--seed 0]
+                                     [--shapes log-gamma ...] [--conditions 1e2 ...]        some targets of fit alone
     python -m benchmarks.tuning_free --report        the table of docs/tuning_free.md and its figure, from the log
 
 Seven shapes in 1 to 1,000 dimensions, condition numbers 1 to 1e8, means 1 to 30 in each coordinate away from the start
@@ -18,7 +19,8 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ import torch
 from torchngvi import CholeskyGaussian, DiagonalGaussian, fit
 
 from . import peers, report
-from .targets import DIMS, WIDEST, Stack, gap, stacks
+from .targets import DIMS, SHAPES, WIDEST, Stack, gap, stacks
 
 LOG = Path(__file__).with_name("results.jsonl")
 
@@ -63,10 +65,12 @@ def fitted(stack: Stack, member: int, seed: int) -> dict[str, Any]:
     }
 
 
-def fits(dim: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The default on all targets of a dimension, one after the other."""
+def fits(dim: int, seed: int, shapes: Sequence[str], conditions: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """The default on the targets of a dimension, one after the other."""
     for stack in stacks(dim):
-        for member in range(len(stack.settings)):
+        for member, setting in enumerate(stack.settings):
+            if stack.shape not in shapes or (conditions and setting.condition not in conditions):
+                continue
             row = entry(stack, member) | fitted(stack, member, seed)
             print(
                 f"{row['shape']:20}{dim:5}{row['condition']:9.0e}{row['gap']:12.4f}{row['gradients']:9}"
@@ -97,13 +101,16 @@ def main() -> None:
         "--log", type=Path, default=LOG, help="a row for each target and method, one JSON object a line"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, choices=SHAPES)
+    parser.add_argument("--conditions", nargs="+", type=float, default=())
     parser.add_argument("--report", action="store_true", help="print the table and draw the figure; run nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.report:
         report.main(arguments.log)
         return
-    for dim, (method, run) in itertools.product(arguments.dims, (("fit", fits), ("peers", compared))):
+    runs = {"fit": partial(fits, shapes=arguments.shapes, conditions=arguments.conditions), "peers": compared}
+    for dim, (method, run) in itertools.product(arguments.dims, runs.items()):
         if method in arguments.methods:
             for row in run(dim, arguments.seed):
                 with arguments.log.open("a") as file:

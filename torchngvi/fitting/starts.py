@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.fitting.race import MEAN_FIELD, Race, Start, sampled_loss
 from torchngvi.fitting.streaming import stream_batches
@@ -30,6 +31,8 @@ _STREAMED = 1024  # the fewest where each is a pass over data in batches
 _STARTS = (2, 8)  # other starts of the check, fewest and most
 _COLUMNS = 64  # of all their Hessians together, between these
 _TRIES = 20  # points looked at for a finite density
+_WIDER = (1.0, 10.0, 100.0, 1000.0)  # times as far
+_LENGTHS = (-2, 5, 15)  # and the lengths of the ways from them: powers of ten, and their number
 _WIDEST = 2000  # dimensions up to which D x D matrices are cheap beside the gradients of a start
 _REMEMBERED = 200  # dimensions up to which modes are kept, each with its D x D matrix
 _SHRINK = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of the scale, where the first draws fall off the support
@@ -124,11 +127,8 @@ class Starts:
             return
         path: list[Seen] = []
         mode = find_mode(self.target, self.mean, self._budget, over=self.over, path=path)
-        if mode is None and not self.over():  # no finite density there: from the first point that has one
-            points = self.mean + self._shifts(_TRIES)
-            finite = torch.isfinite(self.target.log_joint(points)).nonzero()
-            if len(finite):
-                start = points[finite[0, 0]]
+        for look in (self._near, self._out):  # no finite density there: from a point that has one
+            if mode is None and not self.over() and (start := look()) is not None:
                 mode = find_mode(self.target, start, self._budget, over=self.over, path=path)
         self._remember([mode])
         here, loss = self.q.snapshot(), self.sampled_loss(_FEWEST)
@@ -144,6 +144,29 @@ class Starts:
         self.evidence, self.reached = mode.log_evidence, min(loss, reached)
         if loss <= reached:  # q is better as it was
             self.q.restore(here)
+
+    def _near(self) -> Tensor | None:
+        """The first of some points near the mean with a finite density."""
+        points = self.mean + self._shifts(_TRIES)
+        finite = torch.isfinite(self.target.log_joint(points)).nonzero()
+        return points[finite[0, 0]] if len(finite) else None
+
+    def _out(self) -> Tensor | None:
+        """The point of largest density on the ways out of where the log joint overflows; None where none is finite.
+
+        Where terms of it are infinite, so are their gradients; the signs of the components on which all of them agree
+        are a direction along which every such term falls.
+        """
+        wide = self._shifts(_TRIES) * torch.tensor(_WIDER).to(self.mean).repeat(_TRIES)[:_TRIES, None]
+        points = torch.cat([self.mean[None], self.mean + wide])
+        energies, gradients = energy_and_gradient(self.target, points)
+        ways = torch.where(gradients.isinf() & ~energies.isfinite()[:, None], -gradients.sign(), 0.0)
+        some = (ways != 0).any(-1)
+        lengths = torch.logspace(*_LENGTHS).to(self.mean)[:, None, None]
+        points = torch.cat([points, (points[some] + lengths * ways[some]).flatten(0, 1)])
+        values = self.target.log_joint(points)
+        values = torch.where(values.isfinite(), values, -math.inf)
+        return points[values.argmax()] if bool(values.isfinite().any()) else None
 
     def _race(self, starts: list[Start], path: list[Seen]) -> None:
         """Put q where the best of the starts leads; at the first of them where none has a finite loss."""
