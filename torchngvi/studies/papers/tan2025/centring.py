@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.models import LogJoint, MixedModel
+from torchngvi.models import LogJoint, MixedLogJoint
 from torchngvi.models.likelihoods import BernoulliLogit, PoissonLog
 from torchngvi.models.mixed_prior import root_of
 from torchngvi.numerics import small_blocks
@@ -51,7 +51,7 @@ class Centring(ABC):
         InputError: a model of another family, or with weights.
     """
 
-    def __init__(self, model: MixedModel) -> None:
+    def __init__(self, model: MixedLogJoint) -> None:
         rows, likelihood = model.rows, model.rows.likelihood
         if not isinstance(likelihood, PoissonLog | BernoulliLogit) or not bool((rows.weights == 1).all()):
             raise InputError(

@@ -17,7 +17,7 @@ import torch
 
 from torchngvi.app.datasets import provided
 from torchngvi.interfaces import Target
-from torchngvi.models import MixedModel, RandomEffects
+from torchngvi.models import MixedLogJoint, RandomEffects
 from torchngvi.models.likelihoods import PoissonLog
 from torchngvi.posteriors import CholeskyGaussian, PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -63,13 +63,13 @@ def _columns(name: str) -> Callable[[str], np.ndarray]:
 
 def _model(
     fixed: Iterable[np.ndarray], y: np.ndarray, varying: Iterable[np.ndarray], label: np.ndarray, family: str
-) -> MixedModel:
+) -> MixedLogJoint:
     X, Z = (torch.from_numpy(np.stack([np.asarray(x, float) for x in columns], -1)) for columns in (fixed, varying))
     groups = torch.from_numpy(np.unique(label, return_inverse=True)[1])
-    return MixedModel(X, torch.from_numpy(np.asarray(y, float)), RandomEffects(Z, groups), family)
+    return MixedLogJoint(X, torch.from_numpy(np.asarray(y, float)), RandomEffects(Z, groups), family)
 
 
-def epilepsy() -> MixedModel:
+def epilepsy() -> MixedLogJoint:
     """Seizures of 59 patients at 4 visits, Poisson, with an intercept and a slope over visits that vary."""
     column = _columns("epil")
     base, treated, age = np.log(column("base") / 4), column("trt") == "progabide", np.log(column("age"))
@@ -79,7 +79,7 @@ def epilepsy() -> MixedModel:
     return _model(fixed, column("y"), [one, visit], column("subject"), "poisson_log")
 
 
-def toenail() -> MixedModel:
+def toenail() -> MixedLogJoint:
     """Infections of 294 patients at up to 7 visits, logistic, with an intercept that varies.
 
     The months are standardised over all rows, which the paper does not say, and which its bounds need.
@@ -92,7 +92,7 @@ def toenail() -> MixedModel:
     return _model([one, treated, time, treated * time], y, [one], column("patientID"), "bernoulli_logit")
 
 
-def hers() -> MixedModel:
+def hers() -> MixedLogJoint:
     """Blood pressure above 140 of 2031 women at up to 6 visits, logistic, with an intercept that varies."""
     column = _columns("hers")
     one = np.ones(len(column("age")))
@@ -100,11 +100,11 @@ def hers() -> MixedModel:
     return _model(fixed, column("response"), [one], column("id"), "bernoulli_logit")
 
 
-LOADERS: dict[str, Callable[[], MixedModel]] = {"epilepsy": epilepsy, "toenail": toenail, "HERS": hers}
+LOADERS: dict[str, Callable[[], MixedLogJoint]] = {"epilepsy": epilepsy, "toenail": toenail, "HERS": hers}
 TABLE_6 = Published(list(LOADERS), PRINTED)
 
 
-def constants(model: MixedModel) -> float:
+def constants(model: MixedLogJoint) -> float:
     """What the table leaves out of a bound: the constants of the log joint, and (D/2) log 2π of the entropy."""
     data = model.rows
     left = 0.5 * model.dim * math.log(2 * math.pi)
@@ -116,7 +116,7 @@ def constants(model: MixedModel) -> float:
 # ------------------------------------------------------------------------------------ runs
 
 
-def started(model: MixedModel, approximation: str) -> tuple[Gaussian, Target]:
+def started(model: MixedLogJoint, approximation: str) -> tuple[Gaussian, Target]:
     """The q of an approximation where the paper starts it, and its log joint."""
     centring, count, size = APPROXIMATIONS[approximation], model.rows.n, model.rows.r
     if centring is None:
