@@ -1,7 +1,7 @@
 """The result of fitting a mixed model: what it says of its parameters, its groups, and of new rows."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,8 @@ from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
 from torchngvi.mixed_models.table import Marginals, MixedTable
-from torchngvi.models import MixedLogJoint
+from torchngvi.models.learned import Learned
+from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import scales_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -35,6 +36,7 @@ class MixedDraws(NamedTuple):
         correlation: their correlations, (S, r, r).
         effects: the random effects of the groups, (S, n, r).
         omega: the coordinates of their covariance, (S, r(r + 1)/2); see `torchngvi.models.mixed_prior`.
+        parameter: the residual sd, scale or size of the likelihood, (S,); None where it is not learned.
     """
 
     fixed: Tensor
@@ -42,6 +44,7 @@ class MixedDraws(NamedTuple):
     correlation: Tensor
     effects: Tensor
     omega: Tensor
+    parameter: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class MixedResult:
         log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
         k_hat: of the importance weights of the draws; above 0.7 what is said is not to be trusted.
         effective: the effective number of draws.
-        posterior: the Gaussian over the global parameters (β, ω).
-        joint: the best Gaussian over all coordinates, the random effects among them.
+        posterior: the Gaussian over the global parameters β, ω and, where it is learned, the logarithm of a parameter
+            of the likelihood.
         model: what was fitted.
 
     ``print`` shows the table of `summary`.
@@ -69,9 +72,9 @@ class MixedResult:
     elbo: float
     log_evidence: float | None
     posterior: Gaussian = field(repr=False)
-    joint: PrecisionCholeskyGaussian = field(repr=False)
     weighted: Weighted = field(repr=False)
     locals: Locals = field(repr=False)
+    joint_of: Callable[[], PrecisionCholeskyGaussian] = field(repr=False)
     fixed_names: tuple[str, ...] = field(repr=False)
     random_names: tuple[str, ...] = field(repr=False)
     group_names: tuple[str, ...] = field(repr=False)
@@ -86,6 +89,15 @@ class MixedResult:
     def reason(self) -> str:
         """Why the fit ended, one sentence."""
         return self.fit.reason
+
+    @property
+    def joint(self) -> PrecisionCholeskyGaussian:
+        """The best Gaussian over all coordinates, the random effects among them.
+
+        A learned parameter of the likelihood is held near its posterior mean. With Gaussian noise it takes a fit of its
+        own, at the first call.
+        """
+        return self.joint_of()
 
     @property
     def k_hat(self) -> float:
@@ -147,7 +159,7 @@ class MixedResult:
         """
         interval = _probability(interval)
         rows, (theta, weights, *_) = self.model.rows, self.weighted
-        beta, omega = theta[:, : rows.p], theta[:, rows.p :]
+        beta, omega, parameter = self._parts(theta)
         sd, correlation = scales_of(omega, rows.r)
         pairs = [(i, k) for i in range(rows.r) for k in range(i)]
         between = [f"{self.random_names[k]}, {self.random_names[i]}" for i, k in pairs]
@@ -156,10 +168,26 @@ class MixedResult:
             Marginals.of(self.fixed_names, beta, weights, interval),
             Marginals.of(self.random_names, sd, weights, interval),
             Marginals.of(between, correlation[:, places[:, 0], places[:, 1]], weights, interval),
+            None if parameter is None else Marginals.of([self._parameter], parameter[:, None], weights, interval),
             interval,
             self._head(),
             self._foot(),
         )
+
+    def _parts(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """β (S, p), ω (S, q), and the learned parameter of the likelihood (S,)."""
+        p = self.model.rows.p
+        end = p + self.model.rows.r * (self.model.rows.r + 1) // 2
+        return theta[:, :p], theta[:, p:end], theta[:, end].exp() if theta.shape[-1] > end else None
+
+    @property
+    def _parameter(self) -> str:
+        """The name of the learned parameter."""
+        learned = getattr(self.model, "learned", None)
+        return learned.name if isinstance(learned, Learned) else ""
 
     def _head(self) -> str:
         rows = self.model.rows
@@ -205,9 +233,9 @@ class MixedResult:
         if (count, seed) not in self._kept:
             generator = torch.Generator().manual_seed(seed)
             theta = self.weighted.resampled(count, generator)
-            beta, omega = theta[:, : rows.p], theta[:, rows.p :]
+            beta, omega, parameter = self._parts(theta)
             b = self.locals.draw(theta, generator)
-            self._kept[count, seed] = MixedDraws(beta, *scales_of(omega, rows.r), b, omega)
+            self._kept[count, seed] = MixedDraws(beta, *scales_of(omega, rows.r), b, omega, parameter)
         return self._kept[count, seed]
 
     def predict(
@@ -250,7 +278,7 @@ class MixedResult:
         if kind == "mean":
             eta = predictions.inverse_link(likelihood, eta)
         elif kind == "response":
-            eta = predictions.responses(likelihood, eta, generator)
+            eta = predictions.responses(likelihood, eta, generator, draws.parameter)
         return Prediction.of(eta, interval)
 
     # ---------------------------------------------------------------------------- elsewhere
@@ -259,14 +287,17 @@ class MixedResult:
         """Export the joint draws as an ``arviz.InferenceData``, one chain with named dimensions.
 
         Returns:
-            Its ``posterior`` has ``beta`` (fixed), ``sd`` (random), ``correlation`` (random, random_bis) and ``b``
-            (group, random); its ``observed_data`` has ``y``.
+            Its ``posterior`` has ``beta`` (fixed), ``sd`` (random), ``correlation`` (random, random_bis), ``b``
+            (group, random) and, where it is learned, ``residual_sd``, ``scale`` or ``size``; its ``observed_data`` has
+            ``y``.
 
         Raises:
             ImportError: without ArviZ.
         """
         draws, arviz = self.draws(), _optional("arviz", "to_arviz")
         values = {"beta": draws.fixed, "sd": draws.sd, "correlation": draws.correlation, "b": draws.effects}
+        if draws.parameter is not None:
+            values[self._parameter.replace(" ", "_")] = draws.parameter
         return arviz.from_dict(
             posterior={name: x[None].cpu().numpy() for name, x in values.items()},
             observed_data={"y": self.model.rows.y.cpu().numpy()},
