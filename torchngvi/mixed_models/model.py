@@ -232,7 +232,8 @@ class MixedModel(MixedLogJoint):
             near = Conditional(q)
         nodes = enough_nodes(model, near, seed) if nodes is None else nodes
         target = MarginalMixed(model, nodes, near.start, learned=self.learned, scales=self.scales)
-        return target, near.marginal() if self.learned is None else starting.beside(near, phi, sd), near
+        start = near.marginal() if self.learned is None else starting.beside(near, phi, sd)
+        return target, start, near
 
     def _joint_at(self, posterior: Gaussian) -> PrecisionCholeskyGaussian:
         """The best Gaussian over all coordinates, a learned parameter held at the mean of its logarithm."""

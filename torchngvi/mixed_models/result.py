@@ -1,9 +1,7 @@
 """The result of fitting a mixed model: what it says of its parameters, its groups, and of new rows."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
-from torchngvi.mixed_models import predictions
+from torchngvi.mixed_models import exports, predictions
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
@@ -294,27 +292,11 @@ class MixedResult:
         Raises:
             ImportError: without ArviZ.
         """
-        draws, arviz = self.draws(), _optional("arviz", "to_arviz")
+        draws = self.draws()
         values = {"beta": draws.fixed, "sd": draws.sd, "correlation": draws.correlation, "b": draws.effects}
         if draws.parameter is not None:
             values[self._parameter.replace(" ", "_")] = draws.parameter
-        return arviz.from_dict(
-            posterior={name: x[None].cpu().numpy() for name, x in values.items()},
-            observed_data={"y": self.model.rows.y.cpu().numpy()},
-            coords={
-                "fixed": list(self.fixed_names),
-                "random": list(self.random_names),
-                "random_bis": list(self.random_names),
-                "group": list(self.group_names),
-            },
-            dims={
-                "beta": ["fixed"],
-                "sd": ["random"],
-                "correlation": ["random", "random_bis"],
-                "b": ["group", "random"],
-                "y": ["row"],
-            },
-        )
+        return exports.inference_data(values, self.model.rows.y, self.fixed_names, self.random_names, self.group_names)
 
     def plot_effects(self, effect: int = 0, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw a caterpillar plot: the effects of all groups in rising order, with intervals.
@@ -334,19 +316,7 @@ class MixedResult:
         names = self.random_names
         if not 0 <= effect < len(names):
             raise InputError(f"effect is the number of a random effect, 0 to {len(names) - 1}; got {effect}.")
-        of = self.effects(interval)[effect]
-        if ax is None:
-            ax = _optional("matplotlib.figure", "plot_effects").Figure(layout="constrained").add_subplot()
-        order = of.mean.argsort()
-        mean, low, high = (x[order].cpu().numpy() for x in (of.mean, of.low, of.high))
-        places = range(len(mean))
-        ax.hlines(places, low, high, color="0.6", linewidth=1)
-        ax.plot(mean, places, "o", color="#1f5a94", markersize=3)
-        ax.axvline(0.0, color="0.3", linewidth=0.8)
-        ax.set_yticks(list(places) if len(mean) <= 40 else [], [of.names[k] for k in order] if len(mean) <= 40 else [])
-        ax.set_xlabel(names[effect])
-        ax.set_ylabel("group")
-        return ax
+        return exports.caterpillar(self.effects(interval)[effect], names[effect], ax)
 
 
 def _names(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
@@ -361,11 +331,3 @@ def _probability(interval: float) -> float:
     if not 0 < interval < 1:
         raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
     return float(interval)
-
-
-def _optional(module: str, where: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        name = module.partition(".")[0]
-        raise ImportError(f"{where} needs the library {name}: pip install {name}.") from error

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.scale_priors import HalfT, ScalePrior, checked_scale
-from torchngvi.numerics import small_blocks
+from torchngvi.numerics import linalg, small_blocks
 
 _DOF = 4.0  # of Student's t distribution
 _MAD = 1.4826  # standard deviations in the median absolute deviation of a normal distribution
@@ -41,7 +41,7 @@ class Learned(ABC):
     name: str
     slope = 1.0
 
-    def __init__(self, prior: ScalePrior | None = None) -> None:
+    def __init__(self, prior: object = None) -> None:
         self.prior = None if prior is None else checked_scale("likelihood", prior)
 
     def settled(self, rows: GroupedRows) -> ScalePrior:
@@ -158,7 +158,7 @@ LEARNED: dict[str, type[Learned]] = {
 
 
 def scale_of(rows: GroupedRows) -> float:
-    """The scale of the targets less their offsets: 1.4826 times the median absolute deviation, or their sd if that is 0.
+    """The scale of y less its offset: 1.4826 times the median absolute deviation, or the sd where that is 0.
 
     Args:
         rows: the data.
@@ -191,7 +191,7 @@ def within(rows: GroupedRows) -> float:
     if free > 0:
         apart = apart - _projected(Z, apart, rows)
     gram = apart.mT @ apart
-    slope = torch.linalg.pinv(gram[:-1, :-1], hermitian=True) @ gram[:-1, -1]
+    slope = linalg.pseudo_solve(gram[:-1, :-1], gram[:-1, -1])
     square = float((apart[:, -1] - apart[:, :-1] @ slope).square().sum())
     variance = square / free if free > 0 else 0.5 * square / max(1, int(there.sum()))
     return max(math.sqrt(variance), _FEW * scale_of(rows))

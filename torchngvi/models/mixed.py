@@ -116,7 +116,7 @@ class MixedLogJoint(TractableTarget):
             )
         if prior.sd is not None:
             raise InputError(
-                "priors of standard deviations, MixedPrior(sd=...), are for MixedModel.fit, which integrates the random "
+                "priors of standard deviations, MixedPrior(sd=...), are for MixedModel.fit, which integrates random "
                 "effects out; here give precision=Wishart(dof, scale), or None."
             )
         if len(random) != 2:

@@ -1,6 +1,6 @@
 """A linear mixed model with its random effects integrated out in closed form (Laird and Ware 1982).
 
-With residuals e_i = y_i - X_iβ - o_i, noise of variance σ²/w for a row of weight w, A_i = Z_iᵀW_iZ_i and c_i = Z_iᵀW_ie_i,
+With residuals e_i = y_i - X_iβ - o_i, weights w of the log likelihood, A_i = Z_iᵀW_iZ_i and c_i = Z_iᵀW_ie_i,
 
     log p(y_i | β, ω, σ) = -½ Σ_j w_ij log 2πσ² - e_iᵀW_ie_i/(2σ²)
                            + ½ log|Ω| - ½ log|M_i| + c_iᵀM_i⁻¹c_i/(2σ⁴),        M_i = Ω + A_i/σ²,
@@ -23,7 +23,7 @@ from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import root_of
 from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.scale_priors import ScalesPrior
-from torchngvi.numerics import small_blocks
+from torchngvi.numerics import linalg, small_blocks
 
 _AT_ONCE = 2**17  # numbers of one table of values of the globals and groups: what a cache holds
 _FEWER = 2  # times fewer tables that patterns must make to be worth their while
@@ -44,7 +44,7 @@ class Sums(NamedTuple):
         X, w = rows.X, rows.weights[:, None]
         y = torch.where(rows.weights > 0, rows.y - rows.offset, 0.0)
         gram = X.mT @ (w * X)
-        centre = torch.linalg.pinv(gram, hermitian=True) @ (X.mT @ (w[:, 0] * y))
+        centre = linalg.pseudo_solve(gram, X.mT @ (w[:, 0] * y))
         table = torch.cat([(y - X @ centre)[:, None], -X], -1)
         scaled = w * rows.Z
         products = torch.cat([rows.Z, table], -1)
@@ -59,7 +59,7 @@ class Patterns(NamedTuple):
     """Groups by their A: what groups of one pattern say is a sum of K squares, K no more than r(1 + p)."""
 
     A: Tensor  # (U, r, r)
-    count: Tensor  # groups of each pattern, (U,)
+    groups: Tensor  # how many have each pattern, (U,)
     C: Tensor  # (U, K, r, 1 + p)
 
     @classmethod
@@ -82,14 +82,16 @@ class Patterns(NamedTuple):
         moments = A.new_zeros(len(names), size, size)
         for k in range(size):  # no table of all products
             moments[:, k] = moments[:, k].index_add(0, place, flat[:, k, None] * flat)
-        values, vectors = torch.linalg.eigh(moments)
+        values, vectors, ok = linalg.eigh(moments)
+        if not bool(ok.all()):
+            return single
         root = (vectors * values.clamp_min(0.0).sqrt()[:, None, :]).mT
         return cls(shared, count.to(A), root.unflatten(-1, (r, width)))
 
 
 @final
 class GaussianMixed(IntegratedMixed):
-    """The log joint log p(y, β, ω, φ) of the globals of a linear mixed model, its random effects integrated out exactly.
+    """The log joint log p(y, β, ω, φ) of the globals of a linear mixed model: random effects integrated out exactly.
 
     One wants it where noise is Gaussian, for any number of random effects: nothing is approximated, and the cost of a
     value does not depend on the number of rows.
@@ -174,7 +176,7 @@ class GaussianMixed(IntegratedMixed):
         product = pivots[0]
         for pivot in pivots[1:]:
             product = product * pivot
-        return product.log() @ of.count, quadratic
+        return product.log() @ of.groups, quadratic
 
     def chunks(
         self,

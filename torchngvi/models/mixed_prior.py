@@ -38,8 +38,8 @@ class Wishart(NamedTuple):
 class MixedPrior(NamedTuple):
     """The priors of a mixed model: of fixed effects, of the covariance of random effects, and of the likelihood.
 
-    β ~ N(0, fixed_scale² I). The covariance of b has a Wishart prior of its inverse Ω; or, in `torchngvi.MixedModel.fit`
-    with random effects integrated out, priors of standard deviations and an LKJ prior of correlations.
+    β ~ N(0, fixed_scale² I). The covariance of b has a Wishart prior of its inverse Ω; or, in
+    `torchngvi.MixedModel.fit`, priors of standard deviations and an LKJ prior of correlations.
 
     Attributes:
         fixed_scale: the standard deviation of each fixed effect, positive and finite.

@@ -120,9 +120,8 @@ class ScalesPrior:
     -1.0
     """
 
-    def __init__(self, sd: ScalePrior | Sequence[ScalePrior], concentration: float, size: int) -> None:
-        several = not isinstance(sd, ScalePrior) and isinstance(sd, Sequence)
-        given = list(sd) if several else [sd] * size  # type: ignore[arg-type]
+    def __init__(self, sd: object, concentration: float, size: int) -> None:
+        given = list(sd) if isinstance(sd, Sequence) and not isinstance(sd, ScalePrior) else [sd] * size
         if len(given) != size:
             raise InputError(f"sd must be one prior, or one for each of the {size} random effects; got {len(given)}.")
         self.sd = [checked_scale("sd", one) for one in given]
