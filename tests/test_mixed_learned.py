@@ -104,14 +104,13 @@ class TestClosedForm:
         weights = torch.where(groups < 50, 1.0, 2.0).to(DTYPE)
         model = MixedLogJoint(X, randn(400, seed=2), (Z, groups), GaussianNoise(0.7), weights=weights)
         shared = GaussianMixed(model, LearnedNoise())
-        assert len(shared.patterns.A) == 2
-        assert shared.patterns.C.shape[1] == 4 * r
+        assert shared.patterns.C.shape == (r, 4, 2, 4 * r)
         assert shared.patterns.groups.tolist() == [50.0, 50.0]
         theta = globals_of(shared)
         value, gradient = shared.log_joint(theta), gradient_of(shared, theta)
         monkeypatch.setattr(mixed_gaussian, "_FEWER", 1000)
         single = GaussianMixed(model, LearnedNoise())
-        assert single.patterns.C.shape[:2] == (100, 1)
+        assert single.patterns.C.shape[-2:] == (100, 1)
         close(value, single.log_joint(theta), 1e-11)
         close(gradient, gradient_of(single, theta), 1e-10)
 
@@ -290,7 +289,9 @@ class TestFit:
     def test_a_size_against_a_grid(self, counts):
         model, result = counts
         assert result.converged, result.reason
-        lines = [torch.linspace(a, b, k, dtype=DTYPE) for a, b, k in ((1.0, 2.1, 13), (-0.3, 2.3, 15), (0.1, 2.8, 31))]
+        lines = [
+            torch.linspace(a, b, k, dtype=DTYPE) for a, b, k in ((1.05, 1.95, 27), (-0.2, 2.2, 17), (0.1, 2.8, 31))
+        ]
         functions = [lambda t: t[:, 0], lambda t: (-t[:, 1]).exp(), lambda t: t[:, 2].exp()]
         target = MarginalMixed(model, 9, result.locals.target.start, learned=model.learned)
         against(target, result, lines, functions)

@@ -173,7 +173,8 @@ class MixedModel(MixedLogJoint):
         q = self.posterior()
         first = fit(q, self, progress=progress)
         near = Conditional(q)
-        posterior, clause = near.marginal(), "covariances of q"
+        posterior: Gaussian = near.marginal()
+        clause = "covariances of q"
         if way == "response":
             posterior, clause = response.wider(self, near, progress)
         weighted = response.responded(self, near, posterior, draws, seed)

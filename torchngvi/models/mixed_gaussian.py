@@ -58,16 +58,18 @@ class Sums(NamedTuple):
 class Patterns(NamedTuple):
     """Groups by their A: what groups of one pattern say is a sum of K squares, K no more than r(1 + p)."""
 
-    A: Tensor  # (U, r, r)
+    A: Tensor  # (r, r, U)
     groups: Tensor  # how many have each pattern, (U,)
-    C: Tensor  # (U, K, r, 1 + p)
+    C: Tensor  # (r, 1 + p, U, K)
 
     @classmethod
     def of(cls, sums: Sums) -> "Patterns":
         """Find groups with the same A, and replace their C by a root of its second moments where that saves much."""
         A, C = sums.A, sums.C
         n, r, width = C.shape
-        single = cls(A, torch.ones_like(A[:, 0, 0]), C[:, None])
+        single = cls(
+            A.permute(1, 2, 0).contiguous(), torch.ones_like(A[:, 0, 0]), C.permute(1, 2, 0)[..., None].contiguous()
+        )
         generator = torch.Generator().manual_seed(0)
         key = A.flatten(1) @ torch.rand(r * r, generator=generator, dtype=torch.float64).to(A)
         names, place, count = torch.unique(key, return_inverse=True, return_counts=True)
@@ -86,7 +88,8 @@ class Patterns(NamedTuple):
         if not bool(ok.all()):
             return single
         root = (vectors * values.clamp_min(0.0).sqrt()[:, None, :]).mT
-        return cls(shared, count.to(A), root.unflatten(-1, (r, width)))
+        C = root.unflatten(-1, (r, width)).permute(2, 3, 0, 1)  # from (U, K, r, 1 + p)
+        return cls(shared.permute(1, 2, 0).contiguous(), count.to(A), C.contiguous())
 
 
 @final
@@ -155,24 +158,27 @@ class GaussianMixed(IntegratedMixed):
         of, W = self.patterns, root_of(omega, self.rows.r)
         Omega, size = W @ W.mT, self.rows.r
         pivots: list[Tensor] = []
-        lower: list[list[Tensor]] = []
+        lower: list[list[Tensor]] = []  # L
+        scaled: list[list[Tensor]] = []  # L D
         left: list[Tensor] = []  # L⁻¹ c
-        quadratic: Tensor | float = 0.0
+        quadratic = torch.zeros_like(precision)
         for i in range(size):
-            row: list[Tensor] = []
-            lower.append(row)
+            lower.append([])
+            scaled.append([])
             for k in range(i + 1):
-                entry = torch.addcmul(Omega[:, i, k, None], precision[:, None], of.A[:, i, k])  # (S, U)
+                entry = torch.addcmul(Omega[:, i, k, None], precision[:, None], of.A[i, k])  # (S, U)
                 for j in range(k):
-                    entry = entry - row[j] * (lower[k][j] * pivots[j])
-                row.append(entry if k == i else entry / pivots[k])
-            c = (along @ of.C[:, :, i].flatten(0, 1).mT).unflatten(-1, of.C.shape[:2])  # (S, U, K)
+                    entry = torch.addcmul(entry, lower[i][j], scaled[k][j], value=-1)
+                if k == i:
+                    pivots.append(entry)
+                else:
+                    scaled[i].append(entry)
+                    lower[i].append(entry / pivots[k])
+            c = (along @ of.C[i].flatten(1)).unflatten(-1, of.C.shape[-2:])  # (S, U, K)
             for j in range(i):
-                c = c - row[j][..., None] * left[j]
-            pivots.append(row[i])
+                c = torch.addcmul(c, lower[i][j][..., None], left[j], value=-1)
             left.append(c)
-            quadratic = quadratic + ((c.square().sum(-1) if c.shape[-1] > 1 else c[..., 0].square()) / row[i]).sum(-1)
-        assert isinstance(quadratic, Tensor)
+            quadratic = quadratic + torch.linalg.vecdot((c / pivots[i][..., None]).flatten(1), c.flatten(1))
         product = pivots[0]
         for pivot in pivots[1:]:
             product = product * pivot
@@ -183,7 +189,7 @@ class GaussianMixed(IntegratedMixed):
         theta: Tensor,  # (S, P)
     ) -> tuple[Tensor, ...]:
         """Split values of the globals so that tables of values and groups stay small."""
-        return theta.split(max(1, _AT_ONCE // (self.patterns.C.shape[0] * self.patterns.C.shape[1])))
+        return theta.split(max(1, _AT_ONCE // self.patterns.C[0, 0].numel()))
 
     @torch.no_grad()
     def moments(
