@@ -18,6 +18,7 @@ from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models.locals import Conditional, gaussian
 from torchngvi.models import GaussianNoise, MarginalMixed, MixedLogJoint
+from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NODES: dict[int, Sequence[int]] = {1: (9, 15, 25, 41, 61), 2: (5, 7, 11, 17, 25)}  # by r, in each dimension
@@ -56,7 +57,7 @@ class Weighted(NamedTuple):
 class Integrated(NamedTuple):
     """What came of it."""
 
-    target: MarginalMixed
+    target: IntegratedMixed
     posterior: Gaussian
     fit: FitResult
     draws: Weighted
@@ -64,6 +65,7 @@ class Integrated(NamedTuple):
     log_evidence: float
 
 
+@torch.no_grad()
 def enough_nodes(model: MixedLogJoint, near: Conditional, seed: int = 0) -> int:
     """The smallest of some numbers of nodes with which more make no difference of 0.02 nats between draws near q."""
     r = model.rows.r
@@ -83,21 +85,12 @@ def enough_nodes(model: MixedLogJoint, near: Conditional, seed: int = 0) -> int:
     return numbers[-1]
 
 
-def integrated(
-    model: MixedLogJoint,
-    near: Conditional,
-    *,
-    nodes: int | None,
-    draws: int,
-    seed: int,
-    progress: bool,
-) -> Integrated:
+def integrated(target: IntegratedMixed, q: Gaussian, draws: int, seed: int, progress: bool) -> Integrated:
     """Fit a Gaussian to the posterior of the globals, and weight draws of it.
 
     Args:
-        model: the mixed model.
-        near: a Gaussian over all coordinates, where to begin.
-        nodes: the number of quadrature nodes in each dimension; None for as many as are needed.
+        target: the log joint of the globals.
+        q: a Gaussian where to begin; it is fitted.
         draws: the number of weighted draws.
         seed: of all draws.
         progress: show a bar.
@@ -105,10 +98,6 @@ def integrated(
     Returns:
         The posterior, its fit, and the draws.
     """
-    with torch.no_grad():
-        nodes = enough_nodes(model, near, seed) if nodes is None else nodes
-    target = MarginalMixed(model, nodes, near.start)
-    q = near.marginal()
     with torch.random.fork_rng(devices=[]):  # the fit takes the seed of its draws from torch's generator
         torch.manual_seed(seed)
         result = fit(q, target, examine=False, progress=progress)
@@ -129,7 +118,7 @@ def _moments_of(draws: Weighted) -> Gaussian | None:
 
 
 @torch.no_grad()
-def weighted(q: Gaussian, target: MarginalMixed, draws: int, seed: int) -> tuple[Weighted, float, float]:
+def weighted(q: Gaussian, target: IntegratedMixed, draws: int, seed: int) -> tuple[Weighted, float, float]:
     """Draws from a mixture of q and wider distributions, weighted to the posterior; the ELBO of q; log evidence."""
     proposal, frame = Proposal(q, None), q.frame()
     x = proposal.sample(draws, torch.Generator().manual_seed(seed + 1))

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchngvi.models import MarginalMixed
+from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.numerics import small_blocks
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian, PrecisionCholeskyGaussian
@@ -25,13 +25,13 @@ class Locals(Protocol):
 
 
 class ByQuadrature:
-    """N(E[b | y, g], Var[b | y, g]) with both moments by the quadrature that integrates b out.
+    """N(E[b | y, g], Var[b | y, g]) with both moments by the quadrature, or the closed form, that integrates b out.
 
     Args:
         target: the log joint of the globals.
     """
 
-    def __init__(self, target: MarginalMixed) -> None:
+    def __init__(self, target: IntegratedMixed) -> None:
         self.target = target
 
     @torch.no_grad()

@@ -1,16 +1,28 @@
 """`torchngvi.MixedModel`: the log joint of a mixed model, with the fit that a statistician wants of it."""
 
-from typing import Literal, final
+import copy
+import functools
+import math
+from typing import Any, Literal, Self, final
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
-from torchngvi.mixed_models import response
-from torchngvi.mixed_models.integrated import Integrated, Weighted, integrated
-from torchngvi.mixed_models.locals import ByQuadrature, Conditional, Locals
+from torchngvi.mixed_models import response, starting
+from torchngvi.mixed_models.integrated import Integrated, Weighted, enough_nodes, integrated
+from torchngvi.mixed_models.locals import ByQuadrature, Conditional
 from torchngvi.mixed_models.result import MixedResult
-from torchngvi.models import MixedLogJoint
+from torchngvi.models import GaussianMixed, GaussianNoise, Likelihood, MarginalMixed, MixedLogJoint, MixedPrior
 from torchngvi.models.arguments import count
+from torchngvi.models.learned import LEARNED, Learned
+from torchngvi.models.likelihoods import FAMILIES
+from torchngvi.models.mixed import RandomEffects
+from torchngvi.models.mixed_integrated import IntegratedMixed
+from torchngvi.models.mixed_prior import Precision
+from torchngvi.models.mixed_start import information
+from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics.inference_mode import tracked
+from torchngvi.posteriors import PrecisionCholeskyGaussian
+from torchngvi.posteriors.gaussian import Gaussian
 
 Marginalise = Literal["quadrature", "response", "none"]
 
@@ -30,16 +42,20 @@ class MixedModel(MixedLogJoint):
         X: the design of the fixed effects β, (N, p), dense.
         y: the targets, (N,), as in `torchngvi.GeneralizedLinear`.
         random: `torchngvi.models.RandomEffects`, or a pair (Z, groups): the design (N, r) and the group of each row.
-        family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
-            `Likelihood` such as ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``.
+        family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log"; "gaussian", "student_t" (of four
+            degrees of freedom) or "negative_binomial", of which `fit` learns the residual sd, the scale or the size; or
+            a `Likelihood` whose parameters are held, such as ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``. As
+            a log joint over all coordinates the model holds what is learned at an estimate, `rows.likelihood`.
         prior: `torchngvi.models.MixedPrior`; by default N(0, 10²) of each fixed effect, and of Ω the Wishart prior of
-            Kass and Natarajan (2006), see `torchngvi.models.MixedLogJoint`.
+            Kass and Natarajan (2006), see `torchngvi.models.MixedLogJoint`. Priors of standard deviations and
+            correlations are those of `fit`; as a log joint over all coordinates the model has the Wishart prior.
         weights: factors of the log likelihood of each row, (N,), not negative.
         offset: what is added to the linear predictor, (N,), as the logarithm of an exposure.
 
     Raises:
         InputError: as `torchngvi.GeneralizedLinear`; designs of other numbers of rows, groups that are no numbers
-            0, ..., n - 1 or have no rows, columns of Z that depend on one another, or a prior out of range.
+            0, ..., n - 1 or have no rows, columns of Z that depend on one another, a prior out of range, or one of a
+            parameter that the family does not learn.
 
     >>> import torch
     >>> X = torch.ones(6, 1, dtype=torch.float64)
@@ -47,6 +63,49 @@ class MixedModel(MixedLogJoint):
     >>> model.dim  # three effects of groups, a fixed one, and a variance
     5
     """
+
+    @tracked
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        random: RandomEffects | tuple[Any, Any],
+        family: str | Likelihood = "bernoulli_logit",
+        *,
+        prior: MixedPrior | None = None,
+        weights: Any = None,
+        offset: Any = None,
+    ) -> None:
+        prior = MixedPrior() if prior is None else prior
+        learned = self.learned = _learned(family, prior)
+        if learned is not None:
+            family = learned.at(1.0)
+        super().__init__(X, y, random, family, prior=_joint_prior(prior), weights=weights, offset=offset)
+        self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
+        if learned is not None:
+            self.value = learned.begin(self.rows)
+            self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)
+            if prior.precision is None:  # of which the default depends on the likelihood
+                self.precision = Precision(information(self.rows), self.rows.X, self.rows.r)
+
+    def holding(self, value: float) -> Self:
+        """Make the same model, with a learned parameter held at a value in the log joint over all coordinates.
+
+        Args:
+            value: of the parameter, positive.
+
+        Returns:
+            A new model, with the same prior of Ω.
+
+        Raises:
+            InputError: if the model learns no parameter.
+        """
+        if self.learned is None:
+            raise InputError(f"the likelihood {type(self.rows.likelihood).__name__} has no parameter that is learned.")
+        new = copy.copy(self)
+        new.rows, new.value = copy.copy(self.rows), value
+        new.rows.likelihood = self.learned.at(value)
+        return new
 
     @tracked
     def fit(
@@ -62,14 +121,18 @@ class MixedModel(MixedLogJoint):
 
         A Gaussian over all coordinates makes the posterior of variance components too narrow and, of binary data,
         shifts it. So random effects are integrated out, by adaptive Gauss-Hermite quadrature over the r effects of each
-        group; the few global parameters have a Gaussian by natural-gradient variational inference, whose draws are
-        weighted to their posterior, with a k-hat; random effects have their moments given the globals.
+        group, or in closed form where noise is Gaussian; the few global parameters, one of the likelihood among them
+        where it is learned, have a Gaussian by natural-gradient variational inference, whose draws are weighted to
+        their posterior, with a k-hat; random effects have their moments given the globals.
 
         Args:
-            marginalise: "quadrature" as above, the default for r = 1 up to 32,000 rows and for r = 2 up to 12,000,
-                beyond which it takes minutes; "response" for the means of a Gaussian over all coordinates and
-                covariances of the globals by linear response, the default otherwise; "none" for that Gaussian as it is.
-            nodes: quadrature nodes in each dimension; by default as many as make no difference.
+            marginalise: "quadrature" as above, the default for Gaussian noise, for what only it can fit, which are a
+                learned parameter and priors of standard deviations, and otherwise for r = 1 up to 32,000 rows and for
+                r = 2 up to 12,000, beyond which it takes minutes; "response" for the means of a Gaussian over all
+                coordinates and covariances of the globals by linear response, the default otherwise; "none" for that
+                Gaussian as it is.
+            nodes: quadrature nodes in each dimension; by default as many as make no difference, and none where noise
+                is Gaussian.
             draws: the number of weighted draws of the globals, at least 100.
             seed: of all draws.
             progress: show a bar.
@@ -78,7 +141,8 @@ class MixedModel(MixedLogJoint):
             The result, which prints as a table and says what was used.
 
         Raises:
-            InputError: another word for marginalise, nodes without quadrature, too few draws.
+            InputError: another word for marginalise, nodes without quadrature, too few draws, or a model that needs
+                the random effects integrated out with another word than that.
 
         >>> import torch
         >>> groups = torch.arange(20) // 5
@@ -97,52 +161,125 @@ class MixedModel(MixedLogJoint):
             raise InputError(f"nodes are those of marginalise='quadrature'; got marginalise={marginalise!r}.")
         if count("draws", draws, "counts draws") < _FEWEST:
             raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
+        way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
+        if way == "quadrature":
+            return self._integrated(nodes, draws, seed, progress)
+        if self.learned is not None or self.scales is not None:
+            what = f"a {self.learned.name} that is learned" if self.learned else "priors of standard deviations"
+            raise InputError(
+                f"marginalise={way!r} fits a Gaussian over all coordinates, which cannot have {what}; use 'quadrature'"
+                f"{', or give a likelihood with its parameter' if self.learned else ''}."
+            )
         q = self.posterior()
         first = fit(q, self, progress=progress)
         near = Conditional(q)
-        way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
-        if way == "quadrature":
-            found = integrated(self, near, nodes=nodes, draws=draws, seed=seed, progress=progress)
-            locals_: Locals = ByQuadrature(found.target)
-            method = _integrated(found, draws)
-            weighted, posterior, result = found.draws, found.posterior, found.fit
-            elbo, evidence = found.elbo, found.log_evidence
-        else:
-            posterior, clause = near.marginal(), "covariances of q"
-            if way == "response":
-                posterior, clause = response.wider(self, near, progress)
-            weighted = response.responded(self, near, posterior, draws, seed)
-            method = _joint(weighted, clause, draws)
-            locals_, result, elbo, evidence = near, first, -first.loss, None
+        posterior: Gaussian = near.marginal()
+        clause = "covariances of q"
+        if way == "response":
+            posterior, clause = response.wider(self, near, progress)
+        weighted = response.responded(self, near, posterior, draws, seed)
         return MixedResult(
             self,
-            method,
-            result,
-            elbo,
-            evidence,
+            _joint(weighted, clause, draws),
+            first,
+            -first.loss,
+            None,
             posterior,
-            q,
             weighted,
-            locals_,
+            near,
+            lambda: q,
             _numbers(self.rows.p),
             _numbers(self.rows.r),
             _numbers(self.rows.n),
         )
 
+    def _integrated(self, nodes: int | None, draws: int, seed: int, progress: bool) -> MixedResult:
+        """Fit with the random effects integrated out."""
+        near: Conditional | None = None
+        if isinstance(self.rows.likelihood, GaussianNoise) and nodes is None:
+            closed = GaussianMixed(self, self.learned, self.scales)
+            target: IntegratedMixed = closed
+            start: Gaussian = starting.of_gaussian(closed)
+        else:
+            target, start, near = self._by_quadrature(nodes, seed, progress)
+        found = integrated(target, start, draws, seed, progress)
+        return MixedResult(
+            self,
+            _exact(found, draws),
+            found.fit,
+            found.elbo,
+            found.log_evidence,
+            found.posterior,
+            found.draws,
+            ByQuadrature(target),
+            functools.cache(lambda: self._joint_at(found.posterior) if near is None else near.q),
+            _numbers(self.rows.p),
+            _numbers(self.rows.r),
+            _numbers(self.rows.n),
+        )
+
+    def _by_quadrature(
+        self, nodes: int | None, seed: int, progress: bool
+    ) -> tuple[MarginalMixed, Gaussian, Conditional]:
+        """The log joint of the globals, where to begin, and the Gaussian over all coordinates that found that."""
+        q, model = self.posterior(), self
+        fit(q, model, progress=progress)
+        near, phi, sd = Conditional(q), 0.0, 0.0
+        if self.learned is not None:
+            guess = MarginalMixed(model, nodes, near.start, learned=self.learned)
+            phi, sd = starting.parameter(guess, near, self.value)
+            model = self.holding(math.exp(phi))
+            fit(q, model, progress=progress)
+            near = Conditional(q)
+        nodes = enough_nodes(model, near, seed) if nodes is None else nodes
+        target = MarginalMixed(model, nodes, near.start, learned=self.learned, scales=self.scales)
+        start = near.marginal() if self.learned is None else starting.beside(near, phi, sd)
+        return target, start, near
+
+    def _joint_at(self, posterior: Gaussian) -> PrecisionCholeskyGaussian:
+        """The best Gaussian over all coordinates, a learned parameter held at the mean of its logarithm."""
+        model = self if self.learned is None else self.holding(math.exp(float(posterior.mean[-1])))
+        q = model.posterior()
+        fit(q, model, progress=False)
+        return q
+
     def _default(self) -> Marginalise:
+        only = self.learned is not None or self.scales is not None
+        if only or isinstance(self.rows.likelihood, GaussianNoise):
+            return "quadrature"
         return "quadrature" if len(self.rows.y) <= _ROWS.get(self.rows.r, 0) else "response"
+
+
+def _learned(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
+    """What is learned of a family, with the prior of its parameter."""
+    if isinstance(family, str) and family in LEARNED:
+        return LEARNED[family](prior.likelihood)
+    if isinstance(family, str) and family not in FAMILIES:
+        names = ", ".join({**FAMILIES, **LEARNED})
+        raise InputError(f"family must be one of {names}, or a Likelihood; got {family!r}.")
+    if prior.likelihood is not None:
+        raise InputError(
+            f"likelihood= of the prior is that of a learned parameter, of the families {', '.join(LEARNED)}; got "
+            f"family={family if isinstance(family, str) else type(family).__name__}, which has none."
+        )
+    return None
+
+
+def _joint_prior(prior: MixedPrior) -> MixedPrior:
+    """The prior of the log joint over all coordinates, which has no place for one of standard deviations."""
+    if prior.sd is not None and prior.precision is not None:
+        raise InputError("the random effects have one prior: give MixedPrior precision= or sd=, not both.")
+    return prior._replace(sd=None, likelihood=None)
 
 
 def _numbers(size: int) -> tuple[str, ...]:
     return tuple(str(k) for k in range(size))
 
 
-def _integrated(found: Integrated, draws: int) -> str:
-    nodes, r = found.target.nodes, found.target.rows.r
-    power = f"{nodes}" if r == 1 else f"{nodes}^{r}"
+def _exact(found: Integrated, draws: int) -> str:
     return (
-        f"random effects integrated out by adaptive Gauss-Hermite quadrature with {power} nodes; a Gaussian on the "
-        f"{found.target.dim}\nglobal parameters, its draws weighted to their posterior: {_weights(found.draws, draws)}"
+        f"random effects integrated out {found.target.how}; a Gaussian on the {found.target.dim}\n"
+        f"global parameters, its draws weighted to their posterior: {_weights(found.draws, draws)}"
     )
 
 

@@ -130,8 +130,13 @@ def inverse_link(likelihood: Likelihood, eta: Tensor) -> Tensor:
     )
 
 
-def responses(likelihood: Likelihood, eta: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw y given the linear predictor, two classes as 0 and 1.
+def responses(
+    likelihood: Likelihood,
+    eta: Tensor,  # (S, M)
+    generator: torch.Generator,
+    parameter: Tensor | None = None,  # (S,)
+) -> Tensor:
+    """Draw y given the linear predictor, two classes as 0 and 1; a learned parameter has a value for each draw.
 
     Raises:
         InputError: a likelihood of which draws are not known here.
@@ -139,18 +144,19 @@ def responses(likelihood: Likelihood, eta: Tensor, generator: torch.Generator) -
     mean = inverse_link(likelihood, eta).double().cpu()
     noise = torch.rand if likelihood.discrete else torch.randn
     z = noise(mean.shape, generator=generator, dtype=torch.float64)
+    drawn = None if parameter is None else parameter[:, None].double().cpu()
     match likelihood:
         case BernoulliLogit() | BernoulliProbit():
             y = (z < mean).double()
         case PoissonLog():
             y = torch.poisson(mean, generator)
         case NegativeBinomial():
-            r = likelihood.dispersion
-            gamma = torch._standard_gamma(torch.full_like(mean, r), generator=generator)
+            r = likelihood.dispersion if drawn is None else drawn
+            gamma = torch._standard_gamma(r * torch.ones_like(mean), generator=generator)
             y = torch.poisson(mean * gamma / r, generator)
         case StudentT():
             gamma = torch._standard_gamma(torch.full_like(mean, 0.5 * likelihood.dof), generator=generator)
-            y = mean + likelihood.scale * z * (0.5 * likelihood.dof / gamma).sqrt()
+            y = mean + (likelihood.scale if drawn is None else drawn) * z * (0.5 * likelihood.dof / gamma).sqrt()
         case GaussianNoise():
-            y = mean + likelihood.noise * z
+            y = mean + (likelihood.noise if drawn is None else drawn) * z
     return y.to(eta)

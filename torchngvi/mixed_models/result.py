@@ -1,9 +1,7 @@
 """The result of fitting a mixed model: what it says of its parameters, its groups, and of new rows."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -11,12 +9,13 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
-from torchngvi.mixed_models import predictions
+from torchngvi.mixed_models import exports, predictions
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
 from torchngvi.mixed_models.table import Marginals, MixedTable
-from torchngvi.models import MixedLogJoint
+from torchngvi.models.learned import Learned
+from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import scales_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -35,6 +34,7 @@ class MixedDraws(NamedTuple):
         correlation: their correlations, (S, r, r).
         effects: the random effects of the groups, (S, n, r).
         omega: the coordinates of their covariance, (S, r(r + 1)/2); see `torchngvi.models.mixed_prior`.
+        parameter: the residual sd, scale or size of the likelihood, (S,); None where it is not learned.
     """
 
     fixed: Tensor
@@ -42,6 +42,7 @@ class MixedDraws(NamedTuple):
     correlation: Tensor
     effects: Tensor
     omega: Tensor
+    parameter: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class MixedResult:
         log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
         k_hat: of the importance weights of the draws; above 0.7 what is said is not to be trusted.
         effective: the effective number of draws.
-        posterior: the Gaussian over the global parameters (β, ω).
-        joint: the best Gaussian over all coordinates, the random effects among them.
+        posterior: the Gaussian over the global parameters β, ω and, where it is learned, the logarithm of a parameter
+            of the likelihood.
         model: what was fitted.
         designs: what makes (X, Z, groups, offset) of a table, where the model was made by a formula.
 
@@ -70,9 +71,9 @@ class MixedResult:
     elbo: float
     log_evidence: float | None
     posterior: Gaussian = field(repr=False)
-    joint: PrecisionCholeskyGaussian = field(repr=False)
     weighted: Weighted = field(repr=False)
     locals: Locals = field(repr=False)
+    joint_of: Callable[[], PrecisionCholeskyGaussian] = field(repr=False)
     fixed_names: tuple[str, ...] = field(repr=False)
     random_names: tuple[str, ...] = field(repr=False)
     group_names: tuple[str, ...] = field(repr=False)
@@ -88,6 +89,15 @@ class MixedResult:
     def reason(self) -> str:
         """Why the fit ended, one sentence."""
         return self.fit.reason
+
+    @property
+    def joint(self) -> PrecisionCholeskyGaussian:
+        """The best Gaussian over all coordinates, the random effects among them.
+
+        A learned parameter of the likelihood is held near its posterior mean. With Gaussian noise it takes a fit of its
+        own, at the first call.
+        """
+        return self.joint_of()
 
     @property
     def k_hat(self) -> float:
@@ -152,7 +162,7 @@ class MixedResult:
         """
         interval = _probability(interval)
         rows, (theta, weights, *_) = self.model.rows, self.weighted
-        beta, omega = theta[:, : rows.p], theta[:, rows.p :]
+        beta, omega, parameter = self._parts(theta)
         sd, correlation = scales_of(omega, rows.r)
         pairs = [(i, k) for i in range(rows.r) for k in range(i)]
         between = [f"{self.random_names[k]}, {self.random_names[i]}" for i, k in pairs]
@@ -161,10 +171,26 @@ class MixedResult:
             Marginals.of(self.fixed_names, beta, weights, interval),
             Marginals.of(self.random_names, sd, weights, interval),
             Marginals.of(between, correlation[:, places[:, 0], places[:, 1]], weights, interval),
+            None if parameter is None else Marginals.of([self._parameter], parameter[:, None], weights, interval),
             interval,
             self._head(),
             self._foot(),
         )
+
+    def _parts(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """β (S, p), ω (S, q), and the learned parameter of the likelihood (S,)."""
+        p = self.model.rows.p
+        end = p + self.model.rows.r * (self.model.rows.r + 1) // 2
+        return theta[:, :p], theta[:, p:end], theta[:, end].exp() if theta.shape[-1] > end else None
+
+    @property
+    def _parameter(self) -> str:
+        """The name of the learned parameter."""
+        learned = getattr(self.model, "learned", None)
+        return learned.name if isinstance(learned, Learned) else ""
 
     def _head(self) -> str:
         rows = self.model.rows
@@ -210,9 +236,9 @@ class MixedResult:
         if (count, seed) not in self._kept:
             generator = torch.Generator().manual_seed(seed)
             theta = self.weighted.resampled(count, generator)
-            beta, omega = theta[:, : rows.p], theta[:, rows.p :]
+            beta, omega, parameter = self._parts(theta)
             b = self.locals.draw(theta, generator)
-            self._kept[count, seed] = MixedDraws(beta, *scales_of(omega, rows.r), b, omega)
+            self._kept[count, seed] = MixedDraws(beta, *scales_of(omega, rows.r), b, omega, parameter)
         return self._kept[count, seed]
 
     def predict(
@@ -257,7 +283,7 @@ class MixedResult:
         if kind == "mean":
             eta = predictions.inverse_link(likelihood, eta)
         elif kind == "response":
-            eta = predictions.responses(likelihood, eta, generator)
+            eta = predictions.responses(likelihood, eta, generator, draws.parameter)
         return Prediction.of(eta, interval)
 
     # ---------------------------------------------------------------------------- elsewhere
@@ -266,31 +292,18 @@ class MixedResult:
         """Export the joint draws as an ``arviz.InferenceData``, one chain with named dimensions.
 
         Returns:
-            Its ``posterior`` has ``beta`` (fixed), ``sd`` (random), ``correlation`` (random, random_bis) and ``b``
-            (group, random); its ``observed_data`` has ``y``.
+            Its ``posterior`` has ``beta`` (fixed), ``sd`` (random), ``correlation`` (random, random_bis), ``b``
+            (group, random) and, where it is learned, ``residual_sd``, ``scale`` or ``size``; its ``observed_data`` has
+            ``y``.
 
         Raises:
             ImportError: without ArviZ.
         """
-        draws, arviz = self.draws(), _optional("arviz", "to_arviz")
+        draws = self.draws()
         values = {"beta": draws.fixed, "sd": draws.sd, "correlation": draws.correlation, "b": draws.effects}
-        return arviz.from_dict(
-            posterior={name: x[None].cpu().numpy() for name, x in values.items()},
-            observed_data={"y": self.model.rows.y.cpu().numpy()},
-            coords={
-                "fixed": list(self.fixed_names),
-                "random": list(self.random_names),
-                "random_bis": list(self.random_names),
-                "group": list(self.group_names),
-            },
-            dims={
-                "beta": ["fixed"],
-                "sd": ["random"],
-                "correlation": ["random", "random_bis"],
-                "b": ["group", "random"],
-                "y": ["row"],
-            },
-        )
+        if draws.parameter is not None:
+            values[self._parameter.replace(" ", "_")] = draws.parameter
+        return exports.inference_data(values, self.model.rows.y, self.fixed_names, self.random_names, self.group_names)
 
     def plot_effects(self, effect: int = 0, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw a caterpillar plot: the effects of all groups in rising order, with intervals.
@@ -310,19 +323,7 @@ class MixedResult:
         names = self.random_names
         if not 0 <= effect < len(names):
             raise InputError(f"effect is the number of a random effect, 0 to {len(names) - 1}; got {effect}.")
-        of = self.effects(interval)[effect]
-        if ax is None:
-            ax = _optional("matplotlib.figure", "plot_effects").Figure(layout="constrained").add_subplot()
-        order = of.mean.argsort()
-        mean, low, high = (x[order].cpu().numpy() for x in (of.mean, of.low, of.high))
-        places = range(len(mean))
-        ax.hlines(places, low, high, color="0.6", linewidth=1)
-        ax.plot(mean, places, "o", color="#1f5a94", markersize=3)
-        ax.axvline(0.0, color="0.3", linewidth=0.8)
-        ax.set_yticks(list(places) if len(mean) <= 40 else [], [of.names[k] for k in order] if len(mean) <= 40 else [])
-        ax.set_xlabel(names[effect])
-        ax.set_ylabel("group")
-        return ax
+        return exports.caterpillar(self.effects(interval)[effect], names[effect], ax)
 
 
 def _names(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
@@ -337,11 +338,3 @@ def _probability(interval: float) -> float:
     if not 0 < interval < 1:
         raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
     return float(interval)
-
-
-def _optional(module: str, where: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        name = module.partition(".")[0]
-        raise ImportError(f"{where} needs the library {name}: pip install {name}.") from error

@@ -82,12 +82,13 @@ class MixedTable:
         fixed: the fixed effects, in the units of the linear predictor over those of the columns of X.
         sd: the standard deviations of the random effects, in the same over those of Z.
         correlation: the correlations of the random effects, each pair once.
+        likelihood: the parameter of the likelihood; None where it is not learned.
         interval: the probability of the intervals.
         head: what was fitted, the line above the table.
         foot: how, the lines below it.
 
     >>> one = Marginals(("x",), *torch.ones(4, 1))
-    >>> print(MixedTable(one, one, one._replace(names=(), mean=one.mean[:0]), 0.9, "a model", "a way"))
+    >>> print(MixedTable(one, one, one._replace(names=(), mean=one.mean[:0]), None, 0.9, "a model", "a way"))
     a model
                                       mean         sd        5 %       95 %
     fixed effects
@@ -100,6 +101,7 @@ class MixedTable:
     fixed: Marginals
     sd: Marginals
     correlation: Marginals
+    likelihood: Marginals | None
     interval: float
     head: str
     foot: str
@@ -110,6 +112,8 @@ class MixedTable:
             "standard deviations of random effects": self.sd,
             "correlations of random effects": self.correlation,
         }
+        if self.likelihood is not None:
+            blocks["likelihood"] = self.likelihood
         width = max(28, *(2 + len(name) for block in blocks.values() for name in block.names))
         ends = (f"{100 * share:.4g} %" for share in ends_of(self.interval))
         lines = [self.head, " " * width + "".join(f"{word:>11}" for word in ("mean", "sd", *ends))]

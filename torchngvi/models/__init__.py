@@ -14,11 +14,13 @@ from torchngvi.models.likelihoods import (
 )
 from torchngvi.models.log_joint import LogJoint
 from torchngvi.models.mixed import MixedLogJoint, RandomEffects
+from torchngvi.models.mixed_gaussian import GaussianMixed
 from torchngvi.models.mixed_marginal import MarginalMixed
 from torchngvi.models.mixed_prior import MixedPrior, Wishart
 from torchngvi.models.mixed_summary import MixedSummary
 from torchngvi.models.per_datum import PerDatum
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
+from torchngvi.models.scale_priors import Exponential, HalfNormal, HalfT
 from torchngvi.models.softmax import SoftmaxRegression
 
 __all__ = [
@@ -26,9 +28,13 @@ __all__ = [
     "BernoulliProbit",
     "DataLogJoint",
     "ExpectedPenalty",
+    "Exponential",
     "FactorTarget",
+    "GaussianMixed",
     "GaussianNoise",
     "GeneralizedLinear",
+    "HalfNormal",
+    "HalfT",
     "Likelihood",
     "LogJoint",
     "MarginalMixed",

@@ -114,6 +114,11 @@ class MixedLogJoint(TractableTarget):
                 f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got "
                 f"{prior.fixed_scale}."
             )
+        if prior.sd is not None:
+            raise InputError(
+                "priors of standard deviations, MixedPrior(sd=...), are for MixedModel.fit, which integrates random "
+                "effects out; here give precision=Wishart(dof, scale), or None."
+            )
         if len(random) != 2:
             raise InputError(
                 "random is a pair of a design and groups, RandomEffects(Z, groups); got a "

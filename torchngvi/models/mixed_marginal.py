@@ -13,17 +13,18 @@ contiguous.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Posterior, Target
-from torchngvi.models import checks
+from torchngvi.models.learned import Learned
 from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import root_of
+from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics import small_blocks
 from torchngvi.numerics.gauss_hermite import normal_rule
 
@@ -56,7 +57,8 @@ class Integrand(NamedTuple):
         return mean.transpose(0, 1), covariance.transpose(0, 1)
 
 
-class MarginalMixed(Target):
+@final
+class MarginalMixed(IntegratedMixed):
     """The log joint log p(y, β, ω) of the globals of a mixed model, its random effects integrated out by quadrature.
 
     One wants it for the posterior of fixed effects and variance components, which a Gaussian over all coordinates makes
@@ -67,7 +69,9 @@ class MarginalMixed(Target):
         model: the log joint of all coordinates.
         nodes: the number of nodes in each of the r dimensions; by default 15 for r = 1, 7 for r = 2 and 5 for more.
             With Gaussian noise 3 are exact.
-        start: where the search for the modes of b begins, a function of the globals (S, P) -> (n, S, r); by default 0.
+        start: where the search for the modes of b begins, a function of (β, ω) (S, P) -> (n, S, r); by default 0.
+        learned: the likelihood of which a parameter is learned; None for that of the model as it is.
+        scales: the prior of standard deviations and correlations; None for the Wishart prior of the model.
 
     Raises:
         InputError: fewer than two nodes.
@@ -79,17 +83,23 @@ class MarginalMixed(Target):
     torch.Size([5])
     """
 
-    temperature = 1.0
-
-    def __init__(self, model: MixedLogJoint, nodes: int | None = None, start: Start | None = None) -> None:
+    def __init__(
+        self,
+        model: MixedLogJoint,
+        nodes: int | None = None,
+        start: Start | None = None,
+        *,
+        learned: Learned | None = None,
+        scales: ScalesPrior | None = None,
+    ) -> None:
+        super().__init__(model, learned, scales)
         rows = model.rows
         if nodes is None:
             exact = isinstance(rows.likelihood, GaussianNoise)
             nodes = _GAUSSIAN if exact else _NODES.get(rows.r, _MORE)
         if nodes < 2:
             raise InputError(f"nodes is the number of quadrature nodes in each dimension, at least 2; got {nodes}.")
-        self.model, self.rows, self.nodes, self.start = model, rows, nodes, start
-        self.dim = rows.p + rows.r * (rows.r + 1) // 2
+        self.nodes, self.start = nodes, start
         self.z, self.log_w = normal_rule(nodes, rows.r, rows.X)
         self._all = bool((rows.weights > 0).all())  # rows are there
 
@@ -98,42 +108,22 @@ class MarginalMixed(Target):
         """The number of nodes of each group, K."""
         return len(self.z)
 
-    def check(self, q: Posterior) -> None:
-        """Check that q is over the globals.
-
-        Raises:
-            InputError: if their number, the dtype or the device is another.
-        """
-        checks.posterior(q, self.dim, torch.Size(), self.rows.X)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return every tensor that a value depends on."""
-        return self.model.tensors()
+    @property
+    def how(self) -> str:
+        """How the random effects are integrated out, for a sentence."""
+        power = f"{self.nodes}" if self.rows.r == 1 else f"{self.nodes}^{self.rows.r}"
+        return f"by adaptive Gauss-Hermite quadrature with {power} nodes"
 
     def settings(self) -> tuple[object, ...]:
         """Return the settings of the model, and the number of nodes."""
-        return (*self.model.settings(), self.nodes)
+        return (*super().settings(), self.nodes)
 
-    def log_joint(self, theta: Tensor) -> Tensor:
-        """Compute log p(y, β, ω) with all its constants, (*sample, *batch), differentiable once."""
-        return _InChunks.apply(theta.reshape(-1, self.dim), self).reshape(theta.shape[:-1])
-
-    def value(
+    def data(
         self,
         theta: Tensor,  # (S, P)
     ) -> Tensor:
-        """Compute log p(y, β, ω) of all values of the globals in one go, (S,)."""
-        beta, omega = self.parts(theta)
-        prior = self.model.fixed.prior.energy(beta) + self.model.precision.energy(omega)
-        return self.integrand(theta).value - prior
-
-    def parts(
-        self,
-        theta: Tensor,  # (*any, P)
-    ) -> tuple[Tensor, Tensor]:
-        """Take the globals apart: β (*any, p) and ω (*any, r(r + 1)/2)."""
-        beta, omega = theta.split([self.rows.p, self.dim - self.rows.p], -1)
-        return beta, omega
+        """Compute log p(y | β, ω, φ) of all values of the globals in one go, (S,)."""
+        return self.integrand(theta).value
 
     def chunks(
         self,
@@ -164,11 +154,22 @@ class MarginalMixed(Target):
         points, log_volume = self._nodes(theta.detach(), fixed.detach(), W.detach())
         here = points.index_select(0, rows.groups)  # (N, S, K, r)
         eta = fixed[..., None] + sum(here[..., k] * rows.Z[:, k, None, None] for k in range(r))  # r is small
-        data = rows.weights[:, None, None] * rows.likelihood.energy(self._present(eta), rows.y[:, None, None])
+        data = rows.weights[:, None, None] * self._energy(self._present(eta), self.parameter(theta))
         data = data.new_zeros(rows.n, *data.shape[1:]).index_add(0, rows.groups, data)
         prior = 0.5 * _squares(points @ W) - omega[:, self.model.precision.diagonal].sum(-1)[:, None]
         # log p(b | ω) has -(r/2) log 2π, which the change of variables to z gives back
         return Integrand(points, self.log_w + 0.5 * self.z.square().sum(-1) + log_volume - data - prior)
+
+    def _energy(
+        self,
+        eta: Tensor,  # (N, S, ..)
+        phi: Tensor | None,  # (S,)
+    ) -> Tensor:
+        """-log p(y | η, φ) of every row."""
+        y = self.rows.y.reshape(-1, *(1,) * (eta.ndim - 1))
+        if self.learned is None or phi is None:
+            return self.rows.likelihood.energy(eta, y)
+        return self.learned.energy(eta, y, phi.reshape(-1, *(1,) * (eta.ndim - 2)))
 
     def _present(
         self,
@@ -198,18 +199,18 @@ class MarginalMixed(Target):
 
         A step after which the integrand is lower is taken back, and the next is half as long.
         """
-        Omega = W @ W.mT
+        phi = self.parameter(theta)
         b = fixed.new_zeros(self.rows.n, len(theta), self.rows.r)
-        value, gradient, factor = self._quadratic(b, fixed, W, Omega)
+        value, gradient, factor = self._quadratic(b, fixed, W, phi)
         if self.start is not None:
-            guess = self.start(theta)
-            there = self._quadratic(guess, fixed, W, Omega)
+            guess = self.start(theta[:, : self.joint_dim])
+            there = self._quadratic(guess, fixed, W, phi)
             b, value, gradient, factor = _chosen(there[0] < value, (guess, *there), (b, value, gradient, factor))
         size = torch.ones_like(value)
         for _ in range(_NEWTON[self.start is not None]):
             step = small_blocks.tsolve(factor, small_blocks.solve(factor, gradient[..., None]))[..., 0]
             new = b - size[..., None] * step
-            there = self._quadratic(new, fixed, W, Omega)
+            there = self._quadratic(new, fixed, W, phi)
             better = there[0] <= value
             b, value, gradient, factor = _chosen(better, (new, *there), (b, value, gradient, factor))
             size = torch.where(better, (2 * size).clamp_max(1.0), 0.5 * size)
@@ -219,17 +220,17 @@ class MarginalMixed(Target):
         self,
         b: Tensor,  # (n, S, r)
         fixed: Tensor,  # (N, S)
-        W: Tensor,
-        Omega: Tensor,  # (S, r, r)
+        W: Tensor,  # (S, r, r)
+        phi: Tensor | None,  # (S,)
     ) -> tuple[Tensor, Tensor, Tensor]:
         """-log p(y_i, b | β, ω) up to a constant (n, S), its gradient, and the root R of its Hessian.
 
         Where a likelihood bends the wrong way its curvature is left out, so that the Hessian is positive definite.
         """
-        rows, r = self.rows, self.rows.r
+        rows, r, Omega = self.rows, self.rows.r, W @ W.mT
         here = b.index_select(0, rows.groups)
         eta = self._present(fixed + sum(here[..., k] * rows.Z[:, k, None] for k in range(r)))
-        f, slope, curvature = (rows.weights[:, None] * x for x in self._jet(eta))
+        f, slope, curvature = (rows.weights[:, None] * x for x in self._jet(eta, phi))
         Z = rows.Z[:, None, :]
         square = curvature.clamp_min(0.0)[..., None] * (Z[..., :, None] * Z[..., None, :]).flatten(-2)
         table = torch.cat([f[..., None], slope[..., None] * Z, square], -1)
@@ -244,10 +245,11 @@ class MarginalMixed(Target):
     def _jet(
         self,
         eta: Tensor,  # (N, S)
+        phi: Tensor | None,  # (S,)
     ) -> tuple[Tensor, Tensor, Tensor]:
         """-log p(y | η) of every row with two derivatives."""
         eta = eta.detach().requires_grad_()
-        f = self.rows.likelihood.energy(eta, self.rows.y[:, None])
+        f = self._energy(eta, phi)
         (slope,) = torch.autograd.grad(f.sum(), eta, create_graph=True)
         (curvature,) = torch.autograd.grad(slope.sum(), eta)
         return f.detach(), slope.detach(), curvature
@@ -266,28 +268,3 @@ def _chosen(where: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> 
         torch.where(where.reshape(*where.shape, *(1,) * (x.ndim - where.ndim)), x, y)
         for x, y in zip(new, old, strict=True)
     )
-
-
-class _InChunks(torch.autograd.Function):
-    """Values with their gradients, in chunks whose graphs are never held together."""
-
-    @staticmethod
-    def forward(ctx: Any, theta: Tensor, target: MarginalMixed) -> Tensor:
-        if not ctx.needs_input_grad[0]:
-            return torch.cat([target.value(part) for part in target.chunks(theta)])
-        values, gradients = [], []
-        for part in target.chunks(theta):
-            with torch.enable_grad():
-                part = part.detach().requires_grad_()
-                value = target.value(part)
-                (gradient,) = torch.autograd.grad(value.sum(), part)
-            values.append(value.detach())
-            gradients.append(gradient)
-        ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(values)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return upstream[:, None] * gradient, None

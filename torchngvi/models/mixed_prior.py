@@ -36,12 +36,22 @@ class Wishart(NamedTuple):
 
 
 class MixedPrior(NamedTuple):
-    """The priors of a mixed model: β ~ N(0, fixed_scale² I) of fixed effects, and Wishart of the precision of random.
+    """The priors of a mixed model: of fixed effects, of the covariance of random effects, and of the likelihood.
+
+    β ~ N(0, fixed_scale² I). The covariance of b has a Wishart prior of its inverse Ω; or, in
+    `torchngvi.MixedModel.fit`, priors of standard deviations and an LKJ prior of correlations.
 
     Attributes:
         fixed_scale: the standard deviation of each fixed effect, positive and finite.
         precision: the prior of Ω; None for the default of Kass and Natarajan (2006), whose scale is that of what
             the data tell of the effects of one group.
+        sd: the prior of the standard deviation of each random effect, in the place of the Wishart prior:
+            `torchngvi.models.HalfNormal`, `HalfT` or `Exponential`, or a sequence of r of them.
+        concentration: beside ``sd``, of the LKJ density |R|^(concentration - 1) of the correlations (Lewandowski,
+            Kurowicka and Joe 2009); 1 is uniform over correlation matrices.
+        likelihood: the prior of a learned parameter: of the residual sd, of the scale of Student's t distribution, or,
+            of negative binomial counts of size s, of 1/√s. None for half-t with three degrees of freedom and the
+            scale of the targets (1.4826 times their median absolute deviation), for 1/√s the scale 1.
 
     >>> MixedPrior(fixed_scale=2.5).precision is None
     True
@@ -49,6 +59,9 @@ class MixedPrior(NamedTuple):
 
     fixed_scale: float = 10.0
     precision: Wishart | None = None
+    sd: object = None  # a prior of a standard deviation, or a sequence of them
+    concentration: float = 1.0
+    likelihood: object = None  # a prior of a standard deviation
 
 
 class Effects(NamedTuple):

@@ -1,0 +1,92 @@
+"""Where fits of the globals start: a Gaussian near their posterior, with the coordinate of a learned parameter."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchngvi.mixed_models.locals import Conditional
+from torchngvi.models import GaussianMixed, MarginalMixed
+from torchngvi.models.learned import within
+from torchngvi.models.mixed_prior import omega_of
+from torchngvi.numerics.linalg import cholesky
+from torchngvi.posteriors import CholeskyGaussian
+
+_ROUNDS = 6  # of EM
+_REACH, _STEPS = 4.0, (17, 9, 9)  # of a search for a parameter, in its logarithm; values in each round
+_WIDEST = 1.0  # standard deviation of the logarithm of a parameter
+
+
+@torch.no_grad()
+def of_gaussian(target: GaussianMixed) -> CholeskyGaussian:
+    """Start a linear mixed model at the least-squares estimate of β, the spread within groups, and Ω by some EM steps.
+
+    Args:
+        target: the log joint of the globals.
+
+    Returns:
+        A Gaussian over them, with the standard deviations that their numbers of rows and groups suggest.
+    """
+    rows, sums, precision = target.rows, target.sums, target.model.precision
+    learned = target.learned is not None
+    log_sd = math.log(within(rows)) if learned else float(target.log_sd(sums.centre[None])[0])
+    noise = sums.weight.new_tensor([log_sd])
+    # what the rows of a group say of its effects
+    Omega = sums.A.mean(0) * math.exp(-2 * log_sd) + precision.inverse / len(sums.A)
+    for _ in range(_ROUNDS):
+        root, ok = cholesky(0.5 * (Omega + Omega.mT))
+        if not bool(ok):
+            break
+        theta = torch.cat([sums.centre, omega_of(root), noise[: int(learned)]])[None]
+        mean, covariance = (x[0] for x in target.moments(theta))
+        inside = precision.inverse + mean.mT @ mean + covariance.sum(0)
+        Omega = (rows.n + precision.dof) * torch.linalg.inv(inside)
+    variance = math.exp(2 * log_sd) + float(torch.linalg.inv(Omega).diagonal().sum())
+    gram = target.model.fixed.prior.add_to(sums.square[1:, 1:] / variance)
+    sds = [gram.diagonal().rsqrt(), torch.full_like(theta[0, rows.p : target.joint_dim], rows.n**-0.5)]
+    if learned:
+        sds.append(noise.new_full((1,), (2 * len(rows.y)) ** -0.5))
+    return CholeskyGaussian.from_moments(theta[0], torch.cat(sds).square().diag())
+
+
+@torch.no_grad()
+def parameter(target: MarginalMixed, near: Conditional, value: float) -> tuple[float, float]:
+    """Search for a learned parameter with the other globals held at the mean of a Gaussian.
+
+    Args:
+        target: the log joint of the globals, with a learned parameter.
+        near: a Gaussian over all coordinates.
+        value: of the parameter, where the search begins.
+
+    Returns:
+        The logarithm of the parameter, and its standard deviation there.
+    """
+    best, spacing, curvature = math.log(value), 0.0, 0.0
+    mean, reach = near.global_mean, _REACH
+    for count in _STEPS:
+        phi = best + torch.linspace(-reach, reach, count, dtype=torch.float64).to(mean)
+        values = target.log_joint(torch.cat([mean.expand(count, -1), phi[:, None]], -1)).nan_to_num(nan=-math.inf)
+        place = int(values.argmax())
+        best, spacing = float(phi[place]), 2 * reach / (count - 1)
+        if 0 < place < count - 1:
+            curvature = float(2 * values[place] - values[place - 1] - values[place + 1]) / spacing**2
+        reach = spacing
+    sd = curvature**-0.5 if curvature > 0 else _WIDEST
+    return best, min(sd, _WIDEST)
+
+
+def beside(near: Conditional, phi: float, sd: float) -> CholeskyGaussian:
+    """Put the coordinate of a learned parameter, independent, behind the globals of a Gaussian.
+
+    Args:
+        near: a Gaussian over all coordinates.
+        phi: the mean of the logarithm of the parameter.
+        sd: its standard deviation.
+
+    Returns:
+        A Gaussian over (β, ω, φ).
+    """
+    q = near.marginal()
+    mean: Tensor = torch.cat([q.mean, q.mean.new_tensor([phi])])
+    covariance = torch.block_diag(q.covariance, q.mean.new_tensor([[sd**2]]))
+    return CholeskyGaussian.from_moments(mean.detach(), covariance.detach())

@@ -1,0 +1,137 @@
+"""The log joint of the globals of a mixed model, its random effects integrated out: what both ways to do so share.
+
+The globals are β, ω and, where a parameter of the likelihood is learned, its coordinate φ behind them.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.interfaces import Posterior, Target
+from torchngvi.models import checks
+from torchngvi.models.learned import Learned
+from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.scale_priors import ScalesPrior
+
+
+class IntegratedMixed(Target):
+    """The abstract base of the log joints log p(y, β, ω, φ) of a mixed model without its random effects.
+
+    Args:
+        model: the log joint of all coordinates.
+        learned: the likelihood of which a parameter is learned; None for that of the model as it is.
+        scales: the prior of standard deviations and correlations; None for the Wishart prior of the model.
+
+    Attributes:
+        dim: p + r(r + 1)/2, and one more where a parameter is learned.
+    """
+
+    temperature = 1.0
+
+    def __init__(self, model: MixedLogJoint, learned: Learned | None = None, scales: ScalesPrior | None = None) -> None:
+        self.model, self.rows, self.learned, self.scales = model, model.rows, learned, scales
+        self.joint_dim = self.rows.p + self.rows.r * (self.rows.r + 1) // 2  # of β and ω
+        self.dim = self.joint_dim + (learned is not None)
+        self.parameter_prior = None if learned is None else learned.settled(self.rows)
+
+    @property
+    @abstractmethod
+    def how(self) -> str:
+        """How the random effects are integrated out, for a sentence."""
+
+    @abstractmethod
+    def data(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> Tensor:
+        """Compute log p(y | β, ω, φ) of all values of the globals in one go, (S,)."""
+
+    @abstractmethod
+    def chunks(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> tuple[Tensor, ...]:
+        """Split values of the globals so that no table is too large for the memory."""
+
+    @abstractmethod
+    def moments(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> tuple[Tensor, Tensor]:
+        """Means (S, n, r) and covariances (S, n, r, r) of the random effects given the data and the globals."""
+
+    def check(self, q: Posterior) -> None:
+        """Check that q is over the globals.
+
+        Raises:
+            InputError: if their number, the dtype or the device is another.
+        """
+        checks.posterior(q, self.dim, torch.Size(), self.rows.X)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return every tensor that a value depends on."""
+        return self.model.tensors()
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the settings of the model, what is learned, and the priors."""
+        learned = () if self.learned is None else (self.learned.name, *(self.parameter_prior or ()))
+        scales = () if self.scales is None else self.scales.settings()
+        return (*self.model.settings(), *learned, *scales)
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """Compute log p(y, β, ω, φ) with all its constants, (*sample, *batch), differentiable once."""
+        return _InChunks.apply(theta.reshape(-1, self.dim), self).reshape(theta.shape[:-1])
+
+    def value(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> Tensor:
+        """Compute log p(y, β, ω, φ) of all values of the globals in one go, (S,)."""
+        beta, omega = self.parts(theta)
+        prior = self.model.fixed.prior.energy(beta)
+        prior = prior + (self.model.precision if self.scales is None else self.scales).energy(omega)
+        if self.learned is not None and self.parameter_prior is not None:
+            prior = prior + self.learned.prior_energy(theta[..., -1], self.parameter_prior)
+        return self.data(theta) - prior
+
+    def parts(
+        self,
+        theta: Tensor,  # (*any, P)
+    ) -> tuple[Tensor, Tensor]:
+        """Take the globals apart: β (*any, p) and ω (*any, r(r + 1)/2)."""
+        p = self.rows.p
+        return theta[..., :p], theta[..., p : self.joint_dim]
+
+    def parameter(
+        self,
+        theta: Tensor,  # (*any, P)
+    ) -> Tensor | None:
+        """φ (*any,), the logarithm of the learned parameter; None where none is."""
+        return None if self.learned is None else theta[..., -1]
+
+
+class _InChunks(torch.autograd.Function):
+    """Values with their gradients, in chunks whose graphs are never held together."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, target: IntegratedMixed) -> Tensor:
+        if not ctx.needs_input_grad[0]:
+            return torch.cat([target.value(part) for part in target.chunks(theta)])
+        values, gradients = [], []
+        for part in target.chunks(theta):
+            with torch.enable_grad():
+                part = part.detach().requires_grad_()
+                value = target.value(part)
+                (gradient,) = torch.autograd.grad(value.sum(), part)
+            values.append(value.detach())
+            gradients.append(gradient)
+        ctx.save_for_backward(torch.cat(gradients))
+        return torch.cat(values)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return upstream[:, None] * gradient, None

@@ -1,0 +1,153 @@
+"""Priors of standard deviations and correlations, as densities of the coordinates that a fit moves.
+
+With b ~ N(0, Σ), Σ = diag(τ) R diag(τ) = (W Wᵀ)⁻¹ and ω the entries of W (`torchngvi.models.mixed_prior`),
+
+    log p(ω) = Σ_k log p(τ_k) + log p(R) - r Σ_k log τ_k - 2(r + 1) Σ_k ω_kk + Σ_k (r - k + 2) ω_kk:
+
+the Jacobians of Σ by (τ, R), 2^r Π τ_k^r, of Σ by Ω, |Ω|^-(r+1), and of Ω by ω, 2^r Π W_kk^(r-k+2).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.models.mixed_prior import scales_of, starts
+
+
+class HalfNormal(NamedTuple):
+    """The prior p(τ) = 2 N(τ; 0, scale²) of a standard deviation τ > 0.
+
+    Attributes:
+        scale: in the units of τ, positive.
+
+    >>> round(HalfNormal(2.0).log_prob(torch.tensor(0.0)).exp().item(), 6)  # 2/(2 √(2π))
+    0.398942
+    """
+
+    scale: float = 1.0
+
+    def log_prob(self, sd: Tensor) -> Tensor:
+        """The log density of each standard deviation."""
+        constant = 0.5 * math.log(2 / math.pi) - math.log(self.scale)
+        return constant - 0.5 * (sd / self.scale).square()
+
+
+class HalfT(NamedTuple):
+    """The prior of |x| where x has Student's t distribution with ``dof`` degrees of freedom and a scale.
+
+    One wants it where a standard deviation may be much larger than the scale says: its tail is that of a power.
+
+    Attributes:
+        dof: the degrees of freedom, positive; 1 is the half-Cauchy distribution.
+        scale: in the units of τ, positive.
+
+    >>> round(HalfT(1.0, 1.0).log_prob(torch.tensor(0.0)).exp().item(), 6)  # 2/π
+    0.63662
+    """
+
+    dof: float = 3.0
+    scale: float = 1.0
+
+    def log_prob(self, sd: Tensor) -> Tensor:
+        """The log density of each standard deviation."""
+        half = 0.5 * (self.dof + 1)
+        constant = math.lgamma(half) - math.lgamma(0.5 * self.dof) - 0.5 * math.log(self.dof * math.pi)
+        return constant + math.log(2 / self.scale) - half * torch.log1p((sd / self.scale).square() / self.dof)
+
+
+class Exponential(NamedTuple):
+    """The prior p(τ) = rate · exp(-rate · τ) of a standard deviation τ > 0.
+
+    Attributes:
+        rate: of the units 1/τ, positive; the mean of τ is its inverse.
+
+    >>> Exponential(2.0).log_prob(torch.tensor(0.0)).exp().item()
+    2.0
+    """
+
+    rate: float = 1.0
+
+    def log_prob(self, sd: Tensor) -> Tensor:
+        """The log density of each standard deviation."""
+        return math.log(self.rate) - self.rate * sd
+
+
+ScalePrior = HalfNormal | HalfT | Exponential
+
+
+def checked_scale(what: str, prior: object) -> ScalePrior:
+    """Check the prior of a standard deviation.
+
+    Args:
+        what: its name, for the message.
+        prior: what was given.
+
+    Returns:
+        The same.
+
+    Raises:
+        InputError: another object, or numbers that are not positive and finite.
+
+    >>> checked_scale("sd", HalfT())
+    HalfT(dof=3.0, scale=1.0)
+    """
+    if not isinstance(prior, ScalePrior):
+        raise InputError(f"{what} is the prior of a standard deviation, HalfNormal, HalfT or Exponential; got {prior}.")
+    if not all(0 < x < math.inf for x in prior):
+        raise InputError(f"{what} must have positive and finite numbers; got {prior}.")
+    return prior
+
+
+class ScalesPrior:
+    """Independent priors of the standard deviations of random effects, and LKJ of their correlations.
+
+    R has the density |R|^(concentration - 1)/Z (Lewandowski, Kurowicka and Joe 2009).
+
+    Args:
+        sd: the prior of all standard deviations, or a sequence of r of them.
+        concentration: of the LKJ density, positive: 1 is uniform over correlation matrices, more draws them to 0.
+        size: r, the number of random effects.
+
+    Raises:
+        InputError: another number of priors, or numbers that are not positive and finite.
+
+    >>> prior = ScalesPrior(Exponential(1.0), 1.0, 1)
+    >>> -prior.energy(torch.tensor([0.0])).item()  # τ = 1, and |dτ/dω| = 1
+    -1.0
+    """
+
+    def __init__(self, sd: object, concentration: float, size: int) -> None:
+        given = list(sd) if isinstance(sd, Sequence) and not isinstance(sd, ScalePrior) else [sd] * size
+        if len(given) != size:
+            raise InputError(f"sd must be one prior, or one for each of the {size} random effects; got {len(given)}.")
+        self.sd = [checked_scale("sd", one) for one in given]
+        if not 0 < concentration < math.inf:
+            raise InputError(f"concentration is that of the LKJ density, positive and finite; got {concentration}.")
+        self.concentration, self.size = float(concentration), size
+        self.log_normaliser = 0.0  # log Z
+        for k in range(1, size):
+            rest = size - k
+            shape = concentration + 0.5 * (rest - 1)
+            beta = 2 * math.lgamma(shape) - math.lgamma(2 * shape)
+            self.log_normaliser += rest * ((2 * concentration - 2 + rest) * math.log(2) + beta)
+
+    def energy(
+        self,
+        omega: Tensor,  # (*any, q)
+    ) -> Tensor:
+        """-log p(ω), (*any,)."""
+        r, (tau, _) = self.size, scales_of(omega, self.size)
+        log_tau, diagonal = tau.log().sum(-1), omega[..., starts(r)]
+        half = diagonal.sum(-1)  # ½ log|Ω|
+        log_R = -2 * (half + log_tau)
+        jacobian = -r * log_tau - 2 * (r + 1) * half + sum((r - k + 1) * diagonal[..., k] for k in range(r))
+        of_sd = sum(prior.log_prob(tau[..., k]) for k, prior in enumerate(self.sd))
+        return -(of_sd + (self.concentration - 1) * log_R - self.log_normaliser + jacobian)
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the numbers of the priors."""
+        return (*((type(one).__name__, *one) for one in self.sd), self.concentration)
