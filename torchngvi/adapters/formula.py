@@ -179,7 +179,8 @@ def mixed(
         formula: the response, fixed effects and one term of effects that vary over groups, "y ~ x + (1 + x | group)",
             see `Formula`.
         frame: a pandas DataFrame.
-        family: "gaussian", "poisson", "bernoulli", "probit", or what `torchngvi.MixedModel` takes.
+        family: "gaussian", whose residual standard deviation is learned, "poisson", "bernoulli", "probit",
+            "negative_binomial", "student_t", or what else `torchngvi.MixedModel` takes.
         prior: `torchngvi.models.MixedPrior`.
         weights: factors of the log likelihood of each row: the name of a column, or numbers (N,).
 
