@@ -1,5 +1,7 @@
 """Formulas with random effects: the designs are those that one would write by hand, and a bad one is one sentence."""
 
+import json
+
 import numpy as np
 import pandas
 import pytest
@@ -9,6 +11,8 @@ import torchngvi
 from torchngvi import MixedModel
 from torchngvi.adapters import formula as module
 from torchngvi.adapters.formula import Formula, mixed
+from torchngvi.app.outputs import read_frame
+from torchngvi.cli import main
 from torchngvi.errors import InputError
 
 
@@ -173,3 +177,54 @@ class TestRefusals:
         monkeypatch.setattr(module, "formulae", None)
         with pytest.raises(ImportError, match=r"pip install 'torchngvi\[formula\]'"):
             Formula("y ~ x + (1 | group)", table)
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def folder(self, visits, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        visits.to_csv("visits.csv", index=False)
+        return tmp_path
+
+    def run(self, *flags):
+        return main(["fit", "--data", "visits.csv", "--no-progress", *flags])
+
+    def test_everything_is_written(self, folder, capsys):
+        assert self.run("--formula", "seizures ~ week + (1 | patient)", "--family", "poisson") == 0
+        assert "standard deviations of random effects" in capsys.readouterr().out
+        written = folder / "runs" / "visits"
+        assert {path.name for path in written.iterdir()} == {
+            "effects.csv", "effects.png", "parameters.csv", "summary.json"
+        }  # fmt: skip
+        parameters, effects = (read_frame(written / f"{name}.csv") for name in ("parameters", "effects"))
+        assert parameters[["kind", "name"]].to_numpy().tolist() == [
+            ["fixed effect", "Intercept"],
+            ["fixed effect", "week"],
+            ["sd", "Intercept"],
+        ]
+        assert (parameters.low < parameters["mean"]).all()
+        assert (effects.group == [f"p{k:02}" for k in range(30)]).all()
+        summary = json.loads((written / "summary.json").read_text())
+        assert (summary["converged"], summary["rows"], summary["groups"]) == (True, 120, 30)
+        assert self.run("--formula", "seizures ~ week + (1 | patient)") == 2
+        assert "Say --overwrite" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("flags", "sentence"),
+        [
+            (["--target", "seizures"], "--target cannot be combined with --formula, which says what is predicted"),
+            (["--data", "iris"], "--formula needs a csv or tsv file, --data visits.csv; got 'iris'."),
+            (["--family", "gamma"], "family must be one of"),
+        ],
+    )
+    def test_refusals(self, folder, capsys, flags, sentence):
+        assert self.run("--formula", "seizures ~ week + (1 | patient)", *flags) == 2
+        assert sentence in capsys.readouterr().err
+        assert not (folder / "runs").exists()
+
+    def test_without_the_library(self, folder, capsys, monkeypatch):
+        monkeypatch.setattr(module, "formulae", None)
+        assert self.run("--formula", "seizures ~ week + (1 | patient)") == 2
+        assert "formulae is not installed, and the command line needs it: pip install 'torchngvi[formula]'" in (
+            capsys.readouterr().err
+        )

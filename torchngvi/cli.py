@@ -19,9 +19,9 @@ from torchngvi.errors import InputError, TorchngviError
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.registry import FLAT_METHODS, FLAT_POSTERIORS, METHODS, POSTERIORS, STRUCTURES, needs_lr, partners
 
-_EXTRAS = ("matplotlib", "numpy", "pandas", "rich", "sklearn")
+_EXTRAS = ("formulae", "matplotlib", "numpy", "pandas", "rich", "sklearn")
 
-_FLAGS = ("--overwrite", *("--" + field.name.replace("_", "-") for field in fields(Settings)))
+_FLAGS = ("--overwrite", "--formula", *("--" + field.name.replace("_", "-") for field in fields(Settings)))
 _DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
 _ENVIRONMENT = f"""environment:
   TORCHNGVI_DATA   a folder of data sets, for compare and reproduce
@@ -38,6 +38,7 @@ _EXAMPLES = """examples:
   torchngvi fit --data claims.csv --target claims --family poisson_log --offset log_exposure
   torchngvi fit configs/breast_cancer.toml --posterior diagonal --out runs/diagonal
   torchngvi fit --data iris --success virginica --posterior precision --structure 1,4 --method iblr
+  torchngvi fit --data visits.csv --formula "seizures ~ week + (1 | patient)" --family poisson
 """
 
 
@@ -148,6 +149,9 @@ def _add_data_flags(group: Any) -> None:
 
 
 def _add_model_flags(group: Any) -> None:
+    group.add_argument(
+        "--formula", metavar="FORMULA", help="a mixed model, 'y ~ x + (1 + x | group)'; family gaussian, poisson, ..."
+    )
     group.add_argument("--family", metavar="FAMILY", help=f"{', '.join(FAMILIES)} (bernoulli_logit)")
     group.add_argument("--prior-precision", type=float, metavar="B", help="of the coefficients' prior N(0, 1/B)")
     group.add_argument("--noise", type=float, metavar="S", help="standard deviation of the gaussian family")
@@ -184,6 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command != "fit":
             return _experiment(command, flags)
         config, overwrite = flags.pop("config", None), flags.pop("overwrite", False)
+        if "formula" in flags:
+            return _mixed({**(read_toml(config) if config else {}), **flags}, overwrite)
         return _fit(settings_from({**(read_toml(config) if config else {}), **flags}), overwrite)
     except TorchngviError as error:
         return _refuse(str(error))
@@ -191,7 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
             raise
-        return _refuse(f"{missing} is not installed, and the command line needs it: pip install 'torchngvi[cli]'.")
+        extra = "formula" if missing == "formulae" else "cli"
+        return _refuse(f"{missing} is not installed, and the command line needs it: pip install 'torchngvi[{extra}]'.")
     except Exception as error:  # the last resort: what a parser raises at a file of a stranger is not specified
         sentence = _last_sentence(error)
         if sentence is None or os.environ.get(_DEBUG):
@@ -234,6 +241,15 @@ def _fit(settings: Settings, overwrite: bool) -> int:
     if not outcome.result.converged:
         print(f"torchngvi: not converged, {outcome.result.reason}", file=sys.stderr)
     return 0 if outcome.result.converged else 1
+
+
+def _mixed(flags: dict[str, Any], overwrite: bool) -> int:
+    from torchngvi.app import mixed_runs
+
+    result = mixed_runs.run(flags, overwrite)
+    if not result.converged:
+        print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
+    return 0 if result.converged else 1
 
 
 def _experiment(command: str, flags: dict[str, Any]) -> int:

@@ -74,7 +74,9 @@ class Formula:
 
     def __init__(self, formula: str, frame: Any) -> None:
         if formulae is None:
-            raise ImportError("A formula needs the library formulae: pip install 'torchngvi[formula]'.")
+            raise ImportError(
+                "A formula needs the library formulae: pip install 'torchngvi[formula]'.", name="formulae"
+            )
         self.formula = formula
         model = _described(formula)
         self.factor = _factor(formula, model)

@@ -1,0 +1,100 @@
+"""`torchngvi fit --formula`: a mixed model of a table, with its answers printed and written into a folder."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from torchngvi.adapters.formula import mixed
+from torchngvi.app.config import file_name
+from torchngvi.app.outputs import OutputFolder, write_rows
+from torchngvi.app.readers import read_delimited
+from torchngvi.errors import InputError
+from torchngvi.mixed_models import Marginals, MixedResult
+
+FLAGS = ("formula", "data", "family", "weights", "seed", "out", "progress")
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_COLUMNS = ("name", "mean", "sd", "low", "high")
+
+
+def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult:
+    """Fit the model of a formula to a csv or tsv file, print the table of its parameters, and write what it says.
+
+    The folder gets ``parameters.csv``, ``effects.csv`` with the effects of each group, ``summary.json`` and the
+    caterpillar plot ``effects.png``.
+
+    Args:
+        flags: those that were given, of `FLAGS`.
+        overwrite: whether files of an earlier run may be replaced.
+
+    Returns:
+        The result.
+
+    Raises:
+        InputError: other flags, no table, or what `torchngvi.mixed` refuses.
+    """
+    others = [f"--{name.replace('_', '-')}" for name in flags if name not in FLAGS]
+    if others:
+        raise InputError(
+            f"{', '.join(others)} cannot be combined with --formula, which says what is predicted, and from what. "
+            f"Leave out all but {', '.join(f'--{name}' for name in FLAGS)}."
+        )
+    path = Path(file_name("data", str(flags.get("data", ""))))
+    separator = _SEPARATORS.get((path.with_suffix("") if path.suffix == ".gz" else path).suffix)
+    if separator is None or not path.is_file():
+        raise InputError(f"--formula needs a csv or tsv file, --data visits.csv; got {str(path)!r}.")
+    folder = OutputFolder(flags.get("out", f"runs/{path.name.partition('.')[0]}"), overwrite=overwrite)
+    model = mixed(
+        flags["formula"], read_delimited(path, separator), flags.get("family", "gaussian"), weights=flags.get("weights")
+    )
+    result = model.fit(seed=flags.get("seed", 0), progress=flags.get("progress", True))
+    print(result)
+    with folder.writing() as place:
+        _write(place, flags["formula"], result)
+    print(f"written to {folder.path}/")
+    return result
+
+
+def _write(place: Path, formula: str, result: MixedResult) -> None:
+    table, effects = result.summary(), result.effects()
+    parts = {
+        "fixed effect": table.fixed,
+        "sd": table.sd,
+        "correlation": table.correlation,
+        "likelihood": table.likelihood,
+    }
+    write_rows(place / "parameters.csv", ["kind", *_COLUMNS], _rows(parts.items()))
+    write_rows(
+        place / "effects.csv", ["effect", "group", *_COLUMNS[1:]], _rows(zip(result.random_names, effects, strict=True))
+    )
+    summary = {
+        "formula": formula,
+        "converged": result.converged,
+        "reason": result.reason,
+        "method": result.method,
+        "elbo": result.elbo,
+        "log_evidence": result.log_evidence,
+        "k_hat": result.k_hat,
+        "effective_draws": result.effective,
+        "rows": len(result.model.rows.y),
+        "groups": result.model.rows.n,
+    }
+    (place / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    count = len(result.random_names)
+    figure = Figure(figsize=(5.0 * count, 5.0), layout="constrained")
+    for k, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
+        result.plot_effects(k, ax=ax)
+    figure.savefig(place / "effects.png", dpi=150)
+
+
+def _rows(parts: Iterable[tuple[str, Marginals | None]]) -> list[list[Any]]:
+    """A row for each entry of each part: its kind, its name, and four numbers."""
+    rows: list[list[Any]] = []
+    for kind, part in parts:
+        if part is None:
+            continue
+        numbers = zip(*(x.tolist() for x in (part.mean, part.sd, part.low, part.high)), strict=True)
+        rows += [[kind, name, *four] for name, four in zip(part.names, numbers, strict=True)]
+    return rows
