@@ -44,6 +44,7 @@ class Verdict:
     >>> print(verdict)
     the Gaussian family: not examined
       no numbers
+      next: try torchngvi.examine(q, log_joint) with a larger max_gradients
       not examined: tails
     """
 
