@@ -326,7 +326,7 @@ class TestSettings:
         options = {
             action.dest for group in parser()._subparsers._group_actions for action in group.choices["fit"]._actions
         }
-        assert options - {"help", "config", "overwrite"} == set(Settings.__dataclass_fields__)
+        assert options - {"help", "config", "overwrite", "formula"} == set(Settings.__dataclass_fields__)
 
     def test_toml_round_trip(self):
         settings = Settings(data='odd "name"\\.csv', lr=1e-7, drop=("a", "ß"), standardize=False, tolerance=1e16)

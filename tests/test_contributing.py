@@ -1,6 +1,7 @@
 """The worked examples of CONTRIBUTING.md, followed in their order; the commands are those that decide."""
 
 import ast
+import importlib
 import pathlib
 import re
 import sys
@@ -34,6 +35,11 @@ def test_a_worked_example(title, monkeypatch):
     silent = [node.name for node in public if not node.name.startswith("_") and not ast.get_docstring(node)]
     assert silent == ["at"] * silent.count("at")  # the curve inside a rule
     assert max(map(len, source.splitlines())) <= 120
+    imported = [line for line in source.splitlines() if line.startswith("from torchngvi")]
+    assert imported == sorted(imported)
+    folder = importlib.import_module(as_module(path).rpartition(".")[0])
+    taken = {as_module(path).rpartition(".")[2], *(node.name for node in public if isinstance(node, ast.ClassDef))}
+    assert written.exists() or not taken & set(vars(folder))  # the export would hide something
     module = types.ModuleType(as_module(path))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(source, path, "exec"), vars(module))

@@ -1,6 +1,7 @@
 """Formulas with random effects: the designs are those that one would write by hand, and a bad one is one sentence."""
 
 import json
+import pickle
 
 import numpy as np
 import pandas
@@ -133,8 +134,50 @@ class TestMixed:
             for w in ("twice", np.full(len(visits), 2.0))
         )
         assert torch.equal(named, given)
-        with pytest.raises(InputError, match="names size; the table has"):
+        with pytest.raises(InputError, match="^weights names size; the table has"):
             mixed("seizures ~ week + (1 | patient)", visits, "poisson", weights="size")
+
+    def test_families_by_their_short_names(self, visits):
+        with pytest.raises(InputError, match="^family must be one of gaussian, student_t, poisson, .*; got 'Poisson'"):
+            mixed("seizures ~ week + (1 | patient)", visits, "Poisson")
+
+    def test_a_result_is_pickled(self, visits, result):
+        again = pickle.loads(pickle.dumps(result))
+        new = visits.head(2)
+        assert torch.equal(again.predict(new).mean, result.predict(new).mean)
+
+    def test_a_plot_by_name(self, result):
+        assert result.plot_effects("Intercept").get_xlabel() == "Intercept"
+        with pytest.raises(InputError, match="or one of the names Intercept; got 'week'"):
+            result.plot_effects("week")
+
+
+class TestGroups:
+    def test_of_two_columns_are_not_merged(self, table):
+        table["left"], table["right"] = ["a:b", "a", "a"] * 2, ["c", "b:c", "b:c"] * 2
+        made = Formula("y ~ x + (1 | left:right)", table)
+        assert made.rows.groups.tolist() == [1, 0, 0, 1, 0, 0]
+
+    def test_labels_of_several_kinds(self, table):
+        table["group"] = pandas.Series([1, 1, "s2", "s2", 3, 3], dtype=object)
+        made = Formula("y ~ x + (1 | group)", table)
+        assert made.of(table).groups.tolist() == made.rows.groups.tolist() == [0, 0, 2, 2, 1, 1]
+
+    def test_numbers_that_have_become_text(self, table):
+        made = Formula("y ~ x + (1 | half)", table)
+        with pytest.raises(
+            InputError, match=r"groups half of the fit are as 1 \(int\), those of the table as '1' \(str\)"
+        ):
+            made.of(table.assign(half=table.half.astype(str)))
+
+    def test_no_rows(self, table):
+        assert Formula("y ~ x + (1 | group)", table).of(table.iloc[:0]).groups.dtype == int
+
+    def test_categories_without_rows(self, table):
+        table["kind"] = pandas.Categorical(table.kind, categories=["a", "b", "c", "zz"])
+        made = Formula("y ~ kind + (1 | group)", table)
+        assert made.fixed == ["Intercept", "kind[b]", "kind[c]"]
+        assert made.of(table).X.shape == (6, 3)
 
 
 class TestRefusals:
@@ -172,6 +215,11 @@ class TestRefusals:
         made = Formula("y ~ kind + (1 | group)", table)
         with pytest.raises(InputError, match=r"new rows do not fit .* levels \(d\) in 'kind'"):
             made.of(table.assign(kind="d"))
+
+    def test_a_number_that_has_become_text(self, table):
+        made = Formula("y ~ x + (1 | group)", table)
+        with pytest.raises(InputError, match="is not of the kind that it was in the fit: could not convert"):
+            made.of(table.assign(x="w"))
 
     def test_without_the_library(self, table, monkeypatch):
         monkeypatch.setattr(module, "formulae", None)
@@ -214,6 +262,7 @@ class TestCommandLine:
         [
             (["--target", "seizures"], "--target cannot be combined with --formula, which says what is predicted"),
             (["--data", "iris"], "--formula needs a csv or tsv file, --data visits.csv; got 'iris'."),
+            (["--data", "none.csv"], "there is no file 'none.csv' (--data)."),
             (["--family", "gamma"], "family must be one of"),
         ],
     )

@@ -515,7 +515,7 @@ OF_A_RESULT = {
     ),
     "an effect": (
         lambda r: r.plot_effects(2),
-        "effect is the number of a random effect, 0 to 1; got 2.",
+        "effect is the number of a random effect, 0 to 1, or one of the names one, time; got 2.",
     ),
 }
 

@@ -1,6 +1,7 @@
 """Mixed models whose likelihood has a learned parameter, in closed form where noise is Gaussian; priors of sds."""
 
 import math
+import pickle
 import re
 import warnings
 
@@ -444,7 +445,37 @@ def test_refusals(name):
 
 def test_over_all_coordinates_a_parameter_is_held():
     """As a log joint over b too: the likelihood is that of an estimate, for q and for the default prior of Ω."""
-    model = MixedModel(X3, Y3, (X3, GROUPS3), "gaussian")
+    model = MixedModel(X3, Y3, (X3, GROUPS3), "gaussian", prior=MixedPrior(10.0))
     same = MixedLogJoint(X3, Y3, (X3, GROUPS3), GaussianNoise(within(model.rows)))
     theta = randn(model.dim, seed=1)
     close(model.log_joint(theta), same.log_joint(theta), 1e-12)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-3])
+def test_targets_far_from_zero(unit):
+    """Incomes and reaction times: the default prior of fixed effects is as wide as the targets and columns ask for."""
+    groups = torch.arange(40).repeat_interleave(4)
+    x, b, noise = (
+        torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (160, 40, 161)
+    )
+    X, y = torch.stack([torch.ones_like(x), unit * x], -1), b[groups] + x + 0.5 * noise[:160]
+    near, far = (
+        MixedModel(X, y + shift, (X[:, :1], groups), "gaussian").fit(progress=False).summary() for shift in (0.0, 1e4)
+    )
+    slope = near.fixed.mean[1]
+    assert abs(unit * slope - 1) < 0.2
+    torch.testing.assert_close(far.fixed.mean, near.fixed.mean + torch.tensor([1e4, 0.0]), rtol=1e-7, atol=0.01 / unit)
+    torch.testing.assert_close(far.sd.mean, near.sd.mean, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "student_t"])
+def test_targets_without_noise_are_refused(family):
+    with pytest.raises(InputError, match=r"^every target is 5, of which no noise can be learned\. Check y, or give"):
+        MixedModel(X3, torch.full((len(X3),), 5.0), (X3, GROUPS3), family)
+
+
+def test_a_result_is_pickled():
+    result = MixedModel(X3, Y3, (X3, GROUPS3), "gaussian").fit(draws=200, progress=False)
+    again = pickle.loads(pickle.dumps(result))
+    assert str(again) == str(result)
+    close(again.joint.mean, result.joint.mean, 1e-12)

@@ -21,7 +21,14 @@ except ImportError:  # the extra "formula" is not installed
     formulae = None
 
 
-FAMILIES = {"poisson": "poisson_log", "bernoulli": "bernoulli_logit", "probit": "bernoulli_probit"}
+FAMILIES = {
+    "gaussian": "gaussian",
+    "student_t": "student_t",
+    "poisson": "poisson_log",
+    "negative_binomial": "negative_binomial",
+    "bernoulli": "bernoulli_logit",
+    "probit": "bernoulli_probit",
+}
 _FUNCTIONS = {name: getattr(np, name) for name in ("log", "log1p", "log2", "log10", "exp", "expm1", "sqrt", "abs")}
 
 
@@ -81,8 +88,9 @@ class Formula:
         model = _described(formula)
         self.factor = _factor(formula, model)
         self._names = sorted(_variables([model.response.term, *model.common_terms, *model.group_terms]))
-        self._keys = sorted(_variables(term.factor for term in model.group_terms))
+        self._keys = sorted(_variables(term.factor for term in model.group_terms), key=self.factor.find)
         _complete(frame, self._names)
+        self._table = frame = _used(frame[self._names])
         self.response, common = formula.split("~")[0].strip(), _sum(model.common_terms)
         if common == "0":
             raise InputError(f"A mixed model has at least one fixed effect; {formula!r} has none: leave out the 0.")
@@ -91,9 +99,14 @@ class Formula:
         self._common = designs.common
         self._within = _read(formula, _sum(term.expr for term in model.group_terms), frame).common
         self.fixed, self.random = _labels(self._common), _labels(self._within)
-        labels, self._codes = np.unique(self._label(frame), return_inverse=True)
-        self.levels: list[Any] = labels.tolist()
-        self.rows = self._rows(np.asarray(self._common), np.asarray(self._within), self._codes.reshape(-1))
+        labels = self._label(frame)
+        self._keyed = sorted(set(labels), key=lambda label: [(type(part).__name__, part) for part in label])
+        self.levels: list[Any] = [label[0] if len(label) == 1 else ":".join(map(str, label)) for label in self._keyed]
+        self.rows = self._rows(np.asarray(self._common), np.asarray(self._within), self._numbered(labels))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What formulae has made holds modules, and is made again from the columns of the table."""
+        return Formula, (self.formula, self._table)
 
     def of(self, frame: Any) -> Rows:
         """Make the designs of new rows.
@@ -111,19 +124,28 @@ class Formula:
         response = set(_variables([_described(self.formula).response.term]))
         _complete(frame, [name for name in self._names if name not in response and (grouped or name not in self._keys)])
         try:
-            common, within = (part.evaluate_new_data(frame).design_matrix for part in (self._common, self._within))
+            table = _used(frame)
+            common, within = (part.evaluate_new_data(table).design_matrix for part in (self._common, self._within))
         except ValueError as error:
             raise InputError(f"The new rows do not fit {self.formula!r}: {error}") from error
-        number = {label: i for i, label in enumerate(self.levels)}
-        groups = [number.get(label, -1) for label in self._label(frame)] if grouped else [-1] * len(frame)
-        return self._rows(common, within, np.asarray(groups))
+        labels = self._label(frame) if grouped else []
+        kinds = [{tuple(map(type, label)) for label in some} for some in (self._keyed, labels)]
+        if labels and not kinds[0] & kinds[1]:  # as numbers that have become text in a file
+            known, new = (next(iter(some))[0] for some in (self._keyed, labels))
+            raise InputError(
+                f"The groups {self.factor} of the fit are as {known!r} ({type(known).__name__}), those of the table as "
+                f"{new!r} ({type(new).__name__}). Convert the column; leave it out for groups that the fit had not."
+            )
+        groups = self._numbered(labels) if grouped else np.full(len(frame), -1)
+        return self._rows(common, within, groups)
 
-    def _label(self, frame: Any) -> list[Any]:
-        """The label of the group of each row; of "school:room" both, "oak:12"."""
-        columns = [frame[key] for key in self._keys]
-        if len(columns) == 1:
-            return list(columns[0])
-        return [":".join(map(str, row)) for row in zip(*columns, strict=True)]
+    def _numbered(self, labels: Sequence[tuple[Any, ...]]) -> np.ndarray:
+        number = {label: i for i, label in enumerate(self._keyed)}
+        return np.asarray([number.get(label, -1) for label in labels], dtype=int)
+
+    def _label(self, frame: Any) -> list[tuple[Any, ...]]:
+        """The label of the group of each row, with an entry for each column that the groups are of."""
+        return list(zip(*(frame[key].tolist() for key in self._keys), strict=True))
 
     def _rows(self, common: np.ndarray, within: np.ndarray, groups: np.ndarray) -> Rows:
         offset, columns = np.zeros(len(common)), []
@@ -134,7 +156,12 @@ class Formula:
             else:
                 columns.append(part)
         X = np.concatenate(columns, 1) if columns else np.zeros((len(common), 0))
-        return Rows(X.astype(float), within.astype(float), groups, offset)
+        try:
+            return Rows(X.astype(float), within.astype(float), groups, offset)
+        except ValueError as error:
+            raise InputError(
+                f"A column of {self.formula!r} is not of the kind that it was in the fit: {error}."
+            ) from error
 
 
 class TableModel(NamedTuple):
@@ -206,12 +233,18 @@ def mixed(
     """
     made = Formula(formula, frame)
     if isinstance(weights, str):
+        if weights not in frame:
+            raise InputError(f"weights names {weights}; the table has {', '.join(map(str, frame.columns))}.")
         _complete(frame, [weights])
         weights = frame[weights].to_numpy()
-    rows, likelihood = made.rows, FAMILIES.get(family, family) if isinstance(family, str) else family
+    if isinstance(family, str) and family not in FAMILIES.values():
+        if family not in FAMILIES:
+            raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.")
+        family = FAMILIES[family]
+    rows = made.rows
     X, Z = (torch.as_tensor(x, dtype=torch.float64) for x in (rows.X, rows.Z))
     effects = RandomEffects(Z, torch.as_tensor(rows.groups))
-    model = MixedModel(X, made.y, effects, likelihood, prior=prior, weights=weights, offset=rows.offset)
+    model = MixedModel(X, made.y, effects, family, prior=prior, weights=weights, offset=rows.offset)
     return TableModel(made, model)
 
 
@@ -263,6 +296,14 @@ def _complete(frame: Any, names: Sequence[str]) -> None:
     if missing.any(axis=None):
         counts = ", ".join(f"{count} of {name}" for name, count in missing.sum().items() if count)
         raise InputError(f"The table misses values: {counts}. Leave those rows out, table.dropna(), or impute them.")
+
+
+def _used(frame: Any) -> Any:
+    """The table without categories that no row has."""
+    kept = {
+        name: column.cat.remove_unused_categories() for name, column in frame.items() if str(column.dtype) == "category"
+    }
+    return frame.assign(**kept) if kept else frame
 
 
 def _read(formula: str, part: str, frame: Any) -> Any:

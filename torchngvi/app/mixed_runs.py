@@ -43,8 +43,10 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult:
         )
     path = Path(file_name("data", str(flags.get("data", ""))))
     separator = _SEPARATORS.get((path.with_suffix("") if path.suffix == ".gz" else path).suffix)
-    if separator is None or not path.is_file():
+    if separator is None:
         raise InputError(f"--formula needs a csv or tsv file, --data visits.csv; got {str(path)!r}.")
+    if not path.is_file():
+        raise InputError(f"there is no file {str(path)!r} (--data).")
     folder = OutputFolder(flags.get("out", f"runs/{path.name.partition('.')[0]}"), overwrite=overwrite)
     model = mixed(
         flags["formula"], read_delimited(path, separator), flags.get("family", "gaussian"), weights=flags.get("weights")

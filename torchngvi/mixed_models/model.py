@@ -1,7 +1,6 @@
 """`torchngvi.MixedModel`: the log joint of a mixed model, with the fit that a statistician wants of it."""
 
 import copy
-import functools
 import math
 from typing import Any, Literal, Self, final
 
@@ -13,11 +12,12 @@ from torchngvi.mixed_models.locals import ByQuadrature, Conditional
 from torchngvi.mixed_models.result import MixedResult
 from torchngvi.models import GaussianMixed, GaussianNoise, Likelihood, MarginalMixed, MixedLogJoint, MixedPrior
 from torchngvi.models.arguments import count
-from torchngvi.models.learned import LEARNED, Learned
+from torchngvi.models.learned import LEARNED, Learned, LearnedNoise, LearnedScale
 from torchngvi.models.likelihoods import FAMILIES
-from torchngvi.models.mixed import RandomEffects
+from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import Precision
+from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_start import information
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics.inference_mode import tracked
@@ -80,8 +80,17 @@ class MixedModel(MixedLogJoint):
         learned = self.learned = _learned(family, prior)
         if learned is not None:
             family = learned.at(1.0)
-        super().__init__(X, y, random, family, prior=_joint_prior(prior), weights=weights, offset=offset)
+        joint = _joint_prior(prior)
+        super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
+        if isinstance(learned, LearnedNoise | LearnedScale) and prior.fixed_scale is None:
+            joint = joint._replace(fixed_scale=_wide(self.rows))
+            super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
         self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
+        if isinstance(learned, LearnedNoise | LearnedScale) and bool((self.rows.y == self.rows.y[0]).all()):
+            raise InputError(
+                f"every target is {float(self.rows.y[0]):g}, of which no noise can be learned. Check y, or give the "
+                "noise, family=GaussianNoise(1.0)."
+            )
         if learned is not None:
             self.value = learned.begin(self.rows)
             self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)
@@ -187,7 +196,7 @@ class MixedModel(MixedLogJoint):
             posterior,
             weighted,
             near,
-            lambda: q,
+            _Joint(self, q=q),
             _numbers(self.rows.p),
             _numbers(self.rows.r),
             _numbers(self.rows.n),
@@ -212,7 +221,7 @@ class MixedModel(MixedLogJoint):
             found.posterior,
             found.draws,
             ByQuadrature(target),
-            functools.cache(lambda: self._joint_at(found.posterior) if near is None else near.q),
+            _Joint(self, found.posterior, None if near is None else near.q),
             _numbers(self.rows.p),
             _numbers(self.rows.r),
             _numbers(self.rows.n),
@@ -250,6 +259,21 @@ class MixedModel(MixedLogJoint):
         return "quadrature" if len(self.rows.y) <= _ROWS.get(self.rows.r, 0) else "response"
 
 
+class _Joint:
+    """The best Gaussian over all coordinates, fitted when it is first asked for where it is not there yet."""
+
+    def __init__(
+        self, model: MixedModel, posterior: Gaussian | None = None, q: PrecisionCholeskyGaussian | None = None
+    ) -> None:
+        self.model, self.posterior, self.q = model, posterior, q
+
+    def __call__(self) -> PrecisionCholeskyGaussian:
+        if self.q is None:
+            assert self.posterior is not None
+            self.q = self.model._joint_at(self.posterior)
+        return self.q
+
+
 def _learned(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
     """What is learned of a family, with the prior of its parameter."""
     if isinstance(family, str) and family in LEARNED:
@@ -270,6 +294,13 @@ def _joint_prior(prior: MixedPrior) -> MixedPrior:
     if prior.sd is not None and prior.precision is not None:
         raise InputError("the random effects have one prior: give MixedPrior precision= or sd=, not both.")
     return prior._replace(sd=None, likelihood=None)
+
+
+def _wide(rows: GroupedRows) -> float:
+    """A standard deviation of fixed effects that says little in the units of the targets and of the columns of X."""
+    columns = rows.X.square().mean(0).sqrt()
+    smallest = float(columns[columns > 0].min()) if bool((columns > 0).any()) else 1.0
+    return FIXED_SCALE * max(1.0, float(rows.y.square().mean().sqrt()) / smallest)
 
 
 def _numbers(size: int) -> tuple[str, ...]:

@@ -305,11 +305,11 @@ class MixedResult:
             values[self._parameter.replace(" ", "_")] = draws.parameter
         return exports.inference_data(values, self.model.rows.y, self.fixed_names, self.random_names, self.group_names)
 
-    def plot_effects(self, effect: int = 0, interval: float = 0.95, ax: Any = None) -> Any:
+    def plot_effects(self, effect: int | str = 0, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw a caterpillar plot: the effects of all groups in rising order, with intervals.
 
         Args:
-            effect: which of the r random effects.
+            effect: which of the r random effects, its number or its name.
             interval: the probability of the intervals, between 0 and 1.
             ax: matplotlib axes to draw on; new ones by default.
 
@@ -321,8 +321,13 @@ class MixedResult:
             InputError: an effect that the model does not have.
         """
         names = self.random_names
-        if not 0 <= effect < len(names):
-            raise InputError(f"effect is the number of a random effect, 0 to {len(names) - 1}; got {effect}.")
+        if isinstance(effect, str) and effect in names:
+            effect = names.index(effect)
+        if isinstance(effect, str) or not 0 <= effect < len(names):
+            raise InputError(
+                f"effect is the number of a random effect, 0 to {len(names) - 1}, or one of the names "
+                f"{', '.join(names)}; got {effect!r}."
+            )
         return exports.caterpillar(self.effects(interval)[effect], names[effect], ax)
 
 

@@ -38,6 +38,7 @@ from torchngvi.structures import arrow
 from torchngvi.structures.pattern import Structured
 from torchngvi.structures.storage import Part
 
+FIXED_SCALE = 10.0  # prior standard deviation of a fixed effect
 _NARROWER = (1.0, 3.0, 10.0, 30.0, 100.0)  # factors of the root of the precision of a start, as long as they help
 
 
@@ -109,10 +110,11 @@ class MixedLogJoint(TractableTarget):
         offset: Any = None,
     ) -> None:
         prior = MixedPrior() if prior is None else prior
-        if not (prior.fixed_scale > 0 and math.isfinite(prior.fixed_scale)):
+        fixed_scale = FIXED_SCALE if prior.fixed_scale is None else prior.fixed_scale
+        if not (fixed_scale > 0 and math.isfinite(fixed_scale)):
             raise InputError(
-                f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got "
-                f"{prior.fixed_scale}."
+                "fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got "
+                f"{fixed_scale}."
             )
         if prior.sd is not None:
             raise InputError(
@@ -124,9 +126,7 @@ class MixedLogJoint(TractableTarget):
                 "random is a pair of a design and groups, RandomEffects(Z, groups); got a "
                 f"{type(random).__name__} of {len(random)} parts."
             )
-        self.fixed = GeneralizedLinear(
-            X, y, family, prior_precision=prior.fixed_scale**-2, weights=weights, offset=offset
-        )
+        self.fixed = GeneralizedLinear(X, y, family, prior_precision=fixed_scale**-2, weights=weights, offset=offset)
         self.coding = self.fixed.coding
         self.rows = rows = GroupedRows(self.fixed, random[0], random[1])
         self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p + rows.r * (rows.r + 1) // 2)

@@ -42,7 +42,9 @@ class MixedPrior(NamedTuple):
     `torchngvi.MixedModel.fit`, priors of standard deviations and an LKJ prior of correlations.
 
     Attributes:
-        fixed_scale: the standard deviation of each fixed effect, positive and finite.
+        fixed_scale: the standard deviation of each fixed effect, positive and finite. None for 10; of the families
+            "gaussian" and "student_t", whose targets have units, for ten times the root mean square of the targets over
+            the smallest one of a column of X, where that is more: a prior that says little about any of them.
         precision: the prior of Ω; None for the default of Kass and Natarajan (2006), whose scale is that of what
             the data tell of the effects of one group.
         sd: the prior of the standard deviation of each random effect, in the place of the Wishart prior:
@@ -57,7 +59,7 @@ class MixedPrior(NamedTuple):
     True
     """
 
-    fixed_scale: float = 10.0
+    fixed_scale: float | None = None
     precision: Wishart | None = None
     sd: object = None  # a prior of a standard deviation, or a sequence of them
     concentration: float = 1.0
