@@ -276,7 +276,8 @@ def test_picture(tmp_path):
     figure = pytest.importorskip("matplotlib.figure").Figure()
     factor = torch.tensor([1.0, 0.4, 1.0], dtype=torch.float64)
     found = calibration(3, lambda y: exact(y, factor=factor))
-    found.plot(figure)
+    assert found.plot(figure) is figure
+    assert len(found.plot().axes) == 2
     left, right = figure.axes
     assert len(left.lines) == 3
     assert right.get_title() == "ranks of theta[1], the worst"

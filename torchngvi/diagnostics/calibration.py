@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics.figures import new_figure
 from torchngvi.diagnostics.uniformity import Uniformity, holm
 from torchngvi.errors import InputError, PairError
 from torchngvi.posteriors.gaussian import Gaussian
@@ -157,20 +158,24 @@ class Calibration:
         left = len(self.names) - _ROWS
         return "\n".join([*lines, *([f"  and {left} others with larger p-values"] if left > 0 else [])])
 
-    def plot(self, figure: Any) -> None:
+    def plot(self, figure: Any = None) -> Any:
         """Draw the ECDF differences of all quantities, and the rank histogram of the worst.
 
         The band holds all lines at once with a probability of at least 95 % where everything is calibrated
         (Säilynoja, Bürkner and Vehtari 2022, Statistics and Computing 32); a line that leaves it is flagged.
 
         Args:
-            figure: a matplotlib figure without axes, such as ``plt.figure(figsize=(9, 3.5))``.
+            figure: a matplotlib figure without axes; a new one by default.
+
+        Returns:
+            The figure.
 
         Raises:
-            InputError: fewer than two fits that did not fail.
+            InputError: fewer than two fits that did not fail; matplotlib is not installed.
         """
         if len(self.ranks) < 2:
             raise InputError(f"a picture needs the ranks of two fits or more; got {len(self.ranks)}. Raise runs.")
+        figure = new_figure("a calibration", 9.0, 3.6) if figure is None else figure
         left, right = figure.subplots(1, 2)
         test, order = self.uniformity, self.p_values.argsort().tolist()
         at, differences = test.levels, test.differences(self.ranks)
@@ -192,6 +197,7 @@ class Calibration:
         )
         right.axhline(len(self.ranks) / len(counts), color=_GREY)
         right.set(xlabel="rank / (L + 1)", ylabel="simulations", title=f"ranks of {self.names[order[0]]}, the worst")
+        return figure
 
 
 def simulation_based_calibration(

@@ -22,6 +22,21 @@ _WIDE = 2.0  # standard errors
 _POINTS = 400  # of a curve
 
 
+def new_figure(what: str, width: float, height: float) -> "Figure":
+    """Make an empty figure of a size in inches.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError(
+            f"the picture of {what} needs matplotlib, which is not installed: pip install 'torchngvi[cli]'."
+        ) from error
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
 def verdict_figure(
     marginals: Marginals, shape: Shape | None, sampled: Sampled | None, order: Sequence[int], title: str
 ) -> "Figure":
@@ -40,14 +55,8 @@ def verdict_figure(
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "the picture of a verdict needs matplotlib, which is not installed: pip install 'torchngvi[cli]'."
-        ) from error
     shown = list(order)[:_MOST]
-    figure = Figure(figsize=(11.0, max(4.2, 1.8 + 0.28 * len(shown))), dpi=120, layout="constrained")
+    figure = new_figure("a verdict", 11.0, max(4.2, 1.8 + 0.28 * len(shown)))
     figure.suptitle(title, x=0.012, ha="left", fontsize=11, fontweight="bold", color=_INK, parse_math=False)
     left, right = figure.subplots(1, 2, width_ratios=(1.35, 1.0))
     _deviations(left, marginals, shape, sampled, shown)
