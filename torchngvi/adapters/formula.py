@@ -87,10 +87,11 @@ class Formula:
         self.formula = formula
         model = _described(formula)
         self.factor = _factor(formula, model)
-        self._names = sorted(_variables([model.response.term, *model.common_terms, *model.group_terms]))
+        self._predictors = sorted(_variables([*model.common_terms, *model.group_terms]))
+        names = sorted({*self._predictors, *_variables([model.response.term])})
         self._keys = sorted(_variables(term.factor for term in model.group_terms), key=self.factor.find)
-        _complete(frame, self._names)
-        self._table = frame = _used(frame[self._names])
+        _complete(frame, names)
+        self._table = frame = _used(frame[names])
         self.response, common = formula.split("~")[0].strip(), _sum(model.common_terms)
         if common == "0":
             raise InputError(f"A mixed model has at least one fixed effect; {formula!r} has none: leave out the 0.")
@@ -100,8 +101,9 @@ class Formula:
         self._within = _read(formula, _sum(term.expr for term in model.group_terms), frame).common
         self.fixed, self.random = _labels(self._common), _labels(self._within)
         labels = self._label(frame)
-        self._keyed = sorted(set(labels), key=lambda label: [(type(part).__name__, part) for part in label])
-        self.levels: list[Any] = [label[0] if len(label) == 1 else ":".join(map(str, label)) for label in self._keyed]
+        keyed = sorted(set(labels), key=lambda label: [(type(part).__name__, part) for part in label])
+        self._number = {label: i for i, label in enumerate(keyed)}
+        self.levels: list[Any] = [label[0] if len(label) == 1 else ":".join(map(str, label)) for label in keyed]
         self.rows = self._rows(np.asarray(self._common), np.asarray(self._within), self._numbered(labels))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -121,17 +123,16 @@ class Formula:
             InputError: columns that the table lacks or that miss values, or a category that the fit had not.
         """
         grouped = all(key in frame for key in self._keys)
-        response = set(_variables([_described(self.formula).response.term]))
-        _complete(frame, [name for name in self._names if name not in response and (grouped or name not in self._keys)])
+        _complete(frame, [name for name in self._predictors if grouped or name not in self._keys])
         try:
             table = _used(frame)
             common, within = (part.evaluate_new_data(table).design_matrix for part in (self._common, self._within))
         except ValueError as error:
             raise InputError(f"The new rows do not fit {self.formula!r}: {error}") from error
         labels = self._label(frame) if grouped else []
-        kinds = [{tuple(map(type, label)) for label in some} for some in (self._keyed, labels)]
+        kinds = [{tuple(map(type, label)) for label in some} for some in (self._number, labels)]
         if labels and not kinds[0] & kinds[1]:  # as numbers that have become text in a file
-            known, new = (next(iter(some))[0] for some in (self._keyed, labels))
+            known, new = (next(iter(some))[0] for some in (self._number, labels))
             raise InputError(
                 f"The groups {self.factor} of the fit are as {known!r} ({type(known).__name__}), those of the table as "
                 f"{new!r} ({type(new).__name__}). Convert the column; leave it out for groups that the fit had not."
@@ -140,8 +141,7 @@ class Formula:
         return self._rows(common, within, groups)
 
     def _numbered(self, labels: Sequence[tuple[Any, ...]]) -> np.ndarray:
-        number = {label: i for i, label in enumerate(self._keyed)}
-        return np.asarray([number.get(label, -1) for label in labels], dtype=int)
+        return np.asarray([self._number.get(label, -1) for label in labels], dtype=int)
 
     def _label(self, frame: Any) -> list[tuple[Any, ...]]:
         """The label of the group of each row, with an entry for each column that the groups are of."""
@@ -233,9 +233,7 @@ def mixed(
     """
     made = Formula(formula, frame)
     if isinstance(weights, str):
-        if weights not in frame:
-            raise InputError(f"weights names {weights}; the table has {', '.join(map(str, frame.columns))}.")
-        _complete(frame, [weights])
+        _complete(frame, [weights], "weights")
         weights = frame[weights].to_numpy()
     if isinstance(family, str) and family not in FAMILIES.values():
         if family not in FAMILIES:
@@ -286,12 +284,12 @@ def _variables(terms: Any) -> set[str]:
     return {name for term in terms if _name(term) != "1" for name in term.var_names if name}
 
 
-def _complete(frame: Any, names: Sequence[str]) -> None:
+def _complete(frame: Any, names: Sequence[str], asking: str = "The formula") -> None:
     if not (hasattr(frame, "columns") and hasattr(frame, "iloc")):
         raise InputError(f"A formula needs a pandas DataFrame with its columns; got {type(frame).__name__}.")
     lacking = [name for name in names if name not in frame]
     if lacking:
-        raise InputError(f"The formula names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.")
+        raise InputError(f"{asking} names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.")
     missing = frame[list(names)].isna()
     if missing.any(axis=None):
         counts = ", ".join(f"{count} of {name}" for name, count in missing.sum().items() if count)

@@ -12,7 +12,7 @@ from torchngvi.mixed_models.locals import ByQuadrature, Conditional
 from torchngvi.mixed_models.result import MixedResult
 from torchngvi.models import GaussianMixed, GaussianNoise, Likelihood, MarginalMixed, MixedLogJoint, MixedPrior
 from torchngvi.models.arguments import count
-from torchngvi.models.learned import LEARNED, Learned, LearnedNoise, LearnedScale
+from torchngvi.models.learned import LEARNED, Learned
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
@@ -80,17 +80,17 @@ class MixedModel(MixedLogJoint):
         learned = self.learned = _learned(family, prior)
         if learned is not None:
             family = learned.at(1.0)
-        joint = _joint_prior(prior)
+        noisy, joint = learned is not None and learned.units, _joint_prior(prior)
         super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
-        if isinstance(learned, LearnedNoise | LearnedScale) and prior.fixed_scale is None:
-            joint = joint._replace(fixed_scale=_wide(self.rows))
-            super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
-        self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
-        if isinstance(learned, LearnedNoise | LearnedScale) and bool((self.rows.y == self.rows.y[0]).all()):
+        if noisy and bool((self.rows.y == self.rows.y[0]).all()):
             raise InputError(
                 f"every target is {float(self.rows.y[0]):g}, of which no noise can be learned. Check y, or give the "
                 "noise, family=GaussianNoise(1.0)."
             )
+        if noisy and prior.fixed_scale is None:  # which is known once X and y have been checked
+            joint = joint._replace(fixed_scale=_wide(self.rows))
+            super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
+        self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
         if learned is not None:
             self.value = learned.begin(self.rows)
             self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)

@@ -36,10 +36,12 @@ class Learned(ABC):
     Attributes:
         name: of the parameter, as tables show it.
         slope: d log s/dφ.
+        units: whether the parameter is a noise in the units of the targets.
     """
 
     name: str
     slope = 1.0
+    units = False
 
     def __init__(self, prior: object = None) -> None:
         self.prior = None if prior is None else checked_scale("likelihood", prior)
@@ -77,6 +79,7 @@ class LearnedNoise(Learned):
     """
 
     name = "residual sd"
+    units = True
 
     def begin(self, rows: GroupedRows) -> float:
         """The spread of rows of one group about what their effects could say."""
@@ -102,6 +105,7 @@ class LearnedScale(Learned):
     """
 
     name = "scale"
+    units = True
 
     def begin(self, rows: GroupedRows) -> float:
         """Of the spread within groups what a scale is of a standard deviation."""
