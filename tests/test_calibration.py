@@ -235,15 +235,91 @@ def test_failing_fits_are_counted_and_said():
     assert "10 fits failed and are left out, first: draws of the posterior are not finite" in str(found)
 
 
-def test_nothing_but_failures_is_not_calibrated():
+def test_nothing_but_failures_is_an_error_with_the_first_reason():
     def never(y):
         raise RuntimeError("no luck")
 
-    found = calibration(1, never, runs=2)
+    text = (
+        r"^none of the 2 fits gave draws to be ranked\. Call fit\(simulate\(theta, generator\)\) by itself; the first "
+        "reason was RuntimeError: no luck$"
+    )
+    with pytest.raises(InputError, match=text) as caught:
+        calibration(1, never, runs=2)
+    assert str(caught.value.__cause__) == "no luck"
+    with pytest.raises(InputError, match="the first reason was draws of the posterior are not finite$"):
+        calibration(1, lambda y: torch.full((99, 1), math.nan), runs=2)
+
+
+def test_an_interrupt_before_the_first_rank_is_not_known():
+    calls = []
+
+    def failing(y):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        raise RuntimeError("no luck")
+
+    found = calibration(1, failing, runs=3)
     assert not found.calibrated
     assert found.summary() == (
-        "calibration over 0 of 2 simulations: not known; 2 fits failed and are left out, first: RuntimeError: no luck."
+        "calibration over 0 of 1 simulations: not known; 1 fits failed and are left out, first: RuntimeError: no luck; "
+        "interrupted; give it as resume= to go on."
     )
+
+
+def test_functions_without_a_generator_are_refused():
+    text = (
+        r"^prior is called as prior\(generator\), with a torch.Generator to draw from; got a function of \(\)\. Add the"
+    )
+    with pytest.raises(InputError, match=text):
+        simulation_based_calibration(lambda: torch.randn(1), simulate, exact)
+    text = r"^simulate is called as simulate\(theta, generator\), .* got a function of \(theta\)\. Add the"
+    with pytest.raises(InputError, match=text):
+        simulation_based_calibration(prior(1), lambda theta: theta, exact)
+
+
+def test_draws_of_the_fit_are_independent_of_the_truth():
+    """A fit that draws from torch's generator, as the prior does from its own, does not draw the truth."""
+    truths, drawn = [], []
+
+    def simulate(theta, generator):
+        truths.append(theta)
+
+    def fit(data):
+        drawn.append(torch.randn(99, 1))
+        return drawn[-1]
+
+    simulation_based_calibration(lambda generator: torch.randn(1, generator=generator), simulate, fit, runs=3)
+    for theta, draws in zip(truths, drawn, strict=True):
+        assert not (draws == theta).any()
+
+
+def test_what_so_many_simulations_could_find():
+    """The errors that are said to be found four times in five are, on normal posteriors that are not those it drew."""
+    found = Calibration(tuple("abcdefghij"), torch.arange(100)[:, None].expand(-1, 10), 99, 100, 0).power
+    test, generator = Uniformity(100, 99), torch.Generator().manual_seed(5)
+    for factor, shift, wanted in ((found.sd, 0.0, True), (1.0, found.mean, True), (0.85 * found.sd, 0.0, False)):
+        noise = torch.randn(100, 600, 1, generator=generator, dtype=torch.float64)
+        posterior = torch.randn(100, 600, 99, generator=generator, dtype=torch.float64) + shift
+        p = test.p_values((posterior < factor * noise).sum(-1))
+        share = float((10 * p < 0.05).double().mean())
+        assert (share > 0.74) if wanted else (share < 0.74)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "so few can hardly speak against anything: raise runs"),
+        (20, "an sd 2.2 times too small or a mean 0.75 sd off"),
+    ],
+)
+def test_few_simulations_say_what_they_could_find(count, text):
+    ranks = ((torch.arange(count) + 0.5) * 100 / count).long()[:, None]
+    found = Calibration(("x",), ranks, 99, count, 0)
+    assert text in str(found)
+    assert "nothing speaks against it in 1 quantity, and" in str(found)
+    many = Calibration(("x",), torch.arange(1000)[:, None] // 10, 99, 1000, 0)
+    assert str(many) == "calibration over 1000 of 1000 simulations: nothing speaks against it in 1 quantity."
 
 
 @pytest.mark.parametrize(

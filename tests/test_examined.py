@@ -144,7 +144,7 @@ def of_words(word, *reasons, q=None, unexamined=(), converged=True):
                 "does not fit", "theta[0]: sd about 2 times too small", "theta[0]: mean off", "theta[1]: mean off"
             ),
             "q is the best Gaussian, but a Gaussian DOES NOT FIT: theta[0]: sd about 2 times too small; theta[1]: mean "
-            "off; try torchngvi.refine(result, log_joint), or other coordinates of the parameters.",
+            "off; try torchngvi.refine(result), or other coordinates of the parameters.",
         ),
         (
             of_words("not examined", "no weights", unexamined=("linear response",)),

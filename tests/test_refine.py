@@ -497,7 +497,8 @@ def plain(theta):
             (CholeskyGaussian(2),),
             {},
             InputError,
-            "refine evaluates the log joint: pass what q was fitted to, as refine(q, log_joint).",
+            "refine evaluates the log joint, which the result of a fit knows until it is pickled. Pass what q was "
+            "fitted to, as refine(q, log_joint).",
         ),
         (
             (CholeskyGaussian(2, (3,)), plain),

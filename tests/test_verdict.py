@@ -301,9 +301,7 @@ def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None):
 def shape_of(log_sd, confirmed=False, singular=False, tails=0.0):
     two = torch.tensor([0.0, log_sd])
     flag = torch.tensor([False, True])
-    return Shape(
-        two, 0.1 * two, flag & confirmed, flag & singular, torch.tensor([0.0, tails]), torch.zeros(2), 0.5, 512
-    )
+    return Shape(two, 0.1 * two, flag & confirmed, flag & singular, torch.tensor([0.0, tails]), 0.5, 512)
 
 
 POOR = "importance weights do not tell more: worth 3000 of 4096 draws, k-hat 0.80"
@@ -341,7 +339,7 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
             shape_of(0.0, confirmed=True, singular=True),
             sampled_of(0.1, effective=150.0),
             "does not fit",
-            ("log tau: sd at least 3 times too small",),
+            ("log tau: sd 3 times too small or more, by linear response",),
         ),
         (  # both ways find the same, and the larger is said
             shape_of(0.9, confirmed=True),
@@ -413,7 +411,7 @@ def test_what_to_do_next():
         ("fits", ()): "",
         ("about right", ()): "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)",
         ("does not fit", ()): "try torchngvi.refine(q, log_joint), or other coordinates of the parameters",
-        ("does not fit", (far,)): 'try torchngvi.refine(q, log_joint, "mixture"), with a Gaussian at each mode',
+        ("does not fit", (far,)): 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode',
         ("not examined", ()): "try torchngvi.examine(q, log_joint) with a larger max_gradients",
     }
     for (word, modes), then in words.items():

@@ -18,6 +18,7 @@ from torchngvi.diagnostics.linear_response import (
     third_order_of_values,
 )
 from torchngvi.diagnostics.monte_carlo import Estimate, Extremes, elbo, log_weights
+from torchngvi.diagnostics.power import Power
 from torchngvi.diagnostics.predictive import (
     accuracy,
     coded,
@@ -34,6 +35,7 @@ __all__ = [
     "Confirmed",
     "Estimate",
     "Extremes",
+    "Power",
     "Residuals",
     "Smoothed",
     "ThirdOrder",

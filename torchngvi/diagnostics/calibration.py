@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.diagnostics.figures import new_figure
-from torchngvi.diagnostics.uniformity import Uniformity, holm
+from torchngvi.diagnostics.figures import calibration_figure, new_figure
+from torchngvi.diagnostics.power import Power, power
+from torchngvi.diagnostics.simulations import labels_of, takes
+from torchngvi.diagnostics.uniformity import ALPHA, Uniformity, holm
 from torchngvi.errors import InputError, PairError
-from torchngvi.posteriors.gaussian import Gaussian
 
-_ALPHA = 0.05  # chance that anything at all is flagged where everything is calibrated
 _ROWS = 12  # of the table, and lines of the picture that have a name
-_BLUE, _RED, _GREY = "#1f5a94", "#c23b22", "#9aa0a6"
+_POWERFUL = 200  # simulations up to which it is said what they could find
 
 Quantity = Callable[[Tensor, Any], Tensor]  # theta (*, D) and the data -> (*)
 
@@ -73,12 +73,17 @@ class Calibration:
         """
         order = self.p_values.argsort().tolist()
         adjusted = self.adjusted
-        return tuple(self.names[i] for i in order if float(adjusted[i]) < _ALPHA)
+        return tuple(self.names[i] for i in order if float(adjusted[i]) < ALPHA)
 
     @property
     def calibrated(self) -> bool:
         """Whether nothing is flagged, which says no more than that so many simulations do not speak against it."""
         return len(self.ranks) > 0 and not self.flagged
+
+    @property
+    def power(self) -> Power:
+        """The smallest errors of one quantity among these that so many simulations flag four times in five."""
+        return power(self.uniformity, ALPHA / len(self.names))
 
     @property
     def shift(self) -> Tensor:
@@ -121,10 +126,11 @@ class Calibration:
         if not len(self.ranks):
             word = "not known"
         elif self.calibrated:
-            word = f"nothing speaks against it in {len(self.names)} quantities"
+            few = f", and {self.power}" if len(self.ranks) <= _POWERFUL else ""
+            word = f"nothing speaks against it in {_quantities(len(self.names))}{few}"
         else:
             shown = ", ".join(self.flagged[:_ROWS]) + (", ..." if len(self.flagged) > _ROWS else "")
-            word = f"NOT CALIBRATED in {len(self.flagged)} of {len(self.names)} quantities: {shown}"
+            word = f"NOT CALIBRATED in {len(self.flagged)} of {_quantities(len(self.names))}: {shown}"
         return f"calibration over {count}: {word}{self._reservations()}"
 
     def _reservations(self) -> str:
@@ -176,27 +182,8 @@ class Calibration:
         if len(self.ranks) < 2:
             raise InputError(f"a picture needs the ranks of two fits or more; got {len(self.ranks)}. Raise runs.")
         figure = new_figure("a calibration", 9.0, 3.6) if figure is None else figure
-        left, right = figure.subplots(1, 2)
-        test, order = self.uniformity, self.p_values.argsort().tolist()
-        at, differences = test.levels, test.differences(self.ranks)
-        low, high = test.band(_ALPHA / len(self.names))
-        ends = [0.0, *at.tolist(), 1.0]
-        left.fill_between(ends, [0, *low.tolist(), 0], [0, *high.tolist(), 0], color=_GREY, alpha=0.3, linewidth=0)
-        flagged = set(self.flagged)
-        for i in reversed(order):
-            red, named = self.names[i] in flagged, i in order[:5] and self.names[i] in flagged
-            line = [0, *differences[:, i].tolist(), 0]
-            left.plot(ends, line, color=_RED if red else _BLUE, alpha=1.0 if red else 0.5, linewidth=1.2)
-            if named:
-                peak = int(differences[:, i].abs().argmax())
-                left.annotate(self.names[i], (float(at[peak]), float(differences[peak, i])), fontsize=8, color=_RED)
-        left.set(xlabel="rank / (L + 1)", ylabel="ECDF - uniform", title=f"{len(self.names)} quantities, band of 95 %")
-        counts, edges = test.histogram(self.ranks[:, order[0]])
-        right.bar(
-            edges[:-1].tolist(), counts.tolist(), edges.diff().tolist(), align="edge", color=_BLUE, edgecolor="white"
-        )
-        right.axhline(len(self.ranks) / len(counts), color=_GREY)
-        right.set(xlabel="rank / (L + 1)", ylabel="simulations", title=f"ranks of {self.names[order[0]]}, the worst")
+        order = self.p_values.argsort().tolist()
+        calibration_figure(figure, self.uniformity, self.ranks[:, order], [self.names[i] for i in order], self.flagged)
         return figure
 
 
@@ -221,8 +208,9 @@ def simulation_based_calibration(
     Args:
         prior: draws θ, (D,), with a generator.
         simulate: draws data given θ, with a generator.
-        fit: data to a posterior: a posterior of this library, the result of `fit`, of `laplace` or of `refine`, or
-            draws (n, D) with n >= ``draws``, of which the first count; they must be independent, so thin a chain.
+        fit: data to a posterior: a posterior of this library, the result of `fit`, of `laplace`, of `refine` or of a
+            mixed model, or draws (n, D) with n >= ``draws``, of which the first count; they must be independent, so
+            thin a chain.
         quantities: functions of (θ, data) beside the coordinates, by name; they get θ as (D,) and as (L, D). The log
             likelihood is a sharp one.
         names: of the coordinates, D of them.
@@ -236,8 +224,9 @@ def simulation_based_calibration(
         The ranks, with ``summary()`` and ``plot(figure)``.  An interrupt from the keyboard ends it with what is done.
 
     Raises:
-        InputError: counts that are too small, names of another number than coordinates, θ that is no vector, a quantity
-            of another shape, draws of another width, or something to resume from other settings.
+        InputError: counts that are too small, a prior or a simulator that takes no generator, no fit at all that gave
+            draws to be ranked, with the reason of the first; names of another number than coordinates, θ that is no
+            vector, a quantity of another shape, draws of another width, or something to resume from other settings.
         PairError: ``fit`` returned something that cannot be sampled.
 
     >>> def prior(generator):
@@ -246,28 +235,30 @@ def simulation_based_calibration(
     ...     return theta + torch.randn(1, generator=generator)
     >>> def fit(y):  # the posterior is N(y/2, 1/2)
     ...     return 0.5 * y + 0.5**0.5 * torch.randn(99, 1)
-    >>> print(simulation_based_calibration(prior, simulate, fit, runs=50))
-    calibration over 50 of 50 simulations: nothing speaks against it in 1 quantities.
+    >>> print(simulation_based_calibration(prior, simulate, fit, runs=50))  # doctest: +ELLIPSIS
+    calibration over 50 of 50 simulations: nothing speaks against it in 1 quantity, and so many would find an sd 1.6 ...
     """
     _check(runs, draws, seed, resume)
+    takes("prior", prior, "generator")
+    takes("simulate", simulate, "theta, generator")
     quantities = dict(quantities or {})
     done = resume or Calibration((), torch.zeros(0, 0, dtype=torch.long), draws, 0, seed)
     labels, ranks, failed, unconverged = done.names, list(done.ranks), dict(done.failed), done.unconverged
-    interrupted, i = False, done.runs
+    interrupted, i, cause = False, done.runs, None
     try:
         for i in range(done.runs, runs):  # noqa: B007
             with torch.random.fork_rng():
-                torch.manual_seed(_seed_of(seed, i))
+                torch.manual_seed(_seed_of(seed, i, 1))  # what fit draws is independent of the truth
                 generator = torch.Generator().manual_seed(_seed_of(seed, i))
                 theta = prior(generator)
-                labels = _labels(theta, names, quantities, labels)
+                labels = labels_of(theta, names, quantities, labels)
                 data = simulate(theta, generator)
                 try:
                     fitted = fit(data)
                 except Exception as error:  # a failing fit is a result
-                    failed[i] = f"{type(error).__name__}: {error}"
+                    failed[i], cause = f"{type(error).__name__}: {error}", cause or error
                     continue
-                sample = _sample(fitted, draws, generator, theta)
+                sample = _sample(fitted, draws, theta)
                 if not bool(sample.isfinite().all()):
                     failed[i] = "draws of the posterior are not finite"
                     continue
@@ -277,8 +268,17 @@ def simulation_based_calibration(
         interrupted = True
     else:
         i = max(runs, done.runs)
+    if not ranks and not interrupted:
+        raise InputError(
+            f"none of the {i} fits gave draws to be ranked. Call fit(simulate(theta, generator)) by itself; the first "
+            f"reason was {next(iter(failed.values()))}"
+        ) from cause
     stacked = torch.stack(ranks) if ranks else torch.zeros(0, len(labels), dtype=torch.long)
     return Calibration(labels, stacked, draws, i, seed, failed, unconverged, interrupted)
+
+
+def _quantities(count: int) -> str:
+    return "1 quantity" if count == 1 else f"{count} quantities"
 
 
 def _check(runs: int, draws: int, seed: int, resume: Calibration | None) -> None:
@@ -291,35 +291,18 @@ def _check(runs: int, draws: int, seed: int, resume: Calibration | None) -> None
         )
 
 
-def _seed_of(seed: int, i: int) -> int:
-    """A seed of simulation i, another for each."""
-    return (seed * 1_000_003 + i) % 2**63
+def _seed_of(seed: int, i: int, stream: int = 0) -> int:
+    """A seed of simulation i, another for each, and for each stream of numbers that it draws."""
+    return (seed * 1_000_003 + i + stream * 500_000) % 2**63  # torch reads 32 bits of it
 
 
-def _labels(
-    theta: Tensor, names: Sequence[str] | None, quantities: Mapping[str, Quantity], known: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The names of all quantities, after a check of θ."""
-    if theta.ndim != 1:
-        raise InputError(f"prior must return one theta, (D,); got shape {tuple(theta.shape)}.")
-    if names is not None and len(names) != len(theta):
-        raise InputError(f"names must have one for each of the {len(theta)} coordinates; got {len(names)}.")
-    coordinates = tuple(names) if names is not None else tuple(f"theta[{i}]" for i in range(len(theta)))
-    labels = (*coordinates, *quantities)
-    if known and labels != known:
-        raise InputError(f"what is resumed had the quantities {', '.join(known)}; got {', '.join(labels)}.")
-    return labels
-
-
-def _sample(fitted: Any, draws: int, generator: torch.Generator, theta: Tensor) -> Tensor:
-    """Draws of whatever was fitted, (L, D)."""
-    posterior = getattr(fitted, "posterior", fitted)
-    if isinstance(posterior, Tensor):
-        sample = posterior[:draws]
-    elif isinstance(posterior, Gaussian):
-        sample = posterior.sample((draws,), generator if posterior.device.type == "cpu" else None)
-    elif hasattr(posterior, "sample"):
-        sample = posterior.sample(draws)
+def _sample(fitted: Any, draws: int, theta: Tensor) -> Tensor:
+    """Draws of whatever was fitted, (L, D): its own, or those of its posterior."""
+    source = fitted if hasattr(fitted, "sample") else getattr(fitted, "posterior", fitted)
+    if isinstance(source, Tensor):
+        sample = source[:draws]
+    elif hasattr(source, "sample"):
+        sample = source.sample(draws)
     else:
         raise PairError(
             f"fit must return something that can be sampled: a posterior, a result of fit or refine, or draws (n, D); "

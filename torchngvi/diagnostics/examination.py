@@ -266,10 +266,9 @@ class _Examination:
         """The response, confirmed where it is in doubt, and tails."""
         log_sd, error = third.log_sd(self.frame)
         none = torch.zeros_like(log_sd, dtype=torch.bool)
-        unknown = torch.full_like(log_sd, torch.nan)
-        kappa = (torch.zeros_like(log_sd), unknown) if residuals is None else tails(*residuals)
+        kappa = torch.zeros_like(log_sd) if residuals is None else tails(*residuals)[0]
         draws = 0 if residuals is None else len(residuals.z)
-        return Shape(log_sd, error, none, none.clone(), *kappa, third.eigenvalue, draws)
+        return Shape(log_sd, error, none, none.clone(), kappa, third.eigenvalue, draws)
 
     def confirm(self, shape: Shape) -> None:
         """Coordinates that may be above the first limit, the worst first, until one is found above the second."""

@@ -1,4 +1,4 @@
-"""A verdict as one picture; it needs matplotlib, which nothing else of the diagnostics does."""
+"""A verdict and a calibration as pictures; they need matplotlib, which nothing else of the diagnostics does."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,17 @@ from torchngvi.diagnostics.confirmation import LARGEST
 from torchngvi.diagnostics.importance import Sampled
 from torchngvi.diagnostics.psis import USELESS
 from torchngvi.diagnostics.rule import LIMITS, Marginals, Shape, log_ratio, trusted
+from torchngvi.diagnostics.uniformity import ALPHA, Uniformity
 from torchngvi.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BLUE, _ORANGE, _INK, _FAINT = "#1f5a94", "#d1672b", "#222222", "#9aa0a6"
+_BLUE, _ORANGE, _RED, _INK, _FAINT = "#1f5a94", "#d1672b", "#c23b22", "#222222", "#9aa0a6"
 _MOST = 25  # coordinates that are drawn
 _WIDE = 2.0  # standard errors
 _POINTS = 400  # of a curve
+_NAMED = 5  # lines of a calibration with their names
 
 
 def new_figure(what: str, width: float, height: float) -> "Figure":
@@ -62,6 +64,43 @@ def verdict_figure(
     _deviations(left, marginals, shape, sampled, shown)
     _tails(right, sampled)
     return figure
+
+
+def calibration_figure(
+    figure: "Figure",
+    test: Uniformity,
+    ranks: Tensor,  # (N, Q)
+    names: Sequence[str],
+    flagged: Sequence[str],
+) -> None:
+    """Draw the ECDF differences of quantities, the worst first, with the band of all, and the histogram of the worst.
+
+    Args:
+        figure: an empty figure.
+        test: of the ranks.
+        ranks: of the quantities, the worst first, (N, Q).
+        names: of the quantities.
+        flagged: names of those that leave the band.
+    """
+    left, right = figure.subplots(1, 2)
+    at, differences = test.levels, test.differences(ranks)
+    low, high = test.band(ALPHA / len(names))
+    ends = [0.0, *at.tolist(), 1.0]
+    left.fill_between(ends, [0, *low.tolist(), 0], [0, *high.tolist(), 0], color=_FAINT, alpha=0.3, linewidth=0)
+    for i in reversed(range(len(names))):
+        red = names[i] in flagged
+        line = [0, *differences[:, i].tolist(), 0]
+        left.plot(ends, line, color=_RED if red else _BLUE, alpha=1.0 if red else 0.5, linewidth=1.2)
+        if red and i < _NAMED:
+            peak = int(differences[:, i].abs().argmax())
+            left.annotate(names[i], (float(at[peak]), float(differences[peak, i])), fontsize=8, color=_RED)
+    quantities = "1 quantity" if len(names) == 1 else f"{len(names)} quantities"
+    left.set(xlabel="rank / (L + 1)", ylabel="ECDF - uniform", title=f"{quantities}, band of 95 %")
+    counts, edges = test.histogram(ranks[:, 0])
+    right.bar(edges[:-1].tolist(), counts.tolist(), edges.diff().tolist(), align="edge", color=_BLUE, edgecolor="white")
+    right.axhline(len(ranks) / len(counts), color=_FAINT)
+    worst = ", the worst" if len(names) > 1 else ""
+    right.set(xlabel="rank / (L + 1)", ylabel="simulations", title=f"ranks of {names[0]}{worst}")
 
 
 def _style(axes: Any, title: str) -> None:

@@ -32,6 +32,15 @@ _SHOWN = 4  # coordinates of a mode that are printed
 _CLEAR = 1.0  # standard errors by which weights that are not believed must be beyond a limit
 
 
+def name_of(names: Sequence[str], k: int) -> str:
+    """The name of coordinate k, ``theta[k]`` where there are no names.
+
+    >>> name_of(("mu", "log tau"), 1), name_of((), 1)
+    ('log tau', 'theta[1]')
+    """
+    return names[k] if names else f"theta[{k}]"
+
+
 class Marginals(NamedTuple):
     """The means and standard deviations of q, coordinate by coordinate."""
 
@@ -41,7 +50,7 @@ class Marginals(NamedTuple):
 
     def name(self, k: int) -> str:
         """The name of coordinate k, ``theta[k]`` where none was given."""
-        return self.names[k] if self.names else f"theta[{k}]"
+        return name_of(self.names, k)
 
 
 class Shape(NamedTuple):
@@ -52,7 +61,6 @@ class Shape(NamedTuple):
     confirmed: Tensor  # by conjugate gradients, (D,)
     singular: Tensor  # the response has no size: larger than a factor of 3, (D,)
     tails: Tensor  # κ of each direction of the frame, below zero where tails are heavy, (D,)
-    tails_error: Tensor  # (D,)
     eigenvalue: float  # the largest of M, which is 0 for a Gaussian
     draws: int
 
@@ -217,7 +225,7 @@ def _by_response(marginals: Marginals, shape: Shape | None) -> list[Finding]:
     size = torch.where(shape.confirmed, size, size.clamp_max(LIMITS[1] - 1e-6))
     k = int(size.argmax())
     value = float(size[k])
-    clause = "sd at least 3 times too small" if value >= LARGEST else _times(float(shape.log_sd[k]))
+    clause = "sd 3 times too small or more, by linear response" if value >= LARGEST else _times(float(shape.log_sd[k]))
     clause += "" if bool(shape.confirmed[k]) else ", by the third order alone"
     return [Finding(grade(value, LIMITS), value, f"{marginals.name(k)}: {clause}", marginals.name(k))]
 

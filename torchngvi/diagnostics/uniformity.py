@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ALPHA = 0.05  # chance that anything at all is flagged where everything is calibrated
 _LEVELS = 20  # at which the distribution function is looked at, with its end
 _CANDIDATES = 64  # of a band's level at once
 _ROUNDING = 1 + 1e-9

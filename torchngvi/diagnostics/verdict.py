@@ -89,7 +89,7 @@ class Verdict:
         if self.word == UNSEEN:
             return "try torchngvi.examine(q, log_joint) with a larger max_gradients"
         if self.modes:
-            return 'try torchngvi.refine(q, log_joint, "mixture"), with a Gaussian at each mode'
+            return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
         if self.word == ABOUT:
             return "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)"
         return "try torchngvi.refine(q, log_joint), or other coordinates of the parameters"
@@ -168,8 +168,8 @@ class Verdict:
         return f"{mark}{self.marginals.sd[k] * self.shape.log_sd[k].exp():.4g}"
 
 
-def _renamed(text: str, table: dict[str, str]) -> str:
-    """A clause with other names of its coordinates; the longest first, so that theta[1] spares theta[12]."""
-    for old in sorted(table, key=len, reverse=True):
-        text = text.replace(old, table[old])
-    return text
+def _renamed(clause: str, table: dict[str, str]) -> str:
+    """A clause with another name of its coordinate, which stands before the colon; names may have colons themselves."""
+    known = [old for old in table if clause.startswith(f"{old}: ")]
+    old = max(known, key=len, default="")
+    return table.get(old, "") + clause[len(old) :]

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
 from torchngvi.diagnostics.verdict import Verdict
+from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target, known_everywhere
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.shapes import number_of_draws
 
 _LATER = "summary() of the result does it"
 
@@ -120,12 +123,38 @@ class FitResult:
             object.__setattr__(self, "verdict", verdict.named(self.names) if self.names else verdict)
         return str(self) if self.verdict is None else f"{self}\n{self.verdict}"
 
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n times from the posterior, θ in the order of the log joint's coordinates.
+
+        `torchngvi.refinement.Refinement` and `torchngvi.mixed_models.MixedResult` have the same method.
+
+        Args:
+            n: the number of draws.
+            generator: the source of the noise, on the device of the posterior; torch's default generator if None.
+
+        Returns:
+            Independent draws, (n, *batch, D).
+
+        Raises:
+            InputError: a number of draws that is none, or a result without a posterior.
+
+        >>> from torchngvi import CholeskyGaussian, fit
+        >>> result = fit(CholeskyGaussian(2), lambda theta: -0.5 * theta.square().sum(-1), progress=False)
+        >>> result.sample(5).shape
+        torch.Size([5, 2])
+        """
+        if self.posterior is None:
+            raise InputError("this result holds no posterior to draw from. Keep the q that was fitted, and sample it.")
+        return self.posterior.sample(number_of_draws(n), generator)  # type: ignore[operator]
+
     def named(self, names: Sequence[str]) -> Self:
         """The same, with names for the coordinates in the verdict.
 
         Raises:
             InputError: another number of names than of coordinates.
         """
+        if self.posterior is not None and len(names) != self.posterior.dim:
+            raise InputError(f"names must have one entry a coordinate, {self.posterior.dim}; got {len(names)}.")
         verdict = None if self.verdict is None else self.verdict.named(names)
         return replace(self, names=tuple(names), verdict=verdict)
 
@@ -142,7 +171,7 @@ def _then(q: Gaussian, verdict: Verdict) -> str:
     """What to do next, as a clause; nothing where a Gaussian fits."""
     if verdict.word != FITS and q.structure.widest < q.dim and not verdict.modes:
         return "; try a CholeskyGaussian, which has all correlations"
-    return f"; {verdict.next.replace('refine(q,', 'refine(result,')}" if verdict.next else ""
+    return f"; {verdict.next.replace('refine(q, log_joint', 'refine(result')}" if verdict.next else ""
 
 
 def _why_not(result: FitResult) -> str:

@@ -14,7 +14,7 @@ stored (the dual of kernel methods; Seeger 2008, section 3, keeps the site weigh
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.shapes import Shape, sizes
 from torchngvi.rules import SiteNewton
 
 _COLUMNS = 4096  # of X at a time, so that memory stays near N x 4096
@@ -112,7 +113,7 @@ class RowSpace:
             options: keywords of `torchngvi.fit`, such as ``tolerance`` and ``progress``.
 
         Returns:
-            The posterior of θ, and the verdict.
+            The posterior of θ, to draw θ from, and the verdict, whose own ``sample`` gives the coordinates φ.
 
         >>> X = torch.eye(2, 5, dtype=torch.float64)
         >>> posterior, result = RowSpace(GeneralizedLinear(X, [0.0, 1.0])).fit(progress=False)
@@ -192,19 +193,19 @@ class LiftedGaussian:
     @torch.no_grad()
     def sample(
         self,
-        shape: Sequence[int] = (),
+        shape: Shape = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Draw coefficients θ from the posterior.
 
         Args:
-            shape: the shape of the draws; one draw by default.
+            shape: the shape of the draws, or a number of them; one draw by default.
             generator: the source of the draws; without one, torch's default generator.
 
         Returns:
             θ, (*shape, D).
         """
-        space, q = self.space, self.q
+        space, q, shape = self.space, self.q, sizes(shape)
         phi = q.sample(shape, generator)
         noise = torch.randn((*shape, len(space.prior_mean)), dtype=q.dtype, device=q.device, generator=generator)
         # ξ and its coordinates Qᵀξ = Bᵀ X Λ^-½ ξ

@@ -44,10 +44,8 @@ class Weighted(NamedTuple):
         weights = theta.new_full((len(theta),), 1 / len(theta))
         return cls(theta, weights, float(smooth.k_hat), float(smooth.effective))
 
-    def resampled(self, count: int, generator: torch.Generator) -> Tensor:
-        """Equally likely draws, (count, P), by systematic resampling in a random order."""
-        if not len(self.theta) % count and bool((self.weights == self.weights[0]).all()):
-            return self.theta[:: len(self.theta) // count]
+    def resampled(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Equally likely draws, (count, P), by systematic resampling in random order: distinct if weights are equal."""
         places = (torch.arange(count, dtype=torch.float64) + torch.rand((), generator=generator)) / count
         index = torch.searchsorted(self.weights.double().cpu().cumsum(0), places).clamp_max(len(self.theta) - 1)
         order = torch.randperm(count, generator=generator)

@@ -13,12 +13,13 @@ from torchngvi.mixed_models import exports, predictions
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
-from torchngvi.mixed_models.table import Marginals, MixedTable
+from torchngvi.mixed_models.table import Marginals, MixedTable, names_of, probability
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import scales_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.shapes import number_of_draws
 
 _DRAWS = 1000  # joint draws, of all groups too
 _TRUSTED = 0.7  # k-hat up to which importance weights are believed
@@ -138,9 +139,9 @@ class MixedResult:
         rows = self.model.rows
         return replace(
             self,
-            fixed_names=_names("fixed", fixed, rows.p, self.fixed_names),
-            random_names=_names("random", random, rows.r, self.random_names),
-            group_names=_names("groups", groups, rows.n, self.group_names),
+            fixed_names=names_of("fixed", fixed, rows.p, self.fixed_names),
+            random_names=names_of("random", random, rows.r, self.random_names),
+            group_names=names_of("groups", groups, rows.n, self.group_names),
             designs=designs or self.designs,
         )
 
@@ -160,7 +161,7 @@ class MixedResult:
         Raises:
             InputError: an interval that is no probability.
         """
-        interval = _probability(interval)
+        interval = probability(interval)
         rows, (theta, weights, *_) = self.model.rows, self.weighted
         beta, omega, parameter = self._parts(theta)
         sd, correlation = scales_of(omega, rows.r)
@@ -217,9 +218,27 @@ class MixedResult:
         Raises:
             InputError: an interval that is no probability.
         """
-        interval, b = _probability(interval), self.draws().effects
+        interval, b = probability(interval), self.draws().effects
         weights = b.new_full((len(b),), 1 / len(b))
         return [Marginals.of(self.group_names, b[..., k], weights, interval) for k in range(b.shape[-1])]
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n times from the posterior of the global parameters, θ in the order of those of ``posterior``.
+
+        They are the weighted draws behind `summary`, resampled, so that some are equal; `draws` has them in the units
+        of the data, by name, with the random effects of the groups.
+
+        Args:
+            n: the number of draws.
+            generator: the source of the noise, on the CPU; torch's default generator if None.
+
+        Returns:
+            Equally likely draws, (n, P).
+
+        Raises:
+            InputError: a number of draws that is none.
+        """
+        return self.weighted.resampled(number_of_draws(n), generator)
 
     def draws(self, count: int | None = None, seed: int = 0) -> MixedDraws:
         """Draw from the posterior of all coordinates: globals first, and random effects given the globals.
@@ -275,7 +294,7 @@ class MixedResult:
             raise InputError(f"kind must be one of {', '.join(predictions.KINDS)}; got {kind!r}.")
         if self.designs is not None and Z is None:
             X, Z, groups, offset = self.designs(X)
-        interval, rows = _probability(interval), NewRows.of(self.model.rows, X, Z, groups, offset)
+        interval, rows = probability(interval), NewRows.of(self.model.rows, X, Z, groups, offset)
         generator = torch.Generator().manual_seed(seed + 2)
         draws = self.draws(seed=seed)
         eta = predictions.predictors(rows, draws.fixed, draws.omega, draws.effects, generator)
@@ -329,17 +348,3 @@ class MixedResult:
                 f"{', '.join(names)}; got {effect!r}."
             )
         return exports.caterpillar(self.effects(interval)[effect], names[effect], ax)
-
-
-def _names(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
-    if given is None:
-        return old
-    if len(given) != size:
-        raise InputError(f"{what} must be {size} names, one for each; got {len(given)}.")
-    return tuple(str(name) for name in given)
-
-
-def _probability(interval: float) -> float:
-    if not 0 < interval < 1:
-        raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
-    return float(interval)

@@ -7,6 +7,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
+
 
 class Marginals(NamedTuple):
     """Marginal posteriors of some quantities: their names, means, standard deviations and equal-tailed intervals.
@@ -42,6 +44,30 @@ class Marginals(NamedTuple):
         sd = (weights @ (draws - mean).square()).sqrt()
         ends = [weighted_quantile(draws, weights, share) for share in ends_of(interval)]
         return cls(tuple(names), mean, sd, *ends)
+
+
+def names_of(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
+    """Names as texts, after a check that there is one for each; the old ones where none are given.
+
+    >>> names_of("fixed", ["a", 2], 2, ("x[0]", "x[1]"))
+    ('a', '2')
+    """
+    if given is None:
+        return old
+    if len(given) != size:
+        raise InputError(f"{what} must be {size} names, one for each; got {len(given)}.")
+    return tuple(str(name) for name in given)
+
+
+def probability(interval: float) -> float:
+    """The probability of an interval, after a check that it is one.
+
+    >>> probability(0.95)
+    0.95
+    """
+    if not 0 < interval < 1:
+        raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
+    return float(interval)
 
 
 def ends_of(interval: float) -> tuple[float, float]:

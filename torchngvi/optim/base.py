@@ -36,7 +36,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
 
     _kept = (  # by a copy or a pickle, beside what torch keeps
         *("rule", "step_size", "estimator", "metric", "momentum", "posteriors"),
-        *("evaluations", "gradients", "values", "last_cost", "_found", "_warned", "_asked_ranks", "_repeats"),
+        *("evaluations", "gradients", "values", "_found", "_warned", "_asked_ranks", "_repeats"),
     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

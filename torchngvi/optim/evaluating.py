@@ -38,7 +38,6 @@ class EvaluatingOptimizer(PosteriorOptimizer):
     evaluations: int = 0
     gradients: int = 0  # of the log joint, one a draw; for a model, passes over its data
     values: int = 0  # of the log joint without a gradient
-    last_cost: int = 0  # gradients of the last evaluation
     _found: bool  # steps are in units of 1/γ, the step of Newton
     _cache: Cached | None = None
 
@@ -141,7 +140,6 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         self.evaluations += 1
         self.gradients += cost.gradients
         self.values += cost.values
-        self.last_cost = cost.gradients
 
     def evaluates_exactly(self, target: Target) -> bool:
         """Whether an evaluation gives L itself, so that losses may be compared.

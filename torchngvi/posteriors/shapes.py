@@ -26,3 +26,23 @@ def sizes(shape: Shape) -> tuple[int, ...]:
     if not (isinstance(given, Sequence) and all(isinstance(n, int) and n >= 0 for n in given)):
         raise InputError(f"a sample is of a number of draws or of a shape, such as 10 or (2, 5); got {shape!r}.")
     return tuple(given)
+
+
+def number_of_draws(n: int) -> int:
+    """A number of draws, after a check that it is one.
+
+    Args:
+        n: the number, at least one.
+
+    Returns:
+        It.
+
+    Raises:
+        InputError: anything else.
+
+    >>> number_of_draws(3)
+    3
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InputError(f"n is a number of draws, such as 1000; got {n!r}.")
+    return n

@@ -11,7 +11,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.memory import RememberingPosterior
-from torchngvi.structures import Dense, Pattern
+from torchngvi.structures import Dense, Diagonal, Pattern
 from torchngvi.structures.pattern import Structured
 
 
@@ -217,6 +217,16 @@ class StartedGaussian(RememberingPosterior):
         return self
 
     def extra_repr(self) -> str:
-        """Describe the posterior for ``repr``: its dimension, batch and dtype."""
+        """Describe the posterior for ``repr``: its dimension, batch, dtype, and what its structure is if not dense.
+
+        >>> from torchngvi import CholeskyGaussian, DiagonalGaussian
+        >>> from torchngvi.structures import block_diagonal
+        >>> CholeskyGaussian(3), DiagonalGaussian(2, (5,))
+        (CholeskyGaussian(3, dtype=torch.float32), DiagonalGaussian(2, batch_shape=(5,), dtype=torch.float32))
+        >>> CholeskyGaussian(3, structure=block_diagonal([1, 2]))
+        CholeskyGaussian(3, dtype=torch.float32, structure=UnequalBlocks(sizes=(1, 2)))
+        """
         batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
-        return f"{self.dim}{batch}, dtype={self.dtype}"
+        own = self.structure.widest < self.dim and not isinstance(self.structure, Diagonal)
+        structure = f", structure={self.structure}" if own else ""
+        return f"{self.dim}{batch}, dtype={self.dtype}{structure}"

@@ -11,13 +11,14 @@ which a fan along u lowers by all terms with an index along u, and a warp by its
 ELBO on fresh draws is the better for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from torchngvi.diagnostics.linear_response import third_order
+from torchngvi.diagnostics.rule import name_of
 from torchngvi.expectations.draws import Fixed
 from torchngvi.numerics.linalg import eigh
 from torchngvi.refinement.density import Density
@@ -160,6 +161,7 @@ class Layering:
         start: what they are laid on.
         joint: the log joint.
         seed: of all draws.
+        names: of the coordinates, for the steps in words.
 
     Attributes:
         density: as it is now.
@@ -167,15 +169,16 @@ class Layering:
         steps: what was kept, in words.
     """
 
-    def __init__(self, start: LayeredGaussian, joint: Joint, seed: int) -> None:
-        self.density, self.joint, self.seed = start, joint, seed
+    def __init__(self, start: LayeredGaussian, joint: Joint, seed: int, names: Sequence[str] = ()) -> None:
+        self.density, self.joint, self.seed, self.names = start, joint, seed, names
         self.quality = quality(start, joint, seed)
         self.steps: list[str] = []
 
     def run(self, coordinate: int | None = None) -> None:
         """Lay one after the other, the first along a coordinate of θ where one is named."""
         if coordinate is not None:
-            self._try(_Plan(torch.inf, f"a fan along theta[{coordinate}]", self._fan(self._axes()[coordinate])))
+            name = f"a fan along {name_of(self.names, coordinate)}"
+            self._try(_Plan(torch.inf, name, self._fan(self._axes()[coordinate])))
         while not self._done and any(self._try(plan) for plan in self._plans()):
             pass
 
@@ -221,7 +224,7 @@ class Layering:
         axes = torch.cat([eigenvectors[:, -1:].mT, self._axes()])
         expected = _gains(axes, M, z, residual)
         best = 1 + int(expected[1:].argmax())
-        fans = [(best, f"a fan along theta[{best - 1}]"), (0, "a fan along the worst direction")]
+        fans = [(best, f"a fan along {name_of(self.names, best - 1)}"), (0, "a fan along the worst direction")]
         if not expected[best] > _ALIGNED * expected[0]:
             fans.reverse()
         plans = [_Plan(float(expected[k]), name, self._fan(axes[k])) for k, name in fans]

@@ -17,7 +17,7 @@ and makes its tails heavier or lighter:
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class FanLayer(Layer):
         self.register_buffer("heights", nodes.elbo.clone())
         self.register_buffer("curves", torch.cat(curves, -1))
         self._derive()
-        self.register_load_state_dict_post_hook(lambda module, _: module._derive())
+        self.register_load_state_dict_post_hook(_derived)
 
     def _derive(self) -> None:
         self.spline = Spline(self.nodes)
@@ -145,6 +145,11 @@ class FanLayer(Layer):
         within = root * weights[:, None, None].sqrt()
         covariance[1:, 1:] += torch.einsum("kij,klj->il", within, within)
         return self.basis @ centre, self.basis @ covariance @ self.basis.mT
+
+
+def _derived(fan: FanLayer, _: Any) -> None:
+    """Derive spline and density of a fan anew from what it has loaded; no lambda, so that fans can be pickled."""
+    fan._derive()
 
 
 class WarpLayer(Layer):

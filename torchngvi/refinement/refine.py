@@ -1,7 +1,7 @@
 """The door to posteriors that are no Gaussian: what is tried, how it is judged, and what is returned."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torchngvi.models.arguments import FullPrecision, as_target
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim.notices import warn
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.posteriors.shapes import number_of_draws
 from torchngvi.refinement.density import Density
 from torchngvi.refinement.fan import LayeredGaussian, Layering
 from torchngvi.refinement.importance import Wider, weigh
@@ -54,6 +55,8 @@ class Refinement:
     >>> refined = refine(CholeskyGaussian(1), lambda theta: -0.5 * theta.square().sum(-1), "importance")
     >>> refined.kind, list(refined.tried), refined.gradients
     ('importance', ['importance'], 512)
+    >>> refined.sample(5).shape
+    torch.Size([5, 1])
     """
 
     posterior: Density
@@ -65,6 +68,21 @@ class Refinement:
     second: Second
     gradients: int
     values: int
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n times from the posterior, θ in the order of the log joint's coordinates.
+
+        Args:
+            n: the number of draws.
+            generator: the source of the noise, on the device of the posterior; torch's default generator if None.
+
+        Returns:
+            Draws, (n, D); those of weighted draws are resampled, so that some are equal.
+
+        Raises:
+            InputError: a number of draws that is none.
+        """
+        return self.posterior.sample(number_of_draws(n), generator)
 
     def __str__(self) -> str:
         def of(quality: Quality) -> str:
@@ -104,8 +122,10 @@ def refine(
       at the price of values, and no density.
 
     Args:
-        result_or_q: a Gaussian posterior that was fitted, or the result of its fit; it is not changed.
-        log_joint: what it was fitted to: a model, or a function of theta that gives the same value twice.
+        result_or_q: a Gaussian posterior that was fitted, or the result of its fit, whose names of coordinates are
+            kept; it is not changed.
+        log_joint: what it was fitted to: a model, or a function of theta that gives the same value twice; by default
+            that of the result.
         kind: one of the three; by default all are tried, and the best is returned.
         coordinate: the parameter of interest, along which the first fan is laid; by default the worst direction.
         starts: where modes are searched from, (K, D); by default 4 to 16 points, half of them uniform on (-2, 2), half
@@ -135,7 +155,7 @@ def refine(
     """
     q, joint = _checked(result_or_q, log_joint, kind, coordinate, starts)
     with FullPrecision(q.device.type):
-        refined = _Refining(q, joint, seed).run(kind, coordinate, starts)
+        refined = _Refining(q, joint, seed, getattr(result_or_q, "names", ())).run(kind, coordinate, starts)
     if refined.second.doubtful:
         warn(f"refine, {refined.kind}: {refined.second}{_ADVICE}", RefinementWarning)
     return refined
@@ -144,8 +164,8 @@ def refine(
 class _Refining:
     """One q, and the candidates."""
 
-    def __init__(self, q: Gaussian, joint: Joint, seed: int) -> None:
-        self.q, self.joint, self.seed = q, joint, seed
+    def __init__(self, q: Gaussian, joint: Joint, seed: int, names: Sequence[str]) -> None:
+        self.q, self.joint, self.seed, self.names = q, joint, seed, names
         self.gaussian = LayeredGaussian(q.mean, q.scale_tril)
         self.before = self._quality(self.gaussian)
         if not math.isfinite(self.before.elbo):
@@ -175,7 +195,8 @@ class _Refining:
             )
         else:
             reason = f"{self.why[best]}."
-        second = examined_again(posterior, self.joint, self.seed + 2, self.wider if best == "importance" else None)
+        wider = self.wider if best == "importance" else None
+        second = examined_again(posterior, self.joint, self.seed + 2, wider, self.names)
         spent = self.joint.gradients, self.joint.values
         return Refinement(posterior, best, self.before, after, self.tried, reason, second, *spent)
 
@@ -190,7 +211,7 @@ class _Refining:
         self._judge("mixture", mixture)
 
     def _fan(self, coordinate: int | None) -> None:
-        layering = Layering(self.gaussian, self.joint, self.seed)
+        layering = Layering(self.gaussian, self.joint, self.seed, self.names)
         layering.run(coordinate)
         if not layering.steps:
             self.why["fan"] = "no fan and no warp raises the ELBO"
@@ -236,13 +257,17 @@ def _checked(
 ) -> tuple[Gaussian, Joint]:
     """The posterior and the log joint, or a sentence."""
     q = getattr(result_or_q, "posterior", result_or_q)
+    log_joint = getattr(result_or_q, "target", None) if log_joint is None else log_joint
     if not isinstance(q, Gaussian):
         raise PairError(
             "refine begins at a Gaussian posterior, such as a CholeskyGaussian, or at the result of its fit; got "
             f"{type(q).__name__}."
         )
     if log_joint is None:
-        raise InputError("refine evaluates the log joint: pass what q was fitted to, as refine(q, log_joint).")
+        raise InputError(
+            "refine evaluates the log joint, which the result of a fit knows until it is pickled. Pass what q was "
+            "fitted to, as refine(q, log_joint)."
+        )
     if q.batch_shape:
         raise InputError(
             f"refine takes one posterior at a time; got a batch of shape {tuple(q.batch_shape)}. Pass each member as a "

@@ -6,6 +6,7 @@ the posterior there, or half as wide again around each member of a mixture.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,7 +54,9 @@ class Second(NamedTuple):
 
 
 @torch.no_grad()
-def examined_again(density: Density, joint: Joint, seed: int, wider: Wider | None = None) -> Second:
+def examined_again(
+    density: Density, joint: Joint, seed: int, wider: Wider | None = None, names: Sequence[str] = ()
+) -> Second:
     """Compare the moments of a refined density with those by importance sampling from something wider.
 
     Args:
@@ -61,6 +64,7 @@ def examined_again(density: Density, joint: Joint, seed: int, wider: Wider | Non
         joint: the log joint.
         seed: of the draws, of which none was used before.
         wider: what weighted draws come from; other densities know something wider by themselves.
+        names: of the coordinates, for the reasons.
 
     Returns:
         One of the words of a verdict, with its reasons.
@@ -70,7 +74,7 @@ def examined_again(density: Density, joint: Joint, seed: int, wider: Wider | Non
         found = _sampled(density, joint, seed + 1, wider, _MORE)
     if found is None:
         return Second(UNSEEN, (), None)
-    word, reasons = judge(found[0], None, found[1], ())
+    word, reasons = judge(found[0]._replace(names=tuple(names)), None, found[1], ())
     return Second(word, reasons, found[1])
 
 
