@@ -3,6 +3,7 @@
 import math
 import pickle
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -384,8 +385,46 @@ def test_a_result_goes_through_a_pickle():
     assert copy.summary() == result.summary()
 
 
+def test_a_verdict_goes_through_a_pickle():
+    _, result = run(logistic, 4)
+    copy = pickle.loads(pickle.dumps(result.verdict))
+    assert str(copy) == str(result.verdict)
+    assert torch.equal(copy.sampled.corrected.sd, result.verdict.sampled.corrected.sd)
+
+
+def test_a_result_is_drawn_from():
+    _, result = run(logistic, 4)
+    draws = result.sample(2000, torch.Generator().manual_seed(0))
+    assert draws.shape == (2000, 4)
+    assert torch.equal(draws, result.posterior.sample((2000,), torch.Generator().manual_seed(0)))
+    assert torch.equal(pickle.loads(pickle.dumps(result)).sample(2000, torch.Generator().manual_seed(0)), draws)
+    for wrong in (0, 2.0, (5,), True):
+        with pytest.raises(InputError, match=r"^n is a number of draws, such as 1000; got "):
+            result.sample(wrong)
+    with pytest.raises(InputError, match=r"^this result holds no posterior to draw from\. Keep the q"):
+        replace(result, posterior=None).sample(5)
+
+
+def test_names_that_are_old_names_of_others():
+    """Each clause is renamed once: eleven coordinates that are theta[0] to theta[10] after a first one, mu."""
+    names = ["mu", *(f"theta[{k}]" for k in range(11))]
+    marginals = Marginals(torch.zeros(12), torch.ones(12))
+    reasons = (
+        "theta[10]: sd about 2 times too small",
+        "theta[0]: mean off by about 0.4 sd",
+        "1 other mode, at (0)",
+    )
+    verdict = Verdict("does not fit", reasons, marginals, None, None, (), Effort(0, 0, 0, ()))
+    expected = ("theta[9]: sd about 2 times too small", "mu: mean off by about 0.4 sd", reasons[2])
+    assert verdict.named(names).reasons == expected
+    letters = verdict.named([*"abcdefghijkl"]).named(names)
+    assert letters.reasons == expected
+
+
 def test_names_of_another_number():
     _, result = run(two_normals, 2)
+    with pytest.raises(InputError, match="names must have one entry a coordinate, 2; got 3"):
+        replace(result, verdict=None).named(["a", "b", "c"])
     with pytest.raises(InputError, match="names must have one entry a coordinate, 2; got 1"):
         result.named(["mu"])
 

@@ -267,6 +267,13 @@ class TestTables:
         counts = torch.bincount(drawn[:, 0].long(), minlength=4)
         assert bool(((counts - 1000 * weights).abs() <= 1.0).all())
 
+    def test_equal_weights_give_different_draws_which_follow_the_generator(self):
+        theta = torch.arange(8.0, dtype=DTYPE)[:, None]
+        weighted = Weighted(theta, torch.full((8,), 0.125, dtype=DTYPE), 0.0, 1.0)
+        drawn = [weighted.resampled(4, torch.Generator().manual_seed(seed))[:, 0].tolist() for seed in range(20)]
+        assert all(len(set(one)) == 4 for one in drawn)
+        assert len({tuple(sorted(one)) for one in drawn}) == 2  # a systematic sample of every second
+
 
 @pytest.fixture(scope="module")
 def fitted():
@@ -275,6 +282,20 @@ def fitted():
 
 
 class TestFit:
+    def test_draws_are_those_of_the_table(self, fitted):
+        """β and ω in the order of the posterior, from the weighted draws that the summary is of."""
+        _, result = fitted
+        theta = result.sample(20_000, torch.Generator().manual_seed(0))
+        assert theta.shape == (20_000, result.posterior.dim)
+        table = result.summary()
+        close(theta[:, :2].mean(0), table.fixed.mean, 0.02)
+        close(theta[:, :2].std(0), table.fixed.sd, 0.02)
+        assert torch.equal(
+            result.sample(9, torch.Generator().manual_seed(1)), result.sample(9, torch.Generator().manual_seed(1))
+        )
+        with pytest.raises(InputError, match=r"^n is a number of draws, such as 1000; got 0\.$"):
+            result.sample(0)
+
     def test_against_a_grid_over_the_globals(self):
         """An intercept and a variance: the posterior of both by sums over a grid, with quadrature of many nodes."""
         groups = torch.arange(48) // 6

@@ -478,4 +478,7 @@ def test_a_result_is_pickled():
     result = MixedModel(X3, Y3, (X3, GROUPS3), "gaussian").fit(draws=200, progress=False)
     again = pickle.loads(pickle.dumps(result))
     assert str(again) == str(result)
+    assert torch.equal(
+        again.sample(5, torch.Generator().manual_seed(0)), result.sample(5, torch.Generator().manual_seed(0))
+    )
     close(again.joint.mean, result.joint.mean, 1e-12)

@@ -53,7 +53,7 @@ from torchngvi.interfaces import Affine, Congruence, FullPrior, LogTangent, Prio
 from torchngvi.numerics import linalg, sparse
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
-from torchngvi.structures import Diagonal
+from torchngvi.structures import Diagonal, arrow, block_diagonal
 
 samples = pytest.mark.parametrize("sample", [(), (3,), (4, 2)], ids=str)
 
@@ -584,6 +584,11 @@ def test_kl_of_one_to_a_batch(name, other, batch):
 def test_repr():
     assert repr(CholeskyGaussian(2, (3,))) == "CholeskyGaussian(2, batch_shape=(3,), dtype=torch.float32)"
     assert repr(NaturalGaussian(2, dtype=DTYPE)) == "NaturalGaussian(2, dtype=torch.float64)"
+    assert repr(DiagonalGaussian(2)) == "DiagonalGaussian(2, dtype=torch.float32)"
+    blocks = CholeskyGaussian(3, structure=block_diagonal([1, 2]))
+    assert repr(blocks) == "CholeskyGaussian(3, dtype=torch.float32, structure=UnequalBlocks(sizes=(1, 2)))"
+    tree = PrecisionCholeskyGaussian(4, structure=arrow(groups=3, local=1, globals=1))
+    assert repr(tree) == "PrecisionCholeskyGaussian(4, dtype=torch.float32, structure=Forest(3 of 1 below 1, 1 of 1))"
 
 
 @pytest.mark.parametrize("name", POSTERIORS)

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import pickle
 import re
 
 import pytest
@@ -449,6 +450,40 @@ def test_a_result_of_a_fit_is_a_start():
     torch.manual_seed(0)
     result = fit(CholeskyGaussian(3, dtype=torch.float64), log_joint, progress=False)
     assert abs(refine(result, log_joint, "fan").after.elbo - evidence) < 0.01
+    named = refine(result.named(["v", "x", "y"]), kind="fan")  # to the log joint that the result knows
+    assert named.reason.startswith("a fan along v raised the ELBO")
+    assert torch.equal(named.posterior.mean, refine(result, log_joint, "fan").posterior.mean)
+    assert refine(result, kind="fan", coordinate=1).reason.startswith("a fan along theta[1]")
+    with pytest.raises(InputError, match="knows until it is pickled"):
+        refine(pickle.loads(pickle.dumps(result)))
+
+
+def test_reasons_of_the_second_examination_have_names():
+    joint = Joint(LogJoint(funnel(1.5, 3)[0]))
+    density = LayeredGaussian(vector(0.0, 0.0, 0.0), torch.eye(3, dtype=torch.float64))
+    found = [examined_again(density, joint, 0, names=names) for names in ((), ("v", "x", "y"))]
+    assert [one.reasons[0].split(":")[0] for one in found] in (["theta[0]", "v"], ["theta[1]", "x"], ["theta[2]", "y"])
+
+
+@pytest.mark.filterwarnings("ignore:refine, ")
+@pytest.mark.parametrize("kind", ["fan", "mixture", "importance"])
+def test_a_refinement_is_pickled_and_drawn_from(kind):
+    if kind == "mixture":
+        q, log_joint = gaussian(vector(3.0, 3.0, 3.0), vector(1.0, 1.0, 1.0)), two_normals
+    else:
+        q, log_joint = gaussian(*best_of_funnel(1.5, 3)), funnel(1.5, 3)[0]
+    refined = refine(q, log_joint, kind)
+    again = pickle.loads(pickle.dumps(refined))
+    assert str(again) == str(refined)
+    assert (again.kind, again.second.word) == (kind, refined.second.word)
+    draws = [one.sample(7, torch.Generator().manual_seed(3)) for one in (refined, again)]
+    assert draws[0].shape == (7, 3)
+    assert torch.equal(*draws)
+    assert torch.equal(draws[0], refined.posterior.sample(7, torch.Generator().manual_seed(3)))
+    if kind != "importance":
+        assert torch.equal(again.posterior.log_prob(draws[0]), refined.posterior.log_prob(draws[0]))
+    with pytest.raises(InputError, match=r"^n is a number of draws, such as 1000; got \(7,\)\.$"):
+        refined.sample((7,))
 
 
 @pytest.mark.filterwarnings("ignore:refine, importance")

@@ -58,8 +58,7 @@ class MixedResult:
         log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
         k_hat: of the importance weights of the draws; above 0.7 what is said is not to be trusted.
         effective: the effective number of draws.
-        posterior: the Gaussian over the global parameters β, ω and, where it is learned, the logarithm of a parameter
-            of the likelihood.
+        posterior: the Gaussian over the global parameters: β, ω and the logarithm of one of the likelihood, if learned.
         model: what was fitted.
         designs: what makes (X, Z, groups, offset) of a table, where the model was made by a formula.
 
