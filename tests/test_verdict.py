@@ -1,6 +1,7 @@
 """The verdict: right words on densities with known moments, a budget that is kept, and every sentence."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -445,9 +446,17 @@ def test_the_table():
         "  coordinate       mean         sd   response sd   sampled mean   sampled sd\n"
         "  theta[1]            0          1         ~2.46              0         2.46 ± 0.1\n"
         "  theta[0]            0          1            ~1              0            1 ± 0.05\n"
+        "  response sd is an estimate: ~ to third order alone, which overshoots where it is large\n"
         "  next: try torchngvi.refine(q, log_joint), or other coordinates of the parameters\n"
         "  not examined: tails (a budget of 7 gradients)"
     )
+    far = replace(verdict, shape=shape_of(9.0, confirmed=True, singular=True))
+    assert "theta[1]            0          1          >= 3" in str(far)
+    assert (
+        "\n  response sd is an estimate: ~ to third order alone, which overshoots where it is large; >= three sds of q "
+        "or more, too far for linear response to measure\n"
+    ) in str(far)
+    assert "an estimate" not in str(replace(verdict, shape=None))
     named = verdict.named(["mu", "log tau"])
     assert named.reasons == ("log tau: sd about 2.5 times too small",)
     assert "\n  log tau " in str(named)

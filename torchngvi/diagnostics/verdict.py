@@ -148,7 +148,8 @@ class Verdict:
         head = f"{'coordinate':{width}}{'mean':>11}{'sd':>11}"
         head += f"{'response sd':>14}" if self.shape is not None else ""
         head += f"{'sampled mean':>15}{'sampled sd':>13}" if self.sampled is not None else ""
-        return [head, *(self._row(name, width, k) for name, k in zip(names, worst, strict=True))]
+        rows = [self._row(name, width, k) for name, k in zip(names, worst, strict=True)]
+        return [head, *rows, *self._legend(worst)]
 
     def _row(self, name: str, width: int, k: int) -> str:
         row = f"{name:{width}}{self.marginals.mean[k]:11.4g}{self.marginals.sd[k]:11.4g}"
@@ -158,6 +159,16 @@ class Verdict:
             found = self.sampled.corrected
             row += f"{found.mean[k]:15.4g}{found.sd[k]:13.4g} ± {found.sd[k] * found.log_sd_error[k]:.1g}"
         return row
+
+    def _legend(self, shown: list[int]) -> list[str]:
+        """What the marks before the standard deviations by linear response mean, where there are any."""
+        responses = [] if self.shape is None else [self._response(k) for k in shown]
+        marks = {
+            "~": "~ to third order alone, which overshoots where it is large",
+            ">=": ">= three sds of q or more, too far for linear response to measure",
+        }
+        found = [text for mark, text in marks.items() if any(mark in response for response in responses)]
+        return [f"response sd is an estimate: {'; '.join(found)}"] if found else []
 
     def _response(self, k: int) -> str:
         """The standard deviation by linear response, with ~ where it is of third order only."""

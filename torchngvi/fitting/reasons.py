@@ -45,11 +45,11 @@ def not_enough(point: Point, draws: int, tolerance: float, judged: Fresh) -> str
 def others(starts: Starts, switched: bool) -> str:
     """Where else was looked."""
     if starts.raced:
-        return ", from the best of the starts that raced"
+        return "; q is from the best of the starts that raced"
     if not starts.searched:
         return ""
     if switched:
-        return ", from the best of several starts"
+        return "; q is from the best of several starts"
     return f", and {starts.others} other starts found nothing better"
 
 
