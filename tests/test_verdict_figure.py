@@ -38,7 +38,7 @@ def test_the_picture_shows_the_numbers(tmp_path):
     drawn = series(left)["by importance sampling"].get_xdata()
     expected = (found.sampled.corrected.sd / found.marginals.sd)[found.worst(2)]
     assert list(drawn) == pytest.approx(expected.tolist())
-    response = series(left)["to third order"].get_xdata()
+    response = series(left)["by linear response, to third order"].get_xdata()
     assert list(response) == pytest.approx(found.shape.log_sd.exp()[found.worst(2)].tolist())
     for part, label in ((found.sampled.weights.from_q, "draws of q: "), (found.sampled.weights.corrected, "a wider ")):
         (line,) = (line for name, line in series(right).items() if name.startswith(label))
@@ -59,7 +59,7 @@ def test_bounds_and_many_coordinates():
     found.shape.singular[found.worst(1)] = True
     found.shape.confirmed[found.worst(2)[1]] = True
     drawn = series(found.plot().axes[0])
-    assert list(drawn["linear response at least"].get_xdata()) == pytest.approx([3.0])
+    assert list(drawn["by linear response, 3 or more"].get_xdata()) == pytest.approx([3.0])
     assert len(drawn["by linear response, confirmed"].get_xdata()) == 1
 
 

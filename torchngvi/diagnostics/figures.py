@@ -115,7 +115,7 @@ def _deviations(
 ) -> None:
     """A row for each coordinate: q is at 1, before the bands of the two limits."""
     of = f", the {len(shown)} most doubtful of {len(marginals.sd)}" if len(shown) < len(marginals.sd) else ""
-    _style(axes, f"standard deviations in those of q{of}")
+    _style(axes, f"each sd by other means, 1 is that of q; shaded: fits, about right{of}")
     for limit, shade in ((LIMITS[1], "#f4f4f2"), (LIMITS[0], "#e6ecf2")):
         axes.axvspan(math.exp(-limit), math.exp(limit), color=shade, zorder=0)
     axes.axvline(1.0, color=_INK, linewidth=0.8)
@@ -154,8 +154,8 @@ def _response(axes: Any, shape: Shape, shown: Sequence[int]) -> None:
     bound = math.exp(LARGEST)
     for label, marker, face, chosen in (
         ("by linear response, confirmed", "o", _BLUE, lambda k: confirmed[k] and not beyond[k]),
-        ("to third order", "o", "white", lambda k: not confirmed[k] and not beyond[k]),
-        ("linear response at least", ">", _BLUE, lambda k: beyond[k]),
+        ("by linear response, to third order", "o", "white", lambda k: not confirmed[k] and not beyond[k]),
+        ("by linear response, 3 or more", ">", _BLUE, lambda k: beyond[k]),
     ):
         rows = [k for k in range(len(shown)) if chosen(k)]
         if rows:
