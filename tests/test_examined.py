@@ -131,6 +131,19 @@ def of_words(word, *reasons, q=None, unexamined=(), converged=True):
     return FitResult(converged, "done.", 1.0, 0.0, 3, torch.tensor(True), [], posterior=q, verdict=verdict)
 
 
+def test_what_was_looked_at_and_not_settled():
+    """Weights were taken within the budget of a short fit, and do not decide."""
+    sampled = examine(CholeskyGaussian(2), lambda theta: -0.5 * theta.square().sum(-1)).sampled
+    result = of_words("not examined", "theta[1]: sd about 1.4 times too small or more", unexamined=("tails",))
+    result = replace(result, verdict=replace(result.verdict, sampled=sampled))
+    assert str(result).endswith(
+        "Whether a Gaussian fits could not be told: theta[1]: sd about 1.4 times too small or more; tails; try "
+        "torchngvi.examine(result.posterior, log_joint), which has a budget of its own."
+    )
+    first = "the Gaussian family: whether it fits could not be told; theta[1]: sd about 1.4 times too small or more\n"
+    assert str(result.verdict).startswith(first)
+
+
 @pytest.mark.parametrize(
     ("result", "sentence"),
     [

@@ -121,6 +121,8 @@ class Verdict:
         return "\n".join(lines)
 
     def _head(self) -> str:
+        if self.word == UNSEEN and self.sampled is not None:
+            return "the Gaussian family: whether it fits could not be told"
         return "the Gaussian family: " + (self.word.upper() if self.word == NOT else self.word)
 
     def _numbers(self) -> str:

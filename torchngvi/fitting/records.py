@@ -101,6 +101,9 @@ class FitResult:
         gaussian = _kind(self.posterior)
         if verdict is None or verdict.word not in (FITS, ABOUT, NOT):
             seen = verdict is not None and "; ".join((*verdict.reasons, *verdict.effort.unexamined))
+            if verdict is not None and verdict.sampled is not None:  # looked at, and not settled
+                then = "try torchngvi.examine(result.posterior, log_joint), which has a budget of its own"
+                return f"Whether {gaussian} fits could not be told: {seen}; {then}."
             return f"Whether {gaussian} fits was not examined: {seen or self.unexamined or _why_not(self)}."
         best = f"q {'is' if self.converged else 'may not be'} the best {gaussian[2:]}"
         and_ = "and" if self.converged == (verdict.word != NOT) else "but"
