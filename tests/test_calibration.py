@@ -172,6 +172,12 @@ def test_what_a_fit_returns():
 
     assert calibration(2, refined, runs=2).ranks.shape == (2, 2)
     assert calibration(2, lambda y: exact(y).sample((150,)), runs=20).calibrated
+    mixed = SimpleNamespace(sample=lambda n: exact(y).sample(n), posterior=None)  # weighted draws, say, are its own
+    y = simulate(torch.zeros(2).double(), torch.Generator().manual_seed(0))
+    assert calibration(2, lambda y: mixed, runs=2).ranks.shape == (2, 2)
+    q = exact(y)
+    as_torch = torch.distributions.MultivariateNormal(q.mean, q.covariance)
+    assert calibration(2, lambda y: as_torch, runs=2).ranks.shape == (2, 2)
     found = calibration(1, lambda y: SimpleNamespace(posterior=exact(y), converged=False), runs=3)
     assert "3 fits did not converge, and count" in str(found)
 

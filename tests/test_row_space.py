@@ -58,6 +58,7 @@ def test_draws_have_the_moments():
     lifted, _ = solved(make())
     count = 40_000
     theta = lifted.sample((count,), torch.Generator().manual_seed(3))
+    assert torch.equal(lifted.sample(count, torch.Generator().manual_seed(3)), theta)
     z = (theta.mean(0) - lifted.mean) / (lifted.stddev / math.sqrt(count))
     assert float(z.abs().max()) < 4.5  # 30 coordinates, failure rate 2e-4
     # E[-log q] over draws is the entropy

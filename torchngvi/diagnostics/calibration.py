@@ -208,9 +208,9 @@ def simulation_based_calibration(
     Args:
         prior: draws θ, (D,), with a generator.
         simulate: draws data given θ, with a generator.
-        fit: data to a posterior: a posterior of this library, the result of `fit`, of `laplace`, of `refine` or of a
-            mixed model, or draws (n, D) with n >= ``draws``, of which the first count; they must be independent, so
-            thin a chain.
+        fit: data to a posterior: one of this library or of torch.distributions, the result of `fit`, of `laplace`, of
+            `refine` or of a mixed model, or draws (n, D) with n >= ``draws``, of which the first count; they must be
+            independent, so thin a chain.
         quantities: functions of (θ, data) beside the coordinates, by name; they get θ as (D,) and as (L, D). The log
             likelihood is a sharp one.
         names: of the coordinates, D of them.
@@ -302,7 +302,7 @@ def _sample(fitted: Any, draws: int, theta: Tensor) -> Tensor:
     if isinstance(source, Tensor):
         sample = source[:draws]
     elif hasattr(source, "sample"):
-        sample = source.sample(draws)
+        sample = source.sample((draws,) if isinstance(source, torch.distributions.Distribution) else draws)
     else:
         raise PairError(
             f"fit must return something that can be sampled: a posterior, a result of fit or refine, or draws (n, D); "
