@@ -324,8 +324,11 @@ def test_few_simulations_say_what_they_could_find(count, text):
     found = Calibration(("x",), ranks, 99, count, 0)
     assert text in str(found)
     assert "nothing speaks against it in 1 quantity, and" in str(found)
-    many = Calibration(("x",), torch.arange(1000)[:, None] // 10, 99, 1000, 0)
-    assert str(many) == "calibration over 1000 of 1000 simulations: nothing speaks against it in 1 quantity."
+
+
+def test_many_simulations_do_not_say_what_they_could_find():
+    many = Calibration(("x",), torch.arange(201)[:, None] * 99 // 200, 99, 201, 0)
+    assert str(many) == "calibration over 201 of 201 simulations: nothing speaks against it in 1 quantity."
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def labels_of(
     Raises:
         InputError: θ that is no vector, another number of names, or other names than the known ones.
 
+    >>> import torch
     >>> labels_of(torch.zeros(2), None, {"log likelihood": None}, ())
     ('theta[0]', 'theta[1]', 'log likelihood')
     """
