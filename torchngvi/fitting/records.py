@@ -156,7 +156,7 @@ class FitResult:
         Raises:
             InputError: another number of names than of coordinates.
         """
-        if self.posterior is not None and len(names) != self.posterior.dim:
+        if isinstance(self.posterior, Gaussian) and len(names) != self.posterior.dim:
             raise InputError(f"names must have one entry a coordinate, {self.posterior.dim}; got {len(names)}.")
         verdict = None if self.verdict is None else self.verdict.named(names)
         return replace(self, names=tuple(names), verdict=verdict)
