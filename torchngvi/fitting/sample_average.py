@@ -198,13 +198,15 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  An ending where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if self.starts.raced and (last or descent.hopeless()):
+        if self.starts.raced and ((last and not descent.tame) or descent.hopeless()):
             return self._finished()
         if (more > _DEAR or last) and (yield from self._better_start()):
             return None
+        if last and descent.averages_sets():
+            return None
         if last:
             judged = self._fresh()
-            reason = reasons.not_enough(descent.point, descent.draws, self.tolerance, judged)
+            reason = reasons.not_enough(descent.point, descent.seen, self.tolerance, judged)
             return self._judged(reason + self._cut(judged) + self.target.failures())
         descent.draws = more
         return None
@@ -235,7 +237,7 @@ class SampleAverages(Engine):
             return None
         others = self.unseen or reasons.others(self.starts, self.switched)
         reason = (
-            f"natural-gradient norm {total:.2g} with {descent.draws} draws{reasons.distance(descent.point)}; "
+            f"natural-gradient norm {total:.2g} with {descent.seen} draws{reasons.distance(descent.point)}; "
             f"{judged}, {judged.kept}{others}."
             f"{self._cut(judged)}{self.target.failures()}"
         )
