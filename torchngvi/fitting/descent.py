@@ -4,9 +4,9 @@ Near the optimum two steps are taken as they come, and the second is not evaluat
 wrong is undone, and all later ones are tried.
 
 Where the largest average is still too noisy, in many dimensions, its minimum is averaged with those of other sets of as
-many draws: a step over a set that is new leads near the minimum of that, and q goes a share 1/(k + 1) of the way at the
-k-th, so that it is about the mean of k + 1 minima, with a noise² as many times smaller, for one evaluation a set (Polyak
-and Juditsky 1992).  The norm before a step tells how good q is, since a set that q has not seen has
+many draws.  A step over a set that is new leads near its minimum, and q goes a share 1/(k + 1) of the way at the k-th.
+It is then about the mean of k + 1 minima, with a noise² as many times smaller, for one evaluation a set (Polyak and
+Juditsky 1992).  The norm before a step tells how good q is, since a set that q has not seen has
 
     E norm² = |∇L|² + noise²
 
@@ -16,16 +16,16 @@ one in twenty at most.  The set is then the same to the end, and a step to where
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Standing
+from torchngvi.fitting.points import Place, Point
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.methods import VN
@@ -48,35 +48,19 @@ _HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with hea
 _SLOW = 30_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
 _ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
 _SETS = 96  # draws a coordinate of all sets beside the first
-_COUNTS = ("left_out", "draws", "sets", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
-
-
-class Point(NamedTuple):
-    """The norm of the gradient, its noise and the loss of q on a set of draws."""
-
-    norm2: Tensor  # (*batch,)
-    noise2: Tensor  # (*batch,)
-    loss: Tensor  # (*batch,)
-
-    @property
-    def total(self) -> float:
-        """The root of norm² + noise²; about half its square, in nats, is lost."""
-        return float((self.norm2 + self.noise2).max()) ** 0.5
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and norm are finite for every batch member."""
-        return bool((self.loss.isfinite() & self.norm2.isfinite()).all())
-
-
-class Place(NamedTuple):
-    """What a descent goes back to from another place."""
-
-    coordinates: Coordinates
-    optimizer: VN | None
-    near: bool
-    draws: int
-    point: Point
+_COUNTS = (
+    "left_out",
+    "draws",
+    "sets",
+    "near",
+    "daring",
+    "evaluations",
+    "rejections",
+    "open",
+    "step_taken",
+    "stalled",
+    "first",
+)
 
 
 class Descent:
@@ -225,6 +209,7 @@ class Descent:
         """A share of a step over a set that q had not seen; False after the last."""
         if self.point.total <= self.tolerance:
             return False
+        assert self.optimizer is not None
         here, share = self.q.snapshot(), 1 / (self.sets + 1)
         self._count(self.optimizer.step_untried)
         there = self.q.snapshot()
