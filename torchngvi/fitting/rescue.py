@@ -80,6 +80,11 @@ class Rescue:
         self.starts.again(self.origin, self.winner)
         self.begun()
 
+    @property
+    def patience(self) -> int:
+        """How much longer than usual an average may take: twice as long where other steps were made already."""
+        return 1 if self.finished is None else 2
+
     def finish(self) -> tuple[Compared, Compared]:
         """Stochastic steps of falling size, from q or from where the start had led, whichever is better."""
         starts = self.starts
@@ -107,6 +112,7 @@ class Rescue:
         lost = self._lost(_LOOKED, 6)
         return lost if lost.elbo > _CERTAIN * lost.error else None
 
+    @torch.no_grad()
     def _lost(self, draws: int, seed: int) -> Compared:
         """By so many draws: of the member for which it is most certain."""
         starts, values = self.starts, []
