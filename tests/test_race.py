@@ -748,8 +748,8 @@ class TestRegret:
         result = quiet(q, two_modes, examine=False)
         assert not result.converged
         assert re.fullmatch(
-            r"because averages over 32 draws lead to an optimum, natural-gradient norm \S+, whose ELBO is 2 ± \S+ below "
-            r"that of their start; q is back there\. Transform the model to be nearer to a Gaussian\.",
+            r"because averages over 32 draws lead to an optimum, natural-gradient norm \S+, whose ELBO is 2 ± \S+ "
+            r"below that of their start; q is back there\. Transform the model to be nearer to a Gaussian\.",
             result.reason,
         ), result.reason
         assert q.mean.item() == 5.0

@@ -41,6 +41,7 @@ _GROWTH = 6  # largest factor from one sample average to the next
 _NEAR_GROWTH = (7, 14)  # the same where steps need no trial, and where it is the last
 _SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
 _SPARE = 0.05  # share of tolerance² that has to be left for norm² where no more draws are to be taken
+_DEAR = 512  # draws up to which q is brought nearer to the minimum than the tolerance asks for
 _STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
 _TAME = 0.02  # noise² a coordinate up to which the minima of several averages have a useful mean
@@ -254,7 +255,8 @@ class Descent:
         point = self.point
         solved = torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
         spare = self.tolerance**2 - point.noise2  # these draws may do, once norm² is no more
-        done = point.norm2 <= torch.where(spare > _SPARE * self.tolerance**2, spare, solved)
+        enough = spare if self.draws > _DEAR else torch.minimum(solved, spare)
+        done = point.norm2 <= torch.where(spare > _SPARE * self.tolerance**2, enough, solved)
         most = max(_STAGE[0], _STAGE[1] // self.draws)  # few draws suffice to see that nothing confines q
         if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= most:
             return False
