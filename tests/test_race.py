@@ -675,7 +675,7 @@ class TestRescue:
 
 
 def two_modes(theta):
-    """Modes at ±5; of the second member the left one has e² times the mass of the right, of the first it is reversed."""
+    """Modes at ±5; of the first member the right one has e² times the mass of the left, of the second the left one."""
     sign = torch.tensor([1.0, -1.0], dtype=theta.dtype)[: theta.shape[-2]] if theta.ndim > 2 else 1.0
     x = theta[..., 0]
     return torch.logaddexp(-0.5 * (x - 5).square() + sign, -0.5 * (x + 5).square() - sign)

@@ -181,12 +181,12 @@ class Descent:
         nearer = point.norm2 <= torch.maximum(_NEARER * previous.norm2, previous.noise2)
         return not bool((fell & nearer).all())
 
-    def hopeless(self, patience: int = 1) -> bool:
+    def hopeless(self) -> bool:
         """Whether there is no use in minimising the average: its noise does not fall as it should, or it takes long."""
         draws, noise2 = _HOPELESS
         solved = self._solved()
         noisy = solved and not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
-        slow = not solved and not self.near and self.draws * (self.evaluations - self.first) > patience * _SLOW
+        slow = not solved and not self.near and self.draws * (self.evaluations - self.first) > _SLOW
         return not self.sets and (noisy or slow)
 
     @property

@@ -80,11 +80,6 @@ class Rescue:
         self.starts.again(self.origin, self.winner)
         self.begun()
 
-    @property
-    def patience(self) -> int:
-        """How much longer than usual an average may take: twice as long where other steps were made already."""
-        return 1 if self.finished is None else 2
-
     def finish(self) -> tuple[Compared, Compared]:
         """Stochastic steps of falling size, from q or from where the start had led, whichever is better."""
         starts = self.starts

@@ -186,7 +186,7 @@ class SampleAverages(Engine):
             yield standing._replace(lost="" if self.elsewhere or self.rescue.saves(standing.record.loss) else lost)
             if not sound:
                 return False
-            if (self.starts.raced and descent.hopeless(self.rescue.patience)) or not descent.step():
+            if (self.starts.raced and descent.hopeless()) or not descent.step():
                 return True
 
     def _astray(self) -> bool:
@@ -198,7 +198,7 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  An ending where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if self.starts.raced and ((last and not descent.tame) or descent.hopeless(self.rescue.patience)):
+        if self.starts.raced and ((last and not descent.tame) or descent.hopeless()):
             return self._finished()
         if ((more > _DEAR or last) and (yield from self._better_start())) or (last and descent.averages_sets()):
             return None
