@@ -270,18 +270,6 @@ def poisson_regression(rows: int = 480, columns: int = 240) -> Model:
     return Model(f"Poisson regression {rows} x {columns}", columns, log_joint)
 
 
-def logistic_regression(columns: int) -> Model:
-    """Logistic regression of 2D rows, X = N(0, 1)/√D, w = 2 N(0, 1), prior N(0, 2²)."""
-    draw, random = generator(7), torch.Generator().manual_seed(7)
-    X = draw(2 * columns, columns) / math.sqrt(columns)
-    y = torch.bernoulli((X @ (2 * draw(columns))).sigmoid(), generator=random)
-
-    def log_joint(theta: Tensor) -> Tensor:
-        return normal(theta, 0.0, math.log(2)).sum(-1) + bernoulli(y.to(theta), theta @ X.to(theta).mT).sum(-1)
-
-    return Model(f"logistic regression, D = {columns}", columns, log_joint)
-
-
 MODELS: dict[str, Callable[[], Model]] = {
     "rats": rats,
     "schools-centred": eight_schools,
@@ -293,7 +281,6 @@ MODELS: dict[str, Callable[[], Model]] = {
     "irt": item_response,
     "network": network,
     "poisson": poisson_regression,
-    **{f"logistic-{dim}": functools.partial(logistic_regression, dim) for dim in (250, 500, 1000, 2000)},
 }
 
 

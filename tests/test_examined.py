@@ -319,7 +319,7 @@ def test_a_confirmation_that_is_cut_short_confirms_nothing(monkeypatch):
 
     q, _ = run(funnel, 6, examine=False)
     monkeypatch.setattr(examination, "_PRODUCTS", 1)
-    verdict = examine(q, funnel, max_gradients=512 + 2 * 1024, modes=())
+    verdict = examine(q, funnel, max_gradients=512 + 1024, modes=())
     third = examine(q, funnel, max_gradients=512, modes=())
     assert not bool(verdict.shape.confirmed.any())
     torch.testing.assert_close(verdict.shape.log_sd, third.shape.log_sd)

@@ -12,7 +12,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting import Gradients, Seconds
 from torchngvi.fitting.engine import Stop
-from torchngvi.fitting.race import Compared, Race, Start, sampled_loss
+from torchngvi.fitting.race import Compared, Race, Start, put_at_best, sampled_loss
 from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.starts import Starts
@@ -672,3 +672,105 @@ class TestRescue:
         assert second.finished == first.finished
         assert torch.equal(second.winner.vector, first.winner.vector)
         assert second.loss == first.loss
+
+
+def two_modes(theta):
+    """Modes at ±5; of the first member the right one has e² times the mass of the left, of the second the left one."""
+    sign = torch.tensor([1.0, -1.0], dtype=theta.dtype)[: theta.shape[-2]] if theta.ndim > 2 else 1.0
+    x = theta[..., 0]
+    return torch.logaddexp(-0.5 * (x - 5).square() + sign, -0.5 * (x + 5).square() - sign)
+
+
+class TestMembers:
+    def at(self, mean):
+        q = CholeskyGaussian(1, batch_shape=(2,), dtype=torch.float64)
+        q.initialize_(torch.tensor(mean, dtype=torch.float64)[:, None])
+        return q
+
+    def test_each_goes_to_its_best_place(self):
+        q, target = self.at([5.0, 5.0]), Guarded(LogJoint(two_modes))
+        places = [q.snapshot(), self.at([-5.0, -5.0]).snapshot(), self.at([0.0, 30.0]).snapshot()]
+        found = put_at_best(q, target, places, 4096, 1)
+        assert q.mean[:, 0].tolist() == [5.0, -5.0]
+        assert abs(found.elbo - 2 * (1 + 0.5 * math.log(2 * math.pi))) < 5 * found.error + 1e-6
+
+    def test_each_takes_the_better_of_two_starts(self):
+        q, target, starts = self.at([5.0, 5.0]), Guarded(LogJoint(two_modes)), []
+        for mean in ([5.0, 5.0], [-5.0, -5.0]):
+            here = self.at(mean)
+            starts.append(Start("", here.snapshot(), sampled_loss(here, target, 32, 3)))
+        with torch.no_grad():
+            Race(q, target, 1).run(starts)
+        torch.testing.assert_close(q.mean[:, 0], torch.tensor([5.0, -5.0], dtype=torch.float64), rtol=0, atol=0.5)
+
+
+class TestRegret:
+    def engine(self, mean):
+        q = CholeskyGaussian(1, dtype=torch.float64)
+        engine = SampleAverages(q, LogJoint(two_modes), 0.1)
+        engine.rescue.winner = q.initialize_(5.0).snapshot()
+        q.initialize_(mean)
+        return engine
+
+    @pytest.mark.parametrize("mean", [5.0, 8.0])
+    def test_no_better_start_is_none(self, mean):
+        engine = self.engine(mean)
+        engine.rescue.winner = engine.q.snapshot()
+        engine.q.initialize_(5.0)
+        assert engine.rescue.regret() is None
+
+    def test_a_start_that_was_better_is_told_with_the_difference(self):
+        """The lighter mode has 2 nats less."""
+        lost = self.engine(-5.0).rescue.regret()
+        assert abs(lost.elbo - 2) < 5 * lost.error + 1e-3
+
+    def test_averages_go_on_from_there_once(self, monkeypatch):
+        """A fit that begins at the lighter mode and is told, in the end, that it came from the heavier one."""
+        begun = Rescue.begun
+
+        def from_elsewhere(rescue):
+            begun(rescue)
+            rescue.winner = CholeskyGaussian(1, mean=5.0, dtype=torch.float64).snapshot()
+
+        monkeypatch.setattr(Rescue, "begun", from_elsewhere)
+        monkeypatch.setattr(SampleAverages, "_better_start", lambda self: iter(()))
+        q = CholeskyGaussian(1, mean=-5.0, dtype=torch.float64)
+        result = quiet(q, two_modes, examine=False)
+        assert result.converged
+        torch.testing.assert_close(q.mean, torch.full_like(q.mean, 5.0), rtol=0, atol=0.1)
+
+    def test_a_second_time_it_is_said(self, monkeypatch):
+        monkeypatch.setattr(Rescue, "begun", lambda self: setattr(self, "winner", better))
+        monkeypatch.setattr(Rescue, "turn_back", lambda self: (self.best(), False))
+        monkeypatch.setattr(SampleAverages, "_better_start", lambda self: iter(()))
+        better = CholeskyGaussian(1, mean=5.0, dtype=torch.float64).snapshot()
+        q = CholeskyGaussian(1, mean=-5.0, dtype=torch.float64)
+        result = quiet(q, two_modes, examine=False)
+        assert not result.converged
+        assert re.fullmatch(
+            r"because averages over 32 draws lead to an optimum, natural-gradient norm \S+, whose ELBO is 2 ± \S+ "
+            r"below that of their start; q is back there\. Transform the model to be nearer to a Gaussian\.",
+            result.reason,
+        ), result.reason
+        assert q.mean.item() == 5.0
+
+
+def test_a_collapsed_mode_is_no_measure_of_how_wide_q_has_become():
+    """Five groups that agree: the density is unbounded where their scale vanishes, and a mode there is trusted."""
+    generator = torch.Generator().manual_seed(40)
+    y = 4 + 0.5 * torch.randn(5, 1, generator=generator, dtype=torch.float64)
+    y = y + 1.5 * torch.randn(5, 6, generator=generator, dtype=torch.float64)
+
+    def log_joint(theta):  # the mean, log scales of the groups and of the noise, the groups
+        mu, log_s, log_e, local = theta[..., 0], theta[..., 1], theta[..., 2], theta[..., 3:]
+        top = -0.005 * mu.square() + log_s + log_e - torch.log1p(0.25 * (2 * log_s).exp())
+        top = top - torch.log1p(0.25 * (2 * log_e).exp())
+        z2 = ((y - local[..., None]) * (-log_e).exp()[..., None, None]).square()
+        likelihood = (-2.5 * torch.log1p(z2 / 4) - log_e[..., None, None]).sum((-2, -1))
+        prior = -0.5 * ((local - mu[..., None]) * (-log_s).exp()[..., None]).square() - log_s[..., None]
+        return top + prior.sum(-1) + likelihood
+
+    q = CholeskyGaussian(8, dtype=torch.float64)
+    result = quiet(q, log_joint, 1, examine=False)
+    assert result.converged, result.reason
+    assert float(q.stddev.log().min()) > -5

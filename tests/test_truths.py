@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from benchmarks import posteriors_hierarchical as models
+from benchmarks.posteriors_linear import regression
 from benchmarks.truths import FAMILIES, curves, latents, margins, products, shapes, targets
 from benchmarks.truths.__main__ import errors, wrong
 from benchmarks.truths.target import by_quadrature, exactly, on_grid
 from torchngvi.errors import InputError
-
-QUICK = [key for key in models.MODELS if key not in ("logistic-500", "logistic-1000", "logistic-2000")]
-
 
 QUICK_PARTS = ("tune", "held")
 QUICK_FRESH = (  # of the others, what is made in a second
@@ -263,7 +261,7 @@ def test_wrong_is_thirty_per_cent_of_an_sd_or_three_tenths_of_one():
     assert wrong(math.nan, 0.0)
 
 
-@pytest.mark.parametrize("key", QUICK)
+@pytest.mark.parametrize("key", models.MODELS)
 def test_a_hierarchical_model_is_batched_in_both_dtypes(key):
     _, dim, log_joint = models.MODELS[key]()
     theta = 0.2 * models.generator(0)(2, 3, dim)
@@ -339,3 +337,11 @@ def test_the_forms_of_the_horseshoe_differ_by_their_jacobian():
     scale, z = theta[:, :1] + theta[:, 2:52], theta[:, 52:]
     image = torch.cat([theta[:, :52], scale.exp() * z], -1)
     torch.testing.assert_close(centred.log_joint(image) + scale.sum(-1), other.log_joint(theta))
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson", "student", "binomial"])
+def test_a_regression_as_a_black_box_is_the_model(family):
+    """Their log joints are the same number, constants included."""
+    _, dim, log_joint, model = regression(family, 30)
+    theta = torch.randn(7, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(log_joint(theta), model.log_joint(theta), rtol=1e-12, atol=1e-10)

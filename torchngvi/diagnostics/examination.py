@@ -271,7 +271,7 @@ class _Examination:
         return Shape(log_sd, error, none, none.clone(), kappa, third.eigenvalue, draws)
 
     def confirm(self, shape: Shape) -> None:
-        """Coordinates that may be above the first limit, the worst first, until one is found above the second."""
+        """Coordinates that may be above the first limit, the worst alone first, until one is found above the second."""
         if not self.target.comparable:
             self.unexamined.append("a confirmation (the log joint gives other values at the same theta)")
             return
@@ -279,9 +279,9 @@ class _Examination:
         order = likely.argsort(descending=True)
         waiting = order[likely[order] >= LIMITS[0]]
         draws = max(_CONFIRMED, 2 * self.q.structure.widest + 2)
-        at_once = max(1, min(_AT_ONCE, _ENTRIES // (2 * draws * self.q.dim)))
+        most, at_once = max(1, min(_AT_ONCE, _ENTRIES // (2 * draws * self.q.dim))), 1
         while len(waiting):
-            some, waiting = waiting[:at_once], waiting[at_once:]
+            some, waiting, at_once = waiting[:at_once], waiting[at_once:], most
             affordable = self.allowed.left // (2 * draws * _PRODUCTS)
             some, dropped = some[:affordable], len(some[affordable:]) + len(waiting)
             found = None

@@ -3,22 +3,29 @@
 Near the optimum two steps are taken as they come, and the second is not evaluated; the first that turns out to be
 wrong is undone, and all later ones are tried.
 
+Where the largest average is still too noisy, in many dimensions, its minimum is averaged with those of other sets of as
+many draws.  A step over a set that is new leads near its minimum, and q goes a share 1/(k + 1) of the way at the k-th.
+It is then about the mean of k + 1 minima, with a noise² as many times smaller, for one evaluation a set (Polyak and
+Juditsky 1992).  The norm before a step tells how good q is, since a set that q has not seen has
+
+    E norm² = |∇L|² + noise²
+
 Draws at which the log joint fails or is NaN where the minimisation begins give way to others, with their mirror images:
 one in twenty at most.  The set is then the same to the end, and a step to where others fail is a rejected one.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Standing
+from torchngvi.fitting.points import Place, Point
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.methods import VN
@@ -34,40 +41,27 @@ _GROWTH = 6  # largest factor from one sample average to the next
 _NEAR_GROWTH = (7, 14)  # the same where steps need no trial, and where it is the last
 _SOLVED = 0.5  # share of noise² at which more accuracy on the same draws is of no use
 _SPARE = 0.05  # share of tolerance² that has to be left for norm² where no more draws are to be taken
+_DEAR = 512  # draws up to which q is brought nearer to the minimum than the tolerance asks for
 _STAGE = (30, 4000)  # evaluations, or draws of all of them, after which an average is given up for a larger one
 _REJECTED = 3  # in a row: nothing more is to be had on these draws
+_TAME = 0.02  # noise² a coordinate up to which the minima of several averages have a useful mean
 _HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
 _SLOW = 30_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
 _ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
-_COUNTS = ("left_out", "draws", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
-
-
-class Point(NamedTuple):
-    """The norm of the gradient, its noise and the loss of q on a set of draws."""
-
-    norm2: Tensor  # (*batch,)
-    noise2: Tensor  # (*batch,)
-    loss: Tensor  # (*batch,)
-
-    @property
-    def total(self) -> float:
-        """The root of norm² + noise²; about half its square, in nats, is lost."""
-        return float((self.norm2 + self.noise2).max()) ** 0.5
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and norm are finite for every batch member."""
-        return bool((self.loss.isfinite() & self.norm2.isfinite()).all())
-
-
-class Place(NamedTuple):
-    """What a descent goes back to from another place."""
-
-    coordinates: Coordinates
-    optimizer: VN | None
-    near: bool
-    draws: int
-    point: Point
+_SETS = 96  # draws a coordinate of all sets beside the first
+_COUNTS = (
+    "left_out",
+    "draws",
+    "sets",
+    "near",
+    "daring",
+    "evaluations",
+    "rejections",
+    "open",
+    "step_taken",
+    "stalled",
+    "first",
+)
 
 
 class Descent:
@@ -75,6 +69,7 @@ class Descent:
 
     Attributes:
         draws: in the present average.
+        sets: of so many draws that q has seen one step over, where the minima of several are averaged; else 0.
         near: steps are taken without a trial.
         daring: no such step has been wrong.
         open: the minimisation over the present draws has begun and has not ended.
@@ -86,7 +81,7 @@ class Descent:
     def __init__(self, q: Gaussian, target: Guarded, seed: int, tolerance: float) -> None:
         self.q, self.target, self.seed, self.tolerance = q, target, seed, tolerance
         self.draws = self.evaluations = self.rejections = 0
-        self.near, self.daring, self.open = False, True, False
+        self.near, self.daring, self.open, self.sets = False, True, False, 0
         self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
         self._forget_average()
@@ -104,7 +99,12 @@ class Descent:
         self.open = True
 
     def _fixed(self) -> Fixed:
-        return Fixed(self.draws, self.seed + self.draws, self.left_out)
+        return Fixed(self.draws, self._draws_seed, self.left_out)
+
+    @property
+    def _draws_seed(self) -> int:
+        """Of the present draws."""
+        return self.seed + self.draws + 10_007 * self.sets
 
     def _estimator(self) -> SampleAverage:
         return SampleAverage(self._fixed())
@@ -132,7 +132,7 @@ class Descent:
         """Leave out the pairs of draws at which the log joint fails; whether there are some, and few."""
         most, left_out = max(1, int(FAILING * self.draws / 2)), self.left_out
         for _ in range(_ROUNDS):
-            fixed = Fixed(self.draws, self.seed + self.draws, left_out)
+            fixed = Fixed(self.draws, self._draws_seed, left_out)
             theta = self.q.push_noise(fixed(self.q.mean_probe.detach())).detach()
             energy, gradient = energy_and_gradient(self.target, theta)
             fails = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
@@ -151,7 +151,12 @@ class Descent:
         gamma = self.target.temperature or 1.0
         status = self._count(self.optimizer.evaluate)
         assert status.noise2 is not None
-        self.point = Point(status.norm2 / gamma**2, status.noise2 / gamma**2 * self._overfit(), status.loss)
+        norm2, noise2 = status.norm2 / gamma**2, status.noise2 / gamma**2
+        if self.sets:  # all that is left is noise; its error as if there were no more than D numbers in the norm
+            left = (norm2 - noise2).clamp_min(0.0) + noise2 * math.sqrt(2 / self.q.dim)
+            self.point = Point(torch.zeros_like(left), left, status.loss)
+        else:
+            self.point = Point(norm2, noise2 * self._overfit(), status.loss)
         return self.point
 
     def _count(self, do: Callable[[Target], Any]) -> Any:
@@ -181,7 +186,42 @@ class Descent:
         draws, noise2 = _HOPELESS
         solved = self._solved()
         noisy = solved and not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
-        return noisy or (not solved and self.draws * (self.evaluations - self.first) > _SLOW)
+        slow = not solved and not self.near and self.draws * (self.evaluations - self.first) > _SLOW
+        return not self.sets and (noisy or slow)
+
+    @property
+    def seen(self) -> int:
+        """Draws, in all sets."""
+        return max(self.sets, 1) * self.draws
+
+    @property
+    def tame(self) -> bool:
+        """Whether q is at the minimum of an average whose noise is small: no other steps than averages are of use."""
+        return self._solved() and float(self.point.noise2.max()) <= max(1.0, _TAME * self.q.dim)
+
+    def averages_sets(self) -> bool:
+        """Begin to average the minima of several sets of as many draws, where that is to be done."""
+        if self.sets or not self.tame or _SETS * self.q.dim < self.draws:
+            return False
+        self.sets = 1
+        return True
+
+    def _next_set(self) -> bool:
+        """A share of a step over a set that q had not seen; False after the last."""
+        if self.point.total <= self.tolerance:
+            return False
+        assert self.optimizer is not None
+        here, share = self.q.snapshot(), 1 / (self.sets + 1)
+        self._count(self.optimizer.step_untried)
+        there = self.q.snapshot()
+        self.q.restore(Coordinates(*(torch.lerp(old, new, share) for old, new in zip(here, there, strict=True))))
+        if (self.sets + 1) * self.draws > _SETS * self.q.dim:
+            self.point = self.point._replace(noise2=(1 - share) * self.point.noise2)
+            return False
+        self.sets += 1
+        self.left_out, self.first = (), self.evaluations
+        self._renew()
+        return True
 
     def failed(self) -> bool:
         """Whether the minimisation over these draws has ended far from a minimum, by more than noise."""
@@ -210,10 +250,13 @@ class Descent:
             self._renew()
             return True
         assert self.optimizer is not None
+        if self.sets:
+            return self._next_set()
         point = self.point
         solved = torch.clamp_min(_SOLVED * point.noise2, 0.05 * self.tolerance**2)
-        spare = self.tolerance**2 - point.noise2  # these draws may do, with a little more accuracy on them
-        done = point.norm2 <= torch.where(spare > _SPARE * self.tolerance**2, torch.minimum(solved, spare), solved)
+        spare = self.tolerance**2 - point.noise2  # these draws may do, once norm² is no more
+        enough = spare if self.draws > _DEAR else torch.minimum(solved, spare)
+        done = point.norm2 <= torch.where(spare > _SPARE * self.tolerance**2, enough, solved)
         most = max(_STAGE[0], _STAGE[1] // self.draws)  # few draws suffice to see that nothing confines q
         if bool(done.all()) or self.stalled >= _REJECTED or self.evaluations - self.first >= most:
             return False
@@ -269,7 +312,7 @@ class Descent:
 
     def leave(self, draws: int) -> None:
         """Begin from another start with so many draws; nothing is known of the curvature there."""
-        self.optimizer, self.near, self.draws, self.open = None, False, draws, False
+        self.optimizer, self.near, self.draws, self.open, self.sets = None, False, draws, False, 0
 
     def come_back(self, place: Place) -> None:
         """Go back to a place, with the optimizer and the draws that it had."""
@@ -291,7 +334,7 @@ class Descent:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, after q has been loaded."""
         for name in _COUNTS:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))
         self.optimizer = None
         if state["optimizer"] is not None:
             self.optimizer = VN(self.q, estimator=self._estimator())

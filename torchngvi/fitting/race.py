@@ -23,7 +23,7 @@ from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Antithetic, Fixed
-from torchngvi.interfaces import Coordinates, Rule
+from torchngvi.interfaces import Coordinates, Rule, where_members
 from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
@@ -67,6 +67,8 @@ class Start:
         loss: the negative ELBO there, as far as known.
         gain: in the last block.
         judged: the negative ELBO by draws that are the same for all and in all blocks, which tells small gains.
+        members: that of each member of a batch, (*batch,).
+        gains: of each in the last block, (*batch,).
     """
 
     name: str
@@ -74,11 +76,21 @@ class Start:
     loss: float
     gain: float = 0.0
     judged: float = math.inf
+    members: Tensor | None = None
+    gains: Tensor | None = None
 
     @property
     def next(self) -> float:
         """The loss after another block, if that gains as much as the last."""
         return self.loss - max(self.gain, 0.0)
+
+    def overtakes(self, best: "Start") -> bool:
+        """Whether it may be better than another after another block, were it for one member of a batch."""
+        if self.next < best.loss:
+            return True
+        if self.members is None or self.gains is None or best.members is None or not self.members.ndim:
+            return False
+        return bool((self.members - self.gains.clamp_min(0.0) < best.members).any())
 
 
 class Race:
@@ -124,7 +136,7 @@ class Race:
             return
         enough = self.unit * max(_GAIN[0], _GAIN[1] * self.q.dim)
         best, widest, idle = min(alive, key=lambda start: start.loss), self._widest(alive), 0
-        least = math.inf
+        least, joined = math.inf, False
         for block in range(blocks):
             self.keep(best.coordinates)
             if self.over():
@@ -134,9 +146,12 @@ class Race:
                 if start in alive and not self.over():
                     self._block(start, self.seed + 101 * (block + 1) + number)
             best = min(alive, key=lambda start: start.loss)
-            alive = [start for start in alive if start is best or start.next < best.loss]
+            alive = [start for start in alive if start is best or start.overtakes(best)]
             if block >= _TOGETHER:
                 alive = [best]
+            if self.q.batch_shape and len(alive) == 1 and not joined:
+                self._join(best, starts)
+                joined = True
             self.q.restore(best.coordinates)
             lost = best.loss < -BOUNDED or float((self.q.stddev.log() - widest).max()) > CONFINED
             idle = idle + 1 if best.judged > least - enough else 0
@@ -145,6 +160,12 @@ class Race:
                 break
         self.q.restore(best.coordinates)
         self.reached = best.loss
+
+    def _join(self, best: Start, starts: Sequence[Start]) -> None:
+        """Every member of the best start goes to where any of them has brought it farthest."""
+        places = [start.coordinates for start in starts if math.isfinite(start.loss)]
+        found = put_at_best(self.q, self.target, places, _JUDGES, self.seed + 3)
+        best.coordinates, best.loss = self.q.snapshot(), min(best.loss, -found.elbo)
 
     def _widest(self, starts: Sequence[Start]) -> Tensor:
         """The largest log standard deviations of the starts, (D,): those of a collapsed mode say nothing."""
@@ -159,11 +180,14 @@ class Race:
         self.q.restore(start.coordinates)
         losses = self.steps(self.pace.steps, self.lr, seed)[-self.pace.steps // 2 :]
         mean = sum(losses) / len(losses) if losses else math.inf
-        start.judged = sampled_loss(self.q, self.target, _JUDGES, self.seed + 3)
+        members = member_losses(self.q, self.target, _JUDGES, self.seed + 3)
+        start.judged = _finite(members.sum())
         reached = min(mean, start.judged)
         if not math.isfinite(reached):  # as it was, and it will gain nothing
-            start.gain = 0.0
+            start.gain, start.gains = 0.0, None
             return
+        start.gains = None if start.members is None else start.members - members
+        start.members = members
         start.gain, start.loss = start.loss - reached, reached
         start.coordinates = self.q.snapshot()
 
@@ -204,12 +228,9 @@ class Race:
         Returns:
             The ELBO before and after, from the same fresh draws.
         """
-        before, here = compared(self.q, self.target, self.seed), self.q.snapshot()
-        if other is not None:
-            self.q.restore(other)
-            if (there := compared(self.q, self.target, self.seed)).elbo > before.elbo:
-                before, here = there, other
-            self.q.restore(here)
+        places = [self.q.snapshot()] + ([] if other is None else [other])
+        before = put_at_best(self.q, self.target, places, _COMPARED, self.seed + 5)
+        places = [self.q.snapshot()]
         average = ExpectationAverage(self.q) if self.q.structure.closed else None
         for number, lr in enumerate(_RATES):
             if self.over():
@@ -217,13 +238,10 @@ class Race:
             self.show(f"steps of falling size, block {number + 1} of {len(_RATES)}")
             averaged = average if 2 * number >= len(_RATES) else None
             self.steps(self.pace.finish, lr, self.seed + 10_007 * (number + 1), averaged)
-        reached = [(before, here), (compared(self.q, self.target, self.seed), self.q.snapshot())]
+        places.append(self.q.snapshot())
         if average is not None and bool((average.steps > 0).all()):
-            self.q.restore(average.posterior().coordinates)
-            reached.append((compared(self.q, self.target, self.seed), self.q.snapshot()))
-        after, best = max(reached, key=lambda place: place[0].elbo)
-        self.q.restore(best)
-        return before, after
+            places.append(average.posterior().coordinates)
+        return before, put_at_best(self.q, self.target, places, _COMPARED, self.seed + 5)
 
 
 @dataclass(frozen=True)
@@ -238,25 +256,47 @@ class Compared:
 
 
 @torch.no_grad()
-def compared(q: Gaussian, target: Guarded, seed: int) -> Compared:
-    """The ELBO at q with its standard error, of a batch the sum; minus infinity where it is not finite."""
-    values = kept_values(q, target, _COMPARED, seed + 5)
-    values = (values + target.temperature * q.entropy()).reshape(len(values), -1).sum(1)
-    if not len(values) or not bool(values.isfinite().all()):
+def put_at_best(q: Gaussian, target: Guarded, places: Sequence[Coordinates], draws: int, seed: int) -> Compared:
+    """Put each member of q where it has the best ELBO of several places, by the same draws; the sum of all ELBOs."""
+    best, most, chosen = places[0], torch.tensor(-math.inf), torch.zeros(0)
+    for number, place in enumerate(places):
+        q.restore(place)
+        values = kept_values(q, target, draws, seed) + target.temperature * q.entropy()
+        elbo = values.mean(0).nan_to_num(-math.inf, posinf=-math.inf)
+        if number == 0:
+            most, chosen = elbo, values
+            continue
+        better = elbo > most
+        most = torch.where(better, elbo, most)
+        best = Coordinates(*(where_members(better, new, old) for new, old in zip(place, best, strict=True)))
+        chosen = torch.where(better, values, chosen) if q.batch_shape else values if bool(better) else chosen
+    q.restore(best)
+    chosen = chosen.reshape(len(chosen), -1).sum(1)
+    if not len(chosen) or not bool(chosen.isfinite().all()):
         return Compared(-math.inf, math.inf)
-    return Compared(float(values.mean()), float(values.std()) / math.sqrt(len(values)))
+    return Compared(float(chosen.mean()), float(chosen.std()) / math.sqrt(len(chosen)))
 
 
 @torch.no_grad()
-def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:
-    """L at q from whitened draws, the same for every q, of a batch the sum; infinite where it is not finite.
+def member_losses(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> Tensor:
+    """L of each member of q from whitened draws, the same for every q, (*batch,).
 
     Draws at which it is NaN are left out where they are no larger a share than ``failing``, two of them at least unless
     that is 0.
     """
     values = kept_values(q, target, draws, seed, failing)
-    loss = float((-values.mean(0) - target.temperature * q.entropy()).sum()) if len(values) else math.inf
-    return loss if math.isfinite(loss) else math.inf
+    return -values.mean(0) - target.temperature * q.entropy()
+
+
+def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:
+    """The sum of `member_losses`; infinite where it is not finite."""
+    return _finite(member_losses(q, target, draws, seed, failing=failing).sum())
+
+
+def _finite(loss: Tensor) -> float:
+    """The number, infinite where it is not finite."""
+    number = float(loss)
+    return number if math.isfinite(number) else math.inf
 
 
 def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: float = FAILING) -> Tensor:

@@ -1,7 +1,7 @@
 """What a fit by sample averages says: sentences, and the parts of sentences that a verdict is made of."""
 
-from torchngvi.fitting.descent import Point
 from torchngvi.fitting.fresh import Fresh
+from torchngvi.fitting.points import Point
 from torchngvi.fitting.race import BOUNDED, Compared
 from torchngvi.fitting.starts import Starts
 
@@ -42,6 +42,12 @@ def not_enough(point: Point, draws: int, tolerance: float, judged: Fresh) -> str
     return f"{too_few(draws, point.total, tolerance)}{lost}; {judged.lost or judged}. {advice(point)}"
 
 
+def converged(point: Point, draws: int, judged: Fresh, elsewhere: str) -> str:
+    """That q is at an optimum, on how many draws, and what was found elsewhere."""
+    reached = f"natural-gradient norm {point.total:.2g} with {draws} draws{distance(point)}"
+    return f"{reached}; {judged}, {judged.kept}{elsewhere}."
+
+
 def others(starts: Starts, switched: bool) -> str:
     """Where else was looked."""
     if starts.raced:
@@ -60,6 +66,15 @@ def finished(before: Compared, after: Compared) -> str:
     return (
         f": such averages have no useful minimum here. Stochastic steps of falling size {led} on fresh draws, and "
         "ended by their number. Transform the model to be nearer to a Gaussian."
+    )
+
+
+def worsened(lost: Compared, norm: float, draws: int) -> str:
+    """Say that averages lead to a worse place than they began at, where q is now."""
+    return (
+        f"because averages over {draws} draws lead to an optimum, natural-gradient norm {norm:.2g}, whose ELBO is "
+        f"{lost.elbo:.3g} ± {lost.error:.1g} below that of their start; q is back there. Transform the model to be "
+        "nearer to a Gaussian."
     )
 
 

@@ -14,9 +14,13 @@ from typing import Any
 
 import torch
 
-from torchngvi.fitting.race import BOUNDED, CONFINED, Compared, Race, compared
+from torchngvi.fitting.race import BOUNDED, CONFINED, Compared, Race, kept_values, put_at_best
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates
+
+_COMPARED = 4096  # draws by which two places are compared
+_GLANCE, _LOOKED = (32, 256), 1024  # by which what was lost since the start is looked for, and since a race
+_CERTAIN = 3.0  # standard errors
 
 
 class Rescue:
@@ -29,8 +33,9 @@ class Rescue:
         origin: q before the fit.
         winner: where the start has led: a mode that was trusted, the end of a race, or that of stochastic steps.
         loss: the negative ELBO there, infinite where it is not known.
-        first_log_sd: of q where it has started.
+        first_log_sd: of q before the fit, or at the mode where it has started, whichever is wider.
         finished: stochastic steps of falling size were made: the ELBO before and after.
+        turned: averages had led to a worse place than the start, and were begun anew there.
     """
 
     def __init__(self, starts: Starts) -> None:
@@ -40,12 +45,13 @@ class Rescue:
         self.loss = math.inf
         self.finished: tuple[Compared, Compared] | None = None
         self.first_log_sd = starts.q.stddev.log()
+        self.turned = False
 
     def begun(self) -> None:
         """Remember q where the first start has led."""
         self.winner, self.loss = self.starts.q.snapshot(), self.starts.reached
-        if not self.starts.raced:  # whose steps may have widened it for ever
-            self.first_log_sd = self.starts.q.stddev.log()
+        if not self.starts.raced:  # whose steps may have widened it for ever; a collapsed mode says nothing
+            self.first_log_sd = torch.maximum(self.starts.q.stddev.log(), self.first_log_sd)
 
     def wider(self) -> float:
         """Log of the factor by which a standard deviation has grown."""
@@ -84,15 +90,42 @@ class Rescue:
 
     def best(self) -> float:
         """Put q where the start has led if fresh draws say that it is better there; the ELBO of the better."""
-        q, target, seed = self.starts.q, self.starts.target, self.starts.seed
-        here, now = q.snapshot(), compared(q, target, seed).elbo
-        if self.winner is None:
-            return now
-        q.restore(self.winner)
-        if (there := compared(q, target, seed).elbo) > now:
-            return there
-        q.restore(here)
-        return now
+        starts = self.starts
+        places = [starts.q.snapshot()] + ([] if self.winner is None else [self.winner])
+        return put_at_best(starts.q, starts.target, places, _COMPARED, starts.seed + 5).elbo
+
+    def regret(self) -> Compared | None:
+        """What q has lost since the start, nats of ELBO of the member that has lost most; None where it is noise.
+
+        Averages over few draws can lead from a good place to an optimum that is worse.  The differences are of the same
+        draws: a few, and only where they say so as many as the check takes.
+        """
+        if self.winner is None or (self.starts.streamed and not self.starts.raced):
+            return None
+        if not self._lost(_GLANCE[self.starts.raced], 2).elbo > 0:
+            return None
+        lost = self._lost(_LOOKED, 6)
+        return lost if lost.elbo > _CERTAIN * lost.error else None
+
+    @torch.no_grad()
+    def _lost(self, draws: int, seed: int) -> Compared:
+        """By so many draws: of the member for which it is most certain."""
+        starts, values = self.starts, []
+        here = starts.q.snapshot()
+        for place in (self.winner, here):
+            assert place is not None
+            starts.q.restore(place)
+            known = kept_values(starts.q, starts.target, draws, starts.seed + seed, 0.0)
+            values.append(known + starts.target.temperature * starts.q.entropy())
+        lost = (values[0] - values[1]).reshape(draws, -1)
+        mean, error = lost.mean(0), lost.std(0) / math.sqrt(draws)
+        worst = (mean / error.clamp_min(torch.finfo(error.dtype).tiny)).nan_to_num(-math.inf).argmax()
+        return Compared(float(mean[worst].nan_to_num(-math.inf)), float(error[worst]))
+
+    def turn_back(self) -> tuple[float, bool]:
+        """Put q where the start had led, members that are better as they are apart; the ELBO, and whether it is new."""
+        again, self.turned = not self.turned and not self.starts.over(), True
+        return self.best(), again
 
     def state_dict(self) -> dict[str, Any]:
         """The places, as tensors."""
@@ -100,6 +133,7 @@ class Rescue:
             "origin": None if self.origin is None else tuple(self.origin),
             "winner": None if self.winner is None else tuple(self.winner),
             "loss": self.loss,
+            "turned": self.turned,
             "first_log_sd": self.first_log_sd,
             "finished": None if self.finished is None else [[part.elbo, part.error] for part in self.finished],
         }
@@ -110,5 +144,6 @@ class Rescue:
         self.origin = None if state["origin"] is None else Coordinates(*state["origin"])
         self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
         self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
+        self.turned = state.get("turned", False)
         done = state["finished"]
         self.finished = None if done is None else (Compared(*done[0]), Compared(*done[1]))

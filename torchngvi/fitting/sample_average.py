@@ -22,9 +22,10 @@ import torch
 
 from torchngvi.errors import TorchngviError
 from torchngvi.fitting import fingerprints, fresh, reasons
-from torchngvi.fitting.descent import Descent, Place
+from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.engine import Ending, Engine, Mark, Standing, Stop
 from torchngvi.fitting.examined import Examined, examined
+from torchngvi.fitting.points import Place
 from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates, Target
@@ -57,7 +58,6 @@ class SampleAverages(Engine):
         super().__init__(q)
         self.gaussian, self.target, self.tolerance = q, Guarded(target), tolerance
         self.batches = target.batches
-        # where it is asked for, and not dear
         self.examines = examine and not target.in_passes and not q.batch_shape and target.temperature > 0
         self._seeded(int(torch.randint(2**31, ())))
         self.looked = self.switched = False  # at other starts; one was better
@@ -198,13 +198,13 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  An ending where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if self.starts.raced and (last or descent.hopeless()):
+        if self.starts.raced and ((last and not descent.tame) or descent.hopeless()):
             return self._finished()
-        if (more > _DEAR or last) and (yield from self._better_start()):
+        if ((more > _DEAR or last) and (yield from self._better_start())) or (last and descent.averages_sets()):
             return None
         if last:
             judged = self._fresh()
-            reason = reasons.not_enough(descent.point, descent.draws, self.tolerance, judged)
+            reason = reasons.not_enough(descent.point, descent.seen, self.tolerance, judged)
             return self._judged(reason + self._cut(judged) + self.target.failures())
         descent.draws = more
         return None
@@ -216,8 +216,8 @@ class SampleAverages(Engine):
         if not again and after.elbo > before.elbo and float(point.noise2.max()) < _TAME and not self._over():
             descent.leave(descent.draws)
             return None
-        reason = reasons.too_few(descent.draws, point.total, self.tolerance) + reasons.finished(before, after)
-        reason += self.target.failures()
+        few = reasons.too_few(descent.draws, point.total, self.tolerance)
+        reason = few + reasons.finished(before, after) + self.target.failures()
         return Ending(False, reason, -self.rescue.best(), point.total, self._members())
 
     def _checked(self) -> _Path[Ending | None]:
@@ -233,16 +233,18 @@ class SampleAverages(Engine):
             return None
         if (yield from self._better_start()):
             return None
-        others = self.unseen or reasons.others(self.starts, self.switched)
-        reason = (
-            f"natural-gradient norm {total:.2g} with {descent.draws} draws{reasons.distance(descent.point)}; "
-            f"{judged}, {judged.kept}{others}."
-            f"{self._cut(judged)}{self.target.failures()}"
-        )
+        if (lost := self.rescue.regret()) is not None:  # back to where the start had led, and on from there once
+            elbo, again = self.rescue.turn_back()
+            if again:
+                descent.leave(descent.draws)
+                return None
+            return Ending(False, reasons.worsened(lost, total, descent.seen), -elbo, total, self._members())
+        elsewhere = self.unseen or reasons.others(self.starts, self.switched)
+        reason = reasons.converged(descent.point, descent.seen, judged, elsewhere) + self._cut(judged)
+        reason += self.target.failures()
         return Ending(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))
 
-    def _cut(self, judged: fresh.Fresh) -> str:
-        """What was left out of the averages, as a sentence."""
+    def _cut(self, judged: fresh.Fresh) -> str:  # as a sentence
         return reasons.cut(2 * len(self.descent.left_out), judged.dropped)
 
     def _fresh(self) -> fresh.Fresh:
@@ -289,8 +291,6 @@ class SampleAverages(Engine):
         if self.elsewhere is not None:
             self.descent.come_back(self.elsewhere)
             self.elsewhere = None
-
-    # -------------------------------------------------------------------------------- words
 
     def _why_lost(self, loss: float) -> str:
         """Why no step can help here, or nothing."""
