@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, Posterior, Target
+from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.gaussian import Gaussian
 
 
@@ -123,7 +124,7 @@ class PooledAverage(Estimator):
 
 def _symmetric_solution(G: Tensor, B: Tensor) -> Tensor:
     """The symmetric X with G X + X G = B; along what no draw has seen it is nought."""
-    values, basis = torch.linalg.eigh(G)
+    values, basis = eigh(G)
     sums = values + values[:, None]
     seen = sums > 1e3 * torch.finfo(G.dtype).eps * values[-1]
     return basis @ torch.where(seen, (basis.mT @ B @ basis) / torch.where(seen, sums, 1.0), 0.0) @ basis.mT
