@@ -123,8 +123,9 @@ class PooledAverage(Estimator):
 
 
 def _symmetric_solution(G: Tensor, B: Tensor) -> Tensor:
-    """The symmetric X with G X + X G = B; along what no draw has seen it is nought."""
-    values, basis = eigh(G)
+    """The symmetric X with G X + X G = B; along what no draw has seen it is nought, and NaN where G is not finite."""
+    values, basis, ok = eigh(G)
+    basis = torch.where(ok, basis, torch.nan)
     sums = values + values[:, None]
     seen = sums > 1e3 * torch.finfo(G.dtype).eps * values[-1]
     return basis @ torch.where(seen, (basis.mT @ B @ basis) / torch.where(seen, sums, 1.0), 0.0) @ basis.mT

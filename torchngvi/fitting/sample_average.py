@@ -11,9 +11,8 @@ many more as the noise asks for, until norm² + noise² ≤ tolerance².  Fresh 
 say whether to believe it.  Where no mode can be trusted several starts race, and where averages then cannot be
 minimised, as under gradients with heavy tails, stochastic steps of falling size take their place.
 
-The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, the minimisation over one
-set of draws after another; `sweeps`, over all draws so far, where q is near its optimum; `fresh`, the check; and here
-the order in which they come, and the words.
+The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, averages over one set of
+draws after another; `sweeps`, over all draws so far; `fresh`, the check; and here the order of them, and the words.
 """
 
 from collections.abc import Callable, Generator
