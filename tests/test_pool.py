@@ -7,7 +7,6 @@ from cases import DTYPE, randn
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.fitting.pool import Lot, Pool, PooledAverage
-from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.sweeps import Sweeps
 from torchngvi.models import LogJoint
 
@@ -97,7 +96,7 @@ def gap(model, q):
 
 
 def test_a_fit_takes_few_gradients():
-    """Averages over growing sets of draws take 1,400 to 2,600 of them for 0.003 nats here."""
+    """Within 0.01 nats of the exact optimum, of a log joint that is handed over as a function."""
     model = logistic(12, 100, 3)
     q, result = run(model.log_joint, 12)
     assert result.converged
@@ -106,7 +105,7 @@ def test_a_fit_takes_few_gradients():
 
 
 def test_a_step_that_fresh_draws_refute_is_taken_back(monkeypatch):
-    """Steps that lead one and a half standard deviations astray in every coordinate: q comes back, and averages finish."""
+    """Steps that lead 1.5 standard deviations astray in every coordinate: q comes back, and averages finish."""
     taken, solved, give_up = [], Sweeps._solved, Sweeps._give_up
 
     def astray(self, average, point):
@@ -130,7 +129,7 @@ def test_a_step_that_fresh_draws_refute_is_taken_back(monkeypatch):
 
 
 def test_a_log_joint_that_fails_at_a_draw_is_left_to_averages():
-    """-inf beyond a bound that draws of q meet now and then: no pool, and a result all the same."""
+    """NaN beyond a bound that draws of q meet now and then: a result all the same."""
     log_joint = logistic(8, 40, 5).log_joint
 
     def cut(theta):
@@ -166,8 +165,7 @@ def test_a_budget_counts_the_draws_of_sweeps():
 
     _, result = run(counted, 12, max_gradients=300, tolerance=0.02)
     assert result.trace[-1].gradients == seen[0]
-    assert 300 <= seen[0] + 0.4 * 100
-    assert seen[0] < 500
+    assert 200 < seen[0] < 500  # values count too
 
 
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path):

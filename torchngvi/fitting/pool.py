@@ -117,9 +117,7 @@ class PooledAverage(Estimator):
         parameters = 1 + 0.5 * (q.dim + 1)  # a coordinate
         lost = effective / torch.maximum(effective - parameters, 0.25 * effective)
         noise2 = lost * _noise2(z, w[:, None] * (r - a - z @ P))
-        return Expectation(
-            value, Framed(a, q.structure.from_dense(W)), gamma, target.comparable, Cost(0, 0), noise2
-        )
+        return Expectation(value, Framed(a, q.structure.from_dense(W)), gamma, target.comparable, Cost(0, 0), noise2)
 
 
 def _symmetric_solution(G: Tensor, B: Tensor) -> Tensor:

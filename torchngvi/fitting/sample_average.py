@@ -150,7 +150,11 @@ class SampleAverages(Engine):
             if self.rescue.races and not again and (not sound or descent.failed()):
                 self._race()
                 continue
-            if self.sweeps.wanted() and (yield from self.sweeps.run(self, self._better_start)):
+            if (
+                not self.starts.raced
+                and self.sweeps.wanted()
+                and (yield from self.sweeps.run(self, self._better_start))
+            ):
                 continue
             descent.judge_nearness()
             if descent.point.total <= self.tolerance:
