@@ -95,7 +95,7 @@ class SampleAverages(Engine):
     def _begun(self) -> None:
         """From where the starts have led."""
         self.descent.leave(self.starts.first_draws)
-        self.sweeps.leave()
+        self.sweeps.leave(closed=self.starts.raced)  # the noise of heavy tails would be underestimated
         self.rescue.begun()
         self.looked |= self.starts.raced  # from several starts
 
@@ -150,11 +150,7 @@ class SampleAverages(Engine):
             if self.rescue.races and not again and (not sound or descent.failed()):
                 self._race()
                 continue
-            if (
-                not self.starts.raced
-                and self.sweeps.wanted()
-                and (yield from self.sweeps.run(self, self._better_start))
-            ):
+            if self.sweeps.wanted() and (yield from self.sweeps.run(self, self._better_start)):
                 continue
             descent.judge_nearness()
             if descent.point.total <= self.tolerance:

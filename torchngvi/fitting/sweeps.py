@@ -55,10 +55,10 @@ class Sweeps:
         descent.watch = self._saw
         self.leave()
 
-    def leave(self) -> None:
-        """Forget the draws: q is elsewhere."""
+    def leave(self, closed: bool = False) -> None:
+        """Forget the draws: q is elsewhere, and there are to be no sweeps where that is closed."""
         self.lots: list[Lot] = []
-        self.open = self.closed = self.lost = False
+        self.open, self.closed, self.lost = False, closed, False
         self.failures = self.number = 0
         self.before: Coordinates | None = None  # where the last step began
 
