@@ -333,7 +333,7 @@ class SampleAverages(Engine):
         self._seeded(state["seed"])
         self.starts.mean, self.starts.evidence = state["first_mean"], state["evidence"]
         self.descent.load_state_dict(state["descent"])
-        self.sweeps.load_state_dict(state["sweeps"])
+        self.sweeps.load_state_dict(state.get("sweeps"))
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
         self.starts.raced = state["raced"]
         modes, self.starts.looked = state.get("modes", ((), False))

@@ -216,8 +216,10 @@ class Sweeps:
             "before": None if self.before is None else tuple(self.before),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave."""
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on from a state that `state_dict` gave; None of a file from before there were sweeps."""
+        if state is None:
+            return
         state = copied(state)
         self.lots = [Lot(*lot) for lot in state["lots"]]
         self.open, self.closed, self.lost = state["flags"]
