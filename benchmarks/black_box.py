@@ -17,8 +17,8 @@ from torch import Tensor
 
 from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
 
-BUDGETS = (600, 1200, 2000, 4000, 6000, 12000, math.inf)  # gradients
-GAPS = (1.0, 0.1, 0.01)  # nats
+BUDGETS = (600, 900, 1100, 2000, 4000, 6000, math.inf)  # gradients
+GAPS = (0.2, 0.1, 0.05, 0.02, 0.01)  # nats
 
 
 class Budget:

@@ -12,6 +12,7 @@ with r̄ and r the even and the odd part of the residual of a pair z, -z.  At th
 L is about half of noise² above its minimum.
 """
 
+from collections.abc import Callable
 from typing import final
 
 from torch import Tensor
@@ -31,6 +32,7 @@ class SampleAverage(Drawing):
 
     Args:
         draws: whitened draws, S ≥ 2D for a full covariance.
+        watch: told of what is seen, while q is where it was seen.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1), LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
@@ -41,12 +43,15 @@ class SampleAverage(Drawing):
 
     derives_value = True  # up to noise²
 
-    def __init__(self, draws: Fixed) -> None:
+    def __init__(self, draws: Fixed, watch: Callable[[Seen], None] | None = None) -> None:
         super().__init__(draws)
+        self.watch = watch
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Estimate E_q[ℓ], a, W and noise² at q."""
         seen, gamma = self.see(q, target), target.temperature
+        if self.watch is not None:
+            self.watch(seen)
         residual = seen.pulled - gamma * seen.z
         share = residual / len(seen.z)
         a = share.sum(0)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.expectations.drawing import Seen
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
@@ -84,16 +85,18 @@ class Descent:
         self.near, self.daring, self.open, self.sets = False, True, False, 0
         self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
-        self._forget_average()
+        self.watch: Callable[[Seen], None] | None = None  # told of what an evaluation sees
+        self.forget_average()
 
-    def _forget_average(self) -> None:
+    def forget_average(self) -> None:
+        """Begin to count for another average."""
         self.step_taken, self.stalled, self.first = 0.0, 0, self.evaluations
         self.before: Coordinates | None = None  # where the last step without a trial began
         self.previous: Point | None = None  # there
 
     def begin(self) -> None:
         """Begin with the present draws, where q is."""
-        self._forget_average()
+        self.forget_average()
         self.left_out = ()
         self._renew()
         self.open = True
@@ -107,7 +110,7 @@ class Descent:
         return self.seed + self.draws + 10_007 * self.sets
 
     def _estimator(self) -> SampleAverage:
-        return SampleAverage(self._fixed())
+        return SampleAverage(self._fixed(), self.watch)
 
     def _renew(self) -> VN:
         """The optimizer that is running, on the present draws; a new one for a new start."""

@@ -11,8 +11,8 @@ many more as the noise asks for, until norm² + noise² ≤ tolerance².  Fresh 
 say whether to believe it.  Where no mode can be trusted several starts race, and where averages then cannot be
 minimised, as under gradients with heavy tails, stochastic steps of falling size take their place.
 
-The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, the minimisation over one
-set of draws after another; `fresh`, the check; and here the order in which they come, and the words.
+The parts: `starts`, where to begin; `race`, steps by draws that are new each time; `descent`, averages over one set of
+draws after another; `sweeps`, over all draws so far; `fresh`, the check; and here the order of them, and the words.
 """
 
 from collections.abc import Callable, Generator
@@ -28,6 +28,7 @@ from torchngvi.fitting.examined import Examined, examined
 from torchngvi.fitting.points import Place
 from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.sweeps import Sweeps
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision
@@ -43,13 +44,9 @@ _Path = Generator[Standing, None, _T]  # yields where it stands after each evalu
 
 
 class SampleAverages(Engine):
-    """`torchngvi.fit` on a log joint, without an optimizer.
+    """`torchngvi.fit` on a log joint ``target`` that gives the same value twice, without an optimizer.
 
-    Args:
-        q: the posterior.
-        target: a log joint that gives the same value twice.
-        tolerance: on √(norm² + noise²).
-        examine: say afterwards whether a Gaussian fits.
+    The tolerance is on √(norm² + noise²); ``examine`` says afterwards whether a Gaussian fits.
     """
 
     name = "VN"
@@ -72,6 +69,7 @@ class SampleAverages(Engine):
         self.seed = seed
         self.starts = Starts(self.gaussian, self.target, seed)
         self.descent = Descent(self.gaussian, self.target, seed, self.tolerance)
+        self.sweeps = Sweeps(self.descent)
         self.rescue = Rescue(self.starts)
         self.starts.over, self.starts.show, self.starts.keep = self._over, lambda phase: self.show(phase), self._keep
 
@@ -97,6 +95,7 @@ class SampleAverages(Engine):
     def _begun(self) -> None:
         """From where the starts have led."""
         self.descent.leave(self.starts.first_draws)
+        self.sweeps.leave(closed=self.starts.raced)  # the noise of heavy tails would be underestimated
         self.rescue.begun()
         self.looked |= self.starts.raced  # from several starts
 
@@ -146,9 +145,12 @@ class SampleAverages(Engine):
         """Minimise, grow, check."""
         descent = self.descent
         while True:
-            sound = yield from self._minimised()
-            if self.rescue.races and (not sound or descent.failed()):
+            again = self.sweeps.open  # they are gone on with
+            sound = again or (yield from self._minimised())
+            if self.rescue.races and not again and (not sound or descent.failed()):
                 self._race()
+                continue
+            if self.sweeps.wanted() and (yield from self.sweeps.run(self, self._better_start)):
                 continue
             descent.judge_nearness()
             if descent.point.total <= self.tolerance:
@@ -203,7 +205,7 @@ class SampleAverages(Engine):
         if ((more > _DEAR or last) and (yield from self._better_start())) or (last and descent.averages_sets()):
             return None
         if last:
-            judged = self._fresh()
+            judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
             reason = reasons.not_enough(descent.point, descent.seen, self.tolerance, judged)
             return self._judged(reason + self._cut(judged) + self.target.failures())
         descent.draws = more
@@ -224,7 +226,7 @@ class SampleAverages(Engine):
         """On fresh draws and from other starts: an ending, or nothing where the run goes on."""
         descent, total = self.descent, self.descent.point.total
         self.show("fresh draws")
-        judged = self._fresh()
+        judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
         if judged.lost:
             return self._judged(judged.lost)
         optimism = (-judged.elbo - descent.point.loss).amax() - 5 * judged.error.amax()
@@ -246,9 +248,6 @@ class SampleAverages(Engine):
 
     def _cut(self, judged: fresh.Fresh) -> str:  # as a sentence
         return reasons.cut(2 * len(self.descent.left_out), judged.dropped)
-
-    def _fresh(self) -> fresh.Fresh:
-        return fresh.judge(self.gaussian, self.target, self.seed + 1)
 
     # -------------------------------------------------------------------------------- other starts
 
@@ -314,6 +313,7 @@ class SampleAverages(Engine):
         return {
             "posterior": self.q.state_dict(),
             "descent": self.descent.state_dict(),
+            "sweeps": self.sweeps.state_dict(),
             "seed": self.seed,
             "first_mean": self.starts.mean,
             "evidence": self.starts.evidence,
@@ -333,6 +333,7 @@ class SampleAverages(Engine):
         self._seeded(state["seed"])
         self.starts.mean, self.starts.evidence = state["first_mean"], state["evidence"]
         self.descent.load_state_dict(state["descent"])
+        self.sweeps.load_state_dict(state.get("sweeps"))
         self.looked, self.switched, self.unseen = state["looked"], state["switched"], state["unseen"]
         self.starts.raced = state["raced"]
         modes, self.starts.looked = state.get("modes", ((), False))

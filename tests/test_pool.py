@@ -1,0 +1,181 @@
+"""The regression over the draws of many Gaussians, and the sweeps of `fit` that use it."""
+
+import pytest
+import torch
+from cases import DTYPE, randn
+
+from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.fitting.pool import Lot, Pool, PooledAverage
+from torchngvi.fitting.sweeps import Sweeps
+from torchngvi.models import LogJoint
+
+DIM = 6
+A = (lambda root: root @ root.mT + torch.eye(DIM, dtype=DTYPE))(randn(DIM, DIM, seed=1))
+MU = randn(DIM, seed=2)
+
+
+def quadratic(theta):
+    return -0.5 * ((theta - MU) @ A * (theta - MU)).sum(-1)
+
+
+def gaussian(kind, seed, scale=1.0):
+    root = 0.05 * randn(DIM, DIM, seed=seed) + scale * torch.eye(DIM, dtype=DTYPE)
+    return kind.from_moments(0.1 * randn(DIM, seed=seed + 1), root @ root.mT)
+
+
+def lot(q, target, pairs, seed):
+    half = randn(pairs, q.dim, seed=seed)
+    theta = q.frame().mean + q.frame().push(torch.cat([half, -half]))
+    return Lot.of(q, theta, *energy_and_gradient(target, theta))
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian])
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_the_regression_is_exact_for_a_quadratic(kind, gamma):
+    """D antithetic pairs, half of them of one Gaussian and half of another, evaluated in the frame of a third."""
+    target = LogJoint(quadratic, gamma)
+    lots = [lot(gaussian(kind, 10 * k), target, DIM // 2, k) for k in (1, 2)]
+    q = gaussian(kind, 50, 0.9)
+    e = PooledAverage(Pool(lots))(q, target)
+    frame = q.frame()
+    root = frame.push(torch.eye(DIM, dtype=DTYPE)).mT
+    W = root.mT @ A @ root
+    value = -quadratic(q.mean) + 0.5 * W.trace()
+    assert torch.allclose(e.derivative.W, W, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(e.derivative.a, root.mT @ A @ (q.mean - MU), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(e.value, value, rtol=1e-12)
+    assert float(e.noise2) < 1e-24
+    assert e.cost.gradients == 0
+
+
+def quartic(theta):
+    return -theta.exp().sum(-1) + 0.7 * theta.sum(-1) - 0.05 * theta.pow(4).sum(-1)
+
+
+def test_draws_of_other_gaussians_give_the_derivative_at_this_one_and_its_error():
+    """Against 200,000 draws of q: the mean square of the error is noise², without a bias that more draws would show."""
+    target, q = LogJoint(quartic), gaussian(CholeskyGaussian, 70, 0.7)
+    frame = q.frame()
+    z = randn(100_000, DIM, seed=9)
+    z = torch.cat([z, -z])
+    pulled = frame.pull(energy_and_gradient(target, frame.mean + frame.push(z))[1])
+    a, W = pulled.mean(0), pulled.mT @ z / len(z)
+    W = 0.5 * (W + W.mT)
+    errors, noises = [], []
+    for seed in range(40):
+        others = [gaussian(CholeskyGaussian, 70, scale) for scale in (0.65, 0.75, 0.8)]
+        lots = [lot(other, target, 150, 100 * seed + k) for k, other in enumerate(others)]
+        e = PooledAverage(Pool(lots))(q, target)
+        errors.append((e.derivative.a - a).square().sum() + 0.5 * (e.derivative.W - W).square().sum())
+        noises.append(e.noise2)
+    ratio = float(torch.stack(errors).mean() / torch.stack(noises).mean())
+    assert 0.7 < ratio < 1.5
+
+
+def logistic(dim, rows, seed):
+    """A logistic regression, whose negative ELBO is known by quadrature; as a black box its `log_joint`."""
+    X = randn(rows, dim, seed=seed)
+    uniform = torch.rand(rows, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
+    y = (uniform < torch.sigmoid(X @ randn(dim, seed=seed + 1))).to(DTYPE)
+    return GeneralizedLinear(X, y, prior_precision=0.25)
+
+
+def run(log_joint, dim, seed=0, kind=CholeskyGaussian, **options):
+    torch.manual_seed(seed)
+    q = kind(dim, dtype=DTYPE)
+    return q, fit(q, log_joint, progress=False, examine=False, **options)
+
+
+def gap(model, q):
+    """Nats above the least negative ELBO."""
+    best = CholeskyGaussian(model.dim, dtype=DTYPE)
+    lowest = fit(best, model, progress=False).loss
+    with torch.no_grad():
+        return float(model.negative_elbo(q)) - lowest
+
+
+def test_a_fit_takes_few_gradients():
+    """Within 0.01 nats of the exact optimum, of a log joint that is handed over as a function."""
+    model = logistic(12, 100, 3)
+    q, result = run(model.log_joint, 12)
+    assert result.converged
+    assert result.trace[-1].gradients < 700
+    assert gap(model, q) < 0.01
+
+
+def test_a_step_that_fresh_draws_refute_is_taken_back(monkeypatch):
+    """Steps that lead 1.5 standard deviations astray in every coordinate: q comes back, and averages finish."""
+    taken, solved, give_up = [], Sweeps._solved, Sweeps._give_up
+
+    def astray(self, average, point):
+        point = solved(self, average, point)
+        frame = self.q.frame()
+        self.q.initialize_(frame.mean + frame.push(1.5 * torch.ones_like(frame.mean)), frame.root)
+        return point
+
+    def lost(self):
+        taken.append(self.failures)
+        give_up(self)
+
+    monkeypatch.setattr(Sweeps, "_solved", astray)
+    monkeypatch.setattr(Sweeps, "_give_up", lost)
+    monkeypatch.setattr("torchngvi.fitting.sweeps._NEAR", 0.0)  # no step is believed without draws of its own
+    model = logistic(12, 100, 3)
+    q, result = run(model.log_joint, 12)
+    assert taken == [2]
+    assert result.converged
+    assert gap(model, q) < 0.01
+
+
+def test_a_log_joint_that_fails_at_a_draw_is_left_to_averages():
+    """NaN beyond a bound that draws of q meet now and then: a result all the same."""
+    log_joint = logistic(8, 40, 5).log_joint
+
+    def cut(theta):
+        value = log_joint(theta)
+        return torch.where(theta[..., 0] > 4.0, torch.nan * theta[..., 0], value)
+
+    _, result = run(cut, 8)
+    assert torch.isfinite(torch.tensor(result.loss))
+
+
+@pytest.mark.parametrize("case", ["batch", "diagonal"])
+def test_no_pool_where_it_cannot_serve(case, monkeypatch):
+    """Batches of posteriors and mean fields are fitted by averages, to the gradient as without a pool."""
+    log_joint = logistic(6, 30, 8).log_joint
+
+    def one(**options):
+        torch.manual_seed(1)
+        q = CholeskyGaussian(6, batch_shape=(2,), dtype=DTYPE) if case == "batch" else DiagonalGaussian(6, dtype=DTYPE)
+        return fit(q, log_joint, progress=False, examine=False).trace[-1].gradients
+
+    first = one()
+    monkeypatch.setattr(Sweeps, "wanted", lambda self: False)
+    assert one() == first
+
+
+def test_a_budget_counts_the_draws_of_sweeps():
+    """A counter in the log joint and the trace agree, and the run ends within one sweep of its budget."""
+    log_joint, seen = logistic(12, 100, 3).log_joint, [0]
+
+    def counted(theta):
+        seen[0] += theta[..., 0].numel() if theta.requires_grad else 0
+        return log_joint(theta)
+
+    _, result = run(counted, 12, max_gradients=300, tolerance=0.02)
+    assert result.trace[-1].gradients == seen[0]
+    assert 200 < seen[0] < 500  # values count too
+
+
+def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path):
+    """From the middle of the sweeps, with the pool of the file, to the same bits."""
+    log_joint = logistic(12, 100, 3).log_joint
+    q, whole = run(log_joint, 12, tolerance=0.03)
+    file = tmp_path / "run.pt"
+    _, cut = run(log_joint, 12, tolerance=0.03, checkpoint=file, max_evaluations=len(whole.trace) - 2)
+    assert not cut.converged
+    other, rest = run(log_joint, 12, seed=7, tolerance=0.03, checkpoint=file)
+    assert rest.converged == whole.converged
+    assert torch.equal(other.mean, q.mean)
+    assert [record.loss for record in rest.trace] == [record.loss for record in whole.trace]

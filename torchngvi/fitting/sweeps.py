@@ -1,0 +1,227 @@
+"""Sweeps over a pool of draws: after the first sample average every gradient so far is used at each step.
+
+A sweep draws from q as it is, adds what it sees to the pool, and minimises over the whole pool, which takes no
+gradient.  With the draws of all sweeps together noise² falls as over one sample average of as many, and each is paid
+for once, where an average over more draws pays for all of them at each evaluation.
+
+A step is taken back where the draws that follow it, with all others, say that the objective has risen; q may not go
+where the pool has too few effective draws to tell; and where this does not lead to the tolerance, averages over more
+draws go on from the last q that was confirmed.
+"""
+
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.expectations.drawing import Seen
+from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.descent import Descent, Point
+from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.pool import Lot, Pool, PooledAverage
+from torchngvi.interfaces import Coordinates
+from torchngvi.methods import VN
+
+_ENTRY = 2.0  # norm² + noise² below which there are sweeps; at twice as much they are given up
+_NEAR = 0.3  # norm² + noise² below which the last step needs no draws of its own
+_WIDEST = 100  # dimensions: a sweep takes some D² numbers a draw
+_KEPT = 0.5  # share of the effective draws that has to be left where a step leads
+_STEPS, _SHORTEST = 30, 0.03  # trials over one pool, and the step size at which they end
+_LONGER, _SHORTER, _FALL = 1.6, 0.4, 0.3  # factors of the step size, and share by which norm² has to fall at one of 1
+_SOLVED = 0.05  # share of noise² that they leave
+_RISE = 0.1  # share of noise² that the objective may rise from one sweep to the next
+_FAILURES = 2  # steps taken back, after which the pool is given up
+_SHARE = 0.5  # of the pool that a sweep adds, unless one more as large as the pool is the last
+_AIM = 0.8  # share of tolerance² that noise² is to have at the end
+_FEW = 1024  # draws of the averages whose last evaluations are kept for a pool
+_DEAR = 1024  # draws before which other starts are looked at
+_GROWTH = 6  # to the average that follows where a pool is given up
+_STRIDE = 1_000_003  # between the seeds of two sweeps
+
+
+class Sweeps:
+    """The pool of a descent, and its sweeps.
+
+    Attributes:
+        lots: the draws; before the first sweep those of the last evaluations of the sample average.
+        open: sweeps have begun and have not ended.
+        lost: they were given up.
+    """
+
+    def __init__(self, descent: Descent) -> None:
+        self.descent, self.q, self.target = descent, descent.q, descent.target
+        descent.watch = self._saw
+        self.leave()
+
+    def leave(self, closed: bool = False) -> None:
+        """Forget the draws: q is elsewhere, and there are to be no sweeps where that is closed."""
+        self.lots: list[Lot] = []
+        self.open, self.closed, self.lost = False, closed, False
+        self.failures = self.number = 0
+        self.before: Coordinates | None = None  # where the last step began
+
+    @property
+    def _served(self) -> bool:
+        """Whether q is one Gaussian with a full covariance that is not too wide, on data that are all at hand."""
+        structure, dim = self.q.structure, self.q.dim
+        return not self.q.batch_shape and structure.widest == dim <= _WIDEST and not self.target.in_passes
+
+    def _saw(self, seen: Seen) -> None:
+        """Keep what the last two evaluations of an average have seen."""
+        if not (self.open or self.closed) and self._served and len(seen.z) <= _FEW:
+            self.lots = [*self.lots[-1:], Lot.of(self.q, seen.theta, seen.energy, seen.gradient)]
+
+    def wanted(self) -> bool:
+        """Whether q is near its optimum, and not at it, so that a pool can serve; or sweeps have begun."""
+        if self.open or self.closed or not self._served:
+            return self.open
+        return self.descent.tolerance < self.descent.point.total <= _ENTRY**0.5
+
+    def run(
+        self,
+        engine: Engine,
+        better_start: Callable[[], Generator[Standing, None, bool]],
+    ) -> Generator[Standing, None, bool]:
+        """Sweep after sweep; before they are dear a look at other starts.
+
+        Args:
+            engine: the engine whose run it is.
+            better_start: looks at other starts, once, and tells whether q now is at a better one.
+
+        Returns:
+            Whether averages are to go on, from a better start or because sweeps were given up.
+        """
+        if not self.open:
+            self._begin()
+        while self.open:
+            draws = sum(len(lot.theta) for lot in self.lots) + self.number
+            if draws > _DEAR and (yield from better_start()):
+                self.leave()
+                return True
+            engine.show(f"{draws} draws in a pool")
+            engine.mark()
+            self.sweep()
+            assert engine.marked is not None
+            engine.marked = engine.marked._replace(coordinates=engine.here())  # an interrupt keeps what was won
+            if self.lost:
+                return True
+            yield self.descent.standing(aside=False)
+        return False
+
+    def _begin(self) -> None:
+        """Begin with sweeps from where q is."""
+        self.descent.forget_average()
+        self.lots = [lot for lot in self.lots if lot.finite]
+        self.open, self.number = True, self._next()
+
+    def _next(self) -> int:
+        """How many draws to take next: what noise² asks for, within limits."""
+        point, fewest = self.descent.point, 2 * self.q.dim + 2
+        pooled = sum(len(lot.theta) for lot in self.lots)
+        wanted = (float(point.noise2) / (_AIM * self.descent.tolerance**2) - 1) * pooled
+        if wanted > pooled:  # more than one sweep, each at a better q
+            wanted = max(_SHARE * pooled, 2 * fewest)
+        return 2 * math.ceil(0.5 * max(wanted, fewest))
+
+    def sweep(self) -> bool:
+        """Draw from q, judge the step that led there, and minimise over the pool; False at the end of all sweeps."""
+        descent, q = self.descent, self.q
+        self._draw()
+        descent.evaluations += 1
+        pool = Pool(self.lots)
+        average = PooledAverage(pool)
+        point = self._point(average)
+        if self.before is not None and point.finite and self._rose(average, point):
+            self.failures += 1
+            q.restore(self.before)
+            point = self._point(average)
+        if not point.finite or self.failures >= _FAILURES or not point.total**2 <= 2 * _ENTRY:
+            self._give_up()
+            return False
+        confirmed = point.total <= descent.tolerance or point.total**2 < _NEAR
+        if point.total > descent.tolerance:
+            self.before = q.snapshot()
+            point = self._solved(average, point)
+        descent.point, descent.draws = point, min(len(pool), descent.most)
+        if (confirmed and point.total <= descent.tolerance) or len(pool) >= descent.most:
+            self.open, self.closed, self.lots, self.before = False, True, [], None
+            return False
+        self.number = self._next()
+        return True
+
+    def _draw(self) -> None:
+        """Antithetic draws from q, not whitened: many small sets of whitened draws would keep a bias of their own."""
+        q, frame = self.q, self.q.frame()
+        generator = torch.Generator().manual_seed(self.descent.seed + _STRIDE * (1 + len(self.lots)))
+        half = torch.randn(self.number // 2, q.dim, dtype=torch.float64, generator=generator).to(frame.mean)
+        theta = frame.mean + frame.push(torch.cat([half, -half]))
+        self.lots.append(Lot.of(q, theta, *energy_and_gradient(self.target, theta)))
+
+    def _point(self, average: PooledAverage) -> Point:
+        """Where q stands on the pool."""
+        gamma = self.target.temperature or 1.0
+        e = average(self.q, self.target)
+        norm2, loss = self.q.norm2(self.q.local(e)), e.value - self.target.temperature * self.q.entropy()
+        assert e.noise2 is not None
+        return Point(norm2 / gamma**2, e.noise2 / gamma**2, loss)
+
+    def _rose(self, average: PooledAverage, point: Point) -> bool:
+        """Whether q, by all draws with those that it was not chosen by, is worse than where the last step began."""
+        q, here = self.q, self.q.snapshot()
+        assert self.before is not None
+        q.restore(self.before)
+        loss = average(q, self.target).value - self.target.temperature * q.entropy()
+        q.restore(here)
+        return not bool(point.loss <= loss + _RISE * point.noise2)
+
+    def _solved(self, average: PooledAverage, point: Point) -> Point:
+        """Newton's steps on the pool, of such lengths that the norm of the gradient falls, and the point they lead to.
+
+        The weighted mean of ℓ is too noisy to judge them by: its derivative agrees with a and W up to noise only.
+        """
+        q, gamma = self.q, self.target.temperature or 1.0
+        least, rho, optimizer = _KEPT * average.effective(q), 1.0, VN(q, lr=1 / gamma, estimator=average)
+        for _ in range(_STEPS):
+            if rho < _SHORTEST or bool(point.norm2 <= _SOLVED * point.noise2):
+                break
+            here = q.snapshot()
+            optimizer.param_groups[0]["lr"] = rho / gamma
+            optimizer.step(self.target)
+            there = self._point(average)
+            if bool(there.norm2 < (1 - _FALL * rho) * point.norm2) and average.effective(q) >= least:
+                point, self.descent.step_taken, rho = there, rho, min(1.0, _LONGER * rho)
+            else:
+                q.restore(here)
+                rho *= _SHORTER
+        return point
+
+    def _give_up(self) -> None:
+        """Back to where the last step began, for an average over more draws."""
+        if self.before is not None:
+            self.q.restore(self.before)
+        self.open, self.closed, self.lost, self.lots, self.before = False, True, True, [], None
+        self.descent.near = False
+        self.descent.draws = min(_GROWTH * self.descent.draws, self.descent.most)
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a sweep begins from."""
+        return {
+            "lots": [tuple(lot) for lot in self.lots],
+            "flags": (self.open, self.closed, self.lost),
+            "numbers": (self.failures, self.number),
+            "before": None if self.before is None else tuple(self.before),
+        }
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on from a state that `state_dict` gave; None of a file from before there were sweeps."""
+        if state is None:
+            return
+        state = copied(state)
+        self.lots = [Lot(*lot) for lot in state["lots"]]
+        self.open, self.closed, self.lost = state["flags"]
+        self.failures, self.number = state["numbers"]
+        self.before = None if state["before"] is None else Coordinates(*state["before"])
