@@ -10,6 +10,7 @@ The entries of the inverse at the places of the pattern are had from the factor,
 without any other (Takahashi, Fagan and Chin 1973; Rue and Martino 2007).
 """
 
+import heapq
 from typing import NamedTuple
 
 import torch
@@ -105,14 +106,18 @@ class Places(NamedTuple):
 
 
 def _packed(sizes: list[int], room: int) -> tuple[list[int], int]:
-    """Where each part begins if chains hold so many latents, one after another; and the number of chains."""
-    starts, chain, used = [], 0, 0
+    """Where each part begins if chains hold so many latents, each in the emptiest chain; and the number of chains."""
+    starts: list[int] = []
+    chains = [(0, 0)]  # latents and number of each, a heap
     for size in sizes:
-        if used + size > room:
-            chain, used = chain + 1, 0
+        used, chain = chains[0]
+        if used + size <= room:
+            heapq.heapreplace(chains, (used + size, chain))
+        else:
+            used, chain = 0, len(chains)
+            heapq.heappush(chains, (size, chain))
         starts.append(chain * room + used)
-        used += size
-    return starts, chain + 1
+    return starts, len(chains)
 
 
 class Factor:

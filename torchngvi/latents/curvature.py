@@ -96,28 +96,44 @@ class Curvature:
         u: Tensor,  # û, (S, D)
         inverse: Tensor,  # the entries of Σ = H⁻¹, (S, D + E)
         solve: Callable[[Tensor], Tensor],  # with H
-        hyper: bool = True,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Differentiate log p(y, û, θ) - ½ log|H| in θ, where û is the mode of the latents at θ.
 
         With c as above and w = H⁻¹ ∇_u c, the implicit function theorem has dû/dθ = -H⁻¹ ∇_θ∇_u ℓ, so that the
         gradient is -∇_θ ℓ + ∇_θ c - ∇_θ(wᵀ ∇_u ℓ), w held fixed.
 
         Returns:
-            The gradient, (S, P), zeros where not ``hyper``; and w, (S, D), by which the mean of the latents differs
-            from their mode, to first order.
+            The gradient, (S, P).
         """
         with torch.enable_grad():
-            theta, u = theta.detach().requires_grad_(hyper), u.detach().requires_grad_()
+            theta, u = theta.detach().requires_grad_(), u.detach().requires_grad_()
             energy, gradient = self._gradient(theta, u)
-            entries = self._entries(gradient, u, create_graph=True)
-            c = -0.5 * (inverse * self.twice.to(u.dtype) * entries).sum()
-            by_theta, by_u = _gradients(c, (theta, u))
+            by_theta, by_u = _gradients(self._change(gradient, u, inverse), (theta, u))
             w = solve(by_u)
-            if hyper:
-                (rest,) = _gradients(-energy.sum() - (gradient * w).sum(), (theta,))
-                by_theta = by_theta + rest
-        return by_theta, w
+            return by_theta + _gradients(-energy.sum() - (gradient * w).sum(), (theta,))[0]
+
+    def slope(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # û, (S, D)
+        inverse: Tensor,  # the entries of Σ = H⁻¹, (S, D + E)
+    ) -> Tensor:
+        """Compute ∇_u c, (S, D): the mean of the latents differs from their mode by H⁻¹ ∇_u c, to first order."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            _, gradient = self._gradient(theta.detach(), u)
+            return _gradients(self._change(gradient, u, inverse), (u,))[0]
+
+    def gradient(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # (S, D)
+    ) -> tuple[Tensor, Tensor]:
+        """Compute ℓ, (S,), and its gradient in u, (S, D)."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            energy = self.energy(theta.detach(), u)
+            return energy.detach(), _gradients(energy.sum(), (u,))[0]
 
     def product(
         self,
@@ -141,6 +157,11 @@ class Curvature:
                 "argument. Compute it from that by torch operations, without detach(), item() or NumPy."
             )
         return energy, found[0]
+
+    def _change(self, gradient: Tensor, u: Tensor, inverse: Tensor) -> Tensor:
+        """c, summed over θ, with its graph."""
+        entries = self._entries(gradient, u, create_graph=True)
+        return -0.5 * (inverse * self.twice.to(u.dtype) * entries).sum()
 
     def _entries(self, gradient: Tensor, u: Tensor, create_graph: bool) -> Tensor:
         """The entries of the Hessian, (S, D + E), one backward pass a colour."""

@@ -82,9 +82,9 @@ class MarginalLaplace(Target):
         self.layout = Layout(in_a_narrow_order(around), pairs.cpu(), start.device)
         if self.layout.numbers > _MOST:
             raise InputError(
-                f"neighbours in the pattern stand up to {self.layout.block} latents apart in the best order found, so "
-                f"that a factor has {self.layout.numbers:.1e} numbers, more than {_MOST:.1e}. Leave what all latents "
-                "share to theta, or integrate out fewer of them."
+                f"the pattern ties the latents together in blocks of {self.layout.block}, so that a factor has "
+                f"{self.layout.numbers:.1e} numbers, more than {_MOST:.1e}. Leave what all latents share to theta, or "
+                "integrate out fewer of them."
             )
         self.curvature = Curvature(log_joint, len(start), pairs.to(start.device), coloured)
         self.start = start
@@ -126,7 +126,7 @@ class MarginalLaplace(Target):
     ) -> Latents:
         """Compute the marginal distributions of the latents: mixtures over θ of their Gaussians given θ.
 
-        The mean given θ is û + w, with w the first-order difference of mean and mode (`Curvature.adjoint`), the
+        The mean given θ is û + w, with w the first-order difference of mean and mode (`Curvature.slope`), the
         variances are the diagonal of H⁻¹.
 
         Args:
@@ -169,8 +169,7 @@ class MarginalLaplace(Target):
         """
         theta = thetas_of(source, self.at, draws, generator)
         z = torch.randn(pairs, self.latents_dim, generator=generator, dtype=theta.dtype).to(theta.device)
-        given = ((part, modes, self._moments(part, modes)[0]) for part, modes in self.modes(theta))
-        return laplace_error(theta, z, self.curvature, given)
+        return laplace_error(theta, z, self.curvature, self.modes(theta))
 
     def modes(
         self,
@@ -191,7 +190,7 @@ class MarginalLaplace(Target):
     def _moments(self, theta: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
         """Means û + w and variances of the latents given θ, (S, D) each."""
         inverse = modes.factor.selected_inverse()
-        w = self.curvature.adjoint(theta, modes.u, inverse, modes.factor.solve, hyper=False)[1]
+        w = modes.factor.solve(self.curvature.slope(theta, modes.u, inverse))
         return modes.u + w, inverse[:, : self.latents_dim]
 
     def chunks(
@@ -217,7 +216,7 @@ class MarginalLaplace(Target):
         gradient = torch.zeros_like(theta)
         if differentiate:
             inverse = modes.factor.selected_inverse()
-            gradient = self.curvature.adjoint(theta, modes.u, inverse, modes.factor.solve)[0]
+            gradient = self.curvature.adjoint(theta, modes.u, inverse, modes.factor.solve)
         return torch.where(modes.found, value, torch.nan), torch.where(modes.found[:, None], gradient, torch.nan)
 
     # ---------------------------------------------------------------------------- what is checked at the start
@@ -234,7 +233,7 @@ class MarginalLaplace(Target):
             )
         raise InputError(
             f"Newton's method finds no mode of the latents at theta = at: after {modes.steps} steps the log joint "
-            f"rises no further, and its curvature is {'' if bool(modes.factor.ok) else 'not '}that of a maximum. Give "
+            f"rises no further, and its curvature is {'not ' if bool(modes.damped) else ''}that of a maximum. Give "
             "every latent a proper prior, another at=, or latents= as a vector to begin from."
         )
 
@@ -261,9 +260,10 @@ class MarginalLaplace(Target):
         row = curvature.product(theta, u, unit)[0].abs()
         near = torch.cat([pairs[pairs[:, 0] == worst, 1], pairs[pairs[:, 1] == worst, 0]])
         row[worst], row[near] = 0.0, 0.0
+        first, second = sorted((worst, int(row.argmax())))
         raise InputError(
-            f"the pattern misses the pair of latents {worst} and {int(row.argmax())}, between which the Hessian of the "
-            "log joint has an entry. Add every pair of latents that occur in one term, or leave pattern= out."
+            f"the pattern misses the pair of latents {first} and {second}, between which the Hessian of the log joint "
+            "has an entry. Add every pair of latents that occur in one term, or leave pattern= out."
         )
 
 

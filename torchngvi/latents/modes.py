@@ -29,6 +29,7 @@ class Modes(NamedTuple):
         energy: ℓ there, (S,).
         factor: of the Hessians there.
         found: where the curvature is positive definite and the decrement is at the level of rounding, (S,).
+        damped: where the curvature is not positive definite, so that the factor is that of H + λI, (S,).
         square: the squared decrements gᵀH⁻¹g, (S,): ℓ is about half of it above its minimum.
         steps: the number of Newton steps, the largest of the S.
     """
@@ -37,6 +38,7 @@ class Modes(NamedTuple):
     energy: Tensor
     factor: Factor
     found: Tensor
+    damped: Tensor
     square: Tensor
     steps: int
 
@@ -79,7 +81,7 @@ def find_modes(
             break
         u, moved = _moved(curvature, theta, u, jet.energy, direction, square, waiting)
         lost, before = lost | (waiting & ~moved), square
-    return Modes(u, jet.energy, factor, found & ~damped, square, steps)
+    return Modes(u, jet.energy, factor, found & ~damped, damped, square, steps)
 
 
 def _definite(layout: Layout, jet: Jet) -> tuple[Factor, Tensor, Tensor]:
