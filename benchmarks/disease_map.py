@@ -129,7 +129,9 @@ def nuts(data: Map, warmup: int, draws: int, chains: int, seed: int) -> dict[str
         found = run.get_samples()
         theta.append(found["theta"])
         u.append(found["u"])
-        print(f"chain {chain}: {time.perf_counter() - began:.0f} s, theta {found['theta'].mean(0).tolist()}", flush=True)
+        print(
+            f"chain {chain}: {time.perf_counter() - began:.0f} s, theta {found['theta'].mean(0).tolist()}", flush=True
+        )
     return {"theta": torch.stack(theta), "u": torch.stack(u), "seconds": time.perf_counter() - began}
 
 

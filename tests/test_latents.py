@@ -163,7 +163,9 @@ PATTERNS = {
     "pairs": LATTICE,
     "a list of pairs": LATTICE.tolist(),
     "both ways, and the diagonal": torch.cat([LATTICE, LATTICE.flip(-1), torch.arange(25)[:, None].expand(-1, 2)]),
-    "torch, coordinates": torch.sparse_coo_tensor(LATTICE.mT, torch.ones(len(LATTICE)), (25, 25), check_invariants=True),
+    "torch, coordinates": torch.sparse_coo_tensor(
+        LATTICE.mT, torch.ones(len(LATTICE)), (25, 25), check_invariants=True
+    ),
     "SciPy": scipy.sparse.csr_matrix((LATTICE[:, 0] * 0 + 1, LATTICE.mT.numpy()), shape=(25, 25)),
     "two tables": [LATTICE[:10], LATTICE[10:]],
 }
@@ -196,7 +198,9 @@ def gaussian(theta, u):
         (LATTICE[:, 0], LATTICE[:, 1]), torch.tensor(-1.0, dtype=F64), accumulate=True
     )
     L = L + L.mT
-    Q = theta[..., 1, None, None].exp() * (L - torch.diag(L.sum(0))) + theta[..., 2, None, None].exp() * torch.eye(25, dtype=F64)
+    Q = theta[..., 1, None, None].exp() * (L - torch.diag(L.sum(0))) + theta[..., 2, None, None].exp() * torch.eye(
+        25, dtype=F64
+    )
     data = 0.5 * 25 * (noise - math.log(2 * math.pi)) - 0.5 * noise.exp() * (y - u).square().sum(-1)
     prior = 0.5 * torch.logdet(Q) - 12.5 * math.log(2 * math.pi) + smooth(u, theta)
     return data + prior - 0.5 * theta.square().sum(-1)

@@ -150,7 +150,9 @@ class Curvature:
     def _gradient(self, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """ℓ and ∇_u ℓ with their graphs."""
         energy = self.energy(theta, u)
-        found = torch.autograd.grad(energy.sum(), u, create_graph=True, allow_unused=True) if energy.requires_grad else ()
+        found = (
+            torch.autograd.grad(energy.sum(), u, create_graph=True, allow_unused=True) if energy.requires_grad else ()
+        )
         if not found or found[0] is None:
             raise InputError(
                 "the log joint does not depend on the latents: its result has no gradient with respect to its second "
