@@ -2,8 +2,8 @@
 
     python -m benchmarks.disease_map nuts --out nuts.pt      # Pyro's NUTS over all coordinates, some minutes
 
-y_i ~ Poisson(E_i exp(β + u_i)), u ~ N(0, σ² [(1 - ρ) I + ρ L]⁻¹) with L the Laplacian of the graph of neighbours (Leroux,
-Lei and Breslow 2000).  θ = (β, log σ, logit ρ); β ~ N(0, 1), σ half-normal of scale 1, logit ρ ~ N(0, 1.5²).
+y_i ~ Poisson(E_i exp(β + u_i)), u ~ N(0, σ² [(1 - ρ) I + ρ L]⁻¹) with L the Laplacian of the graph of neighbours
+(Leroux, Lei and Breslow 2000).  θ = (β, log σ, logit ρ); β ~ N(0, 1), σ half-normal of scale 1, logit ρ ~ N(0, 1.5²).
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Latents integrated out: what a lattice costs, and a disease map beside NUTS.
 
     python -m benchmarks.marginal lattice [--sides 32 71 100 158 224]      # time and memory of one value and gradient
-    python -m benchmarks.marginal fit [--side 224]                         # a whole fit of a lattice
+    python -m benchmarks.marginal fit [--side 100]                         # a whole fit of a lattice
     python -m benchmarks.disease_map nuts --out nuts.pt
     python -m benchmarks.marginal map --nuts nuts.pt [--out marginal.png]  # an island of 311 regions
 
@@ -113,9 +113,8 @@ def disease_map(path: str, out: str | None) -> None:
     ess = torch.tensor([effective(u[..., k]) for k in range(data.dim)])
     off = (risk.mean - mean) / sd
     ratio = (risk.stddev / sd).log()
-    print(
-        f"log relative risks, of {ess.min():.0f} effective draws or more: standard error of a mean {ess.rsqrt().max():.3f} sd"
-    )
+    noise = float(ess.rsqrt().max())
+    print(f"log relative risks, of {ess.min():.0f} effective draws or more: standard error of a mean {noise:.3f} sd")
     print(f"  means differ by {off.abs().max():.3f} sd at most, {off.square().mean().sqrt():.3f} in the mean square")
     print(f"  log sds by {ratio.abs().max():.3f} at most, {ratio.mean():+.3f} in the mean")
     if out:
@@ -166,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["lattice", "row", "fit", "map"])
     parser.add_argument("--sides", type=int, nargs="+", default=[32, 71, 100, 158, 224])
-    parser.add_argument("--side", type=int, default=224)
+    parser.add_argument("--side", type=int, default=100)
     parser.add_argument("--nuts", default="nuts.pt")
     parser.add_argument("--out")
     options = parser.parse_args()

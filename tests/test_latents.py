@@ -12,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.disease_map import square
 from torchngvi import CholeskyGaussian, fit, marginal
+from torchngvi import laplace as laplace_of_q
 from torchngvi.errors import InputError
 from torchngvi.latents import LaplaceError, MarginalLaplace, error, laplace
 from torchngvi.latents.chain import Factor, Layout
 from torchngvi.latents.curvature import Curvature, probed_pairs
 from torchngvi.latents.sparsity import colours, in_a_narrow_order, neighbours, pairs_of
+from torchngvi.models import FactorTarget
 from torchngvi.numerics.gauss_hermite import normal_rule
 from torchngvi.structures import arrow
 
@@ -51,7 +53,7 @@ def bernoulli(theta, u):
 
 
 def coupled(theta, u):
-    """A likelihood that sees two neighbours at once, with a parameter of its own: third derivatives off the diagonal."""
+    """A likelihood of two neighbours at once, with a parameter of its own: third derivatives off the diagonal."""
     eta = theta[..., :1] + u[..., LATTICE[:, 0]] * u[..., LATTICE[:, 1]].sin()
     size = theta[..., 2:].exp()
     return -((eta - 0.3).cosh() * size).sum(-1) * 0.1 + 2 * smooth(u, theta) - 0.5 * theta.square().sum(-1)
@@ -144,7 +146,7 @@ def test_parts_stand_abreast():
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_colours_recover_a_hessian(name):
-    """No row has two entries of one colour, so that the products are the entries of a random Hessian to the last bit."""
+    """No row has two entries of one colour, so that the products are the entries of a random Hessian, to rounding."""
     dim, pattern = GRAPHS[name]
     pairs = pairs_of(pattern, dim)
     around = neighbours(pairs, dim)
@@ -182,6 +184,31 @@ def test_patterns_of_cliques_and_structures():
     assert pairs_of([], 3).shape == (0, 2)
 
 
+def test_factors_over_a_forest():
+    """The locals of a FactorTarget are integrated out, exactly where it is quadratic in them."""
+    groups = arrow(groups=4, local=2, globals=1)
+    y = normal(4, 2)
+
+    def group(theta):  # b_n (2), g
+        b, g = theta[..., :2], theta[..., 2:]
+        return -0.5 * (y - b - g).square().sum(-1) - 0.5 * b.sum(-1).square() - 0.5 * b.square().sum(-1)
+
+    factors = FactorTarget(groups, [(0, group), (-1, lambda theta: -0.5 * theta[..., 0].square())])
+
+    def joint(theta, u):
+        return factors.log_joint(torch.cat([u, theta], -1))
+
+    target = marginal(joint, 8, torch.zeros(1, dtype=F64), pattern=groups)
+    assert target.curvature.pairs.tolist() == [[1, 0], [3, 2], [5, 4], [7, 6]]
+    theta = torch.tensor([0.7], dtype=F64)
+    prior = torch.eye(2, dtype=F64) + 1  # the precision of b
+    density = torch.distributions.MultivariateNormal(theta.expand(2), prior.inverse() + torch.eye(2, dtype=F64))
+    constants = 4 * (2 * math.log(2 * math.pi) - 0.5 * prior.logdet())
+    truth = density.log_prob(y).sum() + constants - 0.5 * theta.square().sum()
+    # the factors leave out the constants of y given b, and of b
+    assert float(target.log_joint(theta)) == pytest.approx(float(truth), abs=1e-11)
+
+
 @pytest.mark.parametrize("joint", [poisson, bernoulli, coupled])
 def test_patterns_are_found(joint):
     """Those of the log joint by products with unit vectors are the neighbours of the lattice."""
@@ -198,9 +225,8 @@ def gaussian(theta, u):
         (LATTICE[:, 0], LATTICE[:, 1]), torch.tensor(-1.0, dtype=F64), accumulate=True
     )
     L = L + L.mT
-    Q = theta[..., 1, None, None].exp() * (L - torch.diag(L.sum(0))) + theta[..., 2, None, None].exp() * torch.eye(
-        25, dtype=F64
-    )
+    weights = theta[..., 1:, None, None].exp()
+    Q = weights[..., 0, :, :] * (L - torch.diag(L.sum(0))) + weights[..., 1, :, :] * torch.eye(25, dtype=F64)
     data = 0.5 * 25 * (noise - math.log(2 * math.pi)) - 0.5 * noise.exp() * (y - u).square().sum(-1)
     prior = 0.5 * torch.logdet(Q) - 12.5 * math.log(2 * math.pi) + smooth(u, theta)
     return data + prior - 0.5 * theta.square().sum(-1)
@@ -284,7 +310,7 @@ def test_the_terms_of_the_expansion():
     theta = torch.tensor([[1.5]], dtype=F64)
     target = marginal(joint, 4, theta[0])
     ((_, modes),) = target.modes(theta)
-    z = normal(16000, 4)
+    z = normal(12000, 4)
     terms = error._terms(error.Given.at(target.curvature, theta, modes), z)[:, 0]
 
     def f(u):
@@ -450,7 +476,8 @@ def flat(theta, u):
 
 
 AT = torch.zeros(1, dtype=F64)
-SMALL = MarginalLaplace(flat, 2, AT)
+SMALL = MarginalLaplace(lambda theta, u: flat(theta, u) * theta[..., 0].exp(), 2, AT)
+PATH = [[0, 1], [1, 2], [2, 4]]
 REFUSALS = {
     "no function": (lambda: marginal(3, 2, AT), "marginal takes a function of theta and the latents; got int."),
     "no latents": (
@@ -496,10 +523,27 @@ REFUSALS = {
         "the pattern misses the pair of latents 0 and 2, between which the Hessian of the log joint has an entry. Add "
         "every pair of latents that occur in one term, or leave pattern= out.",
     ),
+    "another entry is missing, of a colour that a neighbour sees": (
+        lambda: marginal(
+            lambda theta, u: flat(theta, u) + 0.1 * (u[..., 0] + u[..., 3]) * u[..., 1], 5, AT, pattern=PATH
+        ),
+        "the pattern misses the pair of latents 1 and 3, between which the Hessian of the log joint has an entry. Add "
+        "every pair of latents that occur in one term, or leave pattern= out.",
+    ),
+    "a pattern that cannot be found": (
+        lambda: marginal(lambda theta, u: (u.sqrt() - u).sum(-1), torch.ones(3, dtype=F64), AT),
+        "the Hessian of the log joint in the latents is not finite at a point near the one where their search begins, "
+        "so that its pattern cannot be found. Declare it, by pattern=.",
+    ),
+    "second derivatives": (
+        lambda: laplace_of_q(CholeskyGaussian(1, dtype=F64), SMALL),
+        "a marginal log joint is differentiable once; got a call for its second derivatives. Use fit(q, target), or an "
+        "estimator that takes gradients, such as Stein.",
+    ),
     "too many to find out": (
         lambda: marginal(flat, 2049, AT),
-        "with more than 2048 latents say which of them occur together in a term of the log joint, by pattern=; got 2049 "
-        "latents and no pattern.",
+        "with more than 2048 latents say which of them occur together in a term of the log joint, by pattern=; got "
+        "2049 latents and no pattern.",
     ),
     "a latent that there is not": (
         lambda: marginal(flat, 2, AT, pattern=[[0, 2]]),
@@ -556,3 +600,15 @@ def test_a_pattern_that_is_too_wide(monkeypatch):
     )
     with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
         marginal(flat, 12, AT, pattern=torch.arange(12)[None])
+
+
+def test_the_page_of_latents(capsys):
+    """The snippet of docs/marginal.md runs as it stands, and prints what stands there."""
+    text = (pathlib.Path(__file__).parents[1] / "docs/marginal.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    torch.manual_seed(0)
+    seen = {}
+    exec(compile(snippet, "docs/marginal.md", "exec"), seen)
+    assert seen["result"].converged
+    assert f"colours {seen['target'].colours}," in text
+    assert capsys.readouterr().out.startswith("Laplace's log p(y, theta) is off by")

@@ -1,7 +1,7 @@
 """The derivatives of a log joint in its latents: gradient, the entries of the Hessian, and what the adjoint needs.
 
-For each colour one double backward pass gives the product of the Hessian with the indicator of the colour, whose entries
-are those of the Hessian (`torchngvi.latents.sparsity`).  With the entries of the inverse Σ at the same places,
+For each colour one double backward pass gives the product of the Hessian with the indicator of the colour, whose
+entries are those of the Hessian (`torchngvi.latents.sparsity`).  With the entries of the inverse Σ at the same places,
 
     c(θ, u) = -½ tr(Σ H(θ, u)),     Σ held fixed,
 
@@ -55,9 +55,13 @@ class Curvature:
     def __init__(self, joint: Joint, dim: int, pairs: Tensor, colours: Tensor) -> None:
         self.joint, self.dim, self.pairs = joint, dim, pairs
         self.members = [(colours == k).nonzero()[:, 0] for k in range(int(colours.max()) + 1)]
-        every = torch.cat([torch.arange(dim, device=pairs.device)[:, None].expand(-1, 2), pairs])
-        self.seen = colours[every[:, 1]] * dim + every[:, 0]  # the row, in the product of the column's colour
-        self.twice = torch.ones(len(every), device=pairs.device)
+        own = torch.arange(dim, device=pairs.device)[:, None].expand(-1, 2)
+        self.places = torch.cat([own, pairs, pairs.flip(-1)])  # row and column of every entry, of both triangles
+        self.seen = (
+            colours[self.places[:, 1]] * dim + self.places[:, 0]
+        )  # the row, in the product of the column's colour
+        self.stored = dim + len(pairs)
+        self.twice = torch.ones(self.stored, device=pairs.device)
         self.twice[dim:] = 2.0  # an entry and that of the transpose
 
     def energy(
@@ -147,18 +151,32 @@ class Curvature:
             _, gradient = self._gradient(theta.detach(), u)
             return _gradients((gradient * v).sum(), (u,))[0]
 
+    def product_of_pattern(
+        self,
+        theta: Tensor,  # (S, P)
+        u: Tensor,  # (S, D)
+        v: Tensor,  # (S, D)
+    ) -> Tensor:
+        """Compute the product with the entries of the pattern alone, each as its own row has it, (S, D)."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            _, gradient = self._gradient(theta.detach(), u)
+            entries = self._products(gradient, u, create_graph=False)[:, self.seen]
+        rows, columns = self.places.unbind(-1)
+        return torch.zeros_like(v).index_add(1, rows, entries * v[:, columns])
+
     def _gradient(self, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """ℓ and ∇_u ℓ with their graphs."""
         energy = self.energy(theta, u)
-        found = (
-            torch.autograd.grad(energy.sum(), u, create_graph=True, allow_unused=True) if energy.requires_grad else ()
-        )
-        if not found or found[0] is None:
+        gradient = None
+        if energy.requires_grad:
+            (gradient,) = torch.autograd.grad(energy.sum(), u, create_graph=True, allow_unused=True)
+        if gradient is None:
             raise InputError(
                 "the log joint does not depend on the latents: its result has no gradient with respect to its second "
                 "argument. Compute it from that by torch operations, without detach(), item() or NumPy."
             )
-        return energy, found[0]
+        return energy, gradient
 
     def _change(self, gradient: Tensor, u: Tensor, inverse: Tensor) -> Tensor:
         """c, summed over θ, with its graph."""
@@ -166,9 +184,13 @@ class Curvature:
         return -0.5 * (inverse * self.twice.to(u.dtype) * entries).sum()
 
     def _entries(self, gradient: Tensor, u: Tensor, create_graph: bool) -> Tensor:
-        """The entries of the Hessian, (S, D + E), one backward pass a colour."""
+        """The entries of the Hessian, (S, D + E)."""
+        return self._products(gradient, u, create_graph)[:, self.seen[: self.stored]]
+
+    def _products(self, gradient: Tensor, u: Tensor, create_graph: bool) -> Tensor:
+        """The products of the Hessian with the indicators of the colours, (S, colours x D), a backward pass each."""
         products = [_gradients(gradient[:, some].sum(), (u,), create_graph)[0] for some in self.members]
-        return torch.stack(products, 1).flatten(1)[:, self.seen]
+        return torch.stack(products, 1).flatten(1)
 
 
 def _gradients(scalar: Tensor, inputs: tuple[Tensor, ...], create_graph: bool = False) -> tuple[Tensor, ...]:
@@ -198,7 +220,8 @@ def probed_pairs(
         The pairs, (E, 2).
 
     Raises:
-        InputError: more than 2,048 latents, for which a pattern must be declared.
+        InputError: more than 2,048 latents, for which a pattern must be declared, as it must be where the Hessian is
+            not finite at that point.
 
     >>> def joint(theta, u):
     ...     return -(u[..., 1:] - u[..., :-1]).square().sum(-1)
@@ -218,7 +241,51 @@ def probed_pairs(
         v = torch.zeros(len(units), dim, dtype=u.dtype, device=u.device).scatter_(1, units[:, None], 1.0)
         shape = (len(units), -1)
         rows = curvature.product(theta.expand(shape), u.expand(shape), v)
+        if not bool(rows.isfinite().all()):
+            raise InputError(
+                "the Hessian of the log joint in the latents is not finite at a point near the one where their search "
+                "begins, so that its pattern cannot be found. Declare it, by pattern=."
+            )
         where = rows.nonzero()
         found.append(torch.stack([units[where[:, 0]], where[:, 1]], -1))
     every = torch.cat(found)
     return every[every[:, 0] > every[:, 1]]
+
+
+def check_pattern(
+    curvature: Curvature,
+    theta: Tensor,  # (P,)
+    mode: Tensor,  # (D,)
+    noise: Tensor,  # (D,)
+) -> None:
+    """Compare a product with the Hessian itself with that of the entries in the pattern, near a mode.
+
+    Args:
+        curvature: the log joint, with the pattern.
+        theta: the hyperparameters, (P,).
+        mode: of the latents, (D,).
+        noise: standard normal, (D,).
+
+    Raises:
+        InputError: an entry of the Hessian outside the pattern, which it names.
+    """
+    theta, v = theta[None], noise.flip(0)[None]
+    sd = curvature.jet(theta, mode[None]).entries[0, : curvature.dim].rsqrt()
+    u = (mode + 0.1 * sd * noise)[None]  # in general position, where no entry vanishes by chance
+    truth = curvature.product(theta, u, v)
+    if not bool(truth.isfinite().all()):
+        u = mode[None]
+        truth = curvature.product(theta, u, v)
+    apart = (truth - curvature.product_of_pattern(theta, u, v)).abs()[0]
+    worst = int(apart.argmax())
+    if not float(apart[worst]) > torch.finfo(u.dtype).eps ** 0.5 * float(truth.abs().max()):
+        return
+    unit = torch.zeros_like(v)
+    unit[0, worst] = 1.0
+    row, places = curvature.product(theta, u, unit)[0].abs(), curvature.places
+    row[places[places[:, 0] == worst, 1]] = 0.0
+    first, second = sorted((worst, int(row.argmax())))
+    raise InputError(
+        f"the pattern misses the pair of latents {first} and {second}, between which the Hessian of the log joint has "
+        "an entry. Add every pair of latents that occur in one term, or leave pattern= out."
+    )

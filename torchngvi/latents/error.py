@@ -1,13 +1,14 @@
 """How far Laplace's approximation of an integral over latents is off, by draws of its own Gaussian.
 
 With u = û + w ± L⁻ᵀz, w the first-order difference of mean and mode, the integral is Laplace's times E[exp r],
-r = log p(y, u, θ) - log p(y, û, θ) + ½ zᵀz: where r varies little, the error is log E[exp r], by weights.  Where it varies
-more, as over thousands of latents, it is the next term of the expansion (Shun and McCullagh 1995), for f = log p(y, u, θ)
+r = log p(y, u, θ) - log p(y, û, θ) + ½ zᵀz: where r varies little, the error is log E[exp r], by weights.  Where it
+varies more, as over thousands of latents, it is the next term of the expansion (Shun and McCullagh 1995), for
+f = log p(y, u, θ)
 
     ⅛ f_ijkl Σ_ij Σ_kl + ½ wᵀHw + ¹⁄₁₂ f_ijk f_lmn Σ_il Σ_jm Σ_kn  =  E[T₄] + ½ wᵀHw + ⅙ E|g - ∇c|²_Σ,
 
-with T₄ the part of fourth order of f and g that of second order of ∇f at û + x, x ~ N(0, Σ), by differences along x.  Both
-are sums over all latents already for one draw, so that few draws are enough, however many latents there are.
+with T₄ the part of fourth order of f and g that of second order of ∇f at û + x, x ~ N(0, Σ), by differences along x.
+Both are sums over all latents already for one draw, so that few draws are enough, however many latents there are.
 """
 
 import math
@@ -39,7 +40,8 @@ class LaplaceError:
             better.
         expanded: where the latents vary too much for weights and the expansion was used, (S,).
 
-    >>> found = LaplaceError(torch.zeros(2, 1), torch.tensor([0.1, 0.2]), torch.tensor([0.01, 0.01]), torch.zeros(2) > 0)
+    >>> error, noise = torch.tensor([0.1, 0.2]), torch.tensor([0.01, 0.01])
+    >>> found = LaplaceError(torch.zeros(2, 1), error, noise, torch.zeros(2) > 0)
     >>> print(found)
     Laplace's log p(y, theta) is off by 0.1 to 0.2 nats, standard error 0.01, at 2 values of theta.
     """
@@ -64,8 +66,8 @@ class LaplaceError:
         text = f"Laplace's log p(y, theta) is off by {off} nats{how}, standard error {noise:.1g}, at {where} of theta."
         if len(self.theta) < 4 * self.theta.shape[-1]:
             return text
-        shift = self.shift.abs()
-        return f"{text} That moves the mean of theta[{int(shift.argmax())}] by {float(shift.amax()):.2g} sd, the others less."
+        shift, worst = self.shift.abs(), int(self.shift.abs().argmax())
+        return f"{text} That moves the mean of theta[{worst}] by {float(shift[worst]):.2g} sd, the others less."
 
 
 @torch.no_grad()

@@ -3,8 +3,8 @@
     log p(y, θ) ≈ log p(y, û, θ) + (D/2) log 2π - ½ log|H|,     û = argmax_u log p(y, u, θ),  H = -∇²_u log p(y, û, θ)
 
 (Tierney and Kadane 1986; Rue, Martino and Chopin 2009.)  It is exact where u given y and θ is Gaussian.  H is sparse:
-its entries come from coloured Hessian-vector products, its factor from a chain of blocks, and the gradient in θ from the
-adjoint, see `torchngvi.latents.curvature`.
+its entries come from coloured Hessian-vector products, its factor from a chain of blocks, and the gradient in θ from
+the adjoint, see `torchngvi.latents.curvature`.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.latents.chain import Layout
-from torchngvi.latents.curvature import Curvature, Joint, probed_pairs
+from torchngvi.latents.curvature import Curvature, Joint, check_pattern, probed_pairs
 from torchngvi.latents.error import LaplaceError, laplace_error
 from torchngvi.latents.modes import Modes, find_modes
 from torchngvi.latents.sparsity import colours, in_a_narrow_order, neighbours, pairs_of
@@ -26,7 +26,6 @@ from torchngvi.models.checks import numbers
 
 _AT_ONCE = 2**24  # numbers of the blocks of all θ in one call: bounds the memory
 _MOST = 2**30  # of those of one θ
-_SEEN = 1e-6  # share of a product by which an entry outside the pattern is seen
 _GRAPH = 16  # numbers for each latent and colour that a graph is taken to hold
 
 
@@ -89,7 +88,7 @@ class MarginalLaplace(Target):
         self.curvature = Curvature(log_joint, len(start), pairs.to(start.device), coloured)
         self.start = start
         self.start = self._first_mode()
-        self._check_pattern(noise)
+        check_pattern(self.curvature, self.at, self.start, noise)
 
     # ---------------------------------------------------------------------------- as a target
 
@@ -168,7 +167,7 @@ class MarginalLaplace(Target):
             InputError: as `latents`.
         """
         theta = thetas_of(source, self.at, draws, generator)
-        z = torch.randn(pairs, self.latents_dim, generator=generator, dtype=theta.dtype).to(theta.device)
+        z = torch.randn(pairs, self.latents_dim, generator=generator, dtype=theta.dtype, device=theta.device)
         return laplace_error(theta, z, self.curvature, self.modes(theta))
 
     def modes(
@@ -237,35 +236,6 @@ class MarginalLaplace(Target):
             "every latent a proper prior, another at=, or latents= as a vector to begin from."
         )
 
-    def _check_pattern(self, noise: Tensor) -> None:
-        """Compare a product with the Hessian itself with that of the entries that were found.
-
-        Raises:
-            InputError: an entry outside the pattern, which it names.
-        """
-        curvature, theta, u = self.curvature, self.at[None], (self.start + 0.1 * noise)[None]
-        v = noise.flip(0)[None]
-        entries, pairs = curvature.jet(theta, u).entries, curvature.pairs
-        ours = entries[:, : self.latents_dim] * v
-        off = entries[:, self.latents_dim :]
-        ours = ours.index_add(1, pairs[:, 0], off * v[:, pairs[:, 1]])
-        ours = ours.index_add(1, pairs[:, 1], off * v[:, pairs[:, 0]])
-        apart = (curvature.product(theta, u, v) - ours).abs()[0]
-        rounding = torch.finfo(u.dtype).eps ** 0.5 if u.dtype == torch.float32 else _SEEN
-        worst = int(apart.argmax())
-        if not float(apart[worst]) > rounding * max(float(ours.abs().max()), float(entries.abs().max())):
-            return
-        unit = torch.zeros_like(v)
-        unit[0, worst] = 1.0
-        row = curvature.product(theta, u, unit)[0].abs()
-        near = torch.cat([pairs[pairs[:, 0] == worst, 1], pairs[pairs[:, 1] == worst, 0]])
-        row[worst], row[near] = 0.0, 0.0
-        first, second = sorted((worst, int(row.argmax())))
-        raise InputError(
-            f"the pattern misses the pair of latents {first} and {second}, between which the Hessian of the log joint "
-            "has an entry. Add every pair of latents that occur in one term, or leave pattern= out."
-        )
-
 
 class _Value(torch.autograd.Function):
     """Values with their gradients, as many θ at once as the memory takes."""
@@ -278,8 +248,12 @@ class _Value(torch.autograd.Function):
         return values
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # for a second derivative, of which there is none
+            raise InputError(
+                "a marginal log joint is differentiable once; got a call for its second derivatives. Use fit(q, "
+                "target), or an estimator that takes gradients, such as Stein."
+            )
         (gradients,) = ctx.saved_tensors
         return upstream[:, None] * gradients, None
 

@@ -1,8 +1,8 @@
 """The modes of the latents at many values of the hyperparameters, by a guarded Newton's method.
 
 Newton's step -H⁻¹∇ℓ is halved until ℓ falls by a share of what the step promises.  Where H is not positive definite,
-λI is added, with λ the first of 10⁻³, 10⁻², .. times the largest entry of the diagonal at which H + λI is; a mode has to
-be reached without.
+λI is added, with λ the first of 10⁻³, 10⁻², .. times the largest entry of the diagonal at which H + λI is; a mode has
+to be reached without.
 """
 
 from typing import NamedTuple
@@ -66,7 +66,7 @@ def find_modes(
     u = start
     found = torch.zeros(len(theta), dtype=torch.bool, device=theta.device)
     lost = found  # no way on
-    before = torch.full_like(theta[:, 0], torch.inf) if theta.shape[-1] else u.new_full((len(u),), torch.inf)
+    before = u.new_full((len(u),), torch.inf)
     eps = torch.finfo(u.dtype).eps
     for steps in range(_STEPS + 1):
         jet = curvature.jet(theta, u)

@@ -43,9 +43,11 @@ def pairs_of(
     [[1, 0], [2, 0], [2, 1]]
     """
     found = torch.cat([_pairs(part, dim) for part in _parts(pattern)]).cpu()
-    if len(found) and not (0 <= int(found.min()) and int(found.max()) < dim):
-        wrong = int(found.max()) if int(found.max()) >= dim else int(found.min())
-        raise InputError(f"the pattern names latent {wrong}, and the {dim} latents are numbered from 0 to {dim - 1}.")
+    outside = found[(found < 0) | (found >= dim)]
+    if len(outside):
+        raise InputError(
+            f"the pattern names latent {int(outside[0])}, and the {dim} latents are numbered from 0 to {dim - 1}."
+        )
     found = found[found[:, 0] != found[:, 1]]
     keys = torch.unique(found.amax(-1) * dim + found.amin(-1))  # sorted
     return torch.stack([keys // dim, keys % dim], -1)

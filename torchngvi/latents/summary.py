@@ -74,17 +74,17 @@ class Latents:
         n: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw all latents jointly, (n, D): a θ after another in turn, and given it û + w + L⁻ᵀz, H = L Lᵀ.
+        """Draw all latents jointly, (n, D): each θ in its turn, and given it û + w + L⁻ᵀz, H = L Lᵀ.
 
         The factors are computed anew, since those of all θ would not fit the memory.
         """
-        which = torch.arange(n, device=self.theta.device) % len(self.theta)
-        drawn = []
-        for part, modes in self.modes(self.theta[which]):
-            shape = (len(part), self.means.shape[-1], 1)
-            z = torch.randn(shape, generator=generator, dtype=self.means.dtype).to(self.means.device)
-            drawn.append(modes.factor.spread(z)[..., 0])
-        return self.means[which] + torch.cat(drawn)
+        some = self.theta[:n]
+        rounds, drawn = -(-n // len(some)), []
+        for part, modes in self.modes(some):
+            shape = (len(part), self.means.shape[-1], rounds)
+            z = torch.randn(shape, generator=generator, dtype=self.means.dtype, device=self.means.device)
+            drawn.append(modes.factor.spread(z))
+        return (self.means[:n] + torch.cat(drawn).movedim(-1, 0)).flatten(0, 1)[:n]
 
 
 def thetas_of(
