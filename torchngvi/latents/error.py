@@ -66,8 +66,8 @@ class LaplaceError:
         text = f"Laplace's log p(y, theta) is off by {off} nats{how}, standard error {noise:.1g}, at {where} of theta."
         if len(self.theta) < 4 * self.theta.shape[-1]:
             return text
-        shift, worst = self.shift.abs(), int(self.shift.abs().argmax())
-        return f"{text} That moves the mean of theta[{worst}] by {float(shift[worst]):.2g} sd, the others less."
+        shift, worst = self.shift, int(self.shift.abs().argmax())
+        return f"{text} That moves the mean of theta[{worst}] by {float(shift[worst]):+.2g} sd, the others less."
 
 
 @torch.no_grad()

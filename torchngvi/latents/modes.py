@@ -18,7 +18,8 @@ _STEPS = 100
 _HALVINGS = 40  # of a step
 _DAMPINGS = 7  # of a Hessian, from 10⁻³ of its diagonal on
 _ENOUGH = 1e-4  # share of the promised decrease a step must reach
-_LOOSE, _TIGHT = 1e3, 1.25  # squared decrements: 10³ units of rounding, and rounding to this power
+_NEAR, _TIGHT = 1e-4, 1.25  # squared decrements, in nats: so near that values tell no more; rounding to this power
+_ROUNDED = 0.1  # factor by which a step that is near reduces it, unless by rounding
 
 
 class Modes(NamedTuple):
@@ -68,18 +69,19 @@ def find_modes(
     lost = found  # no way on
     before = u.new_full((len(u),), torch.inf)
     eps = torch.finfo(u.dtype).eps
+    near = max(_NEAR, 1e3 * eps)
     for steps in range(_STEPS + 1):
         jet = curvature.jet(theta, u)
         factor, damped, usable = _definite(layout, jet)
         direction = -factor.solve(jet.gradient)
         square = -(jet.gradient * direction).sum(-1)
         lost = lost | ~(usable & square.isfinite())
-        small = (square <= eps**_TIGHT) | ((square <= _LOOSE * eps) & (square > 0.1 * before))
-        found = found | (~damped & ~lost & small)
+        small = (square <= eps**_TIGHT) | ((before <= near) & (square > _ROUNDED * before))
+        found = found | (~damped & ~lost & (square <= near) & small)
         waiting = ~(found | lost)
         if steps == _STEPS or not bool(waiting.any()):
             break
-        u, moved = _moved(curvature, theta, u, jet.energy, direction, square, waiting)
+        u, moved = _moved(curvature, theta, u, jet.energy, direction, square, waiting, ~damped & (square <= near))
         lost, before = lost | (waiting & ~moved), square
     return Modes(u, jet.energy, factor, found & ~damped, damped, square, steps)
 
@@ -110,14 +112,16 @@ def _moved(
     direction: Tensor,
     square: Tensor,
     waiting: Tensor,
+    near: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The longest of the steps 1, ½, ¼, .. along which ℓ falls enough, for each θ; and who moved."""
+    """The longest of the steps 1, ½, ¼, .. along which ℓ falls enough, for each θ, near a mode the first; who moved."""
     result, moved, length = u, torch.zeros_like(waiting), torch.ones_like(energy)
     rounding = 8 * torch.finfo(u.dtype).eps * energy.abs().clamp_min(1.0)
     for _ in range(_HALVINGS):
         trial = u + length[:, None] * direction
         fallen = energy - curvature.energy(theta, trial)
-        enough = waiting & ~moved & (fallen >= _ENOUGH * length * square - rounding)
+        falls = (fallen >= _ENOUGH * length * square - rounding) | (near & fallen.isfinite())
+        enough = waiting & ~moved & falls
         result, moved = where_members(enough, trial, result), moved | enough
         if bool((moved | ~waiting).all()):
             break
