@@ -12,6 +12,7 @@ from torchngvi.fitting.laplace import LaplaceResult, laplace
 from torchngvi.fitting.records import FitResult
 from torchngvi.fitting.row_space import RowSpace
 from torchngvi.ifvb import AIFVB, IFVB
+from torchngvi.latents import marginal
 from torchngvi.methods import (
     BBVI,
     BWGD,
@@ -84,6 +85,7 @@ __all__ = [
     "fitting",
     "ifvb",
     "laplace",
+    "marginal",
     "models",
     "posteriors",
     "refine",
