@@ -10,7 +10,8 @@ with full covariance:
     long         the same at a tolerance of 0.01 and another seed
     reference    as long, from the mean of the reference draws: is there a better mode?
     pyro         AutoMultivariateNormal and Adam, the best of four learning rates by its final ELBO, --seconds of CPU
-                 for each (on the differential equations that is fewer steps); gradients = steps x particles, of that run
+                 for each (on the differential equations that is fewer steps); gradients = steps x particles of that
+                 run
     pathfinder   BlackJAX's with up to 200 iterations, the best of four random starts by its own ELBO; gradients
                  are those of L-BFGS over all four; its seconds include compilation and calls of PyTorch from
                  JAX.  Skipped where it is not installed
