@@ -9,8 +9,9 @@ with full covariance:
     default      torchngvi.fit(q, log_joint)
     long         the same at a tolerance of 0.01 and another seed
     reference    as long, from the mean of the reference draws: is there a better mode?
-    pyro         AutoMultivariateNormal and Adam, the best of four learning rates by its final ELBO, --seconds for
-                 each (on the differential equations that is fewer steps); gradients = steps x particles, of that run
+    pyro         AutoMultivariateNormal and Adam, the best of four learning rates by its final ELBO, --seconds of CPU
+                 for each (on the differential equations that is fewer steps); gradients = steps x particles of that
+                 run
     pathfinder   BlackJAX's with up to 200 iterations, the best of four random starts by its own ELBO; gradients
                  are those of L-BFGS over all four; its seconds include compilation and calls of PyTorch from
                  JAX.  Skipped where it is not installed
@@ -166,11 +167,11 @@ def adam(posterior: Posterior, rate: float, seconds: float) -> Row:
     guide = AutoMultivariateNormal(joint, init_loc_fn=init_to_mean)
     loss = Trace_ELBO(num_particles=PARTICLES, vectorize_particles=True, max_plate_nesting=0)
     svi = SVI(joint, guide, pyro.optim.Adam({"lr": rate}), loss)
-    steps, alive, start = 0, True, time.perf_counter()
-    while alive and time.perf_counter() - start < seconds:
+    steps, alive, start = 0, True, time.process_time()
+    while alive and time.process_time() - start < seconds:
         alive, steps = math.isfinite(svi.step()), steps + 1
     spent, mean, root = (
-        time.perf_counter() - start,
+        time.process_time() - start,
         guide.loc.detach(),
         (guide.scale[:, None] * guide.scale_tril).detach(),
     )
@@ -317,7 +318,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=tuple(METHODS), choices=tuple(METHODS))
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each learning rate of Pyro")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of CPU, for each learning rate of Pyro")
     parser.add_argument("--log", type=Path, help="a file to which each row is added, one JSON object a line")
     parser.add_argument("--table", type=Path, help="print the table of such a file, and run nothing")
     arguments = parser.parse_args()

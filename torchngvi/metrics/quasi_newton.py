@@ -125,7 +125,10 @@ class QuasiNewton(Acceleration):
 
         def pushed(new: Tensor, old: Tensor) -> Tensor:
             mask = useful[..., None] if new.ndim > useful.ndim else useful
-            return torch.where(mask, torch.cat([new[None], old[:-1]]), old)
+            pairs = torch.empty_like(old)  # they are the largest of what a fit holds
+            torch.where(mask, new, old[0], out=pairs[0])
+            torch.where(mask, old[:-1], old[1:], out=pairs[1:])
+            return pairs
 
         kept = pushed(torch.ones_like(went), state["kept"]) * (near | ~moved)
         return pushed(s, state["s"]), pushed(y, state["y"]), kept
