@@ -5,6 +5,8 @@ wrong is undone, and all later ones are tried.
 
 Draws at which the log joint fails or is NaN where the minimisation begins give way to others, with their mirror images:
 one in twenty at most.  The set is then the same to the end, and a step to where others fail is a rejected one.
+
+A log joint in factors, under a q over their forest, is seen factor by factor, by draws of each clique.
 """
 
 import math
@@ -15,14 +17,17 @@ import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.expectations import PerFactor
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Standing
 from torchngvi.fitting.records import Record
-from torchngvi.interfaces import Coordinates, Target
+from torchngvi.interfaces import Coordinates, Estimator, Target
 from torchngvi.methods import VN
 from torchngvi.models.guarded import FAILING, Guarded
+from torchngvi.models.guarded_factors import guarded_factors
+from torchngvi.posteriors import clique_marginals
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NEAR = 0.3  # norm² + noise² below which steps need no trial
@@ -39,6 +44,8 @@ _REJECTED = 3  # in a row: nothing more is to be had on these draws
 _HOPELESS = (256, 20.0)  # draws whose noise² is that large: gradients with heavy tails
 _SLOW = 30_000  # draws that the evaluations of one average may take, where steps on fresh draws may follow
 _ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
+_NUMBERS = 20_000_000  # of the draws of all cliques, at most
+_FEWEST = 32  # draws, whatever the number of cliques
 _COUNTS = ("left_out", "draws", "near", "daring", "evaluations", "rejections", "open", "step_taken", "stalled", "first")
 
 
@@ -89,6 +96,10 @@ class Descent:
         self.near, self.daring, self.open = False, True, False
         self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
+        self.factors = guarded_factors(q, target.target)
+        if self.factors is not None:
+            numbers = sum(kind.nodes * (kind.size + kind.above) for kind in self.factors.structure.kinds)
+            self.most = max(min(self.most, _NUMBERS // numbers), 2 * q.structure.widest + 2, _FEWEST)
         self._forget_average()
 
     def _forget_average(self) -> None:
@@ -103,11 +114,12 @@ class Descent:
         self._renew()
         self.open = True
 
-    def _fixed(self) -> Fixed:
-        return Fixed(self.draws, self.seed + self.draws, self.left_out)
+    def _fixed(self, left_out: tuple[int, ...]) -> Fixed:
+        return Fixed(self.draws, self.seed + self.draws, left_out, apart=self.factors is not None)
 
-    def _estimator(self) -> SampleAverage:
-        return SampleAverage(self._fixed())
+    def _estimator(self) -> Estimator:
+        average = SampleAverage(self._fixed(self.left_out))
+        return average if self.factors is None else PerFactor(average)
 
     def _renew(self) -> VN:
         """The optimizer that is running, on the present draws; a new one for a new start."""
@@ -130,13 +142,12 @@ class Descent:
 
     def _replace_failing(self) -> bool:
         """Leave out the pairs of draws at which the log joint fails; whether there are some, and few."""
-        most, left_out = max(1, int(FAILING * self.draws / 2)), self.left_out
+        # of as many cliques as one pair has
+        members = 1 if self.factors is None else max(kind.nodes for kind in self.factors.structure.kinds)
+        most, left_out = max(1, int(FAILING * self.draws / 2 * members)), self.left_out
         for _ in range(_ROUNDS):
-            fixed = Fixed(self.draws, self.seed + self.draws, left_out)
-            theta = self.q.push_noise(fixed(self.q.mean_probe.detach())).detach()
-            energy, gradient = energy_and_gradient(self.target, theta)
-            fails = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
-            pairs = fails.reshape(2, self.draws // 2, -1).any(-1).any(0).nonzero()[:, 0].tolist()
+            fixed = self._fixed(left_out)
+            pairs = self._failing(fixed).nonzero()[:, 0].tolist()
             if not pairs:
                 self.left_out = left_out
                 return bool(left_out)
@@ -145,6 +156,25 @@ class Descent:
             if len(left_out) > most:
                 break
         return False
+
+    def _failing(self, fixed: Fixed) -> Tensor:
+        """At which pairs of draws the log joint, or one of its factors, fails, (S / 2,)."""
+        seen: list[tuple[Gaussian, Target]] = [(self.q, self.target)]
+        if self.factors is not None:
+            cliques = clique_marginals(self.q)
+            seen = [(cliques[kind], term) for kind, term in self.factors.drawn.items()]
+        fails = torch.zeros(self.draws // 2, dtype=torch.bool, device=self.q.device)
+        for q, target in seen:
+            theta = q.push_noise(fixed(q.mean_probe.detach())).detach()
+            energy, gradient = energy_and_gradient(target, theta)
+            bad = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
+            fails |= bad.reshape(2, self.draws // 2, -1).any(-1).any(0)
+        self._count_factors()
+        return fails
+
+    def _count_factors(self) -> None:
+        if self.factors is not None:
+            self.factors.count_for(self.target)
 
     def _evaluated(self) -> Point:
         assert self.optimizer is not None
@@ -158,7 +188,8 @@ class Descent:
         """Do it on the target, and count what it takes."""
         assert self.optimizer is not None
         before = self.optimizer.evaluations
-        result = do(self.target)
+        result = do(self.target if self.factors is None else self.factors)
+        self._count_factors()
         self.evaluations += self.optimizer.evaluations - before
         return result
 
