@@ -3,6 +3,7 @@
 import functools
 import re
 
+import numpy as np
 import pytest
 import torch
 from cases import DTYPE, close, randn
@@ -10,10 +11,11 @@ from test_factors import TREE, quadratic
 from test_forest import Watch
 
 from torchngvi import DiagonalGaussian, MixedModel, NaturalGaussian, PrecisionCholeskyGaussian, Quadrature, fit
+from torchngvi.errors import InputError
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
 from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.starts import Starts
-from torchngvi.models import FactorTarget
+from torchngvi.models import FactorTarget, GroupedLogJoint
 from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import GuardedFactors, in_factors
 from torchngvi.structures import arrow
@@ -235,3 +237,65 @@ class TestFits:
 
 def normal(theta):
     return -0.5 * theta.square().sum(-1)
+
+
+def school(b, g, y, error):
+    return -0.5 * ((y - g[0] - g[1].exp() * b[0]) / error) ** 2 - 0.5 * b[0] ** 2
+
+
+def shared(g):
+    return -0.5 * g.square().sum()
+
+
+SCHOOLS = [28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], [15, 10, 16, 11, 9, 11, 10, 18]
+
+
+class TestGrouped:
+    def test_it_is_the_sum_over_groups(self):
+        target, (y, error) = GroupedLogJoint(school, shared, SCHOOLS, local=1, globals=2), SCHOOLS
+        theta = randn(3, 10, seed=7)
+        expected = []
+        for one in theta:
+            groups = [school(one[i : i + 1], one[8:], y[i], error[i]) for i in range(8)]
+            expected.append(sum(groups) + shared(one[8:]))
+        close(target.log_joint(theta), torch.stack(expected), 1e-12)
+        close(target.log_joint(theta[0]), expected[0], 1e-12)
+        batched = randn(3, 2, 10, seed=8)
+        assert target.log_joint(batched).shape == (3, 2)
+
+    def test_its_posterior_and_its_parts(self):
+        target = GroupedLogJoint(school, shared, SCHOOLS, local=1, globals=2)
+        q = target.posterior(mean=1.0, scale=0.5)
+        assert (q.structure, q.dtype) == (target.structure, DTYPE)
+        groups, common = target.parts(torch.stack([q.mean, q.stddev]))
+        assert groups.shape == (2, 8, 1)
+        assert common.tolist() == [[1.0, 1.0], [0.5, 0.5]]
+        assert torch.equal(target.parts(torch.arange(10))[0][:, 0], torch.arange(8))
+        single = GroupedLogJoint(school, shared, [torch.ones(3), np.ones(3)], local=1, globals=2)
+        assert single.posterior().dtype == torch.float32
+        counts = GroupedLogJoint(school, shared, [[1, 2, 3]], local=1, globals=2)
+        assert counts.posterior().dtype == torch.float64
+        assert counts.data[0].dtype == torch.int64
+
+    def test_refusals(self):
+        for group, data, message in (
+            (None, SCHOOLS, "group is the log density of one group, a function; got NoneType."),
+            (
+                school,
+                [torch.ones(2), torch.ones(3)],
+                "data have the groups along their first dimension, as many in each of them; got [2, 3].",
+            ),
+            (school, [], "data have the groups along their first dimension, as many in each of them; got none."),
+        ):
+            with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+                GroupedLogJoint(group, shared, data, local=1, globals=2)
+
+    def test_functions_that_are_no_densities_of_one_group(self):
+        theta = torch.zeros(2, 10)
+        several = GroupedLogJoint(lambda b, g, y, error: b + g, shared, SCHOOLS, local=1, globals=2)
+        with pytest.raises(InputError, match=re.escape("must be one number, of shape (); got shape (2,).")):
+            several.log_joint(theta)
+        branching = GroupedLogJoint(lambda b, g, y, e: g[0] if b[0] > 0 else g[1], shared, SCHOOLS, local=1, globals=2)
+        message = "Write the terms of all groups at once, and give them to a FactorTarget."
+        with pytest.raises(InputError, match=re.escape(message)):
+            branching.log_joint(theta)

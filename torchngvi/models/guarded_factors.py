@@ -1,4 +1,4 @@
-"""The factors of a log joint that may fail at some theta, which is found factor by factor, with a count of the calls."""
+"""The factors of a log joint that may fail at some theta: found factor by factor, with a count of the calls."""
 
 from typing import final
 
