@@ -23,7 +23,7 @@ def main(arguments=None):
         for snippet in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
             exec(compile(snippet, PAGE.name, "exec"), scope)
             results.append(scope["result"])
-    return list(dict.fromkeys(results))  # of each model one
+    return list({id(result): result for result in results}.values())  # of each model one
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Engine
+from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
@@ -68,6 +69,7 @@ def fit(
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 10,
     batch_size: int | None = None,
+    batch_groups: int | None = None,
     examine: bool = True,
 ) -> FitResult:
     """Fit q to the target, in place.
@@ -100,6 +102,9 @@ def fit(
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
             the prior known from the first one on, which saves most of the passes over all of them. A
             `DataLogJoint` begins so by itself.
+        batch_groups: of a `MixedModel` with more groups than one wants in memory at once: every evaluation is a pass
+            over batches of so many, in which each group is brought to its best given the global parameters, and the
+            steps are those of the globals alone. The optimum is the same; see `torchngvi.models.mixed_batches`.
         examine: of a log joint without an optimizer: say in the end whether a Gaussian fits, which takes as much of the
             log joint as the fit at most, mostly 1,024 values; `FitResult.summary` has the table. Data in batches are
             left to that.
@@ -127,7 +132,13 @@ def fit(
         batch_size = _checked_batch_size(q, target, batch_size)
     criteria: Criterion
     engine: Engine
-    if optimizer is None and isinstance(q, FlatPosterior):
+    if batch_groups is not None:
+        _check_in_batches(optimizer, batch_size)
+        criteria = _criteria(
+            _default_tolerance(q, False, target) if tolerance is None else tolerance, max_evaluations, stop
+        )
+        engine = PassesOverGroups(q, target, batch_groups, criteria)
+    elif optimizer is None and isinstance(q, FlatPosterior):
         engine = usual_steps(q, target, tolerance)
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
     else:
@@ -146,7 +157,7 @@ def fit(
     criteria = criteria if max_gradients is None else criteria | Gradients(max_gradients)
     criteria = criteria if max_seconds is None else criteria | Seconds(max_seconds)
     loop = Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every)
-    return replace(loop.run(), target=target)
+    return replace(loop.run(), target=target, posterior=q)
 
 
 def _check_posterior(q: object) -> None:
@@ -157,6 +168,11 @@ def _check_posterior(q: object) -> None:
             f"fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got "
             f"{type(q).__name__} first."
         )
+
+
+def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
+    if optimizer is not None or batch_size is not None:
+        raise InputError("batch_groups= has its own steps and its own batches; leave optimizer= and batch_size= out.")
 
 
 def _default_tolerance(q: Posterior, by_draws: bool, target: Target) -> float:
