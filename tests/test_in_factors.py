@@ -10,12 +10,21 @@ from cases import DTYPE, close, randn
 from test_factors import TREE, quadratic
 from test_forest import Watch
 
-from torchngvi import DiagonalGaussian, MixedModel, NaturalGaussian, PrecisionCholeskyGaussian, Quadrature, fit
+from torchngvi import (
+    DiagonalGaussian,
+    GeneralizedLinear,
+    MixedModel,
+    NaturalGaussian,
+    PrecisionCholeskyGaussian,
+    Quadrature,
+    fit,
+)
 from torchngvi.errors import InputError
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
 from torchngvi.fitting.descent import Descent
+from torchngvi.fitting.fit import _default_tolerance
 from torchngvi.fitting.starts import Starts
-from torchngvi.models import FactorTarget, GroupedLogJoint
+from torchngvi.models import FactorTarget, GroupedLogJoint, LogJoint, TractableFactors
 from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import GuardedFactors, in_factors
 from torchngvi.structures import arrow
@@ -172,10 +181,23 @@ class TestFits:
     def test_the_tolerance_is_that_of_each_coordinate(self):
         wide = arrow(groups=399, local=1, globals=1)
         target = FactorTarget(wide, [(0, lambda theta: -0.5 * (theta[..., 0] - theta[..., 1]) ** 2), (1, normal)])
-        for factors, tolerance in ((target, "0.2"), (lambda theta: target.log_joint(theta), "0.1")):
-            q = PrecisionCholeskyGaussian(400, structure=wide, dtype=DTYPE, scale=0.5)
-            reason = fit(q, factors, progress=False, examine=False, max_evaluations=1).reason
-            assert reason.endswith(f"against a tolerance of {tolerance}). Raise max_evaluations."), reason
+        q = PrecisionCholeskyGaussian(400, structure=wide, dtype=DTYPE, scale=0.5)
+        assert _default_tolerance(q, True, target) == pytest.approx(0.2)
+        assert _default_tolerance(q, True, LogJoint(normal)) == 0.1
+        reason = fit(q, target, progress=False, examine=False, max_evaluations=1).reason
+        assert reason.endswith("against a tolerance of 0.2). Raise max_evaluations."), reason
+
+    def test_factors_that_all_know_their_expectation(self):
+        rows = randn(20, 4, 2, seed=8)
+        model = GeneralizedLinear(rows, (rows.sum(-1) > 0).to(DTYPE), prior_precision=1.0)
+        wide = arrow(groups=20, local=1, globals=1)
+        losses = []
+        for kind in (FactorTarget, TractableFactors):
+            q = PrecisionCholeskyGaussian(wide.dim, structure=wide, dtype=DTYPE)
+            result = fit(q, kind(wide, [(0, model)]), progress=False, examine=False, tolerance=1e-6)
+            assert result.converged, result.reason
+            losses.append(float(TractableFactors(wide, [(0, model)]).negative_elbo(q).detach()))
+        assert losses[0] == pytest.approx(losses[1], abs=1e-10)
 
     def test_nothing_is_d_by_d(self):
         wide = arrow(groups=1500, local=1, globals=1)

@@ -142,7 +142,7 @@ class Descent:
 
     def _replace_failing(self) -> bool:
         """Leave out the pairs of draws at which the log joint fails; whether there are some, and few."""
-        # of as many cliques as one pair has
+        # a pair has a draw of each clique, and is left out where one of them fails
         members = 1 if self.factors is None else max(kind.nodes for kind in self.factors.structure.kinds)
         most, left_out = max(1, int(FAILING * self.draws / 2 * members)), self.left_out
         for _ in range(_ROUNDS):
@@ -180,8 +180,8 @@ class Descent:
         assert self.optimizer is not None
         gamma = self.target.temperature or 1.0
         status = self._count(self.optimizer.evaluate)
-        assert status.noise2 is not None
-        self.point = Point(status.norm2 / gamma**2, status.noise2 / gamma**2 * self._overfit(), status.loss)
+        noise2 = torch.zeros_like(status.norm2) if status.noise2 is None else status.noise2  # of exact factors alone
+        self.point = Point(status.norm2 / gamma**2, noise2 / gamma**2 * self._overfit(), status.loss)
         return self.point
 
     def _count(self, do: Callable[[Target], Any]) -> Any:
