@@ -17,7 +17,11 @@ def test_every_example_is_tested():
     elsewhere |= {"svgp_classification", "svgp_regression"}  # in test_gpytorch.py
     elsewhere |= {"svgp_poisson", "svgp_multitask", "deep_gp", "deep_kernel"}  # in test_gpytorch_examples.py
     elsewhere |= {"ifvb_flow"}  # in test_ifvb_network.py
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"logistic_regression", "training_script"} | elsewhere
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "logistic_regression",
+        "training_script",
+        "hierarchical",
+    } | elsewhere
 
 
 def test_logistic_regression(tmp_path, capsys):
@@ -26,6 +30,16 @@ def test_logistic_regression(tmp_path, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     # mean field is never wider than 1/precision allows, hence narrower here
     assert (mean_field.stddev < full.stddev).double().mean() > 0.9
+
+
+def test_the_page_of_hierarchical_models(tmp_path):
+    """Every snippet of docs/hierarchical.md runs as it stands, in its order, and the pictures are drawn."""
+    results = run("hierarchical", "--out", str(tmp_path))
+    assert [result.converged for result in results] == [True] * 3
+    pictures = sorted(path.name for path in tmp_path.iterdir())
+    assert pictures == ["hierarchical-rats.png", "hierarchical-schools.png", "hierarchical-sites.png"]
+    assert min(path.stat().st_size for path in tmp_path.iterdir()) > 5000
+    assert "CholeskyGaussian" not in str(results[0])  # the arrow has lost nothing
 
 
 def test_training_script(capsys):

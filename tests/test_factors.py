@@ -285,7 +285,7 @@ class TestRefusals:
     def test_functions_do_not_know_their_expectation(self):
         text = (
             "TractableFactors are targets that know their expectation, as a GeneralizedLinear; got a LogJoint. Use "
-            "FactorTarget with VN(q, estimator=PerFactor(...))."
+            "FactorTarget, which fit takes too."
         )
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             TractableFactors(ARROW, [(0, torch.sum)])
@@ -310,8 +310,8 @@ def test_noise_that_is_not_known_of_a_sum_is_refused():
     target = FactorTarget(ARROW, [(0, lambda theta: -theta.square().sum(-1))])
     q = PrecisionCholeskyGaussian(ARROW.dim, structure=ARROW, dtype=DTYPE)
     message = (
-        "the noise of the cliques does not tell that of their sum, by which SampleAverage has its steps judged. Use "
-        "PerFactor(Stein(Fixed(64)))."
+        "SampleAverage has its steps judged by its noise, which does not add up over cliques that share their draws. "
+        "Give each its own: Fixed(64, apart=True)."
     )
     with pytest.raises(PairError, match=re.escape(message)):
         PerFactor(SampleAverage(Fixed(64)))(q, target)

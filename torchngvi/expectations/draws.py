@@ -165,7 +165,7 @@ class Fixed(Draws):
 
     Z ← Z L⁻ᵀ with ZᵀZ/S = L Lᵀ where S ≥ 2D, so that the draws have mean 0 and covariance I exactly;
     with fewer, only the variance of each coordinate is 1, which serves a diagonal covariance.  All
-    members of a batch see the same draws.
+    members of a batch see the same draws, unless they are to be ``apart``.
 
     The objective is then the average over the draws: the optimum that is found differs from the true
     one by an error of order 1/√S, the same at each call, which no further step reduces; and it is a
@@ -178,6 +178,8 @@ class Fixed(Draws):
         seed: the seed of the draws, which depend on it, on S, on D and on those left out only.
         left_out: numbers of pairs in the order in which they are drawn, S/2 and more among them, in the place of which
             later ones are taken: those at which a log joint fails.
+        apart: whether each member along the last dimension of a batch has draws of its own.  For the groups of a
+            `PerFactor`: their errors in the global coordinates are then independent, and do not add up.
 
     Raises:
         InputError: if the number of samples is not positive and even.
@@ -190,21 +192,25 @@ class Fixed(Draws):
     comparable, independent, mirrored = True, False, True
     generator = None
 
-    def __init__(self, num_samples: int, seed: int = 0, left_out: Sequence[int] = ()) -> None:
+    def __init__(self, num_samples: int, seed: int = 0, left_out: Sequence[int] = (), *, apart: bool = False) -> None:
         self.num_samples, self.seed, self.left_out = _even(num_samples), seed, tuple(left_out)
-        self._kept: Tensor | None = None
+        self.apart = apart
+        self._kept: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}  # by the members and D
 
     def __call__(self, like: Tensor) -> Tensor:
         """Return the draws z, (S, *batch, D), which are the same at each call."""
-        kept, dim = self._kept, like.shape[-1]
-        if kept is None or (kept.shape[-1], kept.dtype, kept.device) != (dim, like.dtype, like.device):
+        shape = torch.Size((*(1,) * (like.ndim - 1), like.shape[-1]))
+        if self.apart and like.ndim > 1:
+            shape = torch.Size((*shape[:-2], *like.shape[-2:]))
+        known = shape, like.dtype, like.device
+        if known not in self._kept:
             with torch.inference_mode(False), torch.no_grad():
-                self._kept = kept = self._whitened(dim).to(like)
-        return kept.reshape(-1, *(1,) * (like.ndim - 1), dim).expand(-1, *like.shape)
+                self._kept[known] = self._whitened(shape).to(like)
+        return self._kept[known].expand(-1, *like.shape)
 
     def fresh(self, number: int) -> "Fixed":
         """Return fixed draws of another seed, 1024 of them or more."""
-        return Fixed(max(self.num_samples, _FRESH), seed=self.seed + number)
+        return Fixed(max(self.num_samples, _FRESH), seed=self.seed + number, apart=self.apart)
 
     def pairs(self) -> list[int]:
         """The numbers of the pairs z_s, z_{s + S/2} that are taken.
@@ -214,17 +220,17 @@ class Fixed(Draws):
         """
         return [pair for pair in range(self.num_samples // 2 + len(self.left_out)) if pair not in self.left_out]
 
-    def _whitened(self, dim: int) -> Tensor:
-        """(S, D), from float64 on the CPU whatever the posterior."""
+    def _whitened(self, shape: torch.Size) -> Tensor:
+        """(S, *members, D), from float64 on the CPU whatever the posterior."""
         half = self.num_samples // 2
         generator = torch.Generator().manual_seed(self.seed)
-        z = torch.randn((half, dim), dtype=torch.float64, generator=generator)
+        z = torch.randn((half, *shape), dtype=torch.float64, generator=generator)
         if self.left_out:  # one at a time, so that those before do not depend on how many there are
-            more = [torch.randn(1, dim, dtype=torch.float64, generator=generator) for _ in self.left_out]
+            more = [torch.randn(1, *shape, dtype=torch.float64, generator=generator) for _ in self.left_out]
             z = torch.cat([z, *more])[self.pairs()]
-        if half >= dim:
-            basis, factor = torch.linalg.qr(z)  # Z = Q R, L = ±Rᵀ/√(S/2)
-            z = half**0.5 * basis * factor.diagonal().sign()
+        if half >= shape[-1]:
+            basis, factor = torch.linalg.qr(z.movedim(0, -2))  # Z = Q R, L = ±Rᵀ/√(S/2)
+            z = (half**0.5 * basis * factor.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).movedim(-2, 0)
         else:
             z = z / z.square().mean(0).sqrt()
         return _with_mirror_images(z)

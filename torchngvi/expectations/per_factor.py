@@ -9,7 +9,10 @@ a sum over cliques:
 
 from typing import Self, final
 
+from torch import Tensor
+
 from torchngvi.errors import PairError
+from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.quadrature import Quadrature
 from torchngvi.interfaces import Cost, Estimator, Expectation, Posterior, Target, TractableTarget
 from torchngvi.models.factors import FactorTarget
@@ -21,15 +24,17 @@ class PerFactor(Estimator):
     """The expectation of a `FactorTarget`, each factor on its own cliques.
 
     Wanted for models with many groups: k coordinates of a clique take the place of D.  `Fixed` draws determine the fit
-    with 2k of them, not 2D, and second derivatives are k x k.  All cliques see the same `Fixed` draws, so that their
-    errors in the global coordinates add up: take more of them than for one group.
+    with 2k of them, not 2D, and second derivatives are k x k.  Give each group draws of its own by ``apart=True``:
+    where all see the same ones, their errors in the global coordinates add up.  `torchngvi.fit` does so by itself.
 
     Args:
-        estimator: of the factors, `Stein(Fixed(64))` for example; those that know their expectation are exact.
+        estimator: of the factors, ``Stein(Fixed(64, apart=True))`` for example; those that know their expectation are
+            exact.
 
     Raises:
         PairError: on use, a q that is not over the forest of the target, or an estimator whose derivative is that of
-            its value up to noise only, as `SampleAverage`, since the noise of a sum over cliques is not known.
+            its value up to noise only, as `SampleAverage`, with draws that the cliques share: the noise of their sum is
+            then not the sum of theirs.
 
     >>> import torch
     >>> from torchngvi import VN, PrecisionCholeskyGaussian
@@ -72,15 +77,10 @@ class PerFactor(Estimator):
                 f"{type(q).__name__} over {q.structure}. Use PrecisionCholeskyGaussian({q.dim}, structure=...)."
             )
         cliques, seen, packets = clique_marginals(q), [], []
-        for kind, factor in target.factors:
+        for kind, factor in target.by_kind():
             clique, estimator = cliques[kind], exact if isinstance(factor, TractableTarget) else self.estimator
             seen.append(estimator(clique, factor))
-            packets.append(seen[-1].derivative.framed(clique.frame()))
-        if any(e.noise2 is not None for e in seen):
-            raise PairError(
-                f"the noise of the cliques does not tell that of their sum, by which {type(self.estimator).__name__} "
-                "has its steps judged. Use PerFactor(Stein(Fixed(64)))."
-            )
+            packets.append((kind, seen[-1].derivative.framed(clique.frame())))
         values = [e.value.sum(-1) for e in seen]
         return Expectation(
             sum(values[1:], values[0]),
@@ -88,4 +88,18 @@ class PerFactor(Estimator):
             target.temperature,
             self.comparable and target.comparable,
             Cost(*(max(parts) for parts in zip(*(e.cost for e in seen), strict=True))),  # a pass sees each clique once
+            self._noise2(seen),
         )
+
+    def _noise2(self, seen: list[Expectation]) -> Tensor | None:
+        """The noise of independent terms adds up, in the coordinates of a group and in those that groups share."""
+        noises = [e.noise2.sum(-1) for e in seen if e.noise2 is not None]
+        if not noises:
+            return None
+        draws = getattr(self.estimator, "draws", None)
+        if not isinstance(draws, Fixed) or not draws.apart:
+            raise PairError(
+                f"{type(self.estimator).__name__} has its steps judged by its noise, which does not add up over "
+                "cliques that share their draws. Give each its own: Fixed(64, apart=True)."
+            )
+        return sum(noises[1:], noises[0])

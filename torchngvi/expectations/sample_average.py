@@ -15,6 +15,7 @@ L is about half of noise² above its minimum.
 from collections.abc import Callable
 from typing import final
 
+import torch
 from torch import Tensor
 
 from torchngvi.expectations.drawing import Drawing, Seen
@@ -43,6 +44,8 @@ class SampleAverage(Drawing):
 
     derives_value = True  # up to noise²
 
+    draws: Fixed
+
     def __init__(self, draws: Fixed, watch: Callable[[Seen], None] | None = None) -> None:
         super().__init__(draws)
         self.watch = watch
@@ -57,16 +60,36 @@ class SampleAverage(Drawing):
         a = share.sum(0)
         W = q.sym_outer(share, seen.z) + gamma * q.structure.eye(a)
         cost = Cost(self.draws.num_samples, 0)
-        noise2 = _noise2(q, seen, residual)
+        if self.draws.apart:  # terms of a sum, of which only that is near γI: whitened draws see W z without error
+            residual = seen.pulled - q.structure.smv(W, seen.z)
+        noise2 = _noise2(q, seen, residual, self.draws.apart)
         return Expectation(seen.energy.mean(0), Framed(a, W), gamma, target.comparable, cost, noise2)
 
 
-def _noise2(q: Posterior, seen: Seen, residual: Tensor) -> Tensor:
+def _noise2(q: Posterior, seen: Seen, residual: Tensor, apart: bool) -> Tensor:
     """(*batch,)."""
     (plus, minus), z = residual.chunk(2), seen.z.chunk(2)[0]
     even, odd = 0.5 * (plus + minus), 0.5 * (plus - minus)
+    if apart:  # in few coordinates
+        even = _without_quadratic(even, z)
     near, product = q.structure.neighbours, odd * z
     # ½‖Π(½(r zᵀ + z rᵀ))‖²_F, entry by entry of the pattern
     spread = 0.25 * (odd.square() * near(z.square()) + product * near(product)).sum(-1)
     each = q.structure.total((even - even.mean(0)).square().sum(-1) + spread)
     return each.mean(0) / max(len(z) - 1, 1)
+
+
+def _without_quadratic(even: Tensor, z: Tensor) -> Tensor:
+    """What a quadratic in z leaves of the even part, (S / 2, *batch, k), by least squares; as large as its errors are.
+
+    Whitened draws have the mean of a quadratic without error.  Where there are few of them the part stays as it is.
+    """
+    row, column = torch.tril_indices(z.shape[-1], z.shape[-1])
+    terms, pairs = 1 + len(row), len(z)
+    if pairs < 2 * terms:
+        return even
+    basis = torch.cat([torch.ones_like(z[..., :1]), z[..., row] * z[..., column]], -1).movedim(0, -2)
+    columns = torch.linalg.qr(basis)[0]
+    y = even.movedim(0, -2)
+    rest = y - columns @ (columns.mT @ y)
+    return (rest * (pairs / (pairs - terms)) ** 0.5).movedim(-2, 0)

@@ -12,6 +12,8 @@ Juditsky 1992).  The norm before a step tells how good q is, since a set that q 
 
 Draws at which the log joint fails or is NaN where the minimisation begins give way to others, with their mirror images:
 one in twenty at most.  The set is then the same to the end, and a step to where others fail is a rejected one.
+
+A log joint in factors, under a q over their forest, is seen factor by factor, by draws of each clique.
 """
 
 import math
@@ -20,15 +22,14 @@ from typing import Any
 
 import torch
 
-from torchngvi.derivatives import energy_and_gradient
 from torchngvi.expectations.drawing import Seen
 from torchngvi.expectations.draws import Fixed
-from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Standing
 from torchngvi.fitting.points import Place, Point
 from torchngvi.fitting.records import Record
-from torchngvi.interfaces import Coordinates, Target
+from torchngvi.fitting.sight import Sight
+from torchngvi.interfaces import Coordinates, Estimator, Target
 from torchngvi.methods import VN
 from torchngvi.models.guarded import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
@@ -86,6 +87,8 @@ class Descent:
         self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
         self.watch: Callable[[Seen], None] | None = None  # told of what an evaluation sees
+        self.sight = Sight(q, target)
+        self.most = self.sight.most(self.most)
         self.forget_average()
 
     def forget_average(self) -> None:
@@ -101,16 +104,16 @@ class Descent:
         self._renew()
         self.open = True
 
-    def _fixed(self) -> Fixed:
-        return Fixed(self.draws, self._draws_seed, self.left_out)
+    def _fixed(self, left_out: tuple[int, ...]) -> Fixed:
+        return self.sight.fixed(self.draws, self._draws_seed, left_out)
 
     @property
     def _draws_seed(self) -> int:
         """Of the present draws."""
         return self.seed + self.draws + 10_007 * self.sets
 
-    def _estimator(self) -> SampleAverage:
-        return SampleAverage(self._fixed(), self.watch)
+    def _estimator(self) -> Estimator:
+        return self.sight.estimator(self._fixed(self.left_out), self.watch)
 
     def _renew(self) -> VN:
         """The optimizer that is running, on the present draws; a new one for a new start."""
@@ -133,13 +136,10 @@ class Descent:
 
     def _replace_failing(self) -> bool:
         """Leave out the pairs of draws at which the log joint fails; whether there are some, and few."""
-        most, left_out = max(1, int(FAILING * self.draws / 2)), self.left_out
+        most, left_out = max(1, int(FAILING * self.draws / 2 * self.sight.members)), self.left_out
         for _ in range(_ROUNDS):
-            fixed = Fixed(self.draws, self._draws_seed, left_out)
-            theta = self.q.push_noise(fixed(self.q.mean_probe.detach())).detach()
-            energy, gradient = energy_and_gradient(self.target, theta)
-            fails = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
-            pairs = fails.reshape(2, self.draws // 2, -1).any(-1).any(0).nonzero()[:, 0].tolist()
+            fixed = self._fixed(left_out)
+            pairs = self.sight.failing(fixed).nonzero()[:, 0].tolist()
             if not pairs:
                 self.left_out = left_out
                 return bool(left_out)
@@ -153,8 +153,8 @@ class Descent:
         assert self.optimizer is not None
         gamma = self.target.temperature or 1.0
         status = self._count(self.optimizer.evaluate)
-        assert status.noise2 is not None
-        norm2, noise2 = status.norm2 / gamma**2, status.noise2 / gamma**2
+        noise2 = torch.zeros_like(status.norm2) if status.noise2 is None else status.noise2  # of exact factors alone
+        norm2, noise2 = status.norm2 / gamma**2, noise2 / gamma**2
         if self.sets:  # all that is left is noise; its error as if there were no more than D numbers in the norm
             left = (norm2 - noise2).clamp_min(0.0) + noise2 * math.sqrt(2 / self.q.dim)
             self.point = Point(torch.zeros_like(left), left, status.loss)
@@ -166,7 +166,7 @@ class Descent:
         """Do it on the target, and count what it takes."""
         assert self.optimizer is not None
         before = self.optimizer.evaluations
-        result = do(self.target)
+        result = self.sight.evaluate(do)
         self.evaluations += self.optimizer.evaluations - before
         return result
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.engine import Engine
+from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
@@ -40,12 +41,14 @@ from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, count
+from torchngvi.models.guarded_factors import in_factors
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
+_MANY = 100  # coordinates of a log joint in factors from which each is as accurate as with so many
 _PATIENCE = 200  # steps without a new best of the smoothed bound
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
@@ -66,6 +69,7 @@ def fit(
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 10,
     batch_size: int | None = None,
+    batch_groups: int | None = None,
     examine: bool = True,
 ) -> FitResult:
     """Fit q to the target, in place.
@@ -81,6 +85,7 @@ def fit(
             `torchngvi.fitting.smoothed`.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
+            For a `FactorTarget` with D > 100 it is 0.1 √(D/100), as accurate in each coordinate.
         max_evaluations: budget of expectations (value, gradient, curvature).
         max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
             ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
@@ -97,6 +102,9 @@ def fit(
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
             the prior known from the first one on, which saves most of the passes over all of them. A
             `DataLogJoint` begins so by itself.
+        batch_groups: of a `MixedModel` with more groups than one wants in memory at once: every evaluation is a pass
+            over batches of so many, in which each group is brought to its best given the global parameters, and the
+            steps are those of the globals alone. The optimum is the same; see `torchngvi.models.mixed_batches`.
         examine: of a log joint without an optimizer: say in the end whether a Gaussian fits, which takes as much of the
             log joint as the fit at most, mostly 1,024 values; `FitResult.summary` has the table. Data in batches are
             left to that.
@@ -124,7 +132,13 @@ def fit(
         batch_size = _checked_batch_size(q, target, batch_size)
     criteria: Criterion
     engine: Engine
-    if optimizer is None and isinstance(q, FlatPosterior):
+    if batch_groups is not None:
+        _check_in_batches(optimizer, batch_size)
+        criteria = _criteria(
+            _default_tolerance(q, False, target) if tolerance is None else tolerance, max_evaluations, stop
+        )
+        engine = PassesOverGroups(q, target, batch_groups, criteria)
+    elif optimizer is None and isinstance(q, FlatPosterior):
         engine = usual_steps(q, target, tolerance)
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
     else:
@@ -132,7 +146,9 @@ def fit(
         optimizer = VN(q) if optimizer is None else optimizer
         if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
             raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
-        criteria = _criteria(_default_tolerance(q, by_draws) if tolerance is None else tolerance, max_evaluations, stop)
+        criteria = _criteria(
+            _default_tolerance(q, by_draws, target) if tolerance is None else tolerance, max_evaluations, stop
+        )
         engine = (
             SampleAverages(q, target, criteria.tolerance, examine)
             if by_draws and isinstance(q, Gaussian)
@@ -141,7 +157,7 @@ def fit(
     criteria = criteria if max_gradients is None else criteria | Gradients(max_gradients)
     criteria = criteria if max_seconds is None else criteria | Seconds(max_seconds)
     loop = Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every)
-    return replace(loop.run(), target=target)
+    return replace(loop.run(), target=target, posterior=q)
 
 
 def _check_posterior(q: object) -> None:
@@ -154,9 +170,15 @@ def _check_posterior(q: object) -> None:
         )
 
 
-def _default_tolerance(q: Posterior, by_draws: bool) -> float:
+def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
+    if optimizer is not None or batch_size is not None:
+        raise InputError("batch_groups= has its own steps and its own batches; leave optimizer= and batch_size= out.")
+
+
+def _default_tolerance(q: Posterior, by_draws: bool, target: Target) -> float:
     if by_draws:
-        return _BY_DRAWS
+        coordinates = q.dim if in_factors(q, target) else 1
+        return _BY_DRAWS * max(coordinates / _MANY, 1.0) ** 0.5
     return 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
 
 

@@ -12,6 +12,7 @@ from torchngvi.diagnostics.rule import ABOUT, FITS, NOT
 from torchngvi.diagnostics.verdict import Verdict
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target, known_everywhere
+from torchngvi.models.guarded_factors import in_factors
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
@@ -111,7 +112,7 @@ class FitResult:
         worst = {reason.partition(": ")[0]: reason for reason in reversed(verdict.reasons)}  # one a coordinate
         reasons = f": {'; '.join(reversed(worst.values()))}" if worst else ""
         one = "a Gaussian" if gaussian == "a Gaussian" else "such a Gaussian"
-        return f"{best}, {and_} {one} {words}{reasons}{_then(self.posterior, verdict)}."
+        return f"{best}, {and_} {one} {words}{reasons}{_then(self, verdict)}."
 
     def summary(self) -> str:
         """Both answers, and the table of the verdict with the coordinates that are most in doubt.
@@ -170,9 +171,13 @@ def _kind(q: Gaussian) -> str:
     return f"a Gaussian {independent}"
 
 
-def _then(q: Gaussian, verdict: Verdict) -> str:
+def _then(result: FitResult, verdict: Verdict) -> str:
     """What to do next, as a clause; nothing where a Gaussian fits."""
-    if verdict.word != FITS and q.structure.widest < q.dim and not verdict.modes:
+    q = result.posterior
+    assert isinstance(q, Gaussian)
+    # over the forest of a log joint in factors the best q has no other correlations
+    whole = q.structure.widest == q.dim or (result.target is not None and in_factors(q, result.target))
+    if verdict.word != FITS and not whole and not verdict.modes:
         return "; try a CholeskyGaussian, which has all correlations"
     return f"; {verdict.next.replace('refine(q, log_joint', 'refine(result')}" if verdict.next else ""
 

@@ -22,6 +22,7 @@ from torchngvi.interfaces import Coordinates
 from torchngvi.mode import Mode, Seen, find_mode, find_modes
 from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.guarded import Guarded
+from torchngvi.models.guarded_factors import in_factors
 from torchngvi.posteriors import DiagonalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -64,6 +65,7 @@ class Starts:
         self.mean = q.frame().mean.clone()
         self.evidence, self.reached, self.raced = -math.inf, math.inf, False
         self.modes: list[Mode] = []
+        self.in_factors = in_factors(q, target.target)
         self.looked = False
         self.over: Callable[[], bool] = lambda: False
         self.show: Callable[[str], None] = lambda phase: None
@@ -76,8 +78,11 @@ class Starts:
 
     @property
     def searched(self) -> bool:
-        """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear."""
-        return not self.q.batch_shape and self.q.dim <= _WIDEST and not self.streamed
+        """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear.
+
+        Nor in a hierarchical model in factors, whose mode is mostly where the scales of the groups vanish.
+        """
+        return not (self.q.batch_shape or self.q.dim > _WIDEST or self.streamed or self.in_factors)
 
     @property
     def others(self) -> int:
@@ -89,7 +94,9 @@ class Starts:
         """The number of draws of the first sample average from a start."""
         whitened = 2 * self.q.dim + 2  # exact on a quadratic
         # blocks are whitened by fewer draws than all coordinates together
-        fewest = max(2 * self.q.structure.widest + 2, min(whitened, _FEWEST_DIAGONAL))
+        fewest = 2 * self.q.structure.widest + 2
+        if not self.in_factors:
+            fewest = max(fewest, min(whitened, _FEWEST_DIAGONAL))
         # a pass over data costs its reading, whatever the number of draws
         return max(_STREAMED if self.streamed else _FEWEST, fewest)
 
@@ -123,6 +130,11 @@ class Starts:
         if isinstance(data, DataLogJoint):
             stream_batches(self.q, data, self.seed)
             return
+        if self.in_factors:
+            init = Start(_INIT, self.q.snapshot(), self.sampled_loss(_FEWEST))
+            best = [init, *self._narrower(init)][-1]
+            self.q.restore(best.coordinates)
+            self.reached = best.loss
         if not self.searched:
             return
         path: list[Seen] = []
@@ -198,15 +210,24 @@ class Starts:
         no step of bounded length sheds in a block.
         """
         self.q.restore(init.coordinates)
-        mean, scale, best = self.q.mean.clone(), self.q.scale_tril.clone(), init
+        best = init
         for factor in _SHRINK[1:]:
-            if self.over() or not self._initialized(mean, factor * scale):
+            if self.over() or not self._scaled(init.coordinates, factor):
                 break
             loss = self.sampled_loss(_FEWEST)
             if not loss < best.loss - self._unit * self.allowance:  # as wide as may be: steps are in its units
                 break
             best = Start(_NARROWER, self.q.snapshot(), loss)
         return [] if best is init else [best]
+
+    def _scaled(self, init: Coordinates, factor: float) -> bool:
+        """Put q where it was, with a share of its scale, unless it has no numbers for it."""
+        self.q.restore(init)
+        if self.q.structure.closed:
+            return self._initialized(self.q.mean.clone(), factor * self.q.scale_tril)
+        root = self.q.whitener() / factor  # nothing that is D x D
+        self.q.restore(self.q._coordinates_with(self.q.mean.clone(), root))
+        return bool(root.isfinite().all())
 
     def _mean_field(self, starts: list[Start]) -> list[Start]:
         """Where steps of independent coordinates lead from q as it was, or narrower: they are hardly noisy.

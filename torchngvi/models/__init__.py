@@ -3,6 +3,7 @@
 from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.factors import FactorTarget, TractableFactors
 from torchngvi.models.generalized_linear import GeneralizedLinear
+from torchngvi.models.grouped import GroupedLogJoint
 from torchngvi.models.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
@@ -33,6 +34,7 @@ __all__ = [
     "GaussianMixed",
     "GaussianNoise",
     "GeneralizedLinear",
+    "GroupedLogJoint",
     "HalfNormal",
     "HalfT",
     "Likelihood",

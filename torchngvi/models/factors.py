@@ -26,9 +26,9 @@ class FactorTarget(Additive):
     """log p(θ) = Σ_kinds Σ_c log f_c(θ_c), θ_c the coordinates of a node and of its ancestors.
 
     A model with n groups has n terms that see the local parameters of one group and the global ones, and one term of
-    the global ones alone.  `PerFactor` takes their expectations clique by clique, at a cost that grows with n, and
-    `TractableFactors` are terms that know them; as a function of the whole θ the log joint is there for every other
-    estimator.
+    the global ones alone.  ``fit(q, target)`` with a q over the same forest takes their expectations clique by clique,
+    at a cost that grows with n: by draws of each clique, as few as for one group (`PerFactor`).  `TractableFactors`
+    are terms that know them; as a function of the whole θ the log joint is there for every other estimator and q.
 
     Args:
         structure: the forest, of which q has the same.
@@ -82,6 +82,18 @@ class FactorTarget(Additive):
         """All factors: those of the data, followed by those of the prior."""
         return [*self._data, *self._prior]
 
+    def by_kind(self) -> list[Factor]:
+        """The factors that know their expectation, and of the others one for each kind of nodes: their sum.
+
+        Terms of one kind then see the same draws, and those of a node and of another are independent of each other.
+        """
+        known = [factor for factor in self.factors if isinstance(factor.target, TractableTarget)]
+        drawn: dict[int, list[Target]] = {}
+        for kind, target in self.factors:
+            if not isinstance(target, TractableTarget):
+                drawn.setdefault(kind, []).append(target)
+        return [*known, *(Factor(kind, _joined(terms)) for kind, terms in drawn.items())]
+
     def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """Sum the log of all factors but those of the prior, (*sample, *batch)."""
         return self._summed(theta, self._data)
@@ -131,12 +143,12 @@ class FactorTarget(Additive):
 
     def assembled(
         self,
-        packets: Sequence[Framed],  # of each factor, or of those of the data, in the frames of their cliques
+        packets: Sequence[tuple[int, Framed]],  # each with its kind of nodes, in the frames of their cliques
     ) -> Framed:
         """Sum the packets of factors and cliques, in the frame of q."""
         vectors: list[Tensor | None] = [None] * len(self.structure.kinds)
         matrices = vectors.copy()
-        for (kind, _), (a, W) in zip(self.factors[: len(packets)], packets, strict=True):
+        for kind, (a, W) in packets:
             old_a, old_W = vectors[kind], matrices[kind]
             vectors[kind] = a if old_a is None else old_a + a
             matrices[kind] = W if old_W is None else old_W + W
@@ -190,7 +202,7 @@ class TractableFactors(FactorTarget, TractableTarget):
             if not isinstance(target, TractableTarget):
                 raise InputError(
                     "TractableFactors are targets that know their expectation, as a GeneralizedLinear; got a "
-                    f"{type(target).__name__}. Use FactorTarget with VN(q, estimator=PerFactor(...))."
+                    f"{type(target).__name__}. Use FactorTarget, which fit takes too."
                 )
 
     def check(self, q: Posterior) -> None:
@@ -218,12 +230,19 @@ class TractableFactors(FactorTarget, TractableTarget):
             assert isinstance(target, TractableTarget)
             value, derivative = target.expected_energy(frames[kind])
             values.append(value.sum(-1))
-            packets.append(derivative.framed(frames[kind]))
+            packets.append((kind, derivative.framed(frames[kind])))
         return sum(values[1:], values[0]), self.assembled(packets)
 
 
 def _factor(kind: int, term: Target | Callable[[Tensor], Tensor]) -> Factor:
     return Factor(kind, term if isinstance(term, Target) else LogJoint(term, temperature=0.0))
+
+
+def _joined(terms: list[Target]) -> Target:
+    """The sum of terms of the same nodes."""
+    if len(terms) == 1:
+        return terms[0]
+    return LogJoint(lambda theta: sum(term.log_joint(theta) for term in terms), temperature=0.0)  # type: ignore[arg-type, return-value]
 
 
 _NEEDS = "the factors are over the cliques of a forest, and need a q whose precision has its pattern,"

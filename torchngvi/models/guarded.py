@@ -113,6 +113,15 @@ class Guarded(Target):
             return ""
         return f" The log joint failed {self._count} time{'s' * (self._count > 1)}: {self._last.rstrip('.')}."
 
+    def tell(self, other: "Guarded") -> None:
+        """Tell another of the failures, and forget them.
+
+        Args:
+            other: the target that says them too.
+        """
+        other._count, other._last = other._count + self._count, self._last or other._last
+        self._count = 0
+
     def check(self, q: Posterior) -> None:
         """Check q as the target does."""
         self.target.check(q)

@@ -124,16 +124,8 @@ class _Vmapped:
     function: Callable[[Tensor], Tensor]
 
     def __call__(self, theta: Tensor) -> Tensor:
-        try:
-            values = torch.func.vmap(lambda one: _number(self.function(one)))(theta.flatten(0, -2))
-        except RuntimeError as error:
-            if not any(word in str(error) for word in _WORDS_OF_VMAP):
-                raise
-            reason = str(error).split(". ")[0].rstrip(".")
-            raise InputError(
-                f"torch.func.vmap cannot take this log joint ({reason}). "
-                "Write it for theta of shape (S, D), or use LogJoint.looped(f)."
-            ) from error
+        remedy = "Write it for theta of shape (S, D), or use LogJoint.looped(f)."
+        values = mapped(lambda one: number(self.function(one)), theta.flatten(0, -2), remedy)
         return values.unflatten(0, theta.shape[:-1])
 
 
@@ -144,7 +136,7 @@ class _Looped:
     function: Callable[[Tensor], Tensor]
 
     def __call__(self, theta: Tensor) -> Tensor:
-        values = [_number(self.function(one)) for one in theta.flatten(0, -2)]
+        values = [number(self.function(one)) for one in theta.flatten(0, -2)]
         return torch.stack(values).unflatten(0, theta.shape[:-1])
 
 
@@ -161,8 +153,41 @@ def _real(value: object) -> Tensor:
     return value
 
 
-def _number(value: object) -> Tensor:
-    """The result at one θ."""
+def mapped(function: Callable[[Tensor], Tensor], draws: Tensor, remedy: str) -> Tensor:
+    """Evaluate a function of one draw at all of them by `torch.func.vmap`.
+
+    Args:
+        function: of one draw.
+        draws: (S, ...).
+        remedy: what else can be done, a sentence.
+
+    Returns:
+        The results, (S, ...).
+
+    Raises:
+        InputError: if vmap cannot take the function.
+    """
+    try:
+        return torch.func.vmap(function)(draws)
+    except RuntimeError as error:
+        if not any(word in str(error) for word in _WORDS_OF_VMAP):
+            raise
+        reason = str(error).split(". ")[0].rstrip(".")
+        raise InputError(f"torch.func.vmap cannot take this log joint ({reason}). {remedy}") from error
+
+
+def number(value: object) -> Tensor:
+    """The result of a function of one θ, which has to be one real number.
+
+    Args:
+        value: what the function has returned.
+
+    Returns:
+        The number.
+
+    Raises:
+        InputError: if it is anything else.
+    """
     value = _real(value)
     if value.ndim:
         raise InputError(

@@ -161,7 +161,8 @@ def _comparable(
         claim.close(sentence, told, found, DIFFERENCE)
     else:  # a step (x, R) changes V by C(R + Rᵀ)Cᵀ, so that its squared length is |x|² + ½‖R + Rᵀ‖²
         length = (x.square().sum() + 0.5 * (R + R.mT).square().sum()).sqrt()
-        errors = float((told - found).abs() / (length * e.noise2.sqrt()))
+        rounding = DIFFERENCE * found.abs().clamp_min(1.0)  # where no noise is told, as for a quadratic
+        errors = float(((told - found).abs() - rounding).clamp_min(0.0) / (length * e.noise2.sqrt()))
         claim.holds(errors <= _ERRORS, f"{sentence}; it is off by {errors:.1f} of the standard errors of noise2")
     batch = (2, DIM)
     several = Normal(at.mean + 0.2 * normal(*batch, DIM, seed=43), at.covariance.expand(*batch, DIM, DIM).contiguous())

@@ -1,0 +1,114 @@
+"""The engine of `torchngvi.fit` for mixed models in batches of groups: a pass over the groups for each step of q(g).
+
+What is fitted is q(g), a Gaussian over the few global parameters, to the bound with all groups at their best given q(g)
+(`torchngvi.models.mixed_batches`), by the steps of VN that are found by trial; the q of the user has both parts.
+"""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.engine import Standing
+from torchngvi.fitting.steps import Steps
+from torchngvi.fitting.stopping import Criterion
+from torchngvi.interfaces import Coordinates, Posterior, Target
+from torchngvi.methods import VN
+from torchngvi.models.arguments import count
+from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.mixed_batches import MixedInBatches
+from torchngvi.optim import Status
+from torchngvi.posteriors import PrecisionCholeskyGaussian
+from torchngvi.posteriors.gaussian import Gaussian
+
+
+@final
+class PassesOverGroups(Steps):
+    """Passes over batches of groups until the natural-gradient norm over all coordinates is small.
+
+    Args:
+        q: over the arrow of the model; where it begins.
+        model: the mixed model.
+        batch_groups: groups in a batch.
+        stop: when the run ends; its tolerance and its budget of evaluations, which are passes, are read.
+
+    Raises:
+        InputError: another target, a q over another structure, or a number of groups that is not positive.
+    """
+
+    unit = "pass"
+
+    def __init__(self, q: Posterior, model: Target, batch_groups: int, stop: Criterion) -> None:
+        groups = count("batch_groups", batch_groups, "counts groups")
+        if not isinstance(model, MixedLogJoint) or not isinstance(q, Gaussian):
+            raise InputError("batch_groups is for a Gaussian q of a MixedModel; leave it out for other targets.")
+        if q.structure != model.structure or not q.upper or q.batch_shape:
+            raise InputError(
+                f"batch_groups needs a q over the arrow of the model, {model.structure}, as model.posterior() makes; "
+                f"got a {type(q).__name__} over {q.structure}."
+            )
+        model.check(q)
+        self.whole, self.model, self.reduced = q, model, MixedInBatches(model, groups, stop.tolerance)
+        top = self.reduced.begin_at(q.mean.detach(), q.whitener())
+        shared = PrecisionCholeskyGaussian(self.reduced.dim, dtype=q.dtype, device=q.device)
+        shared.restore(Coordinates(self.reduced.mean.clone(), top.clone()))
+        super().__init__(shared, self.reduced, VN(shared), stop)
+        self.entered = self.reduced.state()  # with which the pass began that led to where q(g) is
+
+    def advance(self) -> Standing:
+        """A pass, after a step of q(g) but for the first time."""
+        standing = super().advance()
+        self._write()
+        return standing
+
+    def _take_step(self) -> None:
+        """A step, and the pass that decides whether it is kept; the groups go back with q(g)."""
+        before = self.reduced.state()
+        super()._take_step()
+        assert self.optimizer.last is not None
+        if bool(self.optimizer.last.accepted):
+            self.entered = before
+        else:
+            self.reduced.load_state(before)
+
+    def _norm(self, status: Status) -> tuple[Tensor, Tensor]:
+        """Over all coordinates: with what the groups have left."""
+        norm, alive = super()._norm(status)
+        return (norm.square() + self.reduced.left**2).sqrt(), alive
+
+    @torch.no_grad()
+    def _write(self) -> None:
+        """Put the q of the user where q(g) and the groups are."""
+        shared = self.q.snapshot()
+        mean, root = self.reduced.whole(shared.vector, shared.matrix)
+        self.whole.restore(self.whole._coordinates_with(mean, root))
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def settings(self) -> dict[str, str]:
+        """The problem, with the number of groups in a batch."""
+        return {**super().settings(), "batch_groups": str(self.reduced.groups)}
+
+    def here(self) -> Any:
+        """Both parts of q."""
+        return self.q.snapshot(), self.reduced.state()
+
+    @torch.no_grad()
+    def go_back(self, coordinates: Any) -> None:
+        """Put both parts of q where `here` was called."""
+        shared, groups = coordinates
+        self.q.restore(shared)
+        self.reduced.load_state(groups)
+        self._write()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state before the last pass, which a resumed run makes again."""
+        return {**super().state_dict(), "groups": self.entered}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        super().load_state_dict(state)
+        self.entered = copied(state["groups"])
+        self.reduced.load_state(self.entered)

@@ -1,0 +1,106 @@
+"""What an average sees of a log joint: the whole at draws of q, or its factors at draws of each clique."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.derivatives import energy_and_gradient
+from torchngvi.expectations import PerFactor
+from torchngvi.expectations.drawing import Seen
+from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.interfaces import Estimator, Target
+from torchngvi.models.guarded import Guarded
+from torchngvi.models.guarded_factors import guarded_factors
+from torchngvi.posteriors import clique_marginals
+from torchngvi.posteriors.gaussian import Gaussian
+
+_NUMBERS = 20_000_000  # of the draws of all cliques, at most
+_FEWEST = 32  # draws, whatever the number of cliques
+
+
+class Sight:
+    """How a log joint is evaluated; one in factors, under a q over their forest, is seen factor by factor.
+
+    Args:
+        q: the Gaussian.
+        target: the log joint.
+    """
+
+    def __init__(self, q: Gaussian, target: Guarded) -> None:
+        self.q, self.target, self.factors = q, target, guarded_factors(q, target.target)
+
+    def most(self, most: int) -> int:
+        """Return the most draws of one average, that the memory for the cliques' draws allows.
+
+        Args:
+            most: that the whole may have.
+        """
+        if self.factors is None:
+            return most
+        numbers = sum(kind.nodes * (kind.size + kind.above) for kind in self.factors.structure.kinds)
+        return max(min(most, _NUMBERS // numbers), 2 * self.q.structure.widest + 2, _FEWEST)
+
+    @property
+    def members(self) -> int:
+        """Draws that belong together: a pair has a draw of each clique, and is left out where one of them fails."""
+        return 1 if self.factors is None else max(kind.nodes for kind in self.factors.structure.kinds)
+
+    def fixed(self, draws: int, seed: int, left_out: tuple[int, ...]) -> Fixed:
+        """Return fixed draws; each clique has its own.
+
+        Args:
+            draws, seed, left_out: as in `Fixed`.
+        """
+        return Fixed(draws, seed, left_out, apart=self.factors is not None)
+
+    def estimator(self, fixed: Fixed, watch: Callable[[Seen], None] | None) -> Estimator:
+        """Return the average over draws.
+
+        Args:
+            fixed: the draws.
+            watch: as in `SampleAverage`.
+        """
+        average = SampleAverage(fixed, watch)
+        return average if self.factors is None else PerFactor(average)
+
+    def evaluate(self, do: Callable[[Target], Any]) -> Any:
+        """Do it on what is seen, and count it.
+
+        Args:
+            do: of a target.
+
+        Returns:
+            What it returns.
+        """
+        result = do(self.target if self.factors is None else self.factors)
+        self._count()
+        return result
+
+    def failing(self, fixed: Fixed) -> Tensor:
+        """Find the pairs of mirrored draws at which the log joint, or a factor of it, is NaN or has such a gradient.
+
+        Args:
+            fixed: S draws.
+
+        Returns:
+            Whether a pair fails for some member, (S / 2,).
+        """
+        seen: list[tuple[Gaussian, Target]] = [(self.q, self.target)]
+        if self.factors is not None:
+            cliques = clique_marginals(self.q)
+            seen = [(cliques[kind], term) for kind, term in self.factors.drawn.items()]
+        fails = torch.zeros(fixed.num_samples // 2, dtype=torch.bool, device=self.q.device)
+        for q, target in seen:
+            theta = q.push_noise(fixed(q.mean_probe.detach())).detach()
+            energy, gradient = energy_and_gradient(target, theta)
+            bad = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
+            fails |= bad.reshape(2, len(fails), -1).any(-1).any(0)
+        self._count()
+        return fails
+
+    def _count(self) -> None:
+        if self.factors is not None:
+            self.factors.count_for(self.target)

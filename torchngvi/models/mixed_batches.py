@@ -1,0 +1,341 @@
+"""A mixed model batch by batch of groups: the bound as a function of q(g) alone, each group at its best given q(g).
+
+Given q(g) = N(m_g, (T_g T_gᵀ)⁻¹) of the global parameters g = (β, ω) the groups are independent under the best q.  With
+
+    b_i | g ~ N(m_i - K_iᵀ(g - m_g), S_i⁻¹)        L*(m_g, T_g) = min over all (m_i, S_i, K_i) of L
+
+the minimum is where S_i = H_ii, S_i K_iᵀ = H_ig and g_i = 0: VN for each group, whose steps are judged group by group
+by the exact bound.  By the envelope theorem the derivative of L* is that of L with the groups held (Danskin 1967):
+
+    g* = g_0 + Σ_i (g_g - K_i g_i)        H* = H_0 + Σ_i (H_gg - K_i H_ig - H_gi K_iᵀ + K_i H_ii K_iᵀ).
+
+Sums over groups are made batch by batch, so that the work of a pass needs memory for one batch of rows only, beside
+m_i, S_i and K_i, which are kept.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Frame, Posterior, Prior, Raw, TractableTarget
+from torchngvi.models import checks
+from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.mixed_prior import Effects, half_squares
+from torchngvi.numerics import small_blocks
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.structures.pattern import Structured
+from torchngvi.structures.storage import Part
+
+_MOST = 100  # steps of the groups of a batch in one pass
+_SHORTER, _LONGER = 0.35, 2.0  # factors of a group's step size after a failure and after a success
+_LEAST = 0.05  # step size with which a group begins a pass
+_SHARE = 0.1  # of the norm of the globals that the groups may leave
+_CLOSE = 0.3  # of the tolerance that they may leave in the end
+_ROUNDING = 1e-12  # relative rise of a group's bound that is rounding
+
+
+class Locals(NamedTuple):
+    """b_i | g ~ N(m_i - K_iᵀ(g - m_g), S_i⁻¹) of some groups, with the length of the next step."""
+
+    mean: Tensor  # m_i, (n, r)
+    precision: Tensor  # S_i, (n, r, r)
+    slope: Tensor  # K_i, (n, P, r)
+    rho: Tensor  # (n,)
+
+
+class Seen(NamedTuple):
+    """The terms of some groups at their marginals, with the entropy of b_i given g."""
+
+    value: Tensor  # E_q[-log p(y_i, b_i | g)] + log|T_i| - (r/2)(1 + log 2π), (n,)
+    g: Tensor  # (n, r + P)
+    H: Tensor  # (n, r + P, r + P)
+    root: Tensor  # T_i, (n, r, r)
+
+    def norm2(self, slope: Tensor, root_g: Tensor) -> Tensor:
+        """The part of the squared natural norm of ∇L that is of the groups, (n,)."""
+        r = self.root.shape[-1]
+        a = small_blocks.solve(self.root, self.g[:, :r, None])
+        W = small_blocks.solve(self.root, small_blocks.solve(self.root, self.H[:, :r, :r]).mT)
+        border = self.H[:, r:, :r] - slope @ self.H[:, :r, :r]
+        border = torch.linalg.solve_triangular(root_g, small_blocks.solve(self.root, border.mT).mT, upper=False)
+        eye = torch.eye(r, dtype=W.dtype, device=W.device)
+        return a.square().sum((1, 2)) + 0.5 * (W - eye).square().sum((1, 2)) + border.square().sum((1, 2))
+
+    def onto_globals(self, slope: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ (g_g - K g_i) and Σ (H_gg - K H_ig - H_gi Kᵀ + K H_ii Kᵀ)."""
+        eye = torch.eye(slope.shape[1], dtype=slope.dtype, device=slope.device)
+        turn = torch.cat([-slope, eye.expand(len(slope), -1, -1)], -1)  # (n, P, r + P)
+        return (turn @ self.g[..., None])[..., 0].sum(0), (turn @ self.H @ turn.mT).sum(0)
+
+
+@final
+class MixedInBatches(TractableTarget):
+    """L* of a mixed model as a target for q(g), a Gaussian over the P global parameters.
+
+    Its energy is L* + entropy(q(g)), so that L of q(g) is L*.  An evaluation is a pass over all groups.
+
+    Args:
+        model: the mixed model.
+        groups: in a batch.
+        tolerance: on the natural norm, of which the groups may leave a part.
+
+    Attributes:
+        locals: of all groups, at their best for the q(g) that was seen last.
+        mean: m_g there.
+        left: the natural norm that the groups have left there.
+        gradient: that of the globals there.
+    """
+
+    temperature = 1.0
+
+    def __init__(self, model: MixedLogJoint, groups: int, tolerance: float) -> None:
+        self.model, self.groups, self.tolerance, rows = model, groups, tolerance, model.rows
+        self.dim = model.dim - rows.n * rows.r
+        order = torch.argsort(rows.groups, stable=True)
+        ends = torch.bincount(rows.groups).cumsum(0).tolist()
+        firsts = range(0, rows.n, groups)
+        self.parts = [(k, min(k + groups, rows.n)) for k in firsts]
+        self.order = [order[(ends[k - 1] if k else 0) : ends[last - 1]] for k, last in self.parts]
+        like, size = rows.X, (rows.n, rows.r)
+        self.locals = Locals(
+            like.new_zeros(size),
+            torch.eye(rows.r, dtype=like.dtype, device=like.device).repeat(rows.n, 1, 1),
+            like.new_zeros(rows.n, self.dim, rows.r),
+            like.new_ones(rows.n),
+        )
+        self.mean, self.left, self.gradient = like.new_zeros(self.dim), 0.0, 1.0
+
+    def check(self, q: Posterior) -> None:
+        """Check that q is over the global parameters."""
+        checks.posterior(q, self.dim, torch.Size(), self.model.rows.X)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the model."""
+        return self.model.tensors()
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the settings of the model."""
+        return self.model.settings()
+
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """There is none of the globals alone.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("a bound in batches of groups has no log joint of the globals alone; MarginalMixed has one.")
+
+    # ---------------------------------------------------------------------------- a pass
+
+    @torch.no_grad()
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
+        """Solve all groups for this q(g), batch by batch, and sum: L* + entropy(q(g)) and its derivative."""
+        dense = frame.dense()
+        V, root_g = dense @ dense.mT, torch.linalg.inv(dense).mT
+        allowed = max(_SHARE * min(self.gradient, 10.0), _CLOSE * self.tolerance)
+        value, g, H = self._shared(frame.mean, V)
+        left = value.new_zeros(())
+        for part, rows in zip(self.parts, self.order, strict=True):
+            seen, slope, norm2 = self._solve(part, rows, frame.mean, V, root_g, allowed)
+            more_g, more_H = seen.onto_globals(slope)
+            value, g, H, left = value + seen.value.sum(), g + more_g, H + more_H, left + norm2.sum()
+        self.mean = frame.mean.clone()
+        a, W = dense.mT @ g, dense.mT @ H @ dense
+        eye = torch.eye(self.dim, dtype=W.dtype, device=W.device)
+        self.left = float(left.sqrt())
+        self.gradient = float((a.square().sum() + 0.5 * (W - eye).square().sum()).sqrt())
+        return value, Raw(g, H)
+
+    def _solve(
+        self,
+        part: tuple[int, int],
+        rows: Tensor,
+        mean: Tensor,
+        V: Tensor,
+        root_g: Tensor,
+        allowed: float,  # natural norm of all groups
+    ) -> tuple[Seen, Tensor, Tensor]:
+        """VN for the groups of a batch: what is seen at the end, their slopes, and the squared norms that are left."""
+        first, last = part
+        here = Locals(*(x[first:last] for x in self.locals))
+        of_rows = self._rows(rows, first)
+        here = here._replace(mean=here.mean - (mean - self.mean) @ here.slope, rho=here.rho.clamp_min(_LEAST))
+        seen = self._see(here, of_rows, mean, V)
+        enough = allowed**2 * (last - first) / self.model.rows.n
+        for _ in range(_MOST):
+            norm2 = seen.norm2(here.slope, root_g)
+            if not bool(norm2.sum() > enough):  # or NaN, of a q(g) that no step can help
+                break
+            there = self._moved(here, seen)
+            new = self._see(there, of_rows, mean, V)
+            rise = _ROUNDING * seen.value.abs().clamp_min(1.0)
+            better = new.value <= seen.value + rise  # NaN is not
+            wait = norm2 <= enough / (last - first)  # at its share already
+            keep = better & ~wait
+            rho = torch.where(better, (_LONGER * here.rho).clamp_max(1.0), _SHORTER * here.rho)
+            rho = torch.where(wait, here.rho, rho)
+            here = Locals(*(_where(keep, x, y) for x, y in zip(there, here, strict=True)))._replace(rho=rho)
+            seen = Seen(*(_where(keep, x, y) for x, y in zip(new, seen, strict=True)))
+        for whole, x in zip(self.locals, here, strict=True):
+            whole[first:last] = x
+        return seen, here.slope, seen.norm2(here.slope, root_g)
+
+    def _moved(self, here: Locals, seen: Seen) -> Locals:
+        """A step of VN in (m_i, S_i, S_i K_iᵀ)."""
+        r, rho = here.mean.shape[1], here.rho[:, None, None]
+        precision = torch.lerp(here.precision, seen.H[:, :r, :r], rho)
+        across = torch.lerp(here.slope @ here.precision, seen.H[:, r:, :r], rho)
+        root, _ = small_blocks.cholesky(precision)
+
+        def solved(x: Tensor) -> Tensor:
+            return small_blocks.tsolve(root, small_blocks.solve(root, x))
+
+        mean = here.mean - here.rho[:, None] * solved(seen.g[:, :r, None])[..., 0]
+        return Locals(mean, precision, solved(across.mT).mT, here.rho)
+
+    # ---------------------------------------------------------------------------- expectations
+
+    def _rows(self, index: Tensor, first: int) -> tuple[Tensor, ...]:
+        """The rows of a batch: (z, x), group, y, weight, offset."""
+        rows = self.model.rows
+        x = torch.cat([rows.Z[index], rows.X[index]], -1)
+        return x, rows.groups[index] - first, rows.y[index], rows.weights[index], rows.offset[index]
+
+    def _see(self, here: Locals, rows: tuple[Tensor, ...], mean: Tensor, V: Tensor) -> Seen:
+        """The terms of the groups of a batch; NaN where S_i is not positive definite."""
+        n, r = here.mean.shape
+        root, ok = small_blocks.cholesky(here.precision)
+        root = torch.where(ok[:, None, None], root, torch.nan)
+        inverse = small_blocks.inverse(root)
+        gb = -V @ here.slope
+        bb = inverse.mT @ inverse - here.slope.mT @ gb
+        m = torch.cat([here.mean, mean.expand(n, -1)], -1)
+        clique = torch.cat([torch.cat([bb, gb.mT], -1), torch.cat([gb, V.expand(n, -1, -1)], -1)], -2)
+        value, g, H = self._data(rows, m, clique)
+        more, more_g, more_H = self._effects(m, clique)
+        entropy = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * r
+        return Seen(value + more + entropy, g + more_g, H + more_H, root)
+
+    def _data(self, rows: tuple[Tensor, ...], m: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Σ_j E[w f(η_ij)] of each group, and its derivative."""
+        x, group, y, weights, offset = rows
+        likelihood, present, k = self.model.rows.likelihood, weights > 0, x.shape[-1]
+        eta = torch.where(present, (x * m[group, :k]).sum(-1) + offset, 0.0)
+        variance = torch.where(present, ((x[:, None, :] @ V[group, :k, :k])[:, 0] * x).sum(-1), 1.0)
+        value, alpha, beta = (weights * part.detach() for part in likelihood.expected(eta, variance, y))
+        g, H = torch.zeros_like(m), torch.zeros_like(V)
+        g[:, :k] = g[:, :k].index_add(0, group, alpha[:, None] * x)
+        H[:, :k, :k] = H[:, :k, :k].index_add(0, group, (beta[:, None] * x)[:, :, None] * x[:, None, :])
+        return value.new_zeros(len(m)).index_add(0, group, value), g, H
+
+    def _effects(self, m: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """E[½ b_iᵀΩb_i - Σ_k ω_kk] of each group, less (r/2) log 2π of the entropy, and its derivative."""
+        r = self.model.rows.r
+        diagonal, w = self.model.precision.diagonal, r + self.model.rows.p
+
+        def of(m: Tensor, V: Tensor) -> Tensor:
+            parts = m[:, None, :r], m[:, w:], V[:, None, :r, :r], V[:, None, w:, :r], V[:, w:, w:]
+            return half_squares(Effects(*parts))[:, 0]
+
+        value, g, H = _differentiated(of, m, V)
+        g[:, w + diagonal] -= 1.0
+        return value - m[:, w + diagonal].sum(-1), g, H
+
+    def _shared(self, mean: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """E[-log p(β) - log p(ω)], and its derivative."""
+        model, p = self.model, self.model.rows.p
+        prior, precision = model.fixed.prior, model.precision
+        assert isinstance(prior, Prior)
+
+        def of(m: Tensor, V: Tensor) -> Tensor:
+            beta, omega, nothing = m[:, :p], m[:, p:], m.new_zeros(len(m), 1, 1)
+            spread = 0.5 * (prior.precision * V[:, :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
+            wishart = precision.expected(Effects(nothing, omega, nothing, nothing, V[:, p:, p:]))
+            linear = precision.log_normaliser - omega[:, precision.diagonal] @ precision.powers
+            return prior.energy(beta) + spread + wishart + linear
+
+        value, g, H = _differentiated(of, mean[None], V[None])
+        return value[0], g[0], H[0]
+
+    # ---------------------------------------------------------------------------- the whole q
+
+    def state(self) -> dict[str, Any]:
+        """Copy what a pass begins from.
+
+        Returns:
+            Tensors and numbers by name.
+        """
+        groups = {name: x.clone() for name, x in self.locals._asdict().items()}
+        return {**groups, "m_g": self.mean.clone(), "left": self.left, "gradient": self.gradient}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go back to a state.
+
+        Args:
+            state: what `state` gave.
+        """
+        self.locals = Locals(*(state[name].clone() for name in Locals._fields))
+        self.mean, self.left, self.gradient = state["m_g"].clone(), state["left"], state["gradient"]
+
+    def begin_at(
+        self,
+        mean: Tensor,  # (D,)
+        root: Structured,  # T in the arrow
+    ) -> Tensor:
+        """Begin at a Gaussian over all coordinates.
+
+        Args:
+            mean: of all coordinates, (D,).
+            root: the root T of its precision, in the arrow of the model.
+
+        Returns:
+            T_g of the globals, (P, P).
+        """
+        leaves, (top, _) = self.model.structure.parts(root)
+        b, rows = mean[: -self.dim], self.model.rows
+        slope = small_blocks.tsolve(leaves.square, leaves.border.mT).mT
+        precision = leaves.square @ leaves.square.mT
+        self.locals = Locals(b.reshape(rows.n, rows.r).clone(), precision, slope, torch.ones_like(b[: rows.n]))
+        self.mean = mean[-self.dim :].clone()
+        return top[0]
+
+    def whole(
+        self,
+        mean: Tensor,  # m_g, (P,)
+        root: Tensor,  # T_g, (P, P)
+    ) -> tuple[Tensor, Structured]:
+        """The Gaussian over all coordinates of q(g) and of the groups given g.
+
+        Args:
+            mean: m_g, (P,).
+            root: T_g, (P, P).
+
+        Returns:
+            The mean (D,), and the root T of the precision in the arrow of the model.
+        """
+        here = self.locals
+        b = here.mean - (mean - self.mean) @ here.slope
+        leaf, _ = small_blocks.cholesky(here.precision)
+        parts = [Part(leaf, here.slope @ leaf), Part(root[None], root[None, :0, :])]
+        return torch.cat([b.flatten(), mean]), self.model.structure.matrix(parts)
+
+
+@tracked
+@torch.enable_grad()
+def _differentiated(
+    of: Callable[[Tensor, Tensor], Tensor],  # of n means and covariances, (n,)
+    m: Tensor,
+    V: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, gradients and Hessians by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩."""
+    m, V = m.detach().clone().requires_grad_(), V.detach().clone().requires_grad_()
+    value = of(m, V)
+    g, G = torch.autograd.grad(value.sum(), [m, V])
+    return value.detach(), g, G + G.mT
+
+
+def _where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
