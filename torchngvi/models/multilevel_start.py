@@ -59,13 +59,26 @@ def with_penalties(
     omegas: Sequence[Tensor],  # Ω of each factor, (*batch, r, r)
 ) -> Structured:
     """Add Ω to the block of each group, and the prior precision of β: the precision of (b, β) of a linear model."""
-    total = gram.clone()
-    for block, omega in zip(blocks_of(rows, rows.bare, total), omegas, strict=True):
-        block += omega[..., None, :, :]
-    top = rows.bare.parts(total)[-1].square[..., 0, :, :]
-    at = slice(rows.beta.start - rows.root, rows.beta.stop - rows.root)
-    top[..., at, at] = rows.fixed.prior.add_to(top[..., at, at])
-    return total
+    parts, (chain, crossed) = rows.bare.parts(gram), rows.arrangement
+    levels = []
+    for k, part in zip(chain, parts[:-1], strict=True):
+        square = part.square + omegas[k][..., None, :, :]
+        levels.append(Part(square, part.border.expand(*square.shape[:-3], *part.border.shape[-3:])))
+    square = parts[-1].square[..., 0, :, :]
+    width = square.shape[-1]
+    batch = omegas[0].shape[:-2]
+    top = square.flatten(-2).expand(*batch, -1)
+    for k in crossed:
+        n, r = rows.factors[k].n, rows.factors[k].r
+        first = rows.places[k].start - rows.root + r * torch.arange(n, device=square.device)
+        own = first[:, None] + torch.arange(r, device=square.device)
+        index = (width * own[:, :, None] + own[:, None, :]).flatten()
+        top = top.index_add(-1, index, omegas[k][..., None, :, :].expand(*batch, n, r, r).flatten(-3))
+    at = torch.arange(rows.beta.start, rows.beta.stop, device=square.device) - rows.root
+    prior = rows.fixed.prior.add_to(square.new_zeros(rows.p, rows.p))
+    top = top.index_add(-1, (width * at[:, None] + at).flatten(), prior.flatten().expand(*batch, -1))
+    top = top.unflatten(-1, (width, width))[..., None, :, :]
+    return rows.bare.matrix([*levels, Part(top, top[..., :0, :])])
 
 
 class _Penalised:
