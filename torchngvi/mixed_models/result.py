@@ -10,6 +10,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
+from torchngvi.mixed_models.fitted import Fitted, probability
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
@@ -21,7 +22,6 @@ from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DRAWS = 1000  # joint draws, of all groups too
-_TRUSTED = 0.7  # k-hat up to which importance weights are believed
 _HELD = 2**25  # numbers of joint draws that are held
 
 
@@ -46,7 +46,7 @@ class MixedDraws(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixedResult:
+class MixedResult(Fitted):
     """A fitted mixed model, as `MixedModel.fit` returns it.
 
     Attributes:
@@ -80,38 +80,6 @@ class MixedResult:
     designs: Callable[[Any], tuple[Any, Any, Any, Any]] | None = field(default=None, repr=False)
     _kept: dict[tuple[int, int], MixedDraws] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def converged(self) -> bool:
-        """Whether the fit of the global parameters has converged."""
-        return self.fit.converged
-
-    @property
-    def reason(self) -> str:
-        """Why the fit ended, one sentence."""
-        return self.fit.reason
-
-    @property
-    def joint(self) -> PrecisionCholeskyGaussian:
-        """The best Gaussian over all coordinates, the random effects among them.
-
-        A learned parameter of the likelihood is held near its posterior mean. With Gaussian noise it takes a fit of its
-        own, at the first call.
-        """
-        return self.joint_of()
-
-    @property
-    def k_hat(self) -> float:
-        """The Pareto k̂ of the importance weights."""
-        return self.weighted.k_hat
-
-    @property
-    def effective(self) -> float:
-        """The effective number of weighted draws."""
-        return self.weighted.effective
-
-    def __str__(self) -> str:
-        return str(self.summary())
-
     # ---------------------------------------------------------------------------- names
 
     def named(
@@ -138,9 +106,9 @@ class MixedResult:
         rows = self.model.rows
         return replace(
             self,
-            fixed_names=_names("fixed", fixed, rows.p, self.fixed_names),
-            random_names=_names("random", random, rows.r, self.random_names),
-            group_names=_names("groups", groups, rows.n, self.group_names),
+            fixed_names=names_of("fixed", fixed, rows.p, self.fixed_names),
+            random_names=names_of("random", random, rows.r, self.random_names),
+            group_names=names_of("groups", groups, rows.n, self.group_names),
             designs=designs or self.designs,
         )
 
@@ -160,7 +128,7 @@ class MixedResult:
         Raises:
             InputError: an interval that is no probability.
         """
-        interval = _probability(interval)
+        interval = probability(interval)
         rows, (theta, weights, *_) = self.model.rows, self.weighted
         beta, omega, parameter = self._parts(theta)
         sd, correlation = scales_of(omega, rows.r)
@@ -197,14 +165,6 @@ class MixedResult:
         family = type(rows.likelihood).__name__
         return f"mixed model, {family}: {len(rows.y)} rows, {rows.n} group{'s' * (rows.n > 1)}"
 
-    def _foot(self) -> str:
-        lines = [self.method]
-        if not self.converged:
-            lines.append(f"NOT CONVERGED: {self.reason}")
-        if not self.k_hat < _TRUSTED:
-            lines.append(f"k-hat {self.k_hat:.2f} is above {_TRUSTED}: take means and intervals for rough.")
-        return "\n".join(lines)
-
     def effects(self, interval: float = 0.95) -> list[Marginals]:
         """Posterior means, sds and intervals of the random effects of all groups, one `Marginals` each effect.
 
@@ -217,7 +177,7 @@ class MixedResult:
         Raises:
             InputError: an interval that is no probability.
         """
-        interval, b = _probability(interval), self.draws().effects
+        interval, b = probability(interval), self.draws().effects
         weights = b.new_full((len(b),), 1 / len(b))
         return [Marginals.of(self.group_names, b[..., k], weights, interval) for k in range(b.shape[-1])]
 
@@ -275,16 +235,12 @@ class MixedResult:
             raise InputError(f"kind must be one of {', '.join(predictions.KINDS)}; got {kind!r}.")
         if self.designs is not None and Z is None:
             X, Z, groups, offset = self.designs(X)
-        interval, rows = _probability(interval), NewRows.of(self.model.rows, X, Z, groups, offset)
+        interval, rows = probability(interval), NewRows.of(self.model.rows, X, Z, groups, offset)
         generator = torch.Generator().manual_seed(seed + 2)
         draws = self.draws(seed=seed)
         eta = predictions.predictors(rows, draws.fixed, draws.omega, draws.effects, generator)
         likelihood = self.model.rows.likelihood
-        if kind == "mean":
-            eta = predictions.inverse_link(likelihood, eta)
-        elif kind == "response":
-            eta = predictions.responses(likelihood, eta, generator, draws.parameter)
-        return Prediction.of(eta, interval)
+        return predictions.of_kind(likelihood, eta, kind, interval, generator, draws.parameter)
 
     # ---------------------------------------------------------------------------- elsewhere
 
@@ -303,7 +259,20 @@ class MixedResult:
         values = {"beta": draws.fixed, "sd": draws.sd, "correlation": draws.correlation, "b": draws.effects}
         if draws.parameter is not None:
             values[self._parameter.replace(" ", "_")] = draws.parameter
-        return exports.inference_data(values, self.model.rows.y, self.fixed_names, self.random_names, self.group_names)
+        coords = {
+            "fixed": self.fixed_names,
+            "random": self.random_names,
+            "random_bis": self.random_names,
+            "group": self.group_names,
+        }
+        dims = {
+            "beta": ["fixed"],
+            "sd": ["random"],
+            "correlation": ["random", "random_bis"],
+            "b": ["group", "random"],
+            "y": ["row"],
+        }
+        return exports.inference_data(values, self.model.rows.y, coords, dims)
 
     def plot_effects(self, effect: int | str = 0, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw a caterpillar plot: the effects of all groups in rising order, with intervals.
@@ -320,26 +289,21 @@ class MixedResult:
             ImportError: without matplotlib.
             InputError: an effect that the model does not have.
         """
-        names = self.random_names
-        if isinstance(effect, str) and effect in names:
-            effect = names.index(effect)
-        if isinstance(effect, str) or not 0 <= effect < len(names):
-            raise InputError(
-                f"effect is the number of a random effect, 0 to {len(names) - 1}, or one of the names "
-                f"{', '.join(names)}; got {effect!r}."
-            )
-        return exports.caterpillar(self.effects(interval)[effect], names[effect], ax)
+        place = exports.effect_number(effect, self.random_names)
+        return exports.caterpillar(self.effects(interval)[place], self.random_names[place], ax)
 
 
-def _names(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
+def names_of(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that were given, or the old ones.
+
+    Raises:
+        InputError: another number of names.
+
+    >>> names_of("fixed", None, 1, ("0",))
+    ('0',)
+    """
     if given is None:
         return old
     if len(given) != size:
         raise InputError(f"{what} must be {size} names, one for each; got {len(given)}.")
     return tuple(str(name) for name in given)
-
-
-def _probability(interval: float) -> float:
-    if not 0 < interval < 1:
-        raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
-    return float(interval)

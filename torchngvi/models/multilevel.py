@@ -105,10 +105,12 @@ class MultilevelLogJoint(TractableTarget):
         self.coding = self.fixed.coding
         self.rows = MultilevelRows([_grouped(self.fixed, name, *named[name]) for name in self.names])
         self.structure, self.dim = self.rows.structure, self.rows.dim
-        self.priors = [
-            _prior(prior_of(prior, name, self.names), of, name)
-            for name, of in zip(self.names, self.rows.factors, strict=True)
-        ]
+        self.priors = self._priors(prior)
+
+    def _priors(self, prior: MixedPrior) -> list[CovariancePrior]:
+        """The prior of each factor; what is a default depends on the data."""
+        factors = zip(self.names, self.rows.factors, strict=True)
+        return [_prior(prior_of(prior, name, self.names), of, name) for name, of in factors]
 
     def with_likelihood(self, likelihood: Likelihood) -> Self:
         """The same model with another likelihood."""
@@ -151,15 +153,19 @@ class MultilevelLogJoint(TractableTarget):
     def log_joint(self, theta: Tensor) -> Tensor:
         """Compute log p(y, θ) with all its constants, (*sample, *batch)."""
         rows = self.rows
-        effects, beta, omegas = rows.parts(theta)
         data = (rows.weights * rows.likelihood.energy(rows.present(rows.predictor(theta), 0.0), rows.y)).sum(-1)
-        total = data + self.fixed.prior.energy(beta)
+        return -(data + self.prior_energy(theta))
+
+    def prior_energy(self, theta: Tensor) -> Tensor:
+        """Compute -log p(θ), (*sample, *batch)."""
+        effects, beta, omegas = self.rows.parts(theta)
+        total = self.fixed.prior.energy(beta)
         for b, omega, prior in zip(effects, omegas, self.priors, strict=True):
             n, r = b.shape[-2:]
             turned = (b @ root_of(omega, r)).square().sum((-2, -1))
             total = total + 0.5 * turned - n * omega[..., starts(r)].sum(-1) + prior.energy(omega)
             total = total + 0.5 * n * r * math.log(2 * math.pi)
-        return -total
+        return total
 
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.

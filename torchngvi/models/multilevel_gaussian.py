@@ -144,17 +144,38 @@ class GaussianMultilevel(Target):
         return self.rows.bare.cholesky(M)[0], precision * self.summed - self.shift
 
     @torch.no_grad()
-    def effects(
+    def fixed(
         self,
         theta: Tensor,  # (S, P)
         generator: torch.Generator,
     ) -> Tensor:
-        """Draw (b, β) given the data and the parameters, one for each value of these, (S, D)."""
+        """Draw β given the data and the parameters, one for each value of these, (S, p)."""
         drawn = []
         for part in self.chunks(theta):
             root, c = self._factored(part)
+            half, top = self.rows.bare.solve(root, c)[:, self.rows.beta], self._top(root)
+            z = torch.randn(half.shape, generator=generator, dtype=torch.float64).to(half)
+            drawn.append(torch.linalg.solve_triangular(top.mT, (half + z)[..., None], upper=True)[..., 0])
+        return torch.cat(drawn) + self.centre
+
+    @torch.no_grad()
+    def effects(
+        self,
+        theta: Tensor,  # (S, P)
+        beta: Tensor,  # (S, p)
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Draw b given the data, the parameters and β, (S, D - p), in the order of θ."""
+        drawn = []
+        parts = self.chunks(theta)
+        for part, fixed in zip(parts, beta.split([len(part) for part in parts]), strict=True):
+            root, c = self._factored(part)
             z = torch.randn(c.shape, generator=generator, dtype=torch.float64).to(c)
-            drawn.append(self.rows.bare.tsolve(root, self.rows.bare.solve(root, c) + z))
-        u = torch.cat(drawn)
-        u[:, self.rows.beta] += self.centre
-        return u
+            half = self.rows.bare.solve(root, c) + z
+            half[:, self.rows.beta] = ((fixed - self.centre)[:, None] @ self._top(root))[:, 0]
+            drawn.append(self.rows.bare.tsolve(root, half)[:, : self.rows.beta.start])
+        return torch.cat(drawn)
+
+    def _top(self, root: Structured) -> Tensor:
+        """The block of β in a root, (S, p, p)."""
+        return self.rows.bare.parts(root)[-1].square[:, 0, -self.rows.p :, -self.rows.p :]
