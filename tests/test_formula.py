@@ -184,8 +184,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("formula", "sentence"),
         [
-            ("y ~ x", r"one grouping factor, as y ~ x \+ \(1 \+ x \| group\); 'y ~ x' has none\."),
-            ("y ~ x + (1 | group) + (1 | half)", r"has 2: group, half\. Keep the one with the most levels"),
+            ("y ~ x", r"a grouping factor, as y ~ x \+ \(1 \+ x \| group\); 'y ~ x' has none\."),
+            ("y ~ (1 | group) + (1 + x | group)", r"lets the intercept vary over group twice\. Leave one out"),
+            (" ", r"A formula is a text, as 'y ~ x \+ \(1 \| group\)'; got ' '"),
+            ("log(y - 2) ~ x + (1 | group)", r"The term log\(y - 2\) of the formula is not finite in 6 of 6 rows"),
+            ("y ~ log(x - 2) + (1 | group)", r"term log\(x - 2\) .* in 2 of 6 rows, the first of them row 0"),
+            ("y ~ x + (log(x - 2) | group)", r"term log\(x - 2\) of the formula is not finite"),
             ("x + (1 | group)", r"begins with its response"),
             ("y ~ 0 + (1 | group)", r"at least one fixed effect.*leave out the 0"),
             ("y ~ x ++* (1 | group)", r"cannot be read"),

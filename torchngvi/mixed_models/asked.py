@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
@@ -81,6 +80,7 @@ def wide(
 ) -> float:
     """A standard deviation of fixed effects that says little in the units of the targets and of the columns of X.
 
+    >>> import torch
     >>> wide(torch.ones(2, 1), torch.tensor([3.0, 3.0]))
     30.0
     """

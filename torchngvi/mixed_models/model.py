@@ -18,7 +18,6 @@ from torchngvi.models.arguments import count
 from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import Precision
-from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_start import information
 from torchngvi.models.multilevel import Several
 from torchngvi.models.scale_priors import ScalesPrior
@@ -84,17 +83,17 @@ class MixedModel(MixedLogJoint):
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior, random = MixedPrior() if prior is None else prior, asked.only(random)
+        prior, only = MixedPrior() if prior is None else prior, asked.only(random)
         learned = self.learned = asked.learned_of(family, prior)
         if learned is not None:
             family = learned.at(1.0)
         noisy, joint = learned is not None and learned.units, _joint_prior(prior)
-        super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
+        super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
         if noisy:
             asked.check_varies(self.rows.y)
         if noisy and prior.fixed_scale is None:  # which is known once X and y have been checked
             joint = joint._replace(fixed_scale=asked.wide(self.rows.X, self.rows.y))
-            super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
+            super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
         self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
         if learned is not None:
             self.value = learned.begin(self.rows)

@@ -86,8 +86,9 @@ class MultilevelModel(MultilevelLogJoint):
             joint = joint._replace(fixed_scale=asked.wide(self.rows.X, self.rows.y))
             super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
         self.value = learned.begin(self._leaves)
-        for rows in (self.rows, self.fixed, *self.rows.factors):
-            rows.likelihood = learned.at(self.value)
+        self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)
+        for of in self.rows.factors:
+            of.likelihood = self.rows.likelihood
         self.priors = self._priors(joint)  # of which the defaults depend on the likelihood
 
     @property
@@ -153,20 +154,16 @@ class MultilevelModel(MultilevelLogJoint):
         if not noisy:
             raise InputError(
                 "marginalise='quadrature' integrates random effects out, which with several grouping factors is done "
-                f"where noise is Gaussian; the likelihood is {type(self.rows.likelihood).__name__}. Leave it out, or use "
-                "'response'."
+                f"where noise is Gaussian; the likelihood is {type(self.rows.likelihood).__name__}. Leave it out, or "
+                "use 'response'."
             )
-        return self._closed(self._usual_draws() if draws is None else draws, seed, progress, budget)
+        return self._closed(draws, seed, progress, budget)
 
-    def _usual_draws(self) -> int:
-        """As many draws as a factorisation for each of them allows."""
-        kinds = self.rows.bare.kinds
-        cost = sum(kind.nodes * kind.size * (kind.size + kind.above) ** 2 for kind in kinds)
-        return max(_FEW, min(_DRAWS, _COSTLY // cost))
-
-    def _closed(self, draws: int, seed: int, progress: bool, budget: Budget) -> MultilevelResult:
+    def _closed(self, draws: int | None, seed: int, progress: bool, budget: Budget) -> MultilevelResult:
         """Fit the variance parameters with fixed and random effects integrated out."""
         target = GaussianMultilevel(self, self.learned)
+        if draws is None:  # as many as a factorisation for each of them allows
+            draws = max(_FEW, min(_DRAWS, _COSTLY // target.cost))
         found = integrated(target, self._start(target), draws, seed, progress, **budget.left())
         locals_ = _Exact(target)
         theta = locals_.beside(found.draws.theta, seed)

@@ -152,7 +152,8 @@ def drawn(
     size = model.dim + len(model.rows.y)
     seen = min(draws, max(_FEWEST, _SEEN // size))
     log_weights = []
-    for g, own in zip(theta[:seen].split(max(1, _AT_ONCE // size)), log_q[:seen].split(max(1, _AT_ONCE // size))):
+    at_once = max(1, _AT_ONCE // size)
+    for g, own in zip(theta[:seen].split(at_once), log_q[:seen].split(at_once), strict=True):
         all_of, log_b = near.with_density(g, generator)
         log_weights.append(_log_joint(model, near, all_of, g) - log_b - own)
     smooth = smoothed(torch.cat(log_weights))

@@ -70,7 +70,7 @@ class MultilevelResult(Fitted):
     fixed_names: tuple[str, ...] = field(repr=False)
     random_names: Mapping[str, tuple[str, ...]] = field(repr=False)
     group_names: Mapping[str, tuple[str, ...]] = field(repr=False)
-    designs: Callable[[Any], tuple[Any, Any, Any]] | None = field(default=None, repr=False)
+    designs: Callable[[Any], Any] | None = field(default=None, repr=False)
     _kept: dict[tuple[int, int], MultilevelDraws] = field(default_factory=dict, repr=False, compare=False)
 
     # ---------------------------------------------------------------------------- names
@@ -80,7 +80,7 @@ class MultilevelResult(Fitted):
         fixed: Sequence[str] | None = None,
         random: Mapping[str, Sequence[str]] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
-        designs: Callable[[Any], tuple[Any, Any, Any]] | None = None,
+        designs: Callable[[Any], Any] | None = None,
     ) -> Self:
         """The same, with names for the columns of X, and for the columns of Z and the groups of each factor.
 
@@ -274,7 +274,8 @@ class MultilevelResult(Fitted):
         generator, eta = torch.Generator().manual_seed(seed + 2), None
         for name, of in self._factors().items():
             try:
-                rows = NewRows.of(of, X, *random[name], offset)
+                Z, groups = random[name]
+                rows = NewRows.of(of, X, Z, groups, offset)
             except InputError as error:
                 raise InputError(f"of the grouping factor {name}: {error}") from error
             if eta is None:

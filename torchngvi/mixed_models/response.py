@@ -25,7 +25,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 _SHIFT = 0.1  # of a mean by a tilt, in its standard deviations under q
 _TOLERANCE = 1e-6  # of the refits
-_AT_ONCE = 2**24  # numbers of one table of draws and coordinates, or of the matrices of refits
+_AT_ONCE = 2**24  # numbers of one table of draws and coordinates
+_REFITS = 2**22  # numbers of the matrices of refits in one batch, of which quasi-Newton memory holds many
 
 
 class Tilted(TractableTarget):
@@ -85,7 +86,7 @@ def response_covariance(
     """
     size = q.dim - local
     sd = q.variance[local:].sqrt()
-    at_once = max(1, _AT_ONCE // q.coordinates.matrix.numel())
+    at_once = max(1, _REFITS // q.coordinates.matrix.numel())
     columns, converged = [], True
     for some in torch.arange(size).split(at_once):
         moved, fine = _moved(model, q, local, some, (_SHIFT / sd)[some], progress, budget)
@@ -104,7 +105,7 @@ def _moved(
     progress: bool,
     budget: dict[str, Any],
 ) -> tuple[Tensor, bool]:
-    """By how much the means of the globals (K, P) differ between two opposite tilts, and whether the refits converged."""
+    """By how much the means of the globals (K, P) differ between opposite tilts, and whether the refits converged."""
     count = len(some)
     tilt = q.mean.new_zeros(2, count, q.dim)
     tilt[0, torch.arange(count), local + some] = shifts

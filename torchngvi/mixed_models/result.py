@@ -77,7 +77,7 @@ class MixedResult(Fitted):
     fixed_names: tuple[str, ...] = field(repr=False)
     random_names: tuple[str, ...] = field(repr=False)
     group_names: tuple[str, ...] = field(repr=False)
-    designs: Callable[[Any], tuple[Any, Any, Any, Any]] | None = field(default=None, repr=False)
+    designs: Callable[[Any], Any] | None = field(default=None, repr=False)
     _kept: dict[tuple[int, int], MixedDraws] = field(default_factory=dict, repr=False, compare=False)
 
     # ---------------------------------------------------------------------------- names
@@ -87,7 +87,7 @@ class MixedResult(Fitted):
         fixed: Sequence[str] | None = None,
         random: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
-        designs: Callable[[Any], tuple[Any, Any, Any, Any]] | None = None,
+        designs: Callable[[Any], Any] | None = None,
     ) -> Self:
         """The same, with names for the columns of X and Z and for the groups.
 

@@ -127,6 +127,7 @@ class InChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, theta: Tensor, target: Valued) -> Tensor:
+        """Compute the values, and the gradients where they will be wanted."""
         if not ctx.needs_input_grad[0]:
             return torch.cat([target.value(part) for part in target.chunks(theta)])
         values, gradients = [], []
@@ -143,5 +144,6 @@ class InChunks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        """Hand the gradients on."""
         (gradient,) = ctx.saved_tensors
         return upstream[:, None] * gradient, None

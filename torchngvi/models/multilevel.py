@@ -2,7 +2,8 @@
 
 y ~ family(xᵀβ + Σ_k z_kᵀb_k[g_k]) with b_k[i] ~ N(0, Ω_k⁻¹) for each group i of the factor k, and
 
-    -log p(y, θ) = Σ w f(η, y) + Σ_k (½ Σ_i b_k[i]ᵀΩ_k b_k[i] - n_k Σ_j ω_k,jj - log p(ω_k) + (n_k r_k/2) log 2π) - log p(β),
+    -log p(y, θ) = Σ w f(η, y) - log p(β)
+                   + Σ_k (½ Σ_i b_k[i]ᵀΩ_k b_k[i] - n_k Σ_j ω_k,jj - log p(ω_k) + (n_k r_k/2) log 2π),
 
 Ω_k = W_k W_kᵀ and ω_k the entries of W_k.  Under a Gaussian q all expectations are sums of one-dimensional ones and of
 closed forms, as with one factor (`torchngvi.models.mixed`).  The precision of q has the pattern of a forest, in which q
@@ -29,7 +30,6 @@ from torchngvi.models.mixed_start import information
 from torchngvi.models.multilevel_prior import CovariancePrior, derivative, expected_energy, prior_of, scales_prior
 from torchngvi.models.multilevel_rows import MultilevelRows
 from torchngvi.models.multilevel_start import blocks_of, started
-from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.versions import settings_of, tensors_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian

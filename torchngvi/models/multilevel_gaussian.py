@@ -6,8 +6,8 @@ With u = (b, β), r the residuals at the least-squares estimate β̂, P the prio
     M = UᵀwU/σ² + blockdiag(Ω, P),        c = Uᵀwr/σ² - (0, Pβ̂),
 
 U the rows (z, x), and (b, β - β̂) | y, ω, σ ~ N(M⁻¹c, M⁻¹) (Bates and others 2015, Journal of Statistical Software
-67(1), where M is factored by sparse Cholesky).  M has the pattern of the forest of the factors, and UᵀwU is made once, so
-that a value does not depend on the number of rows.
+67(1), where M is factored by sparse Cholesky).  M has the pattern of the forest of the factors, and UᵀwU is made once,
+so that a value does not depend on the number of rows.
 """
 
 import math
@@ -23,7 +23,8 @@ from torchngvi.models.likelihoods import GaussianNoise
 from torchngvi.models.mixed_integrated import InChunks
 from torchngvi.models.mixed_prior import root_of, starts
 from torchngvi.models.multilevel import MultilevelLogJoint
-from torchngvi.models.multilevel_start import with_penalties
+from torchngvi.models.multilevel_patterns import Leaves
+from torchngvi.models.multilevel_start import with_penalties, with_root_penalties
 from torchngvi.numerics import linalg
 from torchngvi.structures.pattern import Structured
 
@@ -68,10 +69,17 @@ class GaussianMultilevel(Target):
         residual = torch.where(w > 0, y - X @ self.centre, 0.0)
         self.square, self.weight = (w * residual.square()).sum(), w.sum()
         self.gram, self.summed = rows.gram(w, rows.bare), rows.gathered(w * residual, rows.bare.dim)
+        self.leaves = Leaves.of(rows, self.gram, self.summed)
         prior = rows.fixed.prior
         self.shift = torch.zeros_like(self.summed)
         self.shift[rows.beta] = prior.force(self.centre)
         self.constant = -float(prior.energy(self.centre))
+
+    @property
+    def cost(self) -> int:
+        """Multiplications of a factorisation, about."""
+        kinds = self.rows.bare.kinds[-1:] if self.leaves is not None else self.rows.bare.kinds
+        return sum(kind.nodes * kind.size * (kind.size + kind.above) ** 2 for kind in kinds)
 
     def check(self, q: Posterior) -> None:
         """Check that q is over the variance parameters.
@@ -99,7 +107,8 @@ class GaussianMultilevel(Target):
         theta: Tensor,  # (S, P)
     ) -> tuple[Tensor, ...]:
         """Split values of the parameters so that not too many matrices are factored at once."""
-        return theta.split(max(1, _AT_ONCE // self.gram.numel()))
+        size = self.gram.numel() if self.leaves is None else (self.rows.bare.dim - self.rows.root) ** 2
+        return theta.split(max(1, _AT_ONCE // size))
 
     def value(
         self,
@@ -113,11 +122,11 @@ class GaussianMultilevel(Target):
             total = total + of.n * omega[:, starts(of.r)].sum(-1) - prior.energy(omega)
         if self.learned is not None and self.parameter_prior is not None:
             total = total - self.learned.prior_energy(log_sd, self.parameter_prior)
-        root, c = self._factored(theta)
-        half = rows.bare.solve(root, c)
+        added, root, half = self._top(theta)
         # the prior of β has its normaliser in the constant, without which M has that of a Gaussian
         scale = 0.5 * rows.p * math.log(2 * math.pi) + self.constant
-        return total + scale - rows.bare.log_det(root) + 0.5 * half.square().sum(-1)
+        log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return total + scale + added - log_det + 0.5 * half.square().sum(-1)
 
     def log_sd(
         self,
@@ -130,17 +139,40 @@ class GaussianMultilevel(Target):
         assert isinstance(likelihood, GaussianNoise)
         return torch.full_like(theta[:, 0], math.log(likelihood.noise))
 
+    def _top(
+        self,
+        theta: Tensor,  # (S, P)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the levels below the root add to the log joint (S,), and of the root T (S, R, R) and T⁻¹c (S, R)."""
+        bare = self.rows.bare
+        if self.leaves is None:
+            root, c = self._factored(theta)
+            half, size = bare.solve(root, c), bare.kinds[-1].size
+            top = bare.parts(root)[-1].square[:, 0]
+            below = bare.log_det(root) - top.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            return 0.5 * half[:, :-size].square().sum(-1) - below, top, half[:, -size:]
+        precision = torch.exp(-2 * self.log_sd(theta))
+        omegas = self._omegas(theta)
+        (leaf,), size = self.rows.arrangement.chain, bare.kinds[-1].size
+        taken, linear, added = self.leaves.eliminated(precision, omegas[leaf][:, 0, 0])
+        own = bare.parts(self.gram)[-1].square[0]
+        M = with_root_penalties(self.rows, precision[:, None, None] * own, omegas) - taken
+        root, _ = linalg.cholesky(M)
+        c = precision[:, None] * self.summed[-size:] - self.shift[-size:] - linear
+        return added, root, torch.linalg.solve_triangular(root, c[..., None], upper=False)[..., 0]
+
+    def _omegas(self, theta: Tensor) -> list[Tensor]:
+        """Ω of each factor, (S, r, r)."""
+        roots = (root_of(theta[:, at], of.r) for of, at in zip(self.rows.factors, self.slices, strict=True))
+        return [W @ W.mT for W in roots]
+
     def _factored(
         self,
         theta: Tensor,  # (S, P)
     ) -> tuple[Structured, Tensor]:
         """T with M = T Tᵀ, and c, for each value of the parameters."""
         precision = torch.exp(-2 * self.log_sd(theta))[:, None]
-        omegas = []
-        for of, at in zip(self.rows.factors, self.slices, strict=True):
-            W = root_of(theta[:, at], of.r)
-            omegas.append(W @ W.mT)
-        M = with_penalties(self.rows, precision * self.gram, omegas)
+        M = with_penalties(self.rows, precision * self.gram, self._omegas(theta))
         return self.rows.bare.cholesky(M)[0], precision * self.summed - self.shift
 
     @torch.no_grad()
@@ -151,11 +183,12 @@ class GaussianMultilevel(Target):
     ) -> Tensor:
         """Draw β given the data and the parameters, one for each value of these, (S, p)."""
         drawn = []
+        p = self.rows.p
         for part in self.chunks(theta):
-            root, c = self._factored(part)
-            half, top = self.rows.bare.solve(root, c)[:, self.rows.beta], self._top(root)
-            z = torch.randn(half.shape, generator=generator, dtype=torch.float64).to(half)
-            drawn.append(torch.linalg.solve_triangular(top.mT, (half + z)[..., None], upper=True)[..., 0])
+            _, root, half = self._top(part)
+            top, right = root[:, -p:, -p:], half[:, -p:]
+            z = torch.randn(right.shape, generator=generator, dtype=torch.float64).to(right)
+            drawn.append(torch.linalg.solve_triangular(top.mT, (right + z)[..., None], upper=True)[..., 0])
         return torch.cat(drawn) + self.centre
 
     @torch.no_grad()
@@ -167,15 +200,12 @@ class GaussianMultilevel(Target):
     ) -> Tensor:
         """Draw b given the data, the parameters and β, (S, D - p), in the order of θ."""
         drawn = []
-        parts = self.chunks(theta)
+        parts = theta.split(max(1, _AT_ONCE // self.gram.numel()))
         for part, fixed in zip(parts, beta.split([len(part) for part in parts]), strict=True):
             root, c = self._factored(part)
             z = torch.randn(c.shape, generator=generator, dtype=torch.float64).to(c)
             half = self.rows.bare.solve(root, c) + z
-            half[:, self.rows.beta] = ((fixed - self.centre)[:, None] @ self._top(root))[:, 0]
+            top = self.rows.bare.parts(root)[-1].square[:, 0, -self.rows.p :, -self.rows.p :]
+            half[:, self.rows.beta] = ((fixed - self.centre)[:, None] @ top)[:, 0]
             drawn.append(self.rows.bare.tsolve(root, half)[:, : self.rows.beta.start])
         return torch.cat(drawn)
-
-    def _top(self, root: Structured) -> Tensor:
-        """The block of β in a root, (S, p, p)."""
-        return self.rows.bare.parts(root)[-1].square[:, 0, -self.rows.p :, -self.rows.p :]

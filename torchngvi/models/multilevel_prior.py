@@ -1,7 +1,7 @@
 """What the prior of one grouping factor adds to the log joint under q, and the priors that a user gives by factor.
 
-Of a factor with n groups, E[½ Σ_i b_iᵀΩb_i - n Σ_k ω_kk - log p(ω)] + (nr/2) log 2π.  The prior of ω is that of a Wishart
-matrix Ω, in closed form, or one of standard deviations and correlations, by Gauss-Hermite quadrature over ω.
+Of a factor with n groups, E[½ Σ_i b_iᵀΩb_i - n Σ_k ω_kk - log p(ω)] + (nr/2) log 2π.  The prior of ω is that of a
+Wishart matrix Ω, in closed form, or one of standard deviations and correlations, by Gauss-Hermite quadrature over ω.
 """
 
 import math

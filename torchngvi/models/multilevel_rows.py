@@ -2,8 +2,8 @@
 
 A row of the data couples one group of each factor, so that its groups must lie on one path from a leaf to the root.
 Factors within which others are nested, as schools hold classes, make a chain: the groups of the innermost are leaves,
-and each group is below the one that holds it.  The effects of all others, the crossed factors, stand in the root, beside
-the parameters that all rows share: θ = (b of the leaves, b of the next level, ..., b of crossed factors, β, ω).
+and each group is below the one that holds it.  The effects of all others, the crossed factors, stand in the root,
+beside the parameters that all rows share: θ = (b of the leaves, b of the next level, ..., b of crossed factors, β, ω).
 """
 
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ def arranged(factors: Sequence[GroupedRows]) -> Arrangement:
             if k not in chain and holds(factors[chain[-1]].groups, factors[k].groups):
                 chain.append(k)
         chains.append(tuple(chain))
-    chain = max(chains, key=lambda some: sum(factors[k].n * factors[k].r for k in some))
-    return Arrangement(chain, tuple(k for k in range(len(factors)) if k not in chain))
+    best = max(chains, key=lambda some: sum(factors[k].n * factors[k].r for k in some))
+    return Arrangement(best, tuple(k for k in range(len(factors)) if k not in best))
 
 
 class MultilevelRows:
@@ -158,7 +158,7 @@ class MultilevelRows:
         top, at = self.structure.parts(V)[-1].square[..., 0, :, :], self._in_root(self.beta)
         total = ((self.X @ top[..., at, at]) * self.X).sum(-1)
         for pair in self._pairs(self.structure):
-            taken = V[..., pair.index].unflatten(-1, (len(self.X), pair.left.shape[1], pair.right.shape[1]))
+            taken = V[..., pair.places].unflatten(-1, (len(self.X), pair.left.shape[1], pair.right.shape[1]))
             double = 1 if pair.same else 2
             total = total + double * ((taken * pair.right[:, None, :]).sum(-1) * pair.left).sum(-1)
         return total
@@ -185,7 +185,7 @@ class MultilevelRows:
         H = beta.new_zeros(*beta.shape[:-1], *structure.shape)
         for pair in self._pairs(structure):
             entries = (beta[..., None] * pair.left)[..., None] * pair.right[:, None, :]
-            H = H.index_add(-1, pair.index, entries.flatten(-3))
+            H = H.index_add(-1, pair.places, entries.flatten(-3))
             if pair.mirrored is not None:
                 H = H.index_add(-1, pair.mirrored, entries.flatten(-3))
         at = self._in_root(self.beta)
@@ -230,7 +230,7 @@ class MultilevelRows:
 class _Pair(NamedTuple):
     """The block of two terms in the stored matrix: for each row the places of its entries, and the two designs."""
 
-    index: Tensor  # (N · a · b,)
+    places: Tensor  # (N · a · b,)
     left: Tensor  # (N, a), of the rows of the block
     right: Tensor  # (N, b), of its columns
     same: bool

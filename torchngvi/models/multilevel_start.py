@@ -59,16 +59,25 @@ def with_penalties(
     omegas: Sequence[Tensor],  # Ω of each factor, (*batch, r, r)
 ) -> Structured:
     """Add Ω to the block of each group, and the prior precision of β: the precision of (b, β) of a linear model."""
-    parts, (chain, crossed) = rows.bare.parts(gram), rows.arrangement
+    parts, chain = rows.bare.parts(gram), rows.arrangement.chain
     levels = []
     for k, part in zip(chain, parts[:-1], strict=True):
         square = part.square + omegas[k][..., None, :, :]
         levels.append(Part(square, part.border.expand(*square.shape[:-3], *part.border.shape[-3:])))
-    square = parts[-1].square[..., 0, :, :]
+    top = with_root_penalties(rows, parts[-1].square[..., 0, :, :], omegas)[..., None, :, :]
+    return rows.bare.matrix([*levels, Part(top, top[..., :0, :])])
+
+
+def with_root_penalties(
+    rows: MultilevelRows,
+    square: Tensor,  # of the crossed effects and β, (*batch, R, R)
+    omegas: Sequence[Tensor],  # Ω of each factor, (*batch, r, r)
+) -> Tensor:
+    """Add Ω of the crossed factors to the blocks of their groups, and the prior precision of β."""
     width = square.shape[-1]
-    batch = omegas[0].shape[:-2]
+    batch = torch.broadcast_shapes(square.shape[:-2], omegas[0].shape[:-2])
     top = square.flatten(-2).expand(*batch, -1)
-    for k in crossed:
+    for k in rows.arrangement.root:
         n, r = rows.factors[k].n, rows.factors[k].r
         first = rows.places[k].start - rows.root + r * torch.arange(n, device=square.device)
         own = first[:, None] + torch.arange(r, device=square.device)
@@ -77,8 +86,7 @@ def with_penalties(
     at = torch.arange(rows.beta.start, rows.beta.stop, device=square.device) - rows.root
     prior = rows.fixed.prior.add_to(square.new_zeros(rows.p, rows.p))
     top = top.index_add(-1, (width * at[:, None] + at).flatten(), prior.flatten().expand(*batch, -1))
-    top = top.unflatten(-1, (width, width))[..., None, :, :]
-    return rows.bare.matrix([*levels, Part(top, top[..., :0, :])])
+    return top.unflatten(-1, (width, width))
 
 
 class _Penalised:
@@ -155,7 +163,10 @@ def started(rows: MultilevelRows, priors: Sequence[CovariancePrior]) -> Coordina
     top = torch.block_diag(parts[-1].square[0], *squares)[None]
     width = top.shape[-1] - parts[-1].square.shape[-1]
     levels = [
-        Part(part.square, torch.cat([part.border, part.border.new_zeros(len(part.border), width, part.border.shape[-1])], 1))
+        Part(
+            part.square,
+            torch.cat([part.border, part.border.new_zeros(len(part.border), width, part.border.shape[-1])], 1),
+        )
         for part in parts[:-1]
     ]
     return Coordinates(torch.cat([theta, *entries]), rows.structure.matrix([*levels, Part(top, top[:, :0])]))
