@@ -119,8 +119,8 @@ class Grouping:
             known, new = (next(iter(some))[0] for some in (self._number, labels))
             raise InputError(
                 f"The groups {self.block.factor} of the fit are as {known!r} ({type(known).__name__}), those of the "
-                f"table as {new!r} ({type(new).__name__}). Convert the column; leave it out for groups that the fit had "
-                "not."
+                f"table as {new!r} ({type(new).__name__}). Convert the column; leave it out for groups that the fit "
+                "had not."
             )
         return np.asarray([self._number.get(label, -1) for label in labels], dtype=int)
 

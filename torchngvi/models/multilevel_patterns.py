@@ -1,7 +1,8 @@
 """Leaves of a linear crossed model that weigh alike: their part of a factorisation is made once for all of them.
 
-With one effect b_i of each group of the largest factor, the others u, A_i = Σ wz² and B_i = Σ wz(z', x) over the rows of
-the group, and c_i = Σ wzr, what is left of the precision and of the linear term of u once all b_i are integrated out is
+With one effect b_i of each group of the largest factor, the others u, A_i = Σ wz² and B_i = Σ wz(z', x) over the rows
+of the group, and c_i = Σ wzr, what is left of the precision and of the linear term of u once all b_i are integrated
+out is
 
     M - Σ_i B_i B_iᵀ/(σ⁴ m_i),        c - Σ_i B_i c_i/(σ⁴ m_i),        m_i = A_i/σ² + Ω,
 
