@@ -446,3 +446,39 @@ class TestRefusals:
         assert "NOT CONVERGED" in str(of.fit(progress=False, max_seconds=1e-9, draws=100))
         one = MixedModel(X, y, (X[:, :1], a), "poisson_log")
         assert not one.fit(progress=False, max_evaluations=1, marginalise="none", draws=100).converged
+
+
+class TestRemarks:
+    def test_columns_that_depend(self):
+        X, y, _, a, b = data()
+        twice = torch.cat([X, X[:, 1:]], 1)
+        sentence = r"^The 3 columns of the fixed effects have rank 2: they depend .* Leave a column out\.$"
+        with pytest.warns(UserWarning, match=sentence):
+            MixedModel(twice, y, (X[:, :1], a), "poisson_log")
+        with pytest.warns(UserWarning, match=sentence):
+            MixedModel(twice, y, {"a": (X[:, :1], a), "b": (X[:, :1], b)}, "poisson_log")
+
+    @pytest.mark.parametrize(("n", "words"), [(1, "1 group, which tells next"), (2, "2 groups, which tell next")])
+    def test_hardly_any_groups(self, n, words):
+        X, y, _, a, _ = data()
+        few = torch.arange(N) % n
+        with pytest.warns(UserWarning, match=f"^The grouping factor has {words} to nothing of a standard deviation"):
+            MixedModel(X, y, (X[:, :1], few), "poisson_log")
+        with pytest.warns(
+            UserWarning, match=f"^The grouping factor few has {words} to nothing of a standard deviation"
+        ):
+            MixedModel(X, y, {"a": (X[:, :1], a), "few": (X[:, :1], few)}, "poisson_log")
+
+    def test_separated_classes(self):
+        X, _, _, a, _ = data()
+        result = MixedModel(X, (X[:, 1] > 0).double(), (X[:, :1], a)).fit(progress=False, draws=500)
+        assert "The data hardly bound 1: sd" in str(result)
+        assert "of the prior, as where classes are separated or columns depend." in str(result)
+
+    def test_counts_that_are_not_overdispersed(self):
+        X, y, _, a, b = data()
+        calm = MixedModel(X, torch.full((N,), 2.0), (X[:, :1], a), "negative_binomial").fit(progress=False, draws=500)
+        sentence = "The posterior of the size has a tail so heavy that its mean and sd say nothing"
+        assert sentence in str(calm)
+        wild = MixedModel(X, y**2, {"a": (X[:, :1], a), "b": (X[:, :1], b)}, "negative_binomial")
+        assert sentence not in str(wild.fit(progress=False, draws=500))

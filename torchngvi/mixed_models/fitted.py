@@ -6,7 +6,11 @@ from typing import Any
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
+from torchngvi.mixed_models import remarks
 from torchngvi.mixed_models.integrated import Weighted
+from torchngvi.mixed_models.table import Marginals
+from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
@@ -16,12 +20,14 @@ class Fitted(ABC):
     """The abstract base of results of mixed models.
 
     Attributes:
+        model: what was fitted.
         fit: the `FitResult` of the Gaussian over the global parameters.
         method: what was computed, in one sentence.
         weighted: draws of the global parameters.
         joint_of: what makes the Gaussian over all coordinates.
     """
 
+    model: MixedLogJoint | MultilevelLogJoint
     fit: FitResult
     method: str
     weighted: Weighted
@@ -63,8 +69,9 @@ class Fitted(ABC):
     def __str__(self) -> str:
         return str(self.summary())
 
-    def _foot(self) -> str:
-        lines = [self.method]
+    def _foot(self, fixed: Marginals, parameter: Marginals | None) -> str:
+        prior_sd = float(self.model.fixed.prior.precision.flatten()[0]) ** -0.5
+        lines = [self.method, *remarks.of_answers(fixed, prior_sd, parameter)]
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
         if not self.k_hat < TRUSTED:

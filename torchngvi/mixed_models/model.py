@@ -6,7 +6,7 @@ from typing import Any, Self, final
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
-from torchngvi.mixed_models import asked, response, starting
+from torchngvi.mixed_models import asked, remarks, response, starting
 from torchngvi.mixed_models.asked import Marginalise
 from torchngvi.mixed_models.budget import Budget
 from torchngvi.mixed_models.integrated import Integrated, enough_nodes, integrated
@@ -89,6 +89,7 @@ class MixedModel(MixedLogJoint):
             family = learned.at(1.0)
         noisy, joint = learned is not None and learned.units, _joint_prior(prior)
         super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
+        remarks.warn_of(self.rows.X, {"the grouping factor": self.rows.n})
         if noisy:
             asked.check_varies(self.rows.y)
         if noisy and prior.fixed_scale is None:  # which is known once X and y have been checked

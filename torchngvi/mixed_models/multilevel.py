@@ -9,7 +9,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
-from torchngvi.mixed_models import asked, response
+from torchngvi.mixed_models import asked, remarks, response
 from torchngvi.mixed_models.asked import Marginalise
 from torchngvi.mixed_models.budget import Budget
 from torchngvi.mixed_models.integrated import Weighted, integrated
@@ -26,6 +26,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 _FEWEST = 100  # draws
 _DRAWS, _FEW = 4096, 400  # weighted draws, and where one is costly
+_REFIT = 1e-4  # tolerance of refits that move means by a tenth of a standard deviation: a thousandth of it
 _COSTLY = 2**38  # multiplications of all of them
 
 
@@ -78,6 +79,8 @@ class MultilevelModel(MultilevelLogJoint):
             family = learned.at(1.0)
         joint = prior._replace(likelihood=None)
         super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
+        groups = {f"the grouping factor {name}": of.n for name, of in zip(self.names, self.rows.factors, strict=True)}
+        remarks.warn_of(self.rows.X, groups)
         if learned is None:
             return
         if learned.units:
@@ -216,7 +219,9 @@ class MultilevelModel(MultilevelLogJoint):
         near = GivenGlobals(q, local, profile)
         spread: Gaussian = near.marginal()
         if way == "response":
-            covariance, converged = response.response_covariance(model, q, local, progress, **budget.left())
+            covariance, converged = response.response_covariance(
+                model, q, local, progress, tolerance=_REFIT, **budget.left()
+            )
             spread, clause = response.chosen(near.mean[local:], covariance, converged, spread)
         if profile is not None and self.learned is not None:
             clause += f";\nthe {self.learned.name} by the bounds at {len(profile.phi)} of its values"

@@ -148,13 +148,16 @@ class MultilevelResult(Fitted):
                 Marginals.of(self.random_names[name], sd, weights, interval),
                 Marginals.of(between, correlation[:, places[:, 0], places[:, 1]], weights, interval),
             )
+        fixed, learned = Marginals.of(self.fixed_names, beta, weights, interval), None
+        if parameter is not None:
+            learned = Marginals.of([self._parameter], parameter[:, None], weights, interval)
         return MultilevelTable(
-            Marginals.of(self.fixed_names, beta, weights, interval),
+            fixed,
             random,
-            None if parameter is None else Marginals.of([self._parameter], parameter[:, None], weights, interval),
+            learned,
             interval,
             self._head(),
-            self._foot(),
+            self._foot(fixed, learned),
         )
 
     def _parts(

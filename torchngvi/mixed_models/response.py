@@ -70,7 +70,7 @@ def response_covariance(
     q: PrecisionCholeskyGaussian,  # fitted
     local: int,
     progress: bool = False,
-    **budget: Any,
+    **settings: Any,
 ) -> tuple[Tensor, bool]:
     """The covariance (P, P) of the globals by linear response: two refits a coordinate, many of them in one batch.
 
@@ -79,7 +79,7 @@ def response_covariance(
         q: its best Gaussian over a forest.
         local: the number of coordinates before the globals.
         progress: show a bar.
-        budget: of `torchngvi.fit`, for each batch of refits.
+        settings: of `torchngvi.fit`, for each batch of refits; the tolerance is 1e-6 by default.
 
     Returns:
         The covariance, and whether all refits have converged.
@@ -89,7 +89,7 @@ def response_covariance(
     at_once = max(1, _REFITS // q.coordinates.matrix.numel())
     columns, converged = [], True
     for some in torch.arange(size).split(at_once):
-        moved, fine = _moved(model, q, local, some, (_SHIFT / sd)[some], progress, budget)
+        moved, fine = _moved(model, q, local, some, (_SHIFT / sd)[some], {"progress": progress, **settings})
         columns.append(moved * (sd[some] / (2 * _SHIFT))[:, None])
         converged = converged and fine
     covariance = torch.cat(columns)
@@ -102,8 +102,7 @@ def _moved(
     local: int,
     some: Tensor,  # (K,), which globals are tilted
     shifts: Tensor,  # (K,)
-    progress: bool,
-    budget: dict[str, Any],
+    settings: dict[str, Any],
 ) -> tuple[Tensor, bool]:
     """By how much the means of the globals (K, P) differ between opposite tilts, and whether the refits converged."""
     count = len(some)
@@ -114,7 +113,7 @@ def _moved(
     many = PrecisionCholeskyGaussian(q.dim, (2, count), structure=q.structure, dtype=like.dtype, device=like.device)
     many.restore(Coordinates(*(x.detach().expand(2, count, -1).clone() for x in q.coordinates)))
     tolerance = max(_TOLERANCE, 100 * torch.finfo(like.dtype).eps)
-    result = fit(many, Tilted(model, tilt), tolerance=tolerance, progress=progress, **budget)
+    result = fit(many, Tilted(model, tilt), **{"tolerance": tolerance, **settings})
     return many.mean[0, :, local:] - many.mean[1, :, local:], bool(result.members_converged.all())
 
 

@@ -135,14 +135,17 @@ class MixedResult(Fitted):
         pairs = [(i, k) for i in range(rows.r) for k in range(i)]
         between = [f"{self.random_names[k]}, {self.random_names[i]}" for i, k in pairs]
         places = torch.tensor(pairs, dtype=torch.long, device=theta.device).reshape(-1, 2)
+        fixed, learned = Marginals.of(self.fixed_names, beta, weights, interval), None
+        if parameter is not None:
+            learned = Marginals.of([self._parameter], parameter[:, None], weights, interval)
         return MixedTable(
-            Marginals.of(self.fixed_names, beta, weights, interval),
+            fixed,
             Marginals.of(self.random_names, sd, weights, interval),
             Marginals.of(between, correlation[:, places[:, 0], places[:, 1]], weights, interval),
-            None if parameter is None else Marginals.of([self._parameter], parameter[:, None], weights, interval),
+            learned,
             interval,
             self._head(),
-            self._foot(),
+            self._foot(fixed, learned),
         )
 
     def _parts(
