@@ -268,7 +268,8 @@ def mixed(
             raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.")
         family = FAMILIES[family]
     rows = made.rows
-    effects = rows.random if isinstance(rows, SeveralRows) else RandomEffects(rows.Z, torch.as_tensor(rows.groups))
+    one = {} if isinstance(rows, SeveralRows) else {made.factor: RandomEffects(rows.Z, torch.as_tensor(rows.groups))}
+    effects = rows.random if isinstance(rows, SeveralRows) else one
     X = torch.as_tensor(rows.X, dtype=torch.float64)
     model = MixedModel(X, made.y, effects, family, prior=prior, weights=weights, offset=rows.offset)
     return TableModel(made, model)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Any, Self, final
 
 from torchngvi.errors import InputError
@@ -20,6 +21,7 @@ from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import Precision
 from torchngvi.models.mixed_start import information
 from torchngvi.models.multilevel import Several
+from torchngvi.models.multilevel_prior import prior_of
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
@@ -84,12 +86,13 @@ class MixedModel(MixedLogJoint):
         offset: Any = None,
     ) -> None:
         prior, only = MixedPrior() if prior is None else prior, asked.only(random)
+        if isinstance(random, Mapping):
+            prior = prior_of(prior, next(iter(random), ""), tuple(random))
         learned = self.learned = asked.learned_of(family, prior)
         if learned is not None:
             family = learned.at(1.0)
         noisy, joint = learned is not None and learned.units, _joint_prior(prior)
         super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
-        remarks.warn_of(self.rows.X, {"the grouping factor": self.rows.n})
         if noisy:
             asked.check_varies(self.rows.y)
         if noisy and prior.fixed_scale is None:  # which is known once X and y have been checked
@@ -180,6 +183,7 @@ class MixedModel(MixedLogJoint):
         if count("draws", draws, "counts draws") < _FEWEST:
             raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
         way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
+        remarks.warn_of(self.rows.X, {"the grouping factor": self.rows.n})
         if way == "quadrature":
             return self._integrated(nodes, draws, seed, progress, budget)
         if self.learned is not None or self.scales is not None:
@@ -241,7 +245,7 @@ class MixedModel(MixedLogJoint):
     ) -> tuple[MarginalMixed, Gaussian, Conditional]:
         """The log joint of the globals, where to begin, and the Gaussian over all coordinates that found that."""
         q, model = self.posterior(), self
-        fit(q, model, progress=progress)
+        fit(q, model, progress=progress, **budget.left())
         near, phi, sd = Conditional(q), 0.0, 0.0
         if self.learned is not None:
             guess = MarginalMixed(model, nodes, near.start, learned=self.learned)
