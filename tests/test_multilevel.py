@@ -448,26 +448,27 @@ class TestRefusals:
         assert not one.fit(progress=False, max_evaluations=1, marginalise="none", draws=100).converged
 
 
+QUICK = {"progress": False, "draws": 100, "max_evaluations": 1, "marginalise": "none"}
+
+
 class TestRemarks:
     def test_columns_that_depend(self):
         X, y, _, a, b = data()
         twice = torch.cat([X, X[:, 1:]], 1)
         sentence = r"^The 3 columns of the fixed effects have rank 2: they depend .* Leave a column out\.$"
-        with pytest.warns(UserWarning, match=sentence):
-            MixedModel(twice, y, (X[:, :1], a), "poisson_log")
-        with pytest.warns(UserWarning, match=sentence):
-            MixedModel(twice, y, {"a": (X[:, :1], a), "b": (X[:, :1], b)}, "poisson_log")
+        for random in ((X[:, :1], a), {"a": (X[:, :1], a), "b": (X[:, :1], b)}):
+            with pytest.warns(UserWarning, match=sentence):
+                MixedModel(twice, y, random, "poisson_log").fit(**QUICK)
 
     @pytest.mark.parametrize(("n", "words"), [(1, "1 group, which tells next"), (2, "2 groups, which tell next")])
     def test_hardly_any_groups(self, n, words):
         X, y, _, a, _ = data()
         few = torch.arange(N) % n
-        with pytest.warns(UserWarning, match=f"^The grouping factor has {words} to nothing of a standard deviation"):
-            MixedModel(X, y, (X[:, :1], few), "poisson_log")
-        with pytest.warns(
-            UserWarning, match=f"^The grouping factor few has {words} to nothing of a standard deviation"
-        ):
-            MixedModel(X, y, {"a": (X[:, :1], a), "few": (X[:, :1], few)}, "poisson_log")
+        one, several = (X[:, :1], few), {"a": (X[:, :1], a), "few": (X[:, :1], few)}
+        for random, name in ((one, ""), (several, " few")):
+            sentence = f"^The grouping factor{name} has {words} to nothing of a standard deviation"
+            with pytest.warns(UserWarning, match=sentence):
+                MixedModel(X, y, random, "poisson_log").fit(**QUICK)
 
     def test_separated_classes(self):
         X, _, _, a, _ = data()

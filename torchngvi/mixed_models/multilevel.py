@@ -79,8 +79,6 @@ class MultilevelModel(MultilevelLogJoint):
             family = learned.at(1.0)
         joint = prior._replace(likelihood=None)
         super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
-        groups = {f"the grouping factor {name}": of.n for name, of in zip(self.names, self.rows.factors, strict=True)}
-        remarks.warn_of(self.rows.X, groups)
         if learned is None:
             return
         if learned.units:
@@ -152,14 +150,16 @@ class MultilevelModel(MultilevelLogJoint):
             raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
         noisy = isinstance(self.rows.likelihood, GaussianNoise)
         way = ("quadrature" if noisy else "response") if marginalise is None else marginalise
-        if way != "quadrature":
-            return self._over_all(way, _DRAWS if draws is None else draws, seed, progress, budget)
-        if not noisy:
+        if way == "quadrature" and not noisy:
             raise InputError(
                 "marginalise='quadrature' integrates random effects out, which with several grouping factors is done "
                 f"where noise is Gaussian; the likelihood is {type(self.rows.likelihood).__name__}. Leave it out, or "
                 "use 'response'."
             )
+        factors = zip(self.names, self.rows.factors, strict=True)
+        remarks.warn_of(self.rows.X, {f"the grouping factor {name}": of.n for name, of in factors})
+        if way != "quadrature":
+            return self._over_all(way, _DRAWS if draws is None else draws, seed, progress, budget)
         return self._closed(draws, seed, progress, budget)
 
     def _closed(self, draws: int | None, seed: int, progress: bool, budget: Budget) -> MultilevelResult:
