@@ -120,6 +120,7 @@ class TestMixed:
     def test_it_speaks_of_columns_and_groups(self, visits, result):
         assert {"Intercept", "week"} <= set(str(result.summary()).split())
         assert result.group_names == tuple(sorted(set(visits.patient)))
+        assert torch.equal(result.random["patient"][0].mean, result.effects()[0].mean)
 
     def test_predictions_of_tables(self, visits, result):
         new = visits.drop(columns="seizures").head(3).assign(patient=["p00", "p05", "eve"])

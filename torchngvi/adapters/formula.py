@@ -214,7 +214,7 @@ class TableModel(NamedTuple):
         made = self.formula
         if isinstance(self.model, MixedModel):
             labels = [str(level) for level in made.levels]
-            return self.model.fit(**settings).named(made.fixed, made.random, labels, made.of)
+            return self.model.fit(**settings).named(made.fixed, made.random, labels, made.of, made.factor)
         random = {name: grouping.random for name, grouping in made.groupings.items()}
         groups = {name: [str(level) for level in grouping.levels] for name, grouping in made.groupings.items()}
         return self.model.fit(**settings).named(made.fixed, random, groups, made.of)

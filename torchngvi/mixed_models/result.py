@@ -61,6 +61,7 @@ class MixedResult(Fitted):
             of the likelihood.
         model: what was fitted.
         designs: what makes (X, Z, groups, offset) of a table, where the model was made by a formula.
+        factor: the name of the grouping factor.
 
     ``print`` shows the table of `summary`.
     """
@@ -78,6 +79,7 @@ class MixedResult(Fitted):
     random_names: tuple[str, ...] = field(repr=False)
     group_names: tuple[str, ...] = field(repr=False)
     designs: Callable[[Any], Any] | None = field(default=None, repr=False)
+    factor: str = field(default="group", repr=False)
     _kept: dict[tuple[int, int], MixedDraws] = field(default_factory=dict, repr=False, compare=False)
 
     # ---------------------------------------------------------------------------- names
@@ -88,6 +90,7 @@ class MixedResult(Fitted):
         random: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
         designs: Callable[[Any], Any] | None = None,
+        factor: str | None = None,
     ) -> Self:
         """The same, with names for the columns of X and Z and for the groups.
 
@@ -96,6 +99,7 @@ class MixedResult(Fitted):
             random: names of the random effects, r of them.
             groups: labels of the groups, n of them, in the order of their numbers.
             designs: what makes (X, Z, groups, offset) of a table.
+            factor: the name of the grouping factor.
 
         Returns:
             A new result.
@@ -110,6 +114,7 @@ class MixedResult(Fitted):
             random_names=names_of("random", random, rows.r, self.random_names),
             group_names=names_of("groups", groups, rows.n, self.group_names),
             designs=designs or self.designs,
+            factor=factor or self.factor,
         )
 
     # ---------------------------------------------------------------------------- what it says
@@ -167,6 +172,11 @@ class MixedResult(Fitted):
         rows = self.model.rows
         family = type(rows.likelihood).__name__
         return f"mixed model, {family}: {len(rows.y)} rows, {rows.n} group{'s' * (rows.n > 1)}"
+
+    @property
+    def random(self) -> dict[str, list[Marginals]]:
+        """The random effects by the name of the grouping factor, as those of several factors have them: `effects`."""
+        return {self.factor: self.effects()}
 
     def effects(self, interval: float = 0.95) -> list[Marginals]:
         """Posterior means, sds and intervals of the random effects of all groups, one `Marginals` each effect.
