@@ -10,6 +10,7 @@ uncertainty of the random effects adds to that of their variances (Giordano, Bro
 Machine Learning Research 19).  The means stay those of q.
 """
 
+import gc
 from typing import Any
 
 import torch
@@ -92,6 +93,8 @@ def response_covariance(
         moved, fine = _moved(model, q, local, some, (_SHIFT / sd)[some], {"progress": progress, **settings})
         columns.append(moved * (sd[some] / (2 * _SHIFT))[:, None])
         converged = converged and fine
+        if at_once < size:
+            gc.collect()  # what a fit was made of is in cycles of references, and holds its quasi-Newton memory
     covariance = torch.cat(columns)
     return 0.5 * (covariance + covariance.mT), converged
 
