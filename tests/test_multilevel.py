@@ -415,6 +415,13 @@ class TestRefusals:
         with pytest.raises(InputError, match=sentence):
             model(prior=prior)
 
+    def test_a_prior_by_name_of_the_only_factor(self):
+        X, y, _, a, _ = data()
+        with pytest.raises(InputError, match="^sd of the prior is given for b; the grouping factors are a"):
+            MixedModel(X, y, {"a": (X, a)}, prior=MixedPrior(sd={"b": HalfNormal()}))
+        with pytest.raises(InputError, match="^sd of the prior is given for b; the grouping factors are group"):
+            MixedModel(X, y, (X, a), prior=MixedPrior(sd={"b": HalfNormal()}))
+
     def test_priors_of_three_sds(self):
         X, y, _, a, b = data()
         Z = torch.stack([X[:, 0], X[:, 1], X[:, 1] ** 2], 1)

@@ -11,6 +11,7 @@ from torchngvi.models import Likelihood, MixedPrior
 from torchngvi.models.learned import LEARNED, Learned
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
+from torchngvi.models.multilevel_prior import prior_of
 
 Marginalise = Literal["quadrature", "response", "none"]
 
@@ -53,6 +54,18 @@ def only(random: Any) -> Any:
     if not _by_factor(random) or len(random) != 1:
         return random
     return next(iter(random.values())) if isinstance(random, Mapping) else random[0]
+
+
+def prior_for(prior: MixedPrior, random: Any) -> MixedPrior:
+    """The prior of the only grouping factor, of which a dict has the entry of its name; without one that is "group".
+
+    >>> prior_for(MixedPrior(concentration={"a": 2.0}), {"a": ([[1.0]], [0])}).concentration
+    2.0
+    """
+    if not any(isinstance(x, Mapping) for x in prior):
+        return prior
+    names = tuple(random) if isinstance(random, Mapping) else ("group",)
+    return prior_of(prior, names[0], names) if names else prior
 
 
 def _by_factor(random: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Mapping
 from typing import Any, Self, final
 
 from torchngvi.errors import InputError
@@ -21,7 +20,6 @@ from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import Precision
 from torchngvi.models.mixed_start import information
 from torchngvi.models.multilevel import Several
-from torchngvi.models.multilevel_prior import prior_of
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
@@ -86,8 +84,7 @@ class MixedModel(MixedLogJoint):
         offset: Any = None,
     ) -> None:
         prior, only = MixedPrior() if prior is None else prior, asked.only(random)
-        if isinstance(random, Mapping):
-            prior = prior_of(prior, next(iter(random), ""), tuple(random))
+        prior = asked.prior_for(prior, random)
         learned = self.learned = asked.learned_of(family, prior)
         if learned is not None:
             family = learned.at(1.0)
