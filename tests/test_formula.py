@@ -120,6 +120,7 @@ class TestMixed:
     def test_it_speaks_of_columns_and_groups(self, visits, result):
         assert {"Intercept", "week"} <= set(str(result.summary()).split())
         assert result.group_names == tuple(sorted(set(visits.patient)))
+        assert torch.equal(result.random["patient"][0].mean, result.effects()[0].mean)
 
     def test_predictions_of_tables(self, visits, result):
         new = visits.drop(columns="seizures").head(3).assign(patient=["p00", "p05", "eve"])
@@ -184,8 +185,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("formula", "sentence"),
         [
-            ("y ~ x", r"one grouping factor, as y ~ x \+ \(1 \+ x \| group\); 'y ~ x' has none\."),
-            ("y ~ x + (1 | group) + (1 | half)", r"has 2: group, half\. Keep the one with the most levels"),
+            ("y ~ x", r"a grouping factor, as y ~ x \+ \(1 \+ x \| group\); 'y ~ x' has none\."),
+            ("y ~ (1 | group) + (1 + x | group)", r"lets the intercept vary over group twice\. Leave one out"),
+            (" ", r"A formula is a text, as 'y ~ x \+ \(1 \| group\)'; got ' '"),
+            ("log(y - 2) ~ x + (1 | group)", r"The term log\(y - 2\) of the formula is not finite in 6 of 6 rows"),
+            ("y ~ log(x - 2) + (1 | group)", r"term log\(x - 2\) .* in 2 of 6 rows, the first of them row 0"),
+            ("y ~ x + (log(x - 2) | group)", r"term log\(x - 2\) of the formula is not finite"),
             ("x + (1 | group)", r"begins with its response"),
             ("y ~ 0 + (1 | group)", r"at least one fixed effect.*leave out the 0"),
             ("y ~ x ++* (1 | group)", r"cannot be read"),

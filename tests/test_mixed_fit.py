@@ -209,7 +209,7 @@ class TestResponse:
         model = model_of("logit", 1, n=8)
         q = model.posterior()
         fit(q, model, tolerance=1e-8, progress=False)
-        covariance, converged = response.response_covariance(model, q)
+        covariance, converged = response.response_covariance(model, q, model.rows.n * model.rows.r)
         assert converged
         close(covariance, covariance.mT, 0.0)
         local, k = model.rows.n, model.dim - 1

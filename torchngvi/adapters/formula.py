@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torchngvi.adapters.grouping import Grouping, blocks_of, term_name
+from torchngvi.adapters.tables import check_dates, check_finite, complete, used
 from torchngvi.errors import InputError
-from torchngvi.mixed_models import MixedModel, MixedResult
+from torchngvi.mixed_models import MixedModel, MultilevelModel
 from torchngvi.models import Likelihood, MixedPrior, RandomEffects
 
 try:
@@ -41,32 +43,45 @@ class Rows(NamedTuple):
     offset: np.ndarray  # (N,)
 
 
+class SeveralRows(NamedTuple):
+    """The designs of some rows with several grouping factors."""
+
+    X: np.ndarray  # of the fixed effects, (N, p)
+    random: dict[str, RandomEffects]  # for each factor the design of its effects, and the groups as in `Rows`
+    offset: np.ndarray  # (N,)
+
+
 class Formula:
-    """A formula with one random-effects term, and the designs that it makes of tables.
+    """A formula with effects that vary over groups, and the designs that it makes of tables.
 
     One wants it to use the arrays of a formula elsewhere; `torchngvi.mixed` is the short way to a fit.  The codings of
     categories and the centres of ``scale(x)`` are those of the table it was made with, in new tables too.
 
     Args:
-        formula: the response, fixed effects and one term of effects that vary over groups, "y ~ x + (1 + x | group)".
-            NumPy is ``np`` in it, and ``log``, ``exp``, ``sqrt`` and their kin have their own names.
-            Groups of two columns together are "(1 | school:room)"; "offset(log(exposure))" is added to the linear
-            predictor with coefficient 1; "y[yes]" is 1 where the column y says yes.
+        formula: the response, fixed effects and effects that vary over groups, "y ~ x + (1 + x | group)". Several
+            such terms are of crossed or nested groups, "(1 | subject) + (1 | item)"; "(1 | school/class)" is short for
+            "(1 | school) + (1 | school:class)". Effects of one term are correlated, those of different terms, and of
+            "(1 + x || group)", are independent. NumPy is ``np`` in it, and ``log``, ``exp``, ``sqrt`` and their kin
+            have their own names. Groups of two columns together are "(1 | school:room)"; "offset(log(exposure))" is
+            added to the linear predictor with coefficient 1; "y[yes]" is 1 where the column y says yes.
         frame: the table, a pandas DataFrame with the columns that the formula names, without missing values in them.
 
     Attributes:
         y: the response, (N,).
-        rows: the designs of the table, `Rows`.
+        rows: the designs of the table, `Rows`, or `SeveralRows` of several grouping factors.
         response: the name of the response.
         fixed: names of the fixed effects, p strings.
-        random: names of the effects that vary over groups, r strings.
-        factor: the name of the grouping factor.
-        levels: labels of the groups, in the order of their numbers.
+        groupings: for each grouping factor its `torchngvi.adapters.grouping.Grouping`, with the names of its effects
+            and the labels of its groups; the second term of one factor g has the name "g.1".
+        random: names of the effects that vary over the groups of the first factor, r strings.
+        factor: the name of the first grouping factor.
+        levels: labels of its groups, in the order of their numbers.
 
     Raises:
         ImportError: without formulae.
-        InputError: a formula that cannot be read, without a response, without fixed effects or without exactly one
-            grouping factor; columns that the table lacks or that miss values; a response that is no number.
+        InputError: a formula that cannot be read, without a response, without fixed effects or without a grouping
+            factor; columns that the table lacks, that miss values or hold dates; a response that is no number; a term
+            that is not finite.
 
     >>> import pandas
     >>> table = pandas.DataFrame(
@@ -84,84 +99,92 @@ class Formula:
             raise ImportError(
                 "A formula needs the library formulae: pip install 'torchngvi[formula]'.", name="formulae"
             )
-        self.formula = formula
-        model = _described(formula)
-        self.factor = _factor(formula, model)
-        self._predictors = sorted(_variables([*model.common_terms, *model.group_terms]))
-        names = sorted({*self._predictors, *_variables([model.response.term])})
-        self._keys = sorted(_variables(term.factor for term in model.group_terms), key=self.factor.find)
-        _complete(frame, names)
-        self._table = frame = _used(frame[names])
+        self.formula = _text(formula)
+        model = _described(formula.replace("||", "|"))
+        if model.response is None:
+            raise InputError(f"A formula begins with its response, as y ~ x + (1 | group); got {formula!r}.")
+        blocks = blocks_of(formula, _described)
+        if not blocks:
+            raise InputError(
+                f"A formula of a mixed model has a grouping factor, as y ~ x + (1 + x | group); {formula!r} has none."
+            )
+        self._predictors = sorted(
+            _variables([*model.common_terms, *(term for block in blocks for term in block.terms)])
+        )
+        keys = {key for block in blocks for key in block.keys}
+        names = sorted({*self._predictors, *keys, *_variables([model.response.term])})
+        complete(frame, names)
+        check_dates(frame, {*self._predictors, *_variables([model.response.term])})
+        self._table = frame = used(frame[names])
         self.response, common = formula.split("~")[0].strip(), _sum(model.common_terms)
         if common == "0":
             raise InputError(f"A mixed model has at least one fixed effect; {formula!r} has none: leave out the 0.")
         designs = _read(formula, f"{self.response} ~ {common}", frame)
         self.y = _numbers(designs.response, self.response)
-        self._common = designs.common
-        self._within = _read(formula, _sum(term.expr for term in model.group_terms), frame).common
-        self.fixed, self.random = _labels(self._common), _labels(self._within)
-        labels = self._label(frame)
-        keyed = sorted(set(labels), key=lambda label: [(type(part).__name__, part) for part in label])
-        self._number = {label: i for i, label in enumerate(keyed)}
-        self.levels: list[Any] = [label[0] if len(label) == 1 else ":".join(map(str, label)) for label in keyed]
-        self.rows = self._rows(np.asarray(self._common), np.asarray(self._within), self._numbered(labels))
+        check_finite(self.response, self.y)
+        self._common, self.fixed = designs.common, _labels(designs.common)
+        self.groupings: dict[str, Grouping] = {}
+        for block in blocks:
+            within = _read(formula, _sum(block.terms), frame).common
+            self.groupings[block.name] = Grouping(block, within, _labels(within), frame)
+        first = next(iter(self.groupings.values()))
+        self.random, self.factor, self.levels = first.random, first.block.factor, first.levels
+        evaluated = [np.asarray(grouping.within) for grouping in self.groupings.values()]
+        self.rows = self._rows(np.asarray(self._common), evaluated, frame)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What formulae has made holds modules, and is made again from the columns of the table."""
         return Formula, (self.formula, self._table)
 
-    def of(self, frame: Any) -> Rows:
+    def of(self, frame: Any) -> Rows | SeveralRows:
         """Make the designs of new rows.
 
         Args:
             frame: a pandas DataFrame with the columns of the formula but the response.
 
         Returns:
-            The designs; groups that the fit had not are -1, as are all if the grouping column is missing.
+            The designs; groups that the fit had not are -1, as are all if a column of the groups is missing.
 
         Raises:
             InputError: columns that the table lacks or that miss values, or a category that the fit had not.
         """
-        grouped = all(key in frame for key in self._keys)
-        _complete(frame, [name for name in self._predictors if grouped or name not in self._keys])
+        keys = {key for grouping in self.groupings.values() for key in grouping.block.keys}
+        there = hasattr(frame, "columns")
+        complete(frame, [*self._predictors, *(key for key in sorted(keys) if there and key in frame)])
+        parts = [self._common, *(grouping.within for grouping in self.groupings.values())]
         try:
-            table = _used(frame)
-            common, within = (part.evaluate_new_data(table).design_matrix for part in (self._common, self._within))
+            with np.errstate(all="ignore"):  # what is not finite is refused by name
+                common, *within = (part.evaluate_new_data(used(frame)).design_matrix for part in parts)
         except ValueError as error:
             raise InputError(f"The new rows do not fit {self.formula!r}: {error}") from error
-        labels = self._label(frame) if grouped else []
-        kinds = [{tuple(map(type, label)) for label in some} for some in (self._number, labels)]
-        if labels and not kinds[0] & kinds[1]:  # as numbers that have become text in a file
-            known, new = (next(iter(some))[0] for some in (self._number, labels))
-            raise InputError(
-                f"The groups {self.factor} of the fit are as {known!r} ({type(known).__name__}), those of the table as "
-                f"{new!r} ({type(new).__name__}). Convert the column; leave it out for groups that the fit had not."
-            )
-        groups = self._numbered(labels) if grouped else np.full(len(frame), -1)
-        return self._rows(common, within, groups)
+        return self._rows(common, within, frame)
 
-    def _numbered(self, labels: Sequence[tuple[Any, ...]]) -> np.ndarray:
-        return np.asarray([self._number.get(label, -1) for label in labels], dtype=int)
-
-    def _label(self, frame: Any) -> list[tuple[Any, ...]]:
-        """The label of the group of each row, with an entry for each column that the groups are of."""
-        return list(zip(*(frame[key].tolist() for key in self._keys), strict=True))
-
-    def _rows(self, common: np.ndarray, within: np.ndarray, groups: np.ndarray) -> Rows:
+    def _rows(self, common: np.ndarray, within: Sequence[np.ndarray], frame: Any) -> Rows | SeveralRows:
         offset, columns = np.zeros(len(common)), []
-        for name, term in self._common.terms.items():
-            part = common[:, self._common.slices[name]]
-            if term.kind == "offset":
-                offset = offset + part.sum(1)
-            else:
-                columns.append(part)
-        X = np.concatenate(columns, 1) if columns else np.zeros((len(common), 0))
         try:
-            return Rows(X.astype(float), within.astype(float), groups, offset)
+            for name, term in self._common.terms.items():
+                part = common[:, self._common.slices[name]].astype(float)
+                check_finite(name, part)
+                if term.kind == "offset":
+                    offset = offset + part.sum(1)
+                else:
+                    columns.append(part)
+            random: dict[str, RandomEffects] = {}
+            for (key, grouping), design in zip(self.groupings.items(), within, strict=True):
+                for name, at in grouping.within.slices.items():
+                    check_finite(name, design[:, at].astype(float))
+                random[key] = RandomEffects(design.astype(float), grouping.numbered(frame))
+        except InputError:
+            raise
         except ValueError as error:
             raise InputError(
                 f"A column of {self.formula!r} is not of the kind that it was in the fit: {error}."
             ) from error
+        X = np.concatenate(columns, 1) if columns else np.zeros((len(common), 0))
+        if len(random) > 1:
+            return SeveralRows(X, random, offset)
+        only = next(iter(random.values()))
+        return Rows(X, only.Z, only.groups, offset)
 
 
 class TableModel(NamedTuple):
@@ -169,27 +192,32 @@ class TableModel(NamedTuple):
 
     Attributes:
         formula: the `Formula`, with the designs and their names.
-        model: the `torchngvi.MixedModel`, for what needs arrays.
+        model: the `torchngvi.MixedModel`, for what needs arrays, or that of several grouping factors.
     """
 
     formula: Formula
-    model: MixedModel
+    model: MixedModel | MultilevelModel
 
-    def fit(self, **settings: Any) -> MixedResult:
+    def fit(self, **settings: Any) -> Any:
         """Fit the model, and name what the result tells as the table does.
 
         Args:
-            settings: of `torchngvi.MixedModel.fit`.
+            settings: of `torchngvi.MixedModel.fit`, or `torchngvi.mixed_models.MultilevelModel.fit`.
 
         Returns:
-            The result; ``result.predict(table)`` takes a table.
+            The `torchngvi.mixed_models.MixedResult`, or the `torchngvi.mixed_models.MultilevelResult` of several
+            grouping factors; ``result.predict(table)`` takes a table.
 
         Raises:
             InputError: as `torchngvi.MixedModel.fit`.
         """
         made = self.formula
-        labels = [str(level) for level in made.levels]
-        return self.model.fit(**settings).named(made.fixed, made.random, labels, made.of)
+        if isinstance(self.model, MixedModel):
+            labels = [str(level) for level in made.levels]
+            return self.model.fit(**settings).named(made.fixed, made.random, labels, made.of, made.factor)
+        random = {name: grouping.random for name, grouping in made.groupings.items()}
+        groups = {name: [str(level) for level in grouping.levels] for name, grouping in made.groupings.items()}
+        return self.model.fit(**settings).named(made.fixed, random, groups, made.of)
 
 
 def mixed(
@@ -205,8 +233,8 @@ def mixed(
     One wants it for data in a pandas DataFrame: the result speaks of its columns and groups, and predicts new tables.
 
     Args:
-        formula: the response, fixed effects and one term of effects that vary over groups, "y ~ x + (1 + x | group)",
-            see `Formula`.
+        formula: the response, fixed effects and effects that vary over groups, "y ~ x + (1 + x | group)", also over
+            several factors, nested or crossed, "y ~ x + (1 | subject) + (1 | item)"; see `Formula`.
         frame: a pandas DataFrame.
         family: "gaussian", whose residual standard deviation is learned, "poisson", "bernoulli", "probit",
             "negative_binomial", "student_t", or what else `torchngvi.MixedModel` takes.
@@ -233,80 +261,47 @@ def mixed(
     """
     made = Formula(formula, frame)
     if isinstance(weights, str):
-        _complete(frame, [weights], "weights")
+        complete(frame, [weights], "weights")
         weights = frame[weights].to_numpy()
     if isinstance(family, str) and family not in FAMILIES.values():
         if family not in FAMILIES:
             raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.")
         family = FAMILIES[family]
     rows = made.rows
-    X, Z = (torch.as_tensor(x, dtype=torch.float64) for x in (rows.X, rows.Z))
-    effects = RandomEffects(Z, torch.as_tensor(rows.groups))
+    one = {} if isinstance(rows, SeveralRows) else {made.factor: RandomEffects(rows.Z, torch.as_tensor(rows.groups))}
+    effects = rows.random if isinstance(rows, SeveralRows) else one
+    X = torch.as_tensor(rows.X, dtype=torch.float64)
     model = MixedModel(X, made.y, effects, family, prior=prior, weights=weights, offset=rows.offset)
     return TableModel(made, model)
 
 
+def _text(formula: Any) -> str:
+    if not isinstance(formula, str) or not formula.strip():
+        raise InputError(f"A formula is a text, as 'y ~ x + (1 | group)'; got {formula!r}.")
+    return formula
+
+
 def _described(formula: str) -> Any:
-    """What the formula says, without a table."""
+    """What a formula says, without a table."""
     try:
         return formulae.model_description(formula)
     except Exception as error:  # formulae raises its own errors, and Python's, at what it cannot read
         raise InputError(f"The formula {formula!r} cannot be read: {error}") from error
 
 
-def _factor(formula: str, model: Any) -> str:
-    factors = sorted({_name(term.factor) for term in model.group_terms})
-    if model.response is None:
-        raise InputError(f"A formula begins with its response, as y ~ x + (1 | group); got {formula!r}.")
-    if len(factors) != 1:
-        raise InputError(
-            f"A formula of a mixed model has one grouping factor, as y ~ x + (1 + x | group); {formula!r} has "
-            + (
-                f"{len(factors)}: {', '.join(factors)}. Keep the one with the most levels, and "
-                "write the others as fixed effects."
-                if factors
-                else "none."
-            )
-        )
-    return factors[0]
-
-
-def _name(term: Any) -> str:
-    return "1" if type(term).__name__ == "Intercept" else term.name
-
-
 def _sum(terms: Any) -> str:
-    names = [_name(term) for term in terms]
+    names = [term_name(term) for term in terms]
     return " + ".join(names if "1" in names else ["0", *names])
 
 
 def _variables(terms: Any) -> set[str]:
-    return {name for term in terms if _name(term) != "1" for name in term.var_names if name}
-
-
-def _complete(frame: Any, names: Sequence[str], asking: str = "The formula") -> None:
-    if not (hasattr(frame, "columns") and hasattr(frame, "iloc")):
-        raise InputError(f"A formula needs a pandas DataFrame with its columns; got {type(frame).__name__}.")
-    lacking = [name for name in names if name not in frame]
-    if lacking:
-        raise InputError(f"{asking} names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.")
-    missing = frame[list(names)].isna()
-    if missing.any(axis=None):
-        counts = ", ".join(f"{count} of {name}" for name, count in missing.sum().items() if count)
-        raise InputError(f"The table misses values: {counts}. Leave those rows out, table.dropna(), or impute them.")
-
-
-def _used(frame: Any) -> Any:
-    """The table without categories that no row has."""
-    kept = {
-        name: column.cat.remove_unused_categories() for name, column in frame.items() if str(column.dtype) == "category"
-    }
-    return frame.assign(**kept) if kept else frame
+    return {name for term in terms if term_name(term) != "1" for name in term.var_names if name}
 
 
 def _read(formula: str, part: str, frame: Any) -> Any:
     try:
-        return formulae.design_matrices(part, frame, na_action="error", extra_namespace={"np": np, **_FUNCTIONS})
+        with np.errstate(all="ignore"):  # what is not finite is refused by name
+            return formulae.design_matrices(part, frame, na_action="error", extra_namespace={"np": np, **_FUNCTIONS})
     except Exception as error:  # of formulae, of NumPy, or of a function that the formula calls
         raise InputError(f"The formula {formula!r} cannot be computed from the table: {error}") from error
 

@@ -1,7 +1,8 @@
 """`torchngvi fit --formula`: a mixed model of a table, with its answers printed and written into a folder."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from torchngvi.app.config import file_name
 from torchngvi.app.outputs import OutputFolder, write_rows
 from torchngvi.app.readers import read_delimited
 from torchngvi.errors import InputError
-from torchngvi.mixed_models import Marginals, MixedResult
+from torchngvi.mixed_models import Marginals, MixedResult, MultilevelResult, MultilevelTable
 
 FLAGS = ("formula", "data", "family", "weights", "seed", "out", "progress")
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COLUMNS = ("name", "mean", "sd", "low", "high")
 
 
-def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult:
+def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelResult:
     """Fit the model of a formula to a csv or tsv file, print the table of its parameters, and write what it says.
 
     The folder gets ``parameters.csv``, ``effects.csv`` with the effects of each group, ``summary.json`` and the
@@ -59,18 +60,20 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult:
     return result
 
 
-def _write(place: Path, formula: str, result: MixedResult) -> None:
-    table, effects = result.summary(), result.effects()
-    parts = {
-        "fixed effect": table.fixed,
-        "sd": table.sd,
-        "correlation": table.correlation,
-        "likelihood": table.likelihood,
-    }
+def _write(place: Path, formula: str, result: MixedResult | MultilevelResult) -> None:
+    table = result.summary()
+    parts = {"fixed effect": table.fixed}
+    if isinstance(table, MultilevelTable):
+        for name, of in table.random.items():
+            parts |= {f"sd of {name}": of.sd, f"correlation of {name}": of.correlation}
+    else:
+        parts |= {"sd": table.sd, "correlation": table.correlation}
+    if table.likelihood is not None:
+        parts["likelihood"] = table.likelihood
     write_rows(place / "parameters.csv", ["kind", *_COLUMNS], _rows(parts.items()))
-    write_rows(
-        place / "effects.csv", ["effect", "group", *_COLUMNS[1:]], _rows(zip(result.random_names, effects, strict=True))
-    )
+    effects = _effects(result)
+    write_rows(place / "effects.csv", ["effect", "group", *_COLUMNS[1:]], _rows((name, of) for name, of, _ in effects))
+    rows = result.model.rows
     summary = {
         "formula": formula,
         "converged": result.converged,
@@ -80,23 +83,39 @@ def _write(place: Path, formula: str, result: MixedResult) -> None:
         "log_evidence": result.log_evidence,
         "k_hat": result.k_hat,
         "effective_draws": result.effective,
-        "rows": len(result.model.rows.y),
-        "groups": result.model.rows.n,
+        "rows": len(rows.y),
+        "groups": _counts(result),
     }
     (place / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    count = len(result.random_names)
-    figure = Figure(figsize=(5.0 * count, 5.0), layout="constrained")
-    for k, ax in enumerate(figure.subplots(1, count, squeeze=False)[0]):
-        result.plot_effects(k, ax=ax)
+    figure = Figure(figsize=(5.0 * len(effects), 5.0), layout="constrained")
+    for (_, _, plot), ax in zip(effects, figure.subplots(1, len(effects), squeeze=False)[0], strict=True):
+        plot(ax=ax)
     figure.savefig(place / "effects.png", dpi=150)
 
 
-def _rows(parts: Iterable[tuple[str, Marginals | None]]) -> list[list[Any]]:
+def _effects(result: MixedResult | MultilevelResult) -> list[tuple[str, Marginals, Callable[..., Any]]]:
+    """Each random effect: its name, its values in the groups, and what draws them."""
+    if isinstance(result, MixedResult):
+        named = zip(result.random_names, result.effects(), strict=True)
+        return [(name, of, partial(result.plot_effects, k)) for k, (name, of) in enumerate(named)]
+    return [
+        (f"{factor}: {name}", of, partial(result.plot_effects, factor, k))
+        for factor, some in result.effects().items()
+        for k, (name, of) in enumerate(zip(result.random_names[factor], some, strict=True))
+    ]
+
+
+def _counts(result: MixedResult | MultilevelResult) -> int | dict[str, int]:
+    """The number of groups, of several factors of each."""
+    if isinstance(result, MixedResult):
+        return result.model.rows.n
+    return {name: len(labels) for name, labels in result.group_names.items()}
+
+
+def _rows(parts: Iterable[tuple[str, Marginals]]) -> list[list[Any]]:
     """A row for each entry of each part: its kind, its name, and four numbers."""
     rows: list[list[Any]] = []
     for kind, part in parts:
-        if part is None:
-            continue
         numbers = zip(*(x.tolist() for x in (part.mean, part.sd, part.low, part.high)), strict=True)
         rows += [[kind, name, *four] for name, four in zip(part.names, numbers, strict=True)]
     return rows

@@ -5,8 +5,23 @@ fixed effects and variance components, `locals` has the random effects given the
 """
 
 from torchngvi.mixed_models.model import MixedModel
+from torchngvi.mixed_models.multilevel import MultilevelModel
+from torchngvi.mixed_models.multilevel_result import MultilevelResult
+from torchngvi.mixed_models.multilevel_table import FactorTable, MultilevelDraws, MultilevelTable
 from torchngvi.mixed_models.predictions import Prediction
 from torchngvi.mixed_models.result import MixedDraws, MixedResult
 from torchngvi.mixed_models.table import Marginals, MixedTable
 
-__all__ = ["Marginals", "MixedDraws", "MixedModel", "MixedResult", "MixedTable", "Prediction"]
+__all__ = [
+    "FactorTable",
+    "Marginals",
+    "MixedDraws",
+    "MixedModel",
+    "MixedResult",
+    "MixedTable",
+    "MultilevelDraws",
+    "MultilevelModel",
+    "MultilevelResult",
+    "MultilevelTable",
+    "Prediction",
+]

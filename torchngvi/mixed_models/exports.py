@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
+from torchngvi.errors import InputError
 from torchngvi.mixed_models.table import Marginals
 
 
 def inference_data(
     values: Mapping[str, Tensor],  # draws, (S, ..)
     y: Tensor,  # (N,)
-    fixed: Sequence[str],
-    random: Sequence[str],
-    groups: Sequence[str],
+    coords: Mapping[str, Sequence[str]],
+    dims: Mapping[str, list[str]],
 ) -> Any:
     """Make an ``arviz.InferenceData`` of joint draws, one chain with named dimensions.
 
@@ -26,20 +26,28 @@ def inference_data(
     return arviz.from_dict(
         posterior={name: x[None].cpu().numpy() for name, x in values.items()},
         observed_data={"y": y.cpu().numpy()},
-        coords={
-            "fixed": list(fixed),
-            "random": list(random),
-            "random_bis": list(random),
-            "group": list(groups),
-        },
-        dims={
-            "beta": ["fixed"],
-            "sd": ["random"],
-            "correlation": ["random", "random_bis"],
-            "b": ["group", "random"],
-            "y": ["row"],
-        },
+        coords={name: list(labels) for name, labels in coords.items()},
+        dims=dict(dims),
     )
+
+
+def effect_number(effect: int | str, names: Sequence[str]) -> int:
+    """Find a random effect by its number or its name.
+
+    Raises:
+        InputError: one that is not there.
+
+    >>> effect_number("time", ["Intercept", "time"])
+    1
+    """
+    if isinstance(effect, str) and effect in names:
+        return list(names).index(effect)
+    if isinstance(effect, str) or not 0 <= effect < len(names):
+        raise InputError(
+            f"effect is the number of a random effect, 0 to {len(names) - 1}, or one of the names "
+            f"{', '.join(names)}; got {effect!r}."
+        )
+    return effect
 
 
 def caterpillar(of: Marginals, name: str, ax: Any = None) -> Any:

@@ -7,7 +7,7 @@ to draw from: importance weights say how far it is from the density, and mend th
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from torchngvi.diagnostics.importance import Proposal
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
+from torchngvi.interfaces import Target
 from torchngvi.mixed_models.locals import Conditional, gaussian
 from torchngvi.models import GaussianNoise, MarginalMixed, MixedLogJoint
 from torchngvi.models.mixed_integrated import IntegratedMixed
+from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NODES: dict[int, Sequence[int]] = {1: (9, 15, 25, 41, 61), 2: (5, 7, 11, 17, 25)}  # by r, in each dimension
@@ -55,7 +57,7 @@ class Weighted(NamedTuple):
 class Integrated(NamedTuple):
     """What came of it."""
 
-    target: IntegratedMixed
+    target: IntegratedMixed | GaussianMultilevel
     posterior: Gaussian
     fit: FitResult
     draws: Weighted
@@ -83,7 +85,9 @@ def enough_nodes(model: MixedLogJoint, near: Conditional, seed: int = 0) -> int:
     return numbers[-1]
 
 
-def integrated(target: IntegratedMixed, q: Gaussian, draws: int, seed: int, progress: bool) -> Integrated:
+def integrated(
+    target: IntegratedMixed | GaussianMultilevel, q: Gaussian, draws: int, seed: int, progress: bool, **budget: Any
+) -> Integrated:
     """Fit a Gaussian to the posterior of the globals, and weight draws of it.
 
     Args:
@@ -92,13 +96,14 @@ def integrated(target: IntegratedMixed, q: Gaussian, draws: int, seed: int, prog
         draws: the number of weighted draws.
         seed: of all draws.
         progress: show a bar.
+        budget: of `torchngvi.fit`.
 
     Returns:
         The posterior, its fit, and the draws.
     """
     with torch.random.fork_rng(devices=[]):  # the fit takes the seed of its draws from torch's generator
         torch.manual_seed(seed)
-        result = fit(q, target, examine=False, progress=progress)
+        result = fit(q, target, examine=False, progress=progress, **budget)
     found, elbo, log_evidence = weighted(q, target, draws, seed)
     for again in range(1, _AGAIN + 1):
         wider = None if found.k_hat < _FINE else _moments_of(found)
@@ -116,7 +121,7 @@ def _moments_of(draws: Weighted) -> Gaussian | None:
 
 
 @torch.no_grad()
-def weighted(q: Gaussian, target: IntegratedMixed, draws: int, seed: int) -> tuple[Weighted, float, float]:
+def weighted(q: Gaussian, target: Target, draws: int, seed: int) -> tuple[Weighted, float, float]:
     """Draws from a mixture of q and wider distributions, weighted to the posterior; the ELBO of q; log evidence."""
     proposal, frame = Proposal(q, None), q.frame()
     x = proposal.sample(draws, torch.Generator().manual_seed(seed + 1))

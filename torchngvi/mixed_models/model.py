@@ -2,29 +2,28 @@
 
 import copy
 import math
-from typing import Any, Literal, Self, final
+from typing import Any, Self, final
 
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
-from torchngvi.mixed_models import response, starting
-from torchngvi.mixed_models.integrated import Integrated, Weighted, enough_nodes, integrated
+from torchngvi.mixed_models import asked, remarks, response, starting
+from torchngvi.mixed_models.asked import Marginalise
+from torchngvi.mixed_models.budget import Budget
+from torchngvi.mixed_models.integrated import Integrated, enough_nodes, integrated
 from torchngvi.mixed_models.locals import ByQuadrature, Conditional
+from torchngvi.mixed_models.multilevel import MultilevelModel
 from torchngvi.mixed_models.result import MixedResult
 from torchngvi.models import GaussianMixed, GaussianNoise, Likelihood, MarginalMixed, MixedLogJoint, MixedPrior
 from torchngvi.models.arguments import count
-from torchngvi.models.learned import LEARNED, Learned
-from torchngvi.models.likelihoods import FAMILIES
-from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
+from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import Precision
-from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_start import information
+from torchngvi.models.multilevel import Several
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-
-Marginalise = Literal["quadrature", "response", "none"]
 
 _ROWS = {1: 32_000, 2: 12_000}  # up to which random effects are integrated out by default, by their number
 _FEWEST = 100  # draws
@@ -41,7 +40,9 @@ class MixedModel(MixedLogJoint):
     Args:
         X: the design of the fixed effects β, (N, p), dense.
         y: the targets, (N,), as in `torchngvi.GeneralizedLinear`.
-        random: `torchngvi.models.RandomEffects`, or a pair (Z, groups): the design (N, r) and the group of each row.
+        random: `torchngvi.models.RandomEffects`, or a pair (Z, groups): the design (N, r) and the group of each row. A
+            dict from the names of several grouping factors to such pairs, or a sequence of `RandomEffects`, makes a
+            `torchngvi.mixed_models.MultilevelModel` instead, of nested or crossed factors.
         family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log"; "gaussian", "student_t" (of four
             degrees of freedom) or "negative_binomial", of which `fit` learns the residual sd, the scale or the size; or
             a `Likelihood` whose parameters are held, such as ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``. As
@@ -64,32 +65,36 @@ class MixedModel(MixedLogJoint):
     5
     """
 
+    def __new__(cls, X: Any = None, y: Any = None, random: Any = None, *args: Any, **settings: Any) -> Any:
+        """Make a model with one grouping factor, or, of several, a `torchngvi.mixed_models.MultilevelModel`."""
+        if asked.several(random):
+            return MultilevelModel(X, y, random, *args, **settings)
+        return super().__new__(cls)
+
     @tracked
     def __init__(
         self,
         X: Any,
         y: Any,
-        random: RandomEffects | tuple[Any, Any],
+        random: RandomEffects | tuple[Any, Any] | Several,
         family: str | Likelihood = "bernoulli_logit",
         *,
         prior: MixedPrior | None = None,
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior = MixedPrior() if prior is None else prior
-        learned = self.learned = _learned(family, prior)
+        prior, only = MixedPrior() if prior is None else prior, asked.only(random)
+        prior = asked.prior_for(prior, random)
+        learned = self.learned = asked.learned_of(family, prior)
         if learned is not None:
             family = learned.at(1.0)
         noisy, joint = learned is not None and learned.units, _joint_prior(prior)
-        super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
-        if noisy and bool((self.rows.y == self.rows.y[0]).all()):
-            raise InputError(
-                f"every target is {float(self.rows.y[0]):g}, of which no noise can be learned. Check y, or give the "
-                "noise, family=GaussianNoise(1.0)."
-            )
+        super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
+        if noisy:
+            asked.check_varies(self.rows.y)
         if noisy and prior.fixed_scale is None:  # which is known once X and y have been checked
-            joint = joint._replace(fixed_scale=_wide(self.rows))
-            super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
+            joint = joint._replace(fixed_scale=asked.wide(self.rows.X, self.rows.y))
+            super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
         self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
         if learned is not None:
             self.value = learned.begin(self.rows)
@@ -125,6 +130,8 @@ class MixedModel(MixedLogJoint):
         draws: int = 4096,
         seed: int = 0,
         progress: bool = True,
+        max_evaluations: int = 1000,
+        max_seconds: float | None = None,
     ) -> MixedResult:
         """Fit the model: fixed effects and variance components with intervals that are theirs, and all random effects.
 
@@ -145,6 +152,8 @@ class MixedModel(MixedLogJoint):
             draws: the number of weighted draws of the globals, at least 100.
             seed: of all draws.
             progress: show a bar.
+            max_evaluations: budget of each of the fits that this is made of, in expectations.
+            max_seconds: budget of all of them, in seconds; draws and their weights come on top.
 
         Returns:
             The result, which prints as a table and says what was used.
@@ -164,15 +173,16 @@ class MixedModel(MixedLogJoint):
         >>> 0.3 < low < 1.0 < high < 4.0
         True
         """
-        if marginalise not in (None, "quadrature", "response", "none"):
-            raise InputError(f"marginalise must be quadrature, response or none; got {marginalise!r}.")
+        budget = Budget(max_evaluations, max_seconds)
+        asked.check_way(marginalise)
         if nodes is not None and marginalise in ("response", "none"):
             raise InputError(f"nodes are those of marginalise='quadrature'; got marginalise={marginalise!r}.")
         if count("draws", draws, "counts draws") < _FEWEST:
             raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
         way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
+        remarks.warn_of(self.rows.X, {"the grouping factor": self.rows.n})
         if way == "quadrature":
-            return self._integrated(nodes, draws, seed, progress)
+            return self._integrated(nodes, draws, seed, progress, budget)
         if self.learned is not None or self.scales is not None:
             what = f"a {self.learned.name} that is learned" if self.learned else "priors of standard deviations"
             raise InputError(
@@ -180,16 +190,16 @@ class MixedModel(MixedLogJoint):
                 f"{', or give a likelihood with its parameter' if self.learned else ''}."
             )
         q = self.posterior()
-        first = fit(q, self, progress=progress)
+        first = fit(q, self, progress=progress, **budget.left())
         near = Conditional(q)
         posterior: Gaussian = near.marginal()
         clause = "covariances of q"
         if way == "response":
-            posterior, clause = response.wider(self, near, progress)
+            posterior, clause = response.wider(self, near, progress, **budget.left())
         weighted = response.responded(self, near, posterior, draws, seed)
         return MixedResult(
             self,
-            _joint(weighted, clause, draws),
+            asked.unweighted(weighted, clause, draws),
             first,
             -first.loss,
             None,
@@ -197,12 +207,12 @@ class MixedModel(MixedLogJoint):
             weighted,
             near,
             _Joint(self, q=q),
-            _numbers(self.rows.p),
-            _numbers(self.rows.r),
-            _numbers(self.rows.n),
+            asked.numbers(self.rows.p),
+            asked.numbers(self.rows.r),
+            asked.numbers(self.rows.n),
         )
 
-    def _integrated(self, nodes: int | None, draws: int, seed: int, progress: bool) -> MixedResult:
+    def _integrated(self, nodes: int | None, draws: int, seed: int, progress: bool, budget: Budget) -> MixedResult:
         """Fit with the random effects integrated out."""
         near: Conditional | None = None
         if isinstance(self.rows.likelihood, GaussianNoise) and nodes is None:
@@ -210,8 +220,8 @@ class MixedModel(MixedLogJoint):
             target: IntegratedMixed = closed
             start: Gaussian = starting.of_gaussian(closed)
         else:
-            target, start, near = self._by_quadrature(nodes, seed, progress)
-        found = integrated(target, start, draws, seed, progress)
+            target, start, near = self._by_quadrature(nodes, seed, progress, budget)
+        found = integrated(target, start, draws, seed, progress, **budget.left())
         return MixedResult(
             self,
             _exact(found, draws),
@@ -222,23 +232,23 @@ class MixedModel(MixedLogJoint):
             found.draws,
             ByQuadrature(target),
             _Joint(self, found.posterior, None if near is None else near.q),
-            _numbers(self.rows.p),
-            _numbers(self.rows.r),
-            _numbers(self.rows.n),
+            asked.numbers(self.rows.p),
+            asked.numbers(self.rows.r),
+            asked.numbers(self.rows.n),
         )
 
     def _by_quadrature(
-        self, nodes: int | None, seed: int, progress: bool
+        self, nodes: int | None, seed: int, progress: bool, budget: Budget
     ) -> tuple[MarginalMixed, Gaussian, Conditional]:
         """The log joint of the globals, where to begin, and the Gaussian over all coordinates that found that."""
         q, model = self.posterior(), self
-        fit(q, model, progress=progress)
+        fit(q, model, progress=progress, **budget.left())
         near, phi, sd = Conditional(q), 0.0, 0.0
         if self.learned is not None:
             guess = MarginalMixed(model, nodes, near.start, learned=self.learned)
             phi, sd = starting.parameter(guess, near, self.value)
             model = self.holding(math.exp(phi))
-            fit(q, model, progress=progress)
+            fit(q, model, progress=progress, **budget.left())
             near = Conditional(q)
         nodes = enough_nodes(model, near, seed) if nodes is None else nodes
         target = MarginalMixed(model, nodes, near.start, learned=self.learned, scales=self.scales)
@@ -274,21 +284,6 @@ class _Joint:
         return self.q
 
 
-def _learned(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
-    """What is learned of a family, with the prior of its parameter."""
-    if isinstance(family, str) and family in LEARNED:
-        return LEARNED[family](prior.likelihood)
-    if isinstance(family, str) and family not in FAMILIES:
-        names = ", ".join({**FAMILIES, **LEARNED})
-        raise InputError(f"family must be one of {names}, or a Likelihood; got {family!r}.")
-    if prior.likelihood is not None:
-        raise InputError(
-            f"likelihood= of the prior is that of a learned parameter, of the families {', '.join(LEARNED)}; got "
-            f"family={family if isinstance(family, str) else type(family).__name__}, which has none."
-        )
-    return None
-
-
 def _joint_prior(prior: MixedPrior) -> MixedPrior:
     """The prior of the log joint over all coordinates, which has no place for one of standard deviations."""
     if prior.sd is not None and prior.precision is not None:
@@ -296,30 +291,8 @@ def _joint_prior(prior: MixedPrior) -> MixedPrior:
     return prior._replace(sd=None, likelihood=None)
 
 
-def _wide(rows: GroupedRows) -> float:
-    """A standard deviation of fixed effects that says little in the units of the targets and of the columns of X."""
-    columns = rows.X.square().mean(0).sqrt()
-    smallest = float(columns[columns > 0].min()) if bool((columns > 0).any()) else 1.0
-    return FIXED_SCALE * max(1.0, float(rows.y.square().mean().sqrt()) / smallest)
-
-
-def _numbers(size: int) -> tuple[str, ...]:
-    return tuple(str(k) for k in range(size))
-
-
 def _exact(found: Integrated, draws: int) -> str:
     return (
         f"random effects integrated out {found.target.how}; a Gaussian on the {found.target.dim}\n"
-        f"global parameters, its draws weighted to their posterior: {_weights(found.draws, draws)}"
+        f"global parameters, its draws weighted to their posterior: {asked.worth(found.draws, draws)}"
     )
-
-
-def _joint(weighted: Weighted, clause: str, draws: int) -> str:
-    return (
-        f"a Gaussian on all coordinates, random effects among them; {clause};\nits draws are not weighted: "
-        f"{_weights(weighted, draws)}"
-    )
-
-
-def _weights(weighted: Weighted, draws: int) -> str:
-    return f"k-hat {weighted.k_hat:.2f}, {weighted.effective:.0f} of {draws} draws"

@@ -97,6 +97,16 @@ def predictors(
     generator: torch.Generator,
 ) -> Tensor:
     """Draw the linear predictors of new rows, (S, M); the effects of a new group are drawn from N(0, Ω⁻¹)."""
+    return beta @ rows.X.mT + varying(rows, omega, b, generator) + rows.offset
+
+
+def varying(
+    rows: NewRows,
+    omega: Tensor,  # (S, q)
+    b: Tensor,  # of the groups of the data, (S, n, r)
+    generator: torch.Generator,
+) -> Tensor:
+    """What the effects of the groups add to the predictors, (S, M); those of a new group are drawn from N(0, Ω⁻¹)."""
     names, place = torch.unique(rows.groups.clamp_max(0), return_inverse=True)
     noise = torch.randn(len(b), len(names), b.shape[-1], generator=generator, dtype=torch.float64).to(b)
     W = root_of(omega, b.shape[-1])
@@ -106,7 +116,23 @@ def predictors(
         b.index_select(1, rows.groups.clamp_min(0)),
         fresh.index_select(1, place),
     )
-    return beta @ rows.X.mT + (effects * rows.Z).sum(-1) + rows.offset
+    return (effects * rows.Z).sum(-1)
+
+
+def of_kind(
+    likelihood: Likelihood,
+    eta: Tensor,  # (S, M)
+    kind: str,
+    interval: float,
+    generator: torch.Generator,
+    parameter: Tensor | None,  # (S,)
+) -> Prediction:
+    """Predict the mean of y, the linear predictor or y itself from draws of linear predictors."""
+    if kind == "mean":
+        eta = inverse_link(likelihood, eta)
+    elif kind == "response":
+        eta = responses(likelihood, eta, generator, parameter)
+    return Prediction.of(eta, interval)
 
 
 def inverse_link(likelihood: Likelihood, eta: Tensor) -> Tensor:

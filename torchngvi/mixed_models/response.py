@@ -10,6 +10,9 @@ uncertainty of the random effects adds to that of their variances (Giordano, Bro
 Machine Learning Research 19).  The means stay those of q.
 """
 
+import gc
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,19 +27,20 @@ from torchngvi.posteriors.gaussian import Gaussian
 _SHIFT = 0.1  # of a mean by a tilt, in its standard deviations under q
 _TOLERANCE = 1e-6  # of the refits
 _AT_ONCE = 2**24  # numbers of one table of draws and coordinates
+_REFITS = 2**22  # numbers of the matrices of refits in one batch, of which quasi-Newton memory holds many
 
 
 class Tilted(TractableTarget):
     """A mixed model with the log joint log p(y, θ) + tᵀθ, one t for each member of a batch of posteriors.
 
     Args:
-        model: the mixed model.
+        model: the mixed model, over a forest.
         tilt: t, (*batch, D).
     """
 
     temperature = 1.0
 
-    def __init__(self, model: MixedLogJoint, tilt: Tensor) -> None:
+    def __init__(self, model: TractableTarget, tilt: Tensor) -> None:
         self.model, self.tilt = model, tilt
 
     def check(self, q: Posterior) -> None:
@@ -63,36 +67,57 @@ class Tilted(TractableTarget):
 
 
 def response_covariance(
-    model: MixedLogJoint,
+    model: TractableTarget,
     q: PrecisionCholeskyGaussian,  # fitted
+    local: int,
     progress: bool = False,
+    **settings: Any,
 ) -> tuple[Tensor, bool]:
-    """The covariance (P, P) of the globals by linear response: two refits a coordinate, all of them in one batch.
+    """The covariance (P, P) of the globals by linear response: two refits a coordinate, many of them in one batch.
 
     Args:
         model: the mixed model.
-        q: its best Gaussian over the arrow.
+        q: its best Gaussian over a forest.
+        local: the number of coordinates before the globals.
         progress: show a bar.
+        settings: of `torchngvi.fit`, for each batch of refits; the tolerance is 1e-6 by default.
 
     Returns:
         The covariance, and whether all refits have converged.
     """
-    structure, rows = model.structure, model.rows
-    local = rows.n * rows.r
-    size = structure.dim - local
+    size = q.dim - local
     sd = q.variance[local:].sqrt()
-    tilt = q.mean.new_zeros(2, size, structure.dim)
-    tilt[0, :, local:] = torch.diag(_SHIFT / sd)
+    at_once = max(1, _REFITS // q.coordinates.matrix.numel())
+    columns, converged = [], True
+    for some in torch.arange(size).split(at_once):
+        moved, fine = _moved(model, q, local, some, (_SHIFT / sd)[some], {"progress": progress, **settings})
+        columns.append(moved * (sd[some] / (2 * _SHIFT))[:, None])
+        converged = converged and fine
+        if at_once < size:
+            gc.collect()  # what a fit was made of is in cycles of references, and holds its quasi-Newton memory
+    covariance = torch.cat(columns)
+    return 0.5 * (covariance + covariance.mT), converged
+
+
+def _moved(
+    model: TractableTarget,
+    q: PrecisionCholeskyGaussian,
+    local: int,
+    some: Tensor,  # (K,), which globals are tilted
+    shifts: Tensor,  # (K,)
+    settings: dict[str, Any],
+) -> tuple[Tensor, bool]:
+    """By how much the means of the globals (K, P) differ between opposite tilts, and whether the refits converged."""
+    count = len(some)
+    tilt = q.mean.new_zeros(2, count, q.dim)
+    tilt[0, torch.arange(count), local + some] = shifts
     tilt[1] = -tilt[0]
-    many = PrecisionCholeskyGaussian(
-        structure.dim, (2, size), structure=structure, dtype=q.mean.dtype, device=q.mean.device
-    )
-    many.restore(Coordinates(*(x.detach().expand(2, size, -1).clone() for x in q.coordinates)))
-    tolerance = max(_TOLERANCE, 100 * torch.finfo(q.mean.dtype).eps)
-    result = fit(many, Tilted(model, tilt), tolerance=tolerance, progress=progress)
-    moved = many.mean[0, :, local:] - many.mean[1, :, local:]
-    covariance = moved * (sd / (2 * _SHIFT))[:, None]
-    return 0.5 * (covariance + covariance.mT), bool(result.members_converged.all())
+    like = q.mean
+    many = PrecisionCholeskyGaussian(q.dim, (2, count), structure=q.structure, dtype=like.dtype, device=like.device)
+    many.restore(Coordinates(*(x.detach().expand(2, count, -1).clone() for x in q.coordinates)))
+    tolerance = max(_TOLERANCE, 100 * torch.finfo(like.dtype).eps)
+    result = fit(many, Tilted(model, tilt), **{"tolerance": tolerance, **settings})
+    return many.mean[0, :, local:] - many.mean[1, :, local:], bool(result.members_converged.all())
 
 
 def responded(model: MixedLogJoint, near: Conditional, posterior: Gaussian, draws: int, seed: int) -> Weighted:
@@ -115,11 +140,16 @@ def _counts(draws: int, dim: int) -> list[int]:
     return [min(most, draws - done) for done in range(0, draws, most)]
 
 
-def wider(model: MixedLogJoint, near: Conditional, progress: bool) -> tuple[Gaussian, str]:
+def wider(model: MixedLogJoint, near: Conditional, progress: bool, **budget: Any) -> tuple[Gaussian, str]:
     """The Gaussian of q's means and the covariance by linear response, and a clause about it."""
-    covariance, converged = response_covariance(model, near.q, progress)
-    posterior = gaussian(near.global_mean, covariance)
+    covariance, converged = response_covariance(model, near.q, model.rows.n * model.rows.r, progress, **budget)
+    return chosen(near.global_mean, covariance, converged, near.marginal())
+
+
+def chosen(mean: Tensor, covariance: Tensor, converged: bool, marginal: Gaussian) -> tuple[Gaussian, str]:
+    """The Gaussian with the covariance by linear response, or q's own marginal where that is not to be had."""
+    posterior = gaussian(mean, covariance)
     if posterior is None or not converged:
         why = "the refits did not converge" if not converged else "it is not positive definite"
-        return near.marginal(), f"covariances of q, since those by linear response are not to be had: {why}"
+        return marginal, f"covariances of q, since those by linear response are not to be had: {why}"
     return posterior, "covariances by linear response"

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
+from torchngvi.mixed_models.fitted import Fitted, probability
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
@@ -22,7 +23,6 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
 
 _DRAWS = 1000  # joint draws, of all groups too
-_TRUSTED = 0.7  # k-hat up to which importance weights are believed
 _HELD = 2**25  # numbers of joint draws that are held
 
 
@@ -47,7 +47,7 @@ class MixedDraws(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixedResult:
+class MixedResult(Fitted):
     """A fitted mixed model, as `MixedModel.fit` returns it.
 
     Attributes:
@@ -61,6 +61,7 @@ class MixedResult:
         posterior: the Gaussian over the global parameters: β, ω and the logarithm of one of the likelihood, if learned.
         model: what was fitted.
         designs: what makes (X, Z, groups, offset) of a table, where the model was made by a formula.
+        factor: the name of the grouping factor.
 
     ``print`` shows the table of `summary`.
     """
@@ -77,40 +78,9 @@ class MixedResult:
     fixed_names: tuple[str, ...] = field(repr=False)
     random_names: tuple[str, ...] = field(repr=False)
     group_names: tuple[str, ...] = field(repr=False)
-    designs: Callable[[Any], tuple[Any, Any, Any, Any]] | None = field(default=None, repr=False)
+    designs: Callable[[Any], Any] | None = field(default=None, repr=False)
+    factor: str = field(default="group", repr=False)
     _kept: dict[tuple[int, int], MixedDraws] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def converged(self) -> bool:
-        """Whether the fit of the global parameters has converged."""
-        return self.fit.converged
-
-    @property
-    def reason(self) -> str:
-        """Why the fit ended, one sentence."""
-        return self.fit.reason
-
-    @property
-    def joint(self) -> PrecisionCholeskyGaussian:
-        """The best Gaussian over all coordinates, the random effects among them.
-
-        A learned parameter of the likelihood is held near its posterior mean. With Gaussian noise it takes a fit of its
-        own, at the first call.
-        """
-        return self.joint_of()
-
-    @property
-    def k_hat(self) -> float:
-        """The Pareto k̂ of the importance weights."""
-        return self.weighted.k_hat
-
-    @property
-    def effective(self) -> float:
-        """The effective number of weighted draws."""
-        return self.weighted.effective
-
-    def __str__(self) -> str:
-        return str(self.summary())
 
     # ---------------------------------------------------------------------------- names
 
@@ -119,7 +89,8 @@ class MixedResult:
         fixed: Sequence[str] | None = None,
         random: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
-        designs: Callable[[Any], tuple[Any, Any, Any, Any]] | None = None,
+        designs: Callable[[Any], Any] | None = None,
+        factor: str | None = None,
     ) -> Self:
         """The same, with names for the columns of X and Z and for the groups.
 
@@ -128,6 +99,7 @@ class MixedResult:
             random: names of the random effects, r of them.
             groups: labels of the groups, n of them, in the order of their numbers.
             designs: what makes (X, Z, groups, offset) of a table.
+            factor: the name of the grouping factor.
 
         Returns:
             A new result.
@@ -142,6 +114,7 @@ class MixedResult:
             random_names=names_of("random", random, rows.r, self.random_names),
             group_names=names_of("groups", groups, rows.n, self.group_names),
             designs=designs or self.designs,
+            factor=factor or self.factor,
         )
 
     # ---------------------------------------------------------------------------- what it says
@@ -167,14 +140,17 @@ class MixedResult:
         pairs = [(i, k) for i in range(rows.r) for k in range(i)]
         between = [f"{self.random_names[k]}, {self.random_names[i]}" for i, k in pairs]
         places = torch.tensor(pairs, dtype=torch.long, device=theta.device).reshape(-1, 2)
+        fixed, learned = Marginals.of(self.fixed_names, beta, weights, interval), None
+        if parameter is not None:
+            learned = Marginals.of([self._parameter], parameter[:, None], weights, interval)
         return MixedTable(
-            Marginals.of(self.fixed_names, beta, weights, interval),
+            fixed,
             Marginals.of(self.random_names, sd, weights, interval),
             Marginals.of(between, correlation[:, places[:, 0], places[:, 1]], weights, interval),
-            None if parameter is None else Marginals.of([self._parameter], parameter[:, None], weights, interval),
+            learned,
             interval,
             self._head(),
-            self._foot(),
+            self._foot(fixed, learned),
         )
 
     def _parts(
@@ -197,13 +173,10 @@ class MixedResult:
         family = type(rows.likelihood).__name__
         return f"mixed model, {family}: {len(rows.y)} rows, {rows.n} group{'s' * (rows.n > 1)}"
 
-    def _foot(self) -> str:
-        lines = [self.method]
-        if not self.converged:
-            lines.append(f"NOT CONVERGED: {self.reason}")
-        if not self.k_hat < _TRUSTED:
-            lines.append(f"k-hat {self.k_hat:.2f} is above {_TRUSTED}: take means and intervals for rough.")
-        return "\n".join(lines)
+    @property
+    def random(self) -> dict[str, list[Marginals]]:
+        """The random effects by the name of the grouping factor, as those of several factors have them: `effects`."""
+        return {self.factor: self.effects()}
 
     def effects(self, interval: float = 0.95) -> list[Marginals]:
         """Posterior means, sds and intervals of the random effects of all groups, one `Marginals` each effect.
@@ -298,11 +271,7 @@ class MixedResult:
         draws = self.draws(seed=seed)
         eta = predictions.predictors(rows, draws.fixed, draws.omega, draws.effects, generator)
         likelihood = self.model.rows.likelihood
-        if kind == "mean":
-            eta = predictions.inverse_link(likelihood, eta)
-        elif kind == "response":
-            eta = predictions.responses(likelihood, eta, generator, draws.parameter)
-        return Prediction.of(eta, interval)
+        return predictions.of_kind(likelihood, eta, kind, interval, generator, draws.parameter)
 
     # ---------------------------------------------------------------------------- elsewhere
 
@@ -321,7 +290,20 @@ class MixedResult:
         values = {"beta": draws.fixed, "sd": draws.sd, "correlation": draws.correlation, "b": draws.effects}
         if draws.parameter is not None:
             values[self._parameter.replace(" ", "_")] = draws.parameter
-        return exports.inference_data(values, self.model.rows.y, self.fixed_names, self.random_names, self.group_names)
+        coords = {
+            "fixed": self.fixed_names,
+            "random": self.random_names,
+            "random_bis": self.random_names,
+            "group": self.group_names,
+        }
+        dims = {
+            "beta": ["fixed"],
+            "sd": ["random"],
+            "correlation": ["random", "random_bis"],
+            "b": ["group", "random"],
+            "y": ["row"],
+        }
+        return exports.inference_data(values, self.model.rows.y, coords, dims)
 
     def plot_effects(self, effect: int | str = 0, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw a caterpillar plot: the effects of all groups in rising order, with intervals.
@@ -338,12 +320,21 @@ class MixedResult:
             ImportError: without matplotlib.
             InputError: an effect that the model does not have.
         """
-        names = self.random_names
-        if isinstance(effect, str) and effect in names:
-            effect = names.index(effect)
-        if isinstance(effect, str) or not 0 <= effect < len(names):
-            raise InputError(
-                f"effect is the number of a random effect, 0 to {len(names) - 1}, or one of the names "
-                f"{', '.join(names)}; got {effect!r}."
-            )
-        return exports.caterpillar(self.effects(interval)[effect], names[effect], ax)
+        place = exports.effect_number(effect, self.random_names)
+        return exports.caterpillar(self.effects(interval)[place], self.random_names[place], ax)
+
+
+def names_of(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that were given, or the old ones.
+
+    Raises:
+        InputError: another number of names.
+
+    >>> names_of("fixed", None, 1, ("0",))
+    ('0',)
+    """
+    if given is None:
+        return old
+    if len(given) != size:
+        raise InputError(f"{what} must be {size} names, one for each; got {len(given)}.")
+    return tuple(str(name) for name in given)

@@ -1,6 +1,6 @@
 """The table of a fitted mixed model: fixed effects, standard deviations and correlations, in their own units."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -140,13 +140,18 @@ class MixedTable:
         }
         if self.likelihood is not None:
             blocks["likelihood"] = self.likelihood
-        width = max(28, *(2 + len(name) for block in blocks.values() for name in block.names))
-        ends = (f"{100 * share:.4g} %" for share in ends_of(self.interval))
-        lines = [self.head, " " * width + "".join(f"{word:>11}" for word in ("mean", "sd", *ends))]
-        for title, block in blocks.items():
-            if block.names:
-                lines += [title, *rows_of(block, width)]
-        return "\n".join([*lines, self.foot])
+        return printed(blocks, self.interval, self.head, self.foot)
+
+
+def printed(blocks: Mapping[str, Marginals], interval: float, head: str, foot: str) -> str:
+    """Print a table: a head, blocks with their titles, and a foot."""
+    width = max(28, *(2 + len(name) for block in blocks.values() for name in block.names))
+    ends = (f"{100 * share:.4g} %" for share in ends_of(interval))
+    lines = [head, " " * width + "".join(f"{word:>11}" for word in ("mean", "sd", *ends))]
+    for title, block in blocks.items():
+        if block.names:
+            lines += [title, *rows_of(block, width)]
+    return "\n".join([*lines, foot])
 
 
 def rows_of(block: Marginals, width: int) -> list[str]:

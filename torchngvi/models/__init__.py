@@ -19,6 +19,8 @@ from torchngvi.models.mixed_gaussian import GaussianMixed
 from torchngvi.models.mixed_marginal import MarginalMixed
 from torchngvi.models.mixed_prior import MixedPrior, Wishart
 from torchngvi.models.mixed_summary import MixedSummary
+from torchngvi.models.multilevel import MultilevelLogJoint
+from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.per_datum import PerDatum
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
 from torchngvi.models.scale_priors import Exponential, HalfNormal, HalfT
@@ -32,6 +34,7 @@ __all__ = [
     "Exponential",
     "FactorTarget",
     "GaussianMixed",
+    "GaussianMultilevel",
     "GaussianNoise",
     "GeneralizedLinear",
     "GroupedLogJoint",
@@ -44,6 +47,7 @@ __all__ = [
     "MixedLogJoint",
     "MixedPrior",
     "MixedSummary",
+    "MultilevelLogJoint",
     "NegativeBinomial",
     "PerDatum",
     "PoissonLog",

@@ -4,7 +4,7 @@ The globals are β, ω and, where a parameter of the likelihood is learned, its 
 """
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class IntegratedMixed(Target):
 
     def log_joint(self, theta: Tensor) -> Tensor:
         """Compute log p(y, β, ω, φ) with all its constants, (*sample, *batch), differentiable once."""
-        return _InChunks.apply(theta.reshape(-1, self.dim), self).reshape(theta.shape[:-1])
+        return InChunks.apply(theta.reshape(-1, self.dim), self).reshape(theta.shape[:-1])
 
     def value(
         self,
@@ -112,11 +112,22 @@ class IntegratedMixed(Target):
         return None if self.learned is None else theta[..., -1]
 
 
-class _InChunks(torch.autograd.Function):
+class Valued(Protocol):
+    """A log joint that is computed for some values of the globals at once."""
+
+    def chunks(self, theta: Tensor) -> tuple[Tensor, ...]:
+        """Split values of the globals so that no table is too large for the memory."""
+
+    def value(self, theta: Tensor) -> Tensor:
+        """Compute the log joint of all values in one go, (S,)."""
+
+
+class InChunks(torch.autograd.Function):
     """Values with their gradients, in chunks whose graphs are never held together."""
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, target: IntegratedMixed) -> Tensor:
+    def forward(ctx: Any, theta: Tensor, target: Valued) -> Tensor:
+        """Compute the values, and the gradients where they will be wanted."""
         if not ctx.needs_input_grad[0]:
             return torch.cat([target.value(part) for part in target.chunks(theta)])
         values, gradients = [], []
@@ -133,5 +144,6 @@ class _InChunks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        """Hand the gradients on."""
         (gradient,) = ctx.saved_tensors
         return upstream[:, None] * gradient, None

@@ -9,7 +9,7 @@ exponentials shift the mean, and what is left are moments of fourth order (Isser
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,8 @@ class MixedPrior(NamedTuple):
     """The priors of a mixed model: of fixed effects, of the covariance of random effects, and of the likelihood.
 
     β ~ N(0, fixed_scale² I). The covariance of b has a Wishart prior of its inverse Ω; or, in
-    `torchngvi.MixedModel.fit`, priors of standard deviations and an LKJ prior of correlations.
+    `torchngvi.MixedModel.fit`, priors of standard deviations and an LKJ prior of correlations. With several grouping
+    factors ``precision``, ``sd`` and ``concentration`` are those of each of them, or dicts from their names.
 
     Attributes:
         fixed_scale: the standard deviation of each fixed effect, positive and finite. None for 10; of the families
@@ -60,9 +61,9 @@ class MixedPrior(NamedTuple):
     """
 
     fixed_scale: float | None = None
-    precision: Wishart | None = None
+    precision: Any = None  # a Wishart
     sd: object = None  # a prior of a standard deviation, or a sequence of them
-    concentration: float = 1.0
+    concentration: Any = 1.0  # a number
     likelihood: object = None  # a prior of a standard deviation
 
 

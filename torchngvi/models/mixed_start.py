@@ -4,6 +4,8 @@ The start is the mode of the penalised quasi-likelihood in (b, β) given Ω (Bre
 between updates of Ω = (n + ν)(S⁻¹ + Σ_i (b_i b_iᵀ + V_i))⁻¹, an EM iteration with Laplace's covariances V_i.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from torchngvi.models.likelihoods import (
     BernoulliLogit,
     BernoulliProbit,
     GaussianNoise,
+    Likelihood,
     NegativeBinomial,
     PoissonLog,
     StudentT,
@@ -35,7 +38,19 @@ _SMALLEST = 1e-6  # share of a Newton step
 _SURE = 1.0986122886681098  # log 3, the log odds of (1 + ½)/2
 
 
-def _at(rows: GroupedRows, eta: Tensor) -> Moments:
+class Observed(Protocol):
+    """Targets with their likelihood, one a row."""
+
+    likelihood: Likelihood
+    y: Tensor
+    weights: Tensor
+    offset: Tensor
+
+    def present(self, x: Tensor, otherwise: float) -> Tensor:
+        """Put a number for rows of weight 0."""
+
+
+def row_moments(rows: Observed, eta: Tensor) -> Moments:
     """Weighted -log p(y | η) of each row with two derivatives, the second not negative."""
     moments = rows.likelihood.expected(rows.present(eta, 0.0), torch.full_like(eta, _POINT), rows.y)
     value, slope, curvature = (rows.weights * x for x in moments)
@@ -55,7 +70,7 @@ def information(rows: GroupedRows) -> Wishart:
         InputError: rows that tell nothing of some effect.
     """
     fixed, Z, r = rows.fixed, rows.Z, rows.r
-    curvature = _at(rows, fixed.predictor(_alone(rows))).curvature
+    curvature = row_moments(rows, fixed.predictor(_alone(rows))).curvature
     J = (Z * curvature[:, None]).mT @ Z / rows.n
     J = 0.5 * (J + J.mT)
     if not bool(cholesky(J)[1]):
@@ -71,7 +86,7 @@ def _alone(rows: GroupedRows) -> Tensor:
     fixed = rows.fixed
 
     def at(beta: Tensor) -> Moments:
-        moments = _at(rows, fixed.predictor(beta))
+        moments = row_moments(rows, fixed.predictor(beta))
         return moments._replace(value=moments.value.sum() + fixed.prior.energy(beta))
 
     beta = fixed.X.new_zeros(fixed.dim)
@@ -91,7 +106,7 @@ def _alone(rows: GroupedRows) -> Tensor:
     return beta
 
 
-def _guessed(rows: GroupedRows) -> Tensor:
+def guessed(rows: Observed) -> Tensor:
     """Predictors that each row alone would have, drawn towards 0 as by half an observation."""
     match rows.likelihood:
         case BernoulliLogit() | BernoulliProbit():
@@ -146,12 +161,12 @@ def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coord
     """Mean and root of the precision of a start, over all coordinates."""
     penalised, like = _Penalised(rows), rows.X
     identity = torch.eye(rows.r, dtype=like.dtype, device=like.device)
-    omega, aim = identity / _FIRST**2, _guessed(rows)
-    curvature = _at(rows, aim).curvature
+    omega, aim = identity / _FIRST**2, guessed(rows)
+    curvature = row_moments(rows, aim).curvature
     root = penalised.root(curvature, omega)
     theta = penalised.solved(root, penalised.gathered(curvature * (aim - rows.offset)))
     for _ in range(_ROUNDS):
-        _, alpha, curvature = _at(rows, rows.predictor(theta))
+        _, alpha, curvature = row_moments(rows, rows.predictor(theta))
         root = penalised.root(curvature, omega)
         gradient = penalised.gathered(alpha) + penalised.penalty(theta, omega)
         theta = theta - penalised.clipped(penalised.solved(root, gradient))

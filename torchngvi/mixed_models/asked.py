@@ -1,0 +1,134 @@
+"""What a user asks of a mixed model, read and put into words: families, priors, ways to the posterior."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.mixed_models.integrated import Weighted
+from torchngvi.models import Likelihood, MixedPrior
+from torchngvi.models.learned import LEARNED, Learned
+from torchngvi.models.likelihoods import FAMILIES
+from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
+from torchngvi.models.multilevel_prior import prior_of
+
+Marginalise = Literal["quadrature", "response", "none"]
+
+WAYS = ("quadrature", "response", "none")
+
+
+def learned_of(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
+    """Find what is learned of a family, with the prior of its parameter.
+
+    Raises:
+        InputError: an unknown family, or a prior of a parameter that it does not learn.
+
+    >>> learned_of("gaussian", MixedPrior()).name
+    'residual sd'
+    """
+    if isinstance(family, str) and family in LEARNED:
+        return LEARNED[family](prior.likelihood)
+    if isinstance(family, str) and family not in FAMILIES:
+        names = ", ".join({**FAMILIES, **LEARNED})
+        raise InputError(f"family must be one of {names}, or a Likelihood; got {family!r}.")
+    if prior.likelihood is not None:
+        raise InputError(
+            f"likelihood= of the prior is that of a learned parameter, of the families {', '.join(LEARNED)}; got "
+            f"family={family if isinstance(family, str) else type(family).__name__}, which has none."
+        )
+    return None
+
+
+def several(random: Any) -> bool:
+    """Say whether random effects are of several grouping factors.
+
+    >>> several(RandomEffects([[1.0]], [0])), several({"a": ([[1.0]], [0]), "b": ([[1.0]], [0])})
+    (False, True)
+    """
+    return _by_factor(random) and len(random) > 1
+
+
+def only(random: Any) -> Any:
+    """The random effects of the only grouping factor."""
+    if not _by_factor(random) or len(random) != 1:
+        return random
+    return next(iter(random.values())) if isinstance(random, Mapping) else random[0]
+
+
+def prior_for(prior: MixedPrior, random: Any) -> MixedPrior:
+    """The prior of the only grouping factor, of which a dict has the entry of its name; without one that is "group".
+
+    >>> prior_for(MixedPrior(concentration={"a": 2.0}), {"a": ([[1.0]], [0])}).concentration
+    2.0
+    """
+    if not any(isinstance(x, Mapping) for x in prior):
+        return prior
+    names = tuple(random) if isinstance(random, Mapping) else ("group",)
+    return prior_of(prior, names[0], names) if names else prior
+
+
+def _by_factor(random: Any) -> bool:
+    if isinstance(random, Mapping):
+        return True
+    return isinstance(random, list | tuple) and bool(random) and all(isinstance(x, RandomEffects) for x in random)
+
+
+def check_varies(y: Tensor) -> None:
+    """Check that targets whose noise is to be learned differ.
+
+    Raises:
+        InputError: if all are the same.
+    """
+    if bool((y == y[0]).all()):
+        raise InputError(
+            f"every target is {float(y[0]):g}, of which no noise can be learned. Check y, or give the "
+            "noise, family=GaussianNoise(1.0)."
+        )
+
+
+def wide(
+    X: Tensor,  # (N, p)
+    y: Tensor,  # (N,)
+) -> float:
+    """A standard deviation of fixed effects that says little in the units of the targets and of the columns of X.
+
+    >>> import torch
+    >>> wide(torch.ones(2, 1), torch.tensor([3.0, 3.0]))
+    30.0
+    """
+    columns = X.square().mean(0).sqrt()
+    smallest = float(columns[columns > 0].min()) if bool((columns > 0).any()) else 1.0
+    return FIXED_SCALE * max(1.0, float(y.square().mean().sqrt()) / smallest)
+
+
+def check_way(way: object, others: Sequence[str] = WAYS) -> None:
+    """Check the word for what is done with the random effects.
+
+    Raises:
+        InputError: another word.
+    """
+    if way is not None and way not in others:
+        raise InputError(f"marginalise must be quadrature, response or none; got {way!r}.")
+
+
+def numbers(size: int) -> tuple[str, ...]:
+    """Names where none were given.
+
+    >>> numbers(2)
+    ('0', '1')
+    """
+    return tuple(str(k) for k in range(size))
+
+
+def worth(weighted: Weighted, draws: int) -> str:
+    """What weighted draws are worth."""
+    return f"k-hat {weighted.k_hat:.2f}, {weighted.effective:.0f} of {draws} draws"
+
+
+def unweighted(weighted: Weighted, clause: str, draws: int) -> str:
+    """How draws of a Gaussian over all coordinates were made."""
+    return (
+        f"a Gaussian on all coordinates, random effects among them; {clause};\nits draws are not weighted: "
+        f"{worth(weighted, draws)}"
+    )

@@ -1,0 +1,33 @@
+"""What a fit of a mixed model may take, shared by all the fits that it is made of."""
+
+import time
+from typing import Any
+
+from torchngvi.models.arguments import bound, count
+
+_LEAST = 1e-3  # seconds that a fit still has when the time is over: one evaluation
+
+
+class Budget:
+    """Evaluations of each fit, and seconds of all fits together.
+
+    Args:
+        max_evaluations: of expectations, in each of the fits.
+        max_seconds: of all; None for no limit.
+
+    Raises:
+        InputError: numbers that are not positive.
+
+    >>> sorted(Budget(100, 60.0).left())
+    ['max_evaluations', 'max_seconds']
+    """
+
+    def __init__(self, max_evaluations: int = 1000, max_seconds: float | None = None) -> None:
+        self.evaluations = count("max_evaluations", max_evaluations, "counts evaluations")
+        seconds = None if max_seconds is None else bound("max_seconds", max_seconds, "bounds the time")
+        self.end = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> dict[str, Any]:
+        """What `torchngvi.fit` may still take."""
+        seconds = None if self.end is None else max(_LEAST, self.end - time.monotonic())
+        return {"max_evaluations": self.evaluations, "max_seconds": seconds}

@@ -1,0 +1,93 @@
+"""What the results of all mixed models have in common: how the fit went, and what may be said of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torchngvi.errors import InputError
+from torchngvi.fitting.records import FitResult
+from torchngvi.mixed_models import remarks
+from torchngvi.mixed_models.integrated import Weighted
+from torchngvi.mixed_models.table import Marginals
+from torchngvi.models.mixed import MixedLogJoint
+from torchngvi.models.multilevel import MultilevelLogJoint
+from torchngvi.posteriors import PrecisionCholeskyGaussian
+
+TRUSTED = 0.7  # k-hat up to which importance weights are believed
+
+
+class Fitted(ABC):
+    """The abstract base of results of mixed models.
+
+    Attributes:
+        model: what was fitted.
+        fit: the `FitResult` of the Gaussian over the global parameters.
+        method: what was computed, in one sentence.
+        weighted: draws of the global parameters.
+        joint_of: what makes the Gaussian over all coordinates.
+    """
+
+    model: MixedLogJoint | MultilevelLogJoint
+    fit: FitResult
+    method: str
+    weighted: Weighted
+    joint_of: Callable[[], PrecisionCholeskyGaussian]
+
+    @abstractmethod
+    def summary(self, interval: float = 0.95) -> Any:
+        """Posterior means, sds and equal-tailed intervals of the parameters, a table; ``str`` prints it."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit of the global parameters has converged."""
+        return self.fit.converged
+
+    @property
+    def reason(self) -> str:
+        """Why the fit ended, one sentence."""
+        return self.fit.reason
+
+    @property
+    def joint(self) -> PrecisionCholeskyGaussian:
+        """The best Gaussian over all coordinates, the random effects among them.
+
+        A learned parameter of the likelihood is held near its posterior mean. With Gaussian noise it takes a fit of its
+        own, at the first call.
+        """
+        return self.joint_of()
+
+    @property
+    def k_hat(self) -> float:
+        """The Pareto k̂ of the importance weights."""
+        return self.weighted.k_hat
+
+    @property
+    def effective(self) -> float:
+        """The effective number of weighted draws."""
+        return self.weighted.effective
+
+    def __str__(self) -> str:
+        return str(self.summary())
+
+    def _foot(self, fixed: Marginals, parameter: Marginals | None) -> str:
+        prior_sd = float(self.model.fixed.prior.precision.flatten()[0]) ** -0.5
+        lines = [self.method, *remarks.of_answers(fixed, prior_sd, parameter)]
+        if not self.converged:
+            lines.append(f"NOT CONVERGED: {self.reason}")
+        if not self.k_hat < TRUSTED:
+            lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
+        return "\n".join(lines)
+
+
+def probability(interval: float) -> float:
+    """Check the probability of an interval.
+
+    Raises:
+        InputError: none between 0 and 1.
+
+    >>> probability(0.9)
+    0.9
+    """
+    if not 0 < interval < 1:
+        raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
+    return float(interval)

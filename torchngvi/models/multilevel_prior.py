@@ -1,0 +1,127 @@
+"""What the prior of one grouping factor adds to the log joint under q, and the priors that a user gives by factor.
+
+Of a factor with n groups, E[½ Σ_i b_iᵀΩb_i - n Σ_k ω_kk - log p(ω)] + (nr/2) log 2π.  The prior of ω is that of a
+Wishart matrix Ω, in closed form, or one of standard deviations and correlations, by Gauss-Hermite quadrature over ω.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, half_squares
+from torchngvi.models.mixed_prior import starts as diagonal_of
+from torchngvi.models.scale_priors import ScalesPrior
+from torchngvi.numerics.gauss_hermite import normal_rule
+from torchngvi.numerics.inference_mode import tracked
+from torchngvi.numerics.linalg import cholesky
+
+CovariancePrior = Precision | ScalesPrior
+
+_NODES = {1: 25, 3: 9}  # in each dimension of ω
+
+
+def prior_of(prior: MixedPrior, name: str, names: Sequence[str]) -> MixedPrior:
+    """The prior of one factor, where some fields have one entry for each factor.
+
+    Args:
+        prior: with ``precision``, ``sd`` and ``concentration`` of all factors, or dicts from names of factors to them.
+        name: of the factor.
+        names: of all factors.
+
+    Returns:
+        The prior of the factor; a factor that a dict does not name has the default.
+
+    Raises:
+        InputError: a dict with names that are no factors, or two priors of the same random effects.
+
+    >>> prior_of(MixedPrior(concentration={"item": 2.0}), "item", ["item", "subject"]).concentration
+    2.0
+    """
+    chosen = {}
+    for what in ("precision", "sd", "concentration"):
+        given = getattr(prior, what)
+        if isinstance(given, Mapping):
+            unknown = [str(key) for key in given if key not in names]
+            if unknown:
+                raise InputError(
+                    f"{what} of the prior is given for {', '.join(unknown)}; the grouping factors are "
+                    f"{', '.join(names)}."
+                )
+            given = given.get(name, MixedPrior._field_defaults[what])
+        chosen[what] = given
+    of = prior._replace(**chosen)
+    if of.sd is not None and of.precision is not None:
+        raise InputError(f"the random effects of {name} have one prior: give MixedPrior precision= or sd=, not both.")
+    return of
+
+
+def expected_energy(of: Effects, prior: CovariancePrior) -> Tensor:
+    """Compute what a factor adds to E_q[-log p(y, θ)] but the likelihood, (*batch,).
+
+    Args:
+        of: means and covariances under q of the effects of the groups, and of ω.
+        prior: of Ω, or of standard deviations and correlations.
+
+    Returns:
+        The expectation with all its constants.
+    """
+    n, r = of.b.shape[-2:]
+    constant = 0.5 * n * r * math.log(2 * math.pi)
+    half_log_det = of.omega[..., diagonal_of(r)]
+    value = half_squares(of).sum(-1) - n * half_log_det.sum(-1) + constant
+    if isinstance(prior, Precision):
+        return value + prior.expected(of) - half_log_det @ prior.powers + prior.log_normaliser
+    dim = of.omega.shape[-1]
+    if dim not in _NODES:
+        raise InputError(
+            "priors of standard deviations are integrated over a Gaussian of up to two random effects of a factor; got "
+            f"{r}. Give prior=MixedPrior(precision=Wishart(dof, scale)), or None for the default."
+        )
+    z, log_w = normal_rule(_NODES[dim], dim, of.omega)
+    omega = of.omega + torch.einsum("kj,...ij->k...i", z, cholesky(of.omega_omega)[0])
+    return value + torch.einsum("k,k...->...", log_w.exp(), prior.energy(omega))
+
+
+@tracked
+@torch.enable_grad()
+def derivative(of: Effects, prior: CovariancePrior) -> Effects:
+    """Differentiate `expected_energy` by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩.
+
+    Args:
+        of: means and covariances of b and ω, group by group.
+        prior: of Ω, or of standard deviations and correlations.
+
+    Returns:
+        Gradients in the places of the means, and Hessians in those of the covariances: twice ∂F/∂V made symmetric in
+        the squares, ∂F/∂V once in the border, which is held once.
+    """
+    leaves = Effects(*(x.detach().clone().requires_grad_() for x in of))
+    g_b, g_omega, bb, border, omegas = torch.autograd.grad(expected_energy(leaves, prior).sum(), list(leaves))
+    return Effects(g_b, g_omega, bb + bb.mT, border, omegas + omegas.mT)
+
+
+def scales_prior(prior: MixedPrior, size: int, name: str) -> ScalesPrior:
+    """The prior of the standard deviations and correlations of a factor.
+
+    Args:
+        prior: with ``sd``, of one factor.
+        size: r, the number of its random effects.
+        name: of the factor.
+
+    Returns:
+        The prior.
+
+    Raises:
+        InputError: another number of priors, or of other numbers.
+
+    >>> from torchngvi.models import HalfNormal
+    >>> scales_prior(MixedPrior(sd=HalfNormal(2.0)), 1, "item").sd
+    [HalfNormal(scale=2.0)]
+    """
+    try:
+        return ScalesPrior(prior.sd, prior.concentration, size)
+    except InputError as error:
+        raise InputError(f"of the grouping factor {name}: {error}") from error
