@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import remarks
 from torchngvi.mixed_models.integrated import Weighted
@@ -77,17 +76,3 @@ class Fitted(ABC):
         if not self.k_hat < TRUSTED:
             lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)
-
-
-def probability(interval: float) -> float:
-    """Check the probability of an interval.
-
-    Raises:
-        InputError: none between 0 and 1.
-
-    >>> probability(0.9)
-    0.9
-    """
-    if not 0 < interval < 1:
-        raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
-    return float(interval)

@@ -10,12 +10,11 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
-from torchngvi.mixed_models.fitted import Fitted, probability
+from torchngvi.mixed_models.fitted import Fitted
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.multilevel_table import FactorTable, MultilevelDraws, MultilevelTable
 from torchngvi.mixed_models.predictions import NewRows, Prediction
-from torchngvi.mixed_models.result import names_of
-from torchngvi.mixed_models.table import Marginals
+from torchngvi.mixed_models.table import Marginals, names_of, probability
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed_prior import scales_of
 from torchngvi.models.multilevel import MultilevelLogJoint

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
-from torchngvi.mixed_models.fitted import Fitted, probability
+from torchngvi.mixed_models.fitted import Fitted
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
@@ -322,19 +322,3 @@ class MixedResult(Fitted):
         """
         place = exports.effect_number(effect, self.random_names)
         return exports.caterpillar(self.effects(interval)[place], self.random_names[place], ax)
-
-
-def names_of(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that were given, or the old ones.
-
-    Raises:
-        InputError: another number of names.
-
-    >>> names_of("fixed", None, 1, ("0",))
-    ('0',)
-    """
-    if given is None:
-        return old
-    if len(given) != size:
-        raise InputError(f"{what} must be {size} names, one for each; got {len(given)}.")
-    return tuple(str(name) for name in given)
