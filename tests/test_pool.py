@@ -75,7 +75,7 @@ def test_draws_of_other_gaussians_give_the_derivative_at_this_one_and_its_error(
 
 @pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian])
 def test_the_last_two_places_are_not_computed_again(kind):
-    """Where a step leads and where it had begun: the very same packets; elsewhere what a new average gives, bit by bit."""
+    """Where a step leads and where it had begun: the very same packets; elsewhere what a new average gives."""
     target, q = LogJoint(quartic), gaussian(kind, 70, 0.7)
     pool = Pool([lot(q, target, 50, 1)])
     average, here = PooledAverage(pool), q.snapshot()
