@@ -1,0 +1,31 @@
+"""Posteriors over the weights of any network, moved by any optimizer of torch."""
+
+from torchngvi.networks.attached import Attachment, attach
+from torchngvi.networks.calibration import Calibrated, calibrate
+from torchngvi.networks.curvatures import Curvature, GradientNoise, Reparametrized, SampledLabels
+from torchngvi.networks.likelihoods import Bernoulli, Categorical, Gaussian, OutputLikelihood
+from torchngvi.networks.posterior import NetworkGaussian, network
+from torchngvi.networks.predictions import Predictive, log_prob, predictive
+from torchngvi.networks.von import IVON, VON
+
+__all__ = [
+    "IVON",
+    "VON",
+    "Attachment",
+    "Bernoulli",
+    "Calibrated",
+    "Categorical",
+    "Curvature",
+    "Gaussian",
+    "GradientNoise",
+    "NetworkGaussian",
+    "OutputLikelihood",
+    "Predictive",
+    "Reparametrized",
+    "SampledLabels",
+    "attach",
+    "calibrate",
+    "log_prob",
+    "network",
+    "predictive",
+]

@@ -1,0 +1,73 @@
+"""The curvature from labels that the network itself predicts: ĥ = B ĝ² with E[ĥ] the mean Gauss-Newton diagonal."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchngvi.distributed import rank
+from torchngvi.errors import InputError
+from torchngvi.networks.curvatures.base import Curvature
+from torchngvi.networks.noise import generator
+from torchngvi.networks.posterior import NetworkGaussian
+
+_HALF_SCALE = 1024.0  # keeps gradients of half precision from vanishing
+_WINDOW = 100  # observations that the running mean looks back on
+
+
+class SampledLabels(Curvature):
+    """The Gauss-Newton curvature by one more backward pass, every few steps, on labels drawn from the predictions.
+
+    With B labels drawn from p(y | output) and ĝ the gradient of their mean loss, E[B ĝĝᵀ] is the mean generalised
+    Gauss-Newton matrix of the batch, the Fisher information of the network, since the scores of different labels are
+    uncorrelated.  It needs no gradient of single data and does not depend on the labels of the user, nor on clipping
+    or scaling of the user's gradients.  One wants it by default: at the same cost its error is a tenth of that of the
+    reparametrised estimator of IVON.
+
+    Args:
+        every: forward passes in training from one observation to the next, 1 or more.
+        output: where the logits or means are in what the network returns; by default the output itself, or its entry
+            ``logits``.
+
+    Raises:
+        InputError: if `every` is less than 1.
+
+    >>> SampledLabels(every=5).every
+    5
+    """
+
+    def __init__(self, every: int = 10, output: Callable[[Any], Tensor] | None = None) -> None:
+        if every < 1:
+            raise InputError(f"every is the number of steps from one observation to the next, 1 or more; got {every}.")
+        self.every = int(every)
+        self.output = _outputs if output is None else output
+
+    def after_forward(self, q: NetworkGaussian, output: Any) -> None:
+        """Draw labels and observe the square of their gradient, on steps that want it; see the base class."""
+        if q.draw % self.every or not torch.is_grad_enabled():
+            return
+        outputs = self.output(output)
+        if not outputs.requires_grad:
+            return
+        labels = generator(outputs.device, q.seed, q.draw, f"labels of rank {rank()}")
+        with torch.autocast(outputs.device.type, enabled=False):
+            losses = q.likelihood.sampled_losses(outputs, labels)
+        scale = _HALF_SCALE if outputs.dtype == torch.float16 else 1.0
+        gradients = torch.autograd.grad(
+            losses.mean() * scale, q.parameters_of_network, retain_graph=True, allow_unused=True
+        )
+        q.observe_(gradients, losses.numel() / scale**2, 1 / _WINDOW)
+
+
+def _outputs(output: Any) -> Tensor:
+    """The tensor of outputs in what a network returned."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise InputError(
+        f"SampledLabels needs the outputs of the network as one tensor; got a {type(output).__name__}. Say where they "
+        "are: SampledLabels(output=lambda returned: returned[0])."
+    )
