@@ -142,7 +142,9 @@ class Attachment:
         self.handles.append(q.model.register_forward_hook(self.after_forward))
         self.handles.append(q.model.register_forward_pre_hook(self.before_forward, prepend=True))
         curvature.begin(q)
+        self.seen = q.observed
         q.sampling = True
+        q.settle(q.model.training)
 
     def before_forward(self, module: Any, arguments: Any) -> None:
         """End a step that one of several optimizers left out.
@@ -151,8 +153,9 @@ class Attachment:
             module, arguments: as torch gives them.
         """
         if self.open:
-            self.finish()
+            torch.compiler.disable(self.finish)()
 
+    @torch.compiler.disable
     def after_forward(self, module: Any, arguments: Any, output: Any) -> None:
         """Let the curvature look at the outputs in training.
 
@@ -190,6 +193,9 @@ class Attachment:
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
         self.curvature.before_step(self.q, used)
         self.q.mean_()
+        if self.q.observed != self.seen:  # only now: until here the draw could have been needed again
+            self.q.refresh_()
+            self.seen = self.q.observed
         self.open = True
         if self.prior_in_gradient and used:
             names = list(used)

@@ -113,11 +113,11 @@ class NetworkGaussian(nn.Module):
     def _named(self, lists: list[list[Tensor]]) -> dict[str, Tensor]:
         return dict(zip(self.names, (tensor for part in lists for tensor in part), strict=True))
 
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
         """Name the families with their numbers of weights."""
         counts = {type(f).__name__: sum(m.numel() for m in f.mean) for f in self.each()}
         sizes = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-        return f"{sizes}, num_data={self.num_data}, temperature={self.temperature:g}"
+        return f"NetworkGaussian({sizes}, num_data={self.num_data}, temperature={self.temperature:g})"
 
     # what the parameters of the network hold
 
@@ -135,19 +135,21 @@ class NetworkGaussian(nn.Module):
             family.draw_(self.scales)
         self.holds_draw = True
 
+    @torch.compiler.disable
+    def _switch(self, wanted: bool) -> None:
+        """Write the draw or the mean, out of sight of a compiler."""
+        with torch.no_grad():
+            self.draw_() if wanted else self.mean_()
+
     def settle(self, training: bool) -> None:
         """Let the parameters hold a draw in training and the mean in evaluation; called before every forward pass.
 
         Args:
             training: the mode of the network.
         """
-        wanted = training and self.sampling and not self.pinned
-        if wanted and not self.holds_draw:
-            with torch.no_grad():
-                self.draw_()
-        elif not wanted and self.holds_draw and not self.pinned:
-            with torch.no_grad():
-                self.mean_()
+        wanted = training and self.sampling
+        if not self.pinned and wanted != self.holds_draw:
+            self._switch(wanted)
 
     @contextmanager
     def at_mean(self) -> Iterator[None]:
@@ -194,7 +196,7 @@ class NetworkGaussian(nn.Module):
     # the curvature
 
     def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
-        """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it.
+        """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it at the next step.
 
         The mean is over all observations until it is a mean over the last 1/rate.  Processes that train together share
         what each observed.
@@ -211,7 +213,6 @@ class NetworkGaussian(nn.Module):
                 family.observe_(gradients[at : at + len(family.names)], scale, rate)
                 at += len(family.names)
                 average_over_ranks_(family.observations())
-        self.refresh_()
 
     def refresh_(self) -> None:
         """Make the covariance from the running curvature and the start, which is forgotten by and by."""

@@ -51,4 +51,3 @@ class Reparametrized(Curvature):
             assert isinstance(family, Diagonal)
             family.retract_([gradients.get(name) for name in family.names], q.scales, self.rate)
         q.observed += 1
-        q.refresh_()
