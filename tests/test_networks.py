@@ -95,16 +95,13 @@ def test_a_step_is_the_one_of_a_dense_posterior(rule):
     dense = kinds[rule](D, mean=m, scale=sds(q), dtype=torch.float64, **shape)
     NaturalGradientVI(dense, rule(), lr=rho, estimator=Hessian(2)).step(lambda t: -0.5 * (H * (t - b).square()).sum(-1))
 
-    step = family.natural(like((H * (m - b)) / n, family.mean), q.scales)
+    step = family.natural(like((H * (m - b)) / n, family.mean))
     observed = like(H / n - delta, family.mean)
     if rule is NaturalGradient:
-        family.observe_([h.sqrt() for h in observed], 1.0, rho)  # observed as scale · g²
+        family.absorb_(family.statistics([h.sqrt() for h in observed], 1.0), rho)
     else:
         q.seed = 3
-        noise = [torch.empty_like(x) for x in family.mean]
-        normals_(noise, family.names, q.seed, q.draw)
-        gradients = [h * sd / e for h, sd, e in zip(observed, family.stddev, noise, strict=True)]
-        family.retract_(gradients, q.scales, rho)  # ĥ = g ε/σ
+        family.retract_(observed, rho)
     q.refresh_()
     torch.testing.assert_close(
         dense.variance.flatten()[:D] if rule is Retraction else 1 / dense.precision.diagonal(),
@@ -113,7 +110,7 @@ def test_a_step_is_the_one_of_a_dense_posterior(rule):
         atol=0,
     )
     if rule is NaturalGradient:  # VN divides by the new precision, the retraction by the old one
-        step = family.natural(like((H * (m - b)) / n, family.mean), q.scales)
+        step = family.natural(like((H * (m - b)) / n, family.mean))
     torch.testing.assert_close(dense.mean, m - rho * flat(step), rtol=1e-12, atol=1e-13)
 
 
@@ -138,6 +135,7 @@ def test_sampled_labels_are_the_gauss_newton_matrix_in_the_mean(structure):
     for labels in itertools.product(range(3), repeat=3):
         q.likelihood, q.draw, q.observed = Told(torch.tensor(labels)), 0, 0
         SampledLabels().after_forward(q, model(x))  # the first observation is the running mean
+        q.refresh_()
         weight = p[torch.arange(3), list(labels)].prod()
         for total, seen in zip(found, q.families[0].curvature, strict=True):
             total += weight * seen
@@ -146,6 +144,63 @@ def test_sampled_labels_are_the_gauss_newton_matrix_in_the_mean(structure):
         J = torch.stack([flat(torch.autograd.grad(model(x)[k, c], q.parameters_of_network)) for c in range(3)])
         expected += torch.einsum("cd,ce,ed->d", J, p[k].diag() - p[k].outer(p[k]), J) / 3
     torch.testing.assert_close(flat(found), expected, rtol=1e-12, atol=1e-16)
+
+
+def kronecker(o=3, i=2, n=30):
+    """A q over one matrix with random roots, and its dense root C = A ⊗ B."""
+    torch.manual_seed(2)
+    q = network(nn.Linear(i, o, bias=False, dtype=torch.float64), n, "kronecker")
+    family = q.families[0]
+    for name, root in family.named_buffers():
+        if not name.startswith("mean"):
+            root.copy_(torch.eye(len(root)) + 0.3 * torch.randn_like(root).tril())
+    (A, B) = family.roots()[0]
+    return q, family, torch.kron(A, B)
+
+
+def test_kronecker_verbs_are_those_of_the_dense_root():
+    q, family, C = kronecker()
+    g = torch.randn(3, 2, dtype=torch.float64)
+    close = {"rtol": 1e-12, "atol": 1e-13}
+    torch.testing.assert_close(family.colored([g])[0].flatten(), C @ g.flatten(), **close)
+    torch.testing.assert_close(family.whitened([g])[0].flatten(), torch.linalg.solve(C, g.flatten()), **close)
+    torch.testing.assert_close(family.natural([g])[0].flatten(), 30 * C @ C.mT @ g.flatten(), **close)
+    torch.testing.assert_close(family.variances()[0].flatten(), (C @ C.mT).diagonal(), **close)
+    torch.testing.assert_close(family.log_det(), torch.logdet(C @ C.mT), **close)
+
+
+def test_kronecker_steps_follow_the_projected_natural_gradient():
+    """The change of V is -C Π Cᵀ to first order, Π the projection of W - I on {E⊗I + I⊗F}; W = N Cᵀ(n gg' + δI)C."""
+    q, family, C = kronecker()
+    labels, delta, o, i = 7.0, family.prior[0], 3, 2
+    gradients = torch.randn(4, o, i, dtype=torch.float64)
+    W = sum(30 * C.mT @ (labels * torch.outer(g.flatten(), g.flatten())) @ C for g in gradients) / 4
+    P = W + 30 * delta * C.mT @ C - torch.eye(o * i)
+    basis = [torch.kron(E, torch.eye(i)) for E in torch.eye(o * o).view(-1, o, o)]
+    basis += [torch.kron(torch.eye(o), F_) for F_ in torch.eye(i * i).view(-1, i, i)]
+    basis = torch.stack(basis).flatten(1).double()
+    projection = (torch.linalg.lstsq(basis.mT, P.flatten()[:, None], driver="gelsd").solution.mT @ basis).view(P.shape)
+    statistics = [sum(parts) / 4 for parts in zip(*(family.statistics([g], labels) for g in gradients), strict=True)]
+    (P_A, P_B) = family.projected(statistics)[0]
+    together = torch.kron(P_A, torch.eye(i)) + torch.kron(torch.eye(o), P_B)
+    torch.testing.assert_close(together, projection, rtol=1e-10, atol=1e-12)
+    before = C @ C.mT
+    family.absorb_(statistics, 1e-6)
+    A, B = family.roots()[0]
+    after = torch.kron(A @ A.mT, B @ B.mT)
+    torch.testing.assert_close((after - before) / 1e-6, -C @ projection @ C.mT, rtol=1e-3, atol=1e-3)
+
+
+def test_kronecker_settles_where_the_projection_vanishes():
+    """From far, with the same statistic every time; the roots stay lower with positive diagonals."""
+    q, family, _ = kronecker()
+    gradients = torch.randn(6, 3, 2, dtype=torch.float64)
+    for _ in range(400):
+        each = [family.statistics([g], 2.0) for g in gradients]
+        statistics = [sum(parts) / 6 for parts in zip(*each, strict=True)]
+        family.absorb_(statistics, 0.2)
+        assert all((root.diagonal() > 0).all() and (root.triu(1) == 0).all() for root in family.roots()[0])
+    assert max(P.norm() for P in family.projected(statistics)[0]) < 1e-8
 
 
 def test_sampled_labels_are_drawn_from_the_predictions():
@@ -229,6 +284,7 @@ def test_gradient_noise_has_the_variance_of_a_mean():
         noise = torch.randn(1, 1, generator=g) * (v / B) ** 0.5
         before, count = q.families[0].curvature[0].item(), q.observed
         curvature.before_step(q, {"weight": 0.7 + noise})
+        q.refresh_()
         rate = max(0.01, 1 / max(q.observed, 1))
         if q.observed > count and q.observed > 100:
             seen.append((q.families[0].curvature[0].item() - (1 - rate) * before) / rate)

@@ -10,6 +10,8 @@ from torchngvi.errors import InputError
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import batches, log_prob
 
+_SMALLEST = 2.0**-10  # a posterior 32 times narrower than at the temperature 1 is a point for a network
+
 
 class Calibrated(NamedTuple):
     """What :func:`calibrate` found.
@@ -36,8 +38,8 @@ def calibrate(
 
     V is proportional to the temperature; the mean stays.  The negative log likelihood of the predictions is computed
     for temperatures a factor of two apart, with the same draws for all of them, down from the largest until it has
-    risen twice, and the best one is kept.  Mean-field posteriors at T = 1 are too wide for small data, which is why it
-    is worth a look; the ELBO cannot choose it.
+    risen twice or 2⁻¹⁰ is reached, and the best one is kept.  Mean-field posteriors at T = 1 are too wide for small
+    data, which is why it is worth a look; the ELBO cannot choose it.
 
     Args:
         q: the posterior; its temperature is changed.
@@ -62,7 +64,7 @@ def calibrate(
     """
     tried: dict[float, float] = {}
     temperature = float(largest)
-    while temperature > 1e-6 and not _rising(list(tried.values())):
+    while temperature >= _SMALLEST and not _rising(list(tried.values())):
         q.temper_(temperature)
         tried[temperature] = _nll(q, loader, samples, read)
         temperature /= 2

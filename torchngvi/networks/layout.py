@@ -3,14 +3,16 @@
 import fnmatch
 import math
 from collections.abc import Mapping
+from typing import TypeVar, cast
 
 from torch import nn
 
 from torchngvi.errors import InputError
-from torchngvi.networks.families import Diagonal, Family
+from torchngvi.networks.families import Diagonal, Family, Kronecker
 
-FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal}
+FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker}
 
+Value = TypeVar("Value")
 Structure = str | Mapping[str, str]
 PriorPrecision = float | Mapping[str, float]
 
@@ -29,7 +31,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     while True:
         if hasattr(model, "_orig_mod"):
-            model = model._orig_mod  # of torch.compile
+            model = cast(nn.Module, model._orig_mod)  # of torch.compile
         elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
         else:
@@ -60,7 +62,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def matched(names: list[str], given: Mapping[str, object], what: str) -> dict[str, object]:
+def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str, Value]:
     """Look up what was given for each name by patterns, of which the first that fits counts.
 
     Args:
@@ -134,15 +136,16 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
     for kind in kinds.values():
         if kind not in FAMILIES:
             raise InputError(f"structure is one of {', '.join(map(repr, FAMILIES))}, or names them; got {kind!r}.")
-    priors = matched(list(kinds), {"*": prior} if not isinstance(prior, Mapping) else {**prior}, "prior_precision")
+    priors = matched(list(kinds), prior if isinstance(prior, Mapping) else {"*": prior}, "prior_precision")
     for name in kinds:
         if name not in priors:
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
         if not 0 < float(priors[name]) < math.inf:
             raise InputError(f"prior_precision is larger than 0 and finite; got {priors[name]} for {name}.")
+    kinds = {name: "diagonal" if parameters[name].ndim < 2 else kind for name, kind in kinds.items()}
     delta = {name: float(value) / num_data for name, value in priors.items()}
     start = {name: 12 * fan_in(model, name) / num_data for name in kinds}  # 1/(N σ₀²) with σ₀ = ½/√(3 fan_in)
     return nn.ModuleList(
-        FAMILIES[kind]({name: parameters[name] for name in kinds if kinds[name] == kind}, delta, start)
+        FAMILIES[kind]({name: parameters[name] for name in kinds if kinds[name] == kind}, delta, start, num_data)
         for kind in dict.fromkeys(kinds.values())
     )

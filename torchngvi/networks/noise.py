@@ -45,13 +45,14 @@ def generator(device: torch.device, seed: int, draw: int, name: str) -> torch.Ge
     return torch.Generator(device).manual_seed(seed_of(seed, draw, name))
 
 
-def normals_(tensors: Sequence[Tensor], names: Sequence[str], seed: int, draw: int) -> None:
-    """Fill tensors with standard normal noise, each with the noise of its name.
+def normals_(tensors: Sequence[Tensor], names: Sequence[str], seed: int, draw: int, spread: float = 1.0) -> None:
+    """Fill tensors with normal noise, each with the noise of its name.
 
     Args:
         tensors: what is filled, of any shapes.
         names: their names.
         seed, draw: as in :func:`seed_of`.
+        spread: its standard deviation.
 
     >>> weight, again = torch.zeros(3), torch.zeros(3)
     >>> normals_([weight], ["weight"], seed=0, draw=7), normals_([again], ["weight"], seed=0, draw=7)
@@ -60,4 +61,4 @@ def normals_(tensors: Sequence[Tensor], names: Sequence[str], seed: int, draw: i
     True
     """
     for tensor, name in zip(tensors, names, strict=True):
-        tensor.normal_(generator=generator(tensor.device, seed, draw, name))
+        tensor.normal_(0.0, spread, generator=generator(tensor.device, seed, draw, name))

@@ -56,7 +56,7 @@ class NaturalMomentum(Optimizer):
                 self._force(p, mean, delta, group_of[p]["beta"])
                 for p, mean, delta in zip(parameters, family.mean, family.prior, strict=True)
             ]
-            steps = family.natural(forces, self.q.scales)
+            steps = family.natural(forces)
             if math.isfinite(self.clip):
                 torch._foreach_clamp_min_(steps, -self.clip)
                 torch._foreach_clamp_max_(steps, self.clip)

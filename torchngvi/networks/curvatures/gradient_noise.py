@@ -41,19 +41,15 @@ class GradientNoise(Curvature):
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Observe the squared distance from the running mean; see the base class."""
         inflated = 1 + (1 - self.beta) / (1 + self.beta)
-        found: list[Tensor | None] = []
-        for name in q.names:
-            g = gradients.get(name)
-            if g is None:
-                found.append(None)
-            elif name in self.running:
-                found.append(g - self.running[name])
+        zeros = {name: m.new_zeros(()).expand_as(m) for name, m in q.mean.items()}
+        found = {name: gradients.get(name, zeros[name]) for name in q.names}
+        if self.running:
+            noise = [g - self.running[name] for name, g in found.items()]
+            q.observe_(noise, self.batch_size / inflated, 1 / _WINDOW)
+            for name, g in found.items():
                 self.running[name].lerp_(g, 1 - self.beta)
-            else:
-                found.append(None)  # the first gradient only starts the mean
-                self.running[name] = g.detach().clone()
-        if any(g is not None for g in found):
-            q.observe_(found, self.batch_size / inflated, 1 / _WINDOW)
+        else:  # the first gradients only start the mean
+            self.running = {name: g.detach().clone() for name, g in found.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the running means by name."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
@@ -49,5 +50,8 @@ class Reparametrized(Curvature):
         """Move every curvature by the retraction; see the base class."""
         for family in q.each():
             assert isinstance(family, Diagonal)
-            family.retract_([gradients.get(name) for name in family.names], q.scales, self.rate)
+            observed = family.noise(q.seed, q.draw, q.temperature**-0.5)  # ε/√T, over σ at the temperature 1
+            torch._foreach_div_(observed, family.stddev)
+            torch._foreach_mul_(observed, [gradients.get(n, torch.zeros(())) for n in family.names])
+            family.retract_(observed, self.rate)
         q.observed += 1

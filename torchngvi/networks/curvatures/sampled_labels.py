@@ -55,7 +55,7 @@ class SampledLabels(Curvature):
             losses = q.likelihood.sampled_losses(outputs, labels)
         scale = _HALF_SCALE if outputs.dtype == torch.float16 else 1.0
         gradients = torch.autograd.grad(
-            losses.mean() * scale, q.parameters_of_network, retain_graph=True, allow_unused=True
+            losses.mean() * scale, q.parameters_of_network, retain_graph=True, materialize_grads=True
         )
         q.observe_(gradients, losses.numel() / scale**2, 1 / _WINDOW)
 

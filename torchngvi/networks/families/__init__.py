@@ -1,6 +1,7 @@
 """Families of posteriors over the parameters of a network, one file each."""
 
-from torchngvi.networks.families.base import Family, Scales
+from torchngvi.networks.families.base import Family
 from torchngvi.networks.families.diagonal import Diagonal
+from torchngvi.networks.families.kronecker import Kronecker
 
-__all__ = ["Diagonal", "Family", "Scales"]
+__all__ = ["Diagonal", "Family", "Kronecker"]

@@ -1,8 +1,7 @@
 """What every family of posteriors over some parameters of a network shares: the mean, the prior, the moves."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,40 +9,33 @@ from torch import Tensor, nn
 from torchngvi.networks.noise import normals_
 
 
-class Scales(NamedTuple):
-    """The numbers of q that its families share.
-
-    Attributes:
-        num_data: N' = N/T, the number of labels over the temperature.
-        seed: of the noise.
-        draw: the number of the present draw.
-    """
-
-    num_data: float
-    seed: int
-    draw: int
-
-
 class Family(nn.Module, ABC):
-    """Gaussians N(m, V) over some parameters of a network, independent from one parameter tensor to the next.
+    """Gaussians N(m, T C Cᵀ) over some parameters of a network, independent from one parameter tensor to the next.
 
-    The parameters themselves stay the network's: they hold the draw θ = m + Cε in training and m in evaluation.  The
-    mean is kept in float32 at least, whatever the dtype of the parameters.
+    The parameters themselves stay the network's: they hold the draw θ = m + √T C ε in training and m in evaluation.  C
+    is the root at the temperature 1, with (C Cᵀ)⁻¹ = N (H + δ) where q has settled.  The mean is kept in float32 at
+    least, whatever the dtype of the parameters.
 
     Args:
         parameters: by name, the network's own.
         prior: δ = λ/N by name, the prior's precision a datum.
         start: h₀ by name, the curvature a datum that the posterior starts from.
+        num_data: the number N of labels.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], prior: Mapping[str, float], start: Mapping[str, float]
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        prior: Mapping[str, float],
+        start: Mapping[str, float],
+        num_data: int,
     ) -> None:
         super().__init__()
         self.names = list(parameters)
         self.parameters_of_network = list(parameters.values())  # a list, so that they are not parameters of q
         self.prior = [prior[name] for name in self.names]
         self.start = [start[name] for name in self.names]
+        self.num_data = num_data
         for name, p in parameters.items():
             dtype = torch.promote_types(p.dtype, torch.float32)
             self.register_buffer(key("mean", name), p.detach().to(dtype, copy=True))
@@ -66,27 +58,34 @@ class Family(nn.Module, ABC):
 
     def mean_(self) -> None:
         """Write the mean into the parameters."""
-        torch._foreach_copy_(self.parameters_of_network, self.mean)
+        torch._foreach_copy_([p.detach() for p in self.parameters_of_network], self.mean)
 
-    def adopt_(self) -> None:
-        """Take what the parameters hold for the mean."""
-        torch._foreach_copy_(self.mean, self.parameters_of_network)
-
-    def draw_(self, scales: Scales) -> None:
-        """Write the draw θ = m + Cε into the parameters.
+    def noise(self, seed: int, draw: int, spread: float = 1.0) -> list[Tensor]:
+        """Make the noise √T ε of a draw.
 
         Args:
-            scales: which noise.
+            seed, draw: of the noise.
+            spread: √T.
+
+        Returns:
+            One tensor a parameter, of the dtype of the mean.
         """
-        if all(p.dtype == m.dtype for p, m in zip(self.parameters_of_network, self.mean, strict=True)):
-            noise = self.parameters_of_network
+        noise = [torch.empty_like(m) for m in self.mean]
+        normals_(noise, self.names, seed, draw, spread)
+        return noise
+
+    def draw_(self, seed: int, draw: int, spread: float) -> None:
+        """Write the draw θ = m + √T C ε into the parameters.
+
+        Args:
+            seed, draw, spread: as in `noise`.
+        """
+        parameters, mean = [p.detach() for p in self.parameters_of_network], self.mean
+        if self.in_place and all(p.dtype == m.dtype for p, m in zip(parameters, mean, strict=True)):
+            normals_(parameters, self.names, seed, draw, spread)
+            torch._foreach_add_(self.colored(parameters), mean)
         else:
-            noise = [torch.empty_like(m) for m in self.mean]
-        normals_(noise, self.names, scales.seed, scales.draw)
-        self.color_(noise)
-        torch._foreach_add_(noise, self.mean)
-        if noise is not self.parameters_of_network:
-            torch._foreach_copy_(self.parameters_of_network, noise)
+            torch._foreach_copy_(parameters, torch._foreach_add(self.colored(self.noise(seed, draw, spread)), mean))
 
     def moves(self) -> list[Tensor]:
         """Return how far the parameters are from the mean that they held: what an optimizer did."""
@@ -95,61 +94,65 @@ class Family(nn.Module, ABC):
             return list(torch._foreach_sub([p.detach() for p in parameters], mean))
         return [(p.detach() - m.to(p.dtype)).to(m.dtype) for p, m in zip(parameters, mean, strict=True)]
 
+    in_place = False  # whether `colored` returns the tensors that it was given
+
     @abstractmethod
-    def color_(self, noise: list[Tensor]) -> None:
-        """Turn standard normal noise ε into Cε, in place.
+    def colored(self, noise: list[Tensor]) -> list[Tensor]:
+        """Return C ε.
 
         Args:
-            noise: one tensor a parameter, of its shape.
+            noise: ε, one tensor a parameter; what holds it may be used up.
         """
 
     @abstractmethod
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
-        """Return C⁻¹ dm, whose squared norm is twice the divergence of a move of the mean.
+        """Return C⁻¹ dm, whose squared norm is twice the divergence of a move of the mean at the temperature 1.
 
         Args:
             moves: dm, one tensor a parameter.
         """
 
     @abstractmethod
-    def natural(self, gradients: list[Tensor], scales: Scales) -> list[Tensor]:
-        """Return N' V g, the natural gradient of the mean for a gradient of the mean loss.
+    def natural(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return N C Cᵀ g = (H + δ)⁻¹ g, the natural gradient of the mean for a gradient of the mean loss.
 
         Args:
             gradients: g, one tensor a parameter.
-            scales: N'.
         """
 
     @abstractmethod
-    def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
-        """Move the running curvature towards the family's part of scale · g gᵀ.
+    def statistics(self, gradients: list[Tensor], scale: float) -> list[Tensor]:
+        """Return the family's part of the curvature scale · g gᵀ; processes that train together average it.
 
         Args:
-            gradients: g, one tensor a parameter, or None where it was not used.
+            gradients: g, one tensor a parameter.
             scale: the number of independent labels in g.
-            rate: of the running mean.
         """
 
     @abstractmethod
-    def observations(self) -> list[Tensor]:
-        """Return the tensors that hold what was observed, linear in it, so that processes can average them."""
-
-    @abstractmethod
-    def refresh_(self, scales: Scales, weight: float) -> None:
-        """Make V from the running curvature.
+    def absorb_(self, statistics: list[Tensor], rate: float) -> None:
+        """Move what is known of the curvature towards a statistic.
 
         Args:
-            scales: N'.
-            weight: the weight w of the start in the geometric mean of start and curvature.
+            statistics: what `statistics` returned.
+            rate: the share of the new one.
+        """
+
+    @abstractmethod
+    def refresh_(self, weight: float) -> None:
+        """Make C from what is known of the curvature.
+
+        Args:
+            weight: of the start in the geometric mean of start and curvature, 1 before anything was observed.
         """
 
     @abstractmethod
     def variances(self) -> list[Tensor]:
-        """Return the diagonal of V, one tensor a parameter."""
+        """Return the diagonal of C Cᵀ, one tensor a parameter."""
 
     @abstractmethod
     def log_det(self) -> Tensor:
-        """Return log|V|, a number."""
+        """Return log|C Cᵀ|, a number."""
 
 
 def key(what: str, name: str) -> str:
