@@ -27,7 +27,7 @@ from torchngvi.networks import (
     calibrate,
     network,
 )
-from torchngvi.networks.noise import normals_
+from torchngvi.networks.noise import normals
 from torchngvi.rules import NaturalGradient, Retraction
 from torchngvi.structures import Diagonal
 
@@ -243,8 +243,7 @@ def test_ivon_takes_the_published_steps():
     momentum, hess = [torch.zeros_like(p) for p in m], [torch.full_like(p, h0) for p in m]
     for t in range(1, 31):
         train(model, optimizer, 1, torch.float64, first=t)
-        noise = [torch.empty_like(p) for p in m]
-        normals_(noise, names, 0, t - 1)
+        noise = [normals(p, name, 0, t - 1) for p, name in zip(m, names, strict=True)]
         sd = [(n * (h + delta)).rsqrt() for h in hess]
         x, y = data(20, torch.float64, seed=10 + t)
         for p, a, e, s in zip(other.parameters(), m, noise, sd, strict=True):

@@ -182,10 +182,11 @@ class Attachment:
             )
         if optimizer in self.stepped:
             self.finish()
+        q = self.q
         own = {p for group in optimizer.param_groups for p in group["params"]}
         used = {
             name: p.grad
-            for name, p in zip(self.q.names, self.q.parameters_of_network, strict=True)
+            for name, p in zip(q.names, q.parameters_of_network, strict=True)
             if p in own and p.grad is not None
         }
         _unscale(optimizer, list(used.values()))
@@ -197,11 +198,13 @@ class Attachment:
             self.q.refresh_()
             self.seen = self.q.observed
         self.open = True
-        if self.prior_in_gradient and used:
-            names = list(used)
-            means, prior = self.q.mean, self.q.prior
-            parts = torch._foreach_mul([means[name].to(used[name].dtype) for name in names], [prior[n] for n in names])
-            torch._foreach_add_(list(used.values()), parts)
+        if self.prior_in_gradient:
+            means, prior = q.mean, q.prior
+            for delta in set(prior.values()):
+                names = [name for name in used if prior[name] == delta]
+                if names:
+                    part = [means[name].to(used[name].dtype) for name in names]
+                    torch._foreach_add_([used[name] for name in names], part, alpha=delta)
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> None:
@@ -218,14 +221,13 @@ class Attachment:
     def finish(self) -> None:
         """Take the move, no longer than the radius, and go on to the next draw."""
         q, length = self.q, self.radius * self._share() ** 2
-        moves = [family.moves() for family in q.each()]
+        moves = [family.move_() for family in q.each()]
         kl = q.divergence(moves)
         usable = kl.isfinite() & ~self._unusable
         shrink = torch.where(usable, (length / kl.clamp_min(torch.finfo(kl.dtype).tiny)).sqrt().clamp(max=1.0), 0.0)
         for family, move in zip(q.each(), moves, strict=True):
             _zero_where_(move, ~kl.isfinite())
-            torch._foreach_mul_(move, shrink.to(move[0].dtype))
-            torch._foreach_add_(family.mean, move)
+            _add_(family.mean, move, shrink)
         self._report(usable)
         self.open, self._scaled, self.stepped = False, False, []
         q.next_draw_()
@@ -316,6 +318,15 @@ def _zero_if_unusable_(gradients: list[Tensor]) -> Tensor:
     bad = ~torch.stack([norm.isfinite() for norm in torch._foreach_norm(gradients)]).all()
     _zero_where_(gradients, bad)
     return bad
+
+
+def _add_(tensors: list[Tensor], moves: list[Tensor], share: Tensor) -> None:
+    """Add a share of moves, which may be used up, without a wait for a device."""
+    if share.device.type == "cpu":
+        torch._foreach_add_(tensors, moves, alpha=float(share))
+    else:
+        torch._foreach_mul_(moves, share.to(moves[0].dtype))
+        torch._foreach_add_(tensors, moves)
 
 
 def _zero_where_(tensors: list[Tensor], bad: Tensor) -> None:

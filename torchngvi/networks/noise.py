@@ -4,11 +4,13 @@ Nothing but two integers needs to be kept to make a draw again: after an evaluat
 or when a run is resumed.  Each parameter has noise of its own, so that freezing one leaves the others' as they were.
 """
 
+import functools
 import hashlib
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+_TABLE = 2**22  # numbers in the table
 
 
 def seed_of(seed: int, draw: int, name: str) -> int:
@@ -45,20 +47,33 @@ def generator(device: torch.device, seed: int, draw: int, name: str) -> torch.Ge
     return torch.Generator(device).manual_seed(seed_of(seed, draw, name))
 
 
-def normals_(tensors: Sequence[Tensor], names: Sequence[str], seed: int, draw: int, spread: float = 1.0) -> None:
-    """Fill tensors with normal noise, each with the noise of its name.
+@functools.lru_cache(maxsize=4)
+def _table(seed: int, dtype: torch.dtype) -> Tensor:
+    """Normal noise to take windows of, on the CPU."""
+    return torch.randn(_TABLE, dtype=dtype, generator=generator(torch.device("cpu"), seed, 0, "table"))
+
+
+def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
+    """Return standard normal noise of a tensor's shape, which is only to be read.
+
+    On the CPU, where making normal numbers costs more than a step of Adam, it is a window at a random place of a table
+    of four million: each number is normal, and two draws are independent but where their windows lie on one another
+    number by number, once in four million pairs.  A tensor larger than half of the table has noise of its own, as
+    every tensor has on other devices.
 
     Args:
-        tensors: what is filled, of any shapes.
-        names: their names.
+        like: a tensor of the shape, dtype and device wanted.
+        name: of the parameter.
         seed, draw: as in :func:`seed_of`.
-        spread: its standard deviation.
 
-    >>> weight, again = torch.zeros(3), torch.zeros(3)
-    >>> normals_([weight], ["weight"], seed=0, draw=7), normals_([again], ["weight"], seed=0, draw=7)
-    (None, None)
-    >>> bool((weight == again).all())
+    Returns:
+        A tensor of that shape.
+
+    >>> weight = torch.zeros(3)
+    >>> bool((normals(weight, "weight", 0, 7) == normals(weight, "weight", 0, 7)).all())
     True
     """
-    for tensor, name in zip(tensors, names, strict=True):
-        tensor.normal_(0.0, spread, generator=generator(tensor.device, seed, draw, name))
+    if like.device.type == "cpu" and like.numel() <= _TABLE // 2:
+        first = seed_of(seed, draw, name) % (_TABLE - like.numel())
+        return _table(seed, like.dtype)[first : first + like.numel()].view(like.shape)
+    return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))

@@ -50,8 +50,8 @@ class Reparametrized(Curvature):
         """Move every curvature by the retraction; see the base class."""
         for family in q.each():
             assert isinstance(family, Diagonal)
-            observed = family.noise(q.seed, q.draw, q.temperature**-0.5)  # ε/√T, over σ at the temperature 1
-            torch._foreach_div_(observed, family.stddev)
+            observed = list(torch._foreach_div(family.noise(q.seed, q.draw), family.stddev))
+            torch._foreach_mul_(observed, q.temperature**-0.5)  # σ is the one at the temperature 1
             torch._foreach_mul_(observed, [gradients.get(n, torch.zeros(())) for n in family.names])
             family.retract_(observed, self.rate)
         q.observed += 1

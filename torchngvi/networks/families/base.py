@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from torchngvi.networks.noise import normals_
+from torchngvi.networks.noise import normals
 
 
 class Family(nn.Module, ABC):
@@ -58,50 +58,50 @@ class Family(nn.Module, ABC):
 
     def mean_(self) -> None:
         """Write the mean into the parameters."""
-        torch._foreach_copy_([p.detach() for p in self.parameters_of_network], self.mean)
+        torch._foreach_copy_(self._held(), self.mean)
 
-    def noise(self, seed: int, draw: int, spread: float = 1.0) -> list[Tensor]:
-        """Make the noise √T ε of a draw.
+    def noise(self, seed: int, draw: int) -> list[Tensor]:
+        """Return the noise ε of a draw, only to be read.
 
         Args:
             seed, draw: of the noise.
-            spread: √T.
 
         Returns:
             One tensor a parameter, of the dtype of the mean.
         """
-        noise = [torch.empty_like(m) for m in self.mean]
-        normals_(noise, self.names, seed, draw, spread)
-        return noise
+        return [normals(m, name, seed, draw) for m, name in zip(self.mean, self.names, strict=True)]
 
     def draw_(self, seed: int, draw: int, spread: float) -> None:
         """Write the draw θ = m + √T C ε into the parameters.
 
         Args:
-            seed, draw, spread: as in `noise`.
+            seed, draw: of the noise.
+            spread: √T.
         """
-        parameters, mean = [p.detach() for p in self.parameters_of_network], self.mean
-        if self.in_place and all(p.dtype == m.dtype for p, m in zip(parameters, mean, strict=True)):
-            normals_(parameters, self.names, seed, draw, spread)
-            torch._foreach_add_(self.colored(parameters), mean)
-        else:
-            torch._foreach_copy_(parameters, torch._foreach_add(self.colored(self.noise(seed, draw, spread)), mean))
+        drawn = torch._foreach_add(self.mean, self.colored(self.noise(seed, draw)), alpha=spread)
+        torch._foreach_copy_(self._held(), list(drawn))
 
-    def moves(self) -> list[Tensor]:
-        """Return how far the parameters are from the mean that they held: what an optimizer did."""
-        parameters, mean = self.parameters_of_network, self.mean
+    def move_(self) -> list[Tensor]:
+        """Return how far the parameters are from the mean that they held: what an optimizer did.
+
+        Where they have the dtype of the mean they hold the move themselves from then on.
+        """
+        parameters, mean = self._held(), self.mean
         if all(p.dtype == m.dtype for p, m in zip(parameters, mean, strict=True)):
-            return list(torch._foreach_sub([p.detach() for p in parameters], mean))
-        return [(p.detach() - m.to(p.dtype)).to(m.dtype) for p, m in zip(parameters, mean, strict=True)]
+            torch._foreach_sub_(parameters, mean)
+            return parameters
+        return [(p - m.to(p.dtype)).to(m.dtype) for p, m in zip(parameters, mean, strict=True)]
 
-    in_place = False  # whether `colored` returns the tensors that it was given
+    def _held(self) -> list[Tensor]:
+        """What the parameters hold, without their graph."""
+        return [p.detach() for p in self.parameters_of_network]
 
     @abstractmethod
     def colored(self, noise: list[Tensor]) -> list[Tensor]:
         """Return C ε.
 
         Args:
-            noise: ε, one tensor a parameter; what holds it may be used up.
+            noise: ε, one tensor a parameter, only to be read.
         """
 
     @abstractmethod

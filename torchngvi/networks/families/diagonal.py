@@ -18,8 +18,6 @@ class Diagonal(Family):
         parameters, prior, start, num_data: as in :class:`Family`.
     """
 
-    in_place = True
-
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
@@ -43,9 +41,17 @@ class Diagonal(Family):
         return self.stored("stddev")
 
     def colored(self, noise: list[Tensor]) -> list[Tensor]:
-        """Multiply by σ, in place."""
-        torch._foreach_mul_(noise, self.stddev)
-        return noise
+        """Multiply by σ."""
+        return list(torch._foreach_mul(noise, self.stddev))
+
+    def draw_(self, seed: int, draw: int, spread: float) -> None:
+        """Write the draw θ = m + √T σ ε into the parameters, in one pass where the dtypes allow it."""
+        noise = self.noise(seed, draw)
+        for p, m, sd, e in zip(self._held(), self.mean, self.stddev, noise, strict=True):
+            if p.dtype == m.dtype:
+                torch.addcmul(m, sd, e, value=spread, out=p)
+            else:
+                p.copy_(torch.addcmul(m, sd, e, value=spread))
 
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
         """Divide by σ."""
