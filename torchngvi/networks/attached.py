@@ -315,7 +315,8 @@ def _zero_if_unusable_(gradients: list[Tensor]) -> Tensor:
     """Whether some gradient is not finite; if so they are all zero from then on."""
     if not gradients:
         return torch.tensor(False)
-    bad = ~torch.stack([norm.isfinite() for norm in torch._foreach_norm(gradients)]).all()
+    norms = torch._foreach_norm(gradients)
+    bad = ~torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all()
     _zero_where_(gradients, bad)
     return bad
 

@@ -28,6 +28,11 @@ class NetworkWeights(nn.Module):
     Args:
         model, num_data, structure, prior_precision, temperature, seed: as in :func:`torchngvi.network`.
 
+    Attributes:
+        names: of the parameters that q is over.
+        parameters_of_network: they themselves, in the same order.
+        prior: the precision of the prior a datum, δ = λ/N, by name.
+
     Raises:
         InputError: for arguments that cannot be used, each with its sentence.
     """
@@ -51,6 +56,9 @@ class NetworkWeights(nn.Module):
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
         self.families = families(self.model, num_data, structure, prior_precision)
+        self.names = [name for family in self.each() for name in family.names]
+        self.parameters_of_network = [p for family in self.each() for p in family.parameters_of_network]
+        self.prior = {name: delta for f in self.each() for name, delta in zip(f.names, f.prior, strict=True)}
         self.draw, self.observed = 0, 0  # the number of the present draw, and of observations of the curvature
         self.memory = FORGOTTEN
         self._seen: list[tuple[Family, list[Tensor], float]] = []  # observations that wait for the step
@@ -65,11 +73,6 @@ class NetworkWeights(nn.Module):
         return self._model[0]
 
     @property
-    def names(self) -> list[str]:
-        """The names of the parameters that q is over."""
-        return [name for family in self.each() for name in family.names]
-
-    @property
     def mean(self) -> dict[str, Tensor]:
         """The means by name; the network's own parameters hold them in evaluation."""
         return self._named([family.mean for family in self.each()])
@@ -82,16 +85,6 @@ class NetworkWeights(nn.Module):
     def each(self) -> Iterator[Family]:
         """Iterate over the families."""
         return iter(self.families)  # type: ignore[arg-type]
-
-    @property
-    def parameters_of_network(self) -> list[nn.Parameter]:
-        """The network's parameters that q is over, in the order of `names`."""
-        return [p for family in self.each() for p in family.parameters_of_network]
-
-    @property
-    def prior(self) -> dict[str, float]:
-        """The precision of the prior a datum, δ = λ/N, by name."""
-        return {name: delta for f in self.each() for name, delta in zip(f.names, f.prior, strict=True)}
 
     def _named(self, lists: list[list[Tensor]]) -> dict[str, Tensor]:
         return dict(zip(self.names, (tensor for part in lists for tensor in part), strict=True))

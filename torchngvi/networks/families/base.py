@@ -36,6 +36,7 @@ class Family(nn.Module, ABC):
         self.prior = [prior[name] for name in self.names]
         self.start = [start[name] for name in self.names]
         self.num_data = num_data
+        self._mangled = [key("", name)[1:] for name in self.names]
         for name, p in parameters.items():
             dtype = torch.promote_types(p.dtype, torch.float32)
             self.register_buffer(key("mean", name), p.detach().to(dtype, copy=True))
@@ -49,7 +50,7 @@ class Family(nn.Module, ABC):
         Returns:
             One tensor a parameter.
         """
-        return [self.get_buffer(key(what, name)) for name in self.names]
+        return [self._buffers[f"{what}/{name}"] for name in self._mangled]  # type: ignore[misc]
 
     @property
     def mean(self) -> list[Tensor]:
