@@ -5,7 +5,7 @@ from torchngvi.networks.calibration import Calibrated, calibrate
 from torchngvi.networks.curvatures import Curvature, GradientNoise, Reparametrized, SampledLabels
 from torchngvi.networks.likelihoods import Bernoulli, Categorical, Gaussian, OutputLikelihood
 from torchngvi.networks.posterior import NetworkGaussian, network
-from torchngvi.networks.predictions import Predictive, log_prob, predictive
+from torchngvi.networks.predictions import Predictive, log_prob, outputs, predictive
 from torchngvi.networks.von import IVON, VON
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "calibrate",
     "log_prob",
     "network",
+    "outputs",
     "predictive",
 ]
