@@ -27,3 +27,16 @@ def average_over_ranks_(tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
             torch.distributed.all_reduce(tensor)
             tensor /= ranks()
+
+
+def same_on_ranks_(tensors: list[torch.Tensor]) -> None:
+    """Replace tensors by those of the first process, in place; one process leaves them as they are.
+
+    Args:
+        tensors: the same shapes in every process.
+
+    >>> same_on_ranks_([torch.ones(2)])
+    """
+    if ranks() > 1:
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, 0)

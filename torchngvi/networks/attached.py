@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, SampledLabels
+from torchngvi.networks.finite import add_share_, all_finite, zero_where_
+from torchngvi.networks.optimizers import check, closure_of, share_of_lr, unscale_
 from torchngvi.networks.posterior import NetworkGaussian
 
 _SHARE = 0.1  # the default radius is this over the square root of the number of steps, in nats a datum
@@ -41,8 +43,8 @@ def attach(
     steps towards the observed curvature.
 
     Args:
-        optimizer: any optimizer of torch over the network's parameters, or several that share them; its weight decay
-            is 0, as the prior of q takes its place.
+        optimizer: any optimizer of torch over the network's parameters, or several that share them, but for LBFGS; the
+            weight decay of the parameters of q is 0, as the prior takes its place.
         q: the posterior, from :func:`torchngvi.network`.
         steps: the number of optimizer steps that the training will take, for the default radius.
         radius: the longest move of a step in nats a datum, instead; ``math.inf`` sets none.
@@ -52,8 +54,8 @@ def attach(
         The attachment, whose `remove()` lets the optimizer go.
 
     Raises:
-        InputError: if neither or both of steps and radius are given, if an optimizer has weight decay, or if a
-            parameter of q is in none of the optimizers.
+        InputError: if neither or both of steps and radius are given, if an optimizer has weight decay for a parameter
+            of q, maximises, or is LBFGS, or if a parameter of q is in none of the optimizers.
 
     >>> import torchngvi
     >>> model = torch.nn.Linear(2, 3)
@@ -71,7 +73,9 @@ def attach(
     """
     length = radius_of(steps, radius)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    _check(optimizers, q)
+    if q.sampling:
+        raise InputError("The posterior is attached already; call remove() of that attachment first.")
+    check(optimizers, dict(zip(q.names, q.parameters_of_network, strict=True)))
     return Attachment(optimizers, q, length, SampledLabels() if curvature is None else curvature)
 
 
@@ -130,9 +134,8 @@ class Attachment:
         self.q, self.radius, self.curvature = q, float(radius), curvature
         self.prior_in_gradient = prior_in_gradient
         self.optimizers = list(optimizers)
-        self.peaks = {opt: [_first_lr(group) for group in opt.param_groups] for opt in self.optimizers}
         self.stepped: list[Optimizer] = []
-        self.open, self._scaled = False, False
+        self._scaled = False
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._unusable = torch.zeros((), dtype=torch.bool, device=device)
@@ -140,20 +143,11 @@ class Attachment:
         for opt in self.optimizers:
             self.handles += [opt.register_step_pre_hook(self.before), opt.register_step_post_hook(self.after)]
         self.handles.append(q.model.register_forward_hook(self.after_forward))
-        self.handles.append(q.model.register_forward_pre_hook(self.before_forward, prepend=True))
+        q.agree_()
         curvature.begin(q)
         self.seen = q.observed
         q.sampling = True
         q.settle(q.model.training)
-
-    def before_forward(self, module: Any, arguments: Any) -> None:
-        """End a step that one of several optimizers left out.
-
-        Args:
-            module, arguments: as torch gives them.
-        """
-        if self.open:
-            torch.compiler.disable(self.finish)()
 
     @torch.compiler.disable
     def after_forward(self, module: Any, arguments: Any, output: Any) -> None:
@@ -162,26 +156,23 @@ class Attachment:
         Args:
             module, arguments, output: as torch gives them.
         """
-        if module.training and not self.q.pinned:
+        if self.handles and module.training and not self.q.pinned:
             self.curvature.after_forward(self.q, output)
 
     @torch.no_grad()
-    def before(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> None:
+    def before(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> tuple[tuple, dict] | None:
         """Prepare a step: the mean in the parameters, gradients that are usable, the prior's part in them.
 
         Args:
             optimizer, arguments, keywords: as torch gives them.
 
-        Raises:
-            InputError: if the step has a closure, which would evaluate the loss at the mean.
+        Returns:
+            Arguments with a closure that only returns the loss, where there was one: it is called here, at the draw.
         """
-        if any(given is not None for given in arguments[1:]) or keywords.get("closure") is not None:
-            raise InputError(
-                "A posterior over a network takes steps without a closure, which would evaluate the loss at the mean "
-                "and not at the draw; call backward() first, then step()."
-            )
         if optimizer in self.stepped:
             self.finish()
+        closure = closure_of(arguments, keywords)
+        loss = None if closure is None else closure()
         q = self.q
         own = {p for group in optimizer.param_groups for p in group["params"]}
         used = {
@@ -189,15 +180,20 @@ class Attachment:
             for name, p in zip(q.names, q.parameters_of_network, strict=True)
             if p in own and p.grad is not None
         }
-        _unscale(optimizer, list(used.values()))
-        self._unusable |= _zero_if_unusable_(list(used.values()))
+        gradients = list(used.values())
+        if any(g.is_sparse for g in gradients):
+            raise InputError("A posterior over a network needs dense gradients; make embeddings with sparse=False.")
+        unscale_(optimizer, gradients)
+        bad = ~all_finite(gradients)
+        zero_where_(gradients, bad)
+        self._unusable |= bad
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
-        self.curvature.before_step(self.q, used)
-        self.q.mean_()
-        if self.q.observed != self.seen:  # only now: until here the draw could have been needed again
-            self.q.refresh_()
-            self.seen = self.q.observed
-        self.open = True
+        self.curvature.before_step(q, used)
+        q.mean_()
+        if q.observed != self.seen:  # only now: until here the draw could have been needed again
+            q.refresh_()
+            self.seen = q.observed
+        q.unfinished = self.finish
         if self.prior_in_gradient:
             means, prior = q.mean, q.prior
             for delta in set(prior.values()):
@@ -205,6 +201,7 @@ class Attachment:
                 if names:
                     part = [means[name].to(used[name].dtype) for name in names]
                     torch._foreach_add_([used[name] for name in names], part, alpha=delta)
+        return None if closure is None else ((optimizer, lambda: loss), {})
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> None:
@@ -226,10 +223,10 @@ class Attachment:
         usable = kl.isfinite() & ~self._unusable
         shrink = torch.where(usable, (length / kl.clamp_min(torch.finfo(kl.dtype).tiny)).sqrt().clamp(max=1.0), 0.0)
         for family, move in zip(q.each(), moves, strict=True):
-            _zero_where_(move, ~kl.isfinite())
-            _add_(family.mean, move, shrink)
+            zero_where_(move, ~kl.isfinite())
+            add_share_(family.mean, move, shrink)
         self._report(usable)
-        self.open, self._scaled, self.stepped = False, False, []
+        q.unfinished, self._scaled, self.stepped = None, False, []
         q.next_draw_()
 
     def _report(self, usable: Tensor) -> None:
@@ -245,96 +242,37 @@ class Attachment:
         self._unusable.zero_()
 
     def _share(self) -> float:
-        """f = lr/its largest value, the largest one of all groups."""
-        share = 0.0
-        for opt, peaks in self.peaks.items():
-            for k, group in enumerate(opt.param_groups):
-                if k == len(peaks):
-                    peaks.append(_first_lr(group))
-                lr = float(group["lr"])
-                peaks[k] = max(peaks[k], lr)
-                share = max(share, lr / peaks[k] if peaks[k] > 0 else 0.0)
-        return share
+        """f = lr/its largest value, the largest one of all groups with parameters of q."""
+        of_q = set(self.q.parameters_of_network)
+        groups = [group for opt in self.optimizers for group in opt.param_groups]
+        return max(share_of_lr(group) for group in groups if any(p in of_q for p in group["params"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside q and the optimizers: nothing but what the curvature remembers."""
+        return {"skipped": self.skipped.clone(), "curvature": self.curvature.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state up again.
+
+        Args:
+            state: what `state_dict` returned.
+        """
+        self.skipped.copy_(state["skipped"])
+        self.curvature.load_state_dict(state["curvature"])
 
     def __deepcopy__(self, memo: dict) -> "Attachment":
-        """A copy of the network is moved by no optimizer: its posterior is as it was, and is not trained."""
+        """A copy of the network is moved by no optimizer, so that its attachment is none."""
         copied = copy.copy(self)
+        copied.optimizers, copied.handles, copied.stepped = [], [], []
         memo[id(self)] = copied
         copied.q = copy.deepcopy(self.q, memo)
-        copied.optimizers, copied.handles, copied.stepped = [], [], []
-        copied.open, copied.curvature = False, Curvature()
         return copied
 
     def remove(self) -> None:
         """Let the optimizers go: the network trains as without q from then on, from its mean."""
-        if self.open:
-            self.finish()
+        self.q.finish_step()
         for handle in self.handles:
             handle.remove()
+        self.handles.clear()
         self.q.sampling = False
         self.q.settle(self.q.model.training)
-
-
-def _first_lr(group: Mapping[str, Any]) -> float:
-    """The largest learning rate that a group's schedule starts from or says it will reach."""
-    return float(max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0)))
-
-
-def _check(optimizers: Sequence[Optimizer], q: NetworkGaussian) -> None:
-    """Refuse optimizers that would not do what q says."""
-    if q.sampling:
-        raise InputError("The posterior is attached already; call remove() of that attachment first.")
-    held = set()
-    for opt in optimizers:
-        for group in opt.param_groups:
-            held |= set(group["params"])
-            if group.get("weight_decay", 0.0):
-                raise InputError(
-                    f"{type(opt).__name__} has weight_decay={group['weight_decay']}, and the prior of q takes its "
-                    "place; set weight_decay=0.0 and say prior_precision= of torchngvi.network."
-                )
-    missing = [n for n, p in zip(q.names, q.parameters_of_network, strict=True) if p not in held]
-    if missing:
-        raise InputError(
-            f"No optimizer given has the parameter{'s' if len(missing) > 1 else ''} {', '.join(missing[:4])}"
-            f"{', ...' if len(missing) > 4 else ''} that q is over; give the optimizer all of model.parameters(), or "
-            "several optimizers in a list."
-        )
-
-
-def _unscale(optimizer: Optimizer, gradients: list[Tensor]) -> None:
-    """Take the scale of a GradScaler out of gradients that a fused optimizer would have unscaled itself."""
-    scale = getattr(optimizer, "grad_scale", None)
-    if scale is not None:
-        if gradients:
-            torch._foreach_mul_(gradients, scale.reciprocal().to(gradients[0].dtype))
-        optimizer.grad_scale = None  # type: ignore[attr-defined]
-
-
-def _zero_if_unusable_(gradients: list[Tensor]) -> Tensor:
-    """Whether some gradient is not finite; if so they are all zero from then on."""
-    if not gradients:
-        return torch.tensor(False)
-    norms = torch._foreach_norm(gradients)
-    bad = ~torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all()
-    _zero_where_(gradients, bad)
-    return bad
-
-
-def _add_(tensors: list[Tensor], moves: list[Tensor], share: Tensor) -> None:
-    """Add a share of moves, which may be used up, without a wait for a device."""
-    if share.device.type == "cpu":
-        torch._foreach_add_(tensors, moves, alpha=float(share))
-    else:
-        torch._foreach_mul_(moves, share.to(moves[0].dtype))
-        torch._foreach_add_(tensors, moves)
-
-
-def _zero_where_(tensors: list[Tensor], bad: Tensor) -> None:
-    """Fill tensors with zeros where a flag is set, without a wait for a device."""
-    if bad.device.type == "cpu":
-        if bad:
-            torch._foreach_zero_(tensors)
-    else:
-        for tensor in tensors:
-            tensor.masked_fill_(bad, 0.0)

@@ -5,14 +5,20 @@ state_dict()            the mean
 load_state_dict()       what was loaded becomes the mean
 """
 
+import copy
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from torchngvi.errors import InputError
+
 
 class Held(Protocol):
     """What the hooks need of a posterior over a network."""
+
+    sampling: bool
+    parameters_of_network: list[nn.Parameter]
 
     @property
     def model(self) -> nn.Module:
@@ -27,6 +33,9 @@ class Held(Protocol):
 
     def mean_(self) -> None:
         """Hold the mean."""
+
+    def finish_step(self) -> None:
+        """End a step that is under way."""
 
 
 class _AfterStateDict:
@@ -51,7 +60,7 @@ class Hooks:
     """
 
     def __init__(self, q: Held) -> None:
-        self.q = q
+        self.q: Held | None = q
         self.owned: dict[nn.Module, dict[str, str]] = {}  # module -> its own name of a parameter -> q's name of it
         names = {p: name for name, p in q.model.named_parameters() if name in q.mean}
         for module in q.model.modules():
@@ -73,7 +82,8 @@ class Hooks:
         Args:
             module, arguments: as torch gives them.
         """
-        self.q.settle(self.q.model.training)
+        if self.q is not None:
+            self.q.settle(self.q.model.training)
 
     def after_state_dict(self, module: nn.Module, state: dict, prefix: str) -> None:
         """Put the means in the place of draws.
@@ -81,6 +91,9 @@ class Hooks:
         Args:
             module, state, prefix: as torch gives them.
         """
+        if self.q is None or not self.q.sampling:
+            return
+        self.q.finish_step()
         means = self.q.mean
         for local, name in self.owned[module].items():
             own = module.get_parameter(local)
@@ -92,24 +105,55 @@ class Hooks:
         Args:
             given: as torch gives them.
         """
-        with torch.no_grad():
+        if self.q is not None:
+            self.q.finish_step()
             self.q.mean_()
 
     def after_loading(self, module: nn.Module, keys: Any) -> None:
-        """Take what was loaded for the mean.
+        """Take what was loaded for the mean, where it is not the mean in the dtype of the parameter.
 
         Args:
             module, keys: as torch gives them.
+
+        Raises:
+            InputError: if the parameters were replaced by others.
         """
-        means = self.q.mean
+        if self.q is None:
+            return
+        known, means = set(self.q.parameters_of_network), self.q.mean
         with torch.no_grad():
             for local, name in self.owned[module].items():
-                means[name].copy_(module.get_parameter(local))
+                p, m = module.get_parameter(local), means[name]
+                if p not in known:
+                    raise InputError(
+                        f"Loading with assign=True has replaced the parameter {name}, so that neither the posterior "
+                        "nor the optimizer moves it any more; load with assign=False, or make the posterior afterwards."
+                    )
+                m.copy_(torch.where(p == m.to(p.dtype), m, p.to(m.dtype)))
+
+    def __deepcopy__(self, memo: dict) -> "Hooks":
+        """Copy the hooks with their posterior; a network that is copied alone is any network, at the mean."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.q, copied.owned, copied.handles = None, {}, []
+        if self.q is None:
+            return copied
+        if id(self.q) in memo:
+            copied.q, copied.owned = memo[id(self.q)], copy.deepcopy(self.owned, memo)
+            return copied
+        self.q.finish_step()
+        with torch.no_grad():
+            for p, m in zip(self.q.parameters_of_network, self.q.mean.values(), strict=True):
+                alone = copy.deepcopy(p, memo)
+                if self.q.sampling:
+                    alone.copy_(m)
+        return copied
 
     def remove(self) -> None:
         """Take the hooks away."""
         for handle in self.handles:
             handle.remove()
+        self.q = None
 
 
 def posterior_of(model: nn.Module) -> Held | None:
@@ -123,6 +167,6 @@ def posterior_of(model: nn.Module) -> Held | None:
     """
     for hook in model._forward_pre_hooks.values():
         owner = getattr(hook, "__self__", None)
-        if isinstance(owner, Hooks):
+        if isinstance(owner, Hooks) and owner.q is not None:
             return owner.q
     return None

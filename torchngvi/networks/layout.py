@@ -12,6 +12,8 @@ from torchngvi.networks.families import Diagonal, Family, Kronecker
 
 FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker}
 
+_SHARDED = {"DTensor", "FlatParameter"}  # of fully_shard and of FullyShardedDataParallel
+
 Value = TypeVar("Value")
 Structure = str | Mapping[str, str]
 PriorPrecision = float | Mapping[str, float]
@@ -48,7 +50,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         By name, in the order of the network.
 
     Raises:
-        InputError: if there is none, or one is not of real numbers.
+        InputError: if there is none, or one is not of real numbers, or sharded.
 
     >>> list(trainable(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -57,6 +59,11 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     if not found:
         raise InputError("The network has no parameter that requires a gradient, so that there is nothing to infer.")
     for name, p in found.items():
+        if type(p).__name__ in _SHARDED:
+            raise InputError(
+                f"The parameter {name} is a {type(p).__name__}, sharded over processes, and a posterior needs whole "
+                "parameters in every process; train with DistributedDataParallel."
+            )
         if not p.is_floating_point():
             raise InputError(f"A posterior needs parameters of real numbers; {name} has the dtype {p.dtype}.")
     return found

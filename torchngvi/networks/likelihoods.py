@@ -163,8 +163,9 @@ class Gaussian(OutputLikelihood):
         self.scale = scale
 
     def _scale(self, like: Tensor) -> Tensor:
-        value = self.scale() if callable(self.scale) else self.scale
-        return torch.as_tensor(value, dtype=like.dtype, device=like.device).detach()
+        if callable(self.scale):
+            return torch.as_tensor(self.scale(), dtype=like.dtype, device=like.device).detach()
+        return like.new_full((), self.scale)
 
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw the label output + scale ε; see the base class."""

@@ -1,5 +1,6 @@
 """Predictions under q: outputs averaged over draws of the weights, and the parts of their uncertainty."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -86,7 +87,8 @@ def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] |
                 else:
                     output = q.model(*inputs) if isinstance(inputs, tuple) else q.model(inputs)
             found.append(output if read is None else read(output))
-    return torch.stack(found)
+    stacked = torch.stack(found)
+    return stacked.to(torch.promote_types(stacked.dtype, torch.float32))  # of half precision, as under autocast
 
 
 def predictive(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None = None) -> Predictive:
@@ -114,7 +116,7 @@ def log_prob(q: Drawn, inputs: Any, y: Tensor, samples: int, read: Callable[[Any
         One number a label; minus their mean is the negative log likelihood that papers print.
     """
     each = q.likelihood.log_prob(outputs(q, inputs, samples, read), y)
-    return each.logsumexp(0) - torch.tensor(float(samples)).log().to(each)
+    return each.logsumexp(0) - math.log(samples)
 
 
 def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:

@@ -32,6 +32,8 @@ class NaturalMomentum(Optimizer):
         InputError: for a learning rate or a beta that cannot be used.
     """
 
+    attachment: Attachment
+
     def __init__(
         self, q: NetworkGaussian, lr: float, beta: float = 0.9, clip: float = math.inf, factor: float = 1.0
     ) -> None:
@@ -43,12 +45,16 @@ class NaturalMomentum(Optimizer):
         super().__init__(q.parameters_of_network, {"lr": lr, "beta": beta})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move the parameters, which hold the mean, by one step.
 
         Args:
-            closure: None; the loss is evaluated at a draw, before the step.
+            closure: evaluates the loss and its gradient, at the draw, if they have not been evaluated before.
+
+        Returns:
+            What the closure returned, or None.
         """
+        loss = None if closure is None else closure()
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         for family in self.q.each():
             parameters = family.parameters_of_network
@@ -62,6 +68,7 @@ class NaturalMomentum(Optimizer):
                 torch._foreach_clamp_max_(steps, self.clip)
             torch._foreach_mul_(steps, [-self.factor * float(group_of[p]["lr"]) for p in parameters])
             torch._foreach_add_([p.detach() for p in parameters], steps)
+        return loss
 
     def _force(self, p: Tensor, mean: Tensor, delta: float, beta: float) -> Tensor:
         """The averaged gradient with the prior's part; nothing for a parameter that was not used."""
@@ -76,7 +83,11 @@ class NaturalMomentum(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer with that of the posterior."""
-        return {**super().state_dict(), "posterior": self.q.state_dict()}
+        return {
+            **super().state_dict(),
+            "posterior": self.q.state_dict(),
+            "attachment": self.attachment.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state up again, and the posterior with it.
@@ -86,6 +97,7 @@ class NaturalMomentum(Optimizer):
         """
         own = dict(state_dict)
         self.q.load_state_dict(own.pop("posterior"))
+        self.attachment.load_state_dict(own.pop("attachment"))
         super().load_state_dict(own)
 
 

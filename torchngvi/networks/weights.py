@@ -4,17 +4,19 @@ The parameters of the network hold a draw θ in training, once an optimizer is a
 and in `state_dict()`.
 """
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchngvi.distributed import average_over_ranks_
+from torchngvi.distributed import average_over_ranks_, same_on_ranks_
 from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
+from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.hooks import Hooks, posterior_of
 from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
 from torchngvi.networks.noise import seed_of
@@ -61,7 +63,8 @@ class NetworkWeights(nn.Module):
         self.prior = {name: delta for f in self.each() for name, delta in zip(f.names, f.prior, strict=True)}
         self.draw, self.observed = 0, 0  # the number of the present draw, and of observations of the curvature
         self.memory = FORGOTTEN
-        self._seen: list[tuple[Family, list[Tensor], float]] = []  # observations that wait for the step
+        self._seen: list[tuple[Family, list[Tensor | None], float | Tensor]] = []  # what waits for the step
+        self.unfinished: Callable[[], None] | None = None  # ends a step that one of several optimizers left out
         self.sampling, self.pinned, self.holds_draw = False, False, False
         self.refresh_()
         self._hooks = Hooks(self)
@@ -96,14 +99,41 @@ class NetworkWeights(nn.Module):
         if self.holds_draw:
             with torch.no_grad():
                 for family in self.each():
+                    family.follow_()
                     family.mean_()
+            torch.clear_autocast_cache()  # of what the parameters held
             self.holds_draw = False
 
     def draw_(self) -> None:
         """Write the present draw into the parameters of the network; it is the same until the next step."""
+        self._write_(self.seed, self.draw)
+
+    @torch.no_grad()
+    def _write_(self, seed: int, draw: int) -> None:
+        """Write a draw; where the parameters held the mean and something else has changed it, that is the mean."""
         for family in self.each():
-            family.draw_(self.seed, self.draw, self.temperature**0.5)
+            family.follow_()
+            if not self.holds_draw:
+                family.adopt_()
+            family.draw_(seed, draw, self.temperature**0.5)
+        torch.clear_autocast_cache()
         self.holds_draw = True
+
+    @torch.compiler.disable
+    def finish_step(self) -> None:
+        """End the step that is under way, if one of several optimizers has not stepped."""
+        if self.unfinished is not None:
+            self.unfinished()
+
+    @torch.no_grad()
+    def agree_(self) -> None:
+        """Take the mean of the first process in all processes that train together."""
+        self.mean_()
+        for family in self.each():
+            family.follow_()
+            family.adopt_()
+            same_on_ranks_(family.mean)
+            family.mean_()
 
     @torch.compiler.disable
     def _switch(self, wanted: bool) -> None:
@@ -117,6 +147,8 @@ class NetworkWeights(nn.Module):
         Args:
             training: the mode of the network.
         """
+        if self.unfinished is not None:
+            self.finish_step()
         wanted = training and self.sampling
         if not self.pinned and wanted != self.holds_draw:
             self._switch(wanted)
@@ -124,9 +156,9 @@ class NetworkWeights(nn.Module):
     @contextmanager
     def at_mean(self) -> Iterator[None]:
         """Hold the mean in the parameters, whatever the mode of the network, until the block ends."""
+        self.finish_step()
         before = self.pinned
-        with torch.no_grad():
-            self.mean_()
+        self.mean_()
         self.pinned = True
         try:
             yield
@@ -141,38 +173,36 @@ class NetworkWeights(nn.Module):
         Args:
             number: of the draw, from 0; the same number is the same draw as long as q does not move.
         """
+        self.finish_step()
         before = self.pinned
-        with torch.no_grad():
-            for family in self.each():
-                family.draw_(seed_of(self.seed, 0, "predictions"), number, self.temperature**0.5)
-        self.pinned = self.holds_draw = True
+        self._write_(seed_of(self.seed, 0, "predictions"), number)
+        self.pinned = True
         try:
             yield
         finally:
-            with torch.no_grad():
-                self.mean_()
+            self.mean_()
             self.pinned = before
             self.settle(self.model.training)
 
     def next_draw_(self) -> None:
         """Go on to the next draw, and write it into the parameters if the network is in training."""
         self.draw += 1
+        self.holds_draw = True  # or a move, in any case not the mean
         if self.model.training and self.sampling:
             self.draw_()
         else:
-            self.holds_draw = True
             self.mean_()
 
     # the curvature
 
-    def observe_(self, gradients: Sequence[Tensor], scale: float, rate: float) -> None:
+    def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
         """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it at the next step.
 
         The mean is over all observations until it is a mean over the last 1/rate.  Processes that train together share
-        what each observed.
+        what each observed.  What is not finite is left out.
 
         Args:
-            gradients: g, in the order of `names`.
+            gradients: g, in the order of `names`; None for a parameter that is frozen, whose covariance stays.
             scale: the number of independent labels in g.
             rate: the smallest rate of the running mean.
         """
@@ -180,11 +210,17 @@ class NetworkWeights(nn.Module):
         rate, at = max(rate, 1 / self.observed), 0
         with torch.no_grad():
             for family in self.each():
-                own = [g.to(m) for g, m in zip(gradients[at : at + len(family.names)], family.mean, strict=True)]
-                statistics = family.statistics(own, scale)
-                average_over_ranks_(statistics)
-                self._seen.append((family, statistics, rate))
-                at += len(own)
+                each = zip(gradients[at : at + len(family.names)], family.mean, strict=True)
+                statistics = family.statistics([None if g is None else g.to(m) for g, m in each], scale)
+                at += len(family.names)
+                known = [part for part in statistics if part is not None]
+                average_over_ranks_(known)
+                good = all_finite(known)
+                if good.device.type != "cpu":  # without a wait for the device
+                    zero_where_(known, ~good)
+                    self._seen.append((family, statistics, good * rate))
+                elif good:
+                    self._seen.append((family, statistics, rate))
 
     def refresh_(self) -> None:
         """Let the covariance follow what was observed since the last time; the start is forgotten by and by.
@@ -212,8 +248,7 @@ class NetworkWeights(nn.Module):
             raise InputError(f"temperature is larger than 0 and finite; got {temperature}.")
         self.temperature = float(temperature)
         if self.holds_draw and not self.pinned:
-            with torch.no_grad():
-                self.draw_()
+            self.draw_()
 
     def divergence(self, moves: list[list[Tensor]]) -> Tensor:
         """Return the Kullback-Leibler divergence of a move of the mean, ½ dmᵀV⁻¹dm T/N, in nats a datum.
@@ -245,8 +280,20 @@ class NetworkWeights(nn.Module):
         self.draw, self.observed, self.seed = int(state["draw"]), int(state["observed"]), int(state["seed"])
         self.temperature = float(state["temperature"])
 
+    def __deepcopy__(self, memo: dict) -> "NetworkWeights":
+        """Copy q with its network; the copy is attached to no optimizer, so that its network holds the mean."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        self.finish_step()
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        copied.sampling = copied.pinned = False
+        copied.mean_()
+        return copied
+
 
 def _after_loading(q: NetworkWeights, keys: Any) -> None:
     """Let the network hold the mean that was loaded."""
+    q.unfinished = None
+    q._seen.clear()
     q.holds_draw = True
     q.mean_()

@@ -36,3 +36,14 @@ class Curvature:
             q: the posterior.
             gradients: by name, without the prior's part, unscaled and finite.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the estimator remembers from step to step, beside q: nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up again what was remembered.
+
+        Args:
+            state: what `state_dict` returned.
+        """

@@ -41,15 +41,19 @@ class GradientNoise(Curvature):
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Observe the squared distance from the running mean; see the base class."""
         inflated = 1 + (1 - self.beta) / (1 + self.beta)
-        zeros = {name: m.new_zeros(()).expand_as(m) for name, m in q.mean.items()}
-        found = {name: gradients.get(name, zeros[name]) for name in q.names}
-        if self.running:
-            noise = [g - self.running[name] for name, g in found.items()]
+        found: dict[str, Tensor] = {}
+        for (name, m), p in zip(q.mean.items(), q.parameters_of_network, strict=True):
+            if p.requires_grad:
+                found[name] = gradients[name].to(m) if name in gradients else torch.zeros_like(m)
+        known = {name: g for name, g in found.items() if name in self.running}
+        if known:
+            noise = [known[name] - self.running[name] if name in known else None for name in q.names]
             q.observe_(noise, self.batch_size / inflated, 1 / _WINDOW)
-            for name, g in found.items():
+        for name, g in found.items():
+            if name in known:
                 self.running[name].lerp_(g, 1 - self.beta)
-        else:  # the first gradients only start the mean
-            self.running = {name: g.detach().clone() for name, g in found.items()}
+            else:  # the first gradient only starts the mean
+                self.running[name] = g.clone()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the running means by name."""

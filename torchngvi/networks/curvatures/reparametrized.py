@@ -50,8 +50,10 @@ class Reparametrized(Curvature):
         """Move every curvature by the retraction; see the base class."""
         for family in q.each():
             assert isinstance(family, Diagonal)
-            observed = list(torch._foreach_div(family.noise(q.seed, q.draw), family.stddev))
-            torch._foreach_mul_(observed, q.temperature**-0.5)  # σ is the one at the temperature 1
-            torch._foreach_mul_(observed, [gradients.get(n, torch.zeros(())) for n in family.names])
+            noise = list(torch._foreach_div(family.noise(q.seed, q.draw), family.stddev))
+            torch._foreach_mul_(noise, q.temperature**-0.5)  # σ is the one at the temperature 1
+            observed: list[Tensor | None] = []
+            for name, p, e in zip(family.names, family.parameters_of_network, noise, strict=True):
+                observed.append(e.mul_(gradients.get(name, 0.0)) if p.requires_grad else None)
             family.retract_(observed, self.rate)
         q.observed += 1

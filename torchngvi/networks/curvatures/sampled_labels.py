@@ -1,6 +1,6 @@
 """The curvature from labels that the network itself predicts: ĥ = B ĝ² with E[ĥ] the mean Gauss-Newton diagonal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -54,10 +54,20 @@ class SampledLabels(Curvature):
         with torch.autocast(outputs.device.type, enabled=False):
             losses = q.likelihood.sampled_losses(outputs, labels)
         scale = _HALF_SCALE if outputs.dtype == torch.float16 else 1.0
-        gradients = torch.autograd.grad(
-            losses.mean() * scale, q.parameters_of_network, retain_graph=True, materialize_grads=True
-        )
-        q.observe_(gradients, losses.numel() / scale**2, 1 / _WINDOW)
+        trained = [p for p in q.parameters_of_network if p.requires_grad]
+        found = torch.autograd.grad(losses.mean() * scale, trained, retain_graph=True, materialize_grads=True)
+        gradients = dict(zip(trained, found, strict=True))
+        each = [gradients.get(p) for p in q.parameters_of_network]
+        q.observe_(each, losses.numel() / scale**2, 1 / _WINDOW)
+
+    def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
+        """Notice that the outputs were never seen; see the base class."""
+        if gradients and not q.observed and q.draw % self.every == 0:
+            raise InputError(
+                "SampledLabels has not seen the outputs of the network in training, which its forward hook looks at: "
+                "call the network that q was made of, model(x), in training mode, and not model.forward(x) or a part "
+                "of it; or make q of the module that is called."
+            )
 
 
 def _outputs(output: Any) -> Tensor:

@@ -57,6 +57,19 @@ class Family(nn.Module, ABC):
         """The means, one tensor a parameter."""
         return self.stored("mean")
 
+    def follow_(self) -> None:
+        """Move to the devices of the parameters, where the network has been moved."""
+        if self.mean[0].device == self.parameters_of_network[0].device:
+            return
+        device = dict(zip(self._mangled, (p.device for p in self.parameters_of_network), strict=True))
+        for stored, buffer in self.named_buffers():
+            self._buffers[stored] = buffer.to(device[stored.partition("/")[2]])
+
+    def adopt_(self) -> None:
+        """Take the parameters for the mean where they are not what the mean is in their dtype."""
+        for p, m in zip(self._held(), self.mean, strict=True):
+            m.copy_(p if p.dtype == m.dtype else torch.where(p == m.to(p.dtype), m, p.to(m.dtype)))
+
     def mean_(self) -> None:
         """Write the mean into the parameters."""
         torch._foreach_copy_(self._held(), self.mean)
@@ -122,17 +135,17 @@ class Family(nn.Module, ABC):
         """
 
     @abstractmethod
-    def statistics(self, gradients: list[Tensor], scale: float) -> list[Tensor]:
+    def statistics(self, gradients: list[Tensor | None], scale: float) -> list[Tensor | None]:
         """Return the family's part of the curvature scale · g gᵀ; processes that train together average it.
 
         Args:
-            gradients: g, one tensor a parameter.
+            gradients: g, one tensor a parameter, None where nothing was observed.
             scale: the number of independent labels in g.
         """
 
     @abstractmethod
-    def absorb_(self, statistics: list[Tensor], rate: float) -> None:
-        """Move what is known of the curvature towards a statistic.
+    def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
+        """Move what is known of the curvature towards a statistic, where there is one.
 
         Args:
             statistics: what `statistics` returned.

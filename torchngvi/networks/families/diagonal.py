@@ -64,31 +64,33 @@ class Diagonal(Family):
         torch._foreach_mul_(steps, gradients)
         return steps
 
-    def statistics(self, gradients: list[Tensor], scale: float) -> list[Tensor]:
+    def statistics(self, gradients: list[Tensor | None], scale: float) -> list[Tensor | None]:
         """Return scale · g²."""
-        squares = torch._foreach_mul(gradients, gradients)
-        torch._foreach_mul_(squares, scale)
-        return list(squares)
+        return [None if g is None else scale * g * g for g in gradients]
 
-    def absorb_(self, statistics: list[Tensor], rate: float) -> None:
+    def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
         """Move the running means."""
-        torch._foreach_lerp_(self.curvature, statistics, rate)
+        for running, seen in zip(self.curvature, statistics, strict=True):
+            if seen is not None:
+                running.lerp_(seen, rate if isinstance(rate, float) else rate.to(running))
 
     def begin_(self) -> None:
         """Let the running curvature begin at the start h₀."""
         for running, start in zip(self.curvature, self.start, strict=True):
             running.fill_(start)
 
-    def retract_(self, observed: Sequence[Tensor], rate: float) -> None:
+    def retract_(self, observed: Sequence[Tensor | None], rate: float) -> None:
         """Move the curvature by the retraction, which keeps h + δ positive where what is observed may be negative.
 
         h' = (1 - ρ)h + ρĥ + ½ρ²(h - ĥ)²/(h + δ) (Lin, Schmidt and Khan 2020; Shen et al. 2024).
 
         Args:
-            observed: ĥ, one tensor a parameter.
+            observed: ĥ, one tensor a parameter, None where nothing was observed.
             rate: ρ.
         """
         for h, delta, seen in zip(self.curvature, self.prior, observed, strict=True):
+            if seen is None:
+                continue
             correction = 0.5 * rate**2 * (h - seen).square() / (h + delta)
             h.lerp_(seen, rate).add_(correction)
 

@@ -69,38 +69,44 @@ class Kronecker(Family):
             for g, (A, B) in zip(gradients, self.roots(), strict=True)
         ]
 
-    def statistics(self, gradients: list[Tensor], scale: float) -> list[Tensor]:
+    def statistics(self, gradients: list[Tensor | None], scale: float) -> list[Tensor | None]:
         """Return N scale RRᵀ/i and N scale RᵀR/o of every parameter, with R = AᵀgB."""
-        found = []
+        found: list[Tensor | None] = []
         for g, (A, B) in zip(gradients, self.roots(), strict=True):
+            if g is None:
+                found += [None, None]
+                continue
             R = A.mT @ g.flatten(1) @ B
             found += [self.num_data * scale / len(B) * (R @ R.mT), self.num_data * scale / len(A) * (R.mT @ R)]
         return found
 
-    def projected(self, statistics: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def projected(self, statistics: list[Tensor | None]) -> list[tuple[Tensor, Tensor] | None]:
         """Return P_A - ½τI and P_B - ½τI of every parameter, the prior's part included.
 
         Args:
             statistics: what `statistics` returned.
         """
-        found = []
+        found: list[tuple[Tensor, Tensor] | None] = []
         for k, ((A, B), delta) in enumerate(zip(self.roots(), self.prior, strict=True)):
-            P_A = statistics[2 * k] + (self.num_data * delta * B.square().sum() / len(B)) * (A.mT @ A)
-            P_B = statistics[2 * k + 1] + (self.num_data * delta * A.square().sum() / len(A)) * (B.mT @ B)
+            of_rows, of_columns = statistics[2 * k : 2 * k + 2]
+            if of_rows is None or of_columns is None:
+                found.append(None)
+                continue
+            P_A = of_rows + (self.num_data * delta * B.square().sum() / len(B)) * (A.mT @ A)
+            P_B = of_columns + (self.num_data * delta * A.square().sum() / len(A)) * (B.mT @ B)
             half = 0.5 * (P_A.diagonal().mean() - 1)
             P_A.diagonal().sub_(1 + half)
             P_B.diagonal().sub_(1 + half)
             found.append((P_A, P_B))
         return found
 
-    def absorb_(self, statistics: list[Tensor], rate: float) -> None:
+    def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
         """Step along the natural gradient of the roots, A(I - K + ½K²), K = ρ tril½[P_A - ½τI], and B likewise."""
-        rate = min(rate, _LONGEST)
         for (A, B), pair in zip(self.roots(), self.projected(statistics), strict=True):
-            for root, P in zip((A, B), pair, strict=True):
+            for root, P in zip((A, B), pair or (), strict=False):
                 K = torch.tril(P)
                 K.diagonal().mul_(0.5)
-                K *= rate
+                K *= rate.to(K).clamp(max=_LONGEST) if isinstance(rate, Tensor) else min(rate, _LONGEST)
                 K *= _SMALL / torch.linalg.matrix_norm(K).clamp_min(_SMALL)
                 root.sub_(root @ (K - 0.5 * K @ K))
 
