@@ -75,7 +75,9 @@ def mnist(seed, n=6000):
     Xt = read("t10k-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
     parts = parts_of(X, y, seed, [n - n // 6, n // 6])
     steps = 1000 if n <= 6000 else 8000
-    return Task([*parts, (Xt, read("t10k-labels-idx1-ubyte.gz", 8).long())], lambda d=0.0: mlp(784, 100, 10, d), steps, 100)
+    return Task(
+        [*parts, (Xt, read("t10k-labels-idx1-ubyte.gz", 8).long())], lambda d=0.0: mlp(784, 100, 10, d), steps, 100
+    )
 
 
 def uci(name):
@@ -262,7 +264,9 @@ def figures(task, model, outputs, y):
         p, label = outputs.softmax(-1).mean(0).max(-1)
         right = (label == y).float()
         bins = (p * 15).long().clamp_max(14)
-        gaps = [(right[bins == b].mean() - p[bins == b].mean()).abs() * (bins == b).float().mean() for b in bins.unique()]
+        gaps = [
+            (right[bins == b].mean() - p[bins == b].mean()).abs() * (bins == b).float().mean() for b in bins.unique()
+        ]
         return {"nll": nll, "accuracy": 100 * right.mean().item(), "ece": 100 * sum(gaps).item()}
 
 

@@ -13,8 +13,8 @@ from torchngvi.networks import GradientNoise, attach, network
 STEPS = 12
 
 
-def trained(wrap, rows, batch_size):
-    torch.manual_seed(0)
+def trained(wrap, rows, batch_size, seed=0):
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
     q = network(model, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -32,7 +32,7 @@ def one_of_two(rank, port, folder):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    found = trained(nn.parallel.DistributedDataParallel, slice(4 * rank, 4 * rank + 4), 8)
+    found = trained(nn.parallel.DistributedDataParallel, slice(4 * rank, 4 * rank + 4), 8, seed=rank)
     torch.save(found, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -40,6 +40,7 @@ def one_of_two(rank, port, folder):
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo over a local port is tested on Linux and macOS")
 def test_two_ranks_are_one(tmp_path):
+    """Also where they begin from networks of their own: the first one's is all of theirs."""
     port = 29500 + os.getpid() % 2000
     torch.multiprocessing.spawn(one_of_two, (port, str(tmp_path)), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))

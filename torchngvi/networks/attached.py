@@ -5,7 +5,6 @@ step     the optimizer moves the mean as it moves any parameter
 after    the move is shortened to a radius, q takes it, and the parameters take the next draw
 """
 
-import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -143,6 +142,7 @@ class Attachment:
         for opt in self.optimizers:
             self.handles += [opt.register_step_pre_hook(self.before), opt.register_step_post_hook(self.after)]
         self.handles.append(q.model.register_forward_hook(self.after_forward))
+        self._share()  # each group remembers the learning rate that it begins with
         q.agree_()
         curvature.begin(q)
         self.seen = q.observed
@@ -260,12 +260,14 @@ class Attachment:
         self.skipped.copy_(state["skipped"])
         self.curvature.load_state_dict(state["curvature"])
 
-    def __deepcopy__(self, memo: dict) -> "Attachment":
+    def __getstate__(self) -> dict[str, Any]:
         """A copy of the network is moved by no optimizer, so that its attachment is none."""
-        copied = copy.copy(self)
-        copied.optimizers, copied.handles, copied.stepped = [], [], []
-        memo[id(self)] = copied
-        copied.q = copy.deepcopy(self.q, memo)
+        return {"handles": []}
+
+    def __deepcopy__(self, memo: dict) -> "Attachment":
+        """As when it is pickled: not with the posterior, which is copied where it is asked for."""
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__getstate__())
         return copied
 
     def remove(self) -> None:

@@ -285,10 +285,15 @@ class NetworkWeights(nn.Module):
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         self.finish_step()
-        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        copied.sampling = copied.pinned = False
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
         copied.mean_()
+        if copied._hooks.q is None:  # the network was copied before
+            copied._hooks = Hooks(copied)
         return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle of q has: it is attached to no optimizer."""
+        return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None}
 
 
 def _after_loading(q: NetworkWeights, keys: Any) -> None:
