@@ -464,7 +464,7 @@ def test_tokens_are_the_labels_of_a_sequence():
 def test_numbers_with_a_noise_that_is_learned():
     """The scale beside the network is trained in a group of its own, and the curvature reads it."""
     torch.manual_seed(0)
-    model, log_scale = nn.Linear(3, 1), nn.Parameter(torch.tensor(-1.0))
+    model, log_scale = nn.Linear(3, 1), nn.Parameter(torch.zeros(()))
     q = network(model, 200, likelihood=Gaussian(log_scale.exp))
     groups = [{"params": model.parameters()}, {"params": [log_scale], "lr": 0.1, "weight_decay": 0.01}]
     optimizer = torch.optim.AdamW(groups, lr=1.0, weight_decay=0.0)
@@ -477,7 +477,7 @@ def test_numbers_with_a_noise_that_is_learned():
         (0.5 * ((y - model(x)) / log_scale.exp()).square() + log_scale).mean().backward()
         optimizer.step()
         scheduler.step()
-    assert 0.2 < log_scale.exp() < 0.4
+    assert 0.3 < log_scale.exp() < 0.5  # 0.3, and what the draws add
     seen = []
     for scale in (0.5, 2.0):  # the same draws of labels: the curvature is as 1/scale²
         log_scale.data.fill_(scale).log_()
