@@ -2,9 +2,8 @@
 
     python examples/network_lora.py [--steps 400] [--out network_lora.png]
 
-A network that knows upright digits is adapted to mirrored ones with 150 images.  Every layer is W + BA with the W of
-the pretrained network frozen (Hu et al. 2022), and q is over the A and B alone.  What IVON-LoRA (Cong et al. 2024)
-does with a large language model is done here with a small one: means that are uncertain against their width are pruned.
+A network that knows upright digits is adapted to mirrored ones with 150 images.  Every layer is W + BA with W frozen
+(Hu et al. 2022), and q is over A and B, as IVON-LoRA does it for large language models (Cong et al. 2024).
 """
 
 import argparse
@@ -44,9 +43,8 @@ def train(model, optimizer, X, y, steps):
 
 def adapted(base, rank=4):
     torch.manual_seed(1)
-    return nn.Sequential(
-        *(Adapted(part, rank) if isinstance(part, nn.Linear) else part for part in copy.deepcopy(base))
-    )
+    layers = [Adapted(part, rank) if isinstance(part, nn.Linear) else part for part in copy.deepcopy(base)]
+    return nn.Sequential(*layers)
 
 
 def main(arguments=None):
@@ -70,8 +68,6 @@ def main(arguments=None):
         train(model, torch.optim.AdamW(model.parameters(), lr=lr), few, labels, options.steps)
         with torch.no_grad():
             points[nn.functional.cross_entropy(model(validation[0]), validation[1]).item()] = model(test).softmax(-1)
-    point = points[min(points)]
-
     model = adapted(base)
     q = ngvi.network(model, num_data=len(labels), temperature=0.1)  # over what is not frozen
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
@@ -79,8 +75,7 @@ def main(arguments=None):
     train(model, optimizer, few, labels, options.steps)
     model.eval()
     ngvi.calibrate(q, [validation])
-    found = {"point estimate": point, "posterior": q.predict(test, samples=32)}
-
+    found = {"point estimate": points[min(points)], "posterior": q.predict(test, samples=32)}
     nll = {name: nn.functional.nll_loss(p.log(), answers).item() for name, p in found.items()}
     print(", ".join(f"{name}: test NLL {value:.3f}" for name, value in nll.items()))
 
@@ -93,9 +88,7 @@ def main(arguments=None):
             other.get_parameter(name).masked_fill_(c < least, 0.0)
         pruned.append(nn.functional.cross_entropy(other(test), answers).item())
     figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="share of factors set to zero, the least certain first", ylabel="test NLL at the mean"
-    )
+    axes = figure.add_subplot(xlabel="share of factors set to zero, the least certain first", ylabel="test NLL")
     axes.plot(shares, pruned, "o-")
     figure.savefig(options.out, dpi=120)
     return nll
