@@ -3,7 +3,9 @@
 import copy
 import io
 import itertools
+import pathlib
 import pickle
+import re
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from test_networks import adamw, data, flat, like, means, mlp, sds, train
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+import torchngvi
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks import IVON, VON, Gaussian, GradientNoise, Reparametrized, SampledLabels, attach, network
 from torchngvi.networks.noise import _table
@@ -560,3 +563,39 @@ def test_vectors_of_the_helpers():
     """`like` cuts what `flat` has joined."""
     tensors = [torch.randn(2, 3), torch.randn(4)]
     assert all(torch.equal(a, b) for a, b in zip(like(flat(tensors), tensors), tensors, strict=True))
+
+
+# the documentation
+
+
+def test_the_snippet_of_the_docs():
+    """It runs as it stands, and its network has learned; every test that the page names is there."""
+    root = pathlib.Path(__file__).parents[1]
+    text = (root / "docs/networks.md").read_text(encoding="utf-8")
+    [snippet] = re.findall(r"```python\n(.*?)```", text, re.S)
+    seen = {}
+    exec(compile(snippet, "docs/networks.md", "exec"), seen)
+    assert seen["nll"] < 0.5
+    tests = "".join((root / f"tests/test_networks{part}.py").read_text(encoding="utf-8") for part in ("", "_scripts"))
+    named = re.findall(r"`(test_\w+)", text)
+    assert len(named) > 10
+    assert all(f"def {name}" in tests for name in named)
+
+
+def test_the_diff_of_the_docs():
+    """What is left of a training script without its removed lines is the script with a posterior, and it runs."""
+    root = pathlib.Path(__file__).parents[1]
+    text = (root / "docs/networks.md").read_text(encoding="utf-8")
+    [diff] = re.findall(r"```diff\n(.*?)```", text, re.S)
+    lines = diff.splitlines()
+    assert sum(line.startswith("+") for line in lines) == 3
+    x, y = torch.rand(120, 64), torch.arange(120) % 10
+    train_set = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(train_set, batch_size=40)
+    for left_out in "+-":
+        script = "\n".join(line[1:] for line in lines if not line.startswith(left_out))
+        seen = {"torch": torch, "nn": nn, "torchngvi": torchngvi, "device": "cpu", "epochs": 2}
+        seen |= {"train_set": train_set, "loader": loader}
+        exec(compile(script, "docs/networks.md", "exec"), seen)
+        assert seen["loss"].isfinite()
+    assert seen["q"].draw == 6
