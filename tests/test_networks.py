@@ -16,9 +16,11 @@ from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Hessian
 from torchngvi.networks import (
     IVON,
+    VOGN,
     VON,
     Bernoulli,
     Categorical,
+    ExampleGradients,
     Gaussian,
     GradientNoise,
     Reparametrized,
@@ -256,6 +258,33 @@ def test_ivon_takes_the_published_steps():
             hess[k] = b2 * hess[k] + (1 - b2) * f + 0.5 * (1 - b2) ** 2 * (hess[k] - f) ** 2 / (hess[k] + delta)
             direction = (momentum[k] / (1 - b1**t) + delta * m[k]) / (hess[k] + delta)
             m[k] = m[k] - lr * (h0 + delta) * direction.clamp(-clip, clip)
+    torch.testing.assert_close(means(optimizer.q), flat(m), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(flat(optimizer.q.families[0].curvature), flat(hess), rtol=1e-10, atol=1e-12)
+
+
+def test_vogn_takes_the_published_steps():
+    """Thirty steps against the equations of Khan et al. (2018), one example after the other, with the same noise."""
+    n, lr, h0, b2, delta = 40, 0.02, 0.3, 0.95, 1e-3
+    model, other = mlp(torch.float64), mlp(torch.float64)
+    optimizer = VOGN(model, n, lr, h0, (0.0, b2), delta)
+    m = [p.detach().clone() for p in other.parameters()]
+    names = [name for name, _ in other.named_parameters()]
+    hess = [torch.full_like(p, h0) for p in m]
+    for t in range(30):
+        x, y = data(8, torch.float64, seed=t)
+        optimizer.zero_grad()
+        optimizer.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+        for p, a, name, h in zip(other.parameters(), m, names, hess, strict=True):
+            p.data = a + normals(a, name, 0, t) / (n * (h + delta)).sqrt()
+        g, squares = [0.0] * len(m), [0.0] * len(m)
+        for i in range(8):
+            each = torch.autograd.grad(F.cross_entropy(other(x[i : i + 1]), y[i : i + 1]), list(other.parameters()))
+            g = [total + e / 8 for total, e in zip(g, each, strict=True)]
+            squares = [total + e.square() / 8 for total, e in zip(squares, each, strict=True)]
+        for k in range(len(m)):
+            hess[k] = b2 * hess[k] + (1 - b2) * squares[k]
+            m[k] = m[k] - lr * (g[k] + delta * m[k]) / (hess[k] + delta)
     torch.testing.assert_close(means(optimizer.q), flat(m), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(flat(optimizer.q.families[0].curvature), flat(hess), rtol=1e-10, atol=1e-12)
 
@@ -698,6 +727,9 @@ def test_numbers_that_cannot_be():
         (lambda: GradientNoise(0), "batch_size is the number of labels"),
         (lambda: GradientNoise(1, beta=1.0), "beta is at least 0"),
         (lambda: Reparametrized(0.0), "rate is larger than 0"),
+        (lambda: ExampleGradients(2.0), "rate is larger than 0"),
+        (lambda: VOGN(mlp(), 100, 0.1).backward(torch.zeros(())), "losses are those of the single examples"),
+        (lambda: VOGN(mlp(), 100, 0.1).step(), "needs the losses of single examples"),
         (lambda: Gaussian(0.0), "scale is the standard deviation"),
         (lambda: VON(q, 100, steps=10), "num_data is a part of the posterior already"),
         (lambda: VON(mlp(), steps=10), "num_data, the number of labels in the training data, is missing"),

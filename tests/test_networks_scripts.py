@@ -15,8 +15,20 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import torchngvi
-from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.networks import IVON, VON, Gaussian, GradientNoise, Reparametrized, SampledLabels, attach, network
+from torchngvi.errors import InputError, PairError, RejectedStepWarning
+from torchngvi.networks import (
+    IVON,
+    VOGN,
+    VON,
+    ExampleGradients,
+    Gaussian,
+    GradientNoise,
+    Reparametrized,
+    SampledLabels,
+    attach,
+    network,
+)
+from torchngvi.networks.finite import all_finite
 from torchngvi.networks.noise import _table
 
 CURVATURES = [SampledLabels, lambda: GradientNoise(20), Reparametrized]
@@ -356,6 +368,7 @@ def test_schedules_that_say_how_far_they_will_go():
 # several optimizers
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this version of torch has no Muon")
 def test_muon_beside_adamw():
     torch.manual_seed(0)
     model = mlp()
@@ -430,6 +443,25 @@ def test_an_observation_that_is_not_finite_is_left_out(structure):
     assert q.observed == 3
     assert handle.skipped == 1
     assert sds(q).isfinite().all()
+
+
+def test_large_gradients_of_half_precision_are_finite():
+    large = [torch.full((100,), 6e4, dtype=torch.float16)]  # their norm is not a number of half precision
+    assert all_finite(large)
+    assert not all_finite([*large, torch.tensor([torch.nan])])
+    assert all_finite([])
+
+
+def test_squares_that_are_not_finite_are_left_out():
+    model = mlp()
+    optimizer = VOGN(model, 100, 0.1)
+    x, y = data(20)
+    x[0, 0] = torch.nan
+    optimizer.backward(F.cross_entropy(model(x), y, reduction="none"))
+    sd = sds(optimizer.q).clone()
+    with pytest.warns(RejectedStepWarning, match="not finite"):
+        optimizer.step()
+    assert torch.equal(sds(optimizer.q), sd)
 
 
 def test_a_device_that_is_not_waited_for():
@@ -543,6 +575,14 @@ def test_optimizers_and_parameters_that_cannot_be(tmp_path):
     sparse(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(InputError, match="needs dense gradients"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("curvature", [Reparametrized, ExampleGradients])
+def test_curvatures_of_single_weights(curvature):
+    model = mlp()
+    q = network(model, 100, "kronecker")
+    with pytest.raises(PairError, match=f"{curvature.__name__} observes the curvature of single weights; q has a Kron"):
+        attach(adamw(model), q, steps=10, curvature=curvature())
 
 
 def test_sharded_parameters_are_refused(tmp_path):

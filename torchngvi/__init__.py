@@ -28,7 +28,7 @@ from torchngvi.methods import (
 )
 from torchngvi.mixed_models import MixedModel
 from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
-from torchngvi.networks import IVON, VON, GradientNoise, Reparametrized, SampledLabels, attach, calibrate, network
+from torchngvi.networks import IVON, VOGN, VON, GradientNoise, Reparametrized, SampledLabels, attach, calibrate, network
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.refinement import refine
@@ -42,6 +42,7 @@ __all__ = [
     "IVON",
     "Reparametrized",
     "SampledLabels",
+    "VOGN",
     "VON",
     "attach",
     "calibrate",

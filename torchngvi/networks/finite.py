@@ -18,7 +18,8 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.tensor(True)
-    norms = torch._foreach_norm(tensors, float("inf"))  # a norm of squares could overflow
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)  # the norm of half precision would overflow
+    norms = torch._foreach_norm(tensors, 2, dtype)
     return torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all()
 
 

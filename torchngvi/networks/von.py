@@ -1,4 +1,4 @@
-"""Named optimizers for those who want an optimizer and no hooks: variational online Newton and IVON."""
+"""Named optimizers for those who want an optimizer and no hooks: variational online Newton, IVON and VOGN."""
 
 import math
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import Attachment, radius_of
-from torchngvi.networks.curvatures import Curvature, Reparametrized, SampledLabels
+from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
 from torchngvi.networks.posterior import NetworkGaussian
 
 
 class NaturalMomentum(Optimizer):
-    """The natural gradient of the mean of a network's posterior, with momentum: what `VON` and `IVON` are made of.
+    """The natural gradient of the mean of a network's posterior, with momentum: what the named optimizers are made of.
 
         ḡ ← β ḡ + (1 - β) g,   m ← m - lr (ḡ/(1 - βᵗ) + δm)/(h + δ)
 
@@ -182,6 +182,59 @@ class IVON(NaturalMomentum):
             family.start = [hess_init] * len(family.names)
         super().__init__(q, lr, betas[0], clip_radius, hess_init + weight_decay)
         self.attachment = Attachment([self], q, math.inf, Reparametrized(1 - betas[1]), prior_in_gradient=False)
+
+
+class VOGN(NaturalMomentum):
+    """Variational online Gauss-Newton by its published steps (Khan et al. 2018), for comparison.
+
+        h ← (1 - β₂)h + β₂ Σᵢ gᵢ²/B,   m ← m - lr (g + δm)/(h + δ),   σ² = 1/(N(h + δ))
+
+    The curvature is that of single examples, which `backward` takes in the place of ``loss.backward()``.  One wants it
+    to compare with; sampled labels (`VON`) cost less, and are the Fisher information where this is the empirical one.
+
+    Args:
+        model: the network.
+        num_data: the number N of examples in the training data.
+        lr: the learning rate.
+        hess_init: the curvature h to begin with.
+        betas: of the momentum, 0 for the steps above, and 1 - β₂ of the curvature.
+        weight_decay: δ; the precision of the prior is N δ.
+
+    Raises:
+        InputError: as :func:`torchngvi.network` does.
+
+    >>> model = nn.Linear(2, 3)
+    >>> optimizer = VOGN(model, num_data=100, lr=0.01)
+    >>> x, y = torch.randn(20, 2), torch.randint(3, (20,))
+    >>> optimizer.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+    >>> optimizer.step()
+    >>> optimizer.q.draw
+    1
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_data: int,
+        lr: float,
+        hess_init: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 1e-4,
+    ) -> None:
+        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data)
+        for family in q.each():
+            family.start = [hess_init] * len(family.names)
+        super().__init__(q, lr, betas[0])
+        self.examples = ExampleGradients(1 - betas[1])
+        self.attachment = Attachment([self], q, math.inf, self.examples, prior_in_gradient=False)
+
+    def backward(self, losses: Tensor) -> None:
+        """Compute the gradients of single examples, in the place of ``loss.backward()``.
+
+        Args:
+            losses: of the examples, (B,).
+        """
+        self.examples.backward(self.q, losses)
 
 
 def _posterior(model: nn.Module | NetworkGaussian, num_data: int | None) -> NetworkGaussian:
