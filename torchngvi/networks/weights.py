@@ -218,7 +218,7 @@ class NetworkWeights(nn.Module):
                 good = all_finite(known)
                 if good.device.type != "cpu":  # without a wait for the device
                     zero_where_(known, ~good)
-                    self._seen.append((family, statistics, good * rate))
+                    self._seen.append((family, statistics, good.to(known[0]) * rate))
                 elif good:
                     self._seen.append((family, statistics, rate))
 

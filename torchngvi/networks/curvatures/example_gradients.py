@@ -88,7 +88,7 @@ class ExampleGradients(Curvature):
             )
         squares = list(self.squares.values())
         good = all_finite(squares)
-        rate = good * self.rate
+        rate = good.to(squares[0]) * self.rate
         zero_where_(squares, ~good)
         for family in q.each():
             each = [(self.squares.get(name), m) for name, m in zip(family.names, family.mean, strict=True)]
