@@ -168,6 +168,9 @@ class Attachment:
 
         Returns:
             Arguments with a closure that only returns the loss, where there was one: it is called here, at the draw.
+
+        Raises:
+            InputError: if a gradient is sparse.
         """
         if optimizer in self.stepped:
             self.finish()

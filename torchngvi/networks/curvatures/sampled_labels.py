@@ -61,7 +61,11 @@ class SampledLabels(Curvature):
         q.observe_(each, losses.numel() / scale**2, 1 / _WINDOW)
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
-        """Notice that the outputs were never seen; see the base class."""
+        """Notice that the outputs were never seen; see the base class.
+
+        Raises:
+            InputError: if they were not.
+        """
         if gradients and not q.observed and q.draw % self.every == 0:
             raise InputError(
                 "SampledLabels has not seen the outputs of the network in training, which its forward hook looks at: "

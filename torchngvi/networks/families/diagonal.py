@@ -66,7 +66,7 @@ class Diagonal(Family):
 
     def statistics(self, gradients: list[Tensor | None], scale: float) -> list[Tensor | None]:
         """Return scale · g²."""
-        return [None if g is None else scale * g * g for g in gradients]
+        return [None if g is None else (g * g).mul_(scale) for g in gradients]
 
     def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
         """Move the running means."""
