@@ -559,6 +559,32 @@ def test_loading_forgets_what_waited_for_a_step():
     assert torch.equal(sds(q), sd)
 
 
+def test_loading_in_the_middle_of_a_step():
+    """One of two optimizers has stepped; the state that is loaded is the one that the next step begins from."""
+
+    def begun():
+        model = mlp()
+        q = network(model, 100)
+        both = [sgd(model[0]), sgd(model[2])]
+        attach(both, q, steps=10)
+        return model, q, both
+
+    model, q, both = begun()
+    state = copy.deepcopy(q.state_dict())
+    train(model, both[0], 1)
+    q.load_state_dict(state)
+    for opt in both:
+        opt.state.clear()
+    other, expected, fresh = begun()
+    for network_, pair in ((model, both), (other, fresh)):
+        x, y = data(20)
+        network_.zero_grad()
+        F.cross_entropy(network_(x), y).backward()
+        for opt in pair:
+            opt.step()
+    assert torch.equal(means(q), means(expected))
+
+
 # what is refused
 
 

@@ -68,6 +68,7 @@ class NetworkWeights(nn.Module):
         self.sampling, self.pinned, self.holds_draw = False, False, False
         self.refresh_()
         self._hooks = Hooks(self)
+        self.register_load_state_dict_pre_hook(_before_loading)
         self.register_load_state_dict_post_hook(_after_loading)
 
     @property
@@ -296,9 +297,13 @@ class NetworkWeights(nn.Module):
         return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None}
 
 
+def _before_loading(q: NetworkWeights, *given: Any) -> None:
+    """End the step that is under way, which would count from the mean that is loaded."""
+    q.finish_step()
+
+
 def _after_loading(q: NetworkWeights, keys: Any) -> None:
     """Let the network hold the mean that was loaded."""
-    q.unfinished = None
     q._seen.clear()
     q.holds_draw = True
     q.mean_()
