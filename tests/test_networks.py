@@ -674,7 +674,7 @@ def test_calibrate_finds_the_temperature():
     [
         ({"num_data": 0}, "num_data is the number of labels"),
         ({"temperature": 0.0}, "temperature is larger than 0"),
-        ({"structure": "dense"}, "structure is one of"),
+        ({"structure": "block"}, "structure is one of"),
         ({"structure": {"body.*": "diagonal"}}, "fits none of the parameters"),
         ({"prior_precision": -1.0}, "prior_precision is larger than 0"),
         ({"prior_precision": {"0.*": 1.0}}, "prior_precision says nothing of 2.weight"),

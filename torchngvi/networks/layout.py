@@ -8,9 +8,9 @@ from typing import TypeVar, cast
 from torch import nn
 
 from torchngvi.errors import InputError
-from torchngvi.networks.families import Diagonal, Family, Kronecker
+from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker
 
-FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker}
+FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker, "dense": Dense}
 
 _SHARDED = {"DTensor", "FlatParameter"}  # of fully_shard and of FullyShardedDataParallel
 
@@ -149,7 +149,9 @@ def families(model: nn.Module, num_data: int, structure: Structure, prior: Prior
             raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
         if not 0 < float(priors[name]) < math.inf:
             raise InputError(f"prior_precision is larger than 0 and finite; got {priors[name]} for {name}.")
-    kinds = {name: "diagonal" if parameters[name].ndim < 2 else kind for name, kind in kinds.items()}
+    kinds = {
+        name: "diagonal" if kind == "kronecker" and parameters[name].ndim < 2 else kind for name, kind in kinds.items()
+    }
     delta = {name: float(value) / num_data for name, value in priors.items()}
     start = {name: 12 * fan_in(model, name) / num_data for name in kinds}  # 1/(N σ₀²) with σ₀ = ½/√(3 fan_in)
     return nn.ModuleList(

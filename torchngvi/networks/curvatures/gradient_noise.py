@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
 from torchngvi.networks.curvatures.base import Curvature
 from torchngvi.networks.posterior import NetworkGaussian
 
@@ -37,6 +37,14 @@ class GradientNoise(Curvature):
             raise InputError(f"beta is at least 0 and less than 1; got {beta}.")
         self.batch_size, self.beta = batch_size, float(beta)
         self.running: dict[str, Tensor] = {}
+
+    def begin(self, q: NetworkGaussian) -> None:
+        """Look whether the mean gradient is enough for q; see the base class."""
+        if any(family.single for family in q.each()):
+            raise PairError(
+                "GradientNoise observes the gradient of the mean loss, and the dense family of q needs those of single "
+                "labels. Use SampledLabels, or another structure."
+            )
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Observe the squared distance from the running mean; see the base class."""

@@ -21,7 +21,12 @@ class Family(nn.Module, ABC):
         prior: δ = λ/N by name, the prior's precision a datum.
         start: h₀ by name, the curvature a datum that the posterior starts from.
         num_data: the number N of labels.
+
+    Attributes:
+        single: whether it wants the gradients of single labels, with the labels first, and not that of their mean.
     """
+
+    single = False
 
     def __init__(
         self,
