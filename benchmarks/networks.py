@@ -67,8 +67,8 @@ def digits(seed, conv=False):
 
 def mnist(seed, n=6000):
     def read(name, header):
-        raw = np.frombuffer(gzip.open(DATA / "mnist" / name).read(), np.uint8)[header:]
-        return torch.as_tensor(raw.copy())
+        with gzip.open(DATA / "mnist" / name) as file:
+            return torch.as_tensor(np.frombuffer(file.read(), np.uint8)[header:].copy())
 
     X = read("train-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
     y = read("train-labels-idx1-ubyte.gz", 8).long()
