@@ -24,7 +24,7 @@ def waits() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cafes() -> Model:
-    """Wait ~ N(a_c + b_c afternoon, σ²), (a_c, b_c) ~ N((a, b), S), a ~ N(5, 4), b ~ N(-1, 1/4), sds ~ Exp(1), LKJ(2)."""
+    """Wait ~ N(a_c + b_c afternoon, σ²), (a_c, b_c) ~ N((a, b), S); a ~ N(5, 4), b ~ N(-1, 1/4), sds ~ Exp(1), LKJ."""
     cafe, afternoon, wait = waits()
 
     def log_joint(theta: Tensor) -> Tensor:
