@@ -8,7 +8,7 @@ import torch
 from torch import distributions as dist
 
 from benchmarks.published import MODELS, hierarchies, mixtures, nuts, series
-from benchmarks.published.__main__ import main, worst
+from benchmarks.published.__main__ import counted, main, worst
 from benchmarks.published.model import Model, of_modes
 from benchmarks.truths.target import Truth, normal
 
@@ -194,7 +194,20 @@ def test_the_worst_coordinate_is_found_and_named():
     model = Model("two", "", ("a", "b"), lambda theta: theta.sum(-1))
     known = Truth(torch.zeros(2).double(), torch.ones(2).double(), 0.0, 0.0)
     off = worst(model, known, torch.tensor([0.1, -0.3]).double(), torch.tensor([2.0, 0.8]).double())
-    assert off == ("0.50, a", "-0.30, b")
+    assert off == (["0.50, a", "-0.30, b"], True)
+    assert worst(model, known, known.mean, known.sd) == (["1.00, a", "+0.00, a"], False)
+
+
+def test_wrong_fits_are_counted_by_their_words(capsys):
+    one = {"fit": (True, "fits")}
+    two = {"fit": (True, "does not fit"), "refine": (False, "fits")}
+    counted([one, two, two])
+    assert capsys.readouterr().out.splitlines() == [
+        "fit, wrong: 2 does not fit, 1 fits",
+        "fit, right: none",
+        "refine, wrong: none",
+        "refine, right: 2 fits",
+    ]
 
 
 def test_chains_give_the_moments_of_quadrature():
@@ -218,10 +231,11 @@ def test_the_table_has_a_line_a_model_and_seed(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["published", "--only", "monks", "--seeds", "0", "1"])
     main()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
-    assert {line.count("|") for line in lines} == {11}
+    table, counts = lines[:4], lines[5:]
+    assert len(counts) == 4
+    assert {line.count("|") for line in table} == {11}
     assert all(
-        line.startswith(f"| monks, {seed} | 2 |") for seed, line in zip(itertools.count(), lines[2:], strict=False)
+        line.startswith(f"| monks, {seed} | 2 |") for seed, line in zip(itertools.count(), table[2:], strict=False)
     )
 
 

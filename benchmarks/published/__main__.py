@@ -6,18 +6,22 @@
 
 One line a model and seed: D; gradients and seconds of the fit (of the processor, one thread); the words of the verdict;
 the worst ratio of a true sd to that of q (above 1: q is too narrow) and the worst error of a mean, in true sds; where
-the word is not "fits", what `refine` makes of it, gradients and values together, and the same two numbers of that.
+the word is not "fits", what `refine` makes of it, its gradients and values together, its word and these two numbers.
+Below it the counts; wrong is as in `benchmarks.verdicts`, an sd off by more than 30 % or a mean by more than 0.3 of it.
 """
 
 import argparse
 import time
 import warnings
+from collections import Counter
 
 import torch
 from torch import Tensor
 
+from benchmarks.truths.__main__ import wrong
 from benchmarks.truths.target import Truth
 from torchngvi import CholeskyGaussian, fit, refine
+from torchngvi.refinement import RefinementWarning
 
 from . import MODELS, Model, nuts
 
@@ -36,15 +40,16 @@ def worst(
     known: Truth,
     mean: Tensor,  # (D,)
     sd: Tensor,  # (D,)
-) -> tuple[str, str]:
-    """The ratio of sds that is farthest from 1 and the largest error of a mean in true sds, with their coordinates."""
+) -> tuple[list[str], bool]:
+    """The ratio of sds farthest from 1 and the largest error of a mean in true sds, with coordinates; is q wrong?"""
     ratio, shift = known.sd / sd, (mean - known.mean) / known.sd
     k, j = int(ratio.log().abs().argmax()), int(shift.abs().argmax())
-    return f"{float(ratio[k]):.2f}, {model.names[k]}", f"{float(shift[j]):+.2f}, {model.names[j]}"
+    cells = [f"{float(ratio[k]):.2f}, {model.names[k]}", f"{float(shift[j]):+.2f}, {model.names[j]}"]
+    return cells, wrong(float(ratio[k].log()), float(shift[j].abs()))
 
 
-def row(model: Model, known: Truth, seed: int) -> str:
-    """A line of the table."""
+def row(model: Model, known: Truth, seed: int) -> tuple[str, dict[str, tuple[bool, str]]]:
+    """A line of the table, and for q and what `refine` made of it whether it is wrong and the word that is said."""
     torch.manual_seed(seed)
     q = CholeskyGaussian(model.dim, dtype=torch.float64)
     start = time.process_time()
@@ -54,16 +59,29 @@ def row(model: Model, known: Truth, seed: int) -> str:
     reasons = () if result.verdict is None else result.verdict.reasons
     said = "; ".join(["**" + word + "**", *reasons]) + ("" if result.converged else " (not converged)")
     cells = [f"{model.name}, {seed}", model.dim, result.gradients, f"{seconds:.1f}", said]
-    cells += worst(model, known, q.mean, q.stddev)
+    numbers, bad = worst(model, known, q.mean, q.stddev)
+    cells += numbers
+    counts = {"fit": (bad, word)}
     if word == "fits":
         cells += [""] * 3
     else:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RefinementWarning)  # its words are in the table
             found = refine(result, model.log_joint, seed=seed)
-        told = f"{found.kind}, {found.gradients + found.values}{'; cannot be told' if caught else ''}"
-        cells += [told, *worst(model, known, found.posterior.mean, found.posterior.stddev)]
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+        told = f"{found.kind}, {found.gradients + found.values}: {found.second.word}"
+        numbers, bad = worst(model, known, found.posterior.mean, found.posterior.stddev)
+        cells += [told, *numbers]
+        counts["refine"] = (bad, found.second.word)
+    return "| " + " | ".join(str(cell) for cell in cells) + " |", counts
+
+
+def counted(found: list[dict[str, tuple[bool, str]]]) -> None:
+    """Print how many are wrong and right, by who says what of them."""
+    for who in ("fit", "refine"):
+        count = Counter(each[who] for each in found if who in each)
+        for bad, name in ((True, "wrong"), (False, "right")):
+            words = ", ".join(f"{number} {word}" for (off, word), number in sorted(count.items()) if off == bad)
+            print(f"{who}, {name}: {words or 'none'}")
 
 
 def main() -> None:
@@ -81,6 +99,7 @@ def main() -> None:
         return
     if not options.truths:
         print(HEAD)
+    found = []
     for model in models:
         known = true(model)
         if options.truths:
@@ -88,7 +107,12 @@ def main() -> None:
             print(f"{model.name}: {model.source}; {how}", flush=True)
             continue
         for seed in options.seeds:
-            print(row(model, known, seed), flush=True)
+            line, counts = row(model, known, seed)
+            found.append(counts)
+            print(line, flush=True)
+    if found:
+        print()
+        counted(found)
 
 
 if __name__ == "__main__":
