@@ -21,8 +21,12 @@ from .mixtures import without_order
 from .model import Model
 
 KEPT = Path(__file__).with_name("moments.json")
-RUNS = {"cafés": (3, 1000), "sparse regression": (3, 1200), "mixture of 1000, ordered": (3, 1000)}
-RUNS["mixture of 60, ordered"] = (3, 1500)  # chains, draws of each
+RUNS = {  # chains, draws of each
+    "cafés": (3, 1000),
+    "sparse regression": (3, 1200),
+    "mixture of 1000, ordered": (3, 1000),
+    "mixture of 60, ordered": (3, 1500),
+}
 UNORDERED = {"mixture of 1000, ordered": "mixture of 1000, no order"}  # whose moments come with those of the ordered
 WARM_UP = 700
 
