@@ -17,6 +17,7 @@ def test_every_example_is_tested():
     elsewhere |= {"svgp_classification", "svgp_regression"}  # in test_gpytorch.py
     elsewhere |= {"svgp_poisson", "svgp_multitask", "deep_gp", "deep_kernel"}  # in test_gpytorch_examples.py
     elsewhere |= {"ifvb_flow"}  # in test_ifvb_network.py
+    elsewhere |= {path.stem for path in EXAMPLES.glob("network_*.py")}  # in test_networks_examples.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         "logistic_regression",
         "training_script",

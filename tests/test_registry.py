@@ -142,6 +142,12 @@ def test_patterns():
         ),
         (lambda: registry.posterior("natural", 2, structure="0,2"), InputError, "structure must be one of full, diag"),
         (
+            lambda: registry.pattern("arrow:8:1:2", 10),
+            InputError,
+            r"got 'arrow:8:1:2'\. An arrow or a forest has no name here: a --formula with groups has its own, and in "
+            r"Python a posterior takes structure=torchngvi\.structures\.arrow\(groups=8, local=1, globals=2\)\.$",
+        ),
+        (
             lambda: registry.pattern("1,2", 4),
             InputError,
             "the blocks of structure 1,2 hold 3 coordinates",

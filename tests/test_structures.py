@@ -207,6 +207,16 @@ class TestBlockDiagonal:
         with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
             CholeskyGaussian(3, structure=Dense(4))
 
+    @pytest.mark.parametrize("given", ["diagonal", (1, 2), 3])
+    def test_a_structure_that_is_none(self, given):
+        text = (
+            "structure must be a pattern of torchngvi.structures, as Diagonal, block_diagonal([1, 4]) or "
+            f"arrow(groups=8, local=1, globals=2), or a class or function that makes one of D; got {given!r}."
+        )
+        for kind in (CholeskyGaussian, NaturalGaussian):
+            with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+                kind(3, structure=given)
+
     def test_no_covariance_root_of_an_arrow(self):
         text = (
             "CholeskyGaussian holds a root of the covariance, which ScalarArrow does not have in its pattern: only "

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from torchngvi import errors, expectations, fitting, ifvb, models, posteriors, rules, stepsizes
+from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import examine, simulation_based_calibration
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
@@ -29,6 +29,7 @@ from torchngvi.methods import (
 )
 from torchngvi.mixed_models import MixedModel
 from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
+from torchngvi.networks import IVON, VOGN, VON, GradientNoise, Reparametrized, SampledLabels, attach, calibrate, network
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.refinement import refine
@@ -38,6 +39,16 @@ from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 __version__ = "0.1.0"
 
 __all__ = [
+    "GradientNoise",
+    "IVON",
+    "Reparametrized",
+    "SampledLabels",
+    "VOGN",
+    "VON",
+    "attach",
+    "calibrate",
+    "network",
+    "networks",
     "AIFVB",
     "BBVI",
     "BWGD",

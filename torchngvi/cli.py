@@ -162,7 +162,7 @@ def _add_method_flags(group: Any) -> None:
     group.add_argument("--method", metavar="METHOD", help=f"{', '.join((*METHODS, *FLAT_METHODS))} (vn)")
     kinds = ", ".join((*POSTERIORS, *FLAT_POSTERIORS))
     group.add_argument("--posterior", metavar="KIND", help=f"{kinds} (cholesky)")
-    shapes = f"of the covariance: {', '.join(STRUCTURES)}, or the sizes of blocks such as 1,4,2"
+    shapes = f"of the covariance: {', '.join(STRUCTURES)}, or the sizes of blocks such as 1,4,2; for groups, --formula"
     group.add_argument("--structure", metavar="PATTERN", help=f"{shapes} (that of the posterior)")
     group.add_argument(
         "--lr",

@@ -8,3 +8,35 @@ def ranks() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return 1
+
+
+def rank() -> int:
+    """Return the number of this process in the default group; 0 where there is none."""
+    return torch.distributed.get_rank() if ranks() > 1 else 0
+
+
+def average_over_ranks_(tensors: list[torch.Tensor]) -> None:
+    """Replace tensors by their means over all processes, in place; one process leaves them as they are.
+
+    Args:
+        tensors: the same shapes in every process.
+
+    >>> average_over_ranks_([torch.ones(2)])
+    """
+    if ranks() > 1:
+        for tensor in tensors:
+            torch.distributed.all_reduce(tensor)
+            tensor /= ranks()
+
+
+def same_on_ranks_(tensors: list[torch.Tensor]) -> None:
+    """Replace tensors by those of the first process, in place; one process leaves them as they are.
+
+    Args:
+        tensors: the same shapes in every process.
+
+    >>> same_on_ranks_([torch.ones(2)])
+    """
+    if ranks() > 1:
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, 0)

@@ -195,7 +195,8 @@ def _sizes(structure: str) -> list[int]:
     if not _SIZES.fullmatch(structure):
         raise InputError(
             f"structure must be one of {', '.join(STRUCTURES)}, or the sizes of blocks such as 1,4,2; "
-            f"got {structure!r}."
+            f"got {structure!r}. An arrow or a forest has no name here: a --formula with groups has its own, and in "
+            "Python a posterior takes structure=torchngvi.structures.arrow(groups=8, local=1, globals=2)."
         )
     return [int(size) for size in structure.split(",")]
 

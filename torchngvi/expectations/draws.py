@@ -32,6 +32,7 @@ class Draws(ABC):
         mirrored: whether they are pairs z and -z, the second half of the draws minus the first.
         num_samples: the number S of draws.
         generator: their generator, whose state is saved with the optimizer.
+        apart: whether members along the last dimension of a batch have draws of their own.
 
     >>> draws: Draws = Fixed(8)
     >>> z = draws(torch.zeros(2))
@@ -44,6 +45,7 @@ class Draws(ABC):
     mirrored: bool  # z and -z, the second half of the draws that of the first
     num_samples: int  # S
     generator: torch.Generator | None  # its state is saved with the optimizer
+    apart: bool = False  # whether members of a batch have draws of their own
 
     @abstractmethod
     def __call__(
@@ -199,14 +201,13 @@ class Fixed(Draws):
 
     def __call__(self, like: Tensor) -> Tensor:
         """Return the draws z, (S, *batch, D), which are the same at each call."""
-        shape = torch.Size((*(1,) * (like.ndim - 1), like.shape[-1]))
-        if self.apart and like.ndim > 1:
-            shape = torch.Size((*shape[:-2], *like.shape[-2:]))
-        known = shape, like.dtype, like.device
+        members = like.shape[-2:-1] if self.apart else torch.Size()
+        known = torch.Size((*members, like.shape[-1])), like.dtype, like.device
         if known not in self._kept:
             with torch.inference_mode(False), torch.no_grad():
-                self._kept[known] = self._whitened(shape).to(like)
-        return self._kept[known].expand(-1, *like.shape)
+                self._kept[known] = self._whitened(known[0]).to(like)
+        kept = self._kept[known]
+        return kept.reshape(-1, *(1,) * (like.ndim - kept.ndim + 1), *kept.shape[1:]).expand(-1, *like.shape)
 
     def fresh(self, number: int) -> "Fixed":
         """Return fixed draws of another seed, 1024 of them or more."""

@@ -340,7 +340,7 @@ class SampleAverages(Engine):
         self.starts.modes = [Mode(*values) for values in modes]
         self.rescue.load_state_dict(state["rescue"])
         self.target.gradients, self.target.values = state["gradients"], state["values"]
-        self._spent = state.get("spent")
+        self._spent = None if self.sweeps.open else state.get("spent")  # a sweep is counted again
         self._path = self.elsewhere = self._ending = None
 
 

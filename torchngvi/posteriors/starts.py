@@ -68,6 +68,11 @@ class StartedGaussian(RememberingPosterior):
         if any(size < 1 for size in self.batch_shape):
             raise InputError(f"batch_shape must hold at least one posterior; got {tuple(batch_shape)}.")
         structure = Dense if structure is None else structure
+        if not (isinstance(structure, Pattern) or callable(structure)):
+            raise InputError(
+                "structure must be a pattern of torchngvi.structures, as Diagonal, block_diagonal([1, 4]) or "
+                f"arrow(groups=8, local=1, globals=2), or a class or function that makes one of D; got {structure!r}."
+            )
         structure = structure if isinstance(structure, Pattern) else structure(dim)
         if not isinstance(structure, Pattern) or structure.dim != dim:
             raise InputError(f"the structure must have D = {dim} coordinates, as the posterior; got {structure}.")

@@ -1,0 +1,102 @@
+"""The cost of a training step of a network: AdamW, AdamW with a posterior attached, VON, ivon-opt where it installs.
+
+    python benchmarks/network_cost.py [--widths 100 256 512] [--batch 128] [--repeats 7]
+
+Whole steps (forward, backward, optimizer), interleaved in one process, medians as ratios to AdamW(foreach).
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchngvi
+
+try:
+    import ivon
+except ImportError:
+    ivon = None
+
+STEPS = 20  # of a repeat: two of them observe the curvature
+
+
+def network(width, depth=3):
+    torch.manual_seed(0)
+    sizes = [width] * depth
+    layers = [nn.Linear(784, width)]
+    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.ReLU(), nn.Linear(a, b)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(width, 10))
+
+
+def adamw(width, **keywords):
+    model = network(width)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, **keywords)
+
+
+def attached(width, **keywords):
+    model, optimizer = adamw(width, **keywords)
+    torchngvi.attach(optimizer, torchngvi.network(model, num_data=60_000), steps=10_000)
+    return model, optimizer
+
+
+def von(width):
+    model = network(width)
+    return model, torchngvi.VON(model, 60_000, steps=10_000)
+
+
+def reference(width):
+    model = network(width)
+    return model, ivon.IVON(model.parameters(), lr=0.1, ess=60_000)
+
+
+CASES = {
+    "AdamW(foreach)": lambda w: adamw(w, foreach=True),
+    "AdamW(fused)": lambda w: adamw(w, fused=True),
+    "attach, AdamW(foreach)": lambda w: attached(w, foreach=True),
+    "attach, AdamW(fused)": lambda w: attached(w, fused=True),
+    "VON": von,
+    **({"ivon-opt": reference} if ivon else {}),
+}
+
+
+def steps(model, optimizer, x, y, published):
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        if published:
+            with optimizer.sampled_params(train=True):
+                F.cross_entropy(model(x), y).backward()
+        else:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return time.perf_counter() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--widths", type=int, nargs="+", default=[100, 512])
+    parser.add_argument("--batch", type=int, nargs="+", default=[128])
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    for width in options.widths:
+        for batch in options.batch:
+            x, y = torch.randn(batch, 784), torch.randint(10, (batch,))
+            cases = {name: make(width) for name, make in CASES.items()}
+            times = {name: [] for name in cases}
+            for _ in range(options.repeats + 1):
+                for name, (model, optimizer) in cases.items():
+                    times[name].append(steps(model, optimizer, x, y, name == "ivon-opt"))
+            base = times["AdamW(foreach)"][1:]
+            count = sum(p.numel() for p in cases["VON"][0].parameters())
+            print(f"\n{count:,} weights, batch {batch}: {statistics.median(base) / STEPS * 1e3:.2f} ms a step of AdamW")
+            for name, found in times.items():
+                ratio = statistics.median(a / b for a, b in zip(found[1:], base, strict=True))
+                print(f"{name:26s} {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Posteriors over networks beside what people use: test NLL, accuracy, calibration error, seconds.
+
+    python benchmarks/networks.py [--tasks digits mnist6k boston ...] [--seeds 0 1 2] [--log FILE]
+
+Every method but ours chooses among as many settings as it lists (`SETTINGS`) by the NLL of validation data, for each
+seed anew; ours has one setting and what `calibrate` finds on the same validation data.  Nothing looks at test data
+before the end.  digits comes with scikit-learn; the other sets are read from $TORCHNGVI_DATA.
+"""
+
+import argparse
+import gzip
+import json
+import math
+import os
+import pathlib
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+import torchngvi
+from torchngvi.networks import Gaussian
+
+try:
+    import ivon
+except ImportError:
+    ivon = None
+
+DATA = pathlib.Path(os.environ.get("TORCHNGVI_DATA", "."))
+SAMPLES = 32
+
+
+class Task:
+    """Arrays in three parts, a network, and a schedule."""
+
+    def __init__(self, parts, make, steps, batch, numbers=False):
+        (self.train, self.val, self.test), self.make, self.steps, self.batch = parts, make, steps, batch
+        self.numbers = numbers  # whether labels are numbers with Gaussian noise
+
+
+def parts_of(X, y, seed, sizes):
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    return [(X[i], y[i]) for i in order[: sum(sizes)].split(sizes)]
+
+
+def mlp(inputs, hidden, outputs, dropout=0.0):
+    layers = [nn.Linear(inputs, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, *([nn.Dropout(dropout)] if dropout else []), nn.Linear(hidden, outputs))
+
+
+def convnet(dropout=0.0):
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+def digits(seed, conv=False):
+    X, y = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
+    X = X.float() / 16
+    parts = parts_of(X.view(-1, 8, 8) if conv else X, y, seed, [1000, 300, 497])
+    return Task(parts, (lambda d=0.0: convnet(d)) if conv else (lambda d=0.0: mlp(64, 100, 10, d)), 1000, 50)
+
+
+def mnist(seed, n=6000):
+    def read(name, header):
+        with gzip.open(DATA / "mnist" / name) as file:
+            return torch.as_tensor(np.frombuffer(file.read(), np.uint8)[header:].copy())
+
+    X = read("train-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
+    y = read("train-labels-idx1-ubyte.gz", 8).long()
+    Xt = read("t10k-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
+    parts = parts_of(X, y, seed, [n - n // 6, n // 6])
+    steps = 1000 if n <= 6000 else 8000
+    return Task(
+        [*parts, (Xt, read("t10k-labels-idx1-ubyte.gz", 8).long())], lambda d=0.0: mlp(784, 100, 10, d), steps, 100
+    )
+
+
+def uci(name):
+    def task(seed):
+        z = np.load(DATA / "uci_regression" / f"{name}.npz")
+        mask = np.unpackbits(z["test_mask"], axis=1)[seed, : len(z["y"])].astype(bool)
+        X, y = torch.as_tensor(z["X"]).double(), torch.as_tensor(z["y"]).double()[:, None]
+        mean, sd = X[~mask].mean(0), X[~mask].std(0)
+        X = ((X - mean) / torch.where(sd > 0, sd, 1.0)).float()
+        y = ((y - y[~mask].mean()) / y[~mask].std()).float()
+        inner, n = (X[~mask], y[~mask]), int((~mask).sum())
+        train, val = parts_of(*inner, seed, [n - n // 5, n // 5])
+        return Task([train, val, (X[mask], y[mask])], lambda d=0.0: mlp(X.shape[1], 50, 1, d), 2000, 32, numbers=True)
+
+    return task
+
+
+TASKS = {
+    "digits": digits,
+    "digits, convnet": lambda seed: digits(seed, conv=True),
+    "mnist6k": mnist,
+    "mnist": lambda seed: mnist(seed, 60_000),
+    **{name: uci(name) for name in ("boston", "energy", "wine_red", "power", "naval")},
+}
+
+
+class Learned(nn.Module):
+    """A network, with the scale of its noise beside it for numbers."""
+
+    def __init__(self, task, dropout=0.0):
+        super().__init__()
+        self.net = task.make(dropout)
+        self.log_scale = nn.Parameter(torch.zeros(())) if task.numbers else None
+
+    def loss(self, x, y):
+        out = self.net(x)
+        if self.log_scale is None:
+            return F.cross_entropy(out, y)
+        return (0.5 * ((y - out) / self.log_scale.exp()) ** 2 + self.log_scale).mean()
+
+    def log_prob(self, outputs, y):
+        """log of the mean likelihood over draws, outputs (S, n, ...)."""
+        if self.log_scale is None:
+            each = outputs.log_softmax(-1).gather(-1, y.expand(len(outputs), -1)[..., None])[..., 0]
+        else:
+            each = torch.distributions.Normal(outputs, self.log_scale.exp()).log_prob(y)[..., 0]
+        return each.logsumexp(0) - math.log(len(outputs))
+
+
+def run(task, optimizer, loss, seed, draws=None, warm=0.02):
+    """The same loop for all methods: cosine to zero after a short warm-up."""
+    X, y = task.train
+    rise = max(1, int(warm * task.steps))
+    scale = lambda t: min((t + 1) / rise, 0.5 * (1 + math.cos(math.pi * t / task.steps)))  # noqa: E731
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
+    g = torch.Generator().manual_seed(seed)
+    for t in range(task.steps):
+        i = torch.randint(len(y), (task.batch,), generator=g)
+        optimizer.zero_grad()
+        if draws is None:
+            loss(X[i], y[i]).backward()
+        else:
+            with draws():
+                loss(X[i], y[i]).backward()
+        optimizer.step()
+        scheduler.step()
+        yield t
+
+
+def point(task, seed, lr, dropout=0.0):
+    torch.manual_seed(seed)
+    model = Learned(task, dropout)
+    for _ in run(task, torch.optim.AdamW(model.parameters(), lr=lr), model.loss, seed):
+        pass
+    return model
+
+
+@torch.no_grad()
+def outputs_of(model, x, samples=1, dropout=False):
+    model.train(dropout)
+    return torch.stack([model.net(x) for _ in range(samples)])
+
+
+def adamw(task, seed, lr):
+    model = point(task, seed, lr)
+    return model, lambda x: outputs_of(model, x)
+
+
+def mc_dropout(task, seed, lr, rate):
+    model = point(task, seed, lr, rate)
+    return model, lambda x: outputs_of(model, x, SAMPLES, dropout=True)
+
+
+def ensemble(task, seed, lr):
+    models = [point(task, 100 * seed + k, lr) for k in range(5)]
+    for model in models[1:]:
+        if task.numbers:  # one noise for all members, the mean
+            models[0].log_scale.data += (model.log_scale.data - models[0].log_scale.data) / len(models)
+    return models[0], lambda x: torch.cat([outputs_of(model, x) for model in models])
+
+
+def swag(task, seed, lr):
+    """Diagonal SWAG: moments of the iterates over the last quarter at a constant rate (Maddox et al. 2019)."""
+    torch.manual_seed(seed)
+    model = Learned(task)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    X, y = task.train
+    g, first, second, n = torch.Generator().manual_seed(seed), 0.0, 0.0, 0
+    for t in range(task.steps):
+        i = torch.randint(len(y), (task.batch,), generator=g)
+        optimizer.zero_grad()
+        model.loss(X[i], y[i]).backward()
+        optimizer.step()
+        if t >= 0.75 * task.steps and t % 5 == 0:
+            w = nn.utils.parameters_to_vector(model.net.parameters()).detach()
+            first, second, n = first + w, second + w * w, n + 1
+    mean = first / n
+    sd = (second / n - mean**2).clamp_min(1e-12).sqrt()
+
+    def predict(x):
+        found = []
+        with torch.no_grad():
+            for _ in range(SAMPLES):
+                nn.utils.vector_to_parameters(mean + sd / 2**0.5 * torch.randn_like(sd), model.net.parameters())
+                found.append(model.net(x))
+        return torch.stack(found)
+
+    return model, predict
+
+
+def published_ivon(task, seed, lr, h0):
+    torch.manual_seed(seed)
+    model = Learned(task)
+    optimizer = ivon.IVON(model.parameters(), lr=lr, ess=len(task.train[1]), hess_init=h0)
+    for _ in run(task, optimizer, model.loss, seed, draws=lambda: optimizer.sampled_params(train=True)):
+        pass
+
+    def predict(x):
+        found = []
+        with torch.no_grad():
+            for _ in range(SAMPLES):
+                with optimizer.sampled_params():
+                    found.append(model.net(x))
+        return torch.stack(found)
+
+    return model, predict
+
+
+def ours(task, seed, structure="diagonal", lr=1.0):
+    torch.manual_seed(seed)
+    model = Learned(task)
+    likelihood = Gaussian(lambda: model.log_scale.exp()) if task.numbers else "categorical"
+    q = torchngvi.network(model.net, len(task.train[1]), structure, likelihood=likelihood, seed=seed)
+    weights = [{"params": list(model.net.parameters()), "lr": lr}]
+    if task.numbers:
+        weights.append({"params": [model.log_scale], "lr": 1e-2})
+    optimizer = torch.optim.AdamW(weights, weight_decay=0.0)
+    torchngvi.attach(optimizer, q, steps=task.steps)
+    for _ in run(task, optimizer, model.loss, seed):
+        pass
+    model.eval()
+    torchngvi.calibrate(q, [task.val], samples=SAMPLES)
+    return model, lambda x: torchngvi.networks.outputs(q, x, SAMPLES)
+
+
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+SETTINGS = {
+    "AdamW": (adamw, [{"lr": lr} for lr in RATES]),
+    "MC dropout": (mc_dropout, [{"lr": lr, "rate": p} for lr in (3e-3, 1e-2) for p in (0.1, 0.3)]),
+    "SWAG (diagonal)": (swag, [{"lr": lr} for lr in RATES]),
+    **({"ivon-opt": (published_ivon, [{"lr": lr, "h0": h} for lr in (0.1, 0.5) for h in (0.1, 1.0)])} if ivon else {}),
+    "ensemble of 5": (ensemble, [{"lr": lr} for lr in (3e-3, 1e-2)]),
+    "attach": (ours, [{}]),
+    "attach, Kronecker": (lambda task, seed: ours(task, seed, "kronecker"), [{}]),
+}
+
+
+def figures(task, model, outputs, y):
+    """NLL, and accuracy with expected calibration error (15 bins) or root mean squared error."""
+    with torch.no_grad():
+        nll = -model.log_prob(outputs, y).mean().item()
+        if task.numbers:
+            return {"nll": nll, "rmse": (outputs.mean(0) - y).square().mean().sqrt().item()}
+        p, label = outputs.softmax(-1).mean(0).max(-1)
+        right = (label == y).float()
+        bins = (p * 15).long().clamp_max(14)
+        gaps = [
+            (right[bins == b].mean() - p[bins == b].mean()).abs() * (bins == b).float().mean() for b in bins.unique()
+        ]
+        return {"nll": nll, "accuracy": 100 * right.mean().item(), "ece": 100 * sum(gaps).item()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["digits"], choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--log", type=pathlib.Path)
+    options = parser.parse_args()
+    for name in options.tasks:
+        for method in options.methods:
+            fit, settings = SETTINGS[method]
+            found = []
+            for seed in options.seeds:
+                task, start = TASKS[name](seed), time.process_time()
+                tried = []
+                for setting in settings:
+                    model, predict = fit(task, seed, **setting)
+                    nll = -model.log_prob(predict(task.val[0]), task.val[1]).mean().item()
+                    tried.append((nll if math.isfinite(nll) else math.inf, len(tried), model, predict))
+                best = min(tried)
+                row = figures(task, *best[2:3], best[3](task.test[0]), task.test[1])
+                row |= {"task": name, "method": method, "seed": seed, "setting": settings[best[1]]}
+                found.append(row | {"seconds": time.process_time() - start})
+                if options.log:
+                    with options.log.open("a") as file:
+                        file.write(json.dumps(found[-1]) + "\n")
+            mean = {k: sum(r[k] for r in found) / len(found) for k in found[0] if isinstance(found[0][k], float)}
+            print(f"{name:16s} {method:18s}", "  ".join(f"{k} {v:.4g}" for k, v in mean.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,770 @@
+"""Posteriors over the weights of a network: identities with the dense world, and the life of a training script."""
+
+import copy
+import io
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchngvi
+from torchngvi import DiagonalGaussian, NaturalGradientVI
+from torchngvi.errors import InputError, RejectedStepWarning
+from torchngvi.expectations import Hessian
+from torchngvi.networks import (
+    IVON,
+    VOGN,
+    VON,
+    Bernoulli,
+    Categorical,
+    ExampleGradients,
+    Gaussian,
+    GradientNoise,
+    Reparametrized,
+    SampledLabels,
+    attach,
+    calibrate,
+    network,
+)
+from torchngvi.networks.noise import normals
+from torchngvi.rules import NaturalGradient, Retraction
+from torchngvi.structures import Diagonal
+
+
+def mlp(dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
+
+
+def data(n=40, dtype=torch.float32, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=g, dtype=dtype)
+    return x, (x @ torch.randn(4, 3, generator=g, dtype=dtype)).argmax(1)
+
+
+def adamw(model, lr=0.1, **keywords):
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, **keywords)
+
+
+def train(model, optimizer, steps, dtype=torch.float32, between=lambda: None, scheduler=None, first=0):
+    """Steps first, ..., first + steps - 1 of a plain loop, each on its own batch."""
+    for k in range(first, first + steps):
+        x, y = data(20, dtype, seed=10 + k)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        between()
+
+
+def means(q):
+    return torch.cat([m.flatten() for m in q.mean.values()])
+
+
+def sds(q):
+    return torch.cat([v.flatten() for v in q.variance.values()]).sqrt()
+
+
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def like(vector, tensors):
+    return [part.view_as(t) for part, t in zip(vector.split([t.numel() for t in tensors]), tensors, strict=True)]
+
+
+# identities with the dense world
+
+
+@pytest.mark.parametrize("rule", [NaturalGradient, Retraction])
+def test_a_step_is_the_one_of_a_dense_posterior(rule):
+    """Of a quadratic log joint: the precision as VN or as the retraction in the dense world, to rounding."""
+    n, delta, rho = 50, 0.02, 0.3
+    model = mlp(torch.float64)
+    q = network(model, n, prior_precision=n * delta)
+    family = q.families[0]
+    family.begin_()
+    q.memory = 0
+    q.refresh_()
+    m, D = means(q).clone(), means(q).numel()
+    H, b = n * (delta + torch.rand(D, dtype=torch.float64)), torch.randn(D, dtype=torch.float64)
+    kinds = {NaturalGradient: torchngvi.NaturalGaussian, Retraction: DiagonalGaussian}
+    shape = {"structure": Diagonal} if rule is NaturalGradient else {}
+    dense = kinds[rule](D, mean=m, scale=sds(q), dtype=torch.float64, **shape)
+    NaturalGradientVI(dense, rule(), lr=rho, estimator=Hessian(2)).step(lambda t: -0.5 * (H * (t - b).square()).sum(-1))
+
+    step = family.natural(like((H * (m - b)) / n, family.mean))
+    observed = like(H / n - delta, family.mean)
+    if rule is NaturalGradient:
+        family.absorb_(family.statistics([h.sqrt() for h in observed], 1.0), rho)
+    else:
+        q.seed = 3
+        family.retract_(observed, rho)
+    q.refresh_()
+    torch.testing.assert_close(
+        dense.variance.flatten()[:D] if rule is Retraction else 1 / dense.precision.diagonal(),
+        sds(q) ** 2,
+        rtol=1e-12,
+        atol=0,
+    )
+    if rule is NaturalGradient:  # VN divides by the new precision, the retraction by the old one
+        step = family.natural(like((H * (m - b)) / n, family.mean))
+    torch.testing.assert_close(dense.mean, m - rho * flat(step), rtol=1e-12, atol=1e-13)
+
+
+class Told(Categorical):
+    """A likelihood whose sampled labels are told."""
+
+    def __init__(self, labels):
+        super().__init__()
+        self.labels = labels
+
+    def sampled_losses(self, output, generator):
+        return F.cross_entropy(output, self.labels, reduction="none")
+
+
+@pytest.mark.parametrize("structure", ["diagonal"])
+def test_sampled_labels_are_the_gauss_newton_matrix_in_the_mean(structure):
+    """Over all label combinations of a batch of three, weighted by their probabilities."""
+    model, (x, _) = mlp(torch.float64), data(3, torch.float64)
+    q = network(model, 10, structure)
+    p = model(x).softmax(-1).detach()
+    found = [torch.zeros_like(m) for m in q.families[0].curvature]
+    for labels in itertools.product(range(3), repeat=3):
+        q.likelihood, q.draw, q.observed = Told(torch.tensor(labels)), 0, 0
+        SampledLabels().after_forward(q, model(x))  # the first observation is the running mean
+        q.refresh_()
+        weight = p[torch.arange(3), list(labels)].prod()
+        for total, seen in zip(found, q.families[0].curvature, strict=True):
+            total += weight * seen
+    expected = torch.zeros(means(q).numel(), dtype=torch.float64)
+    for k in range(3):
+        J = torch.stack([flat(torch.autograd.grad(model(x)[k, c], q.parameters_of_network)) for c in range(3)])
+        expected += torch.einsum("cd,ce,ed->d", J, p[k].diag() - p[k].outer(p[k]), J) / 3
+    torch.testing.assert_close(flat(found), expected, rtol=1e-12, atol=1e-16)
+
+
+def kronecker(o=3, i=2, n=30):
+    """A q over one matrix with random roots, and its dense root C = A ⊗ B."""
+    torch.manual_seed(2)
+    q = network(nn.Linear(i, o, bias=False, dtype=torch.float64), n, "kronecker")
+    family = q.families[0]
+    for name, root in family.named_buffers():
+        if not name.startswith("mean"):
+            root.copy_(torch.eye(len(root)) + 0.3 * torch.randn_like(root).tril())
+    (A, B) = family.roots()[0]
+    return q, family, torch.kron(A, B)
+
+
+def test_kronecker_verbs_are_those_of_the_dense_root():
+    q, family, C = kronecker()
+    g = torch.randn(3, 2, dtype=torch.float64)
+    close = {"rtol": 1e-12, "atol": 1e-13}
+    torch.testing.assert_close(family.colored([g])[0].flatten(), C @ g.flatten(), **close)
+    torch.testing.assert_close(family.whitened([g])[0].flatten(), torch.linalg.solve(C, g.flatten()), **close)
+    torch.testing.assert_close(family.natural([g])[0].flatten(), 30 * C @ C.mT @ g.flatten(), **close)
+    torch.testing.assert_close(family.variances()[0].flatten(), (C @ C.mT).diagonal(), **close)
+    torch.testing.assert_close(family.log_det(), torch.logdet(C @ C.mT), **close)
+
+
+def test_kronecker_steps_follow_the_projected_natural_gradient():
+    """The change of V is -C Π Cᵀ to first order, Π the projection of W - I on {E⊗I + I⊗F}; W = N Cᵀ(n gg' + δI)C."""
+    q, family, C = kronecker()
+    labels, delta, o, i = 7.0, family.prior[0], 3, 2
+    gradients = torch.randn(4, o, i, dtype=torch.float64)
+    W = sum(30 * C.mT @ (labels * torch.outer(g.flatten(), g.flatten())) @ C for g in gradients) / 4
+    P = W + 30 * delta * C.mT @ C - torch.eye(o * i)
+    basis = [torch.kron(E, torch.eye(i)) for E in torch.eye(o * o).view(-1, o, o)]
+    basis += [torch.kron(torch.eye(o), F_) for F_ in torch.eye(i * i).view(-1, i, i)]
+    basis = torch.stack(basis).flatten(1).double()
+    projection = (torch.linalg.lstsq(basis.mT, P.flatten()[:, None], driver="gelsd").solution.mT @ basis).view(P.shape)
+    statistics = [sum(parts) / 4 for parts in zip(*(family.statistics([g], labels) for g in gradients), strict=True)]
+    (P_A, P_B) = family.projected(statistics)[0]
+    together = torch.kron(P_A, torch.eye(i)) + torch.kron(torch.eye(o), P_B)
+    torch.testing.assert_close(together, projection, rtol=1e-10, atol=1e-12)
+    before = C @ C.mT
+    family.absorb_(statistics, 1e-6)
+    A, B = family.roots()[0]
+    after = torch.kron(A @ A.mT, B @ B.mT)
+    torch.testing.assert_close((after - before) / 1e-6, -C @ projection @ C.mT, rtol=1e-3, atol=1e-3)
+
+
+def test_kronecker_settles_where_the_projection_vanishes():
+    """From far, with the same statistic every time; the roots stay lower with positive diagonals."""
+    q, family, _ = kronecker()
+    gradients = torch.randn(6, 3, 2, dtype=torch.float64)
+    for _ in range(400):
+        each = [family.statistics([g], 2.0) for g in gradients]
+        statistics = [sum(parts) / 6 for parts in zip(*each, strict=True)]
+        family.absorb_(statistics, 0.2)
+        assert all((root.diagonal() > 0).all() and (root.triu(1) == 0).all() for root in family.roots()[0])
+    assert max(P.norm() for P in family.projected(statistics)[0]) < 1e-8
+
+
+def test_sampled_labels_are_drawn_from_the_predictions():
+    """Frequencies within four standard errors, for each likelihood."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.tensor([0.3, -1.0, 0.5]).expand(20_000, 3).clone().requires_grad_()
+    losses = Categorical().sampled_losses(logits, g)
+    expected = torch.special.entr(logits[0].softmax(-1)).sum()
+    assert abs(losses.mean() - expected) < 4 * losses.std() / 20_000**0.5
+    losses = Bernoulli().sampled_losses(logits[:, 1], g)
+    expected = torch.special.entr(torch.stack([logits[0, 1].sigmoid(), (-logits[0, 1]).sigmoid()])).sum()
+    assert abs(losses.mean() - expected) < 4 * losses.std() / 20_000**0.5
+    losses = Gaussian(2.0).sampled_losses(logits[:, 0], g)
+    assert abs(losses.mean() - 0.5) < 4 * losses.std() / 20_000**0.5
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert abs(gradient[:, 0].square().mean() - 0.25) < 0.02  # 1/scale²
+
+
+def test_the_radius_bounds_the_divergence_of_a_move():
+    """A long natural step moves the mean by r N' nats exactly, N' = N/T; with lr at half its peak by a quarter."""
+    model, radius = mlp(torch.float64), 1e-3
+    q = network(model, 50, temperature=0.5)
+    optimizer = VON(q, lr=100.0, radius=radius)
+    for lr, share in [(100.0, 1.0), (50.0, 0.25)]:
+        optimizer.param_groups[0]["lr"] = lr
+        before = means(q).clone()
+        train(model, optimizer, 1, torch.float64)
+        kl = 0.5 * ((means(q) - before) / sds(q)).square().sum()
+        torch.testing.assert_close(kl.item(), share * radius * 50 / 0.5, rtol=1e-10, atol=0)
+
+
+def test_ivon_takes_the_published_steps():
+    """Thirty steps against the equations of Shen et al. (2024), written out, with the same noise."""
+    n, lr, h0, b1, b2, delta, clip = 40, 0.1, 0.3, 0.9, 0.99, 1e-3, 0.5
+    model = mlp(torch.float64)
+    optimizer = IVON(model, n, lr, h0, (b1, b2), delta, clip)
+    other = mlp(torch.float64)
+    m = [p.detach().clone() for p in other.parameters()]
+    names = [name for name, _ in other.named_parameters()]
+    momentum, hess = [torch.zeros_like(p) for p in m], [torch.full_like(p, h0) for p in m]
+    for t in range(1, 31):
+        train(model, optimizer, 1, torch.float64, first=t)
+        noise = [normals(p, name, 0, t - 1) for p, name in zip(m, names, strict=True)]
+        sd = [(n * (h + delta)).rsqrt() for h in hess]
+        x, y = data(20, torch.float64, seed=10 + t)
+        for p, a, e, s in zip(other.parameters(), m, noise, sd, strict=True):
+            p.data = a + s * e
+        other.zero_grad()
+        F.cross_entropy(other(x), y).backward()
+        for k, p in enumerate(other.parameters()):
+            momentum[k] = b1 * momentum[k] + (1 - b1) * p.grad
+            f = p.grad * noise[k] / sd[k]
+            hess[k] = b2 * hess[k] + (1 - b2) * f + 0.5 * (1 - b2) ** 2 * (hess[k] - f) ** 2 / (hess[k] + delta)
+            direction = (momentum[k] / (1 - b1**t) + delta * m[k]) / (hess[k] + delta)
+            m[k] = m[k] - lr * (h0 + delta) * direction.clamp(-clip, clip)
+    torch.testing.assert_close(means(optimizer.q), flat(m), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(flat(optimizer.q.families[0].curvature), flat(hess), rtol=1e-10, atol=1e-12)
+
+
+def test_vogn_takes_the_published_steps():
+    """Thirty steps against the equations of Khan et al. (2018), one example after the other, with the same noise."""
+    n, lr, h0, b2, delta = 40, 0.02, 0.3, 0.95, 1e-3
+    model, other = mlp(torch.float64), mlp(torch.float64)
+    optimizer = VOGN(model, n, lr, h0, (0.0, b2), delta)
+    m = [p.detach().clone() for p in other.parameters()]
+    names = [name for name, _ in other.named_parameters()]
+    hess = [torch.full_like(p, h0) for p in m]
+    for t in range(30):
+        x, y = data(8, torch.float64, seed=t)
+        optimizer.zero_grad()
+        optimizer.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+        for p, a, name, h in zip(other.parameters(), m, names, hess, strict=True):
+            p.data = a + normals(a, name, 0, t) / (n * (h + delta)).sqrt()
+        g, squares = [0.0] * len(m), [0.0] * len(m)
+        for i in range(8):
+            each = torch.autograd.grad(F.cross_entropy(other(x[i : i + 1]), y[i : i + 1]), list(other.parameters()))
+            g = [total + e / 8 for total, e in zip(g, each, strict=True)]
+            squares = [total + e.square() / 8 for total, e in zip(squares, each, strict=True)]
+        for k in range(len(m)):
+            hess[k] = b2 * hess[k] + (1 - b2) * squares[k]
+            m[k] = m[k] - lr * (g[k] + delta * m[k]) / (hess[k] + delta)
+    torch.testing.assert_close(means(optimizer.q), flat(m), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(flat(optimizer.q.families[0].curvature), flat(hess), rtol=1e-10, atol=1e-12)
+
+
+def test_as_gaussian_has_the_moments_the_entropy_and_the_divergence():
+    """`kl` against torch.distributions, and `as_gaussian` against q."""
+    q = network(mlp(torch.float64), 50, prior_precision=3.0)
+    dense = q.as_gaussian()
+    torch.testing.assert_close(dense.mean, means(q))
+    torch.testing.assert_close(dense.variance, sds(q) ** 2)
+    normal = torch.distributions.Normal(means(q), sds(q))
+    prior = torch.distributions.Normal(torch.zeros_like(means(q)), 3.0**-0.5)
+    torch.testing.assert_close(q.kl(), torch.distributions.kl_divergence(normal, prior).sum())
+    torch.testing.assert_close(dense.entropy(), normal.entropy().sum())
+
+
+def test_gradient_noise_has_the_variance_of_a_mean():
+    """White noise of variance v/B in the gradients is observed as a curvature v, within four standard errors."""
+    model = nn.Linear(1, 1, bias=False)
+    q = network(model, 100, likelihood=Gaussian(1.0))
+    curvature, B, v = GradientNoise(batch_size=8), 8, 3.0
+    g = torch.Generator().manual_seed(0)
+    seen = []
+    for _ in range(4000):
+        noise = torch.randn(1, 1, generator=g) * (v / B) ** 0.5
+        before, count = q.families[0].curvature[0].item(), q.observed
+        curvature.before_step(q, {"weight": 0.7 + noise})
+        q.refresh_()
+        rate = max(0.01, 1 / max(q.observed, 1))
+        if q.observed > count and q.observed > 100:
+            seen.append((q.families[0].curvature[0].item() - (1 - rate) * before) / rate)
+    seen = torch.tensor(seen)
+    assert abs(seen.mean() - v) < 4 * seen.std() / len(seen) ** 0.5 * 1.5  # neighbours share a running mean
+
+
+# the life of a training script
+
+
+def test_parameters_hold_the_draw_in_training_and_the_mean_elsewhere():
+    model = mlp()
+    q = network(model, 100)
+    attach(adamw(model), q, radius=0.1)
+    x, _ = data(5)
+    start = means(q).clone()
+    model(x)
+    assert not torch.equal(flat(list(model.parameters())), start)
+    assert torch.equal(flat(list(model.state_dict().values())), start)
+    drawn = flat(list(model.parameters())).clone()
+    model.eval()
+    model(x)
+    assert torch.equal(flat(list(model.parameters())), start)
+    model.train()
+    model(x)
+    assert torch.equal(flat(list(model.parameters())), drawn)  # the same draw until a step
+    model.eval()
+    model[0](x)  # a part that is called alone
+    assert torch.equal(flat(list(model.parameters())), start)
+
+
+def test_evaluation_leaves_no_trace():
+    """eval(), state_dict(), predict() after every step: the same means to the bit."""
+
+    def run(between):
+        model = mlp()
+        q = network(model, 100)
+        optimizer = adamw(model)
+        attach(optimizer, q, steps=20)
+        train(model, optimizer, 20, between=lambda: between(model, q))
+        return means(q)
+
+    def look(model, q):
+        model.eval()
+        model(data(3)[0])
+        model.state_dict()
+        model.train()
+        q.predict(data(3)[0], samples=2)
+
+    assert torch.equal(run(look), run(lambda model, q: None))
+
+
+@pytest.mark.parametrize("make", [adamw, lambda m: adamw(m, fused=True), "von", "gradient noise"])
+def test_a_resumed_run_is_the_uninterrupted_one(make):
+    """Through bytes that are read with weights_only=True, in the middle of a cosine schedule."""
+
+    def start():
+        model = mlp()
+        q = network(model, 100)
+        if make == "von":
+            optimizer, handle = VON(q, steps=20), None
+        elif make == "gradient noise":
+            optimizer = adamw(model)
+            handle = attach(optimizer, q, steps=20, curvature=GradientNoise(20))
+        else:
+            optimizer, handle = make(model), None
+            attach(optimizer, q, steps=20)
+        return model, q, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20), handle
+
+    model, q, optimizer, scheduler, _ = start()
+    train(model, optimizer, 20, scheduler=scheduler)
+    half, hq, ho, hs, hh = start()
+    train(half, ho, 8, scheduler=hs)
+    saved = {"model": half.state_dict(), "q": hq.state_dict(), "opt": ho.state_dict(), "lr": hs.state_dict()}
+    if hh is not None:
+        saved["curvature"] = hh.curvature.state_dict()
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    read = torch.load(file, weights_only=True)
+    other, oq, oo, os, oh = start()
+    train(other, oo, 3)  # it has been elsewhere
+    other.load_state_dict(read["model"])
+    oq.load_state_dict(read["q"])
+    oo.load_state_dict(read["opt"])
+    os.load_state_dict(read["lr"])
+    if oh is not None:
+        oh.curvature.load_state_dict(read["curvature"])
+    train(other, oo, 12, scheduler=os, first=8)
+    assert torch.equal(means(oq), means(q))
+    assert torch.equal(sds(oq), sds(q))
+
+
+def test_loading_the_network_sets_the_mean():
+    model, other = mlp(), mlp(seed=5)
+    q = network(model, 100)
+    attach(adamw(model), q, radius=0.1)
+    model(data(3)[0])
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(means(q), flat([p.detach() for p in other.parameters()]))
+    model(data(3)[0])
+    part = mlp(seed=6)[0].state_dict()
+    model[0].load_state_dict(part)  # a part alone; what is not loaded keeps its mean
+    assert torch.equal(q.mean["0.weight"], part["weight"])
+    assert torch.equal(q.mean["2.weight"], other[2].weight)
+
+
+def test_tied_frozen_and_unused_parameters():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.unused, self.frozen = (nn.Linear(4, 4) for _ in range(4))
+            self.b.weight = self.a.weight
+            self.frozen.requires_grad_(False)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.frozen(self.b(torch.tanh(self.a(x))))))
+
+    torch.manual_seed(0)
+    model = Odd()
+    frozen, unused = model.frozen.weight.clone(), model.unused.weight.detach().clone()
+    q = network(model, 100)
+    assert "b.weight" not in q.names
+    assert "frozen.weight" not in q.names
+    optimizer = adamw(model)
+    attach(optimizer, q, steps=10)
+    train(model, optimizer, 10)
+    state = model.state_dict()
+    assert torch.equal(state["a.weight"], state["b.weight"])
+    assert torch.equal(state["frozen.weight"], frozen)
+    assert torch.equal(state["unused.weight"], unused)
+
+
+def test_patterns_choose_what_is_bayesian_and_its_prior():
+    model = mlp()
+    q = network(model, 100, structure={"2.*": "diagonal"}, prior_precision={"*.bias": 2.0, "*": 5.0})
+    assert q.names == ["2.weight", "2.bias"]
+    assert q.prior == {"2.weight": 0.05, "2.bias": 0.02}
+    optimizer = adamw(model)
+    attach(optimizer, q, steps=5)
+    before = model[0].weight.detach().clone()
+    train(model, optimizer, 5)
+    assert not torch.equal(model[0].weight, before)  # trained as ever
+
+
+def test_several_optimizers_share_a_posterior():
+    model = mlp()
+    q = network(model, 100)
+    a = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    b = torch.optim.AdamW(model[2].parameters(), lr=0.1, weight_decay=0.0)
+    attach([a, b], q, steps=10)
+    for k in range(10):
+        x, y = data(20, seed=k)
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        a.step()
+        if k != 4:  # as a scaler leaves one out
+            b.step()
+    assert q.draw == 10  # a's step alone is ended by the next forward pass
+
+
+def test_scaled_gradients_of_a_fused_optimizer():
+    """A GradScaler leaves the unscaling to a fused optimizer; the posterior does it."""
+
+    def run(scale):
+        model = mlp()
+        q = network(model, 100)
+        optimizer = adamw(model, fused=True)
+        attach(optimizer, q, steps=10, curvature=GradientNoise(20))
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale is not None)
+        for k in range(10):
+            x, y = data(20, seed=k)
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return means(q)
+
+    torch.testing.assert_close(run(1024.0), run(1.0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_overflow_loses_nothing(fused):
+    model = mlp()
+    q = network(model, 100)
+    optimizer = adamw(model, fused=fused)
+    attach(optimizer, q, steps=10)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    x, y = data(20)
+    for k in range(4):
+        optimizer.zero_grad()
+        before = means(q).clone()
+        scaler.scale(F.cross_entropy(model(x), y) * (torch.inf if k == 2 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(means(q), before) == (k == 2)
+    assert scaler.get_scale() == 2.0**9
+    assert all(state["exp_avg"].isfinite().all() for state in optimizer.state.values())
+
+
+def test_a_batch_that_is_not_finite_is_left_out_with_a_sentence():
+    model = mlp()
+    q = network(model, 100)
+    optimizer = adamw(model)
+    handle = attach(optimizer, q, steps=10)
+    train(model, optimizer, 3)
+    before = means(q).clone()
+    x, y = data(20)
+    x[0, 0] = torch.nan
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    with pytest.warns(RejectedStepWarning, match="gradients or the optimizer's move are not finite"):
+        optimizer.step()
+    assert torch.equal(means(q), before)
+    assert handle.skipped == 1
+    train(model, optimizer, 3)
+    assert means(q).isfinite().all()
+    assert sds(q).isfinite().all()
+
+
+def test_clipping_accumulation_and_normalisation():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    q = network(model, 100)
+    optimizer = adamw(model)
+    attach(optimizer, q, steps=20)
+    x, y = data(40)
+    for _ in range(20):
+        optimizer.zero_grad()
+        for half in (slice(0, 20), slice(20, 40)):
+            drawn = flat(list(model.parameters())).clone() if q.holds_draw else None
+            (F.cross_entropy(model(x[half]), y[half]) / 2).backward()
+            if half.start:
+                assert torch.equal(flat(list(model.parameters())), drawn)  # one draw a step
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert q.draw == 20
+    q.update_bn([x])
+    with q.at_mean():
+        statistics = F.linear(x, model[0].weight, model[0].bias).mean(0)
+    torch.testing.assert_close(model[1].running_mean, statistics)
+    model.eval()
+    assert (model(x).argmax(1) == y).float().mean() > 0.7
+
+
+def test_a_compiled_network_is_the_same():
+    def run(wrap):
+        model = mlp()
+        q = network(model, 100)
+        optimizer = adamw(model)
+        attach(optimizer, q, steps=12)
+        train(wrap(model), optimizer, 12)
+        return means(q)
+
+    compiled = run(lambda m: torch.compile(m, backend="eager"))
+    torch.testing.assert_close(compiled, run(lambda m: m), rtol=1e-5, atol=1e-6)
+
+
+def test_a_copy_is_not_moved():
+    model = mlp()
+    q = network(model, 100)
+    optimizer = adamw(model)
+    attach(optimizer, q, steps=10)
+    train(model, optimizer, 2)
+    copied = copy.deepcopy(model).eval()
+    x, _ = data(5)
+    before = copied(x)
+    train(model, optimizer, 2)
+    assert torch.equal(copied(x), before)
+    assert not torch.equal(model.eval()(x), before)
+
+
+def test_half_precision_keeps_the_mean_in_single():
+    model = mlp(torch.bfloat16)
+    q = network(model, 100)
+    optimizer = adamw(model)
+    attach(optimizer, q, steps=10)
+    train(model, optimizer, 10, torch.bfloat16)
+    assert all(m.dtype == torch.float32 for m in q.mean.values())
+    assert any(not torch.equal(m, m.bfloat16().float()) for m in q.mean.values())
+    assert model.state_dict()["0.weight"].dtype == torch.bfloat16
+
+
+def test_removed_hooks_leave_the_network_as_any_other():
+    model = mlp()
+    q = network(model, 100)
+    optimizer = adamw(model)
+    handle = attach(optimizer, q, steps=10)
+    train(model, optimizer, 2)
+    handle.remove()
+    model(data(3)[0])
+    assert torch.equal(flat(list(model.parameters())), means(q))
+    q.release()
+    train(model, optimizer, 2)
+    assert not torch.equal(flat(list(model.parameters())), means(q))
+    network(model, 100)
+
+
+# predictions
+
+
+def test_predictions_average_over_draws():
+    model = mlp()
+    q = network(model, 20)
+    model[0].eval()
+    x, y = data(7)
+    p = q.predict(x, samples=5)
+    torch.testing.assert_close(p.sum(-1), torch.ones(7))
+    each = []
+    for k in range(5):
+        with q.drawn(k):
+            each.append(model(x).softmax(-1).detach())
+    torch.testing.assert_close(p, torch.stack(each).mean(0))
+    torch.testing.assert_close(q.log_prob(x, y, samples=5), p.gather(1, y[:, None])[:, 0].log())
+    assert model.training
+    assert not model[0].training  # each module keeps its own mode
+    found = q.predictive(x, samples=5)
+    torch.testing.assert_close(found.total, torch.special.entr(p).sum(-1))
+    assert (found.epistemic > 0).all()
+
+
+def test_predictions_of_numbers_have_the_variance_of_a_linear_model():
+    """Of a linear network: epistemic x'Vx, aleatoric the noise, within five standard errors of 2,000 draws."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1, bias=False)
+    q = network(model, 10, likelihood=Gaussian(0.5))
+    x = torch.randn(4, 3)
+    found = q.predictive(x, samples=2000)
+    expected = x.square() @ q.variance["weight"][0]
+    torch.testing.assert_close(found.epistemic[:, 0], expected, rtol=5 * (2 / 2000) ** 0.5, atol=0)
+    assert (found.aleatoric == 0.25).all()
+    q = network(nn.Linear(3, 1), 10, likelihood="bernoulli")
+    assert ((q.predict(x) > 0) & (q.predict(x) < 1)).all()
+    assert q.predictive(x).epistemic.shape == (4, 1)
+
+
+def test_calibrate_finds_the_temperature():
+    """Labels drawn from the network at its mean: the less noise the better; wide noise is punished."""
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight *= 20
+    q = network(model, 5)
+    x, _ = data(400)
+    y = model(x).argmax(1)
+    found = calibrate(q, [(x[:200], y[:200]), (x[200:], y[200:])], samples=4)
+    assert q.temperature == found.temperature < 0.1
+    assert found.nll == min(found.tried.values())
+    wide = sds(q)
+    q.temper_(4 * found.temperature)
+    torch.testing.assert_close(sds(q), 2 * wide)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_data": 0}, "num_data is the number of labels"),
+        ({"temperature": 0.0}, "temperature is larger than 0"),
+        ({"structure": "block"}, "structure is one of"),
+        ({"structure": {"body.*": "diagonal"}}, "fits none of the parameters"),
+        ({"prior_precision": -1.0}, "prior_precision is larger than 0"),
+        ({"prior_precision": {"0.*": 1.0}}, "prior_precision says nothing of 2.weight"),
+        ({"likelihood": "gaussian"}, "needs the scale of the noise"),
+        ({"likelihood": "poisson"}, "likelihood is"),
+    ],
+)
+def test_posteriors_that_cannot_be(arguments, text):
+    with pytest.raises(InputError, match=text):
+        network(mlp(), **{"num_data": 100, **arguments})
+
+
+def test_networks_that_cannot_be():
+    with pytest.raises(InputError, match="nothing to infer"):
+        network(mlp().requires_grad_(False), 100)
+    model = mlp()
+    network(model, 100)
+    with pytest.raises(InputError, match="has a posterior already"):
+        network(model, 100)
+    odd = nn.Linear(2, 2)
+    odd.weight = nn.Parameter(odd.weight.to(torch.complex64))
+    with pytest.raises(InputError, match="dtype torch.complex64"):
+        network(odd, 100)
+
+
+def test_optimizers_that_cannot_be():
+    model = mlp()
+    q = network(model, 100)
+    with pytest.raises(InputError, match="weight_decay=0.01 for parameters of q, and the prior takes its place"):
+        attach(torch.optim.AdamW(model.parameters()), q, steps=10)
+    with pytest.raises(InputError, match="No optimizer given has the parameters 0.weight"):
+        attach(torch.optim.SGD(model[2].parameters(), lr=0.1), q, steps=10)
+    with pytest.raises(InputError, match="Say either steps="):
+        attach(adamw(model), q)
+    with pytest.raises(InputError, match="steps is the number"):
+        attach(adamw(model), q, steps=0)
+    with pytest.raises(InputError, match="radius is a length"):
+        attach(adamw(model), q, radius=0.0)
+    attach(adamw(model), q, steps=10)
+    with pytest.raises(InputError, match="attached already"):
+        attach(adamw(model), q, steps=10)
+
+
+def test_numbers_that_cannot_be():
+    q = network(mlp(), 100)
+    for call, text in [
+        (lambda: q.predict(data(2)[0], samples=0), "samples is the number of draws"),
+        (lambda: q.temper_(math.inf), "temperature is larger than 0"),
+        (lambda: SampledLabels(every=0), "every is the number of steps"),
+        (lambda: GradientNoise(0), "batch_size is the number of labels"),
+        (lambda: GradientNoise(1, beta=1.0), "beta is at least 0"),
+        (lambda: Reparametrized(0.0), "rate is larger than 0"),
+        (lambda: ExampleGradients(2.0), "rate is larger than 0"),
+        (lambda: VOGN(mlp(), 100, 0.1).backward(torch.zeros(())), "losses are those of the single examples"),
+        (lambda: VOGN(mlp(), 100, 0.1).step(), "needs the losses of single examples"),
+        (lambda: Gaussian(0.0), "scale is the standard deviation"),
+        (lambda: VON(q, 100, steps=10), "num_data is a part of the posterior already"),
+        (lambda: VON(mlp(), steps=10), "num_data, the number of labels in the training data, is missing"),
+        (lambda: VON(mlp(), 100, lr=-1.0, steps=10), "lr is 0 or larger"),
+        (lambda: VON(mlp(), 100, beta=1.0, steps=10), "beta is at least 0"),
+        (lambda: calibrate(q, []), "loader of validation data is empty"),
+        (lambda: calibrate(q, [torch.zeros(2, 4)]), "gives pairs"),
+        (lambda: calibrate(q, [(torch.full((2, 4), torch.nan), torch.zeros(2).long())]), "not finite at any"),
+        (lambda: Categorical().moments(torch.zeros(3, 1)), "two classes or more"),
+    ]:
+        with pytest.raises(InputError, match=text):
+            call()
+
+
+def test_outputs_that_are_no_tensor():
+    class Wrapped(nn.Module):
+        def __init__(self, wrap):
+            super().__init__()
+            self.layer, self.wrap = nn.Linear(4, 3), wrap
+
+        def forward(self, x):
+            return self.wrap(self.layer(x))
+
+    x, _ = data(3)
+    for wrap, curvature, fine in [
+        (lambda o: {"logits": o}, None, True),
+        (lambda o: (o, 1), SampledLabels(output=lambda returned: returned[0]), True),
+        (lambda o: (o, 1), None, False),
+    ]:
+        model = Wrapped(wrap)
+        q = network(model, 100)
+        attach(adamw(model), q, steps=10, curvature=curvature)
+        if fine:
+            model(x)
+            assert q.observed == 1
+        else:
+            with pytest.raises(InputError, match="needs the outputs of the network as one tensor"):
+                model(x)

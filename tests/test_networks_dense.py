@@ -1,0 +1,146 @@
+"""The dense family of a last layer: identities with matrices and with the dense world."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_networks import Told, adamw, data, flat, like, means, mlp, train
+from torch import nn
+
+from torchngvi import NaturalGaussian, NaturalGradientVI
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations import Hessian
+from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network
+from torchngvi.rules import NaturalGradient
+
+CLOSE = {"rtol": 1e-12, "atol": 1e-13}
+
+
+def dense(n=30, delta=0.02):
+    """A q over a small layer with a random curvature, its family, and its dense covariance."""
+    torch.manual_seed(2)
+    q = network(nn.Linear(2, 3, dtype=torch.float64), n, "dense", prior_precision=n * delta)
+    family = q.families[0]
+    half = torch.randn(9, 9, dtype=torch.float64)
+    family.curvature.copy_(half @ half.mT)
+    family.refresh_(0.0)
+    return q, family, torch.linalg.inv(n * (half @ half.mT + delta * torch.eye(9, dtype=torch.float64)))
+
+
+def test_verbs_are_those_of_the_matrix():
+    _, family, V = dense()
+    g = [torch.randn_like(m) for m in family.mean]
+    torch.testing.assert_close(flat(family.natural(g)), 30 * V @ flat(g), **CLOSE)
+    torch.testing.assert_close(flat(family.variances()), V.diagonal(), **CLOSE)
+    torch.testing.assert_close(family.log_det(), torch.logdet(V), **CLOSE)
+    torch.testing.assert_close(
+        flat(family.whitened(g)).square().sum(), flat(g) @ torch.linalg.solve(V, flat(g)), **CLOSE
+    )
+    torch.testing.assert_close(flat(family.whitened(family.colored(g))), flat(g), **CLOSE)
+
+
+def test_draws_have_the_covariance():
+    q, family, V = dense()
+    draws = torch.stack([flat(family.colored(family.noise(0, k))) for k in range(4_000)])
+    error = (draws.mT @ draws / len(draws) - V) / (V.diagonal().outer(V.diagonal()) + V.square()).sqrt()
+    assert error.abs().max() < 5 / len(draws) ** 0.5
+
+
+def test_a_step_is_that_of_vn():
+    """Of a quadratic log joint, against `NaturalGaussian` with a full covariance."""
+    rho, delta = 0.3, 0.02
+    q, family, V = dense(delta=delta)
+    half, b = torch.randn(9, 9, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+    H, m = 30 * (half @ half.mT + delta * torch.eye(9, dtype=torch.float64)), means(q).clone()
+    other = NaturalGaussian(9, mean=m, scale=torch.linalg.cholesky(V), dtype=torch.float64)
+
+    def log_joint(t):
+        return -0.5 * torch.einsum("...i,ij,...j->...", t - b, H, t - b)
+
+    NaturalGradientVI(other, NaturalGradient(), lr=rho, estimator=Hessian(2)).step(log_joint)
+    rows = [part.mT.unflatten(-1, p.shape) for part, p in zip(half.split(family.sizes), family.mean, strict=True)]
+    family.absorb_(family.statistics(rows, 9.0), rho)
+    family.refresh_(0.0)
+    torch.testing.assert_close(torch.linalg.inv(family.root @ family.root.mT), other.covariance, rtol=1e-10, atol=1e-12)
+    step = flat(family.natural(like(H @ (m - b) / 30, family.mean)))
+    torch.testing.assert_close(m - rho * step, other.mean, rtol=1e-10, atol=1e-12)
+
+
+def test_sampled_labels_are_the_gauss_newton_matrix():
+    """Over all label combinations of a batch of three: the block of the last layer, and the diagonal of the rest."""
+    model, (x, _) = mlp(torch.float64), data(3, torch.float64)
+    q = network(model, 10, {"2.*": "dense", "0.*": "diagonal"})
+    block = next(family for family in q.each() if family.single)
+    p = model(x).softmax(-1).detach()
+    found = torch.zeros_like(block.curvature)
+    for labels in itertools.product(range(3), repeat=3):
+        q.likelihood, q.draw, q.observed = Told(torch.tensor(labels)), 0, 0
+        SampledLabels().after_forward(q, model(x))
+        q.refresh_()
+        found += p[torch.arange(3), list(labels)].prod() * block.curvature
+    expected = torch.zeros_like(found)
+    for k in range(3):
+        J = torch.stack([flat(torch.autograd.grad(model(x)[k, c], block.parameters_of_network)) for c in range(3)])
+        expected += J.mT @ (p[k].diag() - p[k].outer(p[k])) @ J / 3
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-16)
+
+
+def test_many_labels_are_observed_in_part():
+    """A quarter of 1,024 labels, with the same mean: where all are alike it is the same to rounding."""
+    model = mlp(torch.float64)
+    seen = []
+    for count in (1, 1024):
+        other = mlp(torch.float64)
+        other.load_state_dict(model.state_dict())
+        q = network(other, 10, {"2.*": "dense"}, likelihood=Told(torch.zeros(count, dtype=torch.long)))
+        SampledLabels().after_forward(q, other(data(1, torch.float64)[0].expand(count, 4)))
+        q.refresh_()
+        seen.append(q.families[0].curvature)
+    torch.testing.assert_close(seen[0], seen[1])
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
+def test_the_start_fades_as_that_of_single_weights(weight):
+    q, family, _ = dense()
+    single = network(nn.Linear(2, 3, dtype=torch.float64), 30, prior_precision=0.6).families[0]
+    h = torch.rand(9, dtype=torch.float64)
+    family.curvature.copy_(h.diag())
+    for running, part in zip(single.curvature, like(h, single.mean), strict=True):
+        running.copy_(part)
+    for one in (family, single):
+        one.refresh_(weight)
+    torch.testing.assert_close(flat(family.variances()), flat(single.variances()), **CLOSE)
+
+
+@pytest.mark.parametrize("make", ["attach", "von"])
+def test_a_network_with_a_dense_head_is_trained(make):
+    model = mlp()
+    q = network(model, 100, {"2.*": "dense", "*": "diagonal"})
+    optimizer = VON(q, steps=60) if make == "von" else adamw(model)
+    if make == "attach":
+        attach(optimizer, q, steps=60)
+    x, y = data(100)
+    before = -q.log_prob(x, y).mean()
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert -q.log_prob(x, y).mean() < 0.8 * before
+    assert q.kl().isfinite()
+    model[2].requires_grad_(False)
+    optimizer.zero_grad()
+    q.memory = 0
+    q.refresh_()
+    frozen = q.variance["2.weight"].clone()
+    train(model, optimizer, 12)
+    torch.testing.assert_close(q.variance["2.weight"], frozen)
+
+
+def test_what_is_refused():
+    with pytest.raises(InputError, match='structure="dense" is for 2,000 weights at most; weight, bias have 2,550'):
+        network(nn.Linear(50, 50), 100, "dense")
+    model = mlp()
+    q = network(model, 100, {"2.*": "dense"}, likelihood=Categorical())
+    with pytest.raises(PairError, match="GradientNoise observes the gradient of the mean loss"):
+        attach(adamw(model), q, steps=10, curvature=GradientNoise(20))

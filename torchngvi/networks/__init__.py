@@ -1,0 +1,34 @@
+"""Posteriors over the weights of any network, moved by any optimizer of torch."""
+
+from torchngvi.networks.attached import Attachment, attach
+from torchngvi.networks.calibration import Calibrated, calibrate
+from torchngvi.networks.curvatures import Curvature, ExampleGradients, GradientNoise, Reparametrized, SampledLabels
+from torchngvi.networks.likelihoods import Bernoulli, Categorical, Gaussian, OutputLikelihood
+from torchngvi.networks.posterior import NetworkGaussian, network
+from torchngvi.networks.predictions import Predictive, log_prob, outputs, predictive
+from torchngvi.networks.von import IVON, VOGN, VON
+
+__all__ = [
+    "IVON",
+    "VOGN",
+    "VON",
+    "Attachment",
+    "Bernoulli",
+    "Calibrated",
+    "Categorical",
+    "Curvature",
+    "ExampleGradients",
+    "Gaussian",
+    "GradientNoise",
+    "NetworkGaussian",
+    "OutputLikelihood",
+    "Predictive",
+    "Reparametrized",
+    "SampledLabels",
+    "attach",
+    "calibrate",
+    "log_prob",
+    "network",
+    "outputs",
+    "predictive",
+]

@@ -1,0 +1,283 @@
+"""A posterior moved by any optimizer of torch: hooks before and after its step.
+
+before   the parameters take the mean, the gradients the prior's part δm
+step     the optimizer moves the mean as it moves any parameter
+after    the move is shortened to a radius, q takes it, and the parameters take the next draw
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchngvi.errors import InputError, RejectedStepWarning
+from torchngvi.networks.curvatures import Curvature, SampledLabels
+from torchngvi.networks.finite import add_share_, all_finite, zero_where_
+from torchngvi.networks.optimizers import check, closure_of, share_of_lr, unscale_
+from torchngvi.networks.posterior import NetworkGaussian
+
+_SHARE = 0.1  # the default radius is this over the square root of the number of steps, in nats a datum
+
+
+def attach(
+    optimizer: Optimizer | Sequence[Optimizer],
+    q: NetworkGaussian,
+    *,
+    steps: int | None = None,
+    radius: float | None = None,
+    curvature: Curvature | None = None,
+) -> "Attachment":
+    """Let an optimizer of torch train the posterior of a network; the training loop stays as it is.
+
+    The optimizer moves the mean with the gradient of the mean loss at a draw plus δm; q shortens the move to
+
+        κ = ½ dmᵀ(H + δ) dm ≤ r f²   nats a datum, f = lr/its largest value,
+
+    so that a learning rate that is large enough (1, say) has no other part than its schedule, and no step is too long.
+    The default r = 0.1/√steps was the best of 34 rules tried.  The precision of q moves by natural-gradient
+    steps towards the observed curvature.
+
+    Args:
+        optimizer: any optimizer of torch over the network's parameters, or several that share them, but for LBFGS; the
+            weight decay of the parameters of q is 0, as the prior takes its place.
+        q: the posterior, from :func:`torchngvi.network`.
+        steps: the number of optimizer steps that the training will take, for the default radius.
+        radius: the longest move of a step in nats a datum, instead; ``math.inf`` sets none.
+        curvature: how the curvature is observed; `SampledLabels()` by default.
+
+    Returns:
+        The attachment, whose `remove()` lets the optimizer go.
+
+    Raises:
+        InputError: if neither or both of steps and radius are given, if an optimizer has weight decay for a parameter
+            of q, maximises, or is LBFGS, or if a parameter of q is in none of the optimizers.
+
+    >>> import torchngvi
+    >>> model = torch.nn.Linear(2, 3)
+    >>> q = torchngvi.network(model, num_data=100)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
+    >>> attachment = torchngvi.attach(optimizer, q, steps=10)
+    >>> x, y = torch.randn(20, 2), torch.randint(3, (20,))
+    >>> for _ in range(10):
+    ...     optimizer.zero_grad()
+    ...     loss = torch.nn.functional.cross_entropy(model(x), y)
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> q.draw, q.observed
+    (10, 1)
+    """
+    length = radius_of(steps, radius)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    if q.sampling:
+        raise InputError("The posterior is attached already; call remove() of that attachment first.")
+    check(optimizers, dict(zip(q.names, q.parameters_of_network, strict=True)))
+    return Attachment(optimizers, q, length, SampledLabels() if curvature is None else curvature)
+
+
+def radius_of(steps: int | None, radius: float | None) -> float:
+    """Return the radius of a step: the one that was given, or 0.1/√steps.
+
+    Args:
+        steps, radius: as in :func:`attach`.
+
+    Returns:
+        Nats a datum.
+
+    Raises:
+        InputError: unless exactly one of them is given, and larger than 0.
+
+    >>> radius_of(steps=100, radius=None)
+    0.01
+    """
+    if (steps is None) == (radius is None):
+        raise InputError(
+            "Say either steps=, the number of optimizer steps that the training will take, which chooses the radius, "
+            f"or radius=, in nats a datum; got steps={steps} and radius={radius}."
+        )
+    if steps is not None:
+        if steps < 1:
+            raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps}.")
+        return _SHARE / math.sqrt(steps)
+    assert radius is not None
+    if not radius > 0:
+        raise InputError(f"radius is a length in nats a datum, larger than 0; got {radius}.")
+    return float(radius)
+
+
+class Attachment:
+    """What :func:`attach` returns: the hooks of q on its optimizers.
+
+    Args:
+        optimizers: that move the mean.
+        q: the posterior.
+        radius: the longest move, in nats a datum.
+        curvature: how the curvature is observed.
+        prior_in_gradient: whether δm is added to the gradients; an optimizer that adds it itself says no.
+
+    Attributes:
+        skipped: the steps whose gradients or move were not finite, and which did not move the mean, a 0-d tensor.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        q: NetworkGaussian,
+        radius: float,
+        curvature: Curvature,
+        prior_in_gradient: bool = True,
+    ) -> None:
+        self.q, self.radius, self.curvature = q, float(radius), curvature
+        self.prior_in_gradient = prior_in_gradient
+        self.optimizers = list(optimizers)
+        self.stepped: list[Optimizer] = []
+        self._scaled = False
+        device = q.parameters_of_network[0].device
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self._unusable = torch.zeros((), dtype=torch.bool, device=device)
+        self.handles: list[Any] = []
+        for opt in self.optimizers:
+            self.handles += [opt.register_step_pre_hook(self.before), opt.register_step_post_hook(self.after)]
+        self.handles.append(q.model.register_forward_hook(self.after_forward))
+        self._share()  # each group remembers the learning rate that it begins with
+        q.agree_()
+        curvature.begin(q)
+        self.seen = q.observed
+        q.sampling = True
+        q.settle(q.model.training)
+
+    @torch.compiler.disable
+    def after_forward(self, module: Any, arguments: Any, output: Any) -> None:
+        """Let the curvature look at the outputs in training.
+
+        Args:
+            module, arguments, output: as torch gives them.
+        """
+        if self.handles and module.training and not self.q.pinned:
+            self.curvature.after_forward(self.q, output)
+
+    @torch.no_grad()
+    def before(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> tuple[tuple, dict] | None:
+        """Prepare a step: the mean in the parameters, gradients that are usable, the prior's part in them.
+
+        Args:
+            optimizer, arguments, keywords: as torch gives them.
+
+        Returns:
+            Arguments with a closure that only returns the loss, where there was one: it is called here, at the draw.
+
+        Raises:
+            InputError: if a gradient is sparse.
+        """
+        if optimizer in self.stepped:
+            self.finish()
+        closure = closure_of(arguments, keywords)
+        loss = None if closure is None else closure()
+        q = self.q
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        used = {
+            name: p.grad
+            for name, p in zip(q.names, q.parameters_of_network, strict=True)
+            if p in own and p.grad is not None
+        }
+        gradients = list(used.values())
+        if any(g.is_sparse for g in gradients):
+            raise InputError("A posterior over a network needs dense gradients; make embeddings with sparse=False.")
+        unscale_(optimizer, gradients)
+        bad = ~all_finite(gradients)
+        zero_where_(gradients, bad)
+        self._unusable |= bad
+        self._scaled = self._scaled or hasattr(optimizer, "found_inf")
+        self.curvature.before_step(q, used)
+        q.mean_()
+        if q.observed != self.seen:  # only now: until here the draw could have been needed again
+            q.refresh_()
+            self.seen = q.observed
+        q.unfinished = self.finish
+        if self.prior_in_gradient:
+            means, prior = q.mean, q.prior
+            for delta in set(prior.values()):
+                names = [name for name in used if prior[name] == delta]
+                if names:
+                    part = [means[name].to(used[name].dtype) for name in names]
+                    torch._foreach_add_([used[name] for name in names], part, alpha=delta)
+        return None if closure is None else ((optimizer, lambda: loss), {})
+
+    @torch.no_grad()
+    def after(self, optimizer: Optimizer, arguments: tuple, keywords: dict) -> None:
+        """End the step when every optimizer has stepped.
+
+        Args:
+            optimizer, arguments, keywords: as torch gives them.
+        """
+        self.stepped.append(optimizer)
+        if len(self.stepped) == len(self.optimizers):
+            self.finish()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Take the move, no longer than the radius, and go on to the next draw."""
+        q, length = self.q, self.radius * self._share() ** 2
+        moves = [family.move_() for family in q.each()]
+        kl = q.divergence(moves)
+        usable = kl.isfinite() & ~self._unusable
+        shrink = torch.where(usable, (length / kl.clamp_min(torch.finfo(kl.dtype).tiny)).sqrt().clamp(max=1.0), 0.0)
+        for family, move in zip(q.each(), moves, strict=True):
+            zero_where_(move, ~kl.isfinite())
+            add_share_(family.mean, move, shrink)
+        self._report(usable)
+        q.unfinished, self._scaled, self.stepped = None, False, []
+        q.next_draw_()
+
+    def _report(self, usable: Tensor) -> None:
+        """Count a step that was not taken; say so where that needs no wait for a device."""
+        self.skipped += ~usable
+        if usable.device.type == "cpu" and not usable and not self._scaled:  # a GradScaler tries its scale
+            warnings.warn(
+                "A step of the network's posterior was not taken: its gradients or the optimizer's move are not "
+                "finite. The posterior is as it was; look at the batch, the learning rate, or clip the gradients.",
+                RejectedStepWarning,
+                stacklevel=5,
+            )
+        self._unusable.zero_()
+
+    def _share(self) -> float:
+        """f = lr/its largest value, the largest one of all groups with parameters of q."""
+        of_q = set(self.q.parameters_of_network)
+        groups = [group for opt in self.optimizers for group in opt.param_groups]
+        return max(share_of_lr(group) for group in groups if any(p in of_q for p in group["params"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside q and the optimizers: nothing but what the curvature remembers."""
+        return {"skipped": self.skipped.clone(), "curvature": self.curvature.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state up again.
+
+        Args:
+            state: what `state_dict` returned.
+        """
+        self.skipped.copy_(state["skipped"])
+        self.curvature.load_state_dict(state["curvature"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the network is moved by no optimizer, so that its attachment is none."""
+        return {"handles": []}
+
+    def __deepcopy__(self, memo: dict) -> "Attachment":
+        """As when it is pickled: not with the posterior, which is copied where it is asked for."""
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__getstate__())
+        return copied
+
+    def remove(self) -> None:
+        """Let the optimizers go: the network trains as without q from then on, from its mean."""
+        self.q.finish_step()
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self.q.sampling = False
+        self.q.settle(self.q.model.training)

@@ -1,0 +1,92 @@
+"""The temperature from validation data: one number, after the training."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.networks.posterior import NetworkGaussian
+from torchngvi.networks.predictions import batches, log_prob
+
+_SMALLEST = 2.0**-10  # a posterior 32 times narrower than at the temperature 1 is a point for a network
+
+
+class Calibrated(NamedTuple):
+    """What :func:`calibrate` found.
+
+    Attributes:
+        temperature: the one chosen, which q has now.
+        nll: its negative log likelihood a label on the validation data, in nats.
+        tried: the negative log likelihood by temperature.
+    """
+
+    temperature: float
+    nll: float
+    tried: dict[float, float]
+
+
+def calibrate(
+    q: NetworkGaussian,
+    loader: Iterable[Any],
+    samples: int = 16,
+    largest: float = 4.0,
+    read: Callable[[Any], Tensor] | None = None,
+) -> Calibrated:
+    """Choose the temperature of q by the likelihood of validation data, after the training and without any more of it.
+
+    V is proportional to the temperature; the mean stays.  The negative log likelihood of the predictions is computed
+    for temperatures a factor of two apart, with the same draws for all of them, down from the largest until it has
+    risen twice or 2⁻¹⁰ is reached, and the best one is kept.  Mean-field posteriors at T = 1 are too wide for small
+    data, which is why it is worth a look; the ELBO cannot choose it.
+
+    Args:
+        q: the posterior; its temperature is changed.
+        loader: batches (inputs, labels) of validation data, gone through once a temperature.
+        samples: draws of the weights for a prediction.
+        largest: the temperature to begin with.
+        read: where the tensor of outputs is in what the network returns.
+
+    Returns:
+        The temperature chosen, its negative log likelihood, and those of the others.
+
+    Raises:
+        InputError: if the loader is empty or the likelihood is not finite at any temperature.
+
+    >>> import torchngvi
+    >>> model = torch.nn.Linear(1, 2)
+    >>> q = torchngvi.network(model, num_data=10)
+    >>> x = torch.randn(20, 1)
+    >>> found = torchngvi.calibrate(q, [(x, (x[:, 0] > 0).long())])
+    >>> q.temperature == found.temperature
+    True
+    """
+    tried: dict[float, float] = {}
+    temperature = float(largest)
+    while temperature >= _SMALLEST and not _rising(list(tried.values())):
+        q.temper_(temperature)
+        tried[temperature] = _nll(q, loader, samples, read)
+        temperature /= 2
+    finite = {t: nll for t, nll in tried.items() if nll == nll and abs(nll) < float("inf")}
+    if not finite:
+        raise InputError(f"The likelihood of the validation data is not finite at any temperature tried: {tried}.")
+    best = min(finite, key=finite.__getitem__)
+    q.temper_(best)
+    return Calibrated(best, finite[best], tried)
+
+
+def _rising(values: list[float]) -> bool:
+    """Whether the last two are both larger than the smallest one before."""
+    return len(values) > 3 and min(values[-2:]) > min(values[:-2])
+
+
+def _nll(q: NetworkGaussian, loader: Iterable[Any], samples: int, read: Callable[[Any], Tensor] | None) -> float:
+    """The mean negative log likelihood of a loader's labels."""
+    total, count = torch.zeros(()), 0
+    for inputs, y in batches(loader):
+        each = log_prob(q, inputs, y, samples, read)
+        total, count = total.to(each) + each.sum(), count + each.numel()
+    if not count:
+        raise InputError("The loader of validation data is empty.")
+    return -float(total) / count

@@ -1,0 +1,126 @@
+"""Matrices of weights with a Kronecker product for their covariance: θ = M + A Z Bᵀ.
+
+For a parameter of o rows and i columns (of all its other dimensions), A is o x o, B is i x i, both lower triangular,
+and the covariance of its rows, one after the other, is AAᵀ ⊗ BBᵀ.  With the pull R = AᵀĝB of a gradient on n labels
+that the network predicts, the two factors of W = CᵀHC in the frame are
+
+    W_A = N (n R Rᵀ + δ |B|² AᵀA)/i,   W_B = N (n RᵀR + δ |A|² BᵀB)/o,   P_A = W_A - I,  P_B = W_B - I,
+
+and the natural gradient of the roots is A(P_A - ½τ I)/2, B(P_B - ½τ I)/2 with τ = tr P_A/o = tr P_B/i: neither an
+inverse nor a hook on a layer.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from torchngvi.networks.families.base import Family, key
+
+_LONGEST = 0.2  # rate of a step of the roots: one statistic is of one batch
+_SMALL = 0.5  # largest Frobenius norm of K, so that I - K + ½K² stays near I
+
+
+class Kronecker(Family):
+    """Matrix normals with lower roots A of the rows and B of the columns: C = A ⊗ B.
+
+    One wants it where the weights of a layer depend on one another.  A step costs products of the matrix with its two
+    roots, which is cheap where batches are large against the sides of the matrix.
+
+    Args:
+        parameters: of two dimensions or more; the first is the rows.
+        prior, start, num_data: as in :class:`Family`.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        prior: Mapping[str, float],
+        start: Mapping[str, float],
+        num_data: int,
+    ) -> None:
+        super().__init__(parameters, prior, start, num_data)
+        for name, mean, delta, h0 in zip(self.names, self.mean, self.prior, self.start, strict=True):
+            scale = (num_data * (h0 + delta)) ** -0.25  # a root of the standard deviation for either side
+            rows, columns = mean.shape[0], mean[0].numel()
+            self.register_buffer(key("rows", name), scale * torch.eye(rows).to(mean))
+            self.register_buffer(key("columns", name), scale * torch.eye(columns).to(mean))
+
+    def roots(self) -> list[tuple[Tensor, Tensor]]:
+        """Return (A, B) of every parameter."""
+        return list(zip(self.stored("rows"), self.stored("columns"), strict=True))
+
+    def colored(self, noise: list[Tensor]) -> list[Tensor]:
+        """Return A ε Bᵀ."""
+        return [(A @ e.flatten(1) @ B.mT).view_as(e) for e, (A, B) in zip(noise, self.roots(), strict=True)]
+
+    def whitened(self, moves: list[Tensor]) -> list[Tensor]:
+        """Return A⁻¹ dm B⁻ᵀ."""
+        found = []
+        for dm, (A, B) in zip(moves, self.roots(), strict=True):
+            left = torch.linalg.solve_triangular(A, dm.flatten(1), upper=False)
+            found.append(torch.linalg.solve_triangular(B.mT, left, upper=True, left=False))
+        return found
+
+    def natural(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return N AAᵀ g BBᵀ."""
+        return [
+            self.num_data * (A @ (A.mT @ g.flatten(1) @ B) @ B.mT).view_as(g)
+            for g, (A, B) in zip(gradients, self.roots(), strict=True)
+        ]
+
+    def statistics(self, gradients: list[Tensor | None], scale: float) -> list[Tensor | None]:
+        """Return N scale RRᵀ/i and N scale RᵀR/o of every parameter, with R = AᵀgB."""
+        found: list[Tensor | None] = []
+        for g, (A, B) in zip(gradients, self.roots(), strict=True):
+            if g is None:
+                found += [None, None]
+                continue
+            R = A.mT @ g.flatten(1) @ B
+            found += [self.num_data * scale / len(B) * (R @ R.mT), self.num_data * scale / len(A) * (R.mT @ R)]
+        return found
+
+    def projected(self, statistics: list[Tensor | None]) -> list[tuple[Tensor, Tensor] | None]:
+        """Return P_A - ½τI and P_B - ½τI of every parameter, the prior's part included.
+
+        Args:
+            statistics: what `statistics` returned.
+        """
+        found: list[tuple[Tensor, Tensor] | None] = []
+        for k, ((A, B), delta) in enumerate(zip(self.roots(), self.prior, strict=True)):
+            of_rows, of_columns = statistics[2 * k : 2 * k + 2]
+            if of_rows is None or of_columns is None:
+                found.append(None)
+                continue
+            P_A = of_rows + (self.num_data * delta * B.square().sum() / len(B)) * (A.mT @ A)
+            P_B = of_columns + (self.num_data * delta * A.square().sum() / len(A)) * (B.mT @ B)
+            half = 0.5 * (P_A.diagonal().mean() - 1)
+            P_A.diagonal().sub_(1 + half)
+            P_B.diagonal().sub_(1 + half)
+            found.append((P_A, P_B))
+        return found
+
+    def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
+        """Step along the natural gradient of the roots, A(I - K + ½K²), K = ρ tril½[P_A - ½τI], and B likewise."""
+        for (A, B), pair in zip(self.roots(), self.projected(statistics), strict=True):
+            for root, P in zip((A, B), pair or (), strict=False):
+                K = torch.tril(P)
+                K.diagonal().mul_(0.5)
+                K *= rate.to(K).clamp(max=_LONGEST) if isinstance(rate, Tensor) else min(rate, _LONGEST)
+                K *= _SMALL / torch.linalg.matrix_norm(K).clamp_min(_SMALL)
+                root.sub_(root @ (K - 0.5 * K @ K))
+
+    def refresh_(self, weight: float) -> None:
+        """Do nothing: the roots are what is known of the curvature, and leave the start by steps of their own."""
+
+    def variances(self) -> list[Tensor]:
+        """Return (AAᵀ)_jj (BBᵀ)_kk, one tensor a parameter."""
+        return [
+            torch.outer(A.square().sum(1), B.square().sum(1)).view_as(m)
+            for m, (A, B) in zip(self.mean, self.roots(), strict=True)
+        ]
+
+    def log_det(self) -> Tensor:
+        """Return 2 i Σ log A_jj + 2 o Σ log B_kk."""
+        each = [2 * (len(B) * A.diagonal().log().sum() + len(A) * B.diagonal().log().sum()) for A, B in self.roots()]
+        return torch.stack(each).sum()

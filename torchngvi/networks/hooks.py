@@ -1,0 +1,172 @@
+"""What the network does by itself, so that no line of a training loop has to: hooks on its modules.
+
+before a forward pass   a draw in training, the mean in evaluation
+state_dict()            the mean
+load_state_dict()       what was loaded becomes the mean
+"""
+
+import copy
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchngvi.errors import InputError
+
+
+class Held(Protocol):
+    """What the hooks need of a posterior over a network."""
+
+    sampling: bool
+    parameters_of_network: list[nn.Parameter]
+
+    @property
+    def model(self) -> nn.Module:
+        """The network."""
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        """The means by name."""
+
+    def settle(self, training: bool) -> None:
+        """Hold a draw in training and the mean in evaluation."""
+
+    def mean_(self) -> None:
+        """Hold the mean."""
+
+    def finish_step(self) -> None:
+        """End a step that is under way."""
+
+
+class _AfterStateDict:
+    """An object in the place of a method, on which torch can leave its mark."""
+
+    def __init__(self, hooks: "Hooks") -> None:
+        self.hooks = hooks
+
+    def __call__(self, module: nn.Module, state: dict, prefix: str, metadata: Any) -> None:
+        self.hooks.after_state_dict(module, state, prefix)
+
+
+class Hooks:
+    """The hooks of one posterior on one network.
+
+    They sit on the network itself and on every module that owns one of the parameters, since a user may call or save a
+    part alone.  The mode of the whole network decides, so that a normalisation in evaluation mode within a network in
+    training sees the same draw as the rest.
+
+    Args:
+        q: the posterior.
+    """
+
+    def __init__(self, q: Held) -> None:
+        self.q: Held | None = q
+        self.owned: dict[nn.Module, dict[str, str]] = {}  # module -> its own name of a parameter -> q's name of it
+        names = {p: name for name, p in q.model.named_parameters() if name in q.mean}
+        for module in q.model.modules():
+            own = {local: names[p] for local, p in module.named_parameters(recurse=False) if p in names}
+            if own:
+                self.owned[module] = own
+        places = dict.fromkeys([q.model, *self.owned])
+        self.handles = [module.register_forward_pre_hook(self.before_forward) for module in places]
+        for module in self.owned:
+            self.handles += [
+                module.register_state_dict_post_hook(_AfterStateDict(self)),
+                module.register_load_state_dict_pre_hook(self.before_loading),
+                module.register_load_state_dict_post_hook(self.after_loading),
+            ]
+
+    def before_forward(self, module: nn.Module, arguments: Any) -> None:
+        """Let the parameters hold what the mode of the network asks for.
+
+        Args:
+            module, arguments: as torch gives them.
+        """
+        if self.q is not None:
+            self.q.settle(self.q.model.training)
+
+    def after_state_dict(self, module: nn.Module, state: dict, prefix: str) -> None:
+        """Put the means in the place of draws.
+
+        Args:
+            module, state, prefix: as torch gives them.
+        """
+        if self.q is None or not self.q.sampling:
+            return
+        self.q.finish_step()
+        means = self.q.mean
+        for local, name in self.owned[module].items():
+            own = module.get_parameter(local)
+            state[prefix + local] = means[name].detach().to(own.dtype)
+
+    def before_loading(self, *given: Any) -> None:
+        """Hold the mean, so that what is not loaded is not taken for a draw.
+
+        Args:
+            given: as torch gives them.
+        """
+        if self.q is not None:
+            self.q.finish_step()
+            self.q.mean_()
+
+    def after_loading(self, module: nn.Module, keys: Any) -> None:
+        """Take what was loaded for the mean, where it is not the mean in the dtype of the parameter.
+
+        Args:
+            module, keys: as torch gives them.
+
+        Raises:
+            InputError: if the parameters were replaced by others.
+        """
+        if self.q is None:
+            return
+        known, means = set(self.q.parameters_of_network), self.q.mean
+        with torch.no_grad():
+            for local, name in self.owned[module].items():
+                p, m = module.get_parameter(local), means[name]
+                if p not in known:
+                    raise InputError(
+                        f"Loading with assign=True has replaced the parameter {name}, so that neither the posterior "
+                        "nor the optimizer moves it any more; load with assign=False, or make the posterior afterwards."
+                    )
+                m.copy_(torch.where(p == m.to(p.dtype), m, p.to(m.dtype)))
+
+    def __deepcopy__(self, memo: dict) -> "Hooks":
+        """Copy the hooks with their posterior; a network that is copied alone is any network, at the mean."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.q, copied.owned, copied.handles = None, {}, []
+        if self.q is None:
+            return copied
+        if id(self.q) in memo:
+            copied.q, copied.owned = memo[id(self.q)], copy.deepcopy(self.owned, memo)
+            return copied
+        self.q.finish_step()
+        with torch.no_grad():
+            for p, m in zip(self.q.parameters_of_network, self.q.mean.values(), strict=True):
+                alone = copy.deepcopy(p, memo)
+                if self.q.sampling:
+                    alone.copy_(m)
+        return copied
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self.handles:
+            handle.remove()
+        self.q = None
+
+
+def posterior_of(model: nn.Module) -> Held | None:
+    """Find the posterior whose hooks a network has.
+
+    Args:
+        model: the network.
+
+    Returns:
+        The posterior, or None.
+    """
+    for hook in model._forward_pre_hooks.values():
+        owner = getattr(hook, "__self__", None)
+        if isinstance(owner, Hooks) and owner.q is not None:
+            return owner.q
+    return None

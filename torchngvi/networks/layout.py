@@ -1,0 +1,160 @@
+"""Which parameters of a network get which family, prior and start: read once, by name, when q is made."""
+
+import fnmatch
+import math
+from collections.abc import Mapping
+from typing import TypeVar, cast
+
+from torch import nn
+
+from torchngvi.errors import InputError
+from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker
+
+FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker, "dense": Dense}
+
+_SHARDED = {"DTensor", "FlatParameter"}  # of fully_shard and of FullyShardedDataParallel
+
+Value = TypeVar("Value")
+Structure = str | Mapping[str, str]
+PriorPrecision = float | Mapping[str, float]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network inside the wrappers of torch.compile and DistributedDataParallel.
+
+    Args:
+        model: perhaps wrapped.
+
+    Returns:
+        The module whose parameters have their own names.
+
+    >>> unwrapped(nn.Linear(1, 1))
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = cast(nn.Module, model._orig_mod)  # of torch.compile
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, each once, under its first name.
+
+    Args:
+        model: the network.
+
+    Returns:
+        By name, in the order of the network.
+
+    Raises:
+        InputError: if there is none, or one is not of real numbers, or sharded.
+
+    >>> list(trainable(nn.Linear(1, 1)))
+    ['weight', 'bias']
+    """
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise InputError("The network has no parameter that requires a gradient, so that there is nothing to infer.")
+    for name, p in found.items():
+        if type(p).__name__ in _SHARDED:
+            raise InputError(
+                f"The parameter {name} is a {type(p).__name__}, sharded over processes, and a posterior needs whole "
+                "parameters in every process; train with DistributedDataParallel."
+            )
+        if not p.is_floating_point():
+            raise InputError(f"A posterior needs parameters of real numbers; {name} has the dtype {p.dtype}.")
+    return found
+
+
+def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str, Value]:
+    """Look up what was given for each name by patterns, of which the first that fits counts.
+
+    Args:
+        names: of the parameters.
+        given: by pattern, as in :mod:`fnmatch`.
+        what: the argument, for errors.
+
+    Returns:
+        By name, without those that no pattern fits.
+
+    Raises:
+        InputError: if a pattern fits no parameter.
+
+    >>> matched(["body.weight", "head.weight"], {"head.*": 1.0}, "prior_precision")
+    {'head.weight': 1.0}
+    """
+    for pattern in given:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            raise InputError(
+                f"{what} names {pattern!r}, which fits none of the parameters {', '.join(names[:6])}"
+                f"{', ...' if len(names) > 6 else ''}."
+            )
+    chosen = {}
+    for name in names:
+        for pattern, value in given.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                chosen[name] = value
+                break
+    return chosen
+
+
+def fan_in(model: nn.Module, name: str) -> int:
+    """Return the number of inputs that a parameter's layer sums over.
+
+    Args:
+        model: the network.
+        name: of the parameter.
+
+    Returns:
+        The product of all but the first dimension of the layer's weight; for a layer without a matrix, as the ones
+        that normalise, the number of its units.
+
+    >>> fan_in(nn.Linear(3, 2), "bias")
+    3
+    """
+    layer, _, last = name.rpartition(".")
+    module = model.get_submodule(layer)
+    own = getattr(module, last)
+    weight = own if own.ndim > 1 else getattr(module, "weight", own)
+    if not hasattr(weight, "ndim") or weight.ndim < 2:
+        return max(own.numel(), 1)
+    return max(math.prod(weight.shape[1:]), 1)
+
+
+def families(model: nn.Module, num_data: int, structure: Structure, prior: PriorPrecision) -> nn.ModuleList:
+    """Make the families of q.
+
+    Args:
+        model: the network.
+        num_data: the number N of labels.
+        structure, prior: as in :func:`torchngvi.network`.
+
+    Returns:
+        One family a kind, each with its parameters.
+
+    Raises:
+        InputError: for an unknown family, a prior precision that is not positive, or one that is missing.
+    """
+    parameters = trainable(model)
+    kinds = matched(list(parameters), {"*": structure} if isinstance(structure, str) else structure, "structure")
+    for kind in kinds.values():
+        if kind not in FAMILIES:
+            raise InputError(f"structure is one of {', '.join(map(repr, FAMILIES))}, or names them; got {kind!r}.")
+    priors = matched(list(kinds), prior if isinstance(prior, Mapping) else {"*": prior}, "prior_precision")
+    for name in kinds:
+        if name not in priors:
+            raise InputError(f'prior_precision says nothing of {name}; add a precision for "*".')
+        if not 0 < float(priors[name]) < math.inf:
+            raise InputError(f"prior_precision is larger than 0 and finite; got {priors[name]} for {name}.")
+    kinds = {
+        name: "diagonal" if kind == "kronecker" and parameters[name].ndim < 2 else kind for name, kind in kinds.items()
+    }
+    delta = {name: float(value) / num_data for name, value in priors.items()}
+    start = {name: 12 * fan_in(model, name) / num_data for name in kinds}  # 1/(N σ₀²) with σ₀ = ½/√(3 fan_in)
+    return nn.ModuleList(
+        FAMILIES[kind]({name: parameters[name] for name in kinds if kinds[name] == kind}, delta, start, num_data)
+        for kind in dict.fromkeys(kinds.values())
+    )

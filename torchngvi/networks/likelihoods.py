@@ -1,0 +1,228 @@
+"""What the outputs of a network say of the labels: sampled labels for the curvature, log densities, predictions."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchngvi.errors import InputError
+
+
+class OutputLikelihood(ABC):
+    """p(y | output) for labels that are independent given the outputs of the network.
+
+    One wants one's own where the labels are neither classes nor numbers with Gaussian noise: three methods.
+    """
+
+    @abstractmethod
+    def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw a label for each output from the network's own prediction and return -log p of it.
+
+        Args:
+            output: what the network returned, with its graph.
+            generator: for the labels.
+
+        Returns:
+            One loss a label, of any shape; their number is the number of independent labels.
+        """
+
+    @abstractmethod
+    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return log p(y | output) of every label, without a sum over labels.
+
+        Args:
+            output: (*draws, *labels, ...).
+            y: (*labels).
+
+        Returns:
+            (*draws, *labels).
+        """
+
+    @abstractmethod
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is predicted from one draw of the weights: the mean of the label and its uncertainty given them.
+
+        Args:
+            output: what the network returned.
+
+        Returns:
+            The mean, and the uncertainty that more data do not remove, of the same meaning for all draws: an entropy in
+            nats for classes, a variance for numbers.
+        """
+
+    @abstractmethod
+    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Split the uncertainty of a prediction into two parts.
+
+        Args:
+            means: of S draws of the weights, (S, ...).
+            given: their uncertainties given the weights, (S, ...).
+
+        Returns:
+            The epistemic part, which more data would remove, and the aleatoric part.
+        """
+
+
+class Categorical(OutputLikelihood):
+    """Classes with the probabilities softmax(output): the loss is the mean cross-entropy.
+
+    Args:
+        class_dim: the dimension of the output that holds the classes; -1, the last, or 1 as in
+            :func:`torch.nn.functional.cross_entropy` for images of labels.
+
+    >>> mean, entropy = Categorical().moments(torch.zeros(1, 2))
+    >>> mean.tolist(), round(entropy.item(), 4)
+    ([[0.5, 0.5]], 0.6931)
+    """
+
+    def __init__(self, class_dim: int = -1) -> None:
+        self.class_dim = class_dim
+
+    def _rows(self, output: Tensor) -> Tensor:
+        """The outputs with the classes last."""
+        if output.ndim < 2 or output.shape[self.class_dim] < 2:
+            raise InputError(
+                f"outputs of classes are (labels, classes) with two classes or more; got {tuple(output.shape)}. For "
+                'one number a label say likelihood="bernoulli" or likelihood=torchngvi.networks.Gaussian(scale).'
+            )
+        return output.movedim(self.class_dim, -1)
+
+    def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw classes by the largest of logits with Gumbel noise; see the base class."""
+        logits = _full(self._rows(output))
+        noise = torch.empty_like(logits, requires_grad=False).exponential_(generator=generator)
+        labels = (logits.detach() - noise.log()).argmax(-1)
+        return -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+
+    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return log softmax at the labels; see the base class."""
+        logits = self._rows(output).log_softmax(-1)
+        return logits.gather(-1, y.expand(logits.shape[:-1])[..., None])[..., 0]
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities, with the classes last, and their entropy; see the base class."""
+        logits = self._rows(output).log_softmax(-1)
+        return logits.exp(), _entropy(logits.exp())
+
+    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mutual information of label and weights, and the mean entropy; see the base class."""
+        aleatoric = given.mean(0)
+        return (_entropy(means.mean(0)) - aleatoric).clamp_min(0), aleatoric
+
+
+class Bernoulli(OutputLikelihood):
+    """Labels 0 and 1 with P(1) = sigmoid(output): the loss is the mean binary cross-entropy with logits.
+
+    >>> Bernoulli().moments(torch.zeros(1))[0].item()
+    0.5
+    """
+
+    def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw labels by comparing with uniform noise; see the base class."""
+        logits = _full(output)
+        uniform = torch.empty_like(logits, requires_grad=False).uniform_(generator=generator)
+        labels = (uniform < logits.detach().sigmoid()).to(logits)
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+
+    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return -softplus(-(2y - 1) output); see the base class."""
+        return F.logsigmoid((2 * y.to(output) - 1) * output)
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return P(1) and its entropy; see the base class."""
+        p = output.sigmoid()
+        return p, _entropy(torch.stack([p, 1 - p], -1))
+
+    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mutual information of label and weights, and the mean entropy; see the base class."""
+        p, aleatoric = means.mean(0), given.mean(0)
+        return (_entropy(torch.stack([p, 1 - p], -1)) - aleatoric).clamp_min(0), aleatoric
+
+
+class Gaussian(OutputLikelihood):
+    """Numbers with Gaussian noise about the output: the loss is the mean of ½(y - output)²/scale² + log scale.
+
+    Args:
+        scale: the standard deviation of the noise, in the units of the labels: a positive number, or a function
+            without arguments that returns one, for a noise that is learned beside the weights
+            (``lambda: log_scale.exp()``).
+
+    Raises:
+        InputError: if the scale is a number that is not positive.
+
+    >>> Gaussian(0.5).moments(torch.zeros(1))[1].item()
+    0.25
+    """
+
+    def __init__(self, scale: float | Callable[[], Tensor]) -> None:
+        if not callable(scale) and not scale > 0:
+            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale}.")
+        self.scale = scale
+
+    def _scale(self, like: Tensor) -> Tensor:
+        if callable(self.scale):
+            return torch.as_tensor(self.scale(), dtype=like.dtype, device=like.device).detach()
+        return like.new_full((), self.scale)
+
+    def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the label output + scale ε; see the base class."""
+        output = _full(output)
+        scale = self._scale(output)
+        noise = torch.empty_like(output, requires_grad=False).normal_(generator=generator)
+        return 0.5 * ((output.detach() + scale * noise - output) / scale).square()
+
+    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the normal log density; see the base class."""
+        scale = self._scale(output)
+        return -0.5 * ((y - output) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output and the variance of the noise; see the base class."""
+        return output, self._scale(output).square().expand_as(output)
+
+    def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the variance of the means, and the mean variance; see the base class."""
+        return means.var(0, correction=0), given.mean(0)
+
+
+def _full(output: Tensor) -> Tensor:
+    """In float32 at least."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))
+
+
+def _entropy(p: Tensor) -> Tensor:
+    """-Σ p log p over the last dimension, in nats."""
+    return torch.special.entr(p).sum(-1)
+
+
+NAMED = {"categorical": Categorical, "bernoulli": Bernoulli}
+
+
+def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
+    """Look up a likelihood by its name.
+
+    Args:
+        given: "categorical", "bernoulli", or a likelihood.
+
+    Returns:
+        The likelihood.
+
+    Raises:
+        InputError: for another name, and for "gaussian", which needs the scale of its noise.
+
+    >>> type(read_likelihood("bernoulli")).__name__
+    'Bernoulli'
+    """
+    if isinstance(given, OutputLikelihood):
+        return given
+    if given == "gaussian":
+        raise InputError('likelihood="gaussian" needs the scale of the noise; say torchngvi.networks.Gaussian(scale).')
+    if given not in NAMED:
+        raise InputError(
+            f'likelihood is "categorical", "bernoulli", torchngvi.networks.Gaussian(scale) or one of your own; got '
+            f"{given!r}."
+        )
+    return NAMED[given]()

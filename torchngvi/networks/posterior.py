@@ -1,0 +1,181 @@
+"""A Gaussian over the weights of a network that leaves the network itself as it is.
+
+q(θ) = N(m, V),  minimising  (N/T) E_q[mean loss + ½δ|θ|²] - entropy of q,  δ = λ/N
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchngvi.networks.layout import PriorPrecision, Structure
+from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
+from torchngvi.networks.predictions import Predictive, log_prob, predictive
+from torchngvi.networks.weights import NetworkWeights
+from torchngvi.posteriors import DiagonalGaussian
+
+Read = Callable[[Any], Tensor]
+
+
+class NetworkGaussian(NetworkWeights):
+    """A Gaussian posterior over the weights of a network; `torchngvi.network` makes one.
+
+    Its buffers are what a checkpoint must hold beside those of the network and of the optimizer: the means, the running
+    curvatures, and a few integers.  Noise is a function of a seed and the number of the draw and is never stored.
+
+    Args:
+        model: the network, whose parameters are the ones that q moves; it does not become a part of q.
+        num_data: the number N of independent labels in the training data.
+        structure, prior_precision, temperature, likelihood, seed: as in :func:`network`.
+
+    Raises:
+        InputError: for arguments that cannot be used, each with its sentence.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_data: int,
+        structure: Structure = "diagonal",
+        prior_precision: PriorPrecision = 1.0,
+        temperature: float = 1.0,
+        likelihood: str | OutputLikelihood = "categorical",
+        seed: int = 0,
+    ) -> None:
+        self.likelihood = read_likelihood(likelihood)
+        super().__init__(model, num_data, structure, prior_precision, temperature, seed)
+
+    def __repr__(self) -> str:
+        """Name the families with their numbers of weights."""
+        counts = {type(f).__name__: sum(m.numel() for m in f.mean) for f in self.each()}
+        sizes = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+        return f"NetworkGaussian({sizes}, num_data={self.num_data}, temperature={self.temperature:g})"
+
+    # predictions
+
+    def predict(self, inputs: Any, samples: int = 16, read: Read | None = None) -> Tensor:
+        """Predict by the average over draws of the weights.
+
+        Args:
+            inputs: a batch as the network takes it: a tensor, a tuple of arguments or a dict of keywords.
+            samples: the number of draws.
+            read: where the tensor of outputs is in what the network returns; that itself by default.
+
+        Returns:
+            The probabilities of the classes, with the classes last, or the means of numbers.
+
+        Raises:
+            InputError: if samples is less than 1.
+        """
+        return predictive(self, inputs, samples, read).mean
+
+    def predictive(self, inputs: Any, samples: int = 16, read: Read | None = None) -> Predictive:
+        """Predict with the two parts of the uncertainty, epistemic and aleatoric.
+
+        Args:
+            inputs, samples, read: as in `predict`.
+
+        Returns:
+            Mean, epistemic and aleatoric uncertainty of each label.
+        """
+        return predictive(self, inputs, samples, read)
+
+    def log_prob(self, inputs: Any, y: Tensor, samples: int = 16, read: Read | None = None) -> Tensor:
+        """Return log E_q[p(y | θ)] of each label; minus its mean is the negative log likelihood.
+
+        Args:
+            inputs, samples, read: as in `predict`.
+            y: the labels.
+
+        Returns:
+            One number a label.
+        """
+        return log_prob(self, inputs, y, samples, read)
+
+    def release(self) -> None:
+        """Take the hooks off the network, whose parameters then hold the mean like those of any other network."""
+        self.sampling = self.pinned = False
+        self.settle(False)
+        self._hooks.remove()
+
+    # what q says
+
+    def kl(self) -> Tensor:
+        """Return KL(q‖N(0, λ⁻¹)) in nats, a number, at the temperature that V has."""
+        total = []
+        for family in self.each():
+            for mean, variance, delta in zip(family.mean, family.variances(), family.prior, strict=True):
+                precision, T = delta * self.num_data, self.temperature
+                squares = (precision * (mean.square() + T * variance)).sum()
+                total.append(0.5 * (squares - mean.numel() * (1 + math.log(T * precision))))
+            total.append(-0.5 * family.log_det())
+        return torch.stack(total).sum()
+
+    def as_gaussian(self) -> DiagonalGaussian:
+        """Return the marginals of q as a `DiagonalGaussian` over the flattened weights, in the order of `names`.
+
+        One wants it for small networks, for `torchngvi.examine` and all that a posterior of the library can do.
+
+        Returns:
+            The posterior, of dimension D, the number of weights.
+        """
+        mean = torch.cat([m.flatten() for m in self.mean.values()])
+        stddev = torch.cat([v.flatten() for v in self.variance.values()]).sqrt()
+        return DiagonalGaussian(mean.numel(), mean=mean, scale=stddev, dtype=mean.dtype, device=mean.device)
+
+    def update_bn(self, loader: Iterable[Any], device: torch.device | None = None) -> None:
+        """Estimate the running statistics of batch normalisation anew, at the mean weights.
+
+        Args:
+            loader: batches of inputs, or of tuples whose first entry is the inputs.
+            device: where the inputs are moved to.
+        """
+        with self.at_mean():
+            torch.optim.swa_utils.update_bn(loader, self.model, device)
+
+
+def network(
+    model: nn.Module,
+    num_data: int,
+    structure: Structure = "diagonal",
+    prior_precision: PriorPrecision = 1.0,
+    temperature: float = 1.0,
+    likelihood: str | OutputLikelihood = "categorical",
+    seed: int = 0,
+) -> NetworkGaussian:
+    """Make a Gaussian posterior over the weights of a network, centred at the weights that it has.
+
+    It minimises (N/T) E_q[mean loss + ½δ|θ|²] minus the entropy of q, δ = λ/N, once :func:`attach` has tied an
+    optimizer to it; the loss of the training loop is the mean over labels, as in torch.  The network keeps
+    its parameters, names and `state_dict()` (of the means), and needs no context manager: its parameters hold a draw in
+    training and the mean in evaluation.  A parameter that is frozen, or that no pattern names, stays a plain number.
+
+    Args:
+        model: the network, on its device and in its dtype.
+        num_data: the number N of independent labels in the training data (of tokens for a sequence model), in the units
+            that the mean loss averages over.
+        structure: "diagonal" or "kronecker" for all parameters, or by patterns of their names:
+            ``{"head.*": "dense", "*": "kronecker"}``; "dense" is one block of a last layer, of 2,000 weights at most.
+        prior_precision: λ of the prior N(0, λ⁻¹), one number or by patterns of names.
+        temperature: T, which tempers likelihood and prior alike; 1 is the posterior, less is narrower.
+            :func:`calibrate` chooses it afterwards on validation data.
+        likelihood: what the outputs say of the labels: "categorical", "bernoulli", ``networks.Gaussian(scale)`` or an
+            `OutputLikelihood`.
+        seed: of the noise; the same in all processes that train together.
+
+    Returns:
+        The posterior.
+
+    Raises:
+        InputError: for arguments that cannot be used, each with its sentence.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> q = network(model, num_data=1000)
+    >>> q
+    NetworkGaussian(67 Diagonal, num_data=1000, temperature=1)
+    >>> q.predict(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
+    return NetworkGaussian(model, num_data, structure, prior_precision, temperature, likelihood, seed)

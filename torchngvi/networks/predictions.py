@@ -1,0 +1,137 @@
+"""Predictions under q: outputs averaged over draws of the weights, and the parts of their uncertainty."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchngvi.errors import InputError
+from torchngvi.networks.likelihoods import OutputLikelihood
+
+
+class Drawn(Protocol):
+    """What predictions need of a posterior over a network."""
+
+    likelihood: OutputLikelihood
+
+    @property
+    def model(self) -> nn.Module:
+        """The network."""
+
+    def drawn(self, number: int) -> AbstractContextManager[None]:
+        """Hold a draw in the parameters of the network."""
+
+
+class Predictive(NamedTuple):
+    """What q predicts for each label.
+
+    Attributes:
+        mean: the probabilities of the classes, or the mean of a number.
+        epistemic: the uncertainty that more data would remove: the mutual information of label and weights in nats, or
+            the variance of the means.  A score for inputs unlike the training data.
+        aleatoric: what is left: the mean entropy in nats, or the variance of the noise.
+    """
+
+    mean: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """The whole uncertainty: the entropy in nats, or the variance."""
+        return self.epistemic + self.aleatoric
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode until the block ends; each module has its own mode back then.
+
+    Args:
+        model: the network.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None = None) -> Tensor:
+    """Return the outputs of the network under draws of its weights.
+
+    Args:
+        q: the posterior.
+        inputs: the batch: a tensor, a tuple of arguments, or a dict of keywords.
+        samples: the number of draws; the same draws for every batch until q moves.
+        read: where the tensor of outputs is in what the network returns.
+
+    Returns:
+        (samples, *labels, ...).
+
+    Raises:
+        InputError: if samples is less than 1.
+    """
+    if samples < 1:
+        raise InputError(f"samples is the number of draws of the weights, 1 or more; got {samples}.")
+    found = []
+    with evaluating(q.model), torch.no_grad():
+        for number in range(samples):  # a forward pass of a network fills the device by itself
+            with q.drawn(number):
+                if isinstance(inputs, dict):
+                    output = q.model(**inputs)
+                else:
+                    output = q.model(*inputs) if isinstance(inputs, tuple) else q.model(inputs)
+            found.append(output if read is None else read(output))
+    stacked = torch.stack(found)
+    return stacked.to(torch.promote_types(stacked.dtype, torch.float32))  # of half precision, as under autocast
+
+
+def predictive(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None = None) -> Predictive:
+    """Predict labels with the two parts of their uncertainty.
+
+    Args:
+        q, inputs, samples, read: as in :func:`outputs`.
+
+    Returns:
+        A mean and two uncertainties for each label.
+    """
+    means, given = zip(*(q.likelihood.moments(one) for one in outputs(q, inputs, samples, read)), strict=True)
+    stacked = torch.stack(means)
+    return Predictive(stacked.mean(0), *q.likelihood.total(stacked, torch.stack(given)))
+
+
+def log_prob(q: Drawn, inputs: Any, y: Tensor, samples: int, read: Callable[[Any], Tensor] | None = None) -> Tensor:
+    """Return the log density of labels under the predictive distribution, log E_q[p(y | θ)].
+
+    Args:
+        q, inputs, samples, read: as in :func:`outputs`.
+        y: the labels.
+
+    Returns:
+        One number a label; minus their mean is the negative log likelihood that papers print.
+    """
+    each = q.likelihood.log_prob(outputs(q, inputs, samples, read), y)
+    return each.logsumexp(0) - math.log(samples)
+
+
+def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
+    """Read a loader of (inputs, labels).
+
+    Args:
+        loader: of pairs.
+
+    Yields:
+        The pairs.
+
+    Raises:
+        InputError: if a batch is no pair.
+    """
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InputError(f"a loader of data gives pairs (inputs, labels); got a {type(batch).__name__}.")
+        yield batch[0], batch[1]

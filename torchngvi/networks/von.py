@@ -1,0 +1,248 @@
+"""Named optimizers for those who want an optimizer and no hooks: variational online Newton, IVON and VOGN."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchngvi.errors import InputError
+from torchngvi.networks.attached import Attachment, radius_of
+from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
+from torchngvi.networks.posterior import NetworkGaussian
+
+
+class NaturalMomentum(Optimizer):
+    """The natural gradient of the mean of a network's posterior, with momentum: what the named optimizers are made of.
+
+        ḡ ← β ḡ + (1 - β) g,   m ← m - lr (ḡ/(1 - βᵗ) + δm)/(h + δ)
+
+    Its state holds the posterior, so that `state_dict()` is all that a checkpoint needs beside the network's.
+
+    Args:
+        q: the posterior.
+        lr: the length of the step; a scheduler may change it.
+        beta: β of the momentum, at least 0 and less than 1.
+        clip: the largest change of a weight, over lr.
+        factor: of the learning rate; IVON's is h₀ + δ.
+
+    Raises:
+        InputError: for a learning rate or a beta that cannot be used.
+    """
+
+    attachment: Attachment
+
+    def __init__(
+        self, q: NetworkGaussian, lr: float, beta: float = 0.9, clip: float = math.inf, factor: float = 1.0
+    ) -> None:
+        if not lr >= 0:
+            raise InputError(f"lr is 0 or larger; got {lr}.")
+        if not 0 <= beta < 1:
+            raise InputError(f"beta is at least 0 and less than 1; got {beta}.")
+        self.q, self.clip, self.factor = q, clip, factor
+        super().__init__(q.parameters_of_network, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the parameters, which hold the mean, by one step.
+
+        Args:
+            closure: evaluates the loss and its gradient, at the draw, if they have not been evaluated before.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        loss = None if closure is None else closure()
+        group_of = {p: group for group in self.param_groups for p in group["params"]}
+        for family in self.q.each():
+            parameters = family.parameters_of_network
+            forces = [
+                self._force(p, mean, delta, group_of[p]["beta"])
+                for p, mean, delta in zip(parameters, family.mean, family.prior, strict=True)
+            ]
+            steps = family.natural(forces)
+            if math.isfinite(self.clip):
+                torch._foreach_clamp_min_(steps, -self.clip)
+                torch._foreach_clamp_max_(steps, self.clip)
+            torch._foreach_mul_(steps, [-self.factor * float(group_of[p]["lr"]) for p in parameters])
+            torch._foreach_add_([p.detach() for p in parameters], steps)
+        return loss
+
+    def _force(self, p: Tensor, mean: Tensor, delta: float, beta: float) -> Tensor:
+        """The averaged gradient with the prior's part; nothing for a parameter that was not used."""
+        if p.grad is None:
+            return torch.zeros_like(mean)
+        state = self.state[p]
+        if not state:
+            state["step"], state["momentum"] = 0, torch.zeros_like(mean)
+        state["step"] += 1
+        state["momentum"].mul_(beta).add_(p.grad.to(mean), alpha=1 - beta)
+        return torch.add(state["momentum"] / (1 - beta ** state["step"]), mean, alpha=delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer with that of the posterior."""
+        return {
+            **super().state_dict(),
+            "posterior": self.q.state_dict(),
+            "attachment": self.attachment.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state up again, and the posterior with it.
+
+        Args:
+            state_dict: what `state_dict` returned.
+        """
+        own = dict(state_dict)
+        self.q.load_state_dict(own.pop("posterior"))
+        self.attachment.load_state_dict(own.pop("attachment"))
+        super().load_state_dict(own)
+
+
+class VON(NaturalMomentum):
+    """Variational online Newton for a network in one line: natural steps of mean and precision, two rates.
+
+    One wants it for an optimizer that needs no hooks in sight.  The mean moves along the natural gradient with
+    momentum, no further than a radius (see :func:`attach`); AdamW with `attach` moves it as well and costs less.
+
+    Args:
+        model: the network, or its posterior from :func:`torchngvi.network` where its defaults are not wanted.
+        num_data: the number of independent labels in the training data; None with a posterior.
+        lr: the length of the step before the radius shortens it, which a scheduler may change.
+        beta: of the momentum.
+        steps, radius, curvature: as in :func:`attach`.
+
+    Raises:
+        InputError: as :func:`torchngvi.network` and :func:`attach` do.
+
+    >>> model = nn.Linear(2, 3)
+    >>> optimizer = VON(model, num_data=100, steps=10)
+    >>> x, y = torch.randn(20, 2), torch.randint(3, (20,))
+    >>> for _ in range(10):
+    ...     optimizer.zero_grad()
+    ...     nn.functional.cross_entropy(model(x), y).backward()
+    ...     optimizer.step()
+    >>> optimizer.q.draw
+    10
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | NetworkGaussian,
+        num_data: int | None = None,
+        lr: float = 1.0,
+        beta: float = 0.9,
+        steps: int | None = None,
+        radius: float | None = None,
+        curvature: Curvature | None = None,
+    ) -> None:
+        length = radius_of(steps, radius)
+        super().__init__(_posterior(model, num_data), lr, beta)
+        curvature = SampledLabels() if curvature is None else curvature
+        self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False)
+
+
+class IVON(NaturalMomentum):
+    """The improved variational online Newton optimizer by its published steps (Shen et al. 2024), for comparison.
+
+    The curvature is the reparametrised one, ĥ = g ε/σ, and the steps equal those of the package ivon-opt 0.1.3 with one
+    draw a step, but for the noise itself.  One wants it to compare with; `VON` and `attach` leave less to choose.
+
+    Args:
+        model: the network.
+        num_data: the effective sample size N.
+        lr: the learning rate, multiplied by h₀ + δ as there.
+        hess_init: the curvature h₀ to begin with.
+        betas: of the momentum and of the curvature.
+        weight_decay: δ; the precision of the prior is N δ.
+        clip_radius: the largest change of a weight, over the learning rate.
+
+    Raises:
+        InputError: as :func:`torchngvi.network` does.
+
+    >>> model = nn.Linear(2, 3)
+    >>> IVON(model, num_data=100, lr=0.1).q.draw
+    0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_data: int,
+        lr: float,
+        hess_init: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.99999),
+        weight_decay: float = 1e-4,
+        clip_radius: float = math.inf,
+    ) -> None:
+        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data)
+        for family in q.each():
+            family.start = [hess_init] * len(family.names)
+        super().__init__(q, lr, betas[0], clip_radius, hess_init + weight_decay)
+        self.attachment = Attachment([self], q, math.inf, Reparametrized(1 - betas[1]), prior_in_gradient=False)
+
+
+class VOGN(NaturalMomentum):
+    """Variational online Gauss-Newton by its published steps (Khan et al. 2018), for comparison.
+
+        h ← (1 - β₂)h + β₂ Σᵢ gᵢ²/B,   m ← m - lr (g + δm)/(h + δ),   σ² = 1/(N(h + δ))
+
+    The curvature is that of single examples, which `backward` takes in the place of ``loss.backward()``.  One wants it
+    to compare with; sampled labels (`VON`) cost less, and are the Fisher information where this is the empirical one.
+
+    Args:
+        model: the network.
+        num_data: the number N of examples in the training data.
+        lr: the learning rate.
+        hess_init: the curvature h to begin with.
+        betas: of the momentum, 0 for the steps above, and 1 - β₂ of the curvature.
+        weight_decay: δ; the precision of the prior is N δ.
+
+    Raises:
+        InputError: as :func:`torchngvi.network` does.
+
+    >>> model = nn.Linear(2, 3)
+    >>> optimizer = VOGN(model, num_data=100, lr=0.01)
+    >>> x, y = torch.randn(20, 2), torch.randint(3, (20,))
+    >>> optimizer.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+    >>> optimizer.step()
+    >>> optimizer.q.draw
+    1
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_data: int,
+        lr: float,
+        hess_init: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 1e-4,
+    ) -> None:
+        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data)
+        for family in q.each():
+            family.start = [hess_init] * len(family.names)
+        super().__init__(q, lr, betas[0])
+        self.examples = ExampleGradients(1 - betas[1])
+        self.attachment = Attachment([self], q, math.inf, self.examples, prior_in_gradient=False)
+
+    def backward(self, losses: Tensor) -> None:
+        """Compute the gradients of single examples, in the place of ``loss.backward()``.
+
+        Args:
+            losses: of the examples, (B,).
+        """
+        self.examples.backward(self.q, losses)
+
+
+def _posterior(model: nn.Module | NetworkGaussian, num_data: int | None) -> NetworkGaussian:
+    """The posterior that was given, or a new one."""
+    if isinstance(model, NetworkGaussian):
+        if num_data is not None:
+            raise InputError("num_data is a part of the posterior already; leave it out, or give the network itself.")
+        return model
+    if num_data is None:
+        raise InputError("num_data, the number of labels in the training data, is missing.")
+    return NetworkGaussian(model, num_data)
