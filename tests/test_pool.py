@@ -73,6 +73,25 @@ def test_draws_of_other_gaussians_give_the_derivative_at_this_one_and_its_error(
     assert 0.7 < ratio < 1.5
 
 
+@pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian])
+def test_the_last_two_places_are_not_computed_again(kind):
+    """Where a step leads and where it had begun: the very same packets; elsewhere what a new average gives."""
+    target, q = LogJoint(quartic), gaussian(kind, 70, 0.7)
+    pool = Pool([lot(q, target, 50, 1)])
+    average, here = PooledAverage(pool), q.snapshot()
+    first = average(q, target)
+    q.initialize_(q.mean + 0.1, 0.7 * torch.eye(DIM, dtype=DTYPE))
+    second, there = average(q, target), q.snapshot()
+    for place, known in ((here, first), (there, second), (here, first)):
+        q.restore(place)
+        assert average(q, target) is known
+        assert torch.equal(known.derivative.W, PooledAverage(pool)(q, target).derivative.W)
+    assert not torch.equal(first.derivative.a, second.derivative.a)
+    assert float(average.effective(q, target)) == pytest.approx(len(pool))  # whose draws they are
+    q.restore(there)
+    assert float(average.effective(q, target)) < 0.9 * len(pool)
+
+
 def logistic(dim, rows, seed):
     """A logistic regression, whose negative ELBO is known by quadrature; as a black box its `log_joint`."""
     X = randn(rows, dim, seed=seed)

@@ -14,7 +14,7 @@ from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting import fresh, reasons
-from torchngvi.fitting.descent import Point
+from torchngvi.fitting.descent import Descent, Point
 from torchngvi.models.guarded import Guarded
 
 FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
@@ -767,3 +767,23 @@ def test_the_minima_of_several_sets_are_averaged(monkeypatch, seed):
     assert gaps[1] < 0.35 * gaps[0]  # 1/8 on average
     error = math.sqrt(2 / 20) * results[0].norm ** 2  # of the norm that is told, which counts it
     assert 0.5 * error < results[1].norm ** 2 - 2 * gaps[1] < 1.5 * error
+
+
+@pytest.mark.parametrize(
+    ("near", "dim", "noise2", "slow"),
+    [
+        (False, 4, 0.005, True),
+        (True, 4, 0.005, False),  # within tolerance² = 0.01: this average may be the last
+        (True, 4, 0.05, True),  # it cannot, and 96 · 4 draws are no second set of 16,384
+        (True, 200, 0.05, False),  # a mean of several sets may follow
+    ],
+)
+def test_an_average_that_may_be_the_last_is_given_its_time(near, dim, noise2, slow):
+    """Two evaluations over 16,384 draws that have not solved it are too many where its minimum would not do."""
+    target = Guarded(LogJoint(lambda theta: -theta.square().sum(-1)))
+    descent = Descent(CholeskyGaussian(dim, dtype=torch.float64), target, 0, 0.1)
+    descent.draws, descent.near, descent.evaluations = descent.most, near, 1
+    descent.point = Point(torch.tensor(0.1), torch.tensor(noise2), torch.tensor(0.0))
+    assert not descent.hopeless()
+    descent.evaluations = 2
+    assert descent.hopeless() is slow

@@ -186,10 +186,12 @@ class Descent:
 
     def hopeless(self) -> bool:
         """Whether there is no use in minimising the average: its noise does not fall as it should, or it takes long."""
-        draws, noise2 = _HOPELESS
-        solved = self._solved()
-        noisy = solved and not self.near and self.draws >= draws and not float(self.point.noise2.max()) <= noise2
-        slow = not solved and not self.near and self.draws * (self.evaluations - self.first) > _SLOW
+        draws, most = _HOPELESS
+        solved, noise2 = self._solved(), float(self.point.noise2.max())
+        noisy = solved and not self.near and self.draws >= draws and not noise2 <= most
+        # near a minimum that may do, by itself or in a mean of several, an average is given its time
+        patient = self.near and (noise2 <= self.tolerance**2 or self.draws <= _SETS * self.q.dim)
+        slow = not solved and not patient and self.draws * (self.evaluations - self.first) > _SLOW
         return not self.sets and (noisy or slow)
 
     @property
@@ -204,7 +206,7 @@ class Descent:
 
     def averages_sets(self) -> bool:
         """Begin to average the minima of several sets of as many draws, where that is to be done."""
-        if self.sets or not self.tame or _SETS * self.q.dim < self.draws:
+        if self.sets or not self.tame or self.draws > _SETS * self.q.dim:
             return False
         self.sets = 1
         return True

@@ -18,7 +18,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Cost, Estimator, Expectation, Framed, Posterior, Target
+from torchngvi.interfaces import Coordinates, Cost, Estimator, Expectation, Framed, Posterior, Target
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -74,12 +74,22 @@ def _by_pairs(x: Tensor) -> Tensor:
     return torch.stack(x.chunk(2), 1).flatten(0, 1)
 
 
+class _Regression(NamedTuple):
+    """What the draws of a pool tell at one q."""
+
+    coordinates: Coordinates  # of q
+    effective: Tensor  # number of draws, 0-d
+    expectation: Expectation
+
+
 @final
 class PooledAverage(Estimator):
     """a, W and noise² at q by the weighted regression over a pool, without a new gradient.
 
+    The last two q are remembered: a step is judged where it leads, and the next begins there, or where it had begun.
+
     Args:
-        pool: the draws.
+        pool: the draws, of the one target that it is asked about.
     """
 
     comparable = True
@@ -88,21 +98,31 @@ class PooledAverage(Estimator):
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
+        self._seen: list[_Regression] = []
 
-    def effective(self, q: Gaussian) -> float:
-        """The effective number of draws at q."""
-        return 1 / float(self._weights(q)[1].square().sum())
-
-    def _weights(self, q: Gaussian) -> tuple[Tensor, Tensor]:
-        """The draws in the frame of q, (S, D), and their weights, (S,)."""
-        z = q.whiten(self.pool.theta - q.frame().mean)
-        return z, (-0.5 * z.square().sum(-1) - self.pool.log_mixture).softmax(0)
+    def effective(self, q: Gaussian, target: Target) -> Tensor:
+        """The effective number of draws at q, 0-d."""
+        return self._at(q, target).effective
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Estimate E_q[ℓ], a, W and noise² at q."""
         assert isinstance(q, Gaussian)
+        return self._at(q, target).expectation
+
+    def _at(self, q: Gaussian, target: Target) -> "_Regression":
+        """The regression at q, which was made already where q is one of the last two."""
+        here = q.snapshot()
+        for seen in self._seen:
+            if all(map(torch.equal, seen.coordinates, here)):
+                return seen
+        self._seen = [*self._seen[-1:], _Regression(here, *self._regression(q, target))]
+        return self._seen[-1]
+
+    def _regression(self, q: Gaussian, target: Target) -> tuple[Tensor, Expectation]:
+        """The effective number of draws, and the estimate."""
         pool, gamma = self.pool, target.temperature
-        z, w = self._weights(q)
+        z = q.whiten(pool.theta - q.frame().mean)
+        w = (-0.5 * z.square().sum(-1) - pool.log_mixture).softmax(0)
         r = q.frame().pull(pool.gradient) - gamma * z
         mean_z, mean_r = w @ z, w @ r
         near, share = z - mean_z, w[:, None] * (z - mean_z)
@@ -117,7 +137,8 @@ class PooledAverage(Estimator):
         parameters = 1 + 0.5 * (q.dim + 1)  # a coordinate
         lost = effective / torch.maximum(effective - parameters, 0.25 * effective)
         noise2 = lost * _noise2(z, w[:, None] * (r - a - z @ P))
-        return Expectation(value, Framed(a, q.structure.from_dense(W)), gamma, target.comparable, Cost(0, 0), noise2)
+        packet = Framed(a, q.structure.from_dense(W))
+        return effective, Expectation(value, packet, gamma, target.comparable, Cost(0, 0), noise2)
 
 
 def _symmetric_solution(G: Tensor, B: Tensor) -> Tensor:

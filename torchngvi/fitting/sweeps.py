@@ -182,7 +182,7 @@ class Sweeps:
         The weighted mean of ℓ is too noisy to judge them by: its derivative agrees with a and W up to noise only.
         """
         q, gamma = self.q, self.target.temperature or 1.0
-        least, rho, optimizer = _KEPT * average.effective(q), 1.0, VN(q, lr=1 / gamma, estimator=average)
+        least, rho, optimizer = _KEPT * average.effective(q, self.target), 1.0, VN(q, lr=1 / gamma, estimator=average)
         for _ in range(_STEPS):
             if rho < _SHORTEST or bool(point.norm2 <= _SOLVED * point.noise2):
                 break
@@ -190,7 +190,7 @@ class Sweeps:
             optimizer.param_groups[0]["lr"] = rho / gamma
             optimizer.step(self.target)
             there = self._point(average)
-            if bool(there.norm2 < (1 - _FALL * rho) * point.norm2) and average.effective(q) >= least:
+            if bool(there.norm2 < (1 - _FALL * rho) * point.norm2) and average.effective(q, self.target) >= least:
                 point, self.descent.step_taken, rho = there, rho, min(1.0, _LONGER * rho)
             else:
                 q.restore(here)
