@@ -4,6 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import remarks
 from torchngvi.mixed_models.integrated import Weighted
@@ -11,6 +14,7 @@ from torchngvi.mixed_models.table import Marginals
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.posteriors import PrecisionCholeskyGaussian
+from torchngvi.posteriors.shapes import number_of_draws
 
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
 
@@ -64,6 +68,24 @@ class Fitted(ABC):
     def effective(self) -> float:
         """The effective number of weighted draws."""
         return self.weighted.effective
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n times from the posterior of the global parameters, θ = (β, ω, log of a learned parameter).
+
+        They are the draws behind `summary`, resampled by their weights, so that some may be equal; ω is that of each
+        grouping factor in turn. ``draws`` has them in the units of the data, by name, with the random effects.
+
+        Args:
+            n: the number of draws.
+            generator: the source of the noise, on the CPU; torch's default generator if None.
+
+        Returns:
+            Equally likely draws, (n, P).
+
+        Raises:
+            InputError: a number of draws that is none.
+        """
+        return self.weighted.resampled(number_of_draws(n), generator)
 
     def __str__(self) -> str:
         return str(self.summary())
