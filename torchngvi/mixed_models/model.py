@@ -71,6 +71,8 @@ class MixedModel(MixedLogJoint):
             return MultilevelModel(X, y, random, *args, **settings)
         return super().__new__(cls)
 
+    members = False  # what `fit` answers is of one set of targets
+
     @tracked
     def __init__(
         self,
