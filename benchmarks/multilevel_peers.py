@@ -1,4 +1,4 @@
-"""Models with two grouping factors beside statsmodels.MixedLM (REML) and GPBoost: python benchmarks/multilevel_peers.py.
+"""Models with two grouping factors beside statsmodels.MixedLM and GPBoost: python benchmarks/multilevel_peers.py.
 
 Linear models with Gaussian noise, 60 x 12 crossed groups in 600 rows, and 80 classes in 20 schools in 800 rows; and a
 logistic one of 60 x 12 crossed groups in 600 rows.  GPBoost (Sigrist 2022) maximises the likelihood, by Laplace's

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import remarks
+from torchngvi.mixed_models.asked import TELLING
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.table import Marginals
 from torchngvi.models.mixed import MixedLogJoint
@@ -26,6 +27,7 @@ class Fitted(ABC):
         model: what was fitted.
         fit: the `FitResult` of the Gaussian over the global parameters.
         method: what was computed, in one sentence.
+        log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
         weighted: draws of the global parameters.
         joint_of: what makes the Gaussian over all coordinates.
     """
@@ -33,6 +35,7 @@ class Fitted(ABC):
     model: MixedLogJoint | MultilevelLogJoint
     fit: FitResult
     method: str
+    log_evidence: float | None
     weighted: Weighted
     joint_of: Callable[[], PrecisionCholeskyGaussian]
 
@@ -61,7 +64,11 @@ class Fitted(ABC):
 
     @property
     def k_hat(self) -> float:
-        """The Pareto k̂ of the importance weights."""
+        """The Pareto k̂ of the importance weights.
+
+        Where random effects were not integrated out they are those of all coordinates: hundreds of them make it large
+        however good the globals are, and the table then leaves it out.
+        """
         return self.weighted.k_hat
 
     @property
@@ -95,6 +102,7 @@ class Fitted(ABC):
         lines = [self.method, *remarks.of_answers(fixed, prior_sd, parameter)]
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
-        if not self.k_hat < TRUSTED:
+        telling = self.log_evidence is not None or self.model.dim <= TELLING
+        if telling and not self.k_hat < TRUSTED:
             lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)

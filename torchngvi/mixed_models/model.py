@@ -201,7 +201,7 @@ class MixedModel(MixedLogJoint):
         weighted = response.responded(self, near, posterior, draws, seed)
         return MixedResult(
             self,
-            asked.unweighted(weighted, clause, draws),
+            asked.unweighted(weighted, clause, draws, self.dim),
             first,
             -first.loss,
             None,
