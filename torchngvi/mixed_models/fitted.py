@@ -66,8 +66,8 @@ class Fitted(ABC):
     def k_hat(self) -> float:
         """The Pareto k̂ of the importance weights.
 
-        Where random effects were not integrated out they are those of all coordinates: hundreds of them make it large
-        however good the globals are, and the table then leaves it out.
+        Where random effects were not integrated out, weights are over all coordinates: with more than 200 of these it
+        is large however good the globals are, tells nothing of them, and is left out of the table.
         """
         return self.weighted.k_hat
 

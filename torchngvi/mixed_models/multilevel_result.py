@@ -46,8 +46,7 @@ class MultilevelResult(Fitted):
         fit: the `FitResult` of the Gaussian over the global parameters.
         elbo: a lower bound of log p(y), the evidence lower bound of that Gaussian.
         log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
-        k_hat: of the importance weights of the draws; above 0.7 what is said is not to be trusted. Without random
-            effects integrated out it is of all coordinates, and tells nothing where these are more than 200.
+        k_hat: of the importance weights of the draws; above 0.7 what is said is not to be trusted.
         effective: the effective number of draws.
         posterior: the Gaussian that the draws are of: over the variance parameters (ω, φ) where noise is Gaussian, and
             over (β, ω, φ) otherwise.
