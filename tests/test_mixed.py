@@ -25,7 +25,16 @@ from torchngvi import (
     fit,
 )
 from torchngvi.errors import InputError
-from torchngvi.models import GaussianNoise, LogJoint, MixedPrior, NegativeBinomial, RandomEffects, Wishart
+from torchngvi.models import (
+    GaussianNoise,
+    LogJoint,
+    MarginalMixed,
+    MixedLogJoint,
+    MixedPrior,
+    NegativeBinomial,
+    RandomEffects,
+    Wishart,
+)
 from torchngvi.models.mixed_prior import Effects, Precision, half_squares, omega_of, root_of, starts
 from torchngvi.posteriors import DiagonalGaussian
 from torchngvi.rules import LocalExponential, NaturalGradient
@@ -578,3 +587,71 @@ def test_the_page_of_groups(monkeypatch):
     seen = {}
     exec(compile(snippet, "docs/groups.md", "exec"), seen)
     assert seen["result"].converged
+
+
+class TestManyTargets:
+    """One design and one set of groups, many sets of targets: each is fitted as by itself."""
+
+    @pytest.mark.parametrize(("family", "r", "prior"), [("negative binomial", 1, False), ("logit", 2, True)])
+    def test_each_is_its_own_fit(self, family, r, prior):
+        (X, y, random, likelihood), settings = problem(family, r, n=6, prior=prior)
+        shuffled = [y[torch.randperm(len(y), generator=torch.Generator().manual_seed(k))] for k in range(2)]
+        Y = torch.stack([y, *shuffled])
+        many = MixedLogJoint(X, Y, random, likelihood, **settings)
+        q = many.posterior()
+        assert q.batch_shape == (3,)
+        result = fit(q, many, progress=False, tolerance=1e-9)
+        assert bool(result.members_converged.all())
+        theta = 0.3 * randn(4, 3, many.dim, seed=7)
+        summary = many.summary(q, draws=100)
+        for k in range(3):
+            one = MixedLogJoint(X, Y[k], random, likelihood, **settings)
+            close(many.log_joint(theta)[:, k], one.log_joint(theta[:, k]), 1e-11)
+            own = one.posterior()
+            alone = fit(own, one, progress=False, tolerance=1e-9)
+            assert alone.converged
+            close(q.mean[k].detach(), own.mean.detach(), 1e-8)
+            close(q.variance[k].detach(), own.variance.detach(), 1e-8)
+            expected = one.summary(own, draws=100)
+            for name in ("fixed", "fixed_sd", "sd", "sd_sd", "sd_interval", "correlation", "group", "group_sd"):
+                close(getattr(summary.member(k), name), getattr(expected, name), 1e-7)
+            assert str(summary.member(k)) == str(expected)
+        assert str(summary) == "3 mixed models of one design: member(k) is the table of one"
+
+    def test_starts_are_no_worse_than_those_alone(self):
+        (X, y, random, likelihood), settings = problem("poisson", 2, n=6)
+        Y = torch.stack([y, torch.zeros_like(y), 20 * y])
+        many = MixedLogJoint(X, Y, random, likelihood, **settings)
+        q = many.posterior()
+        losses = many.expected_energy(q.frame())[0] - q.entropy()
+        for k in range(3):
+            one = MixedLogJoint(X, Y[k], random, likelihood, **settings)
+            own = one.posterior()
+            assert losses[k] < one.expected_energy(own.frame())[0] - own.entropy() + 0.1
+
+    def test_new_rows(self):
+        (X, y, random, likelihood), settings = problem("poisson", 1, n=6)
+        many = MixedLogJoint(X, torch.stack([y, y]), random, likelihood, **settings)
+        q = many.posterior()
+        Z, groups = random
+        known = many.predict(q, X, Z, groups, draws=2000)
+        assert known.shape == (2000, 2, len(X))
+        b, beta, _ = many.rows.parts(q.mean.detach())
+        eta = beta @ X.mT + (b[:, groups] * Z).sum(-1)
+        assert ((known.mean(0) - eta).abs() < 5 * known.std(0) / 2000**0.5).all()
+        assert many.predict(q, X, Z, draws=5).shape == (5, 2, len(X))
+
+    def test_what_needs_one_set(self):
+        (X, y, random, likelihood), settings = problem("poisson", 1)
+        Y = torch.stack([y, y])
+        many = MixedLogJoint(X, Y, random, likelihood, **settings)
+        shape = re.escape(str(tuple(Y.shape)))
+        ending = rf"takes one set of targets y \(N,\); got y of shape {shape}\. Fit many of them by fit"
+        with pytest.raises(InputError, match=f"^a model whose random effects are integrated out {ending}"):
+            MarginalMixed(many)
+        with pytest.raises(InputError, match=f"^a fit in batches of groups {ending}"):
+            fit(many.posterior(), many, batch_groups=2)
+        with pytest.raises(InputError, match=r"^the model holds a batch \(2,\) of data sets and q a batch \(3,\)"):
+            many.check(PrecisionCholeskyGaussian(many.dim, (3,), structure=many.structure, dtype=DTYPE))
+        with pytest.raises(InputError, match=f"^a MixedModel has one dense design X .* and y of {shape}"):
+            MixedModel(X, Y, random, likelihood)

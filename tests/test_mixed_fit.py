@@ -15,7 +15,8 @@ from test_mixed import FAMILIES, PRIORS, problem
 import torchngvi
 from torchngvi import MixedModel, fit
 from torchngvi.errors import InputError
-from torchngvi.mixed_models import integrated, response
+from torchngvi.mixed_models import asked, integrated, response
+from torchngvi.mixed_models import fitted as mixed_models_fitted
 from torchngvi.mixed_models import model as mixed_models_model
 from torchngvi.mixed_models.integrated import Weighted, enough_nodes
 from torchngvi.mixed_models.locals import ByQuadrature, Conditional
@@ -415,6 +416,19 @@ class TestAnswers:
         lines = str(bad).splitlines()
         assert lines[-2] == "NOT CONVERGED: of a storm."
         assert lines[-1] == "k-hat 0.90 is above 0.7: take means and intervals for rough."
+
+    @pytest.mark.parametrize(
+        ("telling", "words"), [(10**6, "take means and intervals"), (3, "globals checked: weights")]
+    )
+    def test_weights_over_many_coordinates(self, fitted, monkeypatch, telling, words):
+        """Their k-hat is that of all random effects together, and says nothing of the globals."""
+        monkeypatch.setattr(asked, "TELLING", telling)
+        monkeypatch.setattr(mixed_models_fitted, "TELLING", telling)
+        result = fitted[0].fit(progress=False, marginalise="none", draws=100)
+        bad = dataclasses.replace(result, weighted=result.weighted._replace(k_hat=0.9))
+        assert words in str(bad)
+        assert ("k-hat" in str(bad)) == (telling > 3)
+        assert "k-hat" in str(dataclasses.replace(bad, log_evidence=0.0))  # weighted draws of the globals alone
 
     def test_predictions(self, fitted):
         model, result = fitted

@@ -28,7 +28,7 @@ from torchngvi.models import (
     multilevel_rows,
 )
 from torchngvi.models.learned import LearnedNoise
-from torchngvi.models.mixed_prior import root_of
+from torchngvi.models.mixed_prior import root_of, scales_of
 
 N, A, B = 60, 12, 4
 
@@ -273,6 +273,31 @@ class TestGaussianNoise:
             assert found.low < truth < found.high
         apart = torch.stack([of.mean for of in result.random["a"]])[0] - effects[0]
         assert apart.std() < 0.2
+
+
+class TestSample:
+    @pytest.mark.parametrize("family", ["gaussian", "poisson_log"])
+    def test_draws_of_the_globals_are_those_of_the_table(self, family):
+        """(β, ω, log of the residual sd), weighted where fixed and random effects are integrated out."""
+        X, counts, y, a, b = data()
+        noisy = family == "gaussian"
+        of = MixedModel(X, y if noisy else counts, {"a": (X, a), "b": (X[:, :1], b)}, family)
+        result = of.fit(progress=False, draws=500, marginalise=None if noisy else "none")
+        assert bool((result.weighted.weights.diff() == 0).all()) != noisy
+        theta = result.sample(20_000, torch.Generator().manual_seed(0))
+        assert theta.shape == (20_000, X.shape[1] + 3 + 1 + noisy)
+        table, sds = result.summary(), {"a": (2, 5, 2), "b": (5, 6, 1)}
+        pairs = [(theta[:, :2], table.fixed)]
+        pairs += [(scales_of(theta[:, i:j], r)[0], table.random[key].sd) for key, (i, j, r) in sds.items()]
+        if noisy:
+            pairs.append((theta[:, 6:].exp(), table.likelihood))
+        for draws, marginals in pairs:
+            torch.testing.assert_close(draws.mean(0), marginals.mean, rtol=0, atol=1e-3)
+            torch.testing.assert_close(draws.std(0), marginals.sd, rtol=1e-2, atol=0)
+        again = [result.sample(9, torch.Generator().manual_seed(1)) for _ in range(2)]
+        assert torch.equal(*again)
+        with pytest.raises(InputError, match=r"^n is a number of draws, such as 1000; got 0\.$"):
+            result.sample(0)
 
 
 class TestProfile:

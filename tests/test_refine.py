@@ -4,11 +4,13 @@ import math
 import pathlib
 import pickle
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit, refine
+from torchngvi.diagnostics.rule import OtherMode
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
@@ -376,6 +378,23 @@ def test_shares_are_those_of_the_masses_also_where_members_overlap():
     truth = Mixture(vector(0.3, 0.7), mean, root)
     shares = best_shares(mean, root, Joint(LogJoint(truth.log_prob)), seed=0)
     assert torch.allclose(shares, truth.shares, atol=1e-3)
+
+
+def test_the_modes_of_the_verdict_are_not_lost():
+    """A mode that no start of the search finds, and that the examination has seen."""
+
+    def far(theta):
+        return torch.logaddexp(-0.5 * theta.square().sum(-1), -0.5 * (theta - 40.0).square().sum(-1))
+
+    q = gaussian(vector(0.0, 0.0), vector(1.0, 1.0))
+    starts = torch.zeros(2, 2, dtype=torch.float64)
+    assert refine(q, far, "mixture", starts=starts).kind == "gaussian"
+    mode = OtherMode(vector(39.0, 41.0), 0.0, 57.0, 0.5)
+    verdict = SimpleNamespace(modes=(mode,))
+    seen = SimpleNamespace(posterior=q, verdict=verdict, names=())
+    refined = refine(seen, far, "mixture", starts=starts)
+    assert refined.kind == "mixture"
+    torch.testing.assert_close(refined.posterior.shares, vector(0.5, 0.5), atol=0.02, rtol=0)
 
 
 def test_a_mixture_has_the_moments_of_its_draws_and_integrates_to_one():

@@ -44,6 +44,7 @@ class PassesOverGroups(Steps):
         groups = count("batch_groups", batch_groups, "counts groups")
         if not isinstance(model, MixedLogJoint) or not isinstance(q, Gaussian):
             raise InputError("batch_groups is for a Gaussian q of a MixedModel; leave it out for other targets.")
+        model.rows.check_one("a fit in batches of groups")
         if q.structure != model.structure or not q.upper or q.batch_shape:
             raise InputError(
                 f"batch_groups needs a q over the arrow of the model, {model.structure}, as model.posterior() makes; "

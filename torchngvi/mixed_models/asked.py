@@ -16,6 +16,7 @@ from torchngvi.models.multilevel_prior import prior_of
 Marginalise = Literal["quadrature", "response", "none"]
 
 WAYS = ("quadrature", "response", "none")
+TELLING = 200  # coordinates up to which importance weights over all of them tell something of a few
 
 
 def learned_of(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
@@ -126,9 +127,18 @@ def worth(weighted: Weighted, draws: int) -> str:
     return f"k-hat {weighted.k_hat:.2f}, {weighted.effective:.0f} of {draws} draws"
 
 
-def unweighted(weighted: Weighted, clause: str, draws: int) -> str:
-    """How draws of a Gaussian over all coordinates were made."""
-    return (
-        f"a Gaussian on all coordinates, random effects among them; {clause};\nits draws are not weighted: "
-        f"{worth(weighted, draws)}"
-    )
+def unweighted(weighted: Weighted, clause: str, draws: int, dim: int) -> str:
+    """How draws of a Gaussian over all coordinates were made, and what their weights would be where they are few.
+
+    >>> few = Weighted(*2 * [Tensor()], 0.2, 90.0)
+    >>> print(unweighted(few, "covariances of q", 100, 12))
+    a Gaussian on all coordinates, random effects among them; covariances of q;
+    its draws are not weighted: k-hat 0.20, 90 of 100 draws
+    >>> print(unweighted(few, "covariances of q", 100, 1200))
+    a Gaussian on all coordinates, random effects among them; covariances of q;
+    its draws are not weighted, nor are the globals checked: weights over 1200 coordinates tell nothing of these
+    """
+    made = f"a Gaussian on all coordinates, random effects among them; {clause};\nits draws are not weighted"
+    if dim > TELLING:
+        return f"{made}, nor are the globals checked: weights over {dim} coordinates tell nothing of these"
+    return f"{made}: {worth(weighted, draws)}"

@@ -4,13 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import remarks
+from torchngvi.mixed_models.asked import TELLING
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.table import Marginals
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.multilevel import MultilevelLogJoint
 from torchngvi.posteriors import PrecisionCholeskyGaussian
+from torchngvi.posteriors.shapes import number_of_draws
 
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
 
@@ -22,6 +27,7 @@ class Fitted(ABC):
         model: what was fitted.
         fit: the `FitResult` of the Gaussian over the global parameters.
         method: what was computed, in one sentence.
+        log_evidence: log p(y) by importance sampling; None where the random effects were not integrated out.
         weighted: draws of the global parameters.
         joint_of: what makes the Gaussian over all coordinates.
     """
@@ -29,6 +35,7 @@ class Fitted(ABC):
     model: MixedLogJoint | MultilevelLogJoint
     fit: FitResult
     method: str
+    log_evidence: float | None
     weighted: Weighted
     joint_of: Callable[[], PrecisionCholeskyGaussian]
 
@@ -57,13 +64,35 @@ class Fitted(ABC):
 
     @property
     def k_hat(self) -> float:
-        """The Pareto k̂ of the importance weights."""
+        """The Pareto k̂ of the importance weights.
+
+        Where random effects were not integrated out, weights are over all coordinates: with more than 200 of these it
+        is large however good the globals are, tells nothing of them, and is left out of the table.
+        """
         return self.weighted.k_hat
 
     @property
     def effective(self) -> float:
         """The effective number of weighted draws."""
         return self.weighted.effective
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n times from the posterior of the global parameters, θ = (β, ω, log of a learned parameter).
+
+        They are the draws behind `summary`, resampled by their weights, so that some may be equal; ω is that of each
+        grouping factor in turn. ``draws`` has them in the units of the data, by name, with the random effects.
+
+        Args:
+            n: the number of draws.
+            generator: the source of the noise, on the CPU; torch's default generator if None.
+
+        Returns:
+            Equally likely draws, (n, P).
+
+        Raises:
+            InputError: a number of draws that is none.
+        """
+        return self.weighted.resampled(number_of_draws(n), generator)
 
     def __str__(self) -> str:
         return str(self.summary())
@@ -73,6 +102,7 @@ class Fitted(ABC):
         lines = [self.method, *remarks.of_answers(fixed, prior_sd, parameter)]
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
-        if not self.k_hat < TRUSTED:
+        telling = self.log_evidence is not None or self.model.dim <= TELLING
+        if telling and not self.k_hat < TRUSTED:
             lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)

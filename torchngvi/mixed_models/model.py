@@ -71,6 +71,8 @@ class MixedModel(MixedLogJoint):
             return MultilevelModel(X, y, random, *args, **settings)
         return super().__new__(cls)
 
+    members = False  # what `fit` answers is of one set of targets
+
     @tracked
     def __init__(
         self,
@@ -199,7 +201,7 @@ class MixedModel(MixedLogJoint):
         weighted = response.responded(self, near, posterior, draws, seed)
         return MixedResult(
             self,
-            asked.unweighted(weighted, clause, draws),
+            asked.unweighted(weighted, clause, draws, self.dim),
             first,
             -first.loss,
             None,

@@ -226,7 +226,7 @@ class MultilevelModel(MultilevelLogJoint):
         if profile is not None and self.learned is not None:
             clause += f";\nthe {self.learned.name} by the bounds at {len(profile.phi)} of its values"
         weighted, seen = drawn(self, near, spread, draws, seed)
-        method = asked.unweighted(weighted, clause, seen)
+        method = asked.unweighted(weighted, clause, seen, self.dim)
         posterior = spread if profile is None else moments_of(weighted.theta)
         found = next((result for result in results if not result.converged), results[-1])
         return self._result(method, found, elbo, None, posterior, weighted, near, _Joint(self, None, q))

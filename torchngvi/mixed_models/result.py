@@ -20,7 +20,6 @@ from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import scales_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.shapes import number_of_draws
 
 _DRAWS = 1000  # joint draws, of all groups too
 _HELD = 2**25  # numbers of joint draws that are held
@@ -193,24 +192,6 @@ class MixedResult(Fitted):
         interval, b = probability(interval), self.draws().effects
         weights = b.new_full((len(b),), 1 / len(b))
         return [Marginals.of(self.group_names, b[..., k], weights, interval) for k in range(b.shape[-1])]
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n times from the posterior of the global parameters, θ in the order of those of ``posterior``.
-
-        They are the weighted draws behind `summary`, resampled, so that some are equal; `draws` has them in the units
-        of the data, by name, with the random effects of the groups.
-
-        Args:
-            n: the number of draws.
-            generator: the source of the noise, on the CPU; torch's default generator if None.
-
-        Returns:
-            Equally likely draws, (n, P).
-
-        Raises:
-            InputError: a number of draws that is none.
-        """
-        return self.weighted.resampled(number_of_draws(n), generator)
 
     def draws(self, count: int | None = None, seed: int = 0) -> MixedDraws:
         """Draw from the posterior of all coordinates: globals first, and random effects given the globals.

@@ -66,7 +66,8 @@ class MixedLogJoint(TractableTarget):
 
     Args:
         X: the design of the fixed effects β, (N, p), dense.
-        y: the targets, (N,), as in `torchngvi.GeneralizedLinear`.
+        y: the targets, (N,), as in `torchngvi.GeneralizedLinear`; or many sets of them, (*batch, N), each a model of
+            its own with the same rows, designs and groups, and with its own default prior of Ω.
         random: `RandomEffects`, or a pair (Z, groups): the design (N, r) and the group of each row.
         family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian" (noise 1), or a
             `Likelihood` such as ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``.
@@ -96,6 +97,7 @@ class MixedLogJoint(TractableTarget):
     """
 
     temperature = 1.0
+    members = True  # whether y may be several sets of targets
 
     @tracked
     def __init__(
@@ -128,11 +130,11 @@ class MixedLogJoint(TractableTarget):
             )
         self.fixed = GeneralizedLinear(X, y, family, prior_precision=fixed_scale**-2, weights=weights, offset=offset)
         self.coding = self.fixed.coding
-        self.rows = rows = GroupedRows(self.fixed, random[0], random[1])
+        self.rows = rows = GroupedRows(self.fixed, random[0], random[1], self.members)
         self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p + rows.r * (rows.r + 1) // 2)
         self.dim = self.structure.dim
         chosen = information(rows) if prior.precision is None else prior.precision
-        self.precision = Precision(chosen, rows.X, rows.r)
+        self.precision = Precision(chosen, rows.X, rows.r, rows.batch)
 
     # ---------------------------------------------------------------------------- the target
 
@@ -140,9 +142,9 @@ class MixedLogJoint(TractableTarget):
         """Check that q is over these coordinates.
 
         Raises:
-            InputError: if their number, the dtype or the device is another.
+            InputError: if their number, the dtype, the device or the batch is another.
         """
-        checks.posterior(q, self.dim, torch.Size(), self.rows.X)
+        checks.posterior(q, self.dim, self.rows.batch, self.rows.X)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""
@@ -240,20 +242,25 @@ class MixedLogJoint(TractableTarget):
         all 0 say little at their mode of how steeply the likelihood falls beside it.
 
         Returns:
-            A new posterior of the dtype and on the device of X.
+            A new posterior of the dtype and on the device of X, or a batch of them, one for each set of targets.
         """
-        like = self.rows.X
-        q = PrecisionCholeskyGaussian(self.dim, structure=self.structure, dtype=like.dtype, device=like.device)
+        like, batch = self.rows.X, self.rows.batch
+        q = PrecisionCholeskyGaussian(self.dim, batch, structure=self.structure, dtype=like.dtype, device=like.device)
         mode, root = started(self.rows, self.precision, self.structure)
-        best, here = math.inf, q.snapshot()
+        at, narrowest = q.snapshot()
+        best = like.new_full(batch, math.inf)
+        going = torch.ones_like(best, dtype=torch.bool)
         for factor in _NARROWER:
             q.restore(Coordinates(mode, factor * root))
-            loss = float(self.expected_energy(q.frame())[0] - q.entropy())
-            if loss < best:
-                best, here = loss, q.snapshot()
-            elif best < math.inf:
+            loss = self.expected_energy(q.frame())[0] - q.entropy()
+            better = going & (loss < best)
+            at = torch.where(better[..., None], mode, at)
+            narrowest = torch.where(better[..., None], factor * root, narrowest)
+            going = going & (better | best.isinf())
+            best = torch.where(better, loss, best)
+            if not bool(going.any()):
                 break
-        q.restore(here)
+        q.restore(Coordinates(at, narrowest))
         return q
 
     @torch.no_grad()
@@ -268,7 +275,8 @@ class MixedLogJoint(TractableTarget):
             seed: of the draws.
 
         Returns:
-            Means and standard deviations, in the units of the predictor and of the columns of X and Z.
+            Means and standard deviations, in the units of the predictor and of the columns of X and Z; of many sets of
+            targets one summary of all, of which ``member`` takes one.
 
         Raises:
             InputError: a q over other coordinates.
@@ -301,7 +309,7 @@ class MixedLogJoint(TractableTarget):
             seed: of the draws.
 
         Returns:
-            Draws of η, (draws, M).
+            Draws of η, (draws, M), or (draws, *batch, M) of many sets of targets.
 
         Raises:
             InputError: rows of another width, groups that are none of the data, a q over other coordinates.

@@ -31,6 +31,7 @@ class IntegratedMixed(Target):
     temperature = 1.0
 
     def __init__(self, model: MixedLogJoint, learned: Learned | None = None, scales: ScalesPrior | None = None) -> None:
+        model.rows.check_one("a model whose random effects are integrated out")
         self.model, self.rows, self.learned, self.scales = model, model.rows, learned, scales
         self.joint_dim = self.rows.p + self.rows.r * (self.rows.r + 1) // 2  # of β and ω
         self.dim = self.joint_dim + (learned is not None)

@@ -196,18 +196,20 @@ class Precision:
     """The Wishart prior of Ω, as a density of ω.
 
     log p(ω) = log Wishart(W Wᵀ) + log |∂Ω/∂ω|,  |∂Ω/∂ω| = 2^r Π_k W_kk^{r - k + 2}.
+
+    The scale may be one for each member of a batch, (*batch, r, r).
     """
 
-    def __init__(self, prior: Wishart, like: Tensor, size: int) -> None:
+    def __init__(self, prior: Wishart, like: Tensor, size: int, batch: tuple[int, ...] = ()) -> None:
         scale = checks.numbers("the scale of the Wishart prior", prior.scale, like)
         scale = scale.reshape(1, 1) if scale.ndim == 0 else scale
-        if scale.shape != (size, size) or not bool(torch.equal(scale, scale.mT)):
+        if scale.shape not in ((size, size), (*batch, size, size)) or not bool(torch.equal(scale, scale.mT)):
             raise InputError(
                 f"the scale of the Wishart prior must be a symmetric matrix ({size}, {size}), one row a random effect; "
                 f"got shape {tuple(scale.shape)}{', not symmetric' if scale.shape == (size, size) else ''}."
             )
         factor, ok = cholesky(scale)
-        if not bool(ok):
+        if not bool(ok.all()):
             raise InputError(
                 "the scale of the Wishart prior must be positive definite; the Cholesky factorisation fails. Add a "
                 "multiple of the identity."
@@ -220,9 +222,9 @@ class Precision:
         self.inverse = torch.cholesky_inverse(factor)
         self.rows = cholesky(self.inverse)[0].mT.contiguous()  # s_c with S⁻¹ = Σ_c s_c s_cᵀ
         half = 0.5 * self.dof * size
-        self.log_normaliser = (  # of the Wishart, and -log 2^r of the Jacobian; a number of each model, made once
+        self.log_normaliser = (  # of the Wishart, and -log 2^r of the Jacobian, (*batch,)
             half * math.log(2)
-            + self.dof * float(factor.diagonal().log().sum())
+            + self.dof * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
             + 0.25 * size * (size - 1) * math.log(math.pi)
             + sum(math.lgamma(0.5 * (self.dof - j)) for j in range(size))
             - size * math.log(2)

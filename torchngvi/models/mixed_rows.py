@@ -20,6 +20,10 @@ class GroupedRows:
         fixed: the model of the same rows without random effects.
         Z: the design of the random effects, (N, r).
         groups: the group of each row, (N,), integers 0, ..., n - 1.
+        members: whether targets may be several sets of them, (*batch, N), one model each.
+
+    Attributes:
+        batch: the shape of the targets without their rows, () for one set of targets.
 
     Raises:
         InputError: designs of other numbers of rows, groups that are no numbers 0, ..., n - 1 or have no rows, columns
@@ -33,16 +37,32 @@ class GroupedRows:
     [1.5, 2.5, 2.5]
     """
 
-    def __init__(self, fixed: GeneralizedLinear, Z: Any, groups: Any) -> None:
+    def __init__(self, fixed: GeneralizedLinear, Z: Any, groups: Any, members: bool = False) -> None:
         self.fixed, self.X, self.likelihood = fixed, fixed.X, fixed.likelihood
-        if sparse.is_sparse(self.X) or self.X.ndim > 2 or fixed.y.ndim > 1:
+        if sparse.is_sparse(self.X) or self.X.ndim > 2 or (fixed.y.ndim > 1 and not members):
             raise InputError(
                 "a MixedModel has one dense design X (N, p) and targets y (N,); got X of shape "
                 f"{tuple(self.X.shape)}, {self.X.layout}, and y of {tuple(fixed.y.shape)}."
             )
+        self.batch = fixed.y.shape[:-1]
         self.Z, self.groups = _random(Z, groups, self.X)
         self.y, self.weights, self.offset = fixed.y, fixed.weights, fixed.offset
         self.n, self.r, self.p = int(self.groups.max()) + 1, self.Z.shape[1], self.X.shape[1]
+
+    def check_one(self, what: str) -> None:
+        """Check that there is one set of targets.
+
+        Args:
+            what: what needs that, for the error.
+
+        Raises:
+            InputError: if there are several.
+        """
+        if self.batch:
+            raise InputError(
+                f"{what} takes one set of targets y (N,); got y of shape {tuple(self.y.shape)}. Fit many of them by "
+                "fit(model.posterior(), model), or make a model of each."
+            )
 
     def parts(
         self,

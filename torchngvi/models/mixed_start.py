@@ -71,9 +71,9 @@ def information(rows: GroupedRows) -> Wishart:
     """
     fixed, Z, r = rows.fixed, rows.Z, rows.r
     curvature = row_moments(rows, fixed.predictor(_alone(rows))).curvature
-    J = (Z * curvature[:, None]).mT @ Z / rows.n
+    J = (Z * curvature[..., None]).mT @ Z / rows.n
     J = 0.5 * (J + J.mT)
-    if not bool(cholesky(J)[1]):
+    if not bool(cholesky(J)[1].all()):
         raise InputError(
             "the rows tell nothing of some random effect, which the default prior of Kass and Natarajan needs. "
             "Give prior=MixedPrior(precision=Wishart(dof, scale))."
@@ -82,26 +82,38 @@ def information(rows: GroupedRows) -> Wishart:
 
 
 def _alone(rows: GroupedRows) -> Tensor:
-    """The mode of β without random effects, by Newton's steps that are halved where they do not descend."""
+    """The modes of β without random effects, by Newton's steps that are halved where they do not descend."""
     fixed = rows.fixed
 
     def at(beta: Tensor) -> Moments:
         moments = row_moments(rows, fixed.predictor(beta))
-        return moments._replace(value=moments.value.sum() + fixed.prior.energy(beta))
+        return moments._replace(value=moments.value.sum(-1) + fixed.prior.energy(beta))
 
-    beta = fixed.X.new_zeros(fixed.dim)
+    beta = fixed.X.new_zeros(*rows.batch, fixed.dim)
     here = at(beta)
+    going = torch.ones_like(here.value, dtype=torch.bool)
     for _ in range(_NEWTON):
         gradient = here.slope @ fixed.X + fixed.prior.force(beta)
-        H = fixed.prior.add_to((fixed.X * here.curvature[:, None]).mT @ fixed.X)
-        step, size = torch.linalg.solve(H, gradient), 1.0
-        while not bool((there := at(beta - size * step)).value <= here.value) and size > _SMALLEST:
-            size *= 0.5
-        if size <= _SMALLEST:
-            break
-        gained = float(here.value - there.value)
-        beta, here = beta - size * step, there
-        if gained <= torch.finfo(beta.dtype).eps * abs(float(here.value)):
+        H = fixed.prior.add_to((fixed.X * here.curvature[..., None]).mT @ fixed.X)
+        step = torch.linalg.solve(H, gradient[..., None])[..., 0]
+        # where the step promises no more than rounding, no part of it does
+        going = going & ((gradient * step).sum(-1) > torch.finfo(beta.dtype).eps * here.value.abs())
+        size = torch.where(going, 1.0, 0.0).to(beta)
+        while True:
+            there = at(beta - size[..., None] * step)
+            worse = (size > _SMALLEST) & ~(there.value <= here.value)
+            if not bool(worse.any()):
+                break
+            size = torch.where(worse, 0.5 * size, size)
+        going = size > _SMALLEST
+        beta = torch.where(going[..., None], beta - size[..., None] * step, beta)
+        gained = here.value - there.value
+        here = Moments(
+            torch.where(going, there.value, here.value),
+            *(torch.where(going[..., None], new, old) for new, old in zip(there[1:], here[1:], strict=True)),
+        )
+        going = going & (gained > torch.finfo(beta.dtype).eps * here.value.abs())
+        if not bool(going.any()):
             break
     return beta
 
@@ -115,7 +127,7 @@ def guessed(rows: Observed) -> Tensor:
             return (rows.y + 0.5).log()
         case GaussianNoise() | StudentT():
             return rows.y
-    return rows.offset
+    return rows.offset.expand_as(rows.y)
 
 
 class _Penalised:
@@ -126,42 +138,43 @@ class _Penalised:
         self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p)
 
     def root(self, curvature: Tensor, omega: Tensor) -> Structured:
-        """T of the precision, from the weighted curvatures of the rows and Ω (r, r)."""
+        """T of the precision, from the weighted curvatures of the rows and Ω (*batch, r, r)."""
         bb, border, between = self.rows.summed(torch.zeros_like(curvature), curvature)[1]
-        top = self.prior.add_to(between)[None]
-        return self.structure.cholesky(self.structure.matrix([Part(bb + omega, border), Part(top, top[:, :0])]))[0]
+        top = self.prior.add_to(between)[..., None, :, :]
+        parts = [Part(bb + omega[..., None, :, :], border), Part(top, top[..., :0, :])]
+        return self.structure.cholesky(self.structure.matrix(parts))[0]
 
     def solved(self, root: Structured, g: Tensor) -> Tensor:
-        """S⁻¹ g, (n r + p,)."""
+        """S⁻¹ g, (*batch, n r + p)."""
         return self.structure.tsolve(root, self.structure.solve(root, g))
 
     def gathered(self, alpha: Tensor) -> Tensor:
-        """The gradient of rows with these weighted slopes, (n r + p,)."""
+        """The gradient of rows with these weighted slopes, (*batch, n r + p)."""
         g_b, g_beta = self.rows.summed(alpha, torch.zeros_like(alpha))[0]
-        return torch.cat([g_b.flatten(), g_beta])
+        return torch.cat([g_b.flatten(-2), g_beta], -1)
 
     def penalty(self, theta: Tensor, omega: Tensor) -> Tensor:
         """The gradient of the two quadratic penalties."""
         b, beta, _ = self.rows.parts(theta)
-        return torch.cat([(b @ omega).flatten(), self.prior.force(beta)])
+        return torch.cat([(b @ omega).flatten(-2), self.prior.force(beta)], -1)
 
     def clipped(self, step: Tensor) -> Tensor:
         """With no change of b_i or β longer than the clip."""
         b, beta, _ = self.rows.parts(step)
-        shorter = (x * (_CLIP / torch.linalg.vector_norm(x, dim=-1, keepdim=True)).clamp_max(1.0) for x in (b, beta))
-        return torch.cat([x.flatten() for x in shorter])
+        b, beta = (x * (_CLIP / torch.linalg.vector_norm(x, dim=-1, keepdim=True)).clamp_max(1.0) for x in (b, beta))
+        return torch.cat([b.flatten(-2), beta], -1)
 
     def locals(self, root: Structured) -> Tensor:
-        """The covariances V_i of b_i, (n, r, r)."""
+        """The covariances V_i of b_i, (*batch, n, r, r)."""
         V = self.structure.marginals(self.structure.inverse(root), True)
         return self.structure.parts(V)[0].square
 
 
 def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coordinates:
     """Mean and root of the precision of a start, over all coordinates."""
-    penalised, like = _Penalised(rows), rows.X
+    penalised, like, batch = _Penalised(rows), rows.X, rows.batch
     identity = torch.eye(rows.r, dtype=like.dtype, device=like.device)
-    omega, aim = identity / _FIRST**2, guessed(rows)
+    omega, aim = (identity / _FIRST**2).expand(*batch, -1, -1), guessed(rows)
     curvature = row_moments(rows, aim).curvature
     root = penalised.root(curvature, omega)
     theta = penalised.solved(root, penalised.gathered(curvature * (aim - rows.offset)))
@@ -171,19 +184,22 @@ def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coord
         gradient = penalised.gathered(alpha) + penalised.penalty(theta, omega)
         theta = theta - penalised.clipped(penalised.solved(root, gradient))
         b, V = rows.parts(theta)[0], penalised.locals(root)
-        new = (rows.n + precision.dof) * torch.linalg.inv(precision.inverse + b.mT @ b + V.sum(0))
+        new = (rows.n + precision.dof) * torch.linalg.inv(precision.inverse + b.mT @ b + V.sum(-3))
         new = 0.5 * (new + new.mT)
         change, omega = torch.linalg.solve(omega, new) - identity, new
-        if float(change.square().sum()) < _SETTLED**2:
+        if bool((change.square().sum((-2, -1)) < _SETTLED**2).all()):
             break
     entries = omega_of(cholesky(omega)[0])
-    nothing, q = theta.new_zeros(()), len(entries)
-    unsure = Effects(b, entries, V, nothing.expand(rows.n, q, rows.r), nothing.expand(q, q))
+    nothing, q = theta.new_zeros(()), entries.shape[-1]
+    unsure = Effects(b, entries, V, nothing.expand(*batch, rows.n, q, rows.r), nothing.expand(*batch, q, q))
     H = derivative(unsure, precision).omega_omega
     factor, ok = cholesky(H)
-    factor = factor if bool(ok) else H.diagonal().clamp_min(1.0).sqrt().diag()
+    plain = H.diagonal(dim1=-2, dim2=-1).clamp_min(1.0).sqrt().diag_embed()
+    factor = torch.where(ok[..., None, None], factor, plain)
     groups, roots = penalised.structure.parts(root)
-    top = torch.block_diag(roots.square[0], factor)[None]
-    border = torch.cat([groups.border, groups.border.new_zeros(rows.n, q, rows.r)], -2)
-    T = structure.matrix([Part(groups.square, border), Part(top, top[:, :0])])
-    return Coordinates(torch.cat([theta, entries]), T)
+    between = factor.new_zeros(*batch, rows.p, q)
+    upper, lower = torch.cat([roots.square[..., 0, :, :], between], -1), torch.cat([between.mT, factor], -1)
+    top = torch.cat([upper, lower], -2)[..., None, :, :]
+    border = torch.cat([groups.border, groups.border.new_zeros(*batch, rows.n, q, rows.r)], -2)
+    T = structure.matrix([Part(groups.square, border), Part(top, top[..., :0, :])])
+    return Coordinates(torch.cat([theta, entries], -1), T)

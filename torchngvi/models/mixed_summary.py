@@ -1,7 +1,7 @@
 """What a fitted mixed model says in the units of its data: fixed effects, sds and correlations of random effects."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -14,13 +14,15 @@ from torchngvi.models.mixed_rows import GroupedRows, integers
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Forest
 
+_AT_ONCE = 2**23  # numbers of which quantiles are found together
+
 
 @dataclass(frozen=True)
 class MixedSummary:
     """Posterior means and standard deviations of a `torchngvi.MixedModel`, as `MixedModel.summary` returns them.
 
     Those of random effects are of the standard deviations and correlations in Ω⁻¹, the covariance of b.  A Gaussian q
-    understates their uncertainty.
+    understates their uncertainty.  Of many sets of targets every shape has that of the batch in front.
 
     Attributes:
         fixed: means of β, (p,).
@@ -52,7 +54,25 @@ class MixedSummary:
     group: Tensor  # (n, r)
     group_sd: Tensor  # (n, r)
 
+    def member(self, index: int | tuple[int, ...]) -> "MixedSummary":
+        """Take the summary of one of many sets of targets.
+
+        Args:
+            index: its place in the batch.
+
+        Returns:
+            Its numbers, without the shape of the batch in front.
+
+        >>> many = torch.ones(3, 1)
+        >>> square = many[..., None]
+        >>> MixedSummary(many, many, many, many, torch.ones(3, 2, 1), square, square, square, square).member(2).fixed
+        tensor([1.])
+        """
+        return MixedSummary(*(getattr(self, part.name)[index] for part in fields(self)))
+
     def __str__(self) -> str:
+        if self.fixed.ndim > 1:
+            return f"{self.fixed[..., 0].numel()} mixed models of one design: member(k) is the table of one"
         lines = [f"{'fixed effects':<14}{'mean':>11}{'sd':>11}"]
         lines += _lines(self.fixed, self.fixed_sd)
         lines.append(f"{'sd of random':<14}{'mean':>11}{'sd':>11}{'2.5 %':>11}{'97.5 %':>11}")
@@ -92,15 +112,18 @@ def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, se
     b, beta, omega = rows.parts(frame.mean)
     b_variance, beta_variance, _ = rows.parts(frame.variance)
     generator = torch.Generator(omega.device).manual_seed(seed)
-    z = torch.randn(draws, len(omega), generator=generator, dtype=omega.dtype, device=omega.device)
-    sd, correlation = scales_of(omega + z @ _omega_root(rows, structure, q).mT, rows.r)
+    z = torch.randn(draws, omega.shape[-1], generator=generator, dtype=omega.dtype, device=omega.device)
+    around = _omega_root(rows, structure, q) @ z.mT  # (*batch, q, draws), the same draws for all members
+    sd, correlation = scales_of(omega + around.movedim(-1, 0), rows.r)
     ends = torch.tensor([0.025, 0.975], dtype=sd.dtype, device=sd.device)
+    some = sd.flatten(1).split(max(1, _AT_ONCE // draws), -1)
+    interval = torch.cat([torch.quantile(part, ends, dim=0) for part in some], -1).unflatten(-1, sd.shape[1:])
     return MixedSummary(
         beta,
         beta_variance.sqrt(),
         sd.mean(0),
         sd.std(0),
-        torch.quantile(sd, ends, dim=0),
+        interval.movedim(0, -2),
         correlation.mean(0),
         correlation.std(0),
         b,
@@ -109,13 +132,13 @@ def summarised(rows: GroupedRows, structure: Forest, q: Gaussian, draws: int, se
 
 
 def _omega_root(rows: GroupedRows, structure: Forest, q: Gaussian) -> Tensor:
-    """A root of the covariance of ω under q, (q, q)."""
+    """A root of the covariance of ω under q, (*batch, q, q)."""
     frame, p = q.frame(), rows.p
     if frame.structure == structure:
-        V = structure.parts(frame.marginals())[-1].square[0]
-        return torch.linalg.cholesky(V[p:, p:])
+        V = structure.parts(frame.marginals())[-1].square[..., 0, :, :]
+        return torch.linalg.cholesky(V[..., p:, p:])
     start = rows.n * rows.r + p
-    root = frame.dense()[start:]
+    root = frame.dense()[..., start:, :]
     return torch.linalg.cholesky(root @ root.mT)
 
 
@@ -140,7 +163,7 @@ def predicted(
         seed: of the draws.
 
     Returns:
-        The predictors, (draws, M).
+        The predictors, (draws, *batch, M).
 
     Raises:
         InputError: designs of other shapes, values that are not finite, or groups that the data do not have.
@@ -161,6 +184,6 @@ def predicted(
                 f"{int(index.max())}. Leave groups= out for a group that the data do not have."
             )
         return beta @ X.mT + (b.index_select(-2, index) * Z).sum(-1)
-    noise = torch.randn(draws, rows.r, 1, generator=generator, dtype=X.dtype, device=X.device)
+    noise = torch.randn(draws, *rows.batch, rows.r, 1, generator=generator, dtype=X.dtype, device=X.device)
     new = torch.linalg.solve_triangular(root_of(omega, rows.r).mT, noise, upper=True)
     return beta @ X.mT + new[..., 0] @ Z.mT

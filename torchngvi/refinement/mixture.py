@@ -1,6 +1,7 @@
 """A mixture of Gaussians, one at each mode that was found."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -86,7 +87,15 @@ class Mixture(Density):
 
 
 @torch.no_grad()
-def mix(mean: Tensor, root: Tensor, joint: Joint, elbo: float, starts: Tensor | None, seed: int) -> Mixture | None:
+def mix(
+    mean: Tensor,
+    root: Tensor,
+    joint: Joint,
+    elbo: float,
+    starts: Tensor | None,
+    seed: int,
+    known: Sequence[Tensor] = (),
+) -> Mixture | None:
     """Search modes, fit a Gaussian at each, and find the shares with which their mixture has the largest ELBO.
 
     Args:
@@ -97,12 +106,13 @@ def mix(mean: Tensor, root: Tensor, joint: Joint, elbo: float, starts: Tensor | 
         starts: of the search, (K, D); by default 4 to 16, half of them uniform on (-2, 2), the others within six
             standard deviations of q.
         seed: of all draws.
+        known: modes that are known already, (D,) each, where the search begins too.
 
     Returns:
         The mixture; None where q is left alone.
     """
     own = mean, root
-    modes = [mode for mode in _searched(*own, joint, starts, seed) if mode is not None and mode.found]
+    modes = [mode for mode in _searched(*own, joint, starts, seed, known) if mode is not None and mode.found]
     kept = _distinct(modes, own, elbo)
     if not kept:
         return None
@@ -124,7 +134,9 @@ def mix(mean: Tensor, root: Tensor, joint: Joint, elbo: float, starts: Tensor | 
     return Mixture(shares[large] / shares[large].sum(), mean[large], root[large])
 
 
-def _searched(mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, seed: int) -> list[Mode | None]:
+def _searched(
+    mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, seed: int, known: Sequence[Tensor]
+) -> list[Mode | None]:
     dim = len(mean)
     count = min(max(_COLUMNS // dim, _FEW), _MANY)
     uniform = 2 * torch.rand(count, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) - 1
@@ -133,6 +145,8 @@ def _searched(mean: Tensor, root: Tensor, joint: Joint, starts: Tensor | None, s
     points = torch.cat([_NEARBY * uniform[: count // 2], around])
     if starts is not None:
         points = starts.to(points)
+    if known:
+        points = torch.cat([points, torch.stack(list(known)).to(points)])
     with torch.enable_grad():
         return find_modes(joint.target, points, 200 + 20 * dim)
 

@@ -129,7 +129,7 @@ def refine(
         kind: one of the three; by default all are tried, and the best is returned.
         coordinate: the parameter of interest, along which the first fan is laid; by default the worst direction.
         starts: where modes are searched from, (K, D); by default 4 to 16 points, half of them uniform on (-2, 2), half
-            within six standard deviations of q.
+            within six standard deviations of q.  The modes that the verdict of a result has found are added.
         seed: of all draws.
 
     Returns:
@@ -155,7 +155,9 @@ def refine(
     """
     q, joint = _checked(result_or_q, log_joint, kind, coordinate, starts)
     with FullPrecision(q.device.type):
-        refined = _Refining(q, joint, seed, getattr(result_or_q, "names", ())).run(kind, coordinate, starts)
+        refining = _Refining(q, joint, seed, getattr(result_or_q, "names", ()))
+        refining.modes = [mode.mean for mode in getattr(getattr(result_or_q, "verdict", None), "modes", ())]
+        refined = refining.run(kind, coordinate, starts)
     if refined.second.doubtful:
         warn(f"refine, {refined.kind}: {refined.second}{_ADVICE}", RefinementWarning)
     return refined
@@ -177,6 +179,7 @@ class _Refining:
         self.found: dict[str, Density] = {}
         self.why: dict[str, str] = {}
         self.wider: Wider | None = None
+        self.modes: list[Tensor] = []  # that the verdict knows
 
     def run(self, kind: str | None, coordinate: int | None, starts: Tensor | None) -> Refinement:
         """Try one kind or all."""
@@ -201,7 +204,8 @@ class _Refining:
         return Refinement(posterior, best, self.before, after, self.tried, reason, second, *spent)
 
     def _mixture(self, starts: Tensor | None) -> None:
-        mixture = mix(self.gaussian.centre, self.gaussian.root, self.joint, self.before.elbo, starts, self.seed)
+        centre, root, elbo = self.gaussian.centre, self.gaussian.root, self.before.elbo
+        mixture = mix(centre, root, self.joint, elbo, starts, self.seed, self.modes)
         if mixture is None:
             self.why["mixture"] = "no other mode was found"
             return

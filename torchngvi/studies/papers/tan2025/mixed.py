@@ -108,7 +108,7 @@ def constants(model: MixedLogJoint) -> float:
     """What the table leaves out of a bound: the constants of the log joint, and (D/2) log 2π of the entropy."""
     data = model.rows
     left = 0.5 * model.dim * math.log(2 * math.pi)
-    left -= 0.5 * data.n * data.r * math.log(2 * math.pi) + model.precision.log_normaliser
+    left -= 0.5 * data.n * data.r * math.log(2 * math.pi) + float(model.precision.log_normaliser)
     left += 0.5 * float(model.fixed.prior.precision.log().sum()) - 0.5 * data.p * math.log(2 * math.pi)
     return left - (float(torch.lgamma(data.y + 1).sum()) if isinstance(data.likelihood, PoissonLog) else 0.0)
 
