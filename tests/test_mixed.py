@@ -579,14 +579,17 @@ def test_refusals(name):
 
 
 def test_the_page_of_groups(monkeypatch):
-    """The snippet on mixed models in docs/groups.md runs as it stands."""
+    """The snippets on mixed models, and on many of them, in docs/groups.md run as they stand."""
     text = (pathlib.Path(__file__).parents[1] / "docs/groups.md").read_text(encoding="utf-8")
-    snippet = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.setattr(torchngvi, "fit", functools.partial(fit, progress=False))
     torch.manual_seed(0)
     seen = {}
-    exec(compile(snippet, "docs/groups.md", "exec"), seen)
+    exec(compile(snippets[1], "docs/groups.md", "exec"), seen)
     assert seen["result"].converged
+    (many,) = (text for text in snippets if "thirty posteriors" in text)
+    exec(compile(many, "docs/groups.md", "exec"), seen)
+    assert seen["table"].sd.shape == (30, 1)
 
 
 class TestManyTargets:
@@ -596,8 +599,10 @@ class TestManyTargets:
     def test_each_is_its_own_fit(self, family, r, prior):
         (X, y, random, likelihood), settings = problem(family, r, n=6, prior=prior)
         shuffled = [y[torch.randperm(len(y), generator=torch.Generator().manual_seed(k))] for k in range(2)]
-        Y = torch.stack([y, *shuffled])
-        many = MixedLogJoint(X, Y, random, likelihood, **settings)
+        Y, weights = torch.stack([y, *shuffled]), settings["weights"].repeat(3, 1)
+        weights[1, :2] = 0.0  # rows that one of them does not have
+        settings = {name: value for name, value in settings.items() if name != "weights"}
+        many = MixedLogJoint(X, Y, random, likelihood, weights=weights, **settings)
         q = many.posterior()
         assert q.batch_shape == (3,)
         result = fit(q, many, progress=False, tolerance=1e-9)
@@ -605,7 +610,7 @@ class TestManyTargets:
         theta = 0.3 * randn(4, 3, many.dim, seed=7)
         summary = many.summary(q, draws=100)
         for k in range(3):
-            one = MixedLogJoint(X, Y[k], random, likelihood, **settings)
+            one = MixedLogJoint(X, Y[k], random, likelihood, weights=weights[k], **settings)
             close(many.log_joint(theta)[:, k], one.log_joint(theta[:, k]), 1e-11)
             own = one.posterior()
             alone = fit(own, one, progress=False, tolerance=1e-9)
