@@ -2,6 +2,7 @@
 
 import functools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
 from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.fit import _default_tolerance
+from torchngvi.fitting.sight import Sight
 from torchngvi.fitting.starts import Starts
 from torchngvi.models import FactorTarget, GroupedLogJoint, LogJoint, TractableFactors
 from torchngvi.models.guarded import Guarded
@@ -321,3 +323,18 @@ class TestGrouped:
         message = "Write the terms of all groups at once, and give them to a FactorTarget."
         with pytest.raises(InputError, match=re.escape(message)):
             branching.log_joint(theta)
+
+
+@pytest.mark.parametrize("groups", [1001, 7001, 20_002])
+def test_the_most_draws_that_the_memory_allows_are_pairs(groups):
+    sight = object.__new__(Sight)
+    sight.q = PrecisionCholeskyGaussian(groups + 2, structure=arrow(groups=groups, local=1, globals=2))
+    sight.factors = SimpleNamespace(structure=sight.q.structure)
+    assert sight.most(16_384) % 2 == 0
+    assert sight.most(16_384) >= 32
+
+
+@pytest.mark.parametrize("data", [torch.zeros(6, 2), {"y": torch.zeros(6)}])
+def test_data_that_are_no_list_are_refused(data):
+    with pytest.raises(InputError, match=r"data is a list of tensors or arrays, such as \[y, x\]; got"):
+        GroupedLogJoint(lambda b, g, y: b.sum(), lambda g: g.sum(), data, local=1, globals=1)

@@ -646,3 +646,30 @@ def test_the_page_of_latents(capsys):
     assert seen["result"].converged
     assert f"colours {seen['target'].colours}," in text
     assert capsys.readouterr().out.startswith("Laplace's log p(y, theta) is off by")
+
+
+def changing(theta, u):
+    """An autoregression whose coupling vanishes at theta = 0."""
+    e = u[..., 1:] - theta[..., :1].tanh() * u[..., :-1]
+    return -0.5 * (e.square().sum(-1) + u[..., 0].square() + (u - 1).square().sum(-1) + theta[..., 0].square())
+
+
+def test_a_coupling_that_vanishes_at_the_typical_theta_is_found():
+    other = marginal(changing, 6, torch.tensor([0.7], dtype=torch.float64))
+    target = marginal(changing, 6, torch.zeros(1, dtype=torch.float64))
+    for value in (0.0, 0.5, 1.0):
+        theta = torch.tensor([value], dtype=torch.float64)
+        torch.testing.assert_close(target.log_joint(theta), other.log_joint(theta), rtol=1e-10, atol=1e-12)
+
+
+def test_a_pattern_that_misses_a_coupling_of_another_theta_is_refused():
+    with pytest.raises(InputError, match="the pattern misses the pair of latents"):
+        marginal(changing, 6, torch.zeros(1, dtype=torch.float64), pattern=[])
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5])
+def test_a_number_of_draws_of_latents_that_is_none(n):
+    theta = torch.zeros(2, 1, dtype=torch.float64)
+    latents = marginal(changing, 6, theta[0]).latents(theta)
+    with pytest.raises(InputError, match="draws"):
+        latents.sample(n)

@@ -768,3 +768,22 @@ def test_outputs_that_are_no_tensor():
         else:
             with pytest.raises(InputError, match="needs the outputs of the network as one tensor"):
                 model(x)
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(1.0), "bernoulli"])
+def test_labels_of_another_shape_than_the_outputs_are_refused(likelihood):
+    """They would be broadcast into pairs that do not belong together."""
+    x = torch.randn(6, 2)
+    q = network(nn.Linear(2, 1), num_data=6, likelihood=likelihood)
+    y = (x[:, :1] > 0).float()
+    assert q.log_prob(x, y).shape == (6, 1)
+    with pytest.raises(InputError, match=r"labels must have the shape of the outputs .* got labels \(6,\)"):
+        q.log_prob(x, y[:, 0])
+
+
+def test_classes_of_another_shape_than_the_outputs_are_refused():
+    x, y = data(6)
+    q = network(mlp(), num_data=6)
+    assert q.log_prob(x, y, samples=6).shape == (6,)
+    with pytest.raises(InputError, match=r"got labels \(6, 1\) for outputs \(6, 6\)"):
+        q.log_prob(x, y[:, None], samples=6)

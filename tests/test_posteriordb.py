@@ -1,5 +1,6 @@
 """The log joints of posteriordb: against their definitions written once more in SciPy, and the reference draws."""
 
+import importlib
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -368,3 +369,9 @@ def test_far_from_the_posterior_all_is_finite(name):
     (gradient,) = torch.autograd.grad(value.sum(), theta)
     assert bool(value.isfinite().all())
     assert bool(gradient.isfinite().all())
+
+
+def test_the_comparison_can_be_imported():
+    """What its table is made by."""
+    pytest.importorskip("pyro")
+    assert importlib.import_module("benchmarks.posteriordb.compare").Row

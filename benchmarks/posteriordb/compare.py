@@ -38,7 +38,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from torch import Tensor
 
 from torchngvi import CholeskyGaussian, FitResult, fit
-from torchngvi.app.psis import k_hat
+from torchngvi.diagnostics.psis import smoothed
 
 from . import regressions
 from .load import NAMES, Posterior, load
@@ -117,7 +117,7 @@ def measured(posterior: Posterior, ended: Ended) -> Row:
         mean = max(mean, ((values.mean(0) - reference) / scale).abs().max().item())
         sd = max(sd, (values.std(0) / scale).log().abs().max().item())
     error = elbos.std().item() / math.sqrt(SCRAMBLES)
-    return Row(mean, sd, k_hat(log_weight).item(), elbos.mean().item(), error, *ended[1:])
+    return Row(mean, sd, smoothed(log_weight).k_hat.item(), elbos.mean().item(), error, *ended[1:])
 
 
 # ---------------------------------------------------------------- the methods

@@ -41,7 +41,8 @@ class Sight:
         if self.factors is None:
             return most
         numbers = sum(kind.nodes * (kind.size + kind.above) for kind in self.factors.structure.kinds)
-        return max(min(most, _NUMBERS // numbers), 2 * self.q.structure.widest + 2, _FEWEST)
+        pairs = _NUMBERS // (2 * numbers)
+        return max(min(most, 2 * pairs), 2 * self.q.structure.widest + 2, _FEWEST)
 
     @property
     def members(self) -> int:

@@ -7,8 +7,9 @@ its entries come from coloured Hessian-vector products, its factor from a chain 
 the adjoint, see `torchngvi.latents.curvature`.
 """
 
+import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, final
 
 import torch
@@ -27,6 +28,19 @@ from torchngvi.models.checks import numbers
 _AT_ONCE = 2**24  # numbers of the blocks of all θ in one call: bounds the memory
 _MOST = 2**30  # of those of one θ
 _GRAPH = 16  # numbers for each latent and colour that a graph is taken to hold
+
+
+_BESIDE = 0.3  # of a standard normal: how far from `at` the pattern is looked at once more
+
+
+def _probed(log_joint: Joint, thetas: Iterable[Tensor], u: Tensor) -> Tensor:
+    """The pairs at the first value of theta, with those at the others where the log joint has them."""
+    first, *others = thetas
+    found = [probed_pairs(log_joint, first, u)]
+    for theta in others:
+        with contextlib.suppress(InputError):
+            found.append(probed_pairs(log_joint, theta, u))
+    return torch.cat(found).unique(dim=0)
 
 
 @final
@@ -74,7 +88,10 @@ class MarginalLaplace(Target):
         start = _start(latents, self.at)
         self.dim, self.latents_dim = len(self.at), len(start)
         noise = torch.randn(len(start), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
-        pairs = probed_pairs(log_joint, self.at, start + noise) if pattern is None else pairs_of(pattern, len(start))
+        step = torch.randn(self.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        beside = self.at + _BESIDE * step.to(self.at)  # in general position, where no coupling vanishes by chance
+        found = _probed(log_joint, (self.at, beside), start + noise) if pattern is None else pattern
+        pairs = pairs_of(found, len(start))
         around = neighbours(pairs.cpu(), len(start))
         coloured = torch.tensor(colours(around), device=start.device)
         self.colours = int(coloured.max()) + 1
@@ -87,8 +104,9 @@ class MarginalLaplace(Target):
             )
         self.curvature = Curvature(log_joint, len(start), pairs.to(start.device), coloured)
         self.start = start
-        self.start = self._first_mode()
-        check_pattern(self.curvature, self.at, self.start, noise)
+        self.start = self._first_mode(noise)
+        for theta in (self.at, beside):
+            check_pattern(self.curvature, theta, self.start, noise)
 
     # ---------------------------------------------------------------------------- as a target
 
@@ -220,7 +238,7 @@ class MarginalLaplace(Target):
 
     # ---------------------------------------------------------------------------- what is checked at the start
 
-    def _first_mode(self) -> Tensor:
+    def _first_mode(self, noise: Tensor) -> Tensor:
         """The mode at the typical θ."""
         modes = self._modes(self.at[None])
         if bool(modes.found):
@@ -230,6 +248,7 @@ class MarginalLaplace(Target):
                 f"the log joint must be finite at theta = at with the latents where their search begins; got "
                 f"{-float(modes.energy)}. Give another at=, or latents= as a vector to begin from."
             )
+        check_pattern(self.curvature, self.at, modes.u[0], noise)  # with a wrong Hessian it finds none
         raise InputError(
             f"Newton's method finds no mode of the latents at theta = at: after {modes.steps} steps the log joint "
             f"rises no further, and its curvature is {'not ' if bool(modes.damped) else ''}that of a maximum. Give "

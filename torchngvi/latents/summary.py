@@ -11,6 +11,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.latents.modes import Modes
 from torchngvi.models.checks import numbers
+from torchngvi.posteriors.shapes import number_of_draws
 
 _BISECTIONS = 60  # of an interval that holds a quantile
 _WIDE = 40.0  # standard deviations within which every quantile in double precision lies
@@ -78,6 +79,7 @@ class Latents:
 
         The factors are computed anew, since those of all θ would not fit the memory.
         """
+        n = number_of_draws(n)
         some = self.theta[:n]
         rounds, drawn = -(-n // len(some)), []
         for part, modes in self.modes(some):

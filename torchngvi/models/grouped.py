@@ -66,6 +66,8 @@ class GroupedLogJoint(FactorTarget):
     ) -> None:
         if not callable(group):
             raise InputError(f"group is the log density of one group, a function; got {type(group).__name__}.")
+        if not isinstance(data, list | tuple):
+            raise InputError(f"data is a list of tensors or arrays, such as [y, x]; got {type(data).__name__}.")
         self.data = tuple(_tensor(part) for part in data)
         sizes = sorted({len(part) if part.ndim else 0 for part in self.data})
         if len(sizes) != 1 or not sizes[0]:

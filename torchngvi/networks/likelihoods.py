@@ -100,6 +100,7 @@ class Categorical(OutputLikelihood):
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return log softmax at the labels; see the base class."""
         logits = self._rows(output).log_softmax(-1)
+        _check_labels(logits.shape[:-1], y)
         return logits.gather(-1, y.expand(logits.shape[:-1])[..., None])[..., 0]
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,6 +130,7 @@ class Bernoulli(OutputLikelihood):
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return -softplus(-(2y - 1) output); see the base class."""
+        _check_labels(output.shape, y)
         return F.logsigmoid((2 * y.to(output) - 1) * output)
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,6 +178,7 @@ class Gaussian(OutputLikelihood):
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the normal log density; see the base class."""
+        _check_labels(output.shape, y)
         scale = self._scale(output)
         return -0.5 * ((y - output) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
 
@@ -186,6 +189,15 @@ class Gaussian(OutputLikelihood):
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return the variance of the means, and the mean variance; see the base class."""
         return means.var(0, correction=0), given.mean(0)
+
+
+def _check_labels(shape: torch.Size, y: Tensor) -> None:
+    """Refuse labels that would be broadcast against outputs of another shape, into pairs of no meaning."""
+    if y.ndim == 0 or y.ndim > len(shape) or y.shape != shape[len(shape) - y.ndim :] or len(shape) - y.ndim > 1:
+        raise InputError(
+            f"labels must have the shape of the outputs of the network, one for each; got labels {tuple(y.shape)} for "
+            f"outputs {tuple(shape)}, draws first. Use y[:, None] for one number a row, or squeeze the outputs."
+        )
 
 
 def _full(output: Tensor) -> Tensor:
