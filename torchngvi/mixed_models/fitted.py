@@ -20,6 +20,26 @@ from torchngvi.posteriors.shapes import number_of_draws
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
 
 
+class Joint:
+    """The best Gaussian over all coordinates, fitted when it is first asked for where it is not there yet.
+
+    Args:
+        q: that Gaussian, where it is there.
+        make: what fits it, where it is not.
+    """
+
+    def __init__(
+        self, q: PrecisionCholeskyGaussian | None, make: Callable[[], PrecisionCholeskyGaussian] | None = None
+    ) -> None:
+        self.q, self.make = q, make
+
+    def __call__(self) -> PrecisionCholeskyGaussian:
+        if self.q is None:
+            assert self.make is not None
+            self.q = self.make()
+        return self.q
+
+
 class Fitted(ABC):
     """The abstract base of results of mixed models.
 

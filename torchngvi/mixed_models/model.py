@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 from typing import Any, Self, final
 
 from torchngvi.errors import InputError
@@ -9,6 +10,7 @@ from torchngvi.fitting.fit import fit
 from torchngvi.mixed_models import asked, remarks, response, starting
 from torchngvi.mixed_models.asked import Marginalise
 from torchngvi.mixed_models.budget import Budget
+from torchngvi.mixed_models.fitted import Joint
 from torchngvi.mixed_models.integrated import Integrated, enough_nodes, integrated
 from torchngvi.mixed_models.locals import ByQuadrature, Conditional
 from torchngvi.mixed_models.multilevel import MultilevelModel
@@ -208,7 +210,7 @@ class MixedModel(MixedLogJoint):
             posterior,
             weighted,
             near,
-            _Joint(self, q=q),
+            Joint(q),
             asked.numbers(self.rows.p),
             asked.numbers(self.rows.r),
             asked.numbers(self.rows.n),
@@ -233,7 +235,7 @@ class MixedModel(MixedLogJoint):
             found.posterior,
             found.draws,
             ByQuadrature(target),
-            _Joint(self, found.posterior, None if near is None else near.q),
+            Joint(None if near is None else near.q, partial(self._joint_at, found.posterior)),
             asked.numbers(self.rows.p),
             asked.numbers(self.rows.r),
             asked.numbers(self.rows.n),
@@ -269,21 +271,6 @@ class MixedModel(MixedLogJoint):
         if only or isinstance(self.rows.likelihood, GaussianNoise):
             return "quadrature"
         return "quadrature" if len(self.rows.y) <= _ROWS.get(self.rows.r, 0) else "response"
-
-
-class _Joint:
-    """The best Gaussian over all coordinates, fitted when it is first asked for where it is not there yet."""
-
-    def __init__(
-        self, model: MixedModel, posterior: Gaussian | None = None, q: PrecisionCholeskyGaussian | None = None
-    ) -> None:
-        self.model, self.posterior, self.q = model, posterior, q
-
-    def __call__(self) -> PrecisionCholeskyGaussian:
-        if self.q is None:
-            assert self.posterior is not None
-            self.q = self.model._joint_at(self.posterior)
-        return self.q
 
 
 def _joint_prior(prior: MixedPrior) -> MixedPrior:

@@ -1,6 +1,7 @@
 """Mixed models with several grouping factors, nested or crossed, and their fit: see `torchngvi.MixedModel`."""
 
 import math
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -12,6 +13,7 @@ from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import asked, remarks, response
 from torchngvi.mixed_models.asked import Marginalise
 from torchngvi.mixed_models.budget import Budget
+from torchngvi.mixed_models.fitted import Joint
 from torchngvi.mixed_models.integrated import Weighted, integrated
 from torchngvi.mixed_models.multilevel_joint import GivenGlobals, drawn, moments_of, profiled
 from torchngvi.mixed_models.multilevel_result import Effects, MultilevelResult
@@ -184,7 +186,7 @@ class MultilevelModel(MultilevelLogJoint):
             found.posterior,
             weighted,
             locals_,
-            _Joint(self, parameter),
+            Joint(None, partial(self._joint_at, parameter)),
         )
 
     def _start(self, target: GaussianMultilevel) -> CholeskyGaussian:
@@ -229,7 +231,17 @@ class MultilevelModel(MultilevelLogJoint):
         method = asked.unweighted(weighted, clause, seen, self.dim)
         posterior = spread if profile is None else moments_of(weighted.theta)
         found = next((result for result in results if not result.converged), results[-1])
-        return self._result(method, found, elbo, None, posterior, weighted, near, _Joint(self, None, q))
+        return self._result(method, found, elbo, None, posterior, weighted, near, Joint(q))
+
+    def _joint_at(self, phi: float | None) -> PrecisionCholeskyGaussian:
+        """The best Gaussian over all coordinates, a learned parameter held at the logarithm phi."""
+        likelihood = self.rows.likelihood
+        if self.learned is not None and phi is not None:
+            likelihood = self.learned.at(math.exp(phi))
+        model = self.with_likelihood(likelihood)
+        q = model.posterior()
+        fit(q, model, progress=False)
+        return q
 
     def _result(
         self,
@@ -240,7 +252,7 @@ class MultilevelModel(MultilevelLogJoint):
         posterior: Gaussian,
         weighted: Weighted,
         effects: Effects,
-        joint: "_Joint",
+        joint: Joint,
     ) -> MultilevelResult:
         """The result, with numbers for names."""
         factors = dict(zip(self.names, self.rows.factors, strict=True))
@@ -276,22 +288,3 @@ class _Exact:
         """Draw the effects of all groups of all factors, (S, local)."""
         p = self.target.rows.p
         return self.target.effects(globals[:, p:], globals[:, :p], generator)
-
-
-class _Joint:
-    """The best Gaussian over all coordinates, fitted when it is first asked for where it is not there yet."""
-
-    def __init__(
-        self, model: MultilevelModel, phi: float | None = None, q: PrecisionCholeskyGaussian | None = None
-    ) -> None:
-        self.model, self.phi, self.q = model, phi, q
-
-    def __call__(self) -> PrecisionCholeskyGaussian:
-        if self.q is None:
-            learned, likelihood = self.model.learned, self.model.rows.likelihood
-            if learned is not None and self.phi is not None:
-                likelihood = learned.at(math.exp(self.phi))
-            model = self.model.with_likelihood(likelihood)
-            self.q = model.posterior()
-            fit(self.q, model, progress=False)
-        return self.q

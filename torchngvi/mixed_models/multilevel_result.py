@@ -262,8 +262,7 @@ class MultilevelResult(Fitted):
         Raises:
             InputError: rows of another width, groups that are none of the data, a factor left out, another kind.
         """
-        if kind not in predictions.KINDS:
-            raise InputError(f"kind must be one of {', '.join(predictions.KINDS)}; got {kind!r}.")
+        predictions.check_kind(kind)
         if self.designs is not None and random is None:
             X, random, offset = self.designs(X)
         if random is None or set(random) != set(self.model.names):

@@ -23,6 +23,16 @@ from torchngvi.models.mixed_rows import GroupedRows, integers
 KINDS = ("mean", "linear", "response")
 
 
+def check_kind(kind: str) -> None:
+    """Check the word for what is predicted.
+
+    Raises:
+        InputError: another word.
+    """
+    if kind not in KINDS:
+        raise InputError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}.")
+
+
 class Prediction(NamedTuple):
     """Predictions for M rows, as `MixedResult.predict` makes them.
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import exports, predictions
 from torchngvi.mixed_models.fitted import Fitted
@@ -243,8 +242,7 @@ class MixedResult(Fitted):
         Raises:
             InputError: rows of another width, groups that are none of the data, another kind.
         """
-        if kind not in predictions.KINDS:
-            raise InputError(f"kind must be one of {', '.join(predictions.KINDS)}; got {kind!r}.")
+        predictions.check_kind(kind)
         if self.designs is not None and Z is None:
             X, Z, groups, offset = self.designs(X)
         interval, rows = probability(interval), NewRows.of(self.model.rows, X, Z, groups, offset)

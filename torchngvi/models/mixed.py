@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Coordinates, Frame, Framed, Posterior, Prior, Raw, TractableTarget
+from torchngvi.interfaces import Coordinates, Posterior, Prior
 from torchngvi.models import checks
+from torchngvi.models.by_moments import ByMoments
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.mixed_prior import (
@@ -57,7 +58,7 @@ class RandomEffects(NamedTuple):
     groups: Any
 
 
-class MixedLogJoint(TractableTarget):
+class MixedLogJoint(ByMoments):
     """Log joint of a generalised linear mixed model with one grouping factor, with its expectation in closed form.
 
     One wants it for repeated measurements of patients, pupils of schools, and other data in groups whose levels, and
@@ -176,20 +177,6 @@ class MixedLogJoint(TractableTarget):
         """What normalises the densities of b: (nr/2) log 2π - n Σ_k ω_kk."""
         constant = 0.5 * self.rows.n * self.rows.r * math.log(2 * math.pi)
         return constant - self.rows.n * omega[..., self.precision.diagonal].sum(-1)
-
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
-        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.
-
-        A q over the arrow of the model gives a packet in its frame, and nothing is D x D; any other Gaussian, such as
-        a dense one of few groups, one in θ.
-        """
-        structure = self.structure
-        if frame.structure == structure and frame.upper:
-            value, g, H = self.moments(frame.mean, frame.marginals())
-            return value, Framed(frame.pull(g), structure.congruence(frame.root, H))
-        root = frame.dense()
-        value, g, H = self.moments(frame.mean, structure.from_dense(root @ root.mT))
-        return value, Raw(g, structure.full(H))
 
     def moments(
         self,

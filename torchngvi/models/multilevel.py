@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Coordinates, Frame, Framed, Posterior, Prior, Raw, TractableTarget
+from torchngvi.interfaces import Coordinates, Posterior, Prior
 from torchngvi.models import checks
+from torchngvi.models.by_moments import ByMoments
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
@@ -40,7 +41,7 @@ _NARROWER = (1.0, 3.0, 10.0, 30.0, 100.0)  # factors of the root of the precisio
 Several = Mapping[str, RandomEffects | tuple[Any, Any]] | Sequence[RandomEffects]
 
 
-class MultilevelLogJoint(TractableTarget):
+class MultilevelLogJoint(ByMoments):
     """Log joint of a generalised linear mixed model with several grouping factors, with its expectation in closed form.
 
     One wants it for pupils in classes in schools, for answers of subjects to items, and other data whose rows belong to
@@ -166,20 +167,6 @@ class MultilevelLogJoint(TractableTarget):
             total = total + 0.5 * turned - n * omega[..., starts(r)].sum(-1) + prior.energy(omega)
             total = total + 0.5 * n * r * math.log(2 * math.pi)
         return total
-
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
-        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.
-
-        A q over the forest of the model gives a packet in its frame, and nothing is D x D; any other Gaussian, such as
-        a dense one of few groups, one in θ.
-        """
-        structure = self.structure
-        if frame.structure == structure and frame.upper:
-            value, g, H = self.moments(frame.mean, frame.marginals())
-            return value, Framed(frame.pull(g), structure.congruence(frame.root, H))
-        root = frame.dense()
-        value, g, H = self.moments(frame.mean, structure.from_dense(root @ root.mT))
-        return value, Raw(g, structure.full(H))
 
     def moments(
         self,

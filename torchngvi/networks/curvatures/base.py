@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from torchngvi.errors import InputError, PairError
+from torchngvi.networks.families import Diagonal
 from torchngvi.networks.posterior import NetworkGaussian
 
 
@@ -47,3 +49,39 @@ class Curvature:
         Args:
             state: what `state_dict` returned.
         """
+
+
+class OfSingleWeights(Curvature):
+    """An estimator of the diagonal alone, whose running curvature begins at the start, as published steps have it.
+
+    Args:
+        rate: ρ of the running curvature, larger than 0 and at most 1.
+
+    Raises:
+        InputError: for another rate.
+    """
+
+    def __init__(self, rate: float) -> None:
+        if not 0 < rate <= 1:
+            raise InputError(f"rate is larger than 0 and at most 1; got {rate}.")
+        self.rate = float(rate)
+
+    def begin(self, q: NetworkGaussian) -> None:
+        """Let the curvature begin at its start; see the base class.
+
+        Args:
+            q: the posterior.
+
+        Raises:
+            PairError: a family that has no curvature of single weights.
+        """
+        for family in q.each():
+            if not isinstance(family, Diagonal):
+                raise PairError(
+                    f"{type(self).__name__} observes the curvature of single weights; q has a {type(family).__name__} "
+                    "family. Use SampledLabels, or structure='diagonal'."
+                )
+            if not q.observed:
+                family.begin_()
+        q.memory = 0
+        q.refresh_()

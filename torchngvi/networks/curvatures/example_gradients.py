@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from torchngvi.distributed import average_over_ranks_
-from torchngvi.errors import InputError, PairError
-from torchngvi.networks.curvatures.base import Curvature
-from torchngvi.networks.families import Diagonal
+from torchngvi.errors import InputError
+from torchngvi.networks.curvatures.base import OfSingleWeights
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.posterior import NetworkGaussian
 
 
-class ExampleGradients(Curvature):
+class ExampleGradients(OfSingleWeights):
     """The empirical Fisher information by the gradients of single examples, ĥ = Σᵢ gᵢ²/B, with a rate of its own.
 
     One wants it to compare with VOGN (Khan et al. 2018; Osawa et al. 2019).  It needs B gradients of the size of the
@@ -31,23 +30,8 @@ class ExampleGradients(Curvature):
     """
 
     def __init__(self, rate: float = 1e-3) -> None:
-        if not 0 < rate <= 1:
-            raise InputError(f"rate is larger than 0 and at most 1; got {rate}.")
-        self.rate = float(rate)
+        super().__init__(rate)
         self.squares: dict[str, Tensor] = {}
-
-    def begin(self, q: NetworkGaussian) -> None:
-        """Let the curvature begin at its start; see the base class."""
-        for family in q.each():
-            if not isinstance(family, Diagonal):
-                raise PairError(
-                    f"ExampleGradients observes the curvature of single weights; q has a {type(family).__name__} "
-                    "family. Use SampledLabels, or structure='diagonal'."
-                )
-            if not q.observed:
-                family.begin_()
-        q.memory = 0
-        q.refresh_()
 
     def backward(self, q: NetworkGaussian, losses: Tensor) -> None:
         """Add the gradient of the mean loss to the parameters' gradients, and keep the mean of the squares.

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from torchngvi.errors import InputError, PairError
-from torchngvi.networks.curvatures.base import Curvature
+from torchngvi.networks.curvatures.base import OfSingleWeights
 from torchngvi.networks.families import Diagonal
 from torchngvi.networks.posterior import NetworkGaussian
 
 
-class Reparametrized(Curvature):
+class Reparametrized(OfSingleWeights):
     """The diagonal of the expected Hessian from the gradient at the draw alone, ĥ = g ε/σ (Price's theorem).
 
     It is unbiased and costs nothing, and its noise in one batch is about √(N/B) times the curvature, so that only an
@@ -29,22 +28,7 @@ class Reparametrized(Curvature):
     """
 
     def __init__(self, rate: float = 1e-5) -> None:
-        if not 0 < rate <= 1:
-            raise InputError(f"rate is larger than 0 and at most 1; got {rate}.")
-        self.rate = float(rate)
-
-    def begin(self, q: NetworkGaussian) -> None:
-        """Let the curvature begin at its start; see the base class."""
-        for family in q.each():
-            if not isinstance(family, Diagonal):
-                raise PairError(
-                    f"Reparametrized observes the curvature of single weights; q has a {type(family).__name__} family. "
-                    "Use SampledLabels, or structure='diagonal'."
-                )
-            if not q.observed:
-                family.begin_()
-        q.memory = 0
-        q.refresh_()
+        super().__init__(rate)
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Move every curvature by the retraction; see the base class."""
