@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Acceleration, Bent, Local, Posterior
+from torchngvi.interfaces import Acceleration, Bent, Local, Posterior, where_members
 from torchngvi.stepsizes.lengths import raised
 from torchngvi.structures import Pattern
 from torchngvi.structures.pattern import is_whole
@@ -61,9 +61,9 @@ class QuasiNewton(Acceleration):
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return an empty memory of pairs (s, y), with the last gradient and direction."""
         flat = _flat(Local(q.mean_probe.detach(), q.root_probe.detach()), q.structure)
+        pairs = {name: torch.zeros_like(flat) for kind in "sy" for name in self._names(kind)}
         return {
-            "s": flat.new_zeros((self.memory, *flat.shape)),
-            "y": flat.new_zeros((self.memory, *flat.shape)),
+            **pairs,  # a tensor each: the memory after a step shares those that it keeps
             "kept": flat.new_zeros((self.memory, *q.batch_shape)),
             "gradient": torch.zeros_like(flat),
             "direction": torch.zeros_like(flat),
@@ -84,9 +84,9 @@ class QuasiNewton(Acceleration):
         inner = _inner(q.structure)
         flat = _flat(gradient, q.structure)
         s, y, kept = self._learned(inner, q.structure.leaves, flat, went, state)
-        curvature = torch.where(kept > 0, inner(s, y), 1.0)
-        weight = (kept / curvature)[..., None]
-        pairs = list(zip(s.unbind(), y.unbind(), weight.unbind(), strict=True))
+        curvature = torch.stack([inner(s_n, y_n) for s_n, y_n in zip(s, y, strict=True)])
+        weight = (kept / torch.where(curvature > 0, curvature, 1.0))[..., None]
+        pairs = list(zip(s, y, weight.unbind(), strict=True))
         bent, shares = flat, []
         for s_n, y_n, weight_n in pairs:  # the newest first
             share = weight_n * inner(s_n, bent).unsqueeze(-1)
@@ -99,13 +99,17 @@ class QuasiNewton(Acceleration):
         bent = torch.where(downhill[..., None], bent, flat)
         finite = norm2.isfinite()[..., None]  # a NaN is not remembered
         new = {
-            "s": s,
-            "y": y,
+            **dict(zip(self._names("s"), s, strict=True)),
+            **dict(zip(self._names("y"), y, strict=True)),
             "kept": kept * downhill,
             "gradient": torch.where(finite, flat, 0.0),
             "direction": torch.where(finite, bent, 0.0),
         }
         return Bent(_unflat(bent, q), torch.where(downhill, slope, norm2)), new
+
+    def _names(self, kind: str) -> list[str]:
+        """Where the state has the steps s, or the changes y of the gradient, the newest first."""
+        return [f"{kind}{n}" for n in range(self.memory)]
 
     def _learned(
         self,
@@ -114,7 +118,7 @@ class QuasiNewton(Acceleration):
         gradient: Tensor,
         went: Tensor,
         state: dict[str, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """The memory with the pair of the last step, for the members that moved."""
         s = -went[..., None] * state["direction"]
         y = gradient - state["gradient"]
@@ -123,15 +127,13 @@ class QuasiNewton(Acceleration):
         moved, near = went > 0, ss <= far
         useful = moved & near & (sy > _CURVED * (ss * yy).sqrt())
 
-        def pushed(new: Tensor, old: Tensor) -> Tensor:
-            mask = useful[..., None] if new.ndim > useful.ndim else useful
-            pairs = torch.empty_like(old)  # they are the largest of what a fit holds
-            torch.where(mask, new, old[0], out=pairs[0])
-            torch.where(mask, old[:-1], old[1:], out=pairs[1:])
-            return pairs
+        def pushed(new: Tensor, old: list[Tensor]) -> list[Tensor]:
+            """Put one before the others; where all members do, no pair is copied: they are the most that a fit holds."""
+            return [where_members(useful, later, earlier) for later, earlier in zip([new, *old], old, strict=False)]
 
-        kept = pushed(torch.ones_like(went), state["kept"]) * (near | ~moved)
-        return pushed(s, state["s"]), pushed(y, state["y"]), kept
+        kept = torch.stack(pushed(torch.ones_like(went), list(state["kept"]))) * (near | ~moved)
+        old_s, old_y = ([state[name] for name in self._names(kind)] for kind in "sy")
+        return pushed(s, old_s), pushed(y, old_y), kept
 
 
 def _flat(x: Local, structure: Pattern) -> Tensor:

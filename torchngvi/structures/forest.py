@@ -156,7 +156,7 @@ class Forest(Stored):
                 turned = below(kinds[k], above, other.border)
                 half = product(border, other.square) + turned
                 down = product(half, square.mT)
-                inbox.post(k, torch.cat([half, border], -1), torch.cat([border, turned], -1).mT)
+                inbox.post(k, half, border.mT, border, turned.mT)
             out.append(Part(inbox.own(k, own), inbox.border(k, down)))
         return self.matrix(out)
 

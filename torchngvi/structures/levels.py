@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_AT_ONCE = 1_000_000  # entries of a factor in one sum over siblings
+
 
 class Kind(NamedTuple):
     """The nodes of one kind: n of them with r entries each, whose ancestors have p entries together."""
@@ -161,9 +163,11 @@ def summed_product(
     >>> summed_product(kind, A, A).flatten().tolist()
     [25.0]
     """
-    if kind.mothers == 1:
-        return torch.einsum("...nab,...nbc->...ac", left, right)[..., None, :, :]
-    return summed(kind, left @ right)
+    if kind.mothers > 1:
+        return summed(kind, left @ right)
+    at_once = max(1, _AT_ONCE * left.shape[-3] // max(left.numel(), right.numel(), 1))  # the sum makes copies of both
+    parts = zip(left.split(at_once, -3), right.split(at_once, -3), strict=True)
+    return sum(torch.einsum("...nab,...nbc->...ac", a, b) for a, b in parts)[..., None, :, :]  # type: ignore[index]
 
 
 def stacked(
@@ -264,12 +268,12 @@ class Inbox:
     def post(
         self,
         k: int,
-        left: Tensor,  # A, (*batch, n, p, b)
-        right: Tensor,  # B, (*batch, n, b, c)
+        *factors: Tensor,  # A, (*batch, n, p, b), and B, (*batch, n, b, c), once or several times
     ) -> None:
-        """Send A B to the ancestors, with what was received for them; roots have nobody to send it to."""
+        """Send A B, or a sum of such products, to the ancestors, with what was received for them; roots send nothing."""
         if self._kinds[k].up is not None:
-            self._forward(k, summed_product(self._kinds[k], left, right))
+            products = zip(factors[::2], factors[1::2], strict=True)
+            self._forward(k, sum(summed_product(self._kinds[k], left, right) for left, right in products))
 
     def deliver(
         self,
