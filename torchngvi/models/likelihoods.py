@@ -230,13 +230,17 @@ class NegativeBinomial(Likelihood):
         return y * zeros + self.dispersion * ones + self._constant(y)
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor, softplus: ExpectedSoftplus = softplus) -> Moments:
-        """Return the moments from two expectations of a softplus, whose curvatures are one."""
-        delta = mean - math.log(self.dispersion)
-        zeros, ones = softplus(-delta, variance), softplus(delta, variance)
+        """Return the moments from the expectation of the smaller softplus, softplus(-|e|): the other one is that + |e|."""
+        delta, r = mean - math.log(self.dispersion), self.dispersion
+        up = delta > 0
+        size = torch.where(up, delta, -delta)
+        less = softplus(-size, variance)
+        rest = torch.where(up, r, y)  # of the larger one, whose slope is 1 - that of the smaller
+        turned = torch.where(up, y, r) * less.slope - rest * (1 - less.slope)
         return Moments(
-            y * zeros.value + self.dispersion * ones.value + self._constant(y),
-            self.dispersion * ones.slope - y * zeros.slope,
-            self.dispersion * ones.curvature + y * zeros.curvature,
+            (y + r) * less.value + rest * size + self._constant(y),
+            torch.where(up, -turned, turned),
+            (y + r) * less.curvature,
         )
 
     def checked(self, y: Tensor) -> Tensor:

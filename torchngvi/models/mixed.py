@@ -212,10 +212,13 @@ class MixedLogJoint(ByMoments):
         between: Tensor,  # V_ββ
     ) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """The likelihood: value, gradients (b, β), and Hessians (b, b), (β, b), (β, β)."""
-        rows = self.rows
-        eta, variance = rows.present(rows.predictor(mean), 0.0), rows.present(rows.variances(groups, between), 1.0)
-        value, alpha, beta = (rows.weights * part for part in rows.likelihood.expected(eta, variance, rows.y))
-        return value.sum(-1), *rows.summed(alpha.detach(), beta.detach())
+        total, sums = mean.new_zeros(()), None
+        for rows in self.rows.blocks():
+            eta, variance = rows.present(rows.predictor(mean), 0.0), rows.present(rows.variances(groups, between), 1.0)
+            value, alpha, beta = (rows.weights * part for part in rows.likelihood.expected(eta, variance, rows.y))
+            total, sums = total + value.sum(-1), rows.summed(alpha.detach(), beta.detach(), sums)
+        assert sums is not None
+        return total, *sums
 
     # ---------------------------------------------------------------------------- the posterior
 

@@ -1,5 +1,6 @@
 """The rows of a mixed model: their designs, the group of each, and sums by group."""
 
+import copy
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import writable
 from torchngvi.structures.storage import Part
+
+_AT_ONCE = 65_536  # rows of which everything is computed together on the CPU
+Sums = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class GroupedRows:
@@ -64,6 +68,24 @@ class GroupedRows:
                 "fit(model.posterior(), model), or make a model of each."
             )
 
+    def blocks(self) -> "list[GroupedRows]":
+        """Take the rows a few at a time, as views: what is computed of each row need not be there for all of them.
+
+        Returns:
+            The same model of 65,536 rows each, with all of its groups; on an accelerator, or of many sets of targets,
+            of all rows at once.
+        """
+        if not self.X.is_cpu or self.batch or len(self.X) <= _AT_ONCE:
+            return [self]
+        made = []
+        for start in range(0, len(self.X), _AT_ONCE):
+            at = slice(start, start + _AT_ONCE)
+            block = copy.copy(self)
+            block.X, block.Z, block.groups = self.X[at], self.Z[at], self.groups[at]
+            block.y, block.weights, block.offset = self.y[at], self.weights[at], self.offset[at]
+            made.append(block)
+        return made
+
     def parts(
         self,
         theta: Tensor,  # (*any, D)
@@ -104,17 +126,25 @@ class GroupedRows:
         self,
         alpha: Tensor,  # of each row, (*batch, N)
         beta: Tensor,
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Σ α (z, x) and Σ β (z, x)(z, x)ᵀ: by group in the parts of b, over all rows in that of the fixed effects."""
+        to: Sums | None = None,
+    ) -> Sums:
+        """Σ α (z, x) and Σ β (z, x)(z, x)ᵀ: by group in the parts of b, over all rows in that of the fixed effects.
+
+        Where ``to`` is given they are added to it in place, as those of other rows.
+        """
         X, Z, batch = self.X, self.Z, alpha.shape[:-1]
-        empty = alpha.new_zeros(*batch, self.n, self.r)
-        g = empty.index_add(-2, self.groups, alpha[..., None] * Z), alpha @ X
+        if to is None:
+            sizes = (self.n, self.r), (self.p,), (self.n, self.r, self.r), (self.n, self.p, self.r), (self.p, self.p)
+            g_b, g_beta, bb, border, bebe = (alpha.new_zeros(*batch, *size) for size in sizes)
+            to = (g_b, g_beta), (bb, border, bebe)
+        (g_b, g_beta), (bb, border, bebe) = to
+        g_b.index_add_(-2, self.groups, alpha[..., None] * Z)
+        g_beta += alpha @ X
         scaled = beta[..., None] * Z
-        bb = empty.new_zeros(*batch, self.n, self.r, self.r)
-        bb = bb.index_add(-3, self.groups, scaled[..., None, :] * Z[:, :, None])
-        border = empty.new_zeros(*batch, self.n, self.p, self.r)
-        border = border.index_add(-3, self.groups, scaled[..., None, :] * X[:, :, None])
-        return g, (bb, border, (X * beta[..., None]).mT @ X)
+        bb.index_add_(-3, self.groups, scaled[..., None, :] * Z[:, :, None])
+        border.index_add_(-3, self.groups, scaled[..., None, :] * X[:, :, None])
+        bebe += (X * beta[..., None]).mT @ X
+        return to
 
 
 def integers(groups: Any, rows: int, like: Tensor) -> Tensor:
