@@ -17,12 +17,14 @@ from torchngvi.mixed_models.multilevel import MultilevelModel
 from torchngvi.mixed_models.result import MixedResult
 from torchngvi.models import GaussianMixed, GaussianNoise, Likelihood, MarginalMixed, MixedLogJoint, MixedPrior
 from torchngvi.models.arguments import count
+from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
 from torchngvi.models.mixed_prior import Precision
 from torchngvi.models.mixed_start import information
 from torchngvi.models.multilevel import Several
 from torchngvi.models.scale_priors import ScalesPrior
+from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -93,12 +95,12 @@ class MixedModel(MixedLogJoint):
         if learned is not None:
             family = learned.at(1.0)
         noisy, joint = learned is not None and learned.units, _joint_prior(prior)
-        super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
         if noisy:
-            asked.check_varies(self.rows.y)
-        if noisy and prior.fixed_scale is None:  # which is known once X and y have been checked
-            joint = joint._replace(fixed_scale=asked.wide(self.rows.X, self.rows.y))
-            super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
+            checked = GeneralizedLinear(X, y, family, weights=weights, offset=offset)
+            asked.check_varies(checked.y)
+            if prior.fixed_scale is None and not sparse.is_sparse(checked.X):
+                joint = joint._replace(fixed_scale=asked.wide(checked.X, checked.y))
+        super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
         self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
         if learned is not None:
             self.value = learned.begin(self.rows)

@@ -48,6 +48,8 @@ def kinds_of(
     >>> groups.nodes, groups.size, groups.above, root.nodes
     (2, 1, 3, 1)
     """
+    if (root := len(sizes) - 1) and parents[-1] == -1 and set(parents[:-1]) == {root} and len(set(sizes[:-1])) == 1:
+        return _arrow(root, sizes[0], sizes[-1])
     keys: dict[tuple[int, int], int] = {}  # size and kind of the parent, roots first
     members: list[list[int]] = []
     kind, rank = [0] * len(sizes), [0] * len(sizes)
@@ -74,6 +76,17 @@ def kinds_of(
         first = start if contiguous else None
         made.append(Kind(len(nodes), size, above, later, mothers, places, place, first, inner))
     return made[::-1]
+
+
+def _arrow(groups: int, size: int, root: int) -> list[Kind]:
+    """The kinds of equal groups below one root, at once: there may be millions of them."""
+    end = groups * size
+    place = torch.arange(end + root)
+    zeros = torch.zeros(groups, dtype=torch.long)
+    return [
+        Kind(groups, size, root, 1, 1, zeros, place[:end].unflatten(0, (groups, size)), 0, False),
+        Kind(1, root, 0, None, 0, zeros[:1], place[None, end:], end, True),
+    ]
 
 
 def inherited(
