@@ -338,3 +338,43 @@ def test_the_most_draws_that_the_memory_allows_are_pairs(groups):
 def test_data_that_are_no_list_are_refused(data):
     with pytest.raises(InputError, match=r"data is a list of tensors or arrays, such as \[y, x\]; got"):
         GroupedLogJoint(lambda b, g, y: b.sum(), lambda g: g.sum(), data, local=1, globals=1)
+
+
+class TestWhatAGroupIsGiven:
+    @pytest.mark.parametrize(
+        ("group", "common", "sentence"),
+        [
+            (
+                lambda b, g, y, error: -(b[1] ** 2),
+                shared,
+                "group takes b, of local=1 numbers, g, of globals=2, and its part of the data, counted from 0; an "
+                "index goes beyond them (index 1 is out of bounds for dimension 0 with size 1).",
+            ),
+            (
+                school,
+                lambda g: -(g[2] ** 2),
+                "shared takes g, of globals=2 numbers, counted from 0; an index goes beyond them (index 2 is out of "
+                "bounds for dimension 0 with size 2).",
+            ),
+        ],
+    )
+    def test_an_index_beyond_the_parameters(self, group, common, sentence):
+        target = GroupedLogJoint(group, common, SCHOOLS, local=1, globals=2)
+        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+            target.log_joint(torch.zeros(target.structure.dim, dtype=DTYPE))
+
+    @pytest.mark.parametrize(("name", "given"), [("local", 2.0), ("local", 0), ("globals", True), ("globals", "2")])
+    def test_numbers_of_parameters(self, name, given):
+        numbers = {"local": 1, "globals": 2, name: given}
+        sentence = f"{name} is a number of parameters, a positive integer; got {given!r}."
+        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+            GroupedLogJoint(school, shared, SCHOOLS, **numbers)
+        if name == "local" and given:
+            with pytest.raises(InputError, match=r"^local must be positive integers, at least one; got 2\.0\.$"):
+                arrow(groups=3, local=given, globals=1)
+
+    def test_parts_of_another_size(self):
+        target = GroupedLogJoint(school, shared, SCHOOLS, local=1, globals=2)
+        sentence = "theta has 10 coordinates, local= of each group and globals=; got shape (4, 9)."
+        with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+            target.parts(torch.zeros(4, 9))

@@ -616,6 +616,34 @@ REFUSALS = {
         lambda: SMALL.latents(AT).quantile(1.0),
         "a quantile needs a probability between 0 and 1; got 1.0.",
     ),
+    "several probabilities": (
+        lambda: SMALL.latents(AT).quantile([0.1, 0.9]),
+        "a quantile needs one probability, a number between 0 and 1; got [0.1, 0.9]. Ask for several in turn.",
+    ),
+    "a number of latents that is none": (
+        lambda: marginal(flat, 12.0, AT),
+        "latents is their number, an integer, or a vector to begin from; got 12.0.",
+    ),
+    "one latent too many": (
+        lambda: marginal(lambda theta, u: -(u - torch.ones(300)).square().sum(-1), 301, AT, pattern=[]),
+        f"the log joint cannot take theta (1, {len(AT)}) and latents (1, 301): The size of tensor a (301) must match "
+        "the size of tensor b (300) at non-singleton dimension 1. There are as many latents as latents= says, 301, and "
+        f"as many hyperparameters as at= has, {len(AT)}.",
+    ),
+    "pairs in columns": (
+        lambda: marginal(flat, 12, AT, pattern=torch.arange(12)[:10].reshape(2, 5)),
+        "a pattern of shape (2, 5) may hold pairs in its columns, or two terms of 5 latents each. Of pairs, pass "
+        "pattern.T, shape (n, 2); of two terms, a list of two tensors, one a term, (1, 5) each.",
+    ),
+    "a log joint in float32": (
+        lambda: marginal(lambda theta, u: flat(theta, u).float(), 12, AT, pattern=[]),
+        "the log joint of theta and the latents in torch.float64 returns torch.float32, whose digits are too few for "
+        "second derivatives. Have it compute in torch.float64, its data too, or give at= in torch.float32.",
+    ),
+    "no pairs of draws": (
+        lambda: SMALL.laplace_error(AT, pairs=0),
+        "pairs is a number of pairs of draws, at least 2, which have a spread; got 0.",
+    ),
 }
 
 
@@ -673,3 +701,27 @@ def test_a_number_of_draws_of_latents_that_is_none(n):
     latents = marginal(changing, 6, theta[0]).latents(theta)
     with pytest.raises(InputError, match="draws"):
         latents.sample(n)
+
+
+def test_a_part_in_float32_is_named():
+    """Where rounding in float32 is all that the pattern misses, the sentence is of float32 and not of a pair."""
+
+    def walk(theta, u, dtype):
+        step = (u[..., 1:].to(dtype) - u[..., :-1].to(dtype)).square().sum(-1)
+        return -0.5 * step - 0.5 * (u - theta[..., :1]).square().sum(-1)
+
+    edges, at = torch.stack([torch.arange(9), torch.arange(1, 10)], -1), torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"differ by .* of it, as they do where a part of it is computed in float32\."):
+        marginal(lambda theta, u: walk(theta, u, torch.float32), 10, at, pattern=edges)
+    marginal(lambda theta, u: walk(theta, u, torch.float64), 10, at, pattern=edges)
+    marginal(lambda theta, u: walk(theta, u, torch.float64), 10, at.float(), pattern=edges)
+    with pytest.raises(InputError, match="misses the pair of latents 8 and 9"):
+        marginal(lambda theta, u: walk(theta, u, torch.float64), 10, at, pattern=edges[:-1])
+
+
+def test_an_error_of_the_log_joint_itself_is_its_own():
+    def broken(theta, u):
+        raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="^the disk is full$"):
+        marginal(broken, 3, torch.zeros(1, dtype=torch.float64), pattern=[])

@@ -579,3 +579,22 @@ class TestRefusals:
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=f"^{call} needs the library {name}: pip install {name}.$"):
             getattr(fitted[1], call)()
+
+
+@pytest.mark.parametrize("given", ["0.9", True, None, [0.9]])
+def test_an_interval_that_is_no_number(fitted, given):
+    sentence = f"interval is the probability of an interval, a number such as 0.9; got {given!r}."
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        fitted[1].summary(given)
+    assert fitted[1].summary(np.float32(0.5)).interval == 0.5
+
+
+def test_a_factor_that_there_is_not(fitted):
+    with pytest.raises(InputError, match=r"^the grouping factors are group; got 'patient'\.$"):
+        fitted[1].random["patient"]
+    assert "patient" not in fitted[1].random
+
+
+def test_no_rows_to_predict(fitted):
+    with pytest.raises(InputError, match=r"^a prediction is of at least one row; the table, or X, has none\.$"):
+        fitted[1].predict(torch.zeros(0, 2), torch.zeros(0, 2))

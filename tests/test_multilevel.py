@@ -351,10 +351,10 @@ class TestFormulas:
     def test_two_bars_are_independent_effects(self, table):
         made = Formula("y ~ x + (1 + x || school) + (0 + x | item)", table)
         names = {name: grouping.random for name, grouping in made.groupings.items()}
-        assert names == {"school": ["Intercept"], "school.1": ["x"], "item": ["x"]}
-        np.testing.assert_array_equal(made.rows.random["school.1"].Z[:, 0], table.x)
+        assert names == {"school": ["Intercept"], "school.x": ["x"], "item": ["x"]}
+        np.testing.assert_array_equal(made.rows.random["school.x"].Z[:, 0], table.x)
         same = Formula("y ~ x + (1 | school) + (0 + x | school)", table)
-        assert list(same.groupings) == ["school", "school.1"]
+        assert list(same.groupings) == ["school", "school.x"]
         correlated = Formula("y ~ x + (1 + x | school)", table)
         assert correlated.random == ["Intercept", "x"]
         mixed("y ~ x + (1 + x || school)", table).model.posterior()  # nested in itself
@@ -524,3 +524,21 @@ class TestRemarks:
         assert sentence in str(calm)
         wild = MixedModel(X, y**2, {"a": (X[:, :1], a), "b": (X[:, :1], b)}, "negative_binomial")
         assert sentence not in str(wild.fit(progress=False, draws=500))
+
+
+def test_tables_by_factor(result):
+    """Of several factors, sds and correlations are dicts from their names, which say what the names are."""
+    table = result.summary()
+    assert list(table.sd) == list(table.correlation) == list(table.random)
+    for name, of in table.random.items():
+        assert table.sd[name] is of.sd
+        assert table.correlation[name] is of.correlation
+    names = ", ".join(table.random)
+    for found in (table.random, table.sd, result.random):
+        with pytest.raises(InputError, match=f"^the grouping factors are {names}; got 'foo'\\.$"):
+            found["foo"]
+
+
+def test_no_rows_of_a_table_to_predict(result, table):
+    with pytest.raises(InputError, match=r"a prediction is of at least one row; the table, or X, has none\.$"):
+        result.predict(table.iloc[:0])

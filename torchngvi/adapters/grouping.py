@@ -17,7 +17,7 @@ Label = tuple[Any, ...]  # of a group, with an entry for each column that the gr
 class Block(NamedTuple):
     """Effects that vary together over the groups of one factor."""
 
-    name: str  # of the factor, with a number behind it from the second block of a factor on
+    name: str  # of the factor, from its second block on with the effects behind it, as "school.x"
     factor: str
     keys: tuple[str, ...]  # columns that the groups are of
     terms: tuple[Any, ...]  # of formulae
@@ -74,7 +74,8 @@ def blocks_of(formula: str, described: Callable[[str], Any]) -> list[Block]:
                 if twice:
                     what = "the intercept" if twice[0] == "1" else twice[0]
                     raise InputError(f"The formula {formula!r} lets {what} vary over {factor} twice. Leave one out.")
-                name = f"{factor}.{len(same)}" if same else factor
+                own = "+".join(term_name(term.expr) for term in some)
+                name = f"{factor}.{own}" if same else factor
                 blocks.append(Block(name, factor, keys, tuple(term.expr for term in some)))
     return blocks
 

@@ -19,6 +19,8 @@ from torchngvi.errors import InputError
 
 Joint = Callable[[Tensor, Tensor], Tensor]  # (θ (S, P), u (S, D)) -> log p(y, u, θ), (S,)
 
+_SINGLE = 1e-5  # share of the Hessian that rounding in float32 may change
+_OF_SHAPES = ("must match", "cannot be multiplied", "out of bounds", "shape", "dimension", "size")
 _PROBED = 2048  # latents up to which a pattern can be found by differentiating along each of them
 
 
@@ -72,9 +74,19 @@ class Curvature:
         """Compute ℓ, (S,), after a check of what the function returns.
 
         Raises:
-            InputError: if the result is no real tensor with one value for each pair of theta and latents.
+            InputError: if the result is no real tensor with one value for each pair of theta and latents, or has fewer
+                digits than these; where the function cannot take so many of them.
         """
-        value = self.joint(theta, u)
+        try:
+            value = self.joint(theta, u)
+        except (RuntimeError, IndexError) as error:
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in _OF_SHAPES):
+                raise
+            raise InputError(
+                f"the log joint cannot take theta {tuple(theta.shape)} and latents {tuple(u.shape)}: {error}. There "
+                f"are as many latents as latents= says, {u.shape[-1]}, and as many hyperparameters as at= has, "
+                f"{theta.shape[-1]}."
+            ) from error
         if not isinstance(value, Tensor) or value.is_complex():
             got = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise InputError(f"the log joint of theta and the latents must return a real tensor; got {got}.")
@@ -83,6 +95,11 @@ class Curvature:
                 f"the log joint must map theta {tuple(theta.shape)} and latents {tuple(u.shape)} to one value each, "
                 f"shape {tuple(theta.shape[:1])}; got shape {tuple(value.shape)}. Index coordinates as theta[..., 0], "
                 "sum over the last dimension, keep the first."
+            )
+        if torch.promote_types(value.dtype, u.dtype) != value.dtype:
+            raise InputError(
+                f"the log joint of theta and the latents in {u.dtype} returns {value.dtype}, whose digits are too few "
+                f"for second derivatives. Have it compute in {u.dtype}, its data too, or give at= in {value.dtype}."
             )
         return -value.to(u.dtype)
 
@@ -278,8 +295,15 @@ def check_pattern(
         truth = curvature.product(theta, u, v)
     apart = (truth - curvature.product_of_pattern(theta, u, v)).abs()[0]
     worst = int(apart.argmax())
-    if not float(apart[worst]) > torch.finfo(u.dtype).eps ** 0.5 * float(truth.abs().max()):
+    largest = float(truth.abs().max())
+    if not float(apart[worst]) > torch.finfo(u.dtype).eps ** 0.5 * largest:
         return
+    if u.dtype == torch.float64 and float(apart[worst]) < _SINGLE * largest:
+        raise InputError(
+            f"two ways to the Hessian of the log joint in float64 differ by {float(apart[worst]) / largest:.1g} of it, "
+            "as they do where a part of it is computed in float32. Look for .float() and for data in float32, or give "
+            "at= in float32."
+        )
     unit = torch.zeros_like(v)
     unit[0, worst] = 1.0
     row, places = curvature.product(theta, u, unit)[0].abs(), curvature.places

@@ -182,8 +182,10 @@ class MarginalLaplace(Target):
             `torchngvi.latents.LaplaceError`.
 
         Raises:
-            InputError: as `latents`.
+            InputError: as `latents`; fewer than two pairs.
         """
+        if isinstance(pairs, bool) or not isinstance(pairs, int) or pairs < 2:
+            raise InputError(f"pairs is a number of pairs of draws, at least 2, which have a spread; got {pairs!r}.")
         theta = thetas_of(source, self.at, draws, generator)
         z = torch.randn(pairs, self.latents_dim, generator=generator, dtype=theta.dtype, device=theta.device)
         return laplace_error(theta, z, self.curvature, self.modes(theta))
@@ -287,6 +289,8 @@ def _vector(name: str, value: Any, like: Tensor | None) -> Tensor:
 
 def _start(latents: Any, at: Tensor) -> Tensor:
     """Where the search for the first mode begins, (D,)."""
+    if isinstance(latents, float):
+        raise InputError(f"latents is their number, an integer, or a vector to begin from; got {latents}.")
     if isinstance(latents, int) and not isinstance(latents, bool):
         if latents < 1:
             raise InputError(f"latents is their number, at least 1, or a vector to begin from; got {latents}.")

@@ -35,7 +35,8 @@ def pairs_of(
         Each pair once, the larger number first, (E, 2), in rising order.
 
     Raises:
-        InputError: another kind of pattern, or a latent that there is not.
+        InputError: another kind of pattern, a table of two rows, which may be pairs in columns, or a latent that there
+            is not.
 
     >>> pairs_of([[0, 1], [1, 2]], 3).tolist()
     [[1, 0], [2, 1]]
@@ -84,6 +85,12 @@ def _pairs(pattern: Any, dim: int) -> Tensor:
         return torch.zeros(0, 2, dtype=torch.long)
     if table.ndim != 2 or table.is_floating_point() or table.is_complex() or table.dtype == torch.bool:
         raise InputError(f"{_FORMS}; got {table.dtype} of shape {tuple(table.shape)}.")
+    if len(table) == 2 and table.shape[1] > 2:
+        raise InputError(
+            f"a pattern of shape {tuple(table.shape)} may hold pairs in its columns, or two terms of {table.shape[1]} "
+            "latents each. Of pairs, pass pattern.T, shape (n, 2); of two terms, a list of two tensors, one a term, "
+            f"(1, {table.shape[1]}) each."
+        )
     first, second = torch.combinations(torch.arange(table.shape[1], device=table.device), 2).unbind(-1)
     return torch.stack([table[:, first].flatten(), table[:, second].flatten()], -1).long()
 

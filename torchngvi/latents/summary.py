@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
@@ -58,8 +59,13 @@ class Latents:
         """Compute a quantile of each marginal by bisection, (D,).
 
         Raises:
-            InputError: a probability that is not between 0 and 1.
+            InputError: a probability that is no number, or not between 0 and 1.
         """
+        if isinstance(probability, bool) or not isinstance(probability, Real):
+            raise InputError(
+                f"a quantile needs one probability, a number between 0 and 1; got {probability!r}. Ask for several in "
+                "turn."
+            )
         if not 0 < probability < 1:
             raise InputError(f"a quantile needs a probability between 0 and 1; got {probability}.")
         low = (self.means - _WIDE * self.stddevs).amin(0)

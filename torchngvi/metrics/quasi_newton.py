@@ -128,7 +128,7 @@ class QuasiNewton(Acceleration):
         useful = moved & near & (sy > _CURVED * (ss * yy).sqrt())
 
         def pushed(new: Tensor, old: list[Tensor]) -> list[Tensor]:
-            """Put one before the others; where all members do, no pair is copied: they are the most that a fit holds."""
+            """One before the others; where all members do so, no pair is copied: they are the most that a fit holds."""
             return [where_members(useful, later, earlier) for later, earlier in zip([new, *old], old, strict=False)]
 
         kept = torch.stack(pushed(torch.ones_like(went), list(state["kept"]))) * (near | ~moved)

@@ -9,7 +9,7 @@ from torchngvi.errors import InputError
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.models import Likelihood, MixedPrior
 from torchngvi.models.learned import LEARNED, Learned
-from torchngvi.models.likelihoods import FAMILIES
+from torchngvi.models.likelihoods import FAMILIES, SHORT
 from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
 from torchngvi.models.multilevel_prior import prior_of
 
@@ -30,7 +30,7 @@ def learned_of(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
     """
     if isinstance(family, str) and family in LEARNED:
         return LEARNED[family](prior.likelihood)
-    if isinstance(family, str) and family not in FAMILIES:
+    if isinstance(family, str) and family not in {**FAMILIES, **SHORT}:
         names = ", ".join({**FAMILIES, **LEARNED})
         raise InputError(f"family must be one of {names}, or a Likelihood; got {family!r}.")
     if prior.likelihood is not None:

@@ -14,7 +14,7 @@ from torchngvi.mixed_models.fitted import Fitted
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.multilevel_table import FactorTable, MultilevelDraws, MultilevelTable
 from torchngvi.mixed_models.predictions import NewRows, Prediction
-from torchngvi.mixed_models.table import Marginals, names_of, probability
+from torchngvi.mixed_models.table import ByFactor, Marginals, names_of, probability
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed_prior import scales_of
 from torchngvi.models.multilevel import MultilevelLogJoint
@@ -137,7 +137,7 @@ class MultilevelResult(Fitted):
         """
         interval, (theta, weights, *_) = probability(interval), self.weighted
         beta, omegas, parameter = self._parts(theta)
-        random = {}
+        random: dict[str, FactorTable] = ByFactor()
         for name, of in self._factors().items():
             sd, correlation = scales_of(omegas[name], of.r)
             pairs = [(i, k) for i in range(of.r) for k in range(i)]
@@ -199,7 +199,8 @@ class MultilevelResult(Fitted):
         Raises:
             InputError: an interval that is no probability.
         """
-        interval, found = probability(interval), {}
+        interval = probability(interval)
+        found: dict[str, list[Marginals]] = ByFactor()
         for name, b in self.draws().effects.items():
             weights = b.new_full((len(b),), 1 / len(b))
             found[name] = [

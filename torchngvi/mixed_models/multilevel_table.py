@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchngvi.mixed_models.table import Marginals, printed
+from torchngvi.mixed_models.table import ByFactor, Marginals, printed
 
 
 class FactorTable(NamedTuple):
@@ -52,6 +52,16 @@ class MultilevelTable:
     interval: float
     head: str
     foot: str
+
+    @property
+    def sd(self) -> dict[str, Marginals]:
+        """For each grouping factor the standard deviations of its random effects."""
+        return ByFactor({name: of.sd for name, of in self.random.items()})
+
+    @property
+    def correlation(self) -> dict[str, Marginals]:
+        """For each grouping factor the correlations of its random effects, each pair once."""
+        return ByFactor({name: of.correlation for name, of in self.random.items()})
 
     def __str__(self) -> str:
         blocks = {"fixed effects": self.fixed}

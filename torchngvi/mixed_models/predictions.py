@@ -80,6 +80,8 @@ class NewRows(NamedTuple):
             InputError: designs of another width, groups that are none of the data, offsets of another length.
         """
         X, Z = checks.numbers("X", X, rows.X), checks.numbers("Z", Z, rows.X)
+        if not len(X):
+            raise InputError("a prediction is of at least one row; the table, or X, has none.")
         if X.shape[1:] != (rows.p,) or Z.shape != (len(X), rows.r):
             raise InputError(
                 f"new rows need X of shape (M, {rows.p}) and Z of shape (M, {rows.r}); got {tuple(X.shape)} and "

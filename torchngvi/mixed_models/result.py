@@ -13,7 +13,7 @@ from torchngvi.mixed_models.fitted import Fitted
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
-from torchngvi.mixed_models.table import Marginals, MixedTable, names_of, probability
+from torchngvi.mixed_models.table import ByFactor, Marginals, MixedTable, names_of, probability
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import scales_of
@@ -174,7 +174,7 @@ class MixedResult(Fitted):
     @property
     def random(self) -> dict[str, list[Marginals]]:
         """The random effects by the name of the grouping factor, as those of several factors have them: `effects`."""
-        return {self.factor: self.effects()}
+        return ByFactor({self.factor: self.effects()})
 
     def effects(self, interval: float = 0.95) -> list[Marginals]:
         """Posterior means, sds and intervals of the random effects of all groups, one `Marginals` each effect.

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from numbers import Real
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+
+Of = TypeVar("Of")
 
 
 class Marginals(NamedTuple):
@@ -46,6 +49,17 @@ class Marginals(NamedTuple):
         return cls(tuple(names), mean, sd, *ends)
 
 
+class ByFactor(dict[str, Of]):
+    """A dict from the names of grouping factors, which says what they are where one is asked for that there is not.
+
+    >>> ByFactor({"school": 1.0})["school"]
+    1.0
+    """
+
+    def __missing__(self, name: object) -> Of:
+        raise InputError(f"the grouping factors are {', '.join(self)}; got {name!r}.")
+
+
 def names_of(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
     """Names as texts, after a check that there is one for each; the old ones where none are given.
 
@@ -65,6 +79,8 @@ def probability(interval: float) -> float:
     >>> probability(0.95)
     0.95
     """
+    if isinstance(interval, bool) or not isinstance(interval, Real):
+        raise InputError(f"interval is the probability of an interval, a number such as 0.9; got {interval!r}.")
     if not 0 < interval < 1:
         raise InputError(f"interval is the probability of an interval, between 0 and 1; got {interval}.")
     return float(interval)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, LinearTarget, Marginals, Posterior
 from torchngvi.models import checks
-from torchngvi.models.likelihoods import FAMILIES, Likelihood
+from torchngvi.models.likelihoods import FAMILIES, SHORT, Likelihood
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.versions import settings_of, tensors_of
@@ -225,6 +225,7 @@ class GeneralizedLinear(LinearTarget):
 def _likelihood(family: str | Likelihood) -> Likelihood:
     if isinstance(family, Likelihood):
         return family
+    family = SHORT.get(family, family)
     if family not in FAMILIES:
         raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.")
     return FAMILIES[family]()

@@ -34,8 +34,9 @@ class GroupedLogJoint(FactorTarget):
         temperature: γ, the weight of the entropy.
 
     Raises:
-        InputError: functions that cannot be called, data without groups or of several numbers of them; on use, a result
-            that is not one number, or a function that vmap cannot take.
+        InputError: functions that cannot be called, data without groups or of several numbers of them, numbers of
+            parameters that are no positive integers; on use, a result that is not one number, an index beyond the
+            parameters, or a function that vmap cannot take.
 
     >>> from torchngvi import fit
     >>> y = [28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]  # eight schools (Rubin 1981)
@@ -74,8 +75,13 @@ class GroupedLogJoint(FactorTarget):
             raise InputError(
                 f"data have the groups along their first dimension, as many in each of them; got {sizes or 'none'}."
             )
+        for name, number_of in (("local", local), ("globals", globals)):
+            if isinstance(number_of, bool) or not isinstance(number_of, int) or number_of < 1:
+                raise InputError(f"{name} is a number of parameters, a positive integer; got {number_of!r}.")
         self.local, self.globals = local, globals
         structure = arrow(groups=sizes[0], local=local, globals=globals)
+        own = f"b, of local={local} numbers, g, of globals={globals}, and its part of the data"
+        group, shared = _indexed(group, "group", own), _indexed(shared, "shared", f"g, of globals={globals} numbers")
         terms = [(0, _Groups(group, local, self.data)), (-1, LogJoint.vmapped(shared, 0.0))]
         super().__init__(structure, terms, temperature)
 
@@ -110,7 +116,15 @@ class GroupedLogJoint(FactorTarget):
 
         Returns:
             Of the groups (*sample, n, r), and of what they share (*sample, p).
+
+        Raises:
+            InputError: another number of coordinates.
         """
+        if theta.shape[-1] != self.structure.dim:
+            raise InputError(
+                f"theta has {self.structure.dim} coordinates, local= of each group and globals=; got shape "
+                f"{tuple(theta.shape)}."
+            )
         groups = theta.shape[-1] - self.globals
         return theta[..., :groups].unflatten(-1, (-1, self.local)), theta[..., groups:]
 
@@ -136,6 +150,20 @@ class _Groups(Target):
     def tensors(self) -> tuple[Tensor, ...]:
         """Return no tensors: those that the function depends on are unknown."""
         return ()
+
+
+def _indexed(function: Callable[..., Tensor], name: str, takes: str) -> Callable[..., Tensor]:
+    """The same function, which says what it was given where it reads beyond that."""
+    if not callable(function):
+        return function  # which is refused elsewhere
+
+    def called(*arguments: Tensor) -> Tensor:
+        try:
+            return function(*arguments)
+        except IndexError as error:
+            raise InputError(f"{name} takes {takes}, counted from 0; an index goes beyond them ({error}).") from error
+
+    return called
 
 
 def _tensor(data: Any) -> Tensor:

@@ -345,6 +345,11 @@ class StudentT(Likelihood):
         return y
 
 
+SHORT = {
+    "bernoulli": "bernoulli_logit",
+    "probit": "bernoulli_probit",
+    "poisson": "poisson_log",
+}  # names without the link
 FAMILIES: dict[str, type[Likelihood]] = {
     "bernoulli_logit": BernoulliLogit,
     "bernoulli_probit": BernoulliProbit,

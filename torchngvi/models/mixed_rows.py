@@ -48,7 +48,11 @@ class GroupedRows:
                 "a MixedModel has one dense design X (N, p) and targets y (N,); got X of shape "
                 f"{tuple(self.X.shape)}, {self.X.layout}, and y of {tuple(fixed.y.shape)}."
             )
-        self.batch = fixed.y.shape[:-1]
+        self.batch, rows = fixed.y.shape[:-1], len(self.X)
+        for name, given in (("weights", fixed.weights), ("offset", fixed.offset)):
+            if given.shape not in ((rows,), fixed.y.shape):
+                either = f"({rows},)" + f", or the shape of y, {tuple(fixed.y.shape)}" * bool(self.batch)
+                raise InputError(f"{name} must have one entry a row, {either}; got shape {tuple(given.shape)}.")
         self.Z, self.groups = _random(Z, groups, self.X)
         self.y, self.weights, self.offset = fixed.y, fixed.weights, fixed.offset
         self.n, self.r, self.p = int(self.groups.max()) + 1, self.Z.shape[1], self.X.shape[1]

@@ -1,6 +1,6 @@
 """Forests as a model has them: groups below common parameters, groups in groups, or any parents."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torchngvi.errors import InputError
 from torchngvi.structures.block_diagonal import block_diagonal
@@ -35,7 +35,7 @@ def arrow(
     >>> arrow(local=[1, 2, 2], globals=1).dim
     6
     """
-    if not isinstance(local, int):
+    if isinstance(local, Iterable):
         sizes = list(local)
         if groups is not None and groups != len(sizes):
             raise InputError(f"local must be one number, or one for each of the {groups} groups; got {len(sizes)}.")
@@ -43,6 +43,7 @@ def arrow(
         if groups is None:
             raise InputError("say how many groups there are, groups=n, or give local= one number for each group.")
         _check_positive("groups", [groups])
+        _check_positive("local", [local])
         sizes = [local] * groups
     _check_positive("local", sizes)
     _check_positive("globals", [globals])
