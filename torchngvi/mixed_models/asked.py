@@ -8,8 +8,9 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.models import Likelihood, MixedPrior
+from torchngvi.models.generalized_linear import SHORT
 from torchngvi.models.learned import LEARNED, Learned
-from torchngvi.models.likelihoods import FAMILIES, SHORT
+from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
 from torchngvi.models.multilevel_prior import prior_of
 

@@ -17,10 +17,13 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, LinearTarget, Marginals, Posterior
 from torchngvi.models import checks
-from torchngvi.models.likelihoods import FAMILIES, SHORT, Likelihood
+from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.versions import settings_of, tensors_of
+
+# families by names that do not say the link
+SHORT = {"bernoulli": "bernoulli_logit", "probit": "bernoulli_probit", "poisson": "poisson_log"}
 
 
 class GeneralizedLinear(LinearTarget):

@@ -230,18 +230,14 @@ class NegativeBinomial(Likelihood):
         return y * zeros + self.dispersion * ones + self._constant(y)
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor, softplus: ExpectedSoftplus = softplus) -> Moments:
-        """Return the moments from the expectation of the smaller softplus, softplus(-|e|): the other one is that + |e|."""
+        """Return the moments from the expectation of softplus(-|e|), the smaller one: the other is that + |e|."""
         delta, r = mean - math.log(self.dispersion), self.dispersion
         up = delta > 0
-        size = torch.where(up, delta, -delta)
-        less = softplus(-size, variance)
-        rest = torch.where(up, r, y)  # of the larger one, whose slope is 1 - that of the smaller
-        turned = torch.where(up, y, r) * less.slope - rest * (1 - less.slope)
-        return Moments(
-            (y + r) * less.value + rest * size + self._constant(y),
-            torch.where(up, -turned, turned),
-            (y + r) * less.curvature,
-        )
+        size, larger, smaller = torch.where(up, delta, -delta), torch.where(up, r, y), torch.where(up, y, r)
+        value, slope, curvature = softplus(-size, variance)
+        turned = smaller * slope - larger * (1 - slope)  # in -size
+        value = (y + r) * value + larger * size + self._constant(y)
+        return Moments(value, torch.where(up, -turned, turned), (y + r) * curvature)
 
     def checked(self, y: Tensor) -> Tensor:
         """Return the counts as they are.
@@ -345,11 +341,6 @@ class StudentT(Likelihood):
         return y
 
 
-SHORT = {
-    "bernoulli": "bernoulli_logit",
-    "probit": "bernoulli_probit",
-    "poisson": "poisson_log",
-}  # names without the link
 FAMILIES: dict[str, type[Likelihood]] = {
     "bernoulli_logit": BernoulliLogit,
     "bernoulli_probit": BernoulliProbit,

@@ -281,12 +281,13 @@ class Inbox:
     def post(
         self,
         k: int,
-        *factors: Tensor,  # A, (*batch, n, p, b), and B, (*batch, n, b, c), once or several times
+        *factors: Tensor,  # A, (*batch, n, p, b), and B, (*batch, n, b, c), once or twice
     ) -> None:
-        """Send A B, or a sum of such products, to the ancestors, with what was received for them; roots send nothing."""
+        """Send A B, or the sum of such products, to the ancestors, with what was received for them."""
         if self._kinds[k].up is not None:
-            products = zip(factors[::2], factors[1::2], strict=True)
-            self._forward(k, sum(summed_product(self._kinds[k], left, right) for left, right in products))
+            pairs = zip(factors[::2], factors[1::2], strict=True)
+            products = [summed_product(self._kinds[k], left, right) for left, right in pairs]
+            self._forward(k, products[0] if len(products) == 1 else products[0] + products[1])
 
     def deliver(
         self,
