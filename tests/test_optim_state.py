@@ -223,7 +223,8 @@ def test_each_part_has_a_dict_of_its_own():
     state = opt.state_dict()["state"][0]
     assert set(state) == {"rejections", "loss", "went", "step_size", "estimator", "metric"}
     assert set(state["step_size"]) == {"reach", "cap"}
-    assert set(state["metric"]) == {"s", "y", "kept", "gradient", "direction"}
+    pairs = {f"{kind}{n}" for kind in "sy" for n in range(opt.metric.memory)}
+    assert set(state["metric"]) == {*pairs, "kept", "gradient", "direction"}
 
 
 class Smoothing(Metric):
