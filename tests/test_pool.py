@@ -174,17 +174,56 @@ def test_no_pool_where_it_cannot_serve(case, monkeypatch):
     assert one() == first
 
 
-def test_a_budget_counts_the_draws_of_sweeps():
-    """A counter in the log joint and the trace agree, and the run ends within one sweep of its budget."""
-    log_joint, seen = logistic(12, 100, 3).log_joint, [0]
+@pytest.mark.parametrize("examine", [False, True])
+@pytest.mark.parametrize("most", [120, 300, 500, 900, 1300, 1700, 2500])
+def test_a_budget_is_kept(most, examine):
+    """In averages, in sweeps, in the checks and in the examination no call is made for which there is no room."""
+    log_joint, seen = logistic(12, 100, 3).log_joint, [0, 0]
 
     def counted(theta):
-        seen[0] += theta[..., 0].numel() if theta.requires_grad else 0
+        seen[not theta.requires_grad] += theta[..., 0].numel()
         return log_joint(theta)
 
-    _, result = run(counted, 12, max_gradients=300, tolerance=0.02)
-    assert result.trace[-1].gradients == seen[0]
-    assert 200 < seen[0] < 500  # values count too
+    torch.manual_seed(0)
+    q = CholeskyGaussian(12, dtype=DTYPE)
+    result = fit(q, counted, progress=False, examine=examine, max_gradients=most, tolerance=0.05)
+    assert [result.gradients, result.values] == seen
+    assert seen[0] + 0.4 * seen[1] <= most
+    assert bool(q.mean.isfinite().all())
+    if not result.converged:
+        assert result.reason.startswith(f"because the budget of {most} gradients is used up")
+        assert result.loss == result.trace[-1].loss  # q is where it was evaluated last
+
+
+def test_budgets_are_of_use():
+    """Each of them that ends within the sweeps is nearer than the one before, and the last converges."""
+    model = logistic(12, 100, 3)
+    ends = [run(model.log_joint, 12, max_gradients=most) for most in (120, 220, 280, 3000)]
+    gaps = [gap(model, q) for q, _ in ends]
+    assert [result.converged for _, result in ends] == [False, False, False, True]
+    assert gaps[0] > gaps[1] > gaps[2] > gaps[3]
+
+
+def test_a_budget_that_the_search_for_a_start_uses_up_leaves_the_first_average():
+    """Over 32 draws, without which there is no result; where even these have no room for those that fail there is none.
+
+    The log joint then fails at draws of the first average, and at the draws that take their place.
+    """
+    model = logistic(12, 100, 3)
+    _, result = run(model.log_joint, 12, max_gradients=5)
+    assert len(result.trace) == 1
+    assert result.gradients + 0.4 * result.values <= 5 + 32
+
+    def cut(theta):
+        value = model.log_joint(theta)
+        return torch.where(theta[..., 0] > 1.0, torch.nan * theta[..., 0], value)
+
+    q, result = run(cut, 12, max_gradients=5)
+    assert str(result).startswith(
+        "not converged, because the budget of 5 gradients was used up before q was evaluated. Allow more gradients."
+    )
+    assert not result.trace
+    assert bool(q.mean.isfinite().all())
 
 
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path):

@@ -134,9 +134,8 @@ def examine_fitted(
 ) -> Verdict:
     """As `examine`, at the end of a fit: within an allowance, and no dearer than it need be.
 
-    1,024 values come first. Where they say plainly that q fits, nothing more is asked but other modes. Where they are
-    believed, and the allowance has no room for linear response and as many weights again, they decide: linear response
-    would not be heard beside them.
+    1,024 values come first. Where they say plainly that q fits, or are believed and the allowance has no room for
+    linear response and as many again, which alone would then be heard, nothing more is asked but other modes.
     """
     with FullPrecision(q.device.type):
         examination = _Examination(q, allowed, seed)
@@ -198,10 +197,9 @@ class _Examination:
 
     def _affords_more(self) -> bool:
         """Whether there is room for residuals, or the values in their place, and for weights by what these say."""
-        dim, allowed = self.q.dim, self.allowed
-        residuals, mirrored = max(_FEWEST, _EACH * dim), max(_MIRRORED, _EACH * dim)
-        cost = residuals / VALUE if residuals <= allowed.left else mirrored
-        return allowed.affords(math.ceil(cost) + _GLANCE)
+        residuals, mirrored = (max(fewest, _EACH * self.q.dim) for fewest in (_FEWEST, _MIRRORED))
+        cost = residuals / VALUE if residuals <= self.allowed.left else mirrored
+        return self.allowed.affords(math.ceil(cost) + _GLANCE)
 
     # -------------------------------------------------------------------------------- importance sampling
 

@@ -3,7 +3,9 @@
 from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.points import Point
 from torchngvi.fitting.race import BOUNDED, Compared
+from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
+from torchngvi.models.guarded import Guarded
 
 _SMALL = 0.01  # norm² that is small whatever the noise
 
@@ -84,6 +86,14 @@ def not_finite(loss: float) -> str:
         f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. Start from "
         "another mean or a smaller scale (initialize_), or transform constrained coordinates."
     )
+
+
+def lost(point: Point, rescue: Rescue, target: Guarded) -> str:
+    """Why no step can help at a point, or nothing."""
+    loss = float(point.loss.sum())
+    if not point.finite:
+        return not_finite(loss) + target.failures()
+    return unconfined(loss, rescue.wider()) if rescue.unconfined(loss) else ""
 
 
 def unconfined(loss: float, wider: float) -> str:

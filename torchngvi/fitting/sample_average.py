@@ -32,12 +32,12 @@ from torchngvi.fitting.sweeps import Sweeps
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.guarded import Guarded, Spent
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
 _TAME = 1.0  # noise² from which averages are not tried again after steps of falling size
-_UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
+_UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, Spent)  # whatever fails elsewhere, q is where it was
 
 _T = TypeVar("_T")
 _Path = Generator[Standing, None, _T]  # yields where it stands after each evaluation
@@ -89,7 +89,11 @@ class SampleAverages(Engine):
         """Look for a rough mode, or go through the data in batches."""
         self.show("a pass over the data" if self.starts.streamed else "a rough mode")
         self.rescue.origin = self.gaussian.snapshot()
-        _within(self.gaussian, self.starts.first)
+        self.target.most = self.most
+        try:
+            _within(self.gaussian, self.starts.first)
+        except Spent:  # from the best that is known
+            self.gaussian.restore(self.rescue.origin if self.marked is None else self.marked.coordinates)
         self._begun()
 
     def _begun(self) -> None:
@@ -103,7 +107,8 @@ class SampleAverages(Engine):
         """Go on to the next evaluation, and return its standing; None at the end."""
         if self._path is None:
             self._path = self._run()
-        path = self._path
+        path, first = self._path, self.target.cost + self.starts.first_draws
+        self.target.most = self.most if self.descent.evaluations else max(self.most, first)
         return _within(self.gaussian, lambda: next(path, None))
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
@@ -120,15 +125,19 @@ class SampleAverages(Engine):
             return self._judged(stop.reason)._replace(loss=self.rescue.loss)
         return self._judged(stop.reason)
 
-    def _judged(self, reason: str) -> Ending:
-        """Not converged, by the last point."""
-        point = self.descent.point
-        return Ending(False, reason, float(point.loss.sum()), point.total, self._members())
+    def cut_short(self, stop: Stop, last: Standing) -> Ending:
+        """Return the outcome at the last record, or where the start had led if that is better."""
+        ending = self.interrupted(stop.reason, last)
+        if self.rescue.winner is None or not self.rescue.worse(ending.loss):
+            return ending
+        self.gaussian.restore(self.rescue.winner)
+        return ending._replace(loss=self.rescue.loss)
 
-    def _members(self) -> torch.Tensor:
-        """Who is within the tolerance, (*batch,)."""
+    def _judged(self, reason: str) -> Ending:
+        """Not converged, by the last point; with who is within the tolerance."""
         point = self.descent.point
-        return (point.norm2 + point.noise2).sqrt() <= self.tolerance
+        within = (point.norm2 + point.noise2).sqrt() <= self.tolerance
+        return Ending(False, reason, float(point.loss.sum()), point.total, within)
 
     def counted(self) -> tuple[int, int]:
         """What every call of the log joint has taken."""
@@ -183,7 +192,7 @@ class SampleAverages(Engine):
                 descent.evaluations, self.target.gradients = self._spent
                 self._spent = None
             standing = descent.standing(self.elsewhere is not None)
-            lost = "" if descent.went_wrong() else self._why_lost(standing.record.loss)
+            lost = "" if descent.went_wrong() else reasons.lost(descent.point, self.rescue, self.target)
             sound = not lost and not self._astray()
             yield standing._replace(lost="" if self.elsewhere or self.rescue.saves(standing.record.loss) else lost)
             if not sound:
@@ -290,12 +299,6 @@ class SampleAverages(Engine):
         if self.elsewhere is not None:
             self.descent.come_back(self.elsewhere)
             self.elsewhere = None
-
-    def _why_lost(self, loss: float) -> str:
-        """Why no step can help here, or nothing."""
-        if not self.descent.point.finite:
-            return reasons.not_finite(loss) + self.target.failures()
-        return reasons.unconfined(loss, self.rescue.wider()) if self.rescue.unconfined(loss) else ""
 
     # -------------------------------------------------------------------------------- checkpoints
 

@@ -1,6 +1,7 @@
 """What an average sees of a log joint: the whole at draws of q, or its factors at draws of each clique."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,9 +77,8 @@ class Sight:
         Returns:
             What it returns.
         """
-        result = do(self.target if self.factors is None else self.factors)
-        self._count()
-        return result
+        with self._counted():
+            return do(self.target if self.factors is None else self.factors)
 
     def failing(self, fixed: Fixed) -> Tensor:
         """Find the pairs of mirrored draws at which the log joint, or a factor of it, is NaN or has such a gradient.
@@ -94,14 +94,21 @@ class Sight:
             cliques = clique_marginals(self.q)
             seen = [(cliques[kind], term) for kind, term in self.factors.drawn.items()]
         fails = torch.zeros(fixed.num_samples // 2, dtype=torch.bool, device=self.q.device)
-        for q, target in seen:
-            theta = q.push_noise(fixed(q.mean_probe.detach())).detach()
-            energy, gradient = energy_and_gradient(target, theta)
-            bad = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
-            fails |= bad.reshape(2, len(fails), -1).any(-1).any(0)
-        self._count()
+        with self._counted():
+            for q, target in seen:
+                theta = q.push_noise(fixed(q.mean_probe.detach())).detach()
+                energy, gradient = energy_and_gradient(target, theta)
+                bad = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
+                fails |= bad.reshape(2, len(fails), -1).any(-1).any(0)
         return fails
 
-    def _count(self) -> None:
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Calls of the factors, within the budget of the whole, count for it."""
         if self.factors is not None:
-            self.factors.count_for(self.target)
+            self.factors.allow(self.target)
+        try:
+            yield
+        finally:
+            if self.factors is not None:
+                self.factors.count_for(self.target)
