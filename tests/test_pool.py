@@ -147,6 +147,37 @@ def test_a_step_that_fresh_draws_refute_is_taken_back(monkeypatch):
     assert gap(model, q) < 0.01
 
 
+@pytest.mark.parametrize(("tolerance", "given_up"), [(0.2, False), (0.05, True)])
+def test_a_full_pool_is_confirmed_by_fresh_draws(tolerance, given_up, monkeypatch):
+    """Sweeps end where the last draws are of q as it is, and within the tolerance; else averages judge."""
+    ends, sweep = [], Sweeps.sweep
+
+    def watched(self):
+        again, q = sweep(self), self.q
+        if not again:
+            ends.append((self.lost, torch.equal(drawn[-1], q.mean), self.descent.point.total))
+        return again
+
+    drawn, draw = [], Sweeps._draw
+
+    def drawing(self):
+        draw(self)
+        drawn.append(self.lots[-1].mean)
+
+    monkeypatch.setattr(Sweeps, "sweep", watched)
+    monkeypatch.setattr(Sweeps, "_draw", drawing)
+    monkeypatch.setattr("torchngvi.fitting.sweeps._NEAR", 0.0)
+    monkeypatch.setattr("torchngvi.fitting.descent.Descent.most", 160)
+    model = logistic(12, 100, 3)
+    _, result = run(model.log_joint, 12, tolerance=tolerance)
+    ((lost, fresh, total),) = ends
+    assert lost == given_up
+    assert result.converged != given_up
+    if not given_up:
+        assert fresh
+        assert total <= tolerance
+
+
 def test_a_log_joint_that_fails_at_a_draw_is_left_to_averages():
     """NaN beyond a bound that draws of q meet now and then: a result all the same."""
     log_joint = logistic(8, 40, 5).log_joint

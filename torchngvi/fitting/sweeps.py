@@ -6,7 +6,8 @@ for once, where an average over more draws pays for all of them at each evaluati
 
 A step is taken back where the draws that follow it, with all others, say that the objective has risen; q may not go
 where the pool has too few effective draws to tell; and where this does not lead to the tolerance, averages over more
-draws go on from the last q that was confirmed.
+draws go on from the last q that was confirmed.  A pool with as many draws as the largest average is no end by itself:
+unless q was near before its last step, draws of one sweep more have to confirm it.
 """
 
 import math
@@ -141,11 +142,14 @@ class Sweeps:
             self._give_up()
             return False
         confirmed = point.total <= descent.tolerance or point.total**2 < _NEAR
+        if not confirmed and len(pool) - self.number >= descent.most:  # not even by draws beyond the most
+            self._give_up()
+            return False
         if point.total > descent.tolerance:
             self.before = q.snapshot()
             point = self._solved(average, point)
         descent.point, descent.draws = point, min(len(pool), descent.most)
-        if (confirmed and point.total <= descent.tolerance) or len(pool) >= descent.most:
+        if confirmed and (point.total <= descent.tolerance or len(pool) >= descent.most):
             self.open, self.closed, self.lots, self.before = False, True, [], None
             return False
         self.number = self._next()
