@@ -124,8 +124,8 @@ def counted(found):
             fits = count["wrong", "fits"] + count["far off", "fits"]
             about, alarms = count["far off", "about right"], count["right", "does not fit"]
             print(
-                f"{half}, {who}: missed {interval(fits + about, wrong)}, {fits} of them as \"fits\" and {about} far off "
-                f"as \"about right\"; false alarms {interval(alarms, right)}"
+                f'{half}, {who}: missed {interval(fits + about, wrong)}, {fits} of them as "fits" and {about} far off '
+                f'as "about right"; false alarms {interval(alarms, right)}'
             )
             for level in ("far off", "wrong", "right"):
                 words = (f"{number} {key[1]}" for key, number in sorted(count.items()) if key[0] == level)

@@ -134,13 +134,11 @@ def examine_fitted(
 ) -> Verdict:
     """As `examine`, at the end of a fit: within an allowance, and no dearer than it need be.
 
-    1,024 values come first. Where they say plainly that q fits, or are believed and the allowance has no room for
-    linear response and as many again, which alone would then be heard, nothing more is asked but other modes.
+    1,024 values come first. Where they say plainly that q fits, or are believed and there is no room for linear
+    response and as many again, nothing more is asked but other modes.
     """
     with FullPrecision(q.device.type):
-        examination = _Examination(q, allowed, seed)
-        examination.starts = starts
-        return examination.run(None, modes, around, glance=True)
+        return _Examination(q, allowed, seed, starts).run(None, modes, around, glance=True)
 
 
 def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
@@ -152,12 +150,11 @@ def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
 class _Examination:
     """One q, a budget, and what was left out."""
 
-    def __init__(self, q: Gaussian, allowed: Allowance, seed: int) -> None:
-        self.q, self.target, self.allowed, self.seed = q, allowed.target, allowed, seed
+    def __init__(self, q: Gaussian, allowed: Allowance, seed: int, starts: int = 0) -> None:
+        self.q, self.target, self.allowed, self.seed, self.starts = q, allowed.target, allowed, seed, starts
         self.frame = q.frame()
         self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
         self.unexamined: list[str] = []
-        self.starts = 0
 
     def run(
         self,
@@ -197,9 +194,9 @@ class _Examination:
 
     def _affords_more(self) -> bool:
         """Whether there is room for residuals, or the values in their place, and for weights by what these say."""
-        residuals, mirrored = (max(fewest, _EACH * self.q.dim) for fewest in (_FEWEST, _MIRRORED))
-        cost = residuals / VALUE if residuals <= self.allowed.left else mirrored
-        return self.allowed.affords(math.ceil(cost) + _GLANCE)
+        residuals, values = (max(fewest, _EACH * self.q.dim) for fewest in (_FEWEST, _MIRRORED))
+        values = math.ceil(residuals / VALUE) if residuals <= self.allowed.left else values
+        return self.allowed.affords(values + _GLANCE)
 
     # -------------------------------------------------------------------------------- importance sampling
 

@@ -10,6 +10,8 @@ Juditsky 1992).  The norm before a step tells how good q is, since a set that q 
 
     E norm² = |∇L|² + noise²
 
+and the mean of k minima has noise²/k left at least: noise² is too large where whitened draws err less than others.
+
 Draws at which the log joint fails or is NaN where the minimisation begins give way to others, with their mirror images:
 one in twenty at most.  The set is then the same to the end, and a step to where others fail is a rejected one.
 
@@ -155,8 +157,8 @@ class Descent:
         status = self._count(self.optimizer.evaluate)
         noise2 = torch.zeros_like(status.norm2) if status.noise2 is None else status.noise2  # of exact factors alone
         norm2, noise2 = status.norm2 / gamma**2, noise2 / gamma**2
-        if self.sets:  # all that is left is noise; its error as if there were no more than D numbers in the norm
-            left = (norm2 - noise2).clamp_min(0.0) + noise2 * math.sqrt(2 / self.q.dim)
+        if self.sets:  # all that is left is noise; its error as if of D numbers
+            left = torch.maximum(norm2 - noise2, noise2 / self.sets) + noise2 * math.sqrt(2 / self.q.dim)
             self.point = Point(torch.zeros_like(left), left, status.loss)
         else:
             self.point = Point(norm2, noise2 * self._overfit(), status.loss)

@@ -17,7 +17,7 @@ from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, used_up
-from torchngvi.models.guarded import Spent
+from torchngvi.models.guarded import BudgetError
 
 _INTERRUPTED = "because it was interrupted."
 _AT_ONCE = "because it was interrupted before q was evaluated."
@@ -127,13 +127,12 @@ class Loop:
                 self._go_back(origin)
                 del self.trace[self._kept.records :]
                 ending, self._ended = self._interrupted(self._kept.standing), True
-            except Spent:
+            except BudgetError:
                 self._go_back(origin)
                 if self._kept is None:
                     return self._without_record(_TOO_LITTLE.format(self.engine.most))
-                last = self._kept.standing
-                self._stop = used_up(self.engine.most, last)
-                ending = self.engine.cut_short(self._stop, last)
+                self._stop = used_up(self.engine.most, self._kept.standing)
+                ending = self.engine.cut_short(self._stop, self._kept.standing)
             except InputError:  # refused: nothing has happened, or nothing since the last record
                 self._go_back(origin)
                 raise
@@ -174,9 +173,7 @@ class Loop:
         """Of a run that was ended before its first record."""
         members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool)
         gradients, values = self.engine.counted() or (0, 0)
-        result = FitResult(
-            False, why, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q
-        )
+        result = FitResult(False, why, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q)
         return replace(result, unexamined=_ENDED if self.engine.examines else "")
 
     def _go_back(self, origin: Any) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.diagnostics.flatness import PAIRS, flatness
+from torchngvi.diagnostics.linear_response import Residuals
 from torchngvi.expectations import PerFactor
 from torchngvi.expectations.drawing import Seen
 from torchngvi.expectations.draws import Fixed
@@ -32,6 +34,7 @@ class Sight:
 
     def __init__(self, q: Gaussian, target: Guarded) -> None:
         self.q, self.target, self.factors = q, target, guarded_factors(q, target.target)
+        self.residuals: Residuals | None = None  # some of those that were seen last, of the whole
 
     def most(self, most: int) -> int:
         """Return the most draws of one average, that the memory for the cliques' draws allows.
@@ -65,8 +68,36 @@ class Sight:
             fixed: the draws.
             watch: as in `SampleAverage`.
         """
-        average = SampleAverage(fixed, watch)
+
+        def saw(seen: Seen) -> None:
+            if self.factors is None and not self.q.batch_shape:
+                self.keep(seen.z, seen.pulled)
+            if watch is not None:
+                watch(seen)
+
+        average = SampleAverage(fixed, saw)
         return average if self.factors is None else PerFactor(average)
+
+    def keep(
+        self,
+        z: Tensor,  # (S, D)
+        pulled: Tensor,  # (S, D)
+    ) -> None:
+        """Keep what was seen at some pairs of draws, for `growth`.
+
+        Args:
+            z: the draws in the frame of q, the second half of which mirrors the first.
+            pulled: the gradients there, Cᵀ∇ℓ.
+        """
+        if self.target.temperature:
+            z, pulled = (torch.cat([half[:PAIRS] for half in part.chunk(2)]) for part in (z, pulled))
+            self.residuals = Residuals(z, pulled / self.target.temperature - z)
+
+    @property
+    def growth(self) -> float:
+        """At most how many times half of norm² the distance from the best q is, as far as what was seen last tells."""
+        flat = None if self.residuals is None else flatness(self.residuals, self.q.structure)
+        return 1.0 if flat is None else flat.growth
 
     def evaluate(self, do: Callable[[Target], Any]) -> Any:
         """Do it on what is seen, and count it.

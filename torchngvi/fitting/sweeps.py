@@ -150,6 +150,7 @@ class Sweeps:
             point = self._solved(average, point)
         descent.point, descent.draws = point, min(len(pool), descent.most)
         if confirmed and (point.total <= descent.tolerance or len(pool) >= descent.most):
+            self._keep_some(pool)
             self.open, self.closed, self.lots, self.before = False, True, [], None
             return False
         self.number = self._next()
@@ -162,6 +163,11 @@ class Sweeps:
         half = torch.randn(self.number // 2, q.dim, dtype=torch.float64, generator=generator).to(frame.mean)
         theta = frame.mean + frame.push(torch.cat([half, -half]))
         self.lots.append(Lot.of(q, theta, *energy_and_gradient(self.target, theta)))
+
+    def _keep_some(self, pool: Pool) -> None:
+        """Of the pool, in the frame of q as it is; the pairs mirror each other in the means of those before."""
+        theta, gradient = (torch.cat([x[::2], x[1::2]]) for x in (pool.theta, pool.gradient))
+        self.descent.sight.keep(self.q.whiten(theta - self.q.frame().mean), self.q.frame().pull(gradient))
 
     def _point(self, average: PooledAverage) -> Point:
         """Where q stands on the pool."""

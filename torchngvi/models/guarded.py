@@ -14,7 +14,7 @@ VALUE = 0.4  # what a value of a log joint costs beside its gradient
 _CALLS = 256  # to find the thetas of one batch at which the log joint fails
 
 
-class Spent(Exception):
+class BudgetError(Exception):
     """A call of the log joint that would exceed a budget, and was not made."""
 
 
@@ -28,7 +28,7 @@ class Guarded(Target):
     Attributes:
         gradients: draws at which a gradient was wanted.
         values: draws at which none was.
-        most: the budget of both, in gradients; a call that would exceed it is not made, and raises `Spent`.
+        most: the budget of both, in gradients; a call that would exceed it is not made, and raises `BudgetError`.
 
     Args:
         target: the target that may fail.
@@ -67,11 +67,11 @@ class Guarded(Target):
         """Return the target's values, with NaN where it fails.
 
         Raises:
-            Spent: there is no room for them in the budget.
+            BudgetError: there is no room for them in the budget.
         """
         differentiated = torch.is_grad_enabled() and theta.requires_grad
         if self.cost + (1.0 if differentiated else VALUE) * len(theta) > self.most:
-            raise Spent("the budget of gradients is used up")
+            raise BudgetError("the budget of gradients is used up")
         if differentiated:
             self.gradients += len(theta)
         else:
