@@ -63,7 +63,7 @@ def test_noise_is_no_flatness():
 
 
 def test_draws_that_are_whitened_vary_less():
-    """|z|² of whitened draws varies less, which is corrected: the same eigenvalue from 3 D pairs as from independent."""
+    """|z|² of whitened draws varies less, which is corrected: the same eigenvalue from 3 D pairs."""
     dim, size = 60, 0.12
 
     def along(z):  # B_1jj = size for all j
