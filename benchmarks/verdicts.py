@@ -5,8 +5,10 @@
 One line a target and seed: the word; the worst error of a log sd (below 0 q is too narrow) and of a mean in true sds;
 what importance sampling ("s") and linear response say of the worst coordinate; k-hat and effective draws; the number of
 other modes; gradients of the fit and of the check.
-A fit is wrong where an sd is off by more than 30 % or a mean by more than 0.3 of it.  A wrong one that "fits" is
-missed, a right one that "does not fit" is a false alarm; "about right" is neither, and is counted beside them.  So are
+A fit is wrong where an sd is off by more than 30 % or a mean by more than 0.3 of it, and far off where an sd is by more
+than 1.5 times or a mean by more than 0.5 of it.  A wrong one that "fits" is missed, and so is one that is far off and
+"about right"; the two are also counted apart.  A right one that "does not fit" is a false alarm; other "about right"
+are neither, and are counted beside them.  So are
 other words for the same fits: what `fit` itself says within its budget, k-hat of q above 0.7, and the words of an ELBO
 that has settled, whose relative change in the last step is below 1 %.
 """
@@ -24,6 +26,7 @@ from torchngvi import CholeskyGaussian, fit
 from torchngvi.diagnostics import examine
 
 LIMITS = (math.log(1.3), 0.3)  # of a log sd, of a mean in sds
+FAR = (math.log(1.5), 0.5)  # the same where "about right" is a miss too
 Z = 1.96  # of an interval
 K_HAT = 0.7  # above which a fit is called bad by it alone
 SETTLED = 0.01  # relative change of the ELBO below which it is called converged
@@ -57,6 +60,19 @@ def errors(target, q):
     return float(ratio[ratio.abs().argmax()]), float(((q.mean - target.mean) / target.sd).abs().max())
 
 
+def quality(sd, mean):
+    """Whether a fit with these worst errors is right, wrong or far off.
+
+    >>> [quality(*errors) for errors in ((-0.26, 0.1), (0.27, 0.0), (0.1, 0.51), (-0.41, 0.0))]
+    ['right', 'wrong', 'far off', 'far off']
+    """
+    sizes = abs(sd), mean
+    return ("right", "wrong", "far off")[
+        any(size > limit for size, limit in zip(sizes, LIMITS, strict=True))
+        + any(size > limit for size, limit in zip(sizes, FAR, strict=True))
+    ]
+
+
 def interval(count, of):
     """Wilson's, for a share."""
     if not of:
@@ -68,13 +84,13 @@ def interval(count, of):
 
 
 def row(target, seed, folder):
-    """A line of the table, and (part of the suite, whether the fit is wrong, the words by who says them)."""
+    """A line of the table, and (part of the suite, how good the fit is, the words by who says them)."""
     q, known = fitted(target, seed, folder)
     start = time.perf_counter()
     verdict = examine(q, target.log_joint, seed=seed)
     seconds = time.perf_counter() - start
     sd, mean = errors(target, q)
-    wrong = abs(sd) > LIMITS[0] or mean > LIMITS[1]
+    level = quality(sd, mean)
     response = "-" if verdict.shape is None else f"{float(verdict.shape.log_sd.abs().max()):.2f}"
     sampled, shift, k_hat, effective = "-", "-", "-", "-"
     if verdict.sampled is not None:
@@ -84,7 +100,7 @@ def row(target, seed, folder):
         k_hat, effective = f"{found.k_hat:.2f}", f"{found.effective:.0f}"
     heavy = "-" if verdict.shape is None else f"{float(-verdict.shape.tails.min()):.2f}"
     line = (
-        f"{target.name[:44]:44}{target.dim:4}{seed:3}  {verdict.word:13}{'wrong' if wrong else 'right':6}{sd:7.2f}"
+        f"{target.name[:44]:44}{target.dim:4}{seed:3}  {verdict.word:13}{level:8}{sd:7.2f}"
         f"{mean:6.2f}{sampled:>7}{shift:>7}{k_hat:>7}{effective:>6}{response:>7}{heavy:>7}{len(verdict.modes):3}"
         f"{known['gradients']:9}{'' if known['converged'] else '*':1}{verdict.effort.gradients:8}{seconds:6.1f}"
     )
@@ -95,20 +111,25 @@ def row(target, seed, folder):
         "k-hat > 0.7": "fits" if alone else "does not fit",
         "an ELBO that has settled": "fits" if known["change"] < SETTLED else "does not fit",
     }
-    return line, (target.half, wrong, words)
+    return line, (target.half, level, words)
 
 
 def counted(found):
     """The counts of each part of the suite, by who says the word."""
     for half in sorted({each[0] for each in found}):
         for who in found[0][2]:
-            count = Counter((wrong, words[who]) for part, wrong, words in found if part == half)
-            of = {wrong: sum(number for key, number in count.items() if key[0] == wrong) for wrong in (True, False)}
-            missed, alarms = count[True, "fits"], count[False, "does not fit"]
-            print(f"{half}, {who}: missed {interval(missed, of[True])}, false alarms {interval(alarms, of[False])}")
-            for wrong in (True, False):
-                words = (f"{number} {key[1]}" for key, number in sorted(count.items()) if key[0] == wrong)
-                print(f"    {'wrong' if wrong else 'right'}: {', '.join(words)}")
+            count = Counter((level, words[who]) for part, level, words in found if part == half)
+            right = sum(number for (level, _), number in count.items() if level == "right")
+            wrong = sum(count.values()) - right
+            fits = count["wrong", "fits"] + count["far off", "fits"]
+            about, alarms = count["far off", "about right"], count["right", "does not fit"]
+            print(
+                f'{half}, {who}: missed {interval(fits + about, wrong)}, {fits} of them as "fits" and {about} far off '
+                f'as "about right"; false alarms {interval(alarms, right)}'
+            )
+            for level in ("far off", "wrong", "right"):
+                words = (f"{number} {key[1]}" for key, number in sorted(count.items()) if key[0] == level)
+                print(f"    {level}: {', '.join(words)}")
 
 
 def main():
@@ -123,7 +144,7 @@ def main():
     if options.fits:
         options.fits.mkdir(parents=True, exist_ok=True)
     print(
-        f"{'target':44}{'D':>4}{'':3}  {'word':13}{'':6}{'log sd':>7}{'mean':>6}{'s sd':>7}{'s mean':>7}{'k-hat':>7}"
+        f"{'target':44}{'D':>4}{'':3}  {'word':13}{'':8}{'log sd':>7}{'mean':>6}{'s sd':>7}{'s mean':>7}{'k-hat':>7}"
         f"{'ess':>6}{'resp.':>7}{'-kappa':>7}{'':3}{'fit':>9} {'check':>8}{'s':>6}    (*: the fit did not converge)"
     )
     found = []

@@ -147,6 +147,37 @@ def test_a_step_that_fresh_draws_refute_is_taken_back(monkeypatch):
     assert gap(model, q) < 0.01
 
 
+@pytest.mark.parametrize(("tolerance", "given_up"), [(0.2, False), (0.05, True)])
+def test_a_full_pool_is_confirmed_by_fresh_draws(tolerance, given_up, monkeypatch):
+    """Sweeps end where the last draws are of q as it is, and within the tolerance; else averages judge."""
+    ends, sweep = [], Sweeps.sweep
+
+    def watched(self):
+        again, q = sweep(self), self.q
+        if not again:
+            ends.append((self.lost, torch.equal(drawn[-1], q.mean), self.descent.point.total))
+        return again
+
+    drawn, draw = [], Sweeps._draw
+
+    def drawing(self):
+        draw(self)
+        drawn.append(self.lots[-1].mean)
+
+    monkeypatch.setattr(Sweeps, "sweep", watched)
+    monkeypatch.setattr(Sweeps, "_draw", drawing)
+    monkeypatch.setattr("torchngvi.fitting.sweeps._NEAR", 0.0)
+    monkeypatch.setattr("torchngvi.fitting.descent.Descent.most", 160)
+    model = logistic(12, 100, 3)
+    _, result = run(model.log_joint, 12, tolerance=tolerance)
+    ((lost, fresh, total),) = ends
+    assert lost == given_up
+    assert result.converged != given_up
+    if not given_up:
+        assert fresh
+        assert total <= tolerance
+
+
 def test_a_log_joint_that_fails_at_a_draw_is_left_to_averages():
     """NaN beyond a bound that draws of q meet now and then: a result all the same."""
     log_joint = logistic(8, 40, 5).log_joint
@@ -174,17 +205,56 @@ def test_no_pool_where_it_cannot_serve(case, monkeypatch):
     assert one() == first
 
 
-def test_a_budget_counts_the_draws_of_sweeps():
-    """A counter in the log joint and the trace agree, and the run ends within one sweep of its budget."""
-    log_joint, seen = logistic(12, 100, 3).log_joint, [0]
+@pytest.mark.parametrize("examine", [False, True])
+@pytest.mark.parametrize("most", [120, 300, 500, 900, 1300, 1700, 2500])
+def test_a_budget_is_kept(most, examine):
+    """In averages, in sweeps, in the checks and in the examination no call is made for which there is no room."""
+    log_joint, seen = logistic(12, 100, 3).log_joint, [0, 0]
 
     def counted(theta):
-        seen[0] += theta[..., 0].numel() if theta.requires_grad else 0
+        seen[not theta.requires_grad] += theta[..., 0].numel()
         return log_joint(theta)
 
-    _, result = run(counted, 12, max_gradients=300, tolerance=0.02)
-    assert result.trace[-1].gradients == seen[0]
-    assert 200 < seen[0] < 500  # values count too
+    torch.manual_seed(0)
+    q = CholeskyGaussian(12, dtype=DTYPE)
+    result = fit(q, counted, progress=False, examine=examine, max_gradients=most, tolerance=0.05)
+    assert [result.gradients, result.values] == seen
+    assert seen[0] + 0.4 * seen[1] <= most
+    assert bool(q.mean.isfinite().all())
+    if not result.converged:
+        assert result.reason.startswith(f"because the budget of {most} gradients is used up")
+        assert result.loss == result.trace[-1].loss  # q is where it was evaluated last
+
+
+def test_budgets_are_of_use():
+    """Each of them that ends within the sweeps is nearer than the one before, and the last converges."""
+    model = logistic(12, 100, 3)
+    ends = [run(model.log_joint, 12, max_gradients=most) for most in (120, 220, 280, 3000)]
+    gaps = [gap(model, q) for q, _ in ends]
+    assert [result.converged for _, result in ends] == [False, False, False, True]
+    assert gaps[0] > gaps[1] > gaps[2] > gaps[3]
+
+
+def test_a_budget_that_the_search_for_a_start_uses_up_leaves_the_first_average():
+    """Over 32 draws, without which there is no result; where even these have no room for those that fail there is none.
+
+    The log joint then fails at draws of the first average, and at the draws that take their place.
+    """
+    model = logistic(12, 100, 3)
+    _, result = run(model.log_joint, 12, max_gradients=5)
+    assert len(result.trace) == 1
+    assert result.gradients + 0.4 * result.values <= 5 + 32
+
+    def cut(theta):
+        value = model.log_joint(theta)
+        return torch.where(theta[..., 0] > 1.0, torch.nan * theta[..., 0], value)
+
+    q, result = run(cut, 12, max_gradients=5)
+    assert str(result).startswith(
+        "not converged, because the budget of 5 gradients was used up before q was evaluated. Allow more gradients."
+    )
+    assert not result.trace
+    assert bool(q.mean.isfinite().all())
 
 
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path):

@@ -446,7 +446,7 @@ class TestBudgets:
     @pytest.mark.parametrize("most", [1, 5, 20, 300, 1000, 3000, 8000])
     @pytest.mark.parametrize("function", [eight_schools(True), log_gamma(3.0)], ids=["schools", "log-gamma"])
     def test_gradients(self, function, most):
-        """Within three calls of its bound, as large as the largest, whatever was going on, and all of it counted."""
+        """Kept to the call, whatever was going on, but for the 32 draws of the first average, and all of it counted."""
         counted, q = Counted(function), CholeskyGaussian(10, dtype=torch.float64)
         result = quiet(q, counted, max_gradients=most)
         assert (result.gradients, result.values) == (counted.gradients, counted.values)
@@ -454,7 +454,8 @@ class TestBudgets:
         assert bool(q.mean.isfinite().all() & q.stddev.isfinite().all())
         if not result.converged:
             assert re.match(rf"because the budget of {most} gradients is used up", result.reason)
-            assert most <= spent <= most + 3 * max(counted.largest, 22)
+            assert len(result.trace) == 1 or spent <= most
+        assert spent <= most + 32
 
     def test_it_is_the_criterion(self):
         runs = []

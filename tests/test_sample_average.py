@@ -70,6 +70,7 @@ class TestSampleAverage:
         """noise² is the mean of |∇L estimated - ∇L|²_F⁻¹ over independent draws, or more.
 
         Whitening takes away what is quadratic in z, which the formula does not know: at few dimensions most of it.
+        What it takes away beside that from a mean field is known where there are 2 D pairs, here in 3 dimensions only.
         """
         shares = {}
         for dim in (3, 12):
@@ -80,7 +81,9 @@ class TestSampleAverage:
             a, W = (torch.stack([getattr(e.derivative, name) for e in packets]) for name in ("a", "W"))
             spread = (a - a.mean(0)).square().sum(-1) + 0.5 * (W - W.mean(0)).flatten(1).square().sum(-1)
             shares[dim] = float(spread.mean() / torch.stack([e.noise2 for e in packets]).mean())
-        assert 0.03 < shares[3] < shares[12] < 1.1
+        assert min(shares.values()) > 0.03
+        assert max(shares.values()) < 1.1
+        assert shares[3] < shares[12] or family is DiagonalGaussian
 
     def test_less_noise_than_the_derivative_of_the_mean(self):
         """The symmetric part is nearer to the optimum than the triangle."""

@@ -43,7 +43,7 @@ from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import Mode, distinct, find_modes
 from torchngvi.models.arguments import FullPrecision, as_target, count
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.guarded import VALUE, Guarded
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -61,6 +61,7 @@ _WIDEST = 2000  # dimensions up to which M is formed
 _MODES = 60  # dimensions below which modes are looked for
 _STARTS = (2, 8)  # for them
 _FAR = 4.0  # of q from another mode, or 2 √D
+_MORE = "more importance weights"
 _LEAST = 5.0  # nats below the ELBO down to which another mode counts
 
 
@@ -133,12 +134,11 @@ def examine_fitted(
 ) -> Verdict:
     """As `examine`, at the end of a fit: within an allowance, and no dearer than it need be.
 
-    1,024 values come first. Where they say plainly that q fits, nothing more is asked but other modes.
+    1,024 values come first. Where they say plainly that q fits, or are believed and there is no room for linear
+    response and as many again, nothing more is asked but other modes.
     """
     with FullPrecision(q.device.type):
-        examination = _Examination(q, allowed, seed)
-        examination.starts = starts
-        return examination.run(None, modes, around, glance=True)
+        return _Examination(q, allowed, seed, starts).run(None, modes, around, glance=True)
 
 
 def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
@@ -150,12 +150,11 @@ def _check_residuals(q: Gaussian, residuals: Residuals) -> None:
 class _Examination:
     """One q, a budget, and what was left out."""
 
-    def __init__(self, q: Gaussian, allowed: Allowance, seed: int) -> None:
-        self.q, self.target, self.allowed, self.seed = q, allowed.target, allowed, seed
+    def __init__(self, q: Gaussian, allowed: Allowance, seed: int, starts: int = 0) -> None:
+        self.q, self.target, self.allowed, self.seed, self.starts = q, allowed.target, allowed, seed, starts
         self.frame = q.frame()
         self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
         self.unexamined: list[str] = []
-        self.starts = 0
 
     def run(
         self,
@@ -171,6 +170,8 @@ class _Examination:
         third = None
         if sampled is not None and plain(self.marginals, sampled):
             self.unexamined.append("linear response and tails (importance weights leave no doubt)")
+        elif trusted(sampled) and not self._affords_more():
+            self.unexamined += [f"{what} ({self.allowed})" for what in ("linear response and tails", _MORE)]
         else:
             residuals = self.residuals(residuals)
             third = self.third(residuals)
@@ -178,7 +179,7 @@ class _Examination:
         shape = None if third is None else self.shape(third, residuals)
         doubtful = None if trusted(sampled) else shape
         if glance and modes is None:  # the search is the dearest part of all
-            if doubtful is not None:
+            if doubtful is not None and judge(self.marginals, shape, sampled, ())[0] != NOT:
                 self.confirm(doubtful)
             doubtful = None
             if judge(self.marginals, shape, sampled, ())[0] == NOT:
@@ -191,6 +192,12 @@ class _Examination:
         effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined))
         return Verdict(word, reasons, self.marginals, shape, sampled, others, effort)
 
+    def _affords_more(self) -> bool:
+        """Whether there is room for residuals, or the values in their place, and for weights by what these say."""
+        residuals, values = (max(fewest, _EACH * self.q.dim) for fewest in (_FEWEST, _MIRRORED))
+        values = math.ceil(residuals / VALUE) if residuals <= self.allowed.left else values
+        return self.allowed.affords(values + _GLANCE)
+
     # -------------------------------------------------------------------------------- importance sampling
 
     def sampled(self, third: ThirdOrder | None) -> Sampled | None:
@@ -198,13 +205,13 @@ class _Examination:
         matrix = None if third is None else third.matrix
         draws = int(min(self.allowed.values_left, _VALUES)) // 4 * 4
         if draws < _GLANCE:
-            self.unexamined.append(f"more importance weights ({self.allowed})")
+            self.unexamined.append(f"{_MORE} ({self.allowed})")
             return None
         found = self._sampled(matrix, draws, self.seed + 1)
         if found is not None and 4 * found.corrected.effective >= _HOPEFUL and undecided(self.marginals, found):
             draws = int(min(self.allowed.values_left, _MORE_VALUES)) // 4 * 4
             more = self._sampled(matrix, draws, self.seed + 6) if draws >= 2 * _VALUES else None
-            self.unexamined += [] if more else [f"more importance weights ({self.allowed})"]
+            self.unexamined += [] if more else [f"{_MORE} ({self.allowed})"]
             found = more or found
         if found is None:
             why = "no time left" if self.allowed.over() else "log joint NaN at draws of q, or finite at none"

@@ -176,14 +176,14 @@ def third_order(
     half, even, odd = Residuals(z, residuals).halves
 
     def block(rows: Tensor, columns: Tensor) -> Tensor:
-        table = _kernel(half[rows], half[columns], structure).masked_fill_(rows[:, None] == columns, 0.0)
+        table = kernel(half[rows], half[columns], structure).masked_fill_(rows[:, None] == columns, 0.0)
         return even[rows].mT @ (table @ even[columns])
 
     result = _over_pairs(half, block, 1 if structure.widest in (1, structure.dim) else structure.dim)
     if structure.widest == structure.dim:
         return result
     groups = torch.arange(len(half), device=z.device).tensor_split(_GROUPS)
-    sums = torch.stack([_outside(half[rows], odd[rows], structure) for rows in groups])
+    sums = torch.stack([outside_pattern(half[rows], odd[rows], structure) for rows in groups])
     sizes = torch.tensor([len(rows) for rows in groups], dtype=z.dtype, device=z.device)[:, None, None]
     total = sums.sum(0)
     return ThirdOrder(result.matrix - total / len(half), result.without - (total - sums) / (len(half) - sizes))
@@ -254,7 +254,7 @@ def _check_pairs(z: Tensor, others: Tensor) -> None:
         )
 
 
-def _kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
+def kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
     """Σ (z_j z_k - δ_jk)(w_j w_k - δ_jk) over the entries (j, k) of the pattern, for each pair of draws."""
     if structure.widest == structure.dim:
         squares = (z @ w.mT).square_()
@@ -266,7 +266,7 @@ def _kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
     return squares - z.square().sum(1)[:, None] - w.square().sum(1) + z.shape[1]
 
 
-def _outside(z: Tensor, odd: Tensor, structure: Pattern) -> Tensor:
+def outside_pattern(z: Tensor, odd: Tensor, structure: Pattern) -> Tensor:
     """Σ_s ½(r zᵀ + z rᵀ) without the entries of the pattern, (D, D)."""
     product = odd.mT @ z
     product = 0.5 * (product + product.mT)

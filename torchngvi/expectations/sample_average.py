@@ -8,7 +8,8 @@ is a derivative of that mean up to noise, and steps are judged with that much sl
 
     noise² = |standard error of (a, W)|²_F⁻¹ = Σ_pairs |r̄|² + ¼(|r|²|z|² + (r·z)²) / (pairs (pairs - 1))
 
-with r̄ and r the even and the odd part of the residual of a pair z, -z.  At the optimum of the average
+with r̄ and r the even and the odd part of the residual of a pair z, -z, and of a mean field or blocks without what is
+linear in z, which whitened draws see without error.  At the optimum of the average
 L is about half of noise² above its minimum.
 """
 
@@ -70,6 +71,8 @@ def _noise2(q: Posterior, seen: Seen, residual: Tensor, apart: bool) -> Tensor:
     """(*batch,)."""
     (plus, minus), z = residual.chunk(2), seen.z.chunk(2)[0]
     even, odd = 0.5 * (plus + minus), 0.5 * (plus - minus)
+    if not apart and q.structure.widest < q.dim:
+        odd = _without_linear(odd, z)
     if apart:  # in few coordinates
         even = _without_quadratic(even, z)
     near, product = q.structure.neighbours, odd * z
@@ -77,6 +80,21 @@ def _noise2(q: Posterior, seen: Seen, residual: Tensor, apart: bool) -> Tensor:
     spread = 0.25 * (odd.square() * near(z.square()) + product * near(product)).sum(-1)
     each = q.structure.total((even - even.mean(0)).square().sum(-1) + spread)
     return each.mean(0) / max(len(z) - 1, 1)
+
+
+def _without_linear(odd: Tensor, z: Tensor) -> Tensor:
+    """What a linear function of z leaves of the odd part, (S / 2, *batch, D); as large as its errors are.
+
+    Outside the pattern of q second derivatives are not nought at an optimum, and in the product with z they vary, but
+    draws that are whitened in all D coordinates have the mean of such products without error.  Where they are not, or
+    where there are few of them, the part stays as it is.
+    """
+    pairs, dim = len(z), z.shape[-1]
+    if pairs < 2 * dim:
+        return odd
+    columns, y = z.movedim(0, -2), odd.movedim(0, -2)  # (*batch, S / 2, D), of which zᵀz = S/2 I
+    rest = y - columns @ (columns.mT @ y / pairs)
+    return (rest * (pairs / (pairs - dim)) ** 0.5).movedim(-2, 0)
 
 
 def _without_quadratic(even: Tensor, z: Tensor) -> Tensor:

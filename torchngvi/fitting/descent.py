@@ -10,6 +10,8 @@ Juditsky 1992).  The norm before a step tells how good q is, since a set that q 
 
     E norm² = |∇L|² + noise²
 
+where at the mean of k minima |∇L|² is noise²/k, and so norm² / (1 + 1/k) is noise² as the sets themselves tell it.
+
 Draws at which the log joint fails or is NaN where the minimisation begins give way to others, with their mirror images:
 one in twenty at most.  The set is then the same to the end, and a step to where others fail is a rejected one.
 
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchngvi.expectations.drawing import Seen
 from torchngvi.expectations.draws import Fixed
@@ -52,17 +55,8 @@ _SLOW = 30_000  # draws that the evaluations of one average may take, where step
 _ROUNDS = 6  # in which they are looked for: the others move a little, as the set is whitened again
 _SETS = 96  # draws a coordinate of all sets beside the first
 _COUNTS = (
-    "left_out",
-    "draws",
-    "sets",
-    "near",
-    "daring",
-    "evaluations",
-    "rejections",
-    "open",
-    "step_taken",
-    "stalled",
-    "first",
+    *("draws", "left_out", "sets", "told", "near", "daring", "open"),
+    *("evaluations", "rejections", "step_taken", "stalled", "first"),
 )
 
 
@@ -84,6 +78,7 @@ class Descent:
         self.q, self.target, self.seed, self.tolerance = q, target, seed, tolerance
         self.draws = self.evaluations = self.rejections = 0
         self.near, self.daring, self.open, self.sets = False, True, False, 0
+        self.told: list[Tensor] = []  # noise² of an average, by each of the sets
         self.left_out: tuple[int, ...] = ()  # pairs of the present average
         self.optimizer: VN | None = None
         self.watch: Callable[[Seen], None] | None = None  # told of what an evaluation sees
@@ -155,8 +150,10 @@ class Descent:
         status = self._count(self.optimizer.evaluate)
         noise2 = torch.zeros_like(status.norm2) if status.noise2 is None else status.noise2  # of exact factors alone
         norm2, noise2 = status.norm2 / gamma**2, noise2 / gamma**2
-        if self.sets:  # all that is left is noise; its error as if there were no more than D numbers in the norm
-            left = (norm2 - noise2).clamp_min(0.0) + noise2 * math.sqrt(2 / self.q.dim)
+        if self.sets:  # all that is left is noise; its error as if of D numbers
+            self.told = [*self.told[: self.sets - 1], norm2 / (1 + 1 / self.sets)]
+            share = torch.minimum(noise2, torch.stack(self.told).mean(0)) / self.sets
+            left = torch.maximum(norm2 - noise2, share) + noise2 * math.sqrt(2 / self.q.dim)
             self.point = Point(torch.zeros_like(left), left, status.loss)
         else:
             self.point = Point(norm2, noise2 * self._overfit(), status.loss)

@@ -222,6 +222,18 @@ class Engine(ABC):
         """
         return Ending(False, reason, last.record.loss, last.record.norm, last.members)
 
+    def cut_short(self, stop: Stop, last: Standing) -> Ending:
+        """The outcome of a run whose budget had no room for its next call; q has been put back to the last record.
+
+        Args:
+            stop: that the budget is used up.
+            last: the last standing that is not aside.
+
+        Returns:
+            Whether it has converged, why it has ended, and where.
+        """
+        return self.interrupted(stop.reason, last)
+
     def verdict(self, stop: Stop | None, last: Standing) -> Ending:
         """The default of `ending` under its old name, which a class written for the release before may ask for."""
         return Engine.ending(self, stop, last)

@@ -16,10 +16,12 @@ from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import FitResult, Record
-from torchngvi.fitting.stopping import Criterion
+from torchngvi.fitting.stopping import Criterion, used_up
+from torchngvi.models.guarded import BudgetError
 
 _INTERRUPTED = "because it was interrupted."
 _AT_ONCE = "because it was interrupted before q was evaluated."
+_TOO_LITTLE = "because the budget of {:.0f} gradients was used up before q was evaluated. Allow more gradients."
 _ENDED = "the run was ended before it had come to its end"
 _HOLDS: Holds = {  # a state of `Loop._complete` with the records, besides what the engine reads itself
     "begun": lambda value: isinstance(value, bool),
@@ -121,10 +123,16 @@ class Loop:
                 if self._kept is None:
                     self.engine.go_back(origin if self.engine.marked is None else self.engine.marked.coordinates)
                     self.trace.clear()
-                    return self._without_record()
+                    return self._without_record(_AT_ONCE)
                 self._go_back(origin)
                 del self.trace[self._kept.records :]
                 ending, self._ended = self._interrupted(self._kept.standing), True
+            except BudgetError:
+                self._go_back(origin)
+                if self._kept is None:
+                    return self._without_record(_TOO_LITTLE.format(self.engine.most))
+                self._stop = used_up(self.engine.most, self._kept.standing)
+                ending = self.engine.cut_short(self._stop, self._kept.standing)
             except InputError:  # refused: nothing has happened, or nothing since the last record
                 self._go_back(origin)
                 raise
@@ -161,13 +169,11 @@ class Loop:
             torch.set_grad_enabled(recording)
             return Examined(None, "it was interrupted")
 
-    def _without_record(self) -> FitResult:
-        """Of a run that was interrupted before its first record."""
+    def _without_record(self, why: str) -> FitResult:
+        """Of a run that was ended before its first record."""
         members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool)
         gradients, values = self.engine.counted() or (0, 0)
-        result = FitResult(
-            False, _AT_ONCE, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q
-        )
+        result = FitResult(False, why, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q)
         return replace(result, unexamined=_ENDED if self.engine.examines else "")
 
     def _go_back(self, origin: Any) -> None:

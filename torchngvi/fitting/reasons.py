@@ -3,16 +3,30 @@
 from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.points import Point
 from torchngvi.fitting.race import BOUNDED, Compared
+from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.starts import Starts
+from torchngvi.models.guarded import Guarded
 
 _SMALL = 0.01  # norm² that is small whatever the noise
+_FLAT = (1.5, 10.0)  # times half of norm² that the distance may be, which is said from the first on, to the second
 
 
 def distance(point: Point) -> str:
     """How far off q is in nats, where that is known: at the minimum of an average that is not all noise."""
+    return _nats(point, 1.0) if _known(point) else ""
+
+
+def _known(point: Point) -> bool:
     small = point.norm2 <= point.noise2.clamp_min(_SMALL)
-    known = bool((small & (point.noise2 < 1)).all())
-    return f", about {0.5 * point.total**2:.1g} nats from the best q" if known else ""
+    return bool((small & (point.noise2 < 1)).all())
+
+
+def _nats(point: Point, growth: float) -> str:
+    """Half the square of the norm, or as many times more where the ELBO is flat; words where that is too many."""
+    if growth > _FLAT[1]:
+        return " (how many nats from the best q is not known: the ELBO is nearly flat in a direction)"
+    times = growth if growth > _FLAT[0] else 1.0
+    return f", about {0.5 * times * point.total**2:.1g} nats from the best q"
 
 
 def cut(fitted: int, checked: int) -> str:
@@ -36,15 +50,16 @@ def advice(point: Point) -> str:
     return f"{first}, or transform the model to be nearer to a Gaussian."
 
 
-def not_enough(point: Point, draws: int, tolerance: float, judged: Fresh) -> str:
+def not_enough(point: Point, growth: float, draws: int, tolerance: float, judged: Fresh) -> str:
     """Why the most draws are not enough."""
-    lost = distance(point) or ": q is not at an optimum"
+    lost = _nats(point, growth) if _known(point) else ": q is not at an optimum"
     return f"{too_few(draws, point.total, tolerance)}{lost}; {judged.lost or judged}. {advice(point)}"
 
 
-def converged(point: Point, draws: int, judged: Fresh, elsewhere: str) -> str:
+def converged(point: Point, growth: float, draws: int, judged: Fresh, elsewhere: str) -> str:
     """That q is at an optimum, on how many draws, and what was found elsewhere."""
-    reached = f"natural-gradient norm {point.total:.2g} with {draws} draws{distance(point)}"
+    lost = _nats(point, growth) if _known(point) else ""
+    reached = f"natural-gradient norm {point.total:.2g} with {draws} draws{lost}"
     return f"{reached}; {judged}, {judged.kept}{elsewhere}."
 
 
@@ -84,6 +99,14 @@ def not_finite(loss: float) -> str:
         f"because the negative ELBO is {loss} at this q: the log joint is not finite at some of its draws. Start from "
         "another mean or a smaller scale (initialize_), or transform constrained coordinates."
     )
+
+
+def lost(point: Point, rescue: Rescue, target: Guarded) -> str:
+    """Why no step can help at a point, or nothing."""
+    loss = float(point.loss.sum())
+    if not point.finite:
+        return not_finite(loss) + target.failures()
+    return unconfined(loss, rescue.wider()) if rescue.unconfined(loss) else ""
 
 
 def unconfined(loss: float, wider: float) -> str:

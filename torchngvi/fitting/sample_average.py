@@ -32,15 +32,15 @@ from torchngvi.fitting.sweeps import Sweeps
 from torchngvi.interfaces import Coordinates, Target
 from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.guarded import BudgetError, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
 _TAME = 1.0  # noise² from which averages are not tried again after steps of falling size
-_UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
+_UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, BudgetError)  # whatever fails elsewhere, q is where it was
 
 _T = TypeVar("_T")
-_Path = Generator[Standing, None, _T]  # yields where it stands after each evaluation
+_Path = Generator[Standing, None, _T]  # where it stands after each evaluation
 
 
 class SampleAverages(Engine):
@@ -89,7 +89,11 @@ class SampleAverages(Engine):
         """Look for a rough mode, or go through the data in batches."""
         self.show("a pass over the data" if self.starts.streamed else "a rough mode")
         self.rescue.origin = self.gaussian.snapshot()
-        _within(self.gaussian, self.starts.first)
+        self.target.most = self.most
+        try:
+            _within(self.gaussian, self.starts.first)
+        except BudgetError:  # from the best that is known
+            self.gaussian.restore(self.rescue.origin if self.marked is None else self.marked.coordinates)
         self._begun()
 
     def _begun(self) -> None:
@@ -101,16 +105,15 @@ class SampleAverages(Engine):
 
     def advance(self) -> Standing | None:
         """Go on to the next evaluation, and return its standing; None at the end."""
-        if self._path is None:
-            self._path = self._run()
-        path = self._path
+        self._path = path = self._run() if self._path is None else self._path
+        self.target.most = max(self.most, 0 if self.descent.evaluations else self.target.cost + self.starts.first_draws)
         return _within(self.gaussian, lambda: next(path, None))
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """Return the outcome of the last check; of a run ended from outside, the better of the places that are open."""
-        if stop is None:
-            assert self._ending is not None
+        if stop is None and self._ending is not None:
             return self._ending
+        assert stop is not None
         if self.elsewhere is not None:
             _within(self.gaussian, self._settled)
         elif self.descent.went_wrong():
@@ -120,15 +123,19 @@ class SampleAverages(Engine):
             return self._judged(stop.reason)._replace(loss=self.rescue.loss)
         return self._judged(stop.reason)
 
-    def _judged(self, reason: str) -> Ending:
-        """Not converged, by the last point."""
-        point = self.descent.point
-        return Ending(False, reason, float(point.loss.sum()), point.total, self._members())
+    def cut_short(self, stop: Stop, last: Standing) -> Ending:
+        """Return the outcome at the last record, or where the start had led if that is better."""
+        ending = self.interrupted(stop.reason, last)
+        if self.rescue.winner is None or not self.rescue.worse(ending.loss):
+            return ending
+        self.gaussian.restore(self.rescue.winner)
+        return ending._replace(loss=self.rescue.loss)
 
-    def _members(self) -> torch.Tensor:
-        """Who is within the tolerance, (*batch,)."""
+    def _judged(self, reason: str) -> Ending:
+        """Not converged, by the last point; with who is within the tolerance."""
         point = self.descent.point
-        return (point.norm2 + point.noise2).sqrt() <= self.tolerance
+        within = (point.norm2 + point.noise2).sqrt() <= self.tolerance
+        return Ending(False, reason, float(point.loss.sum()), point.total, within)
 
     def counted(self) -> tuple[int, int]:
         """What every call of the log joint has taken."""
@@ -183,7 +190,7 @@ class SampleAverages(Engine):
                 descent.evaluations, self.target.gradients = self._spent
                 self._spent = None
             standing = descent.standing(self.elsewhere is not None)
-            lost = "" if descent.went_wrong() else self._why_lost(standing.record.loss)
+            lost = "" if descent.went_wrong() else reasons.lost(descent.point, self.rescue, self.target)
             sound = not lost and not self._astray()
             yield standing._replace(lost="" if self.elsewhere or self.rescue.saves(standing.record.loss) else lost)
             if not sound:
@@ -206,8 +213,8 @@ class SampleAverages(Engine):
             return None
         if last:
             judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
-            reason = reasons.not_enough(descent.point, descent.seen, self.tolerance, judged)
-            return self._judged(reason + self._cut(judged) + self.target.failures())
+            reason = reasons.not_enough(descent.point, descent.sight.growth, descent.seen, self.tolerance, judged)
+            return self._judged(reason + self._cut(judged))
         descent.draws = more
         return None
 
@@ -218,9 +225,8 @@ class SampleAverages(Engine):
         if not again and after.elbo > before.elbo and float(point.noise2.max()) < _TAME and not self._over():
             descent.leave(descent.draws)
             return None
-        few = reasons.too_few(descent.draws, point.total, self.tolerance)
-        reason = few + reasons.finished(before, after) + self.target.failures()
-        return Ending(False, reason, -self.rescue.best(), point.total, self._members())
+        reason = reasons.too_few(descent.draws, point.total, self.tolerance) + reasons.finished(before, after)
+        return self._judged(reason + self.target.failures())._replace(loss=-self.rescue.best())
 
     def _checked(self) -> _Path[Ending | None]:
         """On fresh draws and from other starts: an ending, or nothing where the run goes on."""
@@ -240,14 +246,14 @@ class SampleAverages(Engine):
             if again:
                 descent.leave(descent.draws)
                 return None
-            return Ending(False, reasons.worsened(lost, total, descent.seen), -elbo, total, self._members())
+            return self._judged(reasons.worsened(lost, total, descent.seen))._replace(loss=-elbo)
         elsewhere = self.unseen or reasons.others(self.starts, self.switched)
-        reason = reasons.converged(descent.point, descent.seen, judged, elsewhere) + self._cut(judged)
-        reason += self.target.failures()
-        return Ending(True, reason, float(-judged.elbo.sum()), total, torch.full(self.q.batch_shape, True))
+        reason = reasons.converged(descent.point, descent.sight.growth, descent.seen, judged, elsewhere)
+        reason, everyone = reason + self._cut(judged), torch.full(self.q.batch_shape, True)
+        return Ending(True, reason, float(-judged.elbo.sum()), total, everyone)
 
-    def _cut(self, judged: fresh.Fresh) -> str:  # as a sentence
-        return reasons.cut(2 * len(self.descent.left_out), judged.dropped)
+    def _cut(self, judged: fresh.Fresh) -> str:
+        return reasons.cut(2 * len(self.descent.left_out), judged.dropped) + self.target.failures()
 
     # -------------------------------------------------------------------------------- other starts
 
@@ -290,12 +296,6 @@ class SampleAverages(Engine):
         if self.elsewhere is not None:
             self.descent.come_back(self.elsewhere)
             self.elsewhere = None
-
-    def _why_lost(self, loss: float) -> str:
-        """Why no step can help here, or nothing."""
-        if not self.descent.point.finite:
-            return reasons.not_finite(loss) + self.target.failures()
-        return reasons.unconfined(loss, self.rescue.wider()) if self.rescue.unconfined(loss) else ""
 
     # -------------------------------------------------------------------------------- checkpoints
 

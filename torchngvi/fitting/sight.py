@@ -1,12 +1,15 @@
 """What an average sees of a log joint: the whole at draws of q, or its factors at draws of each clique."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.diagnostics.flatness import PAIRS, flatness
+from torchngvi.diagnostics.linear_response import Residuals
 from torchngvi.expectations import PerFactor
 from torchngvi.expectations.drawing import Seen
 from torchngvi.expectations.draws import Fixed
@@ -31,6 +34,7 @@ class Sight:
 
     def __init__(self, q: Gaussian, target: Guarded) -> None:
         self.q, self.target, self.factors = q, target, guarded_factors(q, target.target)
+        self.residuals: Residuals | None = None  # some of those that were seen last, of the whole
 
     def most(self, most: int) -> int:
         """Return the most draws of one average, that the memory for the cliques' draws allows.
@@ -64,8 +68,36 @@ class Sight:
             fixed: the draws.
             watch: as in `SampleAverage`.
         """
-        average = SampleAverage(fixed, watch)
+
+        def saw(seen: Seen) -> None:
+            if self.factors is None and not self.q.batch_shape:
+                self.keep(seen.z, seen.pulled)
+            if watch is not None:
+                watch(seen)
+
+        average = SampleAverage(fixed, saw)
         return average if self.factors is None else PerFactor(average)
+
+    def keep(
+        self,
+        z: Tensor,  # (S, D)
+        pulled: Tensor,  # (S, D)
+    ) -> None:
+        """Keep what was seen at some pairs of draws, for `growth`.
+
+        Args:
+            z: the draws in the frame of q, the second half of which mirrors the first.
+            pulled: the gradients there, Cᵀ∇ℓ.
+        """
+        if self.target.temperature:
+            z, pulled = (torch.cat([half[:PAIRS] for half in part.chunk(2)]) for part in (z, pulled))
+            self.residuals = Residuals(z, pulled / self.target.temperature - z)
+
+    @property
+    def growth(self) -> float:
+        """At most how many times half of norm² the distance from the best q is, as far as what was seen last tells."""
+        flat = None if self.residuals is None else flatness(self.residuals, self.q.structure)
+        return 1.0 if flat is None else flat.growth
 
     def evaluate(self, do: Callable[[Target], Any]) -> Any:
         """Do it on what is seen, and count it.
@@ -76,9 +108,8 @@ class Sight:
         Returns:
             What it returns.
         """
-        result = do(self.target if self.factors is None else self.factors)
-        self._count()
-        return result
+        with self._counted():
+            return do(self.target if self.factors is None else self.factors)
 
     def failing(self, fixed: Fixed) -> Tensor:
         """Find the pairs of mirrored draws at which the log joint, or a factor of it, is NaN or has such a gradient.
@@ -94,14 +125,21 @@ class Sight:
             cliques = clique_marginals(self.q)
             seen = [(cliques[kind], term) for kind, term in self.factors.drawn.items()]
         fails = torch.zeros(fixed.num_samples // 2, dtype=torch.bool, device=self.q.device)
-        for q, target in seen:
-            theta = q.push_noise(fixed(q.mean_probe.detach())).detach()
-            energy, gradient = energy_and_gradient(target, theta)
-            bad = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
-            fails |= bad.reshape(2, len(fails), -1).any(-1).any(0)
-        self._count()
+        with self._counted():
+            for q, target in seen:
+                theta = q.push_noise(fixed(q.mean_probe.detach())).detach()
+                energy, gradient = energy_and_gradient(target, theta)
+                bad = energy.isnan() | (gradient.isnan().any(-1) & energy.isfinite())
+                fails |= bad.reshape(2, len(fails), -1).any(-1).any(0)
         return fails
 
-    def _count(self) -> None:
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Calls of the factors, within the budget of the whole, count for it."""
         if self.factors is not None:
-            self.factors.count_for(self.target)
+            self.factors.allow(self.target)
+        try:
+            yield
+        finally:
+            if self.factors is not None:
+                self.factors.count_for(self.target)

@@ -156,7 +156,10 @@ class Gradients(Criterion):
     """A budget of gradients of the log joint, one a draw; for a model, of passes over its data.
 
     Values without a gradient count as 0.4 of one where the engine counts them.  All that a fit asks of a log joint is
-    counted, the search for a mode and the checks too, and the run ends within one call of the budget.
+    counted, the search for a mode and the checks too.  A fit of a log joint without an optimizer makes no call that
+    would exceed the budget: the run ends before it, where it was evaluated last.  But for its first average, over the
+    fewest draws (2 D + 2 for a full covariance, or 32), without which there is no result, and which is made whatever
+    the search for a start has taken.  Every other run ends after the evaluation that uses the budget up.
 
     Args:
         most: the number of gradients after which the run ends.
@@ -173,14 +176,26 @@ class Gradients(Criterion):
 
     def asked(self, standing: Standing) -> Stop | None:
         """End the run once the budget is used up."""
-        if not self.over(standing.cost, 0.0):
-            return None
-        advice = standing.climb or f" {standing.remedy or 'Allow more gradients.'}"
-        return Stop(f"because the budget of {self.most} gradients is used up ({standing.at()}).{advice}")
+        return used_up(self.most, standing) if self.over(standing.cost, 0.0) else None
 
     def over(self, cost: float, seconds: float) -> bool:
         """Say whether the budget of gradients is spent."""
         return cost >= self.most
+
+
+def used_up(gradients: float, standing: Standing) -> Stop:
+    """The end of a run that has no gradients left for what it would do next.
+
+    Args:
+        gradients: the budget.
+        standing: the state of the run.
+
+    Returns:
+        The reason to end it.
+    """
+    advice = standing.climb or f" {standing.remedy or 'Allow more gradients.'}"
+    unconfirmed = ", not confirmed by fresh draws" if standing.settled else ""
+    return Stop(f"because the budget of {gradients:.0f} gradients is used up ({standing.at()}{unconfirmed}).{advice}")
 
 
 class Seconds(Criterion):

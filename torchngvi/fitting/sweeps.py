@@ -6,7 +6,8 @@ for once, where an average over more draws pays for all of them at each evaluati
 
 A step is taken back where the draws that follow it, with all others, say that the objective has risen; q may not go
 where the pool has too few effective draws to tell; and where this does not lead to the tolerance, averages over more
-draws go on from the last q that was confirmed.
+draws go on from the last q that was confirmed.  A pool with as many draws as the largest average is no end by itself:
+unless q was near before its last step, draws of one sweep more have to confirm it.
 """
 
 import math
@@ -141,11 +142,15 @@ class Sweeps:
             self._give_up()
             return False
         confirmed = point.total <= descent.tolerance or point.total**2 < _NEAR
+        if not confirmed and len(pool) - self.number >= descent.most:  # not even by draws beyond the most
+            self._give_up()
+            return False
         if point.total > descent.tolerance:
             self.before = q.snapshot()
             point = self._solved(average, point)
         descent.point, descent.draws = point, min(len(pool), descent.most)
-        if (confirmed and point.total <= descent.tolerance) or len(pool) >= descent.most:
+        if confirmed and (point.total <= descent.tolerance or len(pool) >= descent.most):
+            self._keep_some(pool)
             self.open, self.closed, self.lots, self.before = False, True, [], None
             return False
         self.number = self._next()
@@ -158,6 +163,11 @@ class Sweeps:
         half = torch.randn(self.number // 2, q.dim, dtype=torch.float64, generator=generator).to(frame.mean)
         theta = frame.mean + frame.push(torch.cat([half, -half]))
         self.lots.append(Lot.of(q, theta, *energy_and_gradient(self.target, theta)))
+
+    def _keep_some(self, pool: Pool) -> None:
+        """Of the pool, in the frame of q as it is; the pairs mirror each other in the means of those before."""
+        theta, gradient = (torch.cat([x[::2], x[1::2]]) for x in (pool.theta, pool.gradient))
+        self.descent.sight.keep(self.q.whiten(theta - self.q.frame().mean), self.q.frame().pull(gradient))
 
     def _point(self, average: PooledAverage) -> Point:
         """Where q stands on the pool."""

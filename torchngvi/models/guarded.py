@@ -1,5 +1,6 @@
 """A log joint that may fail at some theta: those are found by halves, and the others count."""
 
+import math
 from typing import final
 
 import torch
@@ -13,6 +14,10 @@ VALUE = 0.4  # what a value of a log joint costs beside its gradient
 _CALLS = 256  # to find the thetas of one batch at which the log joint fails
 
 
+class BudgetError(Exception):
+    """A call of the log joint that would exceed a budget, and was not made."""
+
+
 @final
 class Guarded(Target):
     """A target whose errors, after a first success, become NaN at the theta that raise them.
@@ -23,6 +28,7 @@ class Guarded(Target):
     Attributes:
         gradients: draws at which a gradient was wanted.
         values: draws at which none was.
+        most: the budget of both, in gradients; a call that would exceed it is not made, and raises `BudgetError`.
 
     Args:
         target: the target that may fail.
@@ -50,6 +56,7 @@ class Guarded(Target):
         self._count, self._last = 0, ""
         self._calls = 0  # left for the present batch
         self.gradients = self.values = 0
+        self.most = math.inf
 
     @property
     def cost(self) -> float:
@@ -57,8 +64,15 @@ class Guarded(Target):
         return self.gradients + VALUE * self.values
 
     def log_joint(self, theta: Tensor) -> Tensor:
-        """Return the target's values, with NaN where it fails."""
-        if torch.is_grad_enabled() and theta.requires_grad:
+        """Return the target's values, with NaN where it fails.
+
+        Raises:
+            BudgetError: there is no room for them in the budget.
+        """
+        differentiated = torch.is_grad_enabled() and theta.requires_grad
+        if self.cost + (1.0 if differentiated else VALUE) * len(theta) > self.most:
+            raise BudgetError("the budget of gradients is used up")
+        if differentiated:
             self.gradients += len(theta)
         else:
             self.values += len(theta)

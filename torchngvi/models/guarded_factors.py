@@ -62,6 +62,15 @@ class GuardedFactors(FactorTarget):
         known = [(kind, term) for kind, term in terms if isinstance(term, TractableTarget)]
         super().__init__(target.structure, [*known, *self.drawn.items()], target.temperature)
 
+    def allow(self, whole: Guarded) -> None:
+        """Let each term spend what the budget of the whole has left.
+
+        Args:
+            whole: the target that has the budget.
+        """
+        for term in self.drawn.values():
+            term.most = whole.most - whole.cost
+
     def count_for(self, whole: Guarded) -> None:
         """Count the calls since the last time for the whole: a gradient of each factor is one of the log joint.
 
