@@ -204,7 +204,10 @@ def _add_model_flags(group: Any) -> None:
 
 
 def _number_or_auto(text: str) -> float | str:
-    return text if text == AUTO else float(text)
+    try:
+        return text if text == AUTO else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"invalid value: {text!r}; give a number, or {AUTO}") from error
 
 
 def _add_method_flags(group: Any) -> None:

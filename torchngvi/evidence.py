@@ -13,7 +13,7 @@ noise with variance σ² the M-step is the mean of E_q(y - η)².
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 _MEMORY = 4  # rounds that the acceleration looks back on
 _REACH = math.log(1e8)  # of log τ to either side of the start
 _LONGEST = 3.0  # of an accelerated step in log τ
+_NOTHING = 100.0  # standard error of log τ from which nothing is known of it
+_FAR = 0.1  # of a step in log τ, which ought to change the ELBO
 _DIFFERENCE = 1e-3  # of log τ, for the curvature of the ELBO
 
 
@@ -47,8 +49,8 @@ class Evidence(NamedTuple):
         precision: τ of each group.
         log_sd: the standard error of log τ of each group, from the curvature of the ELBO; infinite where it has none.
         noise: the standard deviation of Gaussian noise, where it was found too, else None.
-        at_limit: the groups whose precision ended at the end of its range: the data speak for no effect of these
-            columns, or for no shrinkage.
+        at_limit: the groups whose precision has no maximum in its range, a factor of 1e8 to either side of the start,
+            or only a flat one: the data speak for no effect of these columns, or for no shrinkage.
         converged: whether the fixed point was reached, and the fit there.
         curve: a `Round` for each precision that was tried, in order.
         result: the fit of q with these precisions.
@@ -66,7 +68,7 @@ class Evidence(NamedTuple):
 
     def __str__(self) -> str:
         groups = ", ".join(
-            f"{value:.4g} (x/÷ {math.exp(min(error, 50.0)):.3g})"
+            f"{value:.4g} (times or divided by {math.exp(min(error, 50.0)):.3g})"
             for value, error in zip(self.precision, self.log_sd, strict=True)
         )
         verdict = "found" if self.converged else "not found to the tolerance"
@@ -82,6 +84,7 @@ def prior_by_evidence(
     tolerance: float = 1e-7,
     max_rounds: int = 60,
     max_evaluations: int = 1000,
+    fit_tolerance: float | None = None,
 ) -> Evidence:
     """Fit q and the precisions of the prior together, q in place.
 
@@ -97,6 +100,7 @@ def prior_by_evidence(
         tolerance: on the change of log τ at the end.
         max_rounds: the largest number of fits.
         max_evaluations: the budget of each fit.
+        fit_tolerance: the tolerance of each fit on its natural-gradient norm; that of `torchngvi.fit` by default.
 
     Returns:
         The precisions, their errors, the ELBO at each that was tried, and the fit.
@@ -112,22 +116,28 @@ def prior_by_evidence(
     >>> found.converged, round(found.precision[0], 3)  # 1/(θ̂² - sd²) of least squares
     (True, 1.115)
     """
-    search = _Search(q, model, _checked(q, model, groups, noise), noise, max_evaluations)
+    options = {"max_evaluations": max_evaluations, "tolerance": fit_tolerance}
+    search = _Search(q, model, _checked(q, model, groups, noise), noise, options)
     start = x = search.start()
-    best: tuple[Tensor, Tensor] | None = None  # log τ and the residual there
+    best: tuple[float, Tensor, Tensor] | None = None  # the ELBO, log τ, and the residual there
     past: list[tuple[Tensor, Tensor]] = []
-    converged, top = False, -math.inf
+    converged, plain = False, False
     for _ in range(max_rounds):
         elbo, residual = search.at(x)
-        if best is not None and not elbo >= top - 1e-9 * (1 + abs(top)):
-            past, x = [], best[0] + best[1]  # back to the M-step
-            best, top = None, -math.inf
+        if best is not None and not elbo >= best[0] - 1e-9 * (1 + abs(best[0])):
+            if plain:  # the M-step lowers it too: by rounding
+                x = best[1]
+                break
+            past, plain = [], True
+            x = (best[1] + best[2]).clamp(start - _REACH, start + _REACH)
             continue
-        best, top = (x, residual), elbo
+        gain = math.inf if best is None else elbo - best[0]
+        best, plain = (elbo, x, residual), False
         past = [*past, (x, residual)][-_MEMORY:]
         ahead = (x + _accelerated(past).clamp(-_LONGEST, _LONGEST)).clamp(start - _REACH, start + _REACH)
         change = float((ahead - x).abs().max())
-        if change <= tolerance:
+        flat = change > _FAR and gain < 1e-8 * (1 + abs(elbo))
+        if change <= tolerance or flat:
             converged = True
             break
         x = ahead
@@ -147,7 +157,7 @@ def _checked(
     listed = [list(range(model.dim))] if groups is None else [list(group) for group in groups]
     members = [member for group in listed for member in group]
     within = all(0 <= member < model.dim for member in members)
-    if not all(listed) or len(set(members)) < len(members) or not within:
+    if not (listed or noise) or not all(listed) or len(set(members)) < len(members) or not within:
         raise InputError(
             f"groups must be lists of different coordinates from 0 to {model.dim - 1}, none empty; got {listed}."
         )
@@ -158,10 +168,10 @@ class _Search:
     """The ELBO and the residual of the M-step, log τ_new - log τ, as functions of log τ (and of log σ²)."""
 
     def __init__(
-        self, q: Gaussian, model: GeneralizedLinear, groups: list[Tensor], noise: bool, max_evaluations: int
+        self, q: Gaussian, model: GeneralizedLinear, groups: list[Tensor], noise: bool, options: dict[str, Any]
     ) -> None:
         self.q, self.model, self.groups, self.noise = q, model, groups, noise
-        self.max_evaluations = max_evaluations
+        self.options = options
         self.curve: list[Round] = []
         self.result: FitResult | None = None
         self.fitted = model
@@ -170,8 +180,8 @@ class _Search:
         """The logarithms of the model's own precisions, geometric means of each group, and of its σ²."""
         logs = [self.model.prior.precision.expand(self.model.dim)[group].log().mean() for group in self.groups]
         if isinstance(self.model.likelihood, GaussianNoise) and self.noise:
-            logs.append(logs[0].new_tensor(2 * math.log(self.model.likelihood.noise)))
-        return torch.stack(logs).double()
+            logs.append(self.model.y.new_tensor(2 * math.log(self.model.likelihood.noise)))
+        return torch.stack(logs).double().cpu()
 
     def with_logs(self, x: Tensor) -> GeneralizedLinear:
         """The model with these precisions, and this noise."""
@@ -187,7 +197,7 @@ class _Search:
     def at(self, x: Tensor) -> tuple[float, Tensor]:
         """The ELBO of the best q at x, from the q of before, and the residual there."""
         self.fitted = self.with_logs(x)
-        self.result = fit(self.q, self.fitted, progress=False, examine=False, max_evaluations=self.max_evaluations)
+        self.result = fit(self.q, self.fitted, progress=False, examine=False, **self.options)
         square = (self.q.mean - self.model.prior.mean).square() + self.q.stddev.square()
         precision = self.fitted.prior.precision
         residual = [-torch.log((precision[group] * square[group]).mean()) for group in self.groups]
@@ -199,7 +209,7 @@ class _Search:
             residual.append(torch.log(left / noise**2))
         precisions = tuple(float(precision[group[0]]) for group in self.groups)
         self.curve.append(Round(-self.result.loss, precisions, noise))
-        return -self.result.loss, torch.stack(residual).double().detach()
+        return -self.result.loss, torch.stack(residual).double().detach().cpu()
 
     def slope(self, x: Tensor) -> Tensor:
         """The derivative of the ELBO of the best q: ½ D_g (1 - exp(-r)), and of log σ² ½ Σw (exp(r) - 1)."""
@@ -226,7 +236,7 @@ class _Search:
         self.curve = elbos
         count = len(self.groups)
         sds = [math.sqrt(float(v)) if float(v) > 0 and not bool(failed) else math.inf for v in variance[:count]]
-        ends = ((x - start).abs() >= _REACH * (1 - 1e-9))[:count]
+        ends = ((x - start).abs() >= _REACH * (1 - 1e-9))[:count] | (torch.tensor(sds) > _NOTHING)
         last = self.with_logs(x)
         return Evidence(
             tuple(float(value.exp()) for value in x[:count]),
@@ -247,6 +257,6 @@ def _accelerated(past: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         return residual
     dx = torch.stack([x - other for other, _ in past[:-1]], 1)
     dr = torch.stack([residual - other for _, other in past[:-1]], 1)
-    weights = torch.linalg.pinv(dr, rtol=1e-9) @ residual
-    step = residual - (dx + dr) @ weights
+    weights = torch.linalg.lstsq(dr, residual[:, None], rcond=1e-9, driver="gelsd").solution
+    step = residual - ((dx + dr) @ weights)[:, 0]
     return step if bool(torch.isfinite(step).all()) else residual

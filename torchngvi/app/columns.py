@@ -118,8 +118,9 @@ def from_frame(
         encoding.names,
         named["target"],
         (),
-        **extra,
-        encoding=encoding,
+        extra.get("weights"),
+        extra.get("offset"),
+        encoding,
     )
 
 

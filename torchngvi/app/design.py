@@ -98,9 +98,9 @@ def _remedy(table: Table, values: Array, names: Sequence[str]) -> str:
         return f"{remedy}."
     counts = values.min() >= 0 and bool((values == np.rint(values)).all())
     if len(values) > _MOST_CLASSES:
-        return (
-            f"They are {'counts: say --likelihood poisson' if counts else 'measurements: say --likelihood gaussian'}."
-        )
+        if counts:
+            return "They are whole numbers: say --likelihood poisson for counts, or gaussian for measurements."
+        return "They are measurements: say --likelihood gaussian."
     return f"{remedy}, or, if they are counts, say --likelihood poisson." if counts else f"{remedy}."
 
 

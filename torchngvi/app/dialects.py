@@ -83,12 +83,11 @@ def _encoding(start: bytes) -> str:
 
 
 def _separator(lines: Sequence[str], usual: str) -> str:
-    """The usual one where it cuts every line into as many cells as the first; else that which makes the most cells."""
-    counts = {}
+    """Of those that cut every line into as many cells as the first, that which leaves the most numbers."""
+    shares = {}
     for mark in SEPARATORS:
-        cells = [len(row) for row in csv.reader(lines, delimiter=mark, skipinitialspace=True)]
-        counts[mark] = cells[0] if cells and len(set(cells)) == 1 else 0
-    if counts[usual] > 1:
-        return usual
-    best = max(SEPARATORS, key=lambda mark: counts[mark])
-    return best if counts[best] > 1 else usual
+        rows = list(csv.reader(lines, delimiter=mark, skipinitialspace=True))
+        if rows and len(rows[0]) > 1 and all(len(row) == len(rows[0]) for row in rows):
+            cells = [cell.strip() for row in rows for cell in row]
+            shares[mark] = sum(bool(_NUMBER.fullmatch(cell)) for cell in cells) / len(cells)
+    return max(shares, key=lambda mark: (shares[mark], mark == usual), default=usual)

@@ -280,7 +280,9 @@ def read_npz(
         role: arrays[keys[role]].astype(np.float64) for role in ("weights", "offset") if role in keys
     }
     places = kept(names, drop)
-    table = Table(X[:, places], y, tuple(names[k] for k in places), keys["y"], (), **extra)
+    table = Table(
+        X[:, places], y, tuple(names[k] for k in places), keys["y"], (), extra.get("weights"), extra.get("offset")
+    )
     named = {"target": keys["y"], **{role: keys[role] for role in extra}}
     used = {**dict(zip(table.names, table.X.T, strict=True)), keys["y"]: y}
     refuse_unusable({**used, **{keys[role]: column for role, column in extra.items()}}, named, impute=impute)

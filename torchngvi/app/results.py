@@ -59,6 +59,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "prior_precision": float(problem.model.prior.precision[-1]),
         "intercept_sd": float(problem.model.prior.precision[0]) ** -0.5 if problem.settings.intercept else None,
         "baselines": _baselines(problem),
+        "evidence": [round_._asdict() for round_ in outcome.curve],
         "noise": likelihood.noise if isinstance(likelihood, GaussianNoise) else None,
         "notes": list(problem.notes),
         "warnings": list(outcome.warnings),

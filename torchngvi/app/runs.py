@@ -15,7 +15,7 @@ from torchngvi.app.names import AUTO
 from torchngvi.app.problems import Problem
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
 from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.evidence import Evidence, prior_by_evidence
+from torchngvi.evidence import Evidence, Round, prior_by_evidence
 from torchngvi.fitting import Evaluations, Unimproved
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.loop import Loop
@@ -53,6 +53,7 @@ class Outcome:
     effects: list[report.Coefficient]  # per unit of a column of the table
     elbo_sampled: float
     elbo_error: float
+    curve: tuple[Round, ...]  # of the prior precision, where it was found by evidence
     draws: int  # behind the two numbers above
     proposal: psis.Proposal
     held_out: HeldOut | None
@@ -98,6 +99,7 @@ def run(problem: Problem) -> Outcome:
         report.coefficients(problem.data.names, *per_unit(q, problem.data, settings.intercept)),
         float(terms.mean()),
         float(terms.std() / math.sqrt(len(terms))),
+        () if found is None else found.curve,
         len(weights),
         psis.proposal(result.verdict, weights),
         _scores(problem, q),
@@ -127,7 +129,10 @@ def _by_evidence(problem: Problem) -> Evidence:
         raise InputError("prior_precision auto needs coefficients, and a posterior of method vn. Set a number.")
     columns = range(int(settings.intercept), q.dim)
     noise = settings.family == "gaussian" and settings.noise is None
-    return prior_by_evidence(q, problem.model, [columns], noise=noise, max_evaluations=settings.max_evaluations)
+    start = {name: tensor.clone() for name, tensor in q.state_dict().items()}
+    found = prior_by_evidence(q, problem.model, [columns], noise=noise, max_evaluations=settings.max_evaluations)
+    q.load_state_dict(start)  # so that the trace of the fit is that of a fit from its start
+    return found
 
 
 def _fitted(problem: Problem) -> FitResult:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -113,7 +112,7 @@ class Fitted:
             return X, None
         if not is_number(frame[s.offset]):
             raise InputError(f"offset column {s.offset!r} must hold numbers; {name} has texts there. Correct them.")
-        return X, frame[s.offset].to_numpy(dtype=np.float64)
+        return X, np.array(frame[s.offset], dtype=np.float64)
 
     def _model(self) -> GeneralizedLinear:
         """A model with the likelihood of the fit; its two rows are not looked at."""
@@ -169,7 +168,7 @@ def load(run: str | Path) -> Fitted:
         saved["columns"]
     except KeyError as error:
         raise InputError(f"{str(path)!r} is of an earlier version, which kept no {error}. Fit again.") from error
-    except (RuntimeError, UnpicklingError, EOFError, OSError, TypeError) as error:
+    except Exception as error:  # of a broken file torch, zipfile and pickle raise anything
         raise InputError(f"{str(path)!r} cannot be read as the posterior of a run ({error}). Fit again.") from error
     settings = settings_from({key: value for key, value in saved["settings"].items() if value is not None})
     dtype = getattr(torch, settings.dtype)
