@@ -25,7 +25,7 @@ LEVELS = [
     {"theory", "testing", "mode", "registry"},
     {"diagnostics"},
     {"fitting"},
-    {"refinement", "mixed_models", "latents", "networks"},
+    {"refinement", "mixed_models", "latents", "networks", "evidence"},
     {"stopping", "ifvb", "bbvi", "ngvi"},  # short names of what is in the folders
     {"__init__"},  # the front door re-exports what is below; only what hosts the library goes through it
     {"adapters"},

@@ -20,8 +20,10 @@ from sklearn.preprocessing import StandardScaler
 
 import torchngvi
 from torchngvi import CholeskyGaussian, PrecisionCholeskyGaussian, registry
+from torchngvi.app import names
 from torchngvi.app.config import Settings, read_toml, settings_from, to_toml
 from torchngvi.cli import main, parser
+from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.structures import block_diagonal
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -100,7 +102,27 @@ class TestOutputs:
             "low": torch.as_tensor(stats.norm.ppf(0.025, q.mean, q.stddev)),
             "high": torch.as_tensor(stats.norm.ppf(0.975, q.mean, q.stddev)),
         }.items():
-            torch.testing.assert_close(torch.tensor([float(row[column]) for row in rows], dtype=torch.float64), values)
+            found = torch.tensor([float(row[f"fitted_{column}"]) for row in rows], dtype=torch.float64)
+            torch.testing.assert_close(found, values)
+
+    def test_coefficients_per_unit_of_the_columns(self, cancer):
+        """By a matrix: θ = A θ_fitted, with which raw columns have the same linear predictor."""
+        saved = torch.load(cancer / "posterior.pt", weights_only=True)
+        A = np.diag(1 / saved["scale"].numpy())
+        A[0, 1:] = -saved["center"].numpy()[1:] / saved["scale"].numpy()[1:]
+        mean, root = (saved["posterior"][name].numpy() for name in ("mean", "scale_tril"))
+        x = np.r_[1.0, load_breast_cancer().data[7]]
+        np.testing.assert_allclose(
+            x @ A @ mean, np.r_[1.0, ((x - saved["center"].numpy()) / saved["scale"].numpy())[1:]] @ mean
+        )
+        rows = coefficients(cancer)
+        sd = np.sqrt(np.diag(A @ root @ root.T @ A.T))
+        np.testing.assert_allclose([float(row["mean"]) for row in rows], A @ mean)
+        np.testing.assert_allclose([float(row["sd"]) for row in rows], sd)
+        high = A @ mean + stats.norm.ppf(0.975) * sd
+        near = high < 700  # beyond, the ratio is not a number
+        np.testing.assert_allclose(np.log([float(row["ratio_high"]) for row in rows])[near], high[near])
+        assert (~near).sum() == sum(row["ratio_high"] == "inf" for row in rows) > 0
 
     def test_held_out_scores_by_draws_from_the_saved_posterior(self, cancer):
         saved = torch.load(cancer / "posterior.pt", weights_only=True)
@@ -128,20 +150,24 @@ class TestOutputs:
     def test_linear_regression_is_the_exact_posterior(self, tmp_path, capsys):
         assert main(["fit", str(CONFIGS / "diabetes_gaussian.toml"), "--no-progress", "--out", "linear"]) == 0
         train, test, y, y_test = design(*load_diabetes(return_X_y=True))
-        covariance = np.linalg.inv(train.T @ train / 55**2 + 1e-4 * np.eye(11))
+        prior = np.diag([1 / (100 * np.mean(y**2)), *[1e-4] * 10])  # the intercept's is wide
+        covariance = np.linalg.inv(train.T @ train / 55**2 + prior)
         mean = covariance @ train.T @ y / 55**2
         rows = coefficients("linear")
-        np.testing.assert_allclose([float(row["mean"]) for row in rows], mean, rtol=1e-8)
-        np.testing.assert_allclose([float(row["sd"]) for row in rows], np.sqrt(np.diag(covariance)), rtol=1e-8)
+        np.testing.assert_allclose([float(row["fitted_mean"]) for row in rows], mean, rtol=1e-8)
+        np.testing.assert_allclose([float(row["fitted_sd"]) for row in rows], np.sqrt(np.diag(covariance)), rtol=1e-8)
         result = summary("linear")
         spread = np.sqrt(np.einsum("nd,de,ne->n", test, covariance, test) + 55**2)
         assert result["held_out_nll_per_row"] == pytest.approx(-stats.norm.logpdf(y_test, test @ mean, spread).mean())
         assert result["held_out_rmse"] == pytest.approx(np.sqrt(np.mean((test @ mean - y_test) ** 2)))
-        evidence = stats.multivariate_normal(cov=55**2 * np.eye(len(y)) + 1e4 * train @ train.T).logpdf(y)
+        evidence = stats.multivariate_normal(
+            cov=55**2 * np.eye(len(y)) + train @ np.linalg.inv(prior) @ train.T
+        ).logpdf(y)
         assert result["elbo"] == pytest.approx(evidence, abs=1e-6)
         assert result["evaluations"] == 2
         out = capsys.readouterr().out
-        assert f"bmi         {mean[3]:7.3f}" in out
+        bmi = next(line for line in out.splitlines() if line.split()[:1] == ["bmi"]).split()
+        assert (bmi[1], bmi[-1]) == (f"{float(rows[3]['mean']):.2f}", f"{mean[3]:.3f}")
         assert "and a Gaussian fits. k-hat of q: 0.00, worth 512 of 512 draws." in unwrapped(out)
         assert (result["k_hat"], result["k_hat_draws"]) == (0.0, 512)
         assert (result["gaussian"], result["gaussian_reasons"], result["other_modes"]) == ("fits", [], 0)
@@ -261,8 +287,8 @@ class TestOutputs:
         assert best - 1 < found[0]["elbo_sampled"] < best + 0.2
         q = registry.posterior(posterior, 5, dtype=torch.float64)
         q.load_state_dict(torch.load("one/posterior.pt", weights_only=True)["posterior"])
-        assert [float(row["mean"]) for row in coefficients("one")] == pytest.approx(q.mean.tolist())
-        assert [float(row["sd"]) for row in coefficients("one")] == pytest.approx(q.stddev.tolist())
+        assert [float(row["fitted_mean"]) for row in coefficients("one")] == pytest.approx(q.mean.tolist())
+        assert [float(row["fitted_sd"]) for row in coefficients("one")] == pytest.approx(q.stddev.tolist())
 
     def test_structures_are_told_and_saved(self, capsys):
         flags = ("--posterior", "precision", "--structure", "1,4", "--max-evaluations", 30)
@@ -275,15 +301,23 @@ class TestOutputs:
         assert (q.covariance[0, 1:] == 0).all()
         assert (q.covariance[1, 2:] != 0).all()
 
-    def test_the_help_lists_the_registry(self, capsys):
-        with pytest.raises(SystemExit) as stop:
-            main(["fit", "--help"])
-        assert stop.value.code == 0
+    def test_the_methods_of_the_registry_are_listed(self, capsys):
+        assert main(["methods"]) == 0
         said = capsys.readouterr().out
         for name in (*registry.METHODS, *registry.FLAT_METHODS):
             with_lr = ", with --lr" if registry.needs_lr(name) else ""
             assert re.search(rf"^  {name}{with_lr} +{', '.join(registry.partners(name))}$", said, re.MULTILINE)
-        assert "full, diagonal, or the sizes of blocks" in unwrapped(said)
+
+    def test_the_words_of_the_help_are_those_of_the_library(self, capsys):
+        for name in ("METHODS", "FLAT_METHODS", "POSTERIORS", "FLAT_POSTERIORS", "STRUCTURES"):
+            assert getattr(names, name) == tuple(getattr(registry, name))
+        assert tuple(FAMILIES) == names.FAMILIES
+        assert {name for name, family in FAMILIES.items() if family.discrete} == set(names.DISCRETE)
+        assert set(names.SHORT.values()) == set(FAMILIES)
+        with pytest.raises(SystemExit) as stop:
+            main(["fit", "--help"])
+        assert stop.value.code == 0
+        assert "full, diagonal, or the sizes of blocks" in unwrapped(capsys.readouterr().out)
 
     def test_progress_goes_to_standard_error(self, capsys):
         assert main(["fit", "--data", "iris", "--success", "setosa"]) == 0
@@ -383,7 +417,7 @@ BAD_INPUT = {
     ),
     "missing values": (
         _csv("x,y\n1,0\n,1\n"),
-        "column 'x' has missing or infinite entries in 1 of 2 rows. Drop or impute",
+        "column 'x' has missing or infinite entries in 1 of 2 rows. Fill them in (--impute median), drop those",
     ),
     "one class": (
         _csv("x,y\n1,0\n2,0\n"),
@@ -393,7 +427,7 @@ BAD_INPUT = {
         lambda: ("--data", "iris"),
         "Name the one to predict against the others (--success 'virginica').",
     ),
-    "real numbers": (lambda: ("--data", "diabetes"), "They look like numbers, not classes: use family gaussian"),
+    "real numbers": (lambda: ("--data", "diabetes"), "They are whole numbers: say --likelihood poisson for"),
     "no rows": (_csv("x,y\n"), "the table has column names and no rows: a data set needs at least two."),
     "empty file": (_csv(""), "'a.csv' is empty: a table needs a line of column names, and rows."),
     "binary junk": (_csv(bytes(range(256))), "'a.csv' is no table of text: it holds binary data."),
@@ -413,6 +447,21 @@ BAD_INPUT = {
     "lr": (_csv(GOOD, "--lr", "0"), "lr (the learning rate) must be positive and finite; got 0."),
     "negative lr": (_csv(GOOD, "--lr=-1e-3"), "lr (the learning rate) must be positive and finite; got -0.001."),
     "prior precision": (_csv(GOOD, "--prior-precision", "-1"), "prior_precision must be positive and finite; got -1."),
+    "intercept sd": (_csv(GOOD, "--intercept-sd", "0"), "intercept_sd must be positive and finite; got 0."),
+    "impute": (_csv(GOOD, "--impute", "mean"), "impute must be median; got 'mean'. Leave it out where nothing is"),
+    "a word for the prior precision": (
+        _csv(GOOD, "--prior-precision", "wide"),
+        "argument --prior-precision: invalid value: 'wide'; give a number, or auto. See torchngvi fit --help.",
+    ),
+    "categories of a file without names": (
+        lambda: ("--data", _npz(X=np.eye(2), y=[0, 1]), "--categorical", "x1"),
+        "categorical names columns of a csv, tsv or parquet file; 'a.npz' is none. Leave it out.",
+    ),
+    "unknown category": (_csv(GOOD, "--categorical", "z"), "categorical column 'z' is not in the data."),
+    "auto without coefficients": (
+        _csv("x,y\n" + "1,0\n2,1\n" * 9, "--prior-precision", "auto", "--method", "ifvb", "--posterior", "mean_field"),
+        "prior_precision auto needs coefficients, and a posterior of method vn. Set a number.",
+    ),
     "noise": (_csv(GOOD, "--family", "gaussian", "--noise", "nan"), "noise must be positive and finite; got nan."),
     "noise of classes": (_csv(GOOD, "--noise", "1"), "noise belongs to family gaussian; got noise 1 with family"),
     "temperature": (_csv(GOOD, "--temperature", "0"), "temperature must be positive and finite; got 0."),
@@ -420,8 +469,8 @@ BAD_INPUT = {
     "test fraction": (_csv(GOOD, "--test-fraction", "1.5"), "at least 0 and below 1; got 1.5. Take 0.2, or 0"),
     "seed": (_csv(GOOD, "--seed", "-1"), "seed must be from 0 to 4294967295; got -1."),
     "unknown family": (
-        _csv(GOOD, "--family", "poisson"),
-        "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian; got 'poisson'. "
+        _csv(GOOD, "--family", "poison_log"),
+        "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian; got 'poison_log'. "
         "Did you mean 'poisson_log'?",
     ),
     "unknown method": (_csv(GOOD, "--method", "adam"), "method must be one of vn, srvn, symmetric_srvn, iblr,"),

@@ -141,7 +141,7 @@ def test_synthetic_data(capsys):
 
 @pytest.mark.parametrize(
     ("name", "line", "reader"),
-    [("a.csv.gz", b"1,1\n", (pd, "read_csv")), ("a.svm.gz", b"1 1:1\n", (readers.datasets, "load_svmlight_file"))],
+    [("a.csv.gz", b"a,y\n", (pd, "read_csv")), ("a.svm.gz", b"1 1:1\n", (readers.datasets, "load_svmlight_file"))],
 )
 def test_a_few_bytes_that_unpack_to_many(name, line, reader, capsys, monkeypatch):
     """Read piece by piece until memory would not suffice, and never whole."""

@@ -142,7 +142,25 @@ class TestTarget:
                 None,
                 "target 'y' has 3 classes (a, b, c); a Bernoulli family needs two. Name the one",
             ),
-            (list(range(12)), True, None, "They look like numbers, not classes: use family gaussian, or poisson_log"),
+            (
+                list(range(12)),
+                True,
+                None,
+                "target 'y' has 12 classes (0, 1, 2, 3, 4, ..); a Bernoulli family needs two. They are whole"
+                " numbers: say --likelihood poisson for counts, or gaussian",
+            ),
+            (
+                [0.5 * k for k in range(12)],
+                True,
+                None,
+                "a Bernoulli family needs two. They are measurements: say --likelihood gaussian.",
+            ),
+            (
+                [0, 1, 2, 3],
+                True,
+                None,
+                "Name the one to predict against the others (--success '3'), or, if they are counts, say --likelihood",
+            ),
             (["a", "b", "c"], True, "B", "success 'B' is no class of 'y'. Did you mean 'b'? The classes are: a, b, c."),
             (["a", "b"], False, None, "this family needs a target of numbers; 'y' holds classes such as 'a'"),
         ],
@@ -194,10 +212,16 @@ class TestPreparing:
 BAD_FILES = {
     "empty csv": ("a.csv", "", {}, "is empty: a table needs a line of column names"),
     "binary csv": ("a.csv", b"PK\x03\x04\0\0\0\0", {}, "is no table of text: it holds binary data"),
-    "latin csv": ("a.csv", "a,y\ncaf\xe9,1\n".encode("latin-1"), {}, "is no table of text in UTF-8"),
+    "no text at all": ("a.csv", b"a,y\n\x81\x8d,1\n", {}, "is no table of text in UTF-8 or Latin-1"),
+    "no header": (
+        "b.csv",
+        "1;2,5\n3;4,5\n",
+        {},
+        "has no line of column names: its first line is '1;2,5'. Put a line in front with one name for each of the 2 "
+        "columns, such as x1;x2.",
+    ),
     "ragged csv": ("a.csv", "a,y\n1,2\n1,2,3\n", {}, "cannot be read as a table: Error tokenizing data"),
     "not gzip": ("a.csv.gz", b"\x1f\x8bnothing of the kind", {}, "cannot be read as a table"),
-    "semicolons": ("a.csv", "a;y\n1;2\n", {}, "it seems to be separated by ';' and not by ','"),
     "no rows": ("a.csv", "a,y\n", {}, "the table has column names and no rows"),
     "no target": (
         "a.csv",

@@ -1,40 +1,56 @@
-"""Natural-gradient variational inference for PyTorch."""
+"""Natural-gradient variational inference for PyTorch.
+
+What it exports is imported when it is asked for first, so that ``torchngvi --help`` does not wait for PyTorch.
+"""
 
 from importlib import import_module
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
-from torchngvi.averaging import ExpectationAverage
-from torchngvi.diagnostics import examine, simulation_based_calibration
-from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
-from torchngvi.fitting.fit import fit
-from torchngvi.fitting.laplace import LaplaceResult, laplace
-from torchngvi.fitting.records import FitResult
-from torchngvi.fitting.row_space import RowSpace
-from torchngvi.ifvb import AIFVB, IFVB
-from torchngvi.latents import marginal
-from torchngvi.methods import (
-    BBVI,
-    BWGD,
-    IBLR,
-    NGVI,
-    SRVN,
-    VN,
-    CovarianceGD,
-    ProximalBBVI,
-    RootGD,
-    Snngm,
-    SVGDDensity,
-    SymmetricSRVN,
-)
-from torchngvi.mixed_models import MixedModel
-from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
-from torchngvi.networks import IVON, VOGN, VON, GradientNoise, Reparametrized, SampledLabels, attach, calibrate, network
-from torchngvi.optim import NaturalGradientVI
-from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
-from torchngvi.refinement import refine
-from torchngvi.rules import QuasiNewton, SiteNewton
-from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
+if TYPE_CHECKING:
+    from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
+    from torchngvi.averaging import ExpectationAverage
+    from torchngvi.diagnostics import examine, simulation_based_calibration
+    from torchngvi.evidence import prior_by_evidence
+    from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
+    from torchngvi.fitting.fit import fit
+    from torchngvi.fitting.laplace import LaplaceResult, laplace
+    from torchngvi.fitting.records import FitResult
+    from torchngvi.fitting.row_space import RowSpace
+    from torchngvi.ifvb import AIFVB, IFVB
+    from torchngvi.latents import marginal
+    from torchngvi.methods import (
+        BBVI,
+        BWGD,
+        IBLR,
+        NGVI,
+        SRVN,
+        VN,
+        CovarianceGD,
+        ProximalBBVI,
+        RootGD,
+        Snngm,
+        SVGDDensity,
+        SymmetricSRVN,
+    )
+    from torchngvi.mixed_models import MixedModel
+    from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
+    from torchngvi.networks import (
+        IVON,
+        VOGN,
+        VON,
+        GradientNoise,
+        Reparametrized,
+        SampledLabels,
+        attach,
+        calibrate,
+        network,
+    )
+    from torchngvi.optim import NaturalGradientVI
+    from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+    from torchngvi.refinement import refine
+    from torchngvi.rules import QuasiNewton, SiteNewton
+    from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 __version__ = "0.1.0"
 
@@ -99,6 +115,7 @@ __all__ = [
     "marginal",
     "models",
     "posteriors",
+    "prior_by_evidence",
     "refine",
     "rules",
     "simulation_based_calibration",
@@ -106,8 +123,67 @@ __all__ = [
 ]
 
 
+# the module of each name that is exported; a name that is not here is a folder or a file of the package itself
+_HOMES = {
+    "torchngvi.adapters.formula": ("mixed",),
+    "torchngvi.app.saved": ("load",),
+    "torchngvi.averaging": ("ExpectationAverage",),
+    "torchngvi.diagnostics": ("examine", "simulation_based_calibration"),
+    "torchngvi.expectations": ("Antithetic", "Autograd", "Fixed", "Independent", "Quadrature", "Quasi", "Stein"),
+    "torchngvi.fitting.fit": ("fit",),
+    "torchngvi.fitting.laplace": ("LaplaceResult", "laplace"),
+    "torchngvi.fitting.records": ("FitResult",),
+    "torchngvi.fitting.row_space": ("RowSpace",),
+    "torchngvi.evidence": ("prior_by_evidence",),
+    "torchngvi.ifvb": ("AIFVB", "IFVB"),
+    "torchngvi.latents": ("marginal",),
+    "torchngvi.methods": (
+        "BBVI",
+        "BWGD",
+        "IBLR",
+        "NGVI",
+        "SRVN",
+        "VN",
+        "CovarianceGD",
+        "ProximalBBVI",
+        "RootGD",
+        "Snngm",
+        "SVGDDensity",
+        "SymmetricSRVN",
+    ),
+    "torchngvi.mixed_models": ("MixedModel",),
+    "torchngvi.models": ("DataLogJoint", "GeneralizedLinear", "LogJoint"),
+    "torchngvi.networks": (
+        "IVON",
+        "VOGN",
+        "VON",
+        "GradientNoise",
+        "Reparametrized",
+        "SampledLabels",
+        "attach",
+        "calibrate",
+        "network",
+    ),
+    "torchngvi.optim": ("NaturalGradientVI",),
+    "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
+    "torchngvi.refinement": ("refine",),
+    "torchngvi.rules": ("QuasiNewton", "SiteNewton"),
+    "torchngvi.stepsizes": ("Constant", "KLRadius", "SufficientDecrease"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
 def __getattr__(name: str) -> Any:
-    """Find `mixed`, which needs the extra "formula", when it is asked for."""
-    if name == "mixed":
-        return import_module("torchngvi.adapters.formula").mixed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Find a name when it is asked for; `mixed` needs the extra "formula", `load` the extra "cli"."""
+    if name in _HOME:
+        found = getattr(import_module(_HOME[name]), name)
+    elif name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        found = import_module(f"{__name__}.{name}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

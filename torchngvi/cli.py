@@ -1,4 +1,4 @@
-"""The command line: ``torchngvi fit CONFIG.toml``, ``torchngvi fit --data breast_cancer``, ``compare``, ``reproduce``.
+"""The command line: ``torchngvi fit --data breast_cancer``, ``predict``, ``methods``, ``compare``, ``reproduce``.
 
 Exit codes: 0 converged or done, 1 not converged (all results are written), 2 bad input, or a machine that has too
 little memory or cannot read or write a file (nothing is written).
@@ -9,19 +9,35 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
 from torchngvi import __version__
-from torchngvi.app.config import DTYPES, Settings, hint, read_toml, settings_from
+from torchngvi.app.config import Settings, hint, read_toml, settings_from
+from torchngvi.app.names import (
+    AUTO,
+    DTYPES,
+    FAMILIES,
+    FLAT_METHODS,
+    FLAT_POSTERIORS,
+    METHODS,
+    POSTERIORS,
+    SHORT,
+    STRUCTURES,
+)
 from torchngvi.errors import InputError, TorchngviError
-from torchngvi.models.likelihoods import FAMILIES
-from torchngvi.registry import FLAT_METHODS, FLAT_POSTERIORS, METHODS, POSTERIORS, STRUCTURES, needs_lr, partners
 
-_EXTRAS = ("formulae", "matplotlib", "numpy", "pandas", "rich", "sklearn")
+# what is missing, by the extra that brings it
+_EXTRAS = dict.fromkeys(("matplotlib", "numpy", "pandas", "rich", "sklearn"), "cli")
+_EXTRAS |= {"formulae": "formula", "pyarrow": "parquet", "gpytorch": "gpytorch", "pyro": "pyro"}
 
-_FLAGS = ("--overwrite", "--formula", *("--" + field.name.replace("_", "-") for field in fields(Settings)))
+_FLAGS = (
+    "--overwrite",
+    "--formula",
+    "--likelihood",
+    *("--" + field.name.replace("_", "-") for field in fields(Settings)),
+)
 _DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
 _ENVIRONMENT = f"""environment:
   TORCHNGVI_DATA   a folder of data sets, for compare and reproduce
@@ -30,24 +46,20 @@ _ENVIRONMENT = f"""environment:
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
 # modules that read input
-_READERS = tuple(f"torchngvi.app.{name}" for name in ("config", "datasets", "tables", "readers", "columns", "design"))
+_READERS = tuple(
+    f"torchngvi.app.{name}"
+    for name in ("config", "datasets", "tables", "readers", "columns", "design", "dialects", "encoding", "saved")
+)
 
 _EXAMPLES = """examples:
   torchngvi fit --data breast_cancer
-  torchngvi fit --data patients.csv --target died --success yes --drop id
-  torchngvi fit --data claims.csv --target claims --family poisson_log --offset log_exposure
+  torchngvi fit --data patients.csv --target died --success yes --drop id --impute median
+  torchngvi predict runs/patients new_patients.csv
+  torchngvi fit --data claims.csv --target claims --likelihood poisson --offset log_exposure
   torchngvi fit configs/breast_cancer.toml --posterior diagonal --out runs/diagonal
   torchngvi fit --data iris --success virginica --posterior precision --structure 1,4 --method iblr
-  torchngvi fit --data visits.csv --formula "seizures ~ week + (1 | patient)" --family poisson
+  torchngvi fit --data visits.csv --formula "seizures ~ week + (1 | patient)" --likelihood poisson
 """
-
-
-def _fit_epilog() -> str:
-    """Which method moves which posteriors, by asking them, and examples."""
-    names = {name: f"{name}, with --lr" if needs_lr(name) else name for name in (*METHODS, *FLAT_METHODS)}
-    width = max(map(len, names.values()))
-    lines = (f"  {shown:{width}}  {', '.join(partners(name))}" for name, shown in names.items())
-    return "\n".join(("methods, and the posteriors that each moves:", *lines, "", _EXAMPLES))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,12 +70,6 @@ class _Parser(argparse.ArgumentParser):
             close = hint(message.split()[2].partition("=")[0], _FLAGS)
             raise InputError(f"{message}.{close} See {self.prog} fit --help.")
         raise InputError(f"{message}. See {self.prog} --help.")
-
-    def format_help(self) -> str:
-        """The help; an epilog that takes time to be written is a function, called here alone."""
-        if callable(self.epilog):
-            self.epilog = self.epilog()
-        return super().format_help()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
         "fit",
         help="fit a Bayesian generalised linear model to a data set",
         description="Fit a Bayesian generalised linear model: q(coefficients) = N(m, V), without tuning.",
-        epilog=_fit_epilog,  # type: ignore[arg-type]  # see format_help
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -90,10 +96,31 @@ def parser() -> argparse.ArgumentParser:
     _add_data_flags(fit.add_argument_group("data"))
     _add_model_flags(fit.add_argument_group("model"))
     _add_method_flags(fit.add_argument_group("method and output"))
+    _add_predict(commands)
+    commands.add_parser("methods", help="list the methods, and the posteriors that each moves", allow_abbrev=False)
     _add_experiments(commands)
-    for command in commands.choices.values():
-        command.add_argument("--overwrite", action="store_true", help="replace files of an earlier run in the folder")
+    for name in ("fit", "predict", "compare", "reproduce"):
+        commands.choices[name].add_argument(
+            "--overwrite", action="store_true", help="replace files of an earlier run in the folder"
+        )
     return top
+
+
+def _add_predict(commands: Any) -> None:
+    """The command that uses what a fit has written."""
+    predict = commands.add_parser(
+        "predict",
+        help="predict the rows of a table with an earlier fit",
+        description=(
+            "Probabilities of two classes, or means of counts and real numbers, with 95% intervals. The table is "
+            "prepared as that of the fit was: the same columns, categories, medians and scales."
+        ),
+        allow_abbrev=False,
+    )
+    predict.add_argument("run", metavar="RUN", help="the folder that fit has written, such as runs/patients")
+    predict.add_argument("table", metavar="TABLE", help="a csv, tsv or parquet file with the columns of the fit")
+    predict.add_argument("--drop", metavar="COLUMN", action="append", default=[], help="leave this column out")
+    predict.add_argument("--out", metavar="FILE.csv", help="the file of predictions (RUN/predictions-TABLE.csv)")
 
 
 def _add_experiments(commands: Any) -> None:
@@ -133,13 +160,19 @@ def _add_experiments(commands: Any) -> None:
 
 def _add_data_flags(group: Any) -> None:
     group.add_argument(
-        "--data", metavar="NAME_OR_FILE", help="breast_cancer, diabetes, digits, iris, wine; .csv .tsv .svm .txt .npz"
+        "--data",
+        metavar="NAME_OR_FILE",
+        help="breast_cancer, diabetes, digits, iris, wine; .csv .tsv .parquet .svm .txt .npz",
     )
     group.add_argument("--target", metavar="COLUMN", help="the column to predict")
     group.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
     group.add_argument("--weights", metavar="COLUMN", help="row weights")
     group.add_argument("--offset", metavar="COLUMN", help="added to the linear predictor")
     group.add_argument("--drop", metavar="COLUMN", action="append", help="leave this column out (may be repeated)")
+    group.add_argument("--categorical", metavar="COLUMN", nargs="+", help="columns of numbers that are categories")
+    group.add_argument(
+        "--impute", metavar="median", help="fill missing numbers with medians, categories with the commonest"
+    )
     group.add_argument("--n-features", type=int, metavar="D", help="of a svmlight file with empty last columns")
     boolean = argparse.BooleanOptionalAction
     group.add_argument("--standardize", action=boolean, help="columns to mean 0 and sd 1 (default)")
@@ -152,10 +185,29 @@ def _add_model_flags(group: Any) -> None:
     group.add_argument(
         "--formula", metavar="FORMULA", help="a mixed model, 'y ~ x + (1 + x | group)'; family gaussian, poisson, ..."
     )
-    group.add_argument("--family", metavar="FAMILY", help=f"{', '.join(FAMILIES)} (bernoulli_logit)")
-    group.add_argument("--prior-precision", type=float, metavar="B", help="of the coefficients' prior N(0, 1/B)")
+    group.add_argument(
+        "--likelihood",
+        "--family",
+        dest="family",
+        metavar="FAMILY",
+        help=f"{', '.join(FAMILIES)} (bernoulli_logit); for short {', '.join(SHORT)}",
+    )
+    group.add_argument(
+        "--prior-precision",
+        type=_number_or_auto,
+        metavar="B",
+        help="of the coefficients' prior N(0, 1/B); auto: the one that the data speak for",
+    )
+    group.add_argument("--intercept-sd", type=float, metavar="S", help="of the intercept's prior N(0, S^2) (10)")
     group.add_argument("--noise", type=float, metavar="S", help="standard deviation of the gaussian family")
     group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
+
+
+def _number_or_auto(text: str) -> float | str:
+    try:
+        return text if text == AUTO else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"invalid value: {text!r}; give a number, or {AUTO}") from error
 
 
 def _add_method_flags(group: Any) -> None:
@@ -185,6 +237,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         flags = vars(parser().parse_args(argv))
         command = flags.pop("command")
+        if command in _COMMANDS:
+            return _COMMANDS[command](**flags)
         if command != "fit":
             return _experiment(command, flags)
         config, overwrite = flags.pop("config", None), flags.pop("overwrite", False)
@@ -197,8 +251,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
             raise
-        extra = "formula" if missing == "formulae" else "cli"
-        return _refuse(f"{missing} is not installed, and the command line needs it: pip install 'torchngvi[{extra}]'.")
+        what = "the command line" if _EXTRAS[missing] == "cli" else "this command"
+        command_ = f"pip install 'torchngvi[{_EXTRAS[missing]}]'"
+        return _refuse(f"{missing} is not installed, and {what} needs it: {command_}.")
     except Exception as error:  # the last resort: what a parser raises at a file of a stranger is not specified
         sentence = _last_sentence(error)
         if sentence is None or os.environ.get(_DEBUG):
@@ -250,6 +305,28 @@ def _mixed(flags: dict[str, Any], overwrite: bool) -> int:
     if not result.converged:
         print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
     return 0 if result.converged else 1
+
+
+def _predict(run: str, table: str, drop: list[str], out: str | None = None, overwrite: bool = False) -> int:
+    from torchngvi.app import predictions
+
+    predictions.run(run, table, drop, out, overwrite)
+    return 0
+
+
+def _methods() -> int:
+    """Which method moves which posteriors, by asking them."""
+    from torchngvi.registry import needs_lr, partners
+
+    names = {name: f"{name}, with --lr" if needs_lr(name) else name for name in (*METHODS, *FLAT_METHODS)}
+    width = max(map(len, names.values()))
+    print("methods (--method), and the posteriors (--posterior) that each moves:")
+    for name, shown in names.items():
+        print(f"  {shown:{width}}  {', '.join(partners(name))}")
+    return 0
+
+
+_COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "methods": _methods}
 
 
 def _experiment(command: str, flags: dict[str, Any]) -> int:

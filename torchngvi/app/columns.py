@@ -1,4 +1,4 @@
-"""The columns of a table: which has which role, what cannot be used, and texts as indicators."""
+"""The columns of a table: which has which role, and what cannot be used."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 
 from torchngvi.app.config import hint
+from torchngvi.app.encoding import Encoding, is_number, learned
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError
 
 Array = np.ndarray[Any, Any]
 
-_MOST_LEVELS = 50  # of a text column
 _LARGEST = 1e140  # entry of a column
 
 
@@ -28,6 +28,8 @@ class Table:
     labels: tuple[str, ...] = ()  # what y = 0, 1, .. stand for, where the source says it
     weights: Array | None = None  # (N,)
     offset: Array | None = None  # (N,)
+    encoding: Encoding | None = None  # how X came from a table with texts
+    notes: tuple[str, ...] = ()  # what was found in reading, for the report
 
 
 def kept(names: tuple[str, ...], drop: Iterable[str]) -> list[int]:
@@ -61,14 +63,24 @@ def _require(column: str, role: str, columns: Iterable[str]) -> None:
         )
 
 
-def from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Iterable[str], budget: Budget) -> Table:
-    """The data set in a frame: target, weights and offset apart, texts as indicators.
+def from_frame(
+    frame: pd.DataFrame,
+    columns: dict[str, str | None],
+    drop: Iterable[str],
+    budget: Budget,
+    *,
+    categorical: Iterable[str] = (),
+    impute: bool = False,
+) -> Table:
+    """The data set in a frame: target, weights and offset apart, categories as indicators.
 
     Args:
         frame: the columns, one row an observation.
         columns: the name of the column of each role, "target", "weights" and "offset"; None for no such column.
         drop: the names of columns to leave out.
         budget: the memory that the run may take.
+        categorical: columns of numbers that are categories; those of texts always are.
+        impute: whether entries may be missing; of numbers they stay so, of categories they become the commonest.
 
     Returns:
         The table.
@@ -86,7 +98,8 @@ def from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Iterab
             f"The columns are: {', '.join(frame.columns[:30])}."
         )
     named = {role: name for role, name in columns.items() if name is not None}
-    for role, name in [*named.items(), *(("drop", name) for name in drop)]:
+    chosen = [("drop", name) for name in drop] + [("categorical", name) for name in categorical]
+    for role, name in [*named.items(), *chosen]:
         _require(name, role, frame.columns)
     if len(frame) == 0:
         raise InputError("the table has column names and no rows: a data set needs at least two. Check the file.")
@@ -96,69 +109,44 @@ def from_frame(frame: pd.DataFrame, columns: dict[str, str | None], drop: Iterab
     features = features.assign(**{name: _beyond_64_bits(features[name]) for name in _texts(features)})
     given = {role: _beyond_64_bits(frame[name]) for role, name in named.items()}
     used = {name: features[name] for name in features.columns} | {named[role]: given[role] for role in given}
-    refuse_unusable({name: column.to_numpy() for name, column in used.items()}, named)
+    refuse_unusable({name: column.to_numpy() for name, column in used.items()}, named, impute=impute)
     extra = {role: _numbers(column, role) for role, column in given.items() if role != "target"}
-    design = _with_indicators(features, budget)
+    encoding = learned(features, categorical, budget)
     return Table(
-        design.to_numpy(dtype=np.float64),
+        encoding.design(features),
         _plain(given["target"]),
-        tuple(str(name) for name in design.columns),
+        encoding.names,
         named["target"],
         (),
-        **extra,
+        extra.get("weights"),
+        extra.get("offset"),
+        encoding,
     )
 
 
 def _beyond_64_bits(column: pd.Series) -> pd.Series:
     """Integers that need more than 64 bits come as objects or texts: as float64 where that tells all of them apart."""
-    if _is_number(column):
+    if is_number(column):
         return column
     numbers = pd.to_numeric(column.astype(str), errors="coerce").astype(np.float64)
     exact = numbers.notna().all() and numbers.nunique() == column.nunique()
     return numbers if exact else column
 
 
-def _is_number(column: pd.Series) -> bool:
-    return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
-
-
 def _texts(features: pd.DataFrame) -> list[str]:
     """The names of the columns that hold no numbers."""
-    return [name for name in features.columns if not _is_number(features[name])]
+    return [name for name in features.columns if not is_number(features[name])]
 
 
 def _plain(column: pd.Series) -> Array:
     """Numbers as they are, everything else as texts."""
-    return column.to_numpy() if _is_number(column) else column.astype(str).to_numpy(dtype=str)
+    return column.to_numpy() if is_number(column) else column.astype(str).to_numpy(dtype=str)
 
 
 def _numbers(column: pd.Series, role: str) -> Array:
-    if not _is_number(column):
+    if not is_number(column):
         raise InputError(f"{role} column {column.name!r} must hold numbers; got texts such as {column.iloc[0]!r}.")
     return column.to_numpy(dtype=np.float64)
-
-
-def _with_indicators(features: pd.DataFrame, budget: Budget) -> pd.DataFrame:
-    """Texts as indicator columns name=level, without the first level."""
-    texts = _texts(features)
-    width = features.shape[1] - len(texts)
-    for name in texts:
-        column = features[name].astype(str)
-        numeric = pd.to_numeric(column, errors="coerce").notna()
-        if 0.5 < numeric.mean() < 1:
-            bad = column[~numeric]
-            raise InputError(
-                f"column {name!r} is numbers except for {len(bad)} of {len(column)} rows, the first {bad.iloc[0]!r}. "
-                f"Mend them, or leave the column out (--drop {name})."
-            )
-        if (levels := column.nunique()) > _MOST_LEVELS:
-            raise InputError(
-                f"text column {name!r} has {levels} different values, more than {_MOST_LEVELS}: it looks like names or "
-                f"dates, not categories. Leave it out (--drop {name})."
-            )
-        width += levels - 1
-    budget.require("the table", len(features), width)
-    return pd.get_dummies(features, columns=texts, drop_first=True, prefix_sep="=", dtype=float)
 
 
 def _instead(name: str, named: dict[str, str] | None) -> str:
@@ -172,22 +160,27 @@ def _instead(name: str, named: dict[str, str] | None) -> str:
 def refuse_unusable(
     columns: dict[str, Array],
     named: dict[str, str] | None,  # the columns that have a role; None where columns have no names
+    *,
+    impute: bool = False,
 ) -> None:
     """Check that no column has missing or infinite entries, or one whose square overflows.
 
     Args:
         columns: the entries by the name of the column.
         named: the column of each role, for the message; None where columns have no names.
+        impute: whether entries of the columns without a role may be missing, as long as some are there.
 
     Raises:
         InputError: a column that cannot be used.
     """
-    bad = {}
+    bad, roles = {}, set((named or {}).values())
     for name, column in columns.items():
-        missing = ~np.isfinite(column) if column.dtype.kind == "f" else pd.isna(column)
+        missing, sizes = _missing_and_sizes(column)
+        if impute and name not in roles:
+            missing = missing if missing.all() else sizes == np.inf
         if missing.any():
             bad[name] = int(missing.sum())
-        elif column.dtype.kind == "f" and len(column) and (size := float(np.abs(column).max())) > _LARGEST:
+        elif len(sizes) and (size := float(np.nanmax(sizes))) > _LARGEST:
             raise InputError(
                 f"column {name!r} has entries of size {size:.3g}; sums of squares overflow from {_LARGEST:g} on. "
                 f"Divide it by a constant{_instead(name, named)}."
@@ -197,7 +190,16 @@ def refuse_unusable(
     first = max(bad, key=lambda name: bad[name])
     others = f" (and {len(bad) - 1} more columns have some)" if len(bad) > 1 else ""
     rows = len(next(iter(columns.values())))
+    fill = named is not None and first not in roles and not impute
     raise InputError(
         f"column {first!r} has missing or infinite entries in {bad[first]} of {rows} rows{others}. "
-        f"Drop or impute those rows{_instead(first, named)}."
+        f"{'Fill them in (--impute median), drop those rows' if fill else 'Drop or impute those rows'}"
+        f"{_instead(first, named)}."
     )
+
+
+def _missing_and_sizes(column: Array) -> tuple[Array, Array]:
+    """Which entries are missing or infinite, and the absolute values of numbers with a fraction."""
+    if column.dtype.kind != "f":
+        return pd.isna(column), np.zeros(0)
+    return ~np.isfinite(column), np.abs(column)

@@ -11,13 +11,31 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from torchngvi.app.names import (
+    AUTO,
+    DISCRETE,
+    DTYPES,
+    FAMILIES,
+    FLAT_METHODS,
+    FLAT_POSTERIORS,
+    METHODS,
+    POSTERIORS,
+    SHORT,
+)
 from torchngvi.errors import InputError
-from torchngvi.models.likelihoods import FAMILIES
-from torchngvi.registry import FLAT_METHODS, FLAT_POSTERIORS, METHODS, POSTERIORS, check
 
-DTYPES = ("float64", "float32")
 _LONGEST_FILE = 60_000  # bytes of settings
 _LARGEST = 2**63  # of a whole number
+_POSITIVE = (
+    "lr",
+    "prior_precision",
+    "intercept_sd",
+    "noise",
+    "temperature",
+    "tolerance",
+    "max_evaluations",
+    "n_features",
+)
 
 
 @dataclass(frozen=True)
@@ -32,13 +50,14 @@ class Settings:
     'bernoulli_logit'
     """
 
-    data: str  # bundled set, or file: csv, tsv, svm, libsvm, txt (also .gz), npz
+    data: str  # bundled set, or file: csv, tsv, parquet, svm, libsvm, txt (also .gz), npz
     target: str | None = None  # column of the targets; svmlight and npz files say it themselves
     family: str = "bernoulli_logit"
     method: str = "vn"
     posterior: str = "cholesky"
     lr: float | None = None  # without: steps are found by trial
-    prior_precision: float | None = None  # without: 0.1, for the Gaussian family 1/mean(y²)
+    prior_precision: float | str | None = None  # without: 0.1, for the Gaussian family 1/mean(y²); or "auto"
+    intercept_sd: float | None = None  # of the intercept's prior; without: 10, for the Gaussian family 10 √mean(y²)
     noise: float | None = None  # standard deviation, Gaussian family; without: residual of least squares
     temperature: float = 1.0  # weight of KL(q‖prior)
     standardize: bool = True
@@ -54,6 +73,8 @@ class Settings:
     offset: str | None = None  # column added to the linear predictor
     success: str | None = None  # the class to predict, against all others
     drop: tuple[str, ...] = ()  # columns to leave out
+    categorical: tuple[str, ...] = ()  # columns of numbers that are taken as categories
+    impute: str | None = None  # "median": missing entries become the median, of a text column the commonest text
     n_features: int | None = None  # of a svmlight file, where trailing columns are empty
     structure: str | None = None  # of the covariance: full, diagonal, or sizes of blocks as 1,4,2
 
@@ -62,7 +83,7 @@ class Settings:
             raise InputError("data is empty; name a data file or a bundled set, such as breast_cancer.")
         file_name("data", self.data)
         for name, choices in (
-            ("family", tuple(FAMILIES)),
+            ("family", FAMILIES),
             ("method", (*METHODS, *FLAT_METHODS)),
             ("posterior", (*POSTERIORS, *FLAT_POSTERIORS)),
             ("dtype", DTYPES),
@@ -70,10 +91,12 @@ class Settings:
             value = getattr(self, name)
             if value not in choices:
                 raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{hint(value, choices)}")
-        for name in ("lr", "prior_precision", "noise", "temperature", "tolerance", "max_evaluations", "n_features"):
-            value = getattr(self, name)
+        for name in _POSITIVE:
+            value = None if getattr(self, name) == AUTO and name == "prior_precision" else getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{_key(name)} must be positive and finite; got {value:g}.")
+        if self.impute not in (None, "median"):
+            raise InputError(f"impute must be median; got {self.impute!r}. Leave it out where nothing is missing.")
         if not 0 <= self.test_fraction < 1:
             raise InputError(
                 f"test_fraction is the share of rows held out, at least 0 and below 1; got {self.test_fraction:g}. "
@@ -84,6 +107,8 @@ class Settings:
         self._check_pairs()
 
     def _check_pairs(self) -> None:
+        from torchngvi.registry import check  # PyTorch is needed from here on
+
         check(self.method, self.posterior, self.structure, self.lr)
         if self.tolerance is not None and self.method in FLAT_METHODS:
             raise InputError(
@@ -98,7 +123,7 @@ class Settings:
     @property
     def has_classes(self) -> bool:
         """Whether the targets are two classes."""
-        return FAMILIES[self.family].discrete
+        return self.family in DISCRETE
 
     @property
     def folder(self) -> Path:
@@ -218,7 +243,10 @@ def settings_from(keys: Mapping[str, Any]) -> Settings:
         raise InputError(
             'data is missing: torchngvi fit --data breast_cancer, or a line data = "breast_cancer" in the TOML file.'
         )
-    return Settings(**{key: _converted(key, value, types_[key]) for key, value in keys.items()})
+    values = {key: _converted(key, value, types_[key]) for key, value in keys.items()}
+    if "family" in values:
+        values["family"] = SHORT.get(values["family"], values["family"])
+    return Settings(**values)
 
 
 def whole(key: str, value: int) -> int:
@@ -249,8 +277,10 @@ _WORDS: dict[Any, str] = {
 
 
 def _converted(key: str, value: Any, hinted: Any) -> Any:
-    """The value in the type of its field; integers pass for floats, nothing else for anything."""
+    """The value in the type of its field; integers pass for floats, "auto" where it may stand, and nothing else."""
     if isinstance(hinted, types.UnionType):
+        if value == AUTO and str in get_args(hinted):
+            return value
         hinted = next(option for option in get_args(hinted) if option is not type(None))
     if get_origin(hinted) is tuple:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):

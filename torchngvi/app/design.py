@@ -1,5 +1,6 @@
 """From a table to a design: coded targets, a split, columns standardised by the training rows, an intercept."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ class Prepared:
     center: Array  # (D,), subtracted; 0 for the intercept
     scale: Array  # (D,), divided by; 1 for the intercept and for constant columns
     classes: tuple[str, str] | None  # failure and success
+    fill: Array  # (D,), for missing entries: the medians of the training rows where they are imputed, else NaN
+    filled: int = 0  # entries that were missing
 
 
 def coded_target(table: Table, *, classes: bool, success: str | None = None) -> tuple[Array, tuple[str, str] | None]:
@@ -81,13 +84,24 @@ def coded_target(table: Table, *, classes: bool, success: str | None = None) -> 
         return coded, (rest[0] if len(rest) == 1 else f"not {success}", success)
     if len(values) > 2:
         some = ", ".join(names[:5]) + (", .." if len(names) > 5 else "")
-        remedy = f"Name the one to predict against the others (--success {names[-1]!r})."
-        if table.y.dtype.kind != "U" and not table.labels and len(values) > _MOST_CLASSES:
-            remedy = "They look like numbers, not classes: use family gaussian, or poisson_log for counts."
+        remedy = _remedy(table, values, names)
         raise InputError(
             f"target {table.target!r} has {len(values)} classes ({some}); a Bernoulli family needs two. {remedy}"
         )
     return (table.y == values[1]).astype(np.float64), (names[0], names[1])
+
+
+def _remedy(table: Table, values: Array, names: Sequence[str]) -> str:
+    """What to do with a target of more than two values under a likelihood of two classes."""
+    remedy = f"Name the one to predict against the others (--success {names[-1]!r})"
+    if table.y.dtype.kind == "U" or table.labels:
+        return f"{remedy}."
+    counts = values.min() >= 0 and bool((values == np.rint(values)).all())
+    if len(values) > _MOST_CLASSES:
+        if counts:
+            return "They are whole numbers: say --likelihood poisson for counts, or gaussian for measurements."
+        return "They are measurements: say --likelihood gaussian."
+    return f"{remedy}, or, if they are counts, say --likelihood poisson." if counts else f"{remedy}."
 
 
 def _name(value: Any) -> str:
@@ -103,6 +117,7 @@ def prepare(
     intercept: bool = True,
     test_fraction: float = 0.2,
     seed: int = 42,
+    impute: bool = False,
 ) -> Prepared:
     """Split with scikit-learn's train_test_split, standardise by the training rows, add the intercept first.
 
@@ -114,6 +129,7 @@ def prepare(
         intercept: whether a column of ones is added.
         test_fraction: the share of rows that is held out.
         seed: of the split.
+        impute: whether missing entries become the median of the training rows.
 
     Returns:
         Training and held-out rows.
@@ -127,28 +143,45 @@ def prepare(
             f"the {len(train)} training rows are all {classes[int(y[train][0])]!r}, and a Bernoulli family needs both "
             "classes. Choose another seed or a smaller test_fraction."
         )
-    center, scale = np.zeros(table.X.shape[1]), np.ones(table.X.shape[1])
-    if standardize:
-        fitted = table.X[train]
-        constant = fitted.max(0) == fitted.min(0)
-        center = np.where(constant, fitted[0], fitted.mean(0))
-        scale = np.where(constant, 1.0, fitted.std(0))
-        if not scale.all():
-            name = table.names[int(np.argmin(scale))]
-            raise InputError(
-                f"column {name!r} differs by so little that its standard deviation rounds to 0. "
-                f"Multiply it by a constant, or leave it out (--drop {name})."
-            )
-    X, names = (table.X - center) / scale, table.names
+    X, names, fill = table.X, table.names, np.full(table.X.shape[1], np.nan)
+    if impute:
+        fill = _medians(X[train], names)
+        X = np.where(np.isnan(X), fill, X)
+    filled = int(np.isnan(table.X).sum())
+    center, scale = _scales(X[train], names) if standardize else (np.zeros(X.shape[1]), np.ones(X.shape[1]))
+    X = (X - center) / scale
     if intercept:
         X, names = np.column_stack([np.ones(len(X)), X]), ("intercept", *names)
-        center, scale = np.r_[0.0, center], np.r_[1.0, scale]
+        center, scale, fill = np.r_[0.0, center], np.r_[1.0, scale], np.r_[1.0, fill]
 
     def take(rows: Array) -> Rows:
         extras = (None if column is None else column[rows] for column in (table.weights, table.offset))
         return Rows(X[rows], y[rows], *extras)
 
-    return Prepared(take(train), take(test), names, center, scale, classes)
+    return Prepared(take(train), take(test), names, center, scale, classes, fill, filled)
+
+
+def _medians(X: Array, names: Sequence[str]) -> Array:
+    """Of each column, the entries that are there."""
+    empty = np.isnan(X).all(0)
+    if empty.any():
+        name = names[int(np.argmax(empty))]
+        raise InputError(f"column {name!r} has no entry in the {len(X)} training rows. Leave it out (--drop {name}).")
+    return np.nanmedian(X, 0)
+
+
+def _scales(X: Array, names: Sequence[str]) -> tuple[Array, Array]:
+    """The mean and the standard deviation of each column; 1 for a constant one."""
+    constant = X.max(0) == X.min(0)
+    center = np.where(constant, X[0], X.mean(0))
+    scale = np.where(constant, 1.0, X.std(0))
+    if not scale.all():
+        name = names[int(np.argmin(scale))]
+        raise InputError(
+            f"column {name!r} differs by so little that its standard deviation rounds to 0. "
+            f"Multiply it by a constant, or leave it out (--drop {name})."
+        )
+    return center, scale
 
 
 def _split(count: int, test_fraction: float, seed: int) -> tuple[Array, Array]:

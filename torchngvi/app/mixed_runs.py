@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from torchngvi.adapters.formula import mixed
 from torchngvi.app.config import file_name
 from torchngvi.app.outputs import OutputFolder, write_rows
-from torchngvi.app.readers import read_delimited
+from torchngvi.app.readers import DELIMITED, ending, read_columns
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import Marginals, MixedResult, MultilevelResult, MultilevelTable
 
 FLAGS = ("formula", "data", "family", "weights", "seed", "out", "progress")
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COLUMNS = ("name", "mean", "sd", "low", "high")
 
 
@@ -43,14 +42,13 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
             f"Leave out all but {', '.join(f'--{name}' for name in FLAGS)}."
         )
     path = Path(file_name("data", str(flags.get("data", ""))))
-    separator = _SEPARATORS.get((path.with_suffix("") if path.suffix == ".gz" else path).suffix)
-    if separator is None:
-        raise InputError(f"--formula needs a csv or tsv file, --data visits.csv; got {str(path)!r}.")
+    if ending(path) not in (*DELIMITED, ".parquet"):
+        raise InputError(f"--formula needs a csv, tsv or parquet file, --data visits.csv; got {str(path)!r}.")
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r} (--data).")
     folder = OutputFolder(flags.get("out", f"runs/{path.name.partition('.')[0]}"), overwrite=overwrite)
     model = mixed(
-        flags["formula"], read_delimited(path, separator), flags.get("family", "gaussian"), weights=flags.get("weights")
+        flags["formula"], read_columns(path)[0], flags.get("family", "gaussian"), weights=flags.get("weights")
     )
     result = model.fit(seed=flags.get("seed", 0), progress=flags.get("progress", True))
     print(result)

@@ -11,6 +11,8 @@ from torchngvi.app import design, memory, tables
 from torchngvi.app.columns import Array, Table
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared, Rows
+from torchngvi.app.encoding import Encoding
+from torchngvi.app.names import AUTO
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
@@ -21,6 +23,7 @@ from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
+_WIDE = 10.0  # standard deviations of an intercept's prior, in the units of the family
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Problem:
     tolerance: float
     notes: tuple[str, ...]  # values that were chosen from the data
     out: OutputFolder
+    encoding: Encoding | None = None  # of a table with named columns
 
 
 def build(settings: Settings, *, overwrite: bool = False) -> Problem:
@@ -66,6 +70,8 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         offset=settings.offset,
         drop=settings.drop,
         n_features=settings.n_features,
+        categorical=settings.categorical,
+        impute=settings.impute is not None,
         budget=memory.Budget(settings.posterior, settings.structure, trial),
     )
     y, classes = design.coded_target(table, classes=settings.has_classes, success=settings.success)
@@ -78,14 +84,18 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         intercept=settings.intercept,
         test_fraction=settings.test_fraction,
         seed=settings.seed,
+        impute=settings.impute is not None,
     )
     dtype = getattr(torch, settings.dtype)
-    likelihood, precision, notes = _likelihood_and_prior(settings, data.train)
+    likelihood, precisions, notes = _likelihood_and_prior(settings, data.train)
+    if data.filled:
+        notes = (*notes, f"{data.filled} missing entries were filled in with medians of the training rows (--impute)")
+    precision = float(precisions[-1])
     model = GeneralizedLinear(
         torch.as_tensor(data.train.X, dtype=dtype),
         data.train.y,
         likelihood,
-        prior_precision=torch.tensor(precision, dtype=dtype),
+        prior_precision=torch.as_tensor(precisions, dtype=dtype),
         weights=data.train.weights,
         offset=data.train.offset,
         temperature=settings.temperature,
@@ -97,7 +107,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
     tolerance = settings.tolerance or (1e-5 if settings.dtype == "float64" else 1e-2)
-    return Problem(settings, data, model, q, optimizer, tolerance, notes, out)
+    return Problem(settings, data, model, q, optimizer, tolerance, (*table.notes, *notes), out, table.encoding)
 
 
 def _check_rows(settings: Settings, table: Table, y: Array) -> None:
@@ -108,21 +118,31 @@ def _check_rows(settings: Settings, table: Table, y: Array) -> None:
         raise InputError(f"weights must not be negative; column {settings.weights!r} has {table.weights.min():g}.")
 
 
-def _likelihood_and_prior(settings: Settings, train: Rows) -> tuple[Likelihood, float, tuple[str, ...]]:
-    """What the settings leave open, for the Gaussian family in the units of y."""
-    precision = settings.prior_precision
+def _likelihood_and_prior(settings: Settings, train: Rows) -> tuple[Likelihood, Array, tuple[str, ...]]:
+    """What the settings leave open, for the Gaussian family in the units of y; the prior precisions (D,)."""
+    chosen = None if settings.prior_precision == AUTO else settings.prior_precision
+    notes, precision, unit = [], _PRIOR_PRECISION if chosen is None else float(chosen), 1.0
+    likelihood: Likelihood
     if settings.family != "gaussian":
-        return FAMILIES[settings.family](), precision or _PRIOR_PRECISION, ()
-    notes = []
-    noise = settings.noise
-    if noise is None:
-        noise = _residual_noise(train)
-        notes.append(f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)")
-    if precision is None:
+        likelihood = FAMILIES[settings.family]()
+    else:
+        noise = settings.noise
+        if noise is None:
+            noise = _residual_noise(train)
+            notes.append(
+                f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)"
+            )
+        likelihood = GaussianNoise(noise)
         square = float(np.mean(np.square(train.y)))
-        precision = 1 / square if square > 0 else _PRIOR_PRECISION
-        notes.append(f"prior precision {precision:.3g} is 1/mean(y^2) (--prior-precision sets another)")
-    return GaussianNoise(noise), precision, tuple(notes)
+        unit = math.sqrt(square) if square > 0 else 1.0
+        if chosen is None and square > 0:
+            precision = 1 / square
+        if settings.prior_precision is None:
+            notes.append(f"prior precision {precision:.3g} is 1/mean(y^2) (--prior-precision sets another)")
+    precisions = np.full(train.X.shape[1], precision)
+    if settings.intercept:
+        precisions[0] = (settings.intercept_sd or _WIDE * unit) ** -2
+    return likelihood, precisions, tuple(notes)
 
 
 def _residual_noise(train: Rows) -> float:

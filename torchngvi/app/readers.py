@@ -1,4 +1,4 @@
-"""Files of data, one reader a format: csv and tsv, svmlight, and npz archives, each also with .gz.
+"""Files of data, one reader a format: tables of text, parquet, svmlight, and npz archives.
 
 A file that would take more memory than there is is refused before it is unpacked.
 """
@@ -18,10 +18,13 @@ from sklearn import datasets
 from torchngvi.app import memory
 from torchngvi.app.columns import Array, Table, kept, refuse_unusable
 from torchngvi.app.config import hint
+from torchngvi.app.dialects import Dialect, dialect
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError
 
 _CHUNK = 1 << 20  # bytes
+_START = 1 << 16  # bytes from which the dialect is found
+DELIMITED = {".csv": ",", ".tsv": "\t"}  # and the separators that these endings stand for
 
 
 def _opened(path: Path) -> Any:
@@ -44,40 +47,112 @@ def _require_memory_for_text(path: Path, separator: str) -> None:
     memory.require(need, f"reading {str(path)!r}, {size} bytes of text or more,", "Use a smaller file.")
 
 
-def read_delimited(path: Path, separator: str) -> pd.DataFrame:
+def ending(path: Path) -> str:
+    """The ending of a file's name, without that of a compression.
+
+    >>> ending(Path("visits.CSV.gz"))
+    '.csv'
+    """
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def read_delimited(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Read a table of text; spaces around the names of its columns are dropped.
+
+    Its separator is found (a comma, a semicolon, a tab or a bar), and so are decimal commas, and whether it is in UTF-8
+    or in Latin-1.
 
     Args:
         path: a csv or tsv file, perhaps with .gz.
-        separator: the character between two cells.
+
+    Returns:
+        The table, and notes on what is unusual about it.
+
+    Raises:
+        InputError: no table, no column names, too little memory.
+    """
+    usual = DELIMITED.get(ending(path), ",")
+    try:
+        with _opened(path) as file:
+            start = file.read(_START) + file.readline()  # no line is cut
+        if b"\0" in start[:4096]:
+            raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
+        found = dialect(start, usual, str(path))
+        _require_memory_for_text(path, found.separator)
+        try:
+            frame = _parsed(path, found)
+        except UnicodeDecodeError:  # beyond what was looked at
+            found = found._replace(encoding="cp1252")
+            frame = _parsed(path, found)
+    except pd.errors.EmptyDataError as error:
+        raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{str(path)!r} is no table of text in UTF-8 or Latin-1 ({error}). Save it as csv in UTF-8."
+        ) from error
+    except (pd.errors.ParserError, OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{str(path)!r} cannot be read as a table: {str(error).strip()}.") from error
+    frame.columns = frame.columns.astype(str).str.strip()
+    return frame, found.notes(usual)
+
+
+def _parsed(path: Path, found: Dialect) -> pd.DataFrame:
+    return pd.read_csv(
+        path,
+        sep=found.separator,
+        decimal=found.decimal,
+        encoding=found.encoding,
+        skipinitialspace=True,
+        low_memory=False,
+    )
+
+
+def read_parquet(path: Path) -> pd.DataFrame:
+    """Read a parquet file; numbers that may be missing become float64.
+
+    Args:
+        path: the file.
 
     Returns:
         The table.
 
     Raises:
-        InputError: no table, another separator, too little memory.
+        InputError: no parquet file, too little memory.
+        ImportError: pyarrow is not installed.
     """
+    from pyarrow import ArrowException, parquet
+
     try:
-        with _opened(path) as file:
-            if b"\0" in file.read(4096):
-                raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
-        _require_memory_for_text(path, separator)
-        frame = pd.read_csv(path, sep=separator, skipinitialspace=True, low_memory=False)
-    except pd.errors.EmptyDataError as error:
-        raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{str(path)!r} is no table of text in UTF-8 ({error}). Save it as csv in UTF-8.") from error
-    except (pd.errors.ParserError, OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{str(path)!r} cannot be read as a table: {str(error).strip()}.") from error
+        shape = parquet.read_metadata(path)
+        memory.require(8 * shape.num_rows * shape.num_columns, f"reading {str(path)!r}", "Use a smaller file.")
+        frame = pd.read_parquet(path, engine="pyarrow")
+    except (ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{str(path)!r} cannot be read as a parquet file ({' '.join(str(error).split())}).") from error
     frame.columns = frame.columns.astype(str).str.strip()
-    if frame.shape[1] == 1:
-        other = next((mark for mark in (";", "\t", ",", "|") if mark in frame.columns[0]), None)
-        if other is not None:
-            raise InputError(
-                f"{str(path)!r} has one column only, {frame.columns[0]!r}: it seems to be separated by {other!r} "
-                f"and not by {separator!r}. Save it separated by commas (.csv) or tabs (.tsv)."
-            )
-    return frame
+    nullable = [name for name in frame.columns if pd.api.types.is_extension_array_dtype(frame[name].dtype)]
+    numbers = [name for name in nullable if pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    return frame.astype(dict.fromkeys(numbers, np.float64))
+
+
+def read_columns(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Read a table with named columns: csv, tsv or parquet.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The table, and notes on what is unusual about it.
+
+    Raises:
+        InputError: no such file, or not readable.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no file {str(path)!r}. Check the path.")
+    if ending(path) == ".parquet":
+        return read_parquet(path), ()
+    if ending(path) not in DELIMITED:
+        raise InputError(f"a table of named columns is a csv, tsv or parquet file; got {str(path)!r}. Save it as csv.")
+    return read_delimited(path)
 
 
 def read_svmlight(
@@ -166,7 +241,9 @@ def _require_memory_for_arrays(
         budget.require(repr(str(path)), *shape)
 
 
-def read_npz(path: Path, columns: dict[str, str | None], drop: Iterable[str], budget: Budget) -> Table:
+def read_npz(
+    path: Path, columns: dict[str, str | None], drop: Iterable[str], budget: Budget, *, impute: bool = False
+) -> Table:
     """Read an npz archive with arrays X and y, and others that columns name.
 
     Args:
@@ -174,6 +251,7 @@ def read_npz(path: Path, columns: dict[str, str | None], drop: Iterable[str], bu
         columns: the name of the array of each role, "target", "weights" and "offset"; None for the default.
         drop: names of columns to leave out.
         budget: the memory that the run may take.
+        impute: whether entries of X may be missing.
 
     Returns:
         The data set, with the names in the array feature_names, or x1, x2, ...
@@ -202,10 +280,12 @@ def read_npz(path: Path, columns: dict[str, str | None], drop: Iterable[str], bu
         role: arrays[keys[role]].astype(np.float64) for role in ("weights", "offset") if role in keys
     }
     places = kept(names, drop)
-    table = Table(X[:, places], y, tuple(names[k] for k in places), keys["y"], (), **extra)
+    table = Table(
+        X[:, places], y, tuple(names[k] for k in places), keys["y"], (), extra.get("weights"), extra.get("offset")
+    )
     named = {"target": keys["y"], **{role: keys[role] for role in extra}}
     used = {**dict(zip(table.names, table.X.T, strict=True)), keys["y"]: y}
-    refuse_unusable({**used, **{keys[role]: column for role, column in extra.items()}}, named)
+    refuse_unusable({**used, **{keys[role]: column for role, column in extra.items()}}, named, impute=impute)
     return table
 
 

@@ -1,5 +1,6 @@
 """A fit as text: the table of coefficients and a block of results, by rich."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -63,33 +64,54 @@ def most_certain(rows: Sequence[Coefficient], count: int) -> list[Coefficient]:
     return [rows[i] for i in sorted(chosen)]
 
 
-def coefficient_table(rows: Sequence[Coefficient], note: str) -> Group:
-    """A table of name, mean, standard deviation and interval, with intervals that exclude zero in bold.
+def coefficient_table(
+    rows: Sequence[Coefficient],
+    *,
+    ratio: str | None = None,
+    standardized: Sequence[Coefficient] = (),
+) -> Group:
+    """A table of the effect of each column with its 95% interval; intervals that exclude zero are in bold.
 
     Args:
-        rows: the coefficients, of which the clearest are shown.
-        note: a remark in the title, such as the unit.
+        rows: the coefficients per unit of a column, of which the clearest are shown.
+        ratio: what exp(coefficient) is called under this likelihood, such as "odds ratio"; None where it is nothing.
+        standardized: the same coefficients per standard deviation of a column, for a column of their means.
 
     Returns:
         A group of rich, to be printed by `show`.
     """
     shown = most_certain(rows, _MOST_ROWS)
     title = "Coefficients" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} coefficients, clearest signs"
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("column", overflow="fold", max_width=40)
-    table.add_column("mean", justify="right")
-    table.add_column("sd", justify="right")
-    table.add_column("2.5%", justify="right")
-    table.add_column("97.5%", justify="right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("column", overflow="fold", max_width=32)
+    for heading in ("per unit", "sd", "2.5%", "97.5%", *((ratio, "2.5%", "97.5%") if ratio else ())):
+        table.add_column(heading, justify="right")
+    if standardized:
+        table.add_column("per sd", justify="right")
+    scaled = {row.name: row.mean for row in standardized}
     for row in shown:
-        style = "bold" if row.low > 0 or row.high < 0 else ""
-        table.add_row(Text(row.name), *(_number(value) for value in row[1:]), style=style)
-    return Group(Text(f"{title} ({note})", style="bold"), table)
+        cells = [*row[1:], *(exponential(x) for x in (row.mean, row.low, row.high) if ratio)]
+        texts = [_number(value) for value in cells]
+        if standardized:
+            texts.append(_number(scaled[row.name]))
+        table.add_row(Text(row.name), *texts, style="bold" if row.low > 0 or row.high < 0 else "")
+    return Group(Text(title, style="bold"), table)
+
+
+def exponential(x: float) -> float:
+    """e^x, infinite beyond the range of numbers.
+
+    >>> exponential(0.0), exponential(1000.0)
+    (1.0, inf)
+    """
+    return math.exp(x) if x < 709.0 else math.inf
 
 
 def _number(value: float) -> str:
     """Three or more significant digits, without an exponent where it can be read."""
     size = abs(value)
+    if math.isinf(size):
+        return "beyond 1e308"
     if size >= 1e5 or 0 < size < 1e-4:
         return f"{value:.2e}"
     return f"{value:.{0 if size >= 1e4 else 1 if size >= 1e3 else 2 if size >= 100 else 3}f}"

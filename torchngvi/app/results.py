@@ -9,11 +9,14 @@ import torch
 
 from torchngvi.app import approximation, figures, psis, report
 from torchngvi.app.config import to_dict, to_toml
+from torchngvi.app.encoding import Column, Encoding
 from torchngvi.app.outputs import write_rows
 from torchngvi.app.problems import Problem
 from torchngvi.app.runs import HeldOut, Outcome
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.models.likelihoods import GaussianNoise
+
+RATIOS = {"bernoulli_logit": "odds ratio", "poisson_log": "rate ratio"}  # what exp(coefficient) is
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -53,7 +56,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "training_rows": len(data.train.y),
         "coefficients": len(data.names),
         "classes": None if data.classes is None else {"failure": data.classes[0], "success": data.classes[1]},
-        "prior_precision": float(problem.model.prior.precision[0]),
+        "prior_precision": float(problem.model.prior.precision[-1]),
+        "intercept_sd": float(problem.model.prior.precision[0]) ** -0.5 if problem.settings.intercept else None,
+        "baselines": _baselines(problem),
+        "evidence": [round_._asdict() for round_ in outcome.curve],
         "noise": likelihood.noise if isinstance(likelihood, GaussianNoise) else None,
         "notes": list(problem.notes),
         "warnings": list(outcome.warnings),
@@ -86,17 +92,43 @@ def show(outcome: Outcome, folder: Path | None) -> None:
         ("held out", _held_out_line(held_out)),
         ("cost", f"{result.evaluations} evaluations, {result.trace[-1].seconds:.2f} s"),
         ("data", _data_line(problem)),
-        ("model", f"{s.family}, prior precision {float(problem.model.prior.precision[0]):.4g}"),
+        ("model", s.family),
+        ("priors", _prior_line(problem)),
+        *(("baselines", text) for text in [_baseline_line(problem)] if text),
         *(("note", note) for note in problem.notes),
         ("method", _method_line(problem)),
         *(("warning", text) for text in outcome.warnings),
         ("written to", f"{folder}/" if folder else "no folder"),
     ]
-    unit = "per standard deviation of a column" if s.standardize else "per unit of a column"
+    table = report.coefficient_table(
+        outcome.effects,
+        ratio=RATIOS.get(s.family),
+        standardized=outcome.coefficients if s.standardize else (),
+    )
     report.show(
-        report.coefficient_table(outcome.coefficients, unit),
+        table,
         report.summary_block(_title(outcome), lines, good=result.converged and not outcome.warnings),
     )
+
+
+def _baselines(problem: Problem) -> dict[str, str]:
+    """Of each column of categories, the level that the effects of the others are relative to."""
+    return {} if problem.encoding is None else {c.name: c.baseline for c in problem.encoding.categories if c.levels}
+
+
+def _baseline_line(problem: Problem) -> str:
+    texts = [f"{name} = {level}" for name, level in _baselines(problem).items()]
+    return f"{', '.join(texts)}; the effects of other levels are relative to them" if texts else ""
+
+
+def _prior_line(problem: Problem) -> str:
+    s, precision = problem.settings, problem.model.prior.precision
+    unit = "per sd of a column" if s.standardize else "per unit of a column"
+    parts = [f"intercept N(0, {float(precision[0]) ** -0.5:.4g}^2)"] if s.intercept else []
+    if len(precision) > len(parts):
+        scale = f"{float(precision[-1]) ** -0.5:.4g}^2"
+        parts.insert(0, f"coefficients N(0, {scale}) {unit} (precision {float(precision[-1]):.4g})")
+    return ", ".join(parts)
 
 
 def _method_line(problem: Problem) -> str:
@@ -148,7 +180,7 @@ def write(outcome: Outcome) -> Path:
     title = f"{Path(problem.settings.data).name}: {problem.settings.family}, {_short_verdict(outcome.result)}"
     with problem.out.writing() as folder:
         torch.save(saved(outcome), folder / "posterior.pt")
-        write_rows(folder / "coefficients.csv", report.Coefficient._fields, outcome.coefficients)
+        write_rows(folder / "coefficients.csv", *_effect_rows(outcome))
         write_rows(folder / "trace.csv", Record._fields, outcome.result.trace)
         text = json.dumps(summary(outcome), indent=2, ensure_ascii=False)
         (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
@@ -156,6 +188,20 @@ def write(outcome: Outcome) -> Path:
         trace, rows = outcome.result.trace, outcome.coefficients
         figures.fit_figure(trace, rows, title=title, tolerance=problem.tolerance).savefig(folder / "fit.png")
     return problem.out.path
+
+
+def _effect_rows(outcome: Outcome) -> tuple[list[str], list[list[Any]]]:
+    """The header and the rows of coefficients.csv: per unit of a column, ratios where there are, and as fitted."""
+    header = list(report.Coefficient._fields)
+    rows: list[list[Any]] = [list(row) for row in outcome.effects]
+    if outcome.problem.settings.family in RATIOS:
+        header += ["ratio", "ratio_low", "ratio_high"]
+        for row in rows:
+            row += [report.exponential(row[place]) for place in (1, 3, 4)]
+    header += [f"fitted_{name}" for name in report.Coefficient._fields[1:]]
+    for row, fitted in zip(rows, outcome.coefficients, strict=True):
+        row += fitted[1:]
+    return header, rows
 
 
 def _short_verdict(result: FitResult) -> str:
@@ -179,4 +225,13 @@ def saved(outcome: Outcome) -> dict[str, Any]:
         "center": torch.as_tensor(problem.data.center),
         "scale": torch.as_tensor(problem.data.scale),
         "classes": None if problem.data.classes is None else list(problem.data.classes),
+        "fill": torch.as_tensor(problem.data.fill),
+        "columns": [[c.name, list(c.levels), c.usual] for c in _encoding(problem).columns],
+        "noise": problem.model.likelihood.noise if isinstance(problem.model.likelihood, GaussianNoise) else None,
     }
+
+
+def _encoding(problem: Problem) -> Encoding:
+    """How a table of new rows becomes a design; of a file without texts, its columns as they are."""
+    names = problem.data.names[int(problem.settings.intercept) :]
+    return problem.encoding or Encoding(tuple(Column(name) for name in names))

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi.app import approximation, memory, psis, report
-from torchngvi.app.design import Rows
+from torchngvi.app.design import Prepared, Rows
+from torchngvi.app.names import AUTO
 from torchngvi.app.problems import Problem
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
-from torchngvi.errors import RejectedStepWarning
+from torchngvi.errors import InputError, RejectedStepWarning
+from torchngvi.evidence import Evidence, Round, prior_by_evidence
 from torchngvi.fitting import Evaluations, Unimproved
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.loop import Loop
@@ -21,6 +23,7 @@ from torchngvi.fitting.records import FitResult
 from torchngvi.fitting.smoothed import SmoothedSteps
 from torchngvi.methods import PreconditionedVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
+from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.registry import structure_of
 from torchngvi.stepsizes import PowerSchedule
@@ -44,11 +47,13 @@ class HeldOut:
 class Outcome:
     """The result of a fit, and the diagnostics of its posterior."""
 
-    problem: Problem
+    problem: Problem  # with the prior that was found, where it was by evidence
     result: FitResult
-    coefficients: list[report.Coefficient]
+    coefficients: list[report.Coefficient]  # of the columns of the fit, which may be standardised
+    effects: list[report.Coefficient]  # per unit of a column of the table
     elbo_sampled: float
     elbo_error: float
+    curve: tuple[Round, ...]  # of the prior precision, where it was found by evidence
     draws: int  # behind the two numbers above
     proposal: psis.Proposal
     held_out: HeldOut | None
@@ -75,6 +80,11 @@ def run(problem: Problem) -> Outcome:
     settings, model = problem.settings, problem.model
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RejectedStepWarning)
+        found = _by_evidence(problem) if settings.prior_precision == AUTO else None
+        if found is not None:
+            note = str(found) + (" The data speak for no effect of any column." if found.at_limit else "")
+            problem = replace(problem, model=found.model, notes=(*problem.notes, note))
+            model = problem.model
         result = _fitted(problem)
     q = result.posterior
     assert isinstance(q, Gaussian)
@@ -86,13 +96,43 @@ def run(problem: Problem) -> Outcome:
         problem,
         result,
         report.coefficients(problem.data.names, q.mean, q.stddev),
+        report.coefficients(problem.data.names, *per_unit(q, problem.data, settings.intercept)),
         float(terms.mean()),
         float(terms.std() / math.sqrt(len(terms))),
+        () if found is None else found.curve,
         len(weights),
         psis.proposal(result.verdict, weights),
         _scores(problem, q),
         (*_too_few_rows(problem.data.train), *(str(warning.message) for warning in caught)),
     )
+
+
+def per_unit(q: Gaussian, data: Prepared, intercept: bool) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of the coefficients of the columns as they are in the table.
+
+    A standardised column (x - c)/s with the coefficient b has b/s per unit of x, and takes b c/s off the intercept.
+    """
+    center, scale = (torch.as_tensor(part, dtype=q.dtype) for part in (data.center, data.scale))
+    if not intercept or not bool(center.any()):
+        return q.mean / scale, q.stddev / scale
+    row = -center / scale
+    row[0] = 1.0
+    mean, sd = q.mean / scale, q.stddev / scale
+    mean[0], sd[0] = row @ q.mean, q.frame().rows(row[None]).norm()
+    return mean, sd
+
+
+def _by_evidence(problem: Problem) -> Evidence:
+    """The prior precision that the data speak for, and the noise too where it is not given."""
+    settings, q = problem.settings, problem.q
+    if not isinstance(q, Gaussian) or problem.model.dim == settings.intercept:
+        raise InputError("prior_precision auto needs coefficients, and a posterior of method vn. Set a number.")
+    columns = range(int(settings.intercept), q.dim)
+    noise = settings.family == "gaussian" and settings.noise is None
+    start = {name: tensor.clone() for name, tensor in q.state_dict().items()}
+    found = prior_by_evidence(q, problem.model, [columns], noise=noise, max_evaluations=settings.max_evaluations)
+    q.load_state_dict(start)  # so that the trace of the fit is that of a fit from its start
+    return found
 
 
 def _fitted(problem: Problem) -> FitResult:
@@ -114,10 +154,17 @@ def _fitted(problem: Problem) -> FitResult:
         engine.remedy = "Raise max_evaluations."
         criteria = Unimproved(_PATIENCE) | Evaluations(settings.max_evaluations)
         result = Loop(engine, criteria, progress=settings.progress).run()
+    return replace(result, posterior=as_gaussian(q, settings.posterior))
+
+
+def as_gaussian(q: Gaussian | FlatGaussian, name: str) -> Gaussian:
+    """The posterior; a flat one of that name in another form."""
+    if isinstance(q, Gaussian):
+        return q
     mean = q.mean.detach()
-    if structure_of(settings.posterior) == "diagonal":
-        return replace(result, posterior=DiagonalGaussian(q.dim, mean=mean, scale=q.stddev.detach()))
-    return replace(result, posterior=CholeskyGaussian(q.dim, mean=mean, scale=q.scale_tril.detach()))
+    if structure_of(name) == "diagonal":
+        return DiagonalGaussian(q.dim, mean=mean, scale=q.stddev.detach())
+    return CholeskyGaussian(q.dim, mean=mean, scale=q.scale_tril.detach())
 
 
 def _too_few_rows(train: Rows) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Data sets as arrays, as they are stored: files of several formats, and the sets bundled with scikit-learn."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from sklearn import datasets
 from torchngvi.app.columns import Table, from_frame
 from torchngvi.app.config import file_name, hint
 from torchngvi.app.memory import Budget
-from torchngvi.app.readers import read_delimited, read_npz, read_svmlight
+from torchngvi.app.readers import DELIMITED, ending, read_columns, read_npz, read_svmlight
 from torchngvi.errors import InputError
 
 BUNDLED: dict[str, Callable[..., Any]] = {
@@ -19,9 +20,8 @@ BUNDLED: dict[str, Callable[..., Any]] = {
     "iris": datasets.load_iris,
     "wine": datasets.load_wine,
 }
-_DELIMITED = {".csv": ",", ".tsv": "\t"}
 _SVMLIGHT = (".svm", ".libsvm", ".txt")
-_FORMATS = ".csv, .tsv, .svm, .libsvm, .txt (svmlight), each also with .gz, and .npz"
+_FORMATS = ".csv, .tsv, .svm, .libsvm, .txt (svmlight), each also with .gz, .parquet and .npz"
 _TABLE_ALONE = Budget()
 
 
@@ -33,6 +33,8 @@ def read_table(
     offset: str | None = None,
     drop: Iterable[str] = (),
     n_features: int | None = None,
+    categorical: Iterable[str] = (),
+    impute: bool = False,
     budget: Budget = _TABLE_ALONE,
 ) -> Table:
     """Read a bundled set by name, or a file by its ending.
@@ -43,6 +45,8 @@ def read_table(
         weights, offset: columns (in an npz file arrays) of row weights and predictor offsets.
         drop: columns to leave out.
         n_features: the number of features of a svmlight file, where trailing ones are empty.
+        categorical: columns of numbers that are categories, of a table with named columns.
+        impute: whether entries may be missing.
         budget: what the table is for, so that one too large for it is refused before it is read.
 
     Returns:
@@ -55,22 +59,26 @@ def read_table(
     (150, 4)
     """
     path = Path(file_name("data", data))
-    ending = _ending(path)
-    if n_features is not None and (data in BUNDLED or ending not in _SVMLIGHT):
+    end = ending(path)
+    if n_features is not None and (data in BUNDLED or end not in _SVMLIGHT):
         raise InputError(f"n_features is for svmlight files (.svm, .libsvm, .txt); {data!r} is none. Leave it out.")
     columns = {"target": target, "weights": weights, "offset": offset}
     if data in BUNDLED:
         table = _from_bundled(data, columns, drop, budget)
     elif not path.exists():
-        raise InputError(_no_such_data(data, path, ending))
+        raise InputError(_no_such_data(data, path, end))
     elif not path.is_file():
         raise InputError(f"data must be a file; {data!r} is a folder. Name one file in it.")
-    elif ending in _DELIMITED:
-        table = from_frame(read_delimited(path, _DELIMITED[ending]), columns, drop, budget)
-    elif ending in _SVMLIGHT:
+    elif end in DELIMITED or end == ".parquet":
+        frame, notes = read_columns(path)
+        table = from_frame(frame, columns, drop, budget, categorical=categorical, impute=impute)
+        table = replace(table, notes=notes)
+    elif list(categorical):
+        raise InputError(f"categorical names columns of a csv, tsv or parquet file; {data!r} is none. Leave it out.")
+    elif end in _SVMLIGHT:
         table = read_svmlight(path, columns, drop, n_features, budget)
-    elif ending == ".npz":
-        table = read_npz(path, columns, drop, budget)
+    elif end == ".npz":
+        table = read_npz(path, columns, drop, budget, impute=impute)
     else:
         raise InputError(f"cannot tell the format of {data!r} from its ending; known are {_FORMATS}. Rename the file.")
     if len(table.y) == 0:
@@ -78,14 +86,9 @@ def read_table(
     return table
 
 
-def _ending(path: Path) -> str:
-    name = path.name.lower().removesuffix(".gz")
-    return Path(name).suffix
-
-
-def _no_such_data(data: str, path: Path, ending: str) -> str:
+def _no_such_data(data: str, path: Path, end: str) -> str:
     bundled = f"The bundled sets are {', '.join(BUNDLED)}."
-    if ending or len(path.parts) > 1:
+    if end or len(path.parts) > 1:
         return f"there is no data file {data!r} (looked for {path.absolute()}). Check the path. {bundled}"
     return f"{data!r} is neither a file nor a bundled set.{hint(data, BUNDLED)} {bundled}"
 
@@ -95,4 +98,4 @@ def _from_bundled(data: str, columns: dict[str, str | None], drop: Iterable[str]
     frame = bunch.frame
     table = from_frame(frame, {**columns, "target": columns["target"] or "target"}, drop, budget)
     labels = tuple(str(label) for label in bunch.get("target_names", ())) if table.target == "target" else ()
-    return Table(table.X, table.y, table.names, table.target, labels, table.weights, table.offset)
+    return replace(table, labels=labels)

@@ -1,0 +1,42 @@
+"""The site of the documentation: ``sphinx-build -W docs site``."""
+
+import re
+
+import torchngvi
+
+project = "torchngvi"
+author = "the authors of torchngvi"
+release = version = torchngvi.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["site"]
+myst_heading_anchors = 3
+default_role = "py:obj"
+html_theme = "furo"
+html_title = f"torchngvi {release}"
+html_copy_source = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # they are in the signature of the source; here the text says it
+napoleon_use_ivar = True
+suppress_warnings = ["ref.python"]  # a word that names a function here and there; the text is the same
+
+# what docutils would take for markup in the prose of a docstring: (*batch, D), |a|, name_
+_MARKUP = re.compile(r"(``.*?``)|(?<!\w)`[^`]+`|([*|]|(?<=\w)_(?!\w))")
+
+
+def _escaped(app, what, name, obj, options, lines):
+    """Docstrings are plain prose with code in backticks, and lines of formulas that are indented."""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            lines[number] = _MARKUP.sub(lambda found: f"\\{found[2]}" if found[2] else found[0], line)
+
+
+def _inherited(app, what, name, obj, skip, options):
+    """The methods that scikit-learn makes for its routing of metadata are documented there."""
+    return True if re.fullmatch(r"set_\w+_request", name) else None
+
+
+def setup(app):
+    """Escape before the sections of a docstring are read."""
+    app.connect("autodoc-skip-member", _inherited)
+    app.connect("autodoc-process-docstring", _escaped, priority=100)

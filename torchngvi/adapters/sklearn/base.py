@@ -1,0 +1,146 @@
+"""What the estimators share: one linear predictor, its prior, and its Gaussian posterior."""
+
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
+from torchngvi.errors import InputError
+from torchngvi.evidence import Evidence, prior_by_evidence
+from torchngvi.fitting.fit import fit
+from torchngvi.fitting.records import FitResult
+from torchngvi.models import GeneralizedLinear
+from torchngvi.models.likelihoods import GaussianNoise, Likelihood
+from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
+
+Array = np.ndarray[Any, Any]
+POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian}
+
+
+class BayesianLinear(BaseEstimator):
+    """What the three estimators share: one linear predictor, its prior, and its Gaussian posterior."""
+
+    _wide: ClassVar[float] = 10.0  # standard deviations of the intercept's prior, in the units of the family
+
+    posterior_: CholeskyGaussian | DiagonalGaussian
+    evidence_: Evidence | None
+    coef_: Array
+    intercept_: Any  # a number, of a classifier (1,)
+
+    def __init__(
+        self,
+        *,
+        prior_precision: float | str = 1.0,
+        fit_intercept: bool = True,
+        intercept_sd: float | None = None,
+        posterior: str = "cholesky",
+        max_iter: int = 1000,
+        tol: float = 1e-8,
+    ) -> None:
+        self.prior_precision = prior_precision
+        self.fit_intercept = fit_intercept
+        self.intercept_sd = intercept_sd
+        self.posterior = posterior
+        self.max_iter = max_iter
+        self.tol = tol
+
+    # -------------------------------------------------------------------------------- fitting
+
+    def _fit(self, X: Array, y: Array, weights: Array | None, likelihood: Likelihood, *, noise: bool = False) -> Self:
+        """Fit the posterior, of the prior that is given or with one by evidence."""
+        if self.posterior not in POSTERIORS:
+            raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
+        auto = self.prior_precision == "auto"
+        if not auto and not (isinstance(self.prior_precision, (int, float)) and self.prior_precision > 0):
+            raise InputError(f"prior_precision must be positive, or 'auto'; got {self.prior_precision!r}.")
+        design = self._with_intercept(X)
+        unit = (
+            max(math.sqrt(np.average(np.square(y), weights=weights)), 1e-100)
+            if isinstance(likelihood, GaussianNoise)
+            else 1.0
+        )
+        precision = np.full(design.shape[1], unit**-2 if auto else float(self.prior_precision))
+        if self.fit_intercept:
+            precision[-1] = (self.intercept_sd or self._wide * unit) ** -2
+        model = GeneralizedLinear(
+            torch.as_tensor(design), torch.as_tensor(y), likelihood, prior_precision=precision, weights=weights
+        )
+        size = math.sqrt(np.average(np.square(design).sum(1), weights=weights))
+        start = min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
+        q = POSTERIORS[self.posterior](design.shape[1], scale=start, dtype=torch.float64)
+        self.evidence_ = None
+        if auto or noise:
+            columns = [range(X.shape[1])] if auto else []
+            self.evidence_ = prior_by_evidence(
+                q, model, columns, noise=noise, max_evaluations=self.max_iter, fit_tolerance=self.tol
+            )
+            model, result = self.evidence_.model, self.evidence_.result
+        else:
+            result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
+        self._keep(model, result, q, X.shape[1])
+        return self
+
+    def _keep(
+        self, model: GeneralizedLinear, result: FitResult, q: CholeskyGaussian | DiagonalGaussian, columns: int
+    ) -> None:
+        """The attributes of the fit, by scikit-learn's names where it has them."""
+        mean, sd = q.mean.numpy().copy(), q.stddev.numpy().copy()
+        self.posterior_ = q
+        self.likelihood_ = model.likelihood
+        self.coef_, self.coef_sd_ = mean[:columns], sd[:columns]
+        self.intercept_ = float(mean[-1]) if self.fit_intercept else 0.0
+        self.intercept_sd_ = float(sd[-1]) if self.fit_intercept else 0.0
+        self.prior_precision_ = float(model.prior.precision[0])
+        self.elbo_ = -result.loss
+        self.converged_ = result.converged
+        self.n_iter_ = max(result.evaluations, 1)
+
+    def _with_intercept(self, X: Array) -> Array:
+        """The design with a column of ones at its end."""
+        return np.column_stack([X, np.ones(len(X))]) if self.fit_intercept else np.ascontiguousarray(X)
+
+    # -------------------------------------------------------------------------------- predicting
+
+    def _moments(self, X: Any) -> tuple[Tensor, Tensor, Array]:
+        """Mean and variance of the linear predictor of each row, and the rows."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return *predictor_moments(self._model(), self.posterior_, torch.as_tensor(self._with_intercept(X))), X
+
+    def _model(self) -> GeneralizedLinear:
+        """A model with the likelihood of the fit; its two rows are not looked at."""
+        return GeneralizedLinear(
+            torch.zeros((2, self.posterior_.dim), dtype=torch.float64), [0.0, 1.0], self.likelihood_
+        )
+
+    def _expected(self, X: Any) -> Array:
+        """The predictive mean of each row."""
+        _, _, rows = self._moments(X)
+        found: Array = predictive_mean(
+            self._model(), self.posterior_, torch.as_tensor(self._with_intercept(rows))
+        ).numpy()
+        return found
+
+    def sample_posterior(self, n_samples: int = 1000, random_state: int | None = None) -> Array:
+        """Draw coefficients from the posterior.
+
+        Args:
+            n_samples: the number of draws.
+            random_state: a seed; without one the draws differ from call to call.
+
+        Returns:
+            (n_samples, n_features), with the intercept as a last column where there is one.
+        """
+        check_is_fitted(self)
+        generator = torch.Generator()
+        if random_state is None:
+            generator.seed()
+        else:
+            generator.manual_seed(random_state)
+        draws: Array = self.posterior_.sample((n_samples,), generator=generator).numpy()
+        return draws

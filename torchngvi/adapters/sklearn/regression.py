@@ -1,0 +1,198 @@
+"""Bayesian Poisson and linear regression as regressors of scikit-learn."""
+
+import math
+from typing import Any, ClassVar, Self, final
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import _check_sample_weight, validate_data
+from torch import Tensor
+
+from torchngvi.adapters.sklearn.base import Array, BayesianLinear
+from torchngvi.errors import InputError
+from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
+from torchngvi.numerics.gaussian_integrals import Moments
+
+
+@final
+class QuasiCounts(Likelihood):
+    """The Poisson likelihood for numbers that need not be whole, such as rates with their exposures as weights.
+
+    >>> float(QuasiCounts().checked(torch.tensor([0.5])))
+    0.5
+    """
+
+    discrete = False
+    _poisson: ClassVar[PoissonLog] = PoissonLog()
+
+    def energy(self, eta: Tensor, y: Tensor) -> Tensor:
+        """The energy exp η - yη + log Γ(y + 1)."""
+        return self._poisson.energy(eta, y)
+
+    def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
+        """The moments, as those of counts."""
+        # that of counts is expanded about log y for y at least 1
+        whole = self._poisson.expected(mean, variance, y.clamp_min(1.0))
+        rate = torch.exp(mean + 0.5 * variance)
+        small = Moments(rate - y * mean + torch.lgamma(y + 1), rate - y, rate)
+        return Moments(*(torch.where(y >= 1, a, b) for a, b in zip(whole, small, strict=True)))
+
+    def checked(self, y: Tensor) -> Tensor:
+        """The targets as they are."""
+        return y
+
+
+class BayesianPoissonRegression(RegressorMixin, BayesianLinear):
+    """Poisson regression of counts, with the logarithmic link and a Gaussian posterior over the coefficients.
+
+    Args:
+        prior_precision: of each coefficient, or "auto" for the one that the data speak for.
+        fit_intercept: whether there is an intercept.
+        intercept_sd: the standard deviation of its prior; 10 by default.
+        posterior: "cholesky", all correlations; or "diagonal" for very many columns.
+        max_iter: the budget of evaluations of gradient and curvature.
+        tol: on the natural-gradient norm.
+
+    Attributes:
+        coef_, intercept_, coef_sd_, intercept_sd_: means and standard deviations of the posterior.
+        posterior_, prior_precision_, evidence_, elbo_, converged_, n_iter_: as those of `BayesianLogisticRegression`.
+
+    >>> X = np.random.default_rng(0).normal(size=(200, 1))
+    >>> y = np.random.default_rng(1).poisson(np.exp(1 + X[:, 0]))
+    >>> mean, sd = BayesianPoissonRegression().fit(X, y).predict([[0.0]], return_std=True)
+    >>> bool(2.2 < mean[0] < 3.2), bool(1.5 < sd[0] < 1.8)
+    (True, True)
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the posterior.
+
+        Args:
+            X: the rows, (n_samples, n_features).
+            y: counts, (n_samples,); other numbers that are not negative pass as quasi-counts.
+            sample_weight: a factor of the log likelihood of each row, (n_samples,).
+
+        Returns:
+            The estimator.
+
+        Raises:
+            InputError: a negative target.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        y = y.astype(np.float64)
+        if (y < 0).any():
+            raise InputError(f"y must be counts, not negative; got {float(y.min()):g} among them.")
+        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        return self._fit(X, y, weights, QuasiCounts())
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean exp(e + v/2), e and v the mean and the variance of the linear predictor.
+
+        Args:
+            X: the rows, (n_samples, n_features).
+            return_std: whether the standard deviation of a new count is given too, √(μ + μ² (e^v - 1)).
+
+        Returns:
+            The means, (n_samples,), and the standard deviations if asked for.
+        """
+        mean, variance, _ = self._moments(X)
+        expected = torch.exp(mean + 0.5 * variance)
+        spread = torch.sqrt(expected + expected.square() * torch.expm1(variance))
+        return (expected.numpy(), spread.numpy()) if return_std else expected.numpy()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        tags.regressor_tags.poor_score = True
+        return tags
+
+
+def _spread(y: Array, weights: Array | None) -> float:
+    """The standard deviation of y, positive also where all are equal."""
+    deviation = math.sqrt(np.average(np.square(y - np.average(y, weights=weights)), weights=weights))
+    return max(deviation, 1e-6 * float(np.abs(y).max()), 1e-12)
+
+
+class BayesianLinearRegression(RegressorMixin, BayesianLinear):
+    """Linear regression with Gaussian noise and the exact posterior over the coefficients.
+
+    Args:
+        prior_precision: of each coefficient, or "auto" for the one that the data speak for, the default.
+        noise: the standard deviation of y about its mean, or "auto" for the one that the data speak for.
+        fit_intercept: whether there is an intercept.
+        intercept_sd: the standard deviation of its prior; by default 10 times the root mean square of y.
+        posterior: "cholesky", all correlations; or "diagonal" for very many columns.
+        max_iter: the budget of evaluations of gradient and curvature.
+        tol: on the natural-gradient norm.
+
+    Attributes:
+        noise_: the standard deviation that was used.
+        coef_, intercept_, coef_sd_, intercept_sd_: means and standard deviations of the posterior.
+        posterior_, prior_precision_, evidence_, elbo_, converged_, n_iter_: as those of `BayesianLogisticRegression`.
+
+    >>> X = np.random.default_rng(0).normal(size=(200, 1))
+    >>> y = 3 + 2 * X[:, 0] + 0.5 * np.random.default_rng(1).normal(size=200)
+    >>> mean, sd = BayesianLinearRegression().fit(X, y).predict([[1.0]], return_std=True)
+    >>> bool(4.9 < mean[0] < 5.1), bool(0.45 < sd[0] < 0.55)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        *,
+        prior_precision: float | str = "auto",
+        noise: float | str = "auto",
+        fit_intercept: bool = True,
+        intercept_sd: float | None = None,
+        posterior: str = "cholesky",
+        max_iter: int = 1000,
+        tol: float = 1e-8,
+    ) -> None:
+        super().__init__(
+            prior_precision=prior_precision,
+            fit_intercept=fit_intercept,
+            intercept_sd=intercept_sd,
+            posterior=posterior,
+            max_iter=max_iter,
+            tol=tol,
+        )
+        self.noise = noise
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the posterior.
+
+        Args:
+            X: the rows, (n_samples, n_features).
+            y: numbers, (n_samples,).
+            sample_weight: a factor of the log likelihood of each row, (n_samples,).
+
+        Returns:
+            The estimator.
+
+        Raises:
+            InputError: noise that is not positive.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        y = y.astype(np.float64)
+        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        auto = self.noise == "auto"
+        if not auto and not (isinstance(self.noise, (int, float)) and self.noise > 0):
+            raise InputError(f"noise must be a positive standard deviation, or 'auto'; got {self.noise!r}.")
+        noise = _spread(y, weights) if auto else float(self.noise)
+        self._fit(X, y, weights, GaussianNoise(noise), noise=auto)
+        self.noise_ = self.likelihood_.noise if isinstance(self.likelihood_, GaussianNoise) else math.nan
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The predictive mean.
+
+        Args:
+            X: the rows, (n_samples, n_features).
+            return_std: whether the standard deviation of a new observation is given too, √(v + noise²).
+
+        Returns:
+            The means, (n_samples,), and the standard deviations if asked for.
+        """
+        mean, variance, _ = self._moments(X)
+        return (mean.numpy(), torch.sqrt(variance + self.noise_**2).numpy()) if return_std else mean.numpy()

@@ -1,0 +1,187 @@
+"""A fit that was written to a folder, read again: predictions for new rows of a table."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from torchngvi import registry
+from torchngvi.app.columns import refuse_unusable
+from torchngvi.app.config import Settings, settings_from
+from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number, listed
+from torchngvi.app.intervals import outcome_interval
+from torchngvi.app.report import Z95
+from torchngvi.app.runs import as_gaussian
+from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
+from torchngvi.errors import InputError
+from torchngvi.models import GeneralizedLinear
+from torchngvi.models.likelihoods import FAMILIES, BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood
+from torchngvi.posteriors.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The posterior of a run of ``torchngvi fit``, with all that turns a table of new rows into predictions.
+
+    `load` makes it from the folder of a run.
+
+    >>> import tempfile
+    >>> from torchngvi.app import problems, results, runs
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     settings = Settings(data="iris", success="virginica", progress=False, out=f"{folder}/iris")
+    ...     _ = results.write(runs.run(problems.build(settings)))
+    ...     fitted = load(f"{folder}/iris")
+    >>> flower = {name: [3.0] for name in fitted.columns}
+    >>> fitted.predict(pd.DataFrame(flower)).columns.tolist()
+    ['class', 'probability', 'low', 'high']
+    """
+
+    settings: Settings
+    posterior: Gaussian  # over the coefficients as fitted, the intercept first
+    encoding: Encoding
+    center: Array  # (D,)
+    scale: Array  # (D,)
+    fill: Array  # (D,), NaN where nothing is filled in
+    classes: tuple[str, str] | None  # failure and success
+    likelihood: Likelihood
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a table of new rows must have."""
+        offset = () if self.settings.offset is None else (self.settings.offset,)
+        return (*(column.name for column in self.encoding.columns), *offset)
+
+    def predict(self, frame: pd.DataFrame, *, name: str = "the table") -> pd.DataFrame:
+        """Predict new rows, with central 95% intervals.
+
+        For two classes the table has the likelier ``class`` and the ``probability`` of success, averaged over q, with
+        the interval of that probability, ``low`` and ``high``. For counts and real numbers it has the ``mean`` with its
+        interval ``mean_low`` and ``mean_high``, and the interval of a new observation, ``low`` and ``high``.
+
+        Args:
+            frame: the new rows, with the columns of the fit as they were there; the target may be among them.
+            name: the table, for messages.
+
+        Returns:
+            One row for each of the frame, with its index.
+
+        Raises:
+            InputError: columns that are missing or unknown, entries that are missing or unseen.
+        """
+        X, offset = self._design(frame, name)
+        model, q = self._model(), self.posterior
+        X_ = torch.as_tensor(X, dtype=q.dtype)
+        o = None if offset is None else torch.as_tensor(offset, dtype=q.dtype)
+        mean, variance = (part.double() for part in predictor_moments(model, q, X_, o))
+        half = Z95 * variance.sqrt()
+        expected = predictive_mean(model, q, X_, o).numpy()
+        low, high = (_inverse_link(self.likelihood, edge).numpy() for edge in (mean - half, mean + half))
+        if self.classes is not None:
+            likelier = np.where(expected > 0.5, self.classes[1], self.classes[0])
+            found: dict[str, Any] = {"class": likelier, "probability": expected, "low": low, "high": high}
+        else:
+            new = (part.numpy() for part in outcome_interval(self.likelihood, mean, variance, 0.95))
+            found = {
+                "mean": expected,
+                "mean_low": low,
+                "mean_high": high,
+                **dict(zip(("low", "high"), new, strict=True)),
+            }
+        return pd.DataFrame(found, index=frame.index)
+
+    def _design(self, frame: pd.DataFrame, name: str) -> tuple[Array, Array | None]:
+        """The columns of the fit, in its scale, and the offset."""
+        if not isinstance(frame, pd.DataFrame):
+            raise InputError(
+                f"predict takes a pandas DataFrame with the columns of the fit; got {type(frame).__name__}."
+            )
+        s = self.settings
+        check_columns(frame, self.columns, [c for c in (s.target, s.weights, *s.drop, "target") if c], name)
+        frame = frame.rename(columns=str)
+        _refuse_missing(frame, self.columns if s.impute is None else self.columns[len(self.encoding.columns) :], name)
+        raw = self.encoding.design(frame)
+        refuse_unusable(dict(zip(self.encoding.names, raw.T, strict=True)), {}, impute=s.impute is not None)
+        if s.intercept:
+            raw = np.column_stack([np.ones(len(raw)), raw])
+        X = (np.where(np.isnan(raw), self.fill, raw) - self.center) / self.scale
+        if s.offset is None:
+            return X, None
+        if not is_number(frame[s.offset]):
+            raise InputError(f"offset column {s.offset!r} must hold numbers; {name} has texts there. Correct them.")
+        return X, np.array(frame[s.offset], dtype=np.float64)
+
+    def _model(self) -> GeneralizedLinear:
+        """A model with the likelihood of the fit; its two rows are not looked at."""
+        rows = torch.zeros((2, self.posterior.dim), dtype=self.posterior.dtype)
+        return GeneralizedLinear(rows, [0.0, 1.0], self.likelihood)
+
+
+def _refuse_missing(frame: pd.DataFrame, names: tuple[str, ...], what: str) -> None:
+    missing = {name: int(frame[name].isna().sum()) for name in names}
+    bad = [name for name, count in missing.items() if count]
+    if bad:
+        raise InputError(
+            f"{what} misses entries of {listed(bad)}, of {bad[0]} in {missing[bad[0]]} of {len(frame)} rows, and the "
+            "fit has filled none. Fill them in, leave those rows out, or fit again with --impute median."
+        )
+
+
+def _inverse_link(likelihood: Likelihood, eta: Tensor) -> Tensor:
+    """The mean of y at a linear predictor."""
+    if isinstance(likelihood, BernoulliLogit):
+        return torch.sigmoid(eta)
+    if isinstance(likelihood, BernoulliProbit):
+        return torch.special.ndtr(eta)
+    return eta if isinstance(likelihood, GaussianNoise) else eta.exp()
+
+
+def load(run: str | Path) -> Fitted:
+    """Read what ``torchngvi fit`` has written, to predict with it.
+
+    Args:
+        run: the folder of the run, or the file posterior.pt in it.
+
+    Returns:
+        The fit; its `Fitted.predict` takes a table of new rows.
+
+    Raises:
+        InputError: no such folder, a folder of something else, a run of an earlier version.
+    """
+    path = Path(run)
+    path = path / "posterior.pt" if path.is_dir() else path
+    if not path.is_file():
+        formula = (path.parent / "effects.csv").is_file()
+        raise InputError(
+            f"{str(run)!r} is no folder of a run: there is no {path.name} in it. "
+            + (
+                "It is of --formula, whose results predict in Python: torchngvi.mixed(...).fit().predict(frame)."
+                if formula
+                else "Name the folder that torchngvi fit has written, such as runs/breast_cancer."
+            )
+        )
+    try:
+        saved = torch.load(path, weights_only=True)
+        saved["columns"]
+    except KeyError as error:
+        raise InputError(f"{str(path)!r} is of an earlier version, which kept no {error}. Fit again.") from error
+    except Exception as error:  # of a broken file torch, zipfile and pickle raise anything
+        raise InputError(f"{str(path)!r} cannot be read as the posterior of a run ({error}). Fit again.") from error
+    settings = settings_from({key: value for key, value in saved["settings"].items() if value is not None})
+    dtype = getattr(torch, settings.dtype)
+    q = registry.posterior(settings.posterior, len(saved["feature_names"]), structure=settings.structure, dtype=dtype)
+    q.load_state_dict(saved["posterior"])
+    gaussian = settings.family == "gaussian"
+    return Fitted(
+        settings,
+        as_gaussian(q, settings.posterior),
+        Encoding(tuple(Column(name, tuple(levels), usual) for name, levels, usual in saved["columns"])),
+        saved["center"].numpy(),
+        saved["scale"].numpy(),
+        saved["fill"].numpy(),
+        None if saved["classes"] is None else tuple(saved["classes"]),
+        GaussianNoise(saved["noise"]) if gaussian else FAMILIES[settings.family](),
+    )
