@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, SampledLabels
-from torchngvi.networks.finite import add_share_, all_finite, zero_where_
+from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.optimizers import check, closure_of, share_of_lr, unscale_
 from torchngvi.networks.posterior import NetworkGaussian
 
@@ -221,16 +221,12 @@ class Attachment:
     def finish(self) -> None:
         """Take the move, no longer than the radius, and go on to the next draw."""
         q, length = self.q, self.radius * self._share() ** 2
-        moves = [family.move_() for family in q.each()]
-        kl = q.divergence(moves)
+        kl = q.divergence()
         usable = kl.isfinite() & ~self._unusable
         shrink = torch.where(usable, (length / kl.clamp_min(torch.finfo(kl.dtype).tiny)).sqrt().clamp(max=1.0), 0.0)
-        for family, move in zip(q.each(), moves, strict=True):
-            zero_where_(move, ~kl.isfinite())
-            add_share_(family.mean, move, shrink)
         self._report(usable)
         q.unfinished, self._scaled, self.stepped = None, False, []
-        q.next_draw_()
+        q.next_draw_(shrink)
 
     def _report(self, usable: Tensor) -> None:
         """Count a step that was not taken; say so where that needs no wait for a device."""

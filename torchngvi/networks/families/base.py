@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from torchngvi.networks.finite import add_share_, zero_where_
 from torchngvi.networks.noise import normals
 
 
@@ -100,16 +101,43 @@ class Family(nn.Module, ABC):
         drawn = torch._foreach_add(self.mean, self.colored(self.noise(seed, draw)), alpha=spread)
         torch._foreach_copy_(self._held(), list(drawn))
 
-    def move_(self) -> list[Tensor]:
-        """Return how far the parameters are from the mean that they held: what an optimizer did.
+    def departure(self) -> Tensor:
+        """Return |C⁻¹ dm|², a number, of how far the parameters are from the mean that they held."""
+        return torch.stack(torch._foreach_norm(self.whitened(self._moves()))).square().sum()
 
-        Where they have the dtype of the mean they hold the move themselves from then on.
+    def take_(self, share: Tensor) -> None:
+        """Move the mean by a share of how far the parameters are from it: what an optimizer did.
+
+        Args:
+            share: a 0-d tensor; 0 takes nothing, whatever the parameters hold.
         """
         parameters, mean = self._held(), self.mean
-        if all(p.dtype == m.dtype for p, m in zip(parameters, mean, strict=True)):
-            torch._foreach_sub_(parameters, mean)
-            return parameters
-        return [(p - m.to(p.dtype)).to(m.dtype) for p, m in zip(parameters, mean, strict=True)]
+        if self._alike() and share.device.type == "cpu":
+            if share > 0:
+                torch._foreach_lerp_(mean, parameters, float(share))
+            return
+        moves = self._moves()
+        zero_where_(moves, share == 0)
+        add_share_(mean, moves, share)
+
+    def advance_(self, share: Tensor, seed: int, draw: int, spread: float) -> None:
+        """Move the mean as `take_` does, and write the next draw into the parameters.
+
+        Args:
+            share: of the move.
+            seed, draw, spread: of the draw.
+        """
+        self.take_(share)
+        self.draw_(seed, draw, spread)
+
+    def _alike(self) -> bool:
+        """Whether the parameters have the dtypes of their means."""
+        return all(p.dtype == m.dtype for p, m in zip(self.parameters_of_network, self.mean, strict=True))
+
+    def _moves(self) -> list[Tensor]:
+        """How far the parameters are from the mean that they held, rounded as they are."""
+        pairs = zip(self._held(), self.mean, strict=True)
+        return [p - m if p.dtype == m.dtype else (p - m.to(p.dtype)).to(m.dtype) for p, m in pairs]
 
     def _held(self) -> list[Tensor]:
         """What the parameters hold, without their graph."""

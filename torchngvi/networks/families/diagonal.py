@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from torchngvi.networks.blocks import blocks
 from torchngvi.networks.families.base import Family, key
+from torchngvi.networks.noise import windows
 
 
 class Diagonal(Family):
@@ -45,13 +47,39 @@ class Diagonal(Family):
         return list(torch._foreach_mul(noise, self.stddev))
 
     def draw_(self, seed: int, draw: int, spread: float) -> None:
-        """Write the draw θ = m + √T σ ε into the parameters, in one pass where the dtypes allow it."""
-        noise = self.noise(seed, draw)
-        for p, m, sd, e in zip(self._held(), self.mean, self.stddev, noise, strict=True):
-            if p.dtype == m.dtype:
-                torch.addcmul(m, sd, e, value=spread, out=p)
+        """Write the draw θ = m + √T σ ε into the parameters."""
+        self._draw_(seed, draw, spread, 0.0)
+
+    def advance_(self, share: Tensor, seed: int, draw: int, spread: float) -> None:
+        """Move the mean and write the next draw: on the CPU each weight is read once for both."""
+        if share.device.type == "cpu" and self._alike():
+            self._draw_(seed, draw, spread, float(share))
+        else:
+            super().advance_(share, seed, draw, spread)
+
+    def _draw_(self, seed: int, draw: int, spread: float, share: float) -> None:
+        """Move the mean by a share of the way to the parameters, then write a draw into them."""
+        noise = [windows(m, name, seed, draw) for m, name in zip(self.mean, self.names, strict=True)]
+        alike = self._alike()
+        for parameters, mean, stddev, e in blocks(self._held(), self.mean, self.stddev, noise):
+            if share > 0:
+                torch._foreach_lerp_(mean, parameters, share)
+            if alike:
+                torch._foreach_copy_(parameters, mean)
+                torch._foreach_addcmul_(parameters, stddev, e, spread)
             else:
-                p.copy_(torch.addcmul(m, sd, e, value=spread))
+                torch._foreach_copy_(parameters, torch._foreach_addcmul(mean, stddev, e, spread))
+
+    def departure(self) -> Tensor:
+        """Return |dm/σ|²; see the base class."""
+        if not self._alike():
+            return super().departure()
+        norms: list[Tensor] = []
+        for parameters, mean, stddev in blocks(self._held(), self.mean, self.stddev):
+            moves = torch._foreach_sub(parameters, mean)
+            torch._foreach_div_(moves, stddev)
+            norms += torch._foreach_norm(moves)
+        return torch.stack(norms).square().sum()
 
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
         """Divide by σ."""
