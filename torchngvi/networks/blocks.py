@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-SIZE = 2**15  # numbers in a part: four parts of single precision are half of a common cache of the second level
+SIZE = 2**17  # numbers in a part: four parts of single precision are two megabytes
 
 Pieces = list[Tensor]  # of a tensor, flat, each but the last of SIZE numbers
 
@@ -27,10 +27,10 @@ def blocks(*lists: Sequence[Tensor | Pieces]) -> Iterator[tuple[list[Tensor], ..
     Yields:
         A list of views for each list.
 
-    >>> a, b = [torch.zeros(2), torch.zeros(300, 300)], [torch.ones(2), torch.ones(300, 300)]
+    >>> a, b = [torch.zeros(2), torch.zeros(400, 400)], [torch.ones(2), torch.ones(400, 400)]
     >>> parts = [torch._foreach_add_(x, y) for x, y in blocks(a, b)]
     >>> len(parts), float(a[0].sum() + a[1].sum())
-    (4, 90002.0)
+    (3, 160002.0)
     """
     if any(tensor.device.type != "cpu" for tensor in lists[0]):
         yield tuple([joined(tensor, like) for tensor, like in zip(of, lists[0], strict=True)] for of in lists)
@@ -57,8 +57,8 @@ def pieces(tensor: Tensor | Pieces) -> Pieces:
     Args:
         tensor: or its pieces.
 
-    >>> [len(piece) for piece in pieces(torch.zeros(200, 200))]
-    [32768, 7232]
+    >>> [len(piece) for piece in pieces(torch.zeros(400, 400))]
+    [131072, 28928]
     """
     return tensor if isinstance(tensor, list) else list(tensor.view(-1).split(SIZE))
 
@@ -70,8 +70,8 @@ def joined(tensor: Tensor | Pieces, like: Tensor | Pieces) -> Tensor:
         tensor: or its pieces.
         like: a tensor of its shape.
 
-    >>> joined([torch.zeros(32768), torch.ones(7232)], torch.zeros(200, 200)).sum()
-    tensor(7232.)
+    >>> joined([torch.zeros(30), torch.ones(10)], torch.zeros(20, 2)).sum()
+    tensor(10.)
     """
     if not isinstance(tensor, list):
         return tensor

@@ -58,7 +58,7 @@ def _table(seed: int, dtype: torch.dtype) -> Tensor:
 def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
     """Return standard normal noise of a tensor's shape, which is only to be read.
 
-    On the CPU, where making normal numbers costs more than a step of Adam, it is made of windows of 32,768 numbers at
+    On the CPU, where making normal numbers costs more than a step of Adam, it is made of windows of 131,072 numbers at
     random places of a table of four million: each number is normal, and two draws of a weight, or two weights of a
     draw, are independent but where they meet the same number, once in four million pairs.  On other devices each number
     is made anew.
@@ -87,16 +87,23 @@ def windows(like: Tensor, name: str, seed: int, draw: int) -> Tensor | Pieces:
     Returns:
         A tensor, or pieces as :func:`torchngvi.networks.blocks.blocks` takes them.
 
-    >>> [len(piece) for piece in windows(torch.zeros(200, 200), "weight", 0, 7)]
-    [32768, 7232]
+    >>> [len(piece) for piece in windows(torch.zeros(400, 400), "weight", 0, 7)]
+    [131072, 28928]
     """
     if like.device.type != "cpu":
         return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))
-    table, numel, state = _table(seed, like.dtype), like.numel(), seed_of(seed, draw, name)
+    table, numel = _table(seed, like.dtype), like.numel()
+    state = _word(f"{seed}/{draw}") * _word(name) % 2**64
     if numel <= SIZE:
-        return table.narrow(0, state % (_TABLE - SIZE), numel).view(like.shape)
+        return table.narrow(0, (state >> 20) % (_TABLE - SIZE), numel).view(like.shape)
     found = []
     for first in range(0, numel, SIZE):
         found.append(table.narrow(0, (state >> 20) % (_TABLE - SIZE), min(SIZE, numel - first)))
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64  # the generator of Knuth's MMIX
     return found
+
+
+@functools.lru_cache(maxsize=10_000)
+def _word(text: str) -> int:
+    """A text as an odd number of 64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1

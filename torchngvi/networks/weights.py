@@ -6,7 +6,7 @@ and in `state_dict()`.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,22 +95,31 @@ class NetworkWeights(nn.Module):
 
     # what the parameters of the network hold
 
-    def mean_(self) -> None:
-        """Write the mean into the parameters of the network, where they hold a draw."""
-        if self.holds_draw:
-            with torch.no_grad():
-                for family in self.each():
+    def mean_(self, gradients: Mapping[str, Tensor] | None = None) -> None:
+        """Write the mean into the parameters of the network, where they hold a draw.
+
+        Args:
+            gradients: by name, to which the prior's part δm is added; none by default.
+        """
+        if not self.holds_draw and gradients is None:
+            return
+        with torch.no_grad():
+            for family in self.each():
+                if self.holds_draw:
                     family.follow_()
+                if gradients is None:
                     family.mean_()
-            torch.clear_autocast_cache()  # of what the parameters held
-            self.holds_draw = False
+                else:
+                    family.add_prior_(gradients, self.holds_draw)
+        torch.clear_autocast_cache()  # of what the parameters held
+        self.holds_draw = False
 
     def draw_(self) -> None:
         """Write the present draw into the parameters of the network; it is the same until the next step."""
         self._write_(self.seed, self.draw)
 
     @torch.no_grad()
-    def _write_(self, seed: int, draw: int, share: Tensor | None = None) -> None:
+    def _write_(self, seed: int, draw: int, share: float | Tensor | None = None) -> None:
         """Write a draw, after a share of the move that the parameters made where there is one.
 
         Where they held the mean and something else has changed it, that is the mean.
@@ -192,11 +201,11 @@ class NetworkWeights(nn.Module):
             self.pinned = before
             self.settle(self.model.training)
 
-    def next_draw_(self, share: Tensor) -> None:
+    def next_draw_(self, share: float | Tensor) -> None:
         """Move the mean to where the parameters are, go on to the next draw, and write that into a network in training.
 
         Args:
-            share: of the way that the mean goes, a 0-d tensor.
+            share: of the way that the mean goes.
         """
         self.draw += 1
         self.holds_draw = True  # or a move, in any case not the mean

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from torchngvi.networks.blocks import blocks
 from torchngvi.networks.finite import add_share_, zero_where_
 from torchngvi.networks.noise import normals
 
@@ -80,6 +81,25 @@ class Family(nn.Module, ABC):
         """Write the mean into the parameters."""
         torch._foreach_copy_(self._held(), self.mean)
 
+    def add_prior_(self, gradients: Mapping[str, Tensor], write: bool) -> None:
+        """Add the prior's part δm to gradients of the mean loss.
+
+        Args:
+            gradients: by name, changed in place.
+            write: whether the mean is written into the parameters too; each weight is read once for both.
+        """
+        places = zip(self.names, self._held(), self.mean, self.prior, strict=True)
+        each = [(p, m, gradients.get(name), delta) for name, p, m, delta in places]
+        for delta in dict.fromkeys(self.prior):
+            alike = [(p, m, g) for p, m, g, own in each if g is not None and own == delta]
+            for parameters, mean, forces in blocks(*map(list, zip(*alike, strict=True))) if alike else ():
+                if write:
+                    torch._foreach_copy_(parameters, mean)
+                torch._foreach_add_(forces, mean, alpha=delta)
+        for p, m, g, _ in each:
+            if write and g is None:
+                p.copy_(m)
+
     def noise(self, seed: int, draw: int) -> list[Tensor]:
         """Return the noise ε of a draw, only to be read.
 
@@ -105,22 +125,23 @@ class Family(nn.Module, ABC):
         """Return |C⁻¹ dm|², a number, of how far the parameters are from the mean that they held."""
         return torch.stack(torch._foreach_norm(self.whitened(self._moves()))).square().sum()
 
-    def take_(self, share: Tensor) -> None:
+    def take_(self, share: float | Tensor) -> None:
         """Move the mean by a share of how far the parameters are from it: what an optimizer did.
 
         Args:
-            share: a 0-d tensor; 0 takes nothing, whatever the parameters hold.
+            share: 0 takes nothing, whatever the parameters hold; a 0-d tensor on a device with a queue.
         """
-        parameters, mean = self._held(), self.mean
-        if self._alike() and share.device.type == "cpu":
-            if share > 0:
-                torch._foreach_lerp_(mean, parameters, float(share))
+        if isinstance(share, float) and share == 0:
+            return
+        if isinstance(share, float) and self._alike():
+            torch._foreach_lerp_(self.mean, self._held(), share)
             return
         moves = self._moves()
-        zero_where_(moves, share == 0)
-        add_share_(mean, moves, share)
+        if isinstance(share, Tensor):
+            zero_where_(moves, share == 0)
+        add_share_(self.mean, moves, share)
 
-    def advance_(self, share: Tensor, seed: int, draw: int, spread: float) -> None:
+    def advance_(self, share: float | Tensor, seed: int, draw: int, spread: float) -> None:
         """Move the mean as `take_` does, and write the next draw into the parameters.
 
         Args:

@@ -50,10 +50,10 @@ class Diagonal(Family):
         """Write the draw θ = m + √T σ ε into the parameters."""
         self._draw_(seed, draw, spread, 0.0)
 
-    def advance_(self, share: Tensor, seed: int, draw: int, spread: float) -> None:
+    def advance_(self, share: float | Tensor, seed: int, draw: int, spread: float) -> None:
         """Move the mean and write the next draw: on the CPU each weight is read once for both."""
-        if share.device.type == "cpu" and self._alike():
-            self._draw_(seed, draw, spread, float(share))
+        if isinstance(share, float) and self._alike():
+            self._draw_(seed, draw, spread, share)
         else:
             super().advance_(share, seed, draw, spread)
 
