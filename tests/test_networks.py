@@ -160,6 +160,28 @@ def kronecker(o=3, i=2, n=30):
     return q, family, torch.kron(A, B)
 
 
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-11), (torch.float32, 2e-4)])
+def test_the_standard_deviation_remembers_the_curvature(dtype, rtol):
+    """Running mean and geometric mean with the start against their definitions, over 300 observations of every size."""
+    generator = torch.Generator().manual_seed(0)
+    q = network(mlp(dtype), 1000, prior_precision={"0.*": 1e-2, "*": 2.0})
+    family, D = q.families[0], means(q).numel()
+    h, size = torch.zeros(D, dtype=torch.float64), 10 ** (8 * torch.rand(D, generator=generator).double() - 6)
+    delta, start = (
+        flat([torch.full_like(m, value, dtype=torch.float64) for m, value in zip(family.mean, values, strict=True)])
+        for values in (family.prior, family.start)
+    )
+    for k in range(1, 301):
+        g = (size.sqrt() * torch.randn(D, generator=generator).double()).to(dtype)
+        q.observe_(like(g, family.mean), 2.0, 0.01)
+        q.refresh_()
+        h.lerp_(2 * g.double() ** 2, max(1 / k, 0.01))
+        w = math.exp(-k / 100)
+        sd = (1000 * (h + delta) ** (1 - w) * (start + delta) ** w).rsqrt()
+        torch.testing.assert_close(sds(q).double(), sd, rtol=rtol, atol=0)
+    torch.testing.assert_close((flat(family.curvature) + delta).double(), h + delta, rtol=rtol, atol=0)
+
+
 def test_kronecker_verbs_are_those_of_the_dense_root():
     q, family, C = kronecker()
     g = torch.randn(3, 2, dtype=torch.float64)

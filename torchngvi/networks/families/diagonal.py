@@ -1,6 +1,6 @@
 """Independent weights: C Cᵀ = diag(1/(N (h + δ)))."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,18 @@ from torchngvi.networks.noise import windows
 class Diagonal(Family):
     """Independent normals, with a curvature h for each weight: C Cᵀ = diag(1/(N (h + δ))).
 
-    Two tensors beside the mean: the running curvature, and the standard deviation at the temperature 1, which changes
-    only when a curvature was observed.
+    One tensor beside the mean, the standard deviation at the temperature 1,
+
+        σ = σ₀ ((h + δ)/(h₀ + δ))^(-(1 - w)/2),   σ₀² = 1/(N (h₀ + δ)),
+
+    w the weight of the start h₀ in the geometric mean of start and running curvature h, which is made from it where it
+    is needed.
 
     Args:
         parameters, prior, start, num_data: as in :class:`Family`.
+
+    Attributes:
+        weight: w, 1 before anything was observed.
     """
 
     def __init__(
@@ -28,14 +35,24 @@ class Diagonal(Family):
         num_data: int,
     ) -> None:
         super().__init__(parameters, prior, start, num_data)
-        for name, mean in zip(self.names, self.mean, strict=True):
-            self.register_buffer(key("curvature", name), torch.zeros_like(mean))
-            self.register_buffer(key("stddev", name), torch.empty_like(mean))
+        self.weight = 1.0
+        for name, mean, first in zip(self.names, self.mean, self.firsts(), strict=True):
+            self.register_buffer(key("stddev", name), torch.full_like(mean, first))
+
+    def firsts(self) -> list[float]:
+        """Return σ₀, one number a parameter."""
+        pairs = zip(self.prior, self.start, strict=True)
+        return [(self.num_data * (start + delta)) ** -0.5 for delta, start in pairs]
 
     @property
     def curvature(self) -> list[Tensor]:
-        """The running means of the observed curvature a datum."""
-        return self.stored("curvature")
+        """The running means of the observed curvature a datum, 0 before anything was observed; copies."""
+        if self.weight == 1:
+            return [torch.zeros_like(sd) for sd in self.stddev]
+        each = zip(self.stddev, self.firsts(), self.prior, self.start, strict=True)
+        return [
+            (sd / first).pow_(-2 / (1 - self.weight)).mul_(start + delta).sub_(delta) for sd, first, delta, start in each
+        ]
 
     @property
     def stddev(self) -> list[Tensor]:
@@ -97,15 +114,25 @@ class Diagonal(Family):
         return [None if g is None else (g * g).mul_(scale) for g in gradients]
 
     def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
-        """Move the running means."""
-        for running, seen in zip(self.curvature, statistics, strict=True):
+        """Move the running means; σ = 1/√(N (h + δ)) from then on."""
+        for k, seen in enumerate(statistics):
             if seen is not None:
-                running.lerp_(seen, rate if isinstance(rate, float) else rate.to(running))
+                delta, scale = self.prior[k], self.start[k] + self.prior[k]
+                for (sd,), (statistic,) in blocks([self.stddev[k]], [seen]):
+                    if self.weight == 1:
+                        sd.fill_(delta / scale)
+                    else:
+                        sd.mul_(1 / self.firsts()[k]).pow_(-2 / (1 - self.weight))  # (h + δ)/(h₀ + δ)
+                    target = (statistic + delta).mul_(1 / scale)
+                    sd.lerp_(target, rate if isinstance(rate, float) else rate.to(sd))
+                    sd.rsqrt_().mul_(self.firsts()[k])
+        self._reweigh_(0.0, [k for k, seen in enumerate(statistics) if seen is None])
 
     def begin_(self) -> None:
         """Let the running curvature begin at the start h₀."""
-        for running, start in zip(self.curvature, self.start, strict=True):
-            running.fill_(start)
+        for sd, first in zip(self.stddev, self.firsts(), strict=True):
+            sd.fill_(first)
+        self.weight = 0.0
 
     def retract_(self, observed: Sequence[Tensor | None], rate: float) -> None:
         """Move the curvature by the retraction, which keeps h + δ positive where what is observed may be negative.
@@ -116,19 +143,40 @@ class Diagonal(Family):
             observed: ĥ, one tensor a parameter, None where nothing was observed.
             rate: ρ.
         """
-        for h, delta, seen in zip(self.curvature, self.prior, observed, strict=True):
-            if seen is None:
-                continue
-            correction = 0.5 * rate**2 * (h - seen).square() / (h + delta)
-            h.lerp_(seen, rate).add_(correction)
+        for sd, h, delta, seen in zip(self.stddev, self.curvature, self.prior, observed, strict=True):
+            if seen is not None:
+                correction = 0.5 * rate**2 * (h - seen).square() / (h + delta)
+                sd.copy_(h.lerp_(seen, rate).add_(correction).add_(delta).mul_(self.num_data).rsqrt_())
+        self._reweigh_(0.0, [k for k, seen in enumerate(observed) if seen is None])
 
     def refresh_(self, weight: float) -> None:
-        """Make σ from the geometric mean (ĥ + δ)^(1-w) (h₀ + δ)^w."""
-        for sd, running, delta, start in zip(self.stddev, self.curvature, self.prior, self.start, strict=True):
-            precision = (running + delta).mul_(self.num_data)
-            if weight > 0:
-                precision.pow_(1 - weight).mul_(((start + delta) * self.num_data) ** weight)
-            torch.rsqrt(precision, out=sd)
+        """Make σ from the geometric mean (h + δ)^(1-w) (h₀ + δ)^w."""
+        self._reweigh_(weight, range(len(self.names)))
+
+    def _reweigh_(self, weight: float, places: Iterable[int]) -> None:
+        """Take another weight of the start, in the parameters at some places."""
+        if weight != self.weight:
+            for k in places:
+                first = self.firsts()[k]
+                for [sd] in (parts[0] for parts in blocks([self.stddev[k]])):
+                    if self.weight < 1:
+                        sd.mul_(1 / first).pow_((1 - weight) / (1 - self.weight)).mul_(first)
+                    else:  # nothing was observed: h = 0
+                        ratio = self.prior[k] / (self.start[k] + self.prior[k])
+                        sd.fill_(first * ratio ** (-0.5 * (1 - weight)))
+        self.weight = weight
+
+    def get_extra_state(self) -> float:
+        """Return the weight of the start."""
+        return self.weight
+
+    def set_extra_state(self, state: float) -> None:
+        """Take it up again.
+
+        Args:
+            state: what `get_extra_state` returned.
+        """
+        self.weight = float(state)
 
     def variances(self) -> list[Tensor]:
         """Return σ², one tensor a parameter."""
