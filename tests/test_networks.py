@@ -733,8 +733,19 @@ def test_optimizers_that_cannot_be():
         attach(adamw(model), q)
     with pytest.raises(InputError, match="steps is the number"):
         attach(adamw(model), q, steps=0)
-    with pytest.raises(InputError, match="radius is a length"):
-        attach(adamw(model), q, radius=0.0)
+    with pytest.raises(InputError, match=r"steps is the number .*; got '100'\."):
+        attach(adamw(model), q, steps="100")
+    for radius in (0.0, "long"):
+        with pytest.raises(InputError, match=f"radius is a length in nats a datum, larger than 0; got {radius!r}"):
+            attach(adamw(model), q, radius=radius)
+    with pytest.raises(InputError, match="attach takes an optimizer .* got a NetworkGaussian and a AdamW"):
+        attach(q, adamw(model), steps=10)
+    with pytest.raises(InputError, match="attach takes an optimizer .* got a list and a NetworkGaussian"):
+        attach([], q, steps=10)
+    with pytest.raises(InputError, match="SGD has maximize=True; a posterior needs the loss, -log p, and minimises it"):
+        attach(torch.optim.SGD(model.parameters(), lr=0.1, maximize=True), q, steps=10)
+    with pytest.raises(InputError, match="LBFGS evaluates its closure several times a step"):
+        attach(torch.optim.LBFGS(model.parameters()), q, steps=10)
     attach(adamw(model), q, steps=10)
     with pytest.raises(InputError, match="attached already"):
         attach(adamw(model), q, steps=10)
@@ -744,6 +755,9 @@ def test_numbers_that_cannot_be():
     q = network(mlp(), 100)
     for call, text in [
         (lambda: q.predict(data(2)[0], samples=0), "samples is the number of draws"),
+        (lambda: q.predict(data(2)[0], samples="3"), "samples is the number of draws .* got '3'"),
+        (lambda: network("net", 100), "made of a torch.nn.Module; got a str"),
+        (lambda: Gaussian("a"), "scale is the standard deviation of the noise, larger than 0; got 'a'"),
         (lambda: q.temper_(math.inf), "temperature is larger than 0"),
         (lambda: SampledLabels(every=0), "every is the number of steps"),
         (lambda: GradientNoise(0), "batch_size is the number of labels"),

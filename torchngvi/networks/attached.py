@@ -8,6 +8,7 @@ after    the move is shortened to a radius, q takes it, and the parameters take 
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def attach(
         The attachment, whose `remove()` lets the optimizer go.
 
     Raises:
-        InputError: if neither or both of steps and radius are given, if an optimizer has weight decay for a parameter
+        InputError: for another kind of argument, if neither or both of steps and radius are given, if an optimizer has weight decay for a parameter
             of q, maximises, or is LBFGS, or if a parameter of q is in none of the optimizers.
 
     >>> import torchngvi
@@ -71,11 +72,21 @@ def attach(
     (10, 1)
     """
     length = radius_of(steps, radius)
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(q, NetworkGaussian) or not _are_optimizers(optimizers):
+        raise InputError(
+            "attach takes an optimizer of torch, or several in a list, and then the posterior from torchngvi.network; "
+            f"got a {type(optimizer).__name__} and a {type(q).__name__}."
+        )
     if q.sampling:
         raise InputError("The posterior is attached already; call remove() of that attachment first.")
     check(optimizers, dict(zip(q.names, q.parameters_of_network, strict=True)))
     return Attachment(optimizers, q, length, SampledLabels() if curvature is None else curvature)
+
+
+def _are_optimizers(given: Any) -> bool:
+    """Whether this is a sequence of optimizers, one at least."""
+    return isinstance(given, list | tuple) and bool(given) and all(isinstance(one, Optimizer) for one in given)
 
 
 def radius_of(steps: int | None, radius: float | None) -> float:
@@ -99,12 +110,11 @@ def radius_of(steps: int | None, radius: float | None) -> float:
             f"or radius=, in nats a datum; got steps={steps} and radius={radius}."
         )
     if steps is not None:
-        if steps < 1:
-            raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps}.")
+        if not isinstance(steps, Real) or not steps >= 1:
+            raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps!r}.")
         return _SHARE / math.sqrt(steps)
-    assert radius is not None
-    if not radius > 0:
-        raise InputError(f"radius is a length in nats a datum, larger than 0; got {radius}.")
+    if not isinstance(radius, Real) or not radius > 0:
+        raise InputError(f"radius is a length in nats a datum, larger than 0; got {radius!r}.")
     return float(radius)
 
 

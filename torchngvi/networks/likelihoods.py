@@ -4,6 +4,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from numbers import Real
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -160,8 +162,8 @@ class Gaussian(OutputLikelihood):
     """
 
     def __init__(self, scale: float | Callable[[], Tensor]) -> None:
-        if not callable(scale) and not scale > 0:
-            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale}.")
+        if not callable(scale) and (not isinstance(scale, Real | Tensor) or not scale > 0):
+            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale!r}.")
         self.scale = scale
 
     def _scale(self, like: Tensor) -> Tensor:
