@@ -287,12 +287,14 @@ def test_frozen_later(curvature):
     train(model, optimizer, 12, first=3)
     for name in ("0.weight", "0.bias"):
         assert torch.equal(q.mean[name], before[name][0])
-    torch.testing.assert_close(q.families[0].curvature[0], before["0.weight"][2], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        q.families[0].curvature[0], before["0.weight"][2], rtol=1e-4, atol=1e-4 * q.prior["0.weight"]
+    )
     assert not torch.equal(q.mean["2.weight"], before["2.weight"][0])
     model[0].requires_grad_(True)
     train(model, optimizer, 12, first=15)
     assert not torch.equal(q.mean["0.weight"], before["0.weight"][0])
-    assert not torch.allclose(q.families[0].curvature[0], before["0.weight"][2], rtol=1e-2)
+    assert not torch.allclose(q.families[0].curvature[0], before["0.weight"][2], rtol=1e-5, atol=0)
 
 
 def test_frozen_later_in_a_kronecker_family():

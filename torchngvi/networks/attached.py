@@ -54,8 +54,8 @@ def attach(
         The attachment, whose `remove()` lets the optimizer go.
 
     Raises:
-        InputError: for another kind of argument, if neither or both of steps and radius are given, if an optimizer has weight decay for a parameter
-            of q, maximises, or is LBFGS, or if a parameter of q is in none of the optimizers.
+        InputError: for another kind of argument, if neither or both of steps and radius are given, if an optimizer has
+            weight decay for a parameter of q, maximises, or is LBFGS, or if a parameter of q is in none of them.
 
     >>> import torchngvi
     >>> model = torch.nn.Linear(2, 3)

@@ -4,7 +4,6 @@ A step of a posterior is a few sums and products on tensors of the size of the n
 memory costs.  Each part goes through all of them before the next one is read, and what is in between stays small.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -15,14 +14,14 @@ SIZE = 2**17  # numbers in a part: four parts of single precision are two megaby
 Pieces = list[Tensor]  # of a tensor, flat, each but the last of SIZE numbers
 
 
-def blocks(*lists: Sequence[Tensor | Pieces]) -> Iterator[tuple[list[Tensor], ...]]:
+def blocks(first: Sequence[Tensor], *others: Sequence[Tensor | Pieces]) -> Iterator[tuple[list[Tensor], ...]]:
     """Iterate over corresponding parts of lists of tensors: small ones together, a large one in pieces.
 
     On other devices than a CPU, whose operations on a list are one kernel, the whole lists are the only part.
 
     Args:
-        lists: of tensors whose shapes agree from list to list; those of the first are on one device.  In the others a
-            large tensor may be given as its pieces.
+        first: a list of tensors on one device.
+        others: lists of tensors of the same shapes, where a large one may be given as its pieces.
 
     Yields:
         A list of views for each list.
@@ -32,23 +31,25 @@ def blocks(*lists: Sequence[Tensor | Pieces]) -> Iterator[tuple[list[Tensor], ..
     >>> len(parts), float(a[0].sum() + a[1].sum())
     (3, 160002.0)
     """
-    if any(tensor.device.type != "cpu" for tensor in lists[0]):
-        yield tuple([joined(tensor, like) for tensor, like in zip(of, lists[0], strict=True)] for of in lists)
+    lists: tuple[Sequence[Tensor | Pieces], ...] = (first, *others)
+    sizes = [tensor.numel() for tensor in first]
+    if sum(sizes) <= SIZE or first[0].device.type != "cpu":
+        yield tuple([joined(tensor, like) for tensor, like in zip(of, first, strict=True)] for of in lists)
         return
-    together: list[tuple[Tensor, ...]] = []
-    count = 0
-    for tensors in zip(*lists, strict=True):
-        numel = tensors[0].numel()
-        if numel > SIZE and all(isinstance(tensor, list) or tensor.is_contiguous() for tensor in tensors):
-            yield from (tuple([part] for part in parts) for parts in zip(*map(pieces, tensors), strict=True))
-            continue
-        together.append(tuple(joined(tensor, tensors[0]) for tensor in tensors))
-        count += numel
-        if count >= SIZE:
-            yield tuple(map(list, zip(*together, strict=True)))
-            together, count = [], 0
-    if together:
-        yield tuple(map(list, zip(*together, strict=True)))
+    begin, count = 0, 0
+    for k, size in enumerate(sizes):
+        large = size > SIZE and all(isinstance(of[k], list) or of[k].is_contiguous() for of in lists)
+        if large or count >= SIZE:
+            if begin < k:
+                yield tuple([joined(of[i], first[i]) for i in range(begin, k)] for of in lists)
+            begin, count = k, 0
+        if large:
+            yield from (tuple([part] for part in parts) for parts in zip(*(pieces(of[k]) for of in lists), strict=True))
+            begin = k + 1
+        else:
+            count += size
+    if begin < len(sizes):
+        yield tuple([joined(of[i], first[i]) for i in range(begin, len(sizes))] for of in lists)
 
 
 def pieces(tensor: Tensor | Pieces) -> Pieces:
@@ -75,5 +76,5 @@ def joined(tensor: Tensor | Pieces, like: Tensor | Pieces) -> Tensor:
     """
     if not isinstance(tensor, list):
         return tensor
-    assert isinstance(like, Tensor) and like.numel() == math.fsum(map(len, tensor))
+    assert isinstance(like, Tensor)
     return torch.cat(tensor).view(like.shape)
