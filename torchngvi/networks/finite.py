@@ -24,9 +24,22 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
         return torch.tensor(True)
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)  # half precision would overflow
     if tensors[0].device.type == "cpu":  # where a sum costs half of a norm
-        return torch.stack([tensor.sum(dtype=dtype) for tensor in tensors]).isfinite().all()
+        return torch.tensor(all(math.isfinite(tensor.sum(dtype=dtype)) for tensor in tensors))
     norms = torch._foreach_norm(tensors, 2, dtype)
     return torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all()
+
+
+def squared_norm(norms: list[Tensor]) -> Tensor:
+    """Return the square of the norm of a vector from the norms of its parts, a number.
+
+    Args:
+        norms: 0-d tensors, on one device or several.
+
+    >>> squared_norm([torch.tensor(3.0), torch.tensor(4.0)])
+    tensor(25.)
+    """
+    each = torch.stack([norm.to(norms[0]) for norm in norms])
+    return torch.dot(each, each)
 
 
 def zero_where_(tensors: list[Tensor], bad: Tensor) -> None:

@@ -94,6 +94,8 @@ def windows(like: Tensor, name: str, seed: int, draw: int) -> Tensor | Pieces:
         return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))
     table, numel = _table(seed, like.dtype), like.numel()
     state = _word(f"{seed}/{draw}") * _word(name) % 2**64
+    if numel <= SIZE and like.is_contiguous():
+        return table.as_strided(like.shape, like.stride(), (state >> 20) % (_TABLE - SIZE))
     if numel <= SIZE:
         return table.narrow(0, (state >> 20) % (_TABLE - SIZE), numel).view(like.shape)
     found = []

@@ -279,8 +279,10 @@ class NetworkWeights(nn.Module):
         Returns:
             A number.
         """
-        squares = [family.departure() for family in self.each()]
-        return 0.5 * torch.stack([square.to(squares[0]) for square in squares]).sum() / self.num_data
+        first, *others = [family.departure() for family in self.each()]
+        for square in others:
+            first = first + square.to(first)
+        return first * (0.5 / self.num_data)
 
     def get_extra_state(self) -> dict[str, float | int]:
         """Return the integers and the temperature that a checkpoint holds."""

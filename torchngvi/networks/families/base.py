@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.networks.blocks import blocks
-from torchngvi.networks.finite import add_share_, zero_where_
+from torchngvi.networks.finite import add_share_, squared_norm, zero_where_
 from torchngvi.networks.noise import normals
 
 
@@ -123,7 +123,7 @@ class Family(nn.Module, ABC):
 
     def departure(self) -> Tensor:
         """Return |C⁻¹ dm|², a number, of how far the parameters are from the mean that they held."""
-        return torch.stack(torch._foreach_norm(self.whitened(self._moves()))).square().sum()
+        return squared_norm(list(torch._foreach_norm(self.whitened(self._moves()))))
 
     def take_(self, share: float | Tensor) -> None:
         """Move the mean by a share of how far the parameters are from it: what an optimizer did.

@@ -1,12 +1,13 @@
 """Independent weights: C Cᵀ = diag(1/(N (h + δ)))."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from torchngvi.networks.blocks import blocks
+from torchngvi.networks.blocks import SIZE, blocks
 from torchngvi.networks.families.base import Family, key
+from torchngvi.networks.finite import squared_norm
 from torchngvi.networks.noise import windows
 
 
@@ -47,12 +48,8 @@ class Diagonal(Family):
     @property
     def curvature(self) -> list[Tensor]:
         """The running means of the observed curvature a datum, 0 before anything was observed; copies."""
-        if self.weight == 1:
-            return [torch.zeros_like(sd) for sd in self.stddev]
-        found = list(torch._foreach_div(self.stddev, self.firsts()))
-        torch._foreach_pow_(found, -2 / (1 - self.weight))
-        torch._foreach_mul_(found, [start + delta for delta, start in zip(self.prior, self.start, strict=True)])
-        torch._foreach_sub_(found, self.prior)
+        found = [sd.clone() for sd in self.stddev]
+        self._to_curvature_(found, range(len(found)))
         return found
 
     @property
@@ -97,7 +94,7 @@ class Diagonal(Family):
             moves = torch._foreach_sub(parameters, mean)
             torch._foreach_div_(moves, stddev)
             norms += torch._foreach_norm(moves)
-        return torch.stack(norms).square().sum()
+        return squared_norm(norms)
 
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
         """Divide by σ."""
@@ -116,18 +113,42 @@ class Diagonal(Family):
 
     def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
         """Move the running means; σ = 1/√(N (h + δ)) from then on."""
-        for k, seen in enumerate(statistics):
-            if seen is not None:
-                delta, scale = self.prior[k], self.start[k] + self.prior[k]
-                for (sd,), (statistic,) in blocks([self.stddev[k]], [seen]):
-                    if self.weight == 1:
-                        sd.fill_(delta / scale)
-                    else:
-                        _power_(sd.mul_(1 / self.firsts()[k]), -2 / (1 - self.weight))  # (h + δ)/(h₀ + δ)
-                    target = (statistic + delta).mul_(1 / scale)
-                    sd.lerp_(target, rate if isinstance(rate, float) else rate.to(sd))
-                    sd.rsqrt_().mul_(self.firsts()[k])
+        known = [k for k, seen in enumerate(statistics) if seen is not None]
+        for places in self._together(known):
+            delta = [self.prior[k] for k in places]
+            for stddev, seen in blocks([self.stddev[k] for k in places], [statistics[k] for k in places]):
+                self._to_curvature_(stddev, places)
+                if isinstance(rate, float):
+                    torch._foreach_lerp_(stddev, seen, rate)
+                else:
+                    torch._foreach_lerp_(stddev, seen, [rate.to(sd).expand_as(sd) for sd in stddev])
+                torch._foreach_add_(stddev, delta)
+                torch._foreach_mul_(stddev, self.num_data)
+                torch._foreach_sqrt_(stddev)
+                torch._foreach_reciprocal_(stddev)
         self._reweigh_(0.0, [k for k, seen in enumerate(statistics) if seen is None])
+
+    def _together(self, places: Sequence[int]) -> Iterator[list[int]]:
+        """Small parameters together, each large one alone, so that numbers of theirs go with the blocks of each."""
+        group: list[int] = []
+        for k in places:
+            if group and sum(self.mean[i].numel() for i in (*group, k)) > SIZE:
+                yield group
+                group = []
+            group.append(k)
+        if group:
+            yield group
+
+    def _to_curvature_(self, stddev: list[Tensor], places: Sequence[int]) -> None:
+        """Make h from σ in place, h + δ = (h₀ + δ)(σ/σ₀)^(-2/(1 - w)), for parameters at some places."""
+        if self.weight == 1:
+            torch._foreach_zero_(stddev)
+            return
+        firsts = self.firsts()
+        torch._foreach_mul_(stddev, [1 / firsts[k] for k in places])
+        _power_(stddev, -2 / (1 - self.weight))
+        torch._foreach_mul_(stddev, [self.start[k] + self.prior[k] for k in places])
+        torch._foreach_sub_(stddev, [self.prior[k] for k in places])
 
     def begin_(self) -> None:
         """Let the running curvature begin at the start h₀."""
@@ -154,17 +175,18 @@ class Diagonal(Family):
         """Make σ from the geometric mean (h + δ)^(1-w) (h₀ + δ)^w."""
         self._reweigh_(weight, range(len(self.names)))
 
-    def _reweigh_(self, weight: float, places: Iterable[int]) -> None:
+    def _reweigh_(self, weight: float, places: Sequence[int]) -> None:
         """Take another weight of the start, in the parameters at some places."""
-        if weight != self.weight:
-            for k in places:
-                first = self.firsts()[k]
-                for [sd] in (parts[0] for parts in blocks([self.stddev[k]])):
-                    if self.weight < 1:
-                        _power_(sd.mul_(1 / first), (1 - weight) / (1 - self.weight)).mul_(first)
-                    else:  # nothing was observed: h = 0
-                        ratio = self.prior[k] / (self.start[k] + self.prior[k])
-                        sd.fill_(first * ratio ** (-0.5 * (1 - weight)))
+        firsts = self.firsts()
+        for group in self._together(places if weight != self.weight else []):
+            for (stddev,) in blocks([self.stddev[k] for k in group]):
+                if self.weight < 1:
+                    torch._foreach_mul_(stddev, [1 / firsts[k] for k in group])
+                    _power_(stddev, (1 - weight) / (1 - self.weight))
+                    torch._foreach_mul_(stddev, [firsts[k] for k in group])
+                    continue
+                for k, sd in zip(group, stddev, strict=True):  # nothing was observed: h = 0
+                    sd.fill_(firsts[k] * (self.prior[k] / (self.start[k] + self.prior[k])) ** (-0.5 * (1 - weight)))
         self.weight = weight
 
     def get_extra_state(self) -> float:
@@ -188,8 +210,12 @@ class Diagonal(Family):
         return 2 * torch.stack([sd.log().sum() for sd in self.stddev]).sum()
 
 
-def _power_(x: Tensor, exponent: float) -> Tensor:
-    """xᵃ in place by logarithms, a fifth of the cost of `pow_` on a CPU."""
+def _power_(tensors: list[Tensor], exponent: float) -> None:
+    """xᵃ in place; by logarithms, at half the cost of `pow_` on a CPU."""
     if exponent == -2:
-        return x.square_().reciprocal_()
-    return x if exponent == 1 else x.log_().mul_(exponent).exp_()
+        torch._foreach_mul_(tensors, tensors)
+        torch._foreach_reciprocal_(tensors)
+    elif exponent != 1:
+        torch._foreach_log_(tensors)
+        torch._foreach_mul_(tensors, exponent)
+        torch._foreach_exp_(tensors)
