@@ -38,7 +38,7 @@ def blocks(first: Sequence[Tensor], *others: Sequence[Tensor | Pieces]) -> Itera
         return
     begin, count = 0, 0
     for k, size in enumerate(sizes):
-        large = size > SIZE and all(isinstance(of[k], list) or of[k].is_contiguous() for of in lists)
+        large = size > SIZE and all(_contiguous(of[k]) for of in lists)
         if large or count >= SIZE:
             if begin < k:
                 yield tuple([joined(of[i], first[i]) for i in range(begin, k)] for of in lists)
@@ -50,6 +50,10 @@ def blocks(first: Sequence[Tensor], *others: Sequence[Tensor | Pieces]) -> Itera
             count += size
     if begin < len(sizes):
         yield tuple([joined(of[i], first[i]) for i in range(begin, len(sizes))] for of in lists)
+
+
+def _contiguous(tensor: Tensor | Pieces) -> bool:
+    return isinstance(tensor, list) or tensor.is_contiguous()
 
 
 def pieces(tensor: Tensor | Pieces) -> Pieces:

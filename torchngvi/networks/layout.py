@@ -8,9 +8,9 @@ from typing import TypeVar, cast
 from torch import nn
 
 from torchngvi.errors import InputError
-from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker
+from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker, Rows
 
-FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker, "dense": Dense}
+FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker, "dense": Dense, "rows": Rows}
 
 _SHARDED = {"DTensor", "FlatParameter"}  # of fully_shard and of FullyShardedDataParallel
 

@@ -113,10 +113,10 @@ class Diagonal(Family):
 
     def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
         """Move the running means; σ = 1/√(N (h + δ)) from then on."""
-        known = [k for k, seen in enumerate(statistics) if seen is not None]
-        for places in self._together(known):
+        known = {k: seen for k, seen in enumerate(statistics) if seen is not None}
+        for places in self._together(list(known)):
             delta = [self.prior[k] for k in places]
-            for stddev, seen in blocks([self.stddev[k] for k in places], [statistics[k] for k in places]):
+            for stddev, seen in blocks([self.stddev[k] for k in places], [known[k] for k in places]):
                 self._to_curvature_(stddev, places)
                 if isinstance(rate, float):
                     torch._foreach_lerp_(stddev, seen, rate)
@@ -126,7 +126,7 @@ class Diagonal(Family):
                 torch._foreach_mul_(stddev, self.num_data)
                 torch._foreach_sqrt_(stddev)
                 torch._foreach_reciprocal_(stddev)
-        self._reweigh_(0.0, [k for k, seen in enumerate(statistics) if seen is None])
+        self._reweigh_(0.0, [k for k in range(len(statistics)) if k not in known])
 
     def _together(self, places: Sequence[int]) -> Iterator[list[int]]:
         """Small parameters together, each large one alone, so that numbers of theirs go with the blocks of each."""
