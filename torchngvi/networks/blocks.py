@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-SIZE = 2**17  # numbers in a part: four parts of single precision are two megabytes
+SIZE = 2**18  # numbers in a part: four parts of single precision are four megabytes
 
 Pieces = list[Tensor]  # of a tensor, flat, each but the last of SIZE numbers
 
@@ -26,10 +26,10 @@ def blocks(first: Sequence[Tensor], *others: Sequence[Tensor | Pieces]) -> Itera
     Yields:
         A list of views for each list.
 
-    >>> a, b = [torch.zeros(2), torch.zeros(400, 400)], [torch.ones(2), torch.ones(400, 400)]
+    >>> a, b = [torch.zeros(2), torch.zeros(600, 600)], [torch.ones(2), torch.ones(600, 600)]
     >>> parts = [torch._foreach_add_(x, y) for x, y in blocks(a, b)]
     >>> len(parts), float(a[0].sum() + a[1].sum())
-    (3, 160002.0)
+    (3, 360002.0)
     """
     lists: tuple[Sequence[Tensor | Pieces], ...] = (first, *others)
     sizes = [tensor.numel() for tensor in first]
@@ -62,8 +62,8 @@ def pieces(tensor: Tensor | Pieces) -> Pieces:
     Args:
         tensor: or its pieces.
 
-    >>> [len(piece) for piece in pieces(torch.zeros(400, 400))]
-    [131072, 28928]
+    >>> [len(piece) for piece in pieces(torch.zeros(600, 600))]
+    [262144, 97856]
     """
     return tensor if isinstance(tensor, list) else list(tensor.view(-1).split(SIZE))
 

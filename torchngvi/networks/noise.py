@@ -58,7 +58,7 @@ def _table(seed: int, dtype: torch.dtype) -> Tensor:
 def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
     """Return standard normal noise of a tensor's shape, which is only to be read.
 
-    On the CPU, where making normal numbers costs more than a step of Adam, it is made of windows of 131,072 numbers at
+    On the CPU, where making normal numbers costs more than a step of Adam, it is made of windows of 262,144 numbers at
     random places of a table of four million: each number is normal, and two draws of a weight, or two weights of a
     draw, are independent but where they meet the same number, once in four million pairs.  On other devices each number
     is made anew.
@@ -87,8 +87,8 @@ def windows(like: Tensor, name: str, seed: int, draw: int) -> Tensor | Pieces:
     Returns:
         A tensor, or pieces as :func:`torchngvi.networks.blocks.blocks` takes them.
 
-    >>> [len(piece) for piece in windows(torch.zeros(400, 400), "weight", 0, 7)]
-    [131072, 28928]
+    >>> [len(piece) for piece in windows(torch.zeros(600, 600), "weight", 0, 7)]
+    [262144, 97856]
     """
     if like.device.type != "cpu":
         return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))

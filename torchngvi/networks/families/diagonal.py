@@ -79,9 +79,9 @@ class Diagonal(Family):
         for parameters, mean, stddev, e in blocks(self._held(), self.mean, self.stddev, noise):
             if share > 0:
                 torch._foreach_lerp_(mean, parameters, share)
-            if alike:
-                torch._foreach_copy_(parameters, mean)
-                torch._foreach_addcmul_(parameters, stddev, e, spread)
+            if alike and mean[0].device.type == "cpu":
+                for p, m, sd, each in zip(parameters, mean, stddev, e, strict=True):
+                    torch.addcmul(m, sd, each, value=spread, out=p)
             else:
                 torch._foreach_copy_(parameters, torch._foreach_addcmul(mean, stddev, e, spread))
 
