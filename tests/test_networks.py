@@ -160,6 +160,28 @@ def kronecker(o=3, i=2, n=30):
     return q, family, torch.kron(A, B)
 
 
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-11), (torch.float32, 2e-4)])
+def test_the_standard_deviation_remembers_the_curvature(dtype, rtol):
+    """Running mean and geometric mean with the start against their definitions, over 300 observations of every size."""
+    generator = torch.Generator().manual_seed(0)
+    q = network(mlp(dtype), 1000, prior_precision={"0.*": 1e-2, "*": 2.0})
+    family, D = q.families[0], means(q).numel()
+    h, size = torch.zeros(D, dtype=torch.float64), 10 ** (8 * torch.rand(D, generator=generator).double() - 6)
+    delta, start = (
+        flat([torch.full_like(m, value, dtype=torch.float64) for m, value in zip(family.mean, values, strict=True)])
+        for values in (family.prior, family.start)
+    )
+    for k in range(1, 301):
+        g = (size.sqrt() * torch.randn(D, generator=generator).double()).to(dtype)
+        q.observe_(like(g, family.mean), 2.0, 0.01)
+        q.refresh_()
+        h.lerp_(2 * g.double() ** 2, max(1 / k, 0.01))
+        w = math.exp(-k / 100)
+        sd = (1000 * (h + delta) ** (1 - w) * (start + delta) ** w).rsqrt()
+        torch.testing.assert_close(sds(q).double(), sd, rtol=rtol, atol=0)
+    torch.testing.assert_close((flat(family.curvature) + delta).double(), h + delta, rtol=rtol, atol=0)
+
+
 def test_kronecker_verbs_are_those_of_the_dense_root():
     q, family, C = kronecker()
     g = torch.randn(3, 2, dtype=torch.float64)
@@ -711,8 +733,19 @@ def test_optimizers_that_cannot_be():
         attach(adamw(model), q)
     with pytest.raises(InputError, match="steps is the number"):
         attach(adamw(model), q, steps=0)
-    with pytest.raises(InputError, match="radius is a length"):
-        attach(adamw(model), q, radius=0.0)
+    with pytest.raises(InputError, match=r"steps is the number .*; got '100'\."):
+        attach(adamw(model), q, steps="100")
+    for radius in (0.0, "long"):
+        with pytest.raises(InputError, match=f"radius is a length in nats a datum, larger than 0; got {radius!r}"):
+            attach(adamw(model), q, radius=radius)
+    with pytest.raises(InputError, match="attach takes an optimizer .* got a NetworkGaussian and a AdamW"):
+        attach(q, adamw(model), steps=10)
+    with pytest.raises(InputError, match="attach takes an optimizer .* got a list and a NetworkGaussian"):
+        attach([], q, steps=10)
+    with pytest.raises(InputError, match="SGD has maximize=True; a posterior needs the loss, -log p, and minimises it"):
+        attach(torch.optim.SGD(model.parameters(), lr=0.1, maximize=True), q, steps=10)
+    with pytest.raises(InputError, match="LBFGS evaluates its closure several times a step"):
+        attach(torch.optim.LBFGS(model.parameters()), q, steps=10)
     attach(adamw(model), q, steps=10)
     with pytest.raises(InputError, match="attached already"):
         attach(adamw(model), q, steps=10)
@@ -722,6 +755,9 @@ def test_numbers_that_cannot_be():
     q = network(mlp(), 100)
     for call, text in [
         (lambda: q.predict(data(2)[0], samples=0), "samples is the number of draws"),
+        (lambda: q.predict(data(2)[0], samples="3"), "samples is the number of draws .* got '3'"),
+        (lambda: network("net", 100), "made of a torch.nn.Module; got a str"),
+        (lambda: Gaussian("a"), "scale is the standard deviation of the noise, larger than 0; got 'a'"),
         (lambda: q.temper_(math.inf), "temperature is larger than 0"),
         (lambda: SampledLabels(every=0), "every is the number of steps"),
         (lambda: GradientNoise(0), "batch_size is the number of labels"),

@@ -11,7 +11,7 @@ from torch import nn
 from torchngvi import NaturalGaussian, NaturalGradientVI
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Hessian
-from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network
+from torchngvi.networks import VON, Categorical, GradientNoise, SampledLabels, attach, network, outputs
 from torchngvi.rules import NaturalGradient
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}
@@ -106,17 +106,85 @@ def test_the_start_fades_as_that_of_single_weights(weight):
     single = network(nn.Linear(2, 3, dtype=torch.float64), 30, prior_precision=0.6).families[0]
     h = torch.rand(9, dtype=torch.float64)
     family.curvature.copy_(h.diag())
-    for running, part in zip(single.curvature, like(h, single.mean), strict=True):
-        running.copy_(part)
+    single.absorb_(like(h, single.mean), 1.0)
     for one in (family, single):
         one.refresh_(weight)
     torch.testing.assert_close(flat(family.variances()), flat(single.variances()), **CLOSE)
 
 
+def test_rows_are_the_blocks_of_the_dense_family():
+    """After the same labels: curvature, root, and every verb those of the dense one without blocks between classes."""
+    places = [[2 * row, 2 * row + 1, 6 + row] for row in range(3)]  # two weights and the bias of each of three rows
+    found = []
+    for structure in ("dense", "rows"):
+        torch.manual_seed(2)
+        layer = nn.Linear(2, 3, dtype=torch.float64)
+        q = network(layer, 30, structure, prior_precision=0.6)
+        for k in range(5):
+            q.draw = k
+            SampledLabels(every=1).after_forward(q, layer(data(20, torch.float64)[0][:, :2]))
+        q.refresh_()
+        found.append(q.families[0])
+    dense, rows = found
+    whole = torch.zeros_like(dense.curvature)
+    for row, place in enumerate(places):
+        torch.testing.assert_close(rows.curvature[row], dense.curvature[place][:, place], **CLOSE)
+        whole[torch.tensor(place)[:, None], place] = dense.curvature[place][:, place]
+    assert (whole - dense.curvature).abs().max() > 1e-3
+    dense.curvature.copy_(whole)
+    for weight in (0.3, 0.0):
+        for family in found:
+            family.refresh_(weight)
+        g = [torch.randn_like(m) for m in dense.mean]
+        for verb in ("natural", "whitened", "colored"):
+            one, other = (flat(getattr(family, verb)(g)) for family in found)
+            if verb != "natural":  # the roots are of another order of the weights
+                one, other = one.norm(), (other.norm() if verb == "whitened" else one.norm())
+            torch.testing.assert_close(one, other, **CLOSE)
+        torch.testing.assert_close(flat(rows.variances()), flat(dense.variances()), **CLOSE)
+        torch.testing.assert_close(rows.log_det(), dense.log_det(), **CLOSE)
+    torch.testing.assert_close(flat(rows.whitened(rows.colored(g))), flat(g), **CLOSE)
+
+
+def test_the_bound_of_rows_is_between_those_of_single_weights_and_all():
+    """Of a softmax regression on coarse digits with the exact Hessian of 170 weights, about the same mean."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    x, y = torch.tensor(digits.images).float() / 16, torch.tensor(digits.target)
+    x = x.view(-1, 4, 2, 4, 2).mean((2, 4)).view(-1, 16)
+    layer = nn.Linear(16, 10)
+    nn.init.zeros_(layer.weight), nn.init.zeros_(layer.bias)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, weight_decay=1 / len(x))
+    for _ in range(200):
+        optimizer.zero_grad()
+        F.cross_entropy(layer(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        p, inputs = layer(x).softmax(1).double(), F.pad(x, (0, 1), value=1.0).double()
+    of_classes = p.diag_embed() - p[:, :, None] * p[:, None, :]
+    H = torch.einsum("nab,ni,nj->aibj", of_classes, inputs, inputs) / len(x)  # exactly, with the bias last
+    order = torch.tensor([17 * k + i for k in range(10) for i in range(16)] + [17 * k + 16 for k in range(10)])
+    whole = H.reshape(170, 170)[order][:, order].float()
+    rows = torch.stack([H[k, :, k] for k in range(10)]).float()
+    bounds = []
+    for structure, seen in [
+        ("diagonal", like(whole.diagonal(), list(layer.parameters()))),
+        ("rows", [rows]),
+        ("dense", [whole]),
+    ]:
+        q = network(layer, len(x), structure)
+        q.families[0].absorb_(seen, 1.0)
+        q.families[0].refresh_(0.0)
+        log_likelihood = torch.stack([q.likelihood.log_prob(one, y).sum() for one in outputs(q, x, 64)])
+        bounds.append(float(log_likelihood.mean() - q.kl()))
+        q.release()
+    assert bounds[0] + 20 < bounds[1] < bounds[2] - 2, bounds
+
+
+@pytest.mark.parametrize("structure", ["dense", "rows"])
 @pytest.mark.parametrize("make", ["attach", "von"])
-def test_a_network_with_a_dense_head_is_trained(make):
+def test_a_network_with_a_dense_head_is_trained(make, structure):
     model = mlp()
-    q = network(model, 100, {"2.*": "dense", "*": "diagonal"})
+    q = network(model, 100, {"2.*": structure, "*": "diagonal"})
     optimizer = VON(q, steps=60) if make == "von" else adamw(model)
     if make == "attach":
         attach(optimizer, q, steps=60)
@@ -140,6 +208,12 @@ def test_a_network_with_a_dense_head_is_trained(make):
 def test_what_is_refused():
     with pytest.raises(InputError, match='structure="dense" is for 2,000 weights at most; weight, bias have 2,550'):
         network(nn.Linear(50, 50), 100, "dense")
+    with pytest.raises(InputError, match='structure="rows" is for one layer, .* 0.weight has 6, .* 2.weight has 3'):
+        network(mlp(), 100, "rows")
+    with pytest.raises(
+        InputError, match='structure="rows" is for 2,000 weights a row .* weight, bias have 2,501 and 12,510,002'
+    ):
+        network(nn.Linear(2500, 2), 100, "rows")
     model = mlp()
     q = network(model, 100, {"2.*": "dense"}, likelihood=Categorical())
     with pytest.raises(PairError, match="GradientNoise observes the gradient of the mean loss"):

@@ -287,12 +287,14 @@ def test_frozen_later(curvature):
     train(model, optimizer, 12, first=3)
     for name in ("0.weight", "0.bias"):
         assert torch.equal(q.mean[name], before[name][0])
-    assert torch.equal(q.families[0].curvature[0], before["0.weight"][2])
+    torch.testing.assert_close(
+        q.families[0].curvature[0], before["0.weight"][2], rtol=1e-4, atol=1e-4 * q.prior["0.weight"]
+    )
     assert not torch.equal(q.mean["2.weight"], before["2.weight"][0])
     model[0].requires_grad_(True)
     train(model, optimizer, 12, first=15)
     assert not torch.equal(q.mean["0.weight"], before["0.weight"][0])
-    assert not torch.equal(q.families[0].curvature[0], before["0.weight"][2])
+    assert not torch.allclose(q.families[0].curvature[0], before["0.weight"][2], rtol=1e-5, atol=0)
 
 
 def test_frozen_later_in_a_kronecker_family():
@@ -475,10 +477,11 @@ def test_a_device_that_is_not_waited_for():
             statistics = family.statistics([torch.randn_like(m) for m in family.mean], 5.0)
             if rate is not None:
                 family.absorb_(statistics, rate)
+            family.refresh_(0.5)
             found.append(flat(list(family.buffers())))
         torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-8)
-        assert torch.equal(found[2], found[3])
-        assert not torch.equal(found[0], found[3])
+        torch.testing.assert_close(found[2], found[3], rtol=1e-12, atol=1e-14)
+        assert not torch.allclose(found[0], found[3], rtol=1e-2)
 
 
 # labels that are not rows
@@ -520,7 +523,7 @@ def test_numbers_with_a_noise_that_is_learned():
         SampledLabels().after_forward(q, model(x))
         q.refresh_()
         seen.append(q.families[0].curvature[0].clone())
-    torch.testing.assert_close(seen[0], 16 * seen[1])
+    torch.testing.assert_close(seen[0], 16 * seen[1], rtol=1e-4, atol=0)
 
 
 # checkpoints

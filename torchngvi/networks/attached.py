@@ -7,16 +7,17 @@ after    the move is shortened to a radius, q takes it, and the parameters take 
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, SampledLabels
-from torchngvi.networks.finite import add_share_, all_finite, zero_where_
+from torchngvi.networks.finite import all_finite, share_within, zero_where_
 from torchngvi.networks.optimizers import check, closure_of, share_of_lr, unscale_
 from torchngvi.networks.posterior import NetworkGaussian
 
@@ -53,8 +54,8 @@ def attach(
         The attachment, whose `remove()` lets the optimizer go.
 
     Raises:
-        InputError: if neither or both of steps and radius are given, if an optimizer has weight decay for a parameter
-            of q, maximises, or is LBFGS, or if a parameter of q is in none of the optimizers.
+        InputError: for another kind of argument, if neither or both of steps and radius are given, if an optimizer has
+            weight decay for a parameter of q, maximises, or is LBFGS, or if a parameter of q is in none of them.
 
     >>> import torchngvi
     >>> model = torch.nn.Linear(2, 3)
@@ -71,11 +72,21 @@ def attach(
     (10, 1)
     """
     length = radius_of(steps, radius)
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(q, NetworkGaussian) or not _are_optimizers(optimizers):
+        raise InputError(
+            "attach takes an optimizer of torch, or several in a list, and then the posterior from torchngvi.network; "
+            f"got a {type(optimizer).__name__} and a {type(q).__name__}."
+        )
     if q.sampling:
         raise InputError("The posterior is attached already; call remove() of that attachment first.")
     check(optimizers, dict(zip(q.names, q.parameters_of_network, strict=True)))
     return Attachment(optimizers, q, length, SampledLabels() if curvature is None else curvature)
+
+
+def _are_optimizers(given: Any) -> bool:
+    """Whether this is a sequence of optimizers, one at least."""
+    return isinstance(given, list | tuple) and bool(given) and all(isinstance(one, Optimizer) for one in given)
 
 
 def radius_of(steps: int | None, radius: float | None) -> float:
@@ -99,12 +110,11 @@ def radius_of(steps: int | None, radius: float | None) -> float:
             f"or radius=, in nats a datum; got steps={steps} and radius={radius}."
         )
     if steps is not None:
-        if steps < 1:
-            raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps}.")
+        if not isinstance(steps, Real) or not steps >= 1:
+            raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps!r}.")
         return _SHARE / math.sqrt(steps)
-    assert radius is not None
-    if not radius > 0:
-        raise InputError(f"radius is a length in nats a datum, larger than 0; got {radius}.")
+    if not isinstance(radius, Real) or not radius > 0:
+        raise InputError(f"radius is a length in nats a datum, larger than 0; got {radius!r}.")
     return float(radius)
 
 
@@ -137,7 +147,7 @@ class Attachment:
         self._scaled = False
         device = q.parameters_of_network[0].device
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-        self._unusable = torch.zeros((), dtype=torch.bool, device=device)
+        self._unusable: bool | Tensor = False
         self.handles: list[Any] = []
         for opt in self.optimizers:
             self.handles += [opt.register_step_pre_hook(self.before), opt.register_step_post_hook(self.after)]
@@ -177,33 +187,21 @@ class Attachment:
         closure = closure_of(arguments, keywords)
         loss = None if closure is None else closure()
         q = self.q
-        own = {p for group in optimizer.param_groups for p in group["params"]}
-        used = {
-            name: p.grad
-            for name, p in zip(q.names, q.parameters_of_network, strict=True)
-            if p in own and p.grad is not None
-        }
+        used = {name: p.grad for name, p in self._moved_by(optimizer) if p.grad is not None}
         gradients = list(used.values())
         if any(g.is_sparse for g in gradients):
             raise InputError("A posterior over a network needs dense gradients; make embeddings with sparse=False.")
         unscale_(optimizer, gradients)
         bad = ~all_finite(gradients)
         zero_where_(gradients, bad)
-        self._unusable |= bad
+        self._unusable = self._unusable | (bool(bad) if bad.device.type == "cpu" else bad)
         self._scaled = self._scaled or hasattr(optimizer, "found_inf")
         self.curvature.before_step(q, used)
-        q.mean_()
+        q.mean_(used if self.prior_in_gradient else None)
         if q.observed != self.seen:  # only now: until here the draw could have been needed again
             q.refresh_()
             self.seen = q.observed
         q.unfinished = self.finish
-        if self.prior_in_gradient:
-            means, prior = q.mean, q.prior
-            for delta in set(prior.values()):
-                names = [name for name in used if prior[name] == delta]
-                if names:
-                    part = [means[name].to(used[name].dtype) for name in names]
-                    torch._foreach_add_([used[name] for name in names], part, alpha=delta)
         return None if closure is None else ((optimizer, lambda: loss), {})
 
     @torch.no_grad()
@@ -221,34 +219,39 @@ class Attachment:
     def finish(self) -> None:
         """Take the move, no longer than the radius, and go on to the next draw."""
         q, length = self.q, self.radius * self._share() ** 2
-        moves = [family.move_() for family in q.each()]
-        kl = q.divergence(moves)
-        usable = kl.isfinite() & ~self._unusable
-        shrink = torch.where(usable, (length / kl.clamp_min(torch.finfo(kl.dtype).tiny)).sqrt().clamp(max=1.0), 0.0)
-        for family, move in zip(q.each(), moves, strict=True):
-            zero_where_(move, ~kl.isfinite())
-            add_share_(family.mean, move, shrink)
+        share, usable = share_within(length, q.divergence(), self._unusable)
         self._report(usable)
         q.unfinished, self._scaled, self.stepped = None, False, []
-        q.next_draw_()
+        q.next_draw_(share)
 
-    def _report(self, usable: Tensor) -> None:
+    def _moved_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of q that an optimizer has, with their names."""
+        each = zip(self.q.names, self.q.parameters_of_network, strict=True)
+        if len(self.optimizers) == 1:
+            return each
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        return ((name, p) for name, p in each if p in own)
+
+    def _report(self, usable: bool | Tensor) -> None:
         """Count a step that was not taken; say so where that needs no wait for a device."""
-        self.skipped += ~usable
-        if usable.device.type == "cpu" and not usable and not self._scaled:  # a GradScaler tries its scale
-            warnings.warn(
-                "A step of the network's posterior was not taken: its gradients or the optimizer's move are not "
-                "finite. The posterior is as it was; look at the batch, the learning rate, or clip the gradients.",
-                RejectedStepWarning,
-                stacklevel=5,
-            )
-        self._unusable.zero_()
+        self._unusable = False
+        if isinstance(usable, Tensor):
+            self.skipped += ~usable
+        elif not usable:
+            self.skipped += 1
+            if not self._scaled:  # a GradScaler tries its scale
+                warnings.warn(
+                    "A step of the network's posterior was not taken: its gradients or the optimizer's move are not "
+                    "finite. The posterior is as it was; look at the batch, the learning rate, or clip the gradients.",
+                    RejectedStepWarning,
+                    stacklevel=5,
+                )
 
     def _share(self) -> float:
         """f = lr/its largest value, the largest one of all groups with parameters of q."""
-        of_q = set(self.q.parameters_of_network)
+        of_q = set(map(id, self.q.parameters_of_network))
         groups = [group for opt in self.optimizers for group in opt.param_groups]
-        return max(share_of_lr(group) for group in groups if any(p in of_q for p in group["params"]))
+        return max(share_of_lr(group) for group in groups if any(id(p) in of_q for p in group["params"]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside q and the optimizers: nothing but what the curvature remembers."""

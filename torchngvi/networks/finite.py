@@ -1,7 +1,11 @@
 """Lists of tensors that may not be finite, without a wait for a device."""
 
+import math
+
 import torch
 from torch import Tensor
+
+_TINY = torch.finfo(torch.float32).tiny
 
 
 def all_finite(tensors: list[Tensor]) -> Tensor:
@@ -18,9 +22,24 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.tensor(True)
-    dtype = torch.promote_types(tensors[0].dtype, torch.float32)  # the norm of half precision would overflow
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)  # half precision would overflow
+    if tensors[0].device.type == "cpu":  # where a sum costs half of a norm
+        return torch.tensor(all(math.isfinite(tensor.sum(dtype=dtype)) for tensor in tensors))
     norms = torch._foreach_norm(tensors, 2, dtype)
     return torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all()
+
+
+def squared_norm(norms: list[Tensor]) -> Tensor:
+    """Return the square of the norm of a vector from the norms of its parts, a number.
+
+    Args:
+        norms: 0-d tensors, on one device or several.
+
+    >>> squared_norm([torch.tensor(3.0), torch.tensor(4.0)])
+    tensor(25.)
+    """
+    each = torch.stack([norm.to(norms[0]) for norm in norms])
+    return torch.dot(each, each)
 
 
 def zero_where_(tensors: list[Tensor], bad: Tensor) -> None:
@@ -43,21 +62,43 @@ def zero_where_(tensors: list[Tensor], bad: Tensor) -> None:
             tensor.masked_fill_(bad.to(tensor.device), 0.0)
 
 
-def add_share_(tensors: list[Tensor], moves: list[Tensor], share: Tensor) -> None:
+def add_share_(tensors: list[Tensor], moves: list[Tensor], share: float | Tensor) -> None:
     """Add a share of moves to tensors.
 
     Args:
         tensors: to be added to.
         moves: which are used up.
-        share: a 0-d tensor.
+        share: a number, or a 0-d tensor.
 
     >>> one = torch.ones(1)
-    >>> add_share_([one], [torch.ones(1)], torch.tensor(0.5))
+    >>> add_share_([one], [torch.ones(1)], 0.5)
     >>> one
     tensor([1.5000])
     """
-    if share.device.type == "cpu":
-        torch._foreach_add_(tensors, moves, alpha=float(share))
-    else:
+    if isinstance(share, Tensor):
         torch._foreach_mul_(moves, share.to(moves[0]))
         torch._foreach_add_(tensors, moves)
+    else:
+        torch._foreach_add_(tensors, moves, alpha=share)
+
+
+def share_within(length: float, kl: Tensor, bad: bool | Tensor) -> tuple[float | Tensor, bool | Tensor]:
+    """Return the share of a move that is no longer than a length, and whether the move is usable.
+
+    Args:
+        length: in the units of the divergence.
+        kl: the divergence of the whole move, a 0-d tensor.
+        bad: whether the move is not usable for another reason.
+
+    Returns:
+        Numbers where kl is on the CPU, else 0-d tensors, without a wait for the device.
+
+    >>> share_within(0.25, torch.tensor(1.0), False), share_within(0.25, torch.tensor(torch.nan), False)
+    ((0.5, True), (0.0, False))
+    """
+    if kl.device.type == "cpu":
+        whole = float(kl)
+        usable = math.isfinite(whole) and not bad
+        return (min(1.0, math.sqrt(length / max(whole, _TINY))) if usable else 0.0), usable
+    fine = kl.isfinite() & ~bad
+    return torch.where(fine, (length / kl.clamp_min(_TINY)).sqrt().clamp(max=1.0), 0.0), fine

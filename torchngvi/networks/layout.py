@@ -8,9 +8,9 @@ from typing import TypeVar, cast
 from torch import nn
 
 from torchngvi.errors import InputError
-from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker
+from torchngvi.networks.families import Dense, Diagonal, Family, Kronecker, Rows
 
-FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker, "dense": Dense}
+FAMILIES: dict[str, type[Family]] = {"diagonal": Diagonal, "kronecker": Kronecker, "dense": Dense, "rows": Rows}
 
 _SHARDED = {"DTensor", "FlatParameter"}  # of fully_shard and of FullyShardedDataParallel
 
@@ -28,9 +28,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Returns:
         The module whose parameters have their own names.
 
+    Raises:
+        InputError: if it is no network.
+
     >>> unwrapped(nn.Linear(1, 1))
     Linear(in_features=1, out_features=1, bias=True)
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"A posterior over weights is made of a torch.nn.Module; got a {type(model).__name__}.")
     while True:
         if hasattr(model, "_orig_mod"):
             model = cast(nn.Module, model._orig_mod)  # of torch.compile
@@ -59,14 +64,27 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     if not found:
         raise InputError("The network has no parameter that requires a gradient, so that there is nothing to infer.")
     for name, p in found.items():
-        if type(p).__name__ in _SHARDED:
-            raise InputError(
-                f"The parameter {name} is a {type(p).__name__}, sharded over processes, and a posterior needs whole "
-                "parameters in every process; train with DistributedDataParallel."
-            )
+        refuse_sharded(f"The parameter {name}", p)
         if not p.is_floating_point():
             raise InputError(f"A posterior needs parameters of real numbers; {name} has the dtype {p.dtype}.")
     return found
+
+
+def refuse_sharded(what: str, p: nn.Parameter) -> None:
+    """Refuse a parameter of which each process has a part.
+
+    Args:
+        what: the parameter, for the error.
+        p: it.
+
+    Raises:
+        InputError: if it is sharded.
+    """
+    if type(p).__name__ in _SHARDED:
+        raise InputError(
+            f"{what} is a {type(p).__name__}, sharded over processes, and a posterior needs whole parameters in every "
+            "process; train with DistributedDataParallel."
+        )
 
 
 def matched(names: list[str], given: Mapping[str, Value], what: str) -> dict[str, Value]:

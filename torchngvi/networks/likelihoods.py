@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -160,8 +161,8 @@ class Gaussian(OutputLikelihood):
     """
 
     def __init__(self, scale: float | Callable[[], Tensor]) -> None:
-        if not callable(scale) and not scale > 0:
-            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale}.")
+        if not callable(scale) and (not isinstance(scale, Real | Tensor) or not scale > 0):
+            raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale!r}.")
         self.scale = scale
 
     def _scale(self, like: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from torchngvi.networks.blocks import SIZE, Pieces, joined
+
 _TABLE = 2**22  # numbers in the table
 
 
@@ -56,10 +58,10 @@ def _table(seed: int, dtype: torch.dtype) -> Tensor:
 def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
     """Return standard normal noise of a tensor's shape, which is only to be read.
 
-    On the CPU, where making normal numbers costs more than a step of Adam, it is a window at a random place of a table
-    of four million: each number is normal, and two draws are independent but where their windows lie on one another
-    number by number, once in four million pairs.  A tensor larger than half of the table has noise of its own, as
-    every tensor has on other devices.
+    On the CPU, where making normal numbers costs more than a step of Adam, it is made of windows of 262,144 numbers at
+    random places of a table of four million: each number is normal, and two draws of a weight, or two weights of a
+    draw, are independent but where they meet the same number, once in four million pairs.  On other devices each number
+    is made anew.
 
     Args:
         like: a tensor of the shape, dtype and device wanted.
@@ -73,7 +75,37 @@ def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:
     >>> bool((normals(weight, "weight", 0, 7) == normals(weight, "weight", 0, 7)).all())
     True
     """
-    if like.device.type == "cpu" and like.numel() <= _TABLE // 2:
-        first = seed_of(seed, draw, name) % (_TABLE - like.numel())
-        return _table(seed, like.dtype)[first : first + like.numel()].view(like.shape)
-    return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))
+    return joined(windows(like, name, seed, draw), like)
+
+
+def windows(like: Tensor, name: str, seed: int, draw: int) -> Tensor | Pieces:
+    """Return the noise of :func:`normals` without a copy: a large one on the CPU as its pieces.
+
+    Args:
+        like, name, seed, draw: as there.
+
+    Returns:
+        A tensor, or pieces as :func:`torchngvi.networks.blocks.blocks` takes them.
+
+    >>> [len(piece) for piece in windows(torch.zeros(600, 600), "weight", 0, 7)]
+    [262144, 97856]
+    """
+    if like.device.type != "cpu":
+        return torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))
+    table, numel = _table(seed, like.dtype), like.numel()
+    state = _word(f"{seed}/{draw}") * _word(name) % 2**64
+    if numel <= SIZE and like.is_contiguous():
+        return table.as_strided(like.shape, like.stride(), (state >> 20) % (_TABLE - SIZE))
+    if numel <= SIZE:
+        return table.narrow(0, (state >> 20) % (_TABLE - SIZE), numel).view(like.shape)
+    found = []
+    for first in range(0, numel, SIZE):
+        found.append(table.narrow(0, (state >> 20) % (_TABLE - SIZE), min(SIZE, numel - first)))
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64  # the generator of Knuth's MMIX
+    return found
+
+
+@functools.lru_cache(maxsize=10_000)
+def _word(text: str) -> int:
+    """A text as an odd number of 64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchngvi.errors import InputError
+from torchngvi.networks.layout import refuse_sharded
 
 _PEAK = "largest_lr"  # kept in the parameter group, hence in checkpoints of the optimizer
 
@@ -43,6 +44,10 @@ def check(optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter
                 raise InputError(f"{kind} has maximize=True; a posterior needs the loss, -log p, and minimises it.")
     missing = [name for name, p in parameters.items() if p not in held]
     if missing:
+        for opt in optimizers:
+            for group in opt.param_groups:
+                for p in group["params"]:
+                    refuse_sharded(f"A parameter of {type(opt).__name__}", p)
         raise InputError(
             f"No optimizer given has the parameter{'s' if len(missing) > 1 else ''} {', '.join(missing[:4])}"
             f"{', ...' if len(missing) > 4 else ''} that q is over; give the optimizer all of model.parameters(), or "

@@ -157,7 +157,8 @@ def network(
         num_data: the number N of independent labels in the training data (of tokens for a sequence model), in the units
             that the mean loss averages over.
         structure: "diagonal" or "kronecker" for all parameters, or by patterns of their names:
-            ``{"head.*": "dense", "*": "kronecker"}``; "dense" is one block of a last layer, of 2,000 weights at most.
+            ``{"head.*": "dense", "*": "kronecker"}``; "dense" is one block of a last layer, of 2,000 weights at most,
+            and "rows" is a block for each of its classes.
         prior_precision: λ of the prior N(0, λ⁻¹), one number or by patterns of names.
         temperature: T, which tempers likelihood and prior alike; 1 is the posterior, less is narrower.
             :func:`calibrate` chooses it afterwards on validation data.

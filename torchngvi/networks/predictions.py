@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -76,8 +77,8 @@ def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] |
     Raises:
         InputError: if samples is less than 1.
     """
-    if samples < 1:
-        raise InputError(f"samples is the number of draws of the weights, 1 or more; got {samples}.")
+    if not isinstance(samples, Integral) or samples < 1:
+        raise InputError(f"samples is the number of draws of the weights, 1 or more; got {samples!r}.")
     found = []
     with evaluating(q.model), torch.no_grad():
         for number in range(samples):  # a forward pass of a network fills the device by itself

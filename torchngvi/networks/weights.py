@@ -6,7 +6,7 @@ and in `state_dict()`.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,28 +95,44 @@ class NetworkWeights(nn.Module):
 
     # what the parameters of the network hold
 
-    def mean_(self) -> None:
-        """Write the mean into the parameters of the network, where they hold a draw."""
-        if self.holds_draw:
-            with torch.no_grad():
-                for family in self.each():
+    def mean_(self, gradients: Mapping[str, Tensor] | None = None) -> None:
+        """Write the mean into the parameters of the network, where they hold a draw.
+
+        Args:
+            gradients: by name, to which the prior's part δm is added; none by default.
+        """
+        if not self.holds_draw and gradients is None:
+            return
+        with torch.no_grad():
+            for family in self.each():
+                if self.holds_draw:
                     family.follow_()
+                if gradients is None:
                     family.mean_()
-            torch.clear_autocast_cache()  # of what the parameters held
-            self.holds_draw = False
+                else:
+                    family.add_prior_(gradients, self.holds_draw)
+        torch.clear_autocast_cache()  # of what the parameters held
+        self.holds_draw = False
 
     def draw_(self) -> None:
         """Write the present draw into the parameters of the network; it is the same until the next step."""
         self._write_(self.seed, self.draw)
 
     @torch.no_grad()
-    def _write_(self, seed: int, draw: int) -> None:
-        """Write a draw; where the parameters held the mean and something else has changed it, that is the mean."""
+    def _write_(self, seed: int, draw: int, share: float | Tensor | None = None) -> None:
+        """Write a draw, after a share of the move that the parameters made where there is one.
+
+        Where they held the mean and something else has changed it, that is the mean.
+        """
+        spread = self.temperature**0.5
         for family in self.each():
             family.follow_()
+            if share is not None:
+                family.advance_(share, seed, draw, spread)
+                continue
             if not self.holds_draw:
                 family.adopt_()
-            family.draw_(seed, draw, self.temperature**0.5)
+            family.draw_(seed, draw, spread)
         torch.clear_autocast_cache()
         self.holds_draw = True
 
@@ -185,14 +201,20 @@ class NetworkWeights(nn.Module):
             self.pinned = before
             self.settle(self.model.training)
 
-    def next_draw_(self) -> None:
-        """Go on to the next draw, and write it into the parameters if the network is in training."""
+    def next_draw_(self, share: float | Tensor) -> None:
+        """Move the mean to where the parameters are, go on to the next draw, and write that into a network in training.
+
+        Args:
+            share: of the way that the mean goes.
+        """
         self.draw += 1
         self.holds_draw = True  # or a move, in any case not the mean
         if self.model.training and self.sampling:
-            self.draw_()
-        else:
-            self.mean_()
+            self._write_(self.seed, self.draw, share)
+            return
+        for family in self.each():
+            family.take_(share)
+        self.mean_()
 
     # the curvature
 
@@ -251,17 +273,16 @@ class NetworkWeights(nn.Module):
         if self.holds_draw and not self.pinned:
             self.draw_()
 
-    def divergence(self, moves: list[list[Tensor]]) -> Tensor:
-        """Return the Kullback-Leibler divergence of a move of the mean, ½ dmᵀV⁻¹dm T/N, in nats a datum.
-
-        Args:
-            moves: dm, a list a family.
+    def divergence(self) -> Tensor:
+        """Return KL(q'‖q) T/N = ½ dmᵀV⁻¹dm T/N, in nats a datum, of the move that the parameters made from the mean.
 
         Returns:
             A number.
         """
-        norms = [n for f, dm in zip(self.each(), moves, strict=True) for n in torch._foreach_norm(f.whitened(dm))]
-        return 0.5 * torch.stack([n.to(norms[0]) for n in norms]).square().sum() / self.num_data
+        first, *others = [family.departure() for family in self.each()]
+        for square in others:
+            first = first + square.to(first)
+        return first * (0.5 / self.num_data)
 
     def get_extra_state(self) -> dict[str, float | int]:
         """Return the integers and the temperature that a checkpoint holds."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from torchngvi.networks.blocks import blocks
+from torchngvi.networks.finite import add_share_, squared_norm, zero_where_
 from torchngvi.networks.noise import normals
 
 
@@ -79,6 +81,25 @@ class Family(nn.Module, ABC):
         """Write the mean into the parameters."""
         torch._foreach_copy_(self._held(), self.mean)
 
+    def add_prior_(self, gradients: Mapping[str, Tensor], write: bool) -> None:
+        """Add the prior's part δm to gradients of the mean loss.
+
+        Args:
+            gradients: by name, changed in place.
+            write: whether the mean is written into the parameters too; each weight is read once for both.
+        """
+        places = zip(self.names, self._held(), self.mean, self.prior, strict=True)
+        each = [(p, m, gradients.get(name), delta) for name, p, m, delta in places]
+        for delta in dict.fromkeys(self.prior):
+            alike = [(p, m, g) for p, m, g, own in each if g is not None and own == delta]
+            for parameters, mean, forces in blocks(*map(list, zip(*alike, strict=True))) if alike else ():
+                if write:
+                    torch._foreach_copy_(parameters, mean)
+                torch._foreach_add_(forces, mean, alpha=delta)
+        for p, m, g, _ in each:
+            if write and g is None:
+                p.copy_(m)
+
     def noise(self, seed: int, draw: int) -> list[Tensor]:
         """Return the noise ε of a draw, only to be read.
 
@@ -100,16 +121,44 @@ class Family(nn.Module, ABC):
         drawn = torch._foreach_add(self.mean, self.colored(self.noise(seed, draw)), alpha=spread)
         torch._foreach_copy_(self._held(), list(drawn))
 
-    def move_(self) -> list[Tensor]:
-        """Return how far the parameters are from the mean that they held: what an optimizer did.
+    def departure(self) -> Tensor:
+        """Return |C⁻¹ dm|², a number, of how far the parameters are from the mean that they held."""
+        return squared_norm(list(torch._foreach_norm(self.whitened(self._moves()))))
 
-        Where they have the dtype of the mean they hold the move themselves from then on.
+    def take_(self, share: float | Tensor) -> None:
+        """Move the mean by a share of how far the parameters are from it: what an optimizer did.
+
+        Args:
+            share: 0 takes nothing, whatever the parameters hold; a 0-d tensor on a device with a queue.
         """
-        parameters, mean = self._held(), self.mean
-        if all(p.dtype == m.dtype for p, m in zip(parameters, mean, strict=True)):
-            torch._foreach_sub_(parameters, mean)
-            return parameters
-        return [(p - m.to(p.dtype)).to(m.dtype) for p, m in zip(parameters, mean, strict=True)]
+        if isinstance(share, float) and share == 0:
+            return
+        if isinstance(share, float) and self._alike():
+            torch._foreach_lerp_(self.mean, self._held(), share)
+            return
+        moves = self._moves()
+        if isinstance(share, Tensor):
+            zero_where_(moves, share == 0)
+        add_share_(self.mean, moves, share)
+
+    def advance_(self, share: float | Tensor, seed: int, draw: int, spread: float) -> None:
+        """Move the mean as `take_` does, and write the next draw into the parameters.
+
+        Args:
+            share: of the move.
+            seed, draw, spread: of the draw.
+        """
+        self.take_(share)
+        self.draw_(seed, draw, spread)
+
+    def _alike(self) -> bool:
+        """Whether the parameters have the dtypes of their means."""
+        return all(p.dtype == m.dtype for p, m in zip(self.parameters_of_network, self.mean, strict=True))
+
+    def _moves(self) -> list[Tensor]:
+        """How far the parameters are from the mean that they held, rounded as they are."""
+        pairs = zip(self._held(), self.mean, strict=True)
+        return [p - m if p.dtype == m.dtype else (p - m.to(p.dtype)).to(m.dtype) for p, m in pairs]
 
     def _held(self) -> list[Tensor]:
         """What the parameters hold, without their graph."""

@@ -1,4 +1,4 @@
-"""All weights of some parameters together: (C Cᵀ)⁻¹ = N (H + δ) with a dense H, for a last layer."""
+"""Weights together: (C Cᵀ)⁻¹ = N (H + δ) with a dense H, of a whole last layer or of each of its rows."""
 
 from collections.abc import Mapping
 
@@ -9,6 +9,7 @@ from torchngvi.errors import InputError
 from torchngvi.networks.families.base import Family
 
 _LARGEST = 2000  # weights, whose root costs 3e9 operations
+_LARGEST_BLOCKS = 50_000_000  # numbers in the blocks of rows: 200 MB in single precision, twice
 
 
 class Dense(Family):
@@ -41,21 +42,28 @@ class Dense(Family):
         if sum(self.sizes) > _LARGEST:
             raise InputError(
                 f'structure="dense" is for {_LARGEST:,} weights at most; {", ".join(self.names[:4])} have '
-                f'{sum(self.sizes):,}. Use "kronecker" or "diagonal", or name fewer parameters.'
+                f'{sum(self.sizes):,}. Use "rows", "kronecker" or "diagonal", or name fewer parameters.'
             )
-        square = self.mean[0].new_zeros(sum(self.sizes), sum(self.sizes))
-        self.register_buffer("curvature", square)
-        self.register_buffer("root", square.clone())  # lower, of the precision: C is its inverse, transposed
+        self._reserve(sum(self.sizes), sum(self.sizes))
+
+    def _reserve(self, *shape: int) -> None:
+        """Make the buffers."""
+        self.register_buffer("curvature", self.mean[0].new_zeros(shape))
+        self.register_buffer(
+            "root", self.mean[0].new_zeros(shape)
+        )  # lower, of the precision: C is its inverse, transposed
 
     def _flat(self, tensors: list[Tensor]) -> Tensor:
+        """The vectors of weights that depend on one another, (..., D)."""
         return torch.cat([tensor.flatten() for tensor in tensors])
 
-    def _parts(self, vector: Tensor) -> list[Tensor]:
-        return [part.view_as(m) for part, m in zip(vector.split(self.sizes), self.mean, strict=True)]
+    def _parts(self, vectors: Tensor) -> list[Tensor]:
+        """Their parameters."""
+        return [part.view_as(m) for part, m in zip(vectors.split(self.sizes, -1), self.mean, strict=True)]
 
     def _each_weight(self, values: list[float]) -> Tensor:
         pairs = zip(self.mean, values, strict=True)
-        return torch.cat([m.new_full((m.numel(),), value, dtype=torch.float64) for m, value in pairs])
+        return self._flat([torch.full_like(m, value, dtype=torch.float64) for m, value in pairs])
 
     def follow_(self) -> None:
         """Move to the device of the parameters, which is one."""
@@ -64,24 +72,26 @@ class Dense(Family):
 
     def colored(self, noise: list[Tensor]) -> list[Tensor]:
         """Return L⁻ᵀ ε, L the root of the precision."""
-        e = self._flat(noise)[:, None]
-        return self._parts(torch.linalg.solve_triangular(self.root.mT, e, upper=True)[:, 0])
+        e = self._flat(noise)[..., None]
+        return self._parts(torch.linalg.solve_triangular(self.root.mT, e, upper=True)[..., 0])
 
     def whitened(self, moves: list[Tensor]) -> list[Tensor]:
         """Return Lᵀ dm."""
-        return self._parts(self.root.mT @ self._flat(moves))
+        return self._parts((self.root.mT @ self._flat(moves)[..., None])[..., 0])
 
     def natural(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return N (L Lᵀ)⁻¹ g."""
-        return self._parts(self.num_data * torch.cholesky_solve(self._flat(gradients)[:, None], self.root)[:, 0])
+        found = torch.cholesky_solve(self._flat(gradients)[..., None], self.root)
+        return self._parts(self.num_data * found[..., 0])
 
     def statistics(self, gradients: list[Tensor | None], scale: float) -> list[Tensor | None]:
         """Return scale/B Σᵢ gᵢgᵢᵀ of gradients that have the labels first; nothing if a part of them is frozen."""
-        known = [g.flatten(1) for g in gradients if g is not None]
+        known = [g for g in gradients if g is not None]
         if len(known) < len(gradients):
             return [None]
-        each = torch.cat(known, 1)
-        return [scale / len(each) * (each.mT @ each)]
+        each = torch.vmap(lambda *g: self._flat(list(g)))(*known)  # (B, ..., D)
+        rows = each.movedim(0, -2)
+        return [scale / len(each) * (rows.mT @ rows)]
 
     def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
         """Move the running mean."""
@@ -92,15 +102,56 @@ class Dense(Family):
         """Make L from H + δ, scaled to the diagonal (H + δ)^(1-w) (h₀ + δ)^w that single weights would have."""
         delta, start = self._each_weight(self.prior), self._each_weight(self.start)
         precision = self.curvature.to(torch.float64, copy=True)
-        precision.diagonal().add_(delta)
-        scale = ((start + delta) / precision.diagonal()).pow(0.5 * weight)
-        precision *= self.num_data * scale * scale[:, None]
+        diagonal = precision.diagonal(dim1=-2, dim2=-1)
+        diagonal.add_(delta)
+        scale = ((start + delta) / diagonal).pow(0.5 * weight)
+        precision *= self.num_data * scale[..., None, :] * scale[..., None]
         self.root.copy_(torch.linalg.cholesky_ex(precision)[0])
 
     def variances(self) -> list[Tensor]:
         """Return the diagonal of (L Lᵀ)⁻¹, one tensor a parameter."""
-        return self._parts(torch.cholesky_inverse(self.root).diagonal())
+        return self._parts(torch.cholesky_inverse(self.root).diagonal(dim1=-2, dim2=-1))
 
     def log_det(self) -> Tensor:
         """Return -2 Σ log L_jj."""
-        return -2 * self.root.diagonal().log().sum()
+        return -2 * self.root.diagonal(dim1=-2, dim2=-1).log().sum()
+
+
+class Rows(Dense):
+    """One normal for each row of a layer, the weights into one unit with its bias, with a full covariance of each.
+
+    One wants it for a last layer of many classes: the covariance of the classes with one another is left out, and the
+    C blocks have d² numbers each instead of (C d)² in all.  Each block is the block of the dense H.
+
+    Args:
+        parameters, prior, start, num_data: as in :class:`Family`; all of one layer, with the same number of rows.
+
+    Raises:
+        InputError: for parameters of different numbers of rows, or more weights than a block can have.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        prior: Mapping[str, float],
+        start: Mapping[str, float],
+        num_data: int,
+    ) -> None:
+        Family.__init__(self, parameters, prior, start, num_data)
+        counts = {name: len(m) if m.ndim else 1 for name, m in zip(self.names, self.mean, strict=True)}
+        if len(set(counts.values())) > 1:
+            rows = ", ".join(f"{name} has {count}" for name, count in list(counts.items())[:4])
+            raise InputError(f'structure="rows" is for one layer, whose parameters have the same rows; {rows}.')
+        self.rows = counts[self.names[0]]
+        self.sizes = [m.numel() // self.rows for m in self.mean]
+        width = sum(self.sizes)
+        if width > _LARGEST or self.rows * width**2 > _LARGEST_BLOCKS:
+            raise InputError(
+                f'structure="rows" is for {_LARGEST:,} weights a row and {_LARGEST_BLOCKS:,} numbers in the blocks at '
+                f'most; {", ".join(self.names[:4])} have {width:,} and {self.rows * width**2:,}. Use "kronecker" or '
+                '"diagonal".'
+            )
+        self._reserve(self.rows, width, width)
+
+    def _flat(self, tensors: list[Tensor]) -> Tensor:
+        return torch.cat([tensor.reshape(self.rows, -1) for tensor in tensors], 1)
