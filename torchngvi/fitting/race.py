@@ -31,7 +31,8 @@ from torchngvi.rules import LocalExponential, Retraction
 from torchngvi.stepsizes import KLRadius
 
 MEAN_FIELD = 0.3  # learning rate of independent coordinates, whose steps are less noisy
-_RADIUS = (0.5, 0.05)  # nats, and nats a coordinate, that a step may move q by
+_RADIUS = (0.5, 0.05)  # nats, and nats a coordinate, that a step of a race may move q by
+_FALLING = 0.1  # nats that a step of the finish may move q by, whatever its draws
 _MISSED = 8  # steps in a row that could not be taken, after which a block ends
 _JUDGES = 256  # fixed draws that judge a block, beside its own
 _TOGETHER = 6  # blocks after the first for which starts that might overtake are kept
@@ -178,7 +179,8 @@ class Race:
     def _block(self, start: Start, seed: int) -> None:
         """One block of steps from there; the start goes to where they end."""
         self.q.restore(start.coordinates)
-        losses = self.steps(self.pace.steps, self.lr, seed)[-self.pace.steps // 2 :]
+        radius = max(_RADIUS[0], _RADIUS[1] * self.q.dim)
+        losses = self.steps(self.pace.steps, self.lr, seed, radius)[-self.pace.steps // 2 :]
         mean = sum(losses) / len(losses) if losses else math.inf
         members = member_losses(self.q, self.target, _JUDGES, self.seed + 3)
         start.judged = _finite(members.sum())
@@ -191,13 +193,15 @@ class Race:
         start.gain, start.loss = start.loss - reached, reached
         start.coordinates = self.q.snapshot()
 
-    def steps(self, count: int, lr: float, seed: int, average: ExpectationAverage | None = None) -> list[float]:
+    def steps(
+        self, count: int, lr: float, seed: int, radius: float, average: ExpectationAverage | None = None
+    ) -> list[float]:
         """Take a number of stochastic steps of q, and return the losses before each by its draws.
 
         One that is not finite is not taken, and its draws are drawn anew; after eight in a row no more are tried.
         """
         generator = torch.Generator(self.q.device).manual_seed(seed)
-        optimizer = _stochastic(self.q, lr, self.pace.draws, generator)
+        optimizer = _stochastic(self.q, lr, self.pace.draws, radius, generator)
         losses: list[float] = []
         missed = 0
         with warnings.catch_warnings():
@@ -237,7 +241,7 @@ class Race:
                 break
             self.show(f"steps of falling size, block {number + 1} of {len(_RATES)}")
             averaged = average if 2 * number >= len(_RATES) else None
-            self.steps(self.pace.finish, lr, self.seed + 10_007 * (number + 1), averaged)
+            self.steps(self.pace.finish, lr, self.seed + 10_007 * (number + 1), _FALLING, averaged)
         places.append(self.q.snapshot())
         if average is not None and bool((average.steps > 0).all()):
             places.append(average.posterior().coordinates)
@@ -308,8 +312,7 @@ def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: floa
     return values[~failing] if few else values
 
 
-def _stochastic(q: Gaussian, lr: float, draws: int, generator: torch.Generator) -> NaturalGradientVI:
+def _stochastic(q: Gaussian, lr: float, draws: int, radius: float, generator: torch.Generator) -> NaturalGradientVI:
     """Steps that stay in the cone: IBLR, or in patterns that are not closed under products a triangular exponential."""
     rule: Rule = Retraction() if q.structure.closed else LocalExponential()
-    radius = KLRadius(max(_RADIUS[0], _RADIUS[1] * q.dim))
-    return NaturalGradientVI(q, rule, lr, step_size=radius, estimator=Stein(Antithetic(draws, generator)))
+    return NaturalGradientVI(q, rule, lr, step_size=KLRadius(radius), estimator=Stein(Antithetic(draws, generator)))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.race import BOUNDED, CONFINED, Compared, Race, kept_values, put_at_best
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates
@@ -21,6 +22,8 @@ from torchngvi.interfaces import Coordinates
 _COMPARED = 4096  # draws by which two places are compared
 _GLANCE, _LOOKED = (32, 256), 1024  # by which what was lost since the start is looked for, and since a race
 _CERTAIN = 3.0  # standard errors
+_STUCK = 3  # rejections of the first steps
+_HEAVY = 20.0  # noise² that should have fallen and has not
 
 
 class Rescue:
@@ -36,6 +39,7 @@ class Rescue:
         first_log_sd: of q before the fit, or at the mode where it has started, whichever is wider.
         finished: stochastic steps of falling size were made: the ELBO before and after.
         turned: averages had led to a worse place than the start, and were begun anew there.
+        heavy: the gradients have heavy tails, so that the minima of averages are those of a few draws.
     """
 
     def __init__(self, starts: Starts) -> None:
@@ -45,11 +49,13 @@ class Rescue:
         self.loss = math.inf
         self.finished: tuple[Compared, Compared] | None = None
         self.first_log_sd = starts.q.stddev.log()
-        self.turned = False
+        self.turned = self.heavy = False
+        self.noise2 = math.inf  # at the last evaluation of an average
 
     def begun(self) -> None:
         """Remember q where the first start has led."""
         self.winner, self.loss = self.starts.q.snapshot(), self.starts.reached
+        self.noise2, self.heavy = math.inf, False
         if not self.starts.raced:  # whose steps may have widened it for ever; a collapsed mode says nothing
             self.first_log_sd = torch.maximum(self.starts.q.stddev.log(), self.first_log_sd)
 
@@ -73,6 +79,20 @@ class Rescue:
     def worse(self, loss: float) -> bool:
         """Whether a negative ELBO is not that of a fit: far above where the fit has started, or not finite."""
         return not loss <= self.loss + self.starts.allowance
+
+    def tails(self, descent: Descent) -> bool:
+        """Whether gradients have heavy tails, to be asked after each evaluation of an average.
+
+        From one average to the next noise² falls as the number of draws grows.  Under heavy tails it is underestimated
+        at the minimum of few draws, and rises; or it is so large over the first that no step can be taken at all.
+        """
+        noise2, before = float(descent.point.noise2.max()), self.noise2
+        seen = descent.evaluations - descent.first
+        risen = seen == 1 and noise2 > before
+        stuck = descent.stalled >= _STUCK and seen == descent.stalled + 1
+        self.noise2 = noise2
+        self.heavy |= noise2 > _HEAVY and (risen or stuck)
+        return self.heavy
 
     def race(self) -> None:
         """Put q at the best of the starts, of which where it is now is one."""
@@ -134,6 +154,7 @@ class Rescue:
             "winner": None if self.winner is None else tuple(self.winner),
             "loss": self.loss,
             "turned": self.turned,
+            "tails": (self.heavy, self.noise2),
             "first_log_sd": self.first_log_sd,
             "finished": None if self.finished is None else [[part.elbo, part.error] for part in self.finished],
         }
@@ -145,5 +166,6 @@ class Rescue:
         self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
         self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
         self.turned = state.get("turned", False)
+        self.heavy, self.noise2 = state.get("tails", (False, math.inf))
         done = state["finished"]
         self.finished = None if done is None else (Compared(*done[0]), Compared(*done[1]))
