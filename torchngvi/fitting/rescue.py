@@ -22,6 +22,9 @@ from torchngvi.interfaces import Coordinates
 _COMPARED = 4096  # draws by which two places are compared
 _GLANCE, _LOOKED = (32, 256), 1024  # by which what was lost since the start is looked for, and since a race
 _CERTAIN = 3.0  # standard errors
+_CLOSE = 0.2  # norm² + noise² of the last average at which steps of falling size lead no nearer
+_POOLED = 32  # dimensions below which averages are not dear
+_IN_SETS = 171  # dimensions from which on the minima of several largest averages are averaged
 _STUCK = 3  # rejections of the first steps
 _HEAVY = 20.0  # noise² that should have fallen and has not
 
@@ -72,6 +75,11 @@ class Rescue:
         """Whether starts may race yet."""
         return not self.starts.raced and self.origin is not None and not self.starts.over()
 
+    @property
+    def pools(self) -> bool:
+        """Whether the draws of averages may be pooled: where starts have raced it underestimates heavy tails."""
+        return not self.starts.raced or self.starts.q.dim >= _POOLED
+
     def saves(self, loss: float) -> bool:
         """Whether starts may race where an average has no minimum: not where nothing confines q."""
         return self.races and not self.unconfined(loss)
@@ -81,7 +89,7 @@ class Rescue:
         return not loss <= self.loss + self.starts.allowance
 
     def tails(self, descent: Descent) -> bool:
-        """Whether gradients have heavy tails, to be asked after each evaluation of an average.
+        """Whether gradients have heavy tails, by the evaluations of averages one after another.
 
         From one average to the next noise² falls as the number of draws grows.  Under heavy tails it is underestimated
         at the minimum of few draws, and rises; or it is so large over the first that no step can be taken at all.
@@ -93,6 +101,23 @@ class Rescue:
         self.noise2 = noise2
         self.heavy |= noise2 > _HEAVY and (risen or stuck)
         return self.heavy
+
+    def gives_up(self, descent: Descent) -> bool:
+        """Whether the minimisation of an average after a race is given up, to be asked after each evaluation."""
+        return self.starts.raced and (self.tails(descent) or descent.hopeless())
+
+    def in_vain(self, descent: Descent, tolerance: float) -> bool:
+        """Whether q is near an optimum after a race, and the largest average would be noisier than is tolerated."""
+        if not self.starts.raced or descent.point.total**2 > _CLOSE or self.starts.q.dim >= _IN_SETS:
+            return False
+        return float(descent.point.noise2.max()) * descent.draws > tolerance**2 * descent.most
+
+    def useless(self, descent: Descent) -> bool:
+        """Whether averages after a race are given up for steps of falling size, which have more to gain."""
+        last = descent.draws == descent.most
+        if not self.starts.raced or (last and descent.point.total**2 <= _CLOSE):
+            return False
+        return (last and not descent.tame) or descent.hopeless() or self.heavy
 
     def race(self) -> None:
         """Put q at the best of the starts, of which where it is now is one."""

@@ -36,8 +36,6 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DEAR = 512  # draws before which other starts are looked at
-_POOLED = 32  # dimensions from which on there are sweeps after a race
-_CLOSE = 0.3  # norm² + noise² of the largest average, at which steps of falling size lead no nearer
 _TAME = 1.0  # noise² from which averages are not tried again after steps of falling size
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError)  # whatever fails elsewhere, q is where it was
 
@@ -97,8 +95,7 @@ class SampleAverages(Engine):
     def _begun(self) -> None:
         """From where the starts have led."""
         self.descent.leave(self.starts.first_draws)
-        # the noise of heavy tails would be underestimated, and averages are not dear in few dimensions
-        self.sweeps.leave(closed=self.starts.raced and self.q.dim < _POOLED)
+        self.sweeps.leave(closed=not self.rescue.pools)
         self.rescue.begun()
         self.looked |= self.starts.raced  # from several starts
 
@@ -191,8 +188,7 @@ class SampleAverages(Engine):
             yield standing._replace(lost="" if self.elsewhere or self.rescue.saves(standing.record.loss) else lost)
             if not sound:
                 return False
-            heavy = self.starts.raced and self.rescue.tails(descent)
-            if heavy or (self.starts.raced and descent.hopeless()) or not descent.step():
+            if self.rescue.gives_up(descent) or not descent.step():
                 return True
 
     def _astray(self) -> bool:
@@ -204,23 +200,16 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  An ending where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if self.starts.raced and self._useless(last):
+        if self.rescue.useless(descent):
             return self._finished()
         if ((more > _DEAR or last) and (yield from self._better_start())) or (last and descent.averages_sets()):
             return None
-        if last:
+        if last or self.rescue.in_vain(descent, self.tolerance):
             judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
             reason = reasons.not_enough(descent.point, descent.seen, self.tolerance, judged)
             return self._judged(reason + self._cut(judged) + self.target.failures())
         descent.draws = more
         return None
-
-    def _useless(self, last: bool) -> bool:
-        """Whether averages after a race are given up for steps of falling size, which have more to gain."""
-        descent = self.descent
-        if last and descent.point.total**2 <= _CLOSE:
-            return False
-        return (last and not descent.tame) or descent.hopeless() or self.rescue.heavy
 
     def _finished(self) -> Ending | None:
         """By stochastic steps of falling size, where averages cannot be minimised; and once more by averages."""
