@@ -31,7 +31,8 @@ from torchngvi.rules import LocalExponential, Retraction
 from torchngvi.stepsizes import KLRadius
 
 MEAN_FIELD = 0.3  # learning rate of independent coordinates, whose steps are less noisy
-_RADIUS = (0.5, 0.05)  # nats, and nats a coordinate, that a step may move q by
+_RADIUS = (0.5, 0.05)  # nats, and nats a coordinate, that a step of a race may move q by
+_FALLING = 0.1  # nats that a step of the finish may move q by, whatever its draws
 _MISSED = 8  # steps in a row that could not be taken, after which a block ends
 _JUDGES = 256  # fixed draws that judge a block, beside its own
 _TOGETHER = 6  # blocks after the first for which starts that might overtake are kept
@@ -40,7 +41,8 @@ _GAIN = (0.2, 0.004)  # nats, and nats a coordinate, that the last few blocks ha
 _PATIENCE = 2  # such blocks
 CONFINED = 15.0  # log of the factor by which a standard deviation may grow
 BOUNDED = 1e12  # nats to which the ELBO may rise
-_RATES = (0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02)  # of these blocks; over the second half q is averaged
+_RATES = (0.5, 0.5, 0.5, 0.5, 0.5, 0.1, 0.05, 0.02, 0.02, 0.02)  # of these blocks; over the second half q is averaged
+_PROMISE = 3  # blocks whose mean gain tells where a start will come to
 _COMPARED = 4096  # draws by which the finish is judged
 
 
@@ -124,19 +126,21 @@ class Race:
         self.lr, self.reached = lr or self.pace.lr, math.inf
         self.unit = target.temperature or 1.0
 
-    def run(self, starts: Sequence[Start], blocks: int = _BLOCKS) -> None:
+    def run(self, starts: Sequence[Start], blocks: int = _BLOCKS, rival: float = math.inf) -> None:
         """Leave q where the best of the starts has come to; as it is where none has a finite loss.
 
         Args:
             starts: those that race.
             blocks: the most that a start runs.
+            rival: a loss that is known from elsewhere.  The race ends where the blocks that are left, as good as the
+                last few, would not lead so far down.
         """
         alive = [start for start in starts if math.isfinite(start.loss)]
         if not alive:
             return
         enough = self.unit * max(_GAIN[0], _GAIN[1] * self.q.dim)
         best, widest, idle = min(alive, key=lambda start: start.loss), self._widest(alive), 0
-        least, joined = math.inf, False
+        least, joined, losses = math.inf, False, [best.loss]
         for block in range(blocks):
             self.keep(best.coordinates)
             if self.over():
@@ -156,7 +160,10 @@ class Race:
             lost = best.loss < -BOUNDED or float((self.q.stddev.log() - widest).max()) > CONFINED
             idle = idle + 1 if best.judged > least - enough else 0
             least = least if idle else best.judged
-            if lost or (len(alive) == 1 and idle >= _PATIENCE):
+            losses.append(best.loss)
+            mean = (losses[-1 - _PROMISE] - best.loss) / _PROMISE if block > _PROMISE else math.inf
+            behind = best.loss - (blocks - block - 1) * max(mean, 0.0) > rival
+            if lost or behind or (len(alive) == 1 and idle >= _PATIENCE):
                 break
         self.q.restore(best.coordinates)
         self.reached = best.loss
@@ -191,13 +198,21 @@ class Race:
         start.gain, start.loss = start.loss - reached, reached
         start.coordinates = self.q.snapshot()
 
-    def steps(self, count: int, lr: float, seed: int, average: ExpectationAverage | None = None) -> list[float]:
+    def steps(
+        self,
+        count: int,
+        lr: float,
+        seed: int,
+        average: ExpectationAverage | None = None,
+        radius: float | None = None,  # nats that a step may move q by; by default those of a race
+    ) -> list[float]:
         """Take a number of stochastic steps of q, and return the losses before each by its draws.
 
         One that is not finite is not taken, and its draws are drawn anew; after eight in a row no more are tried.
         """
         generator = torch.Generator(self.q.device).manual_seed(seed)
-        optimizer = _stochastic(self.q, lr, self.pace.draws, generator)
+        radius = radius or max(_RADIUS[0], _RADIUS[1] * self.q.dim)
+        optimizer = _stochastic(self.q, lr, self.pace.draws, radius, generator)
         losses: list[float] = []
         missed = 0
         with warnings.catch_warnings():
@@ -219,7 +234,7 @@ class Race:
         return losses
 
     def finish(self, other: Coordinates | None = None) -> tuple["Compared", "Compared"]:
-        """Two thousand steps of falling size, and the average of the last thousand; q at the best of all.
+        """Steps of falling size, and the average over the second half of them; q at the best of all.
 
         Args:
             other: coordinates to begin at, where they are better than those of q: averages that cannot be minimised
@@ -237,7 +252,7 @@ class Race:
                 break
             self.show(f"steps of falling size, block {number + 1} of {len(_RATES)}")
             averaged = average if 2 * number >= len(_RATES) else None
-            self.steps(self.pace.finish, lr, self.seed + 10_007 * (number + 1), averaged)
+            self.steps(self.pace.finish, lr, self.seed + 10_007 * (number + 1), averaged, _FALLING)
         places.append(self.q.snapshot())
         if average is not None and bool((average.steps > 0).all()):
             places.append(average.posterior().coordinates)
@@ -308,8 +323,7 @@ def kept_values(q: Gaussian, target: Guarded, draws: int, seed: int, share: floa
     return values[~failing] if few else values
 
 
-def _stochastic(q: Gaussian, lr: float, draws: int, generator: torch.Generator) -> NaturalGradientVI:
+def _stochastic(q: Gaussian, lr: float, draws: int, radius: float, generator: torch.Generator) -> NaturalGradientVI:
     """Steps that stay in the cone: IBLR, or in patterns that are not closed under products a triangular exponential."""
     rule: Rule = Retraction() if q.structure.closed else LocalExponential()
-    radius = KLRadius(max(_RADIUS[0], _RADIUS[1] * q.dim))
-    return NaturalGradientVI(q, rule, lr, step_size=radius, estimator=Stein(Antithetic(draws, generator)))
+    return NaturalGradientVI(q, rule, lr, step_size=KLRadius(radius), estimator=Stein(Antithetic(draws, generator)))

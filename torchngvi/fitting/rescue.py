@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchngvi.fitting.descent import Descent
 from torchngvi.fitting.race import BOUNDED, CONFINED, Compared, Race, kept_values, put_at_best
 from torchngvi.fitting.starts import Starts
 from torchngvi.interfaces import Coordinates
@@ -21,6 +22,11 @@ from torchngvi.interfaces import Coordinates
 _COMPARED = 4096  # draws by which two places are compared
 _GLANCE, _LOOKED = (32, 256), 1024  # by which what was lost since the start is looked for, and since a race
 _CERTAIN = 3.0  # standard errors
+_CLOSE = 0.2  # norm² + noise² of the last average at which steps of falling size lead no nearer
+_POOLED = 32  # dimensions below which averages are not dear
+_IN_SETS = 171  # dimensions from which on the minima of several largest averages are averaged
+_STUCK = 3  # rejections of the first steps
+_HEAVY = 20.0  # noise² that should have fallen and has not
 
 
 class Rescue:
@@ -36,6 +42,7 @@ class Rescue:
         first_log_sd: of q before the fit, or at the mode where it has started, whichever is wider.
         finished: stochastic steps of falling size were made: the ELBO before and after.
         turned: averages had led to a worse place than the start, and were begun anew there.
+        heavy: the gradients have heavy tails, so that the minima of averages are those of a few draws.
     """
 
     def __init__(self, starts: Starts) -> None:
@@ -45,11 +52,13 @@ class Rescue:
         self.loss = math.inf
         self.finished: tuple[Compared, Compared] | None = None
         self.first_log_sd = starts.q.stddev.log()
-        self.turned = False
+        self.turned = self.heavy = False
+        self.noise2 = math.inf  # at the last evaluation of an average
 
     def begun(self) -> None:
         """Remember q where the first start has led."""
         self.winner, self.loss = self.starts.q.snapshot(), self.starts.reached
+        self.noise2, self.heavy = math.inf, False
         if not self.starts.raced:  # whose steps may have widened it for ever; a collapsed mode says nothing
             self.first_log_sd = torch.maximum(self.starts.q.stddev.log(), self.first_log_sd)
 
@@ -66,6 +75,11 @@ class Rescue:
         """Whether starts may race yet."""
         return not self.starts.raced and self.origin is not None and not self.starts.over()
 
+    @property
+    def pools(self) -> bool:
+        """Whether the draws of averages may be pooled: where starts have raced it underestimates heavy tails."""
+        return not self.starts.raced or self.starts.q.dim >= _POOLED
+
     def saves(self, loss: float) -> bool:
         """Whether starts may race where an average has no minimum: not where nothing confines q."""
         return self.races and not self.unconfined(loss)
@@ -73,6 +87,37 @@ class Rescue:
     def worse(self, loss: float) -> bool:
         """Whether a negative ELBO is not that of a fit: far above where the fit has started, or not finite."""
         return not loss <= self.loss + self.starts.allowance
+
+    def tails(self, descent: Descent) -> bool:
+        """Whether gradients have heavy tails, by the evaluations of averages one after another.
+
+        From one average to the next noise² falls as the number of draws grows.  Under heavy tails it is underestimated
+        at the minimum of few draws, and rises; or it is so large over the first that no step can be taken at all.
+        """
+        noise2, before = float(descent.point.noise2.max()), self.noise2
+        seen = descent.evaluations - descent.first
+        risen = seen == 1 and noise2 > before
+        stuck = descent.stalled >= _STUCK and seen == descent.stalled + 1
+        self.noise2 = noise2
+        self.heavy |= noise2 > _HEAVY and (risen or stuck)
+        return self.heavy
+
+    def gives_up(self, descent: Descent) -> bool:
+        """Whether the minimisation of an average after a race is given up, to be asked after each evaluation."""
+        return self.starts.raced and (self.tails(descent) or descent.hopeless())
+
+    def in_vain(self, descent: Descent, tolerance: float) -> bool:
+        """Whether q is near an optimum after a race, and the largest average would be noisier than is tolerated."""
+        if not self.starts.raced or descent.point.total**2 > _CLOSE or self.starts.q.dim >= _IN_SETS:
+            return False
+        return float(descent.point.noise2.max()) * descent.draws > tolerance**2 * descent.most
+
+    def useless(self, descent: Descent) -> bool:
+        """Whether averages after a race are given up for steps of falling size, which have more to gain."""
+        last = descent.draws == descent.most
+        if not self.starts.raced or (last and descent.point.total**2 <= _CLOSE):
+            return False
+        return (last and not descent.tame) or descent.hopeless() or self.heavy
 
     def race(self) -> None:
         """Put q at the best of the starts, of which where it is now is one."""
@@ -134,6 +179,7 @@ class Rescue:
             "winner": None if self.winner is None else tuple(self.winner),
             "loss": self.loss,
             "turned": self.turned,
+            "tails": (self.heavy, self.noise2),
             "first_log_sd": self.first_log_sd,
             "finished": None if self.finished is None else [[part.elbo, part.error] for part in self.finished],
         }
@@ -145,5 +191,6 @@ class Rescue:
         self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
         self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
         self.turned = state.get("turned", False)
+        self.heavy, self.noise2 = state.get("tails", (False, math.inf))
         done = state["finished"]
         self.finished = None if done is None else (Compared(*done[0]), Compared(*done[1]))

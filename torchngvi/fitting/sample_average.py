@@ -99,7 +99,7 @@ class SampleAverages(Engine):
     def _begun(self) -> None:
         """From where the starts have led."""
         self.descent.leave(self.starts.first_draws)
-        self.sweeps.leave(closed=self.starts.raced)  # the noise of heavy tails would be underestimated
+        self.sweeps.leave(closed=not self.rescue.pools)
         self.rescue.begun()
         self.looked |= self.starts.raced  # from several starts
 
@@ -195,7 +195,7 @@ class SampleAverages(Engine):
             yield standing._replace(lost="" if self.elsewhere or self.rescue.saves(standing.record.loss) else lost)
             if not sound:
                 return False
-            if (self.starts.raced and descent.hopeless()) or not descent.step():
+            if self.rescue.gives_up(descent) or not descent.step():
                 return True
 
     def _astray(self) -> bool:
@@ -207,11 +207,11 @@ class SampleAverages(Engine):
         """More draws; before they are dear a look at other starts.  An ending where there are no more."""
         descent, more = self.descent, self.descent.more_draws()
         last = descent.draws == descent.most
-        if self.starts.raced and ((last and not descent.tame) or descent.hopeless()):
+        if self.rescue.useless(descent):
             return self._finished()
         if ((more > _DEAR or last) and (yield from self._better_start())) or (last and descent.averages_sets()):
             return None
-        if last:
+        if last or self.rescue.in_vain(descent, self.tolerance):
             judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
             reason = reasons.not_enough(descent.point, descent.sight.growth, descent.seen, self.tolerance, judged)
             return self._judged(reason + self._cut(judged))

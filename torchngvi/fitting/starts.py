@@ -184,7 +184,8 @@ class Starts:
         """Put q where the best of the starts leads; at the first of them where none has a finite loss."""
         self.raced = True
         self.show("starts on the way to a mode")
-        starts = [*starts, *self._glimpsed(path), *self._mean_field(starts)]
+        starts = [*starts, *self._glimpsed(path)]
+        starts += self._mean_field(starts)
         race = Race(self.q, self.target, self.seed, self.over, self.show, self.keep)
         self.q.restore(starts[0].coordinates)
         race.run(starts)
@@ -252,7 +253,7 @@ class Starts:
                 self.keep(self.q.snapshot())
 
         Race(work, self.target, self.seed, self.over, self.show, keep, MEAN_FIELD).run(
-            [start], min(max(_INDEPENDENT[0], self.q.dim), _INDEPENDENT[1])
+            [start], min(max(_INDEPENDENT[0], self.q.dim), _INDEPENDENT[1]), min(other.loss for other in starts)
         )
         if not self._initialized(work.mean, work.scale_tril):
             return []
