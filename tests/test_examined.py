@@ -21,7 +21,8 @@ from torchngvi import (
     fit,
 )
 from torchngvi.diagnostics import examination
-from torchngvi.diagnostics.rule import Marginals
+from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled
+from torchngvi.diagnostics.rule import Marginals, plain
 from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError
 from torchngvi.fitting import Criterion
@@ -446,3 +447,15 @@ def test_names_are_kept_for_later():
     q = PrecisionCholeskyGaussian(3, dtype=F64)
     result = fit(q, make_model(), progress=False).named(["a", "b", "c"])
     assert "\n  b " in result.summary()
+
+
+@pytest.mark.parametrize(
+    ("own", "wide", "nats", "fits"),
+    [(0.3, 0.2, 0.01, True), (0.9, 0.2, 0.01, True), (0.3, 0.6, 0.01, False), (0.3, 0.2, 0.2, False)],
+)
+def test_what_leaves_no_doubt(own, wide, nats, fits):
+    """k-hat of the draws of q alone does not count, that of the wider proposal does, and so do nats."""
+    zero, one = torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64)
+    corrected = Corrected(zero, one, 0.01 * one, 0.01 * one, wide, 900.0, zero)
+    sampled = Sampled(corrected, FromQ(own, 500.0, nats, 0.0), 1024)
+    assert plain(Marginals(zero, one), sampled) == fits

@@ -10,7 +10,7 @@ import torch
 from torchngvi import CholeskyGaussian, DataLogJoint, DiagonalGaussian, LogJoint, NaturalGaussian, fit
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.fitting import Gradients, Seconds
+from torchngvi.fitting import Criterion, Gradients, Seconds
 from torchngvi.fitting.engine import Stop
 from torchngvi.fitting.race import Compared, Race, Start, put_at_best, sampled_loss
 from torchngvi.fitting.rescue import Rescue
@@ -575,11 +575,18 @@ def test_a_wide_q_has_a_narrower_start_beside_it(monkeypatch):
         raced.append({start.name: start.loss for start in starts})
         run(race, starts, *most)
 
+    class Over(Criterion):  # which lets what has begun come to its end
+        def asked(self, standing):
+            return Stop("because it is over.") if self.over(standing.cost, 0.0) else None
+
+        def over(self, cost, seconds):
+            return cost >= 2000
+
     monkeypatch.setattr(Race, "run", watched)
     for scale in (3.0, 0.05):
         torch.manual_seed(0)
         q = CholeskyGaussian(n + 2, dtype=torch.float64, scale=scale)
-        fit(q, log_joint, progress=False, examine=False, max_gradients=2000)
+        fit(q, log_joint, progress=False, examine=False, stop=Over())
     wide, narrow = (starts for starts in raced if len(starts) > 1)  # beside independent coordinates alone
     assert wide["a narrower q"] < wide["q as it was"] - 0.3 * q.dim
     assert "a narrower q" not in narrow
