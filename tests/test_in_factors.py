@@ -347,14 +347,14 @@ class TestWhatAGroupIsGiven:
             (
                 lambda b, g, y, error: -(b[1] ** 2),
                 shared,
-                "group takes b, of local=1 numbers, g, of globals=2, and its part of the data, counted from 0; an "
-                "index goes beyond them (index 1 is out of bounds for dimension 0 with size 1).",
+                "group takes b, of local=1 numbers, g, of globals=2, and its part of the data, counted from 0, and "
+                "an index goes beyond one of its tensors (index 1 is out of bounds for dimension 0 with size 1).",
             ),
             (
                 school,
                 lambda g: -(g[2] ** 2),
-                "shared takes g, of globals=2 numbers, counted from 0; an index goes beyond them (index 2 is out of "
-                "bounds for dimension 0 with size 2).",
+                "shared takes g, of globals=2 numbers, counted from 0, and an index goes beyond one of its tensors "
+                "(index 2 is out of bounds for dimension 0 with size 2).",
             ),
         ],
     )

@@ -20,7 +20,7 @@ from torchngvi.errors import InputError
 Joint = Callable[[Tensor, Tensor], Tensor]  # (θ (S, P), u (S, D)) -> log p(y, u, θ), (S,)
 
 _SINGLE = 1e-5  # share of the Hessian that rounding in float32 may change
-_OF_SHAPES = ("must match", "cannot be multiplied", "out of bounds", "shape", "dimension", "size")
+_OF_SHAPES = ("must match", "cannot be multiplied", "is invalid for input of size", "out of bounds")
 _PROBED = 2048  # latents up to which a pattern can be found by differentiating along each of them
 
 

@@ -84,7 +84,8 @@ class QuasiNewton(Acceleration):
         inner = _inner(q.structure)
         flat = _flat(gradient, q.structure)
         s, y, kept = self._learned(inner, q.structure.leaves, flat, went, state)
-        curvature = torch.stack([inner(s_n, y_n) for s_n, y_n in zip(s, y, strict=True)])
+        curvature = torch.stack([torch.linalg.vecdot(s_n, y_n) for s_n, y_n in zip(s, y, strict=True)])
+        curvature = q.structure.total(curvature)  # of all pairs at once
         weight = (kept / torch.where(curvature > 0, curvature, 1.0))[..., None]
         pairs = list(zip(s, y, weight.unbind(), strict=True))
         bent, shares = flat, []

@@ -47,10 +47,11 @@ class MixedModel(MixedLogJoint):
         random: `torchngvi.models.RandomEffects`, or a pair (Z, groups): the design (N, r) and the group of each row. A
             dict from the names of several grouping factors to such pairs, or a sequence of `RandomEffects`, makes a
             `torchngvi.mixed_models.MultilevelModel` instead, of nested or crossed factors.
-        family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log"; "gaussian", "student_t" (of four
-            degrees of freedom) or "negative_binomial", of which `fit` learns the residual sd, the scale or the size; or
-            a `Likelihood` whose parameters are held, such as ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``. As
-            a log joint over all coordinates the model holds what is learned at an estimate, `rows.likelihood`.
+        family: the likelihood, "bernoulli_logit", "bernoulli_probit", "poisson_log", for short "bernoulli", "probit",
+            "poisson"; "gaussian", "student_t" (of four degrees of freedom) or "negative_binomial", of which `fit`
+            learns the residual sd, the scale or the size; or a `Likelihood` whose parameters are held, such as
+            ``GaussianNoise(0.1)`` or ``NegativeBinomial(2.0)``. As a log joint over all coordinates the model
+            holds what is learned at an estimate, `rows.likelihood`.
         prior: `torchngvi.models.MixedPrior`; by default N(0, 10²) of each fixed effect, and of Ω the Wishart prior of
             Kass and Natarajan (2006), see `torchngvi.models.MixedLogJoint`. Priors of standard deviations and
             correlations are those of `fit`; as a log joint over all coordinates the model has the Wishart prior.

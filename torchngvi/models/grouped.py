@@ -161,7 +161,9 @@ def _indexed(function: Callable[..., Tensor], name: str, takes: str) -> Callable
         try:
             return function(*arguments)
         except IndexError as error:
-            raise InputError(f"{name} takes {takes}, counted from 0; an index goes beyond them ({error}).") from error
+            raise InputError(
+                f"{name} takes {takes}, counted from 0, and an index goes beyond one of its tensors ({error})."
+            ) from error
 
     return called
 
