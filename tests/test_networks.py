@@ -20,6 +20,7 @@ from torchngvi.networks import (
     VON,
     Bernoulli,
     Categorical,
+    Curvature,
     ExampleGradients,
     Gaussian,
     GradientNoise,
@@ -29,7 +30,7 @@ from torchngvi.networks import (
     calibrate,
     network,
 )
-from torchngvi.networks.noise import normals
+from torchngvi.networks.noise import normals, windows
 from torchngvi.rules import NaturalGradient, Retraction
 from torchngvi.structures import Diagonal
 
@@ -254,6 +255,49 @@ def test_the_radius_bounds_the_divergence_of_a_move():
         train(model, optimizer, 1, torch.float64)
         kl = 0.5 * ((means(q) - before) / sds(q)).square().sum()
         torch.testing.assert_close(kl.item(), share * radius * 50 / 0.5, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, {"rtol": 1e-4, "atol": 1e-6}), (torch.bfloat16, {"rtol": 1e-2, "atol": 5e-3})],
+)
+def test_a_step_in_parts_is_the_step(dtype, tolerance):
+    """Parameters of every size and layout: the draw, the divergence and the share of a move against their equations."""
+    wide = nn.Sequential(nn.Conv2d(3, 3, 300), nn.Linear(600, 600), nn.Linear(2, 1), nn.Conv2d(2, 2, 3)).to(dtype)
+    wide[0].to(memory_format=torch.channels_last)
+    q = network(wide, 100, temperature=0.25)
+    family, optimizer = q.families[0], torch.optim.SGD(wide.parameters(), lr=1.0)
+    attachment = attach(optimizer, q, radius=1e9)
+    attachment.curvature = Curvature()  # none is observed
+    for k in range(2):
+        for p, m, sd, name in zip(q.parameters_of_network, family.mean, family.stddev, q.names, strict=True):
+            torch.testing.assert_close(p, (m + 0.5 * sd * normals(m, name, 0, k)).to(dtype))
+        torch.manual_seed(k)
+        moves = [torch.randn_like(p) for p in wide.parameters()]
+        for p, move in zip(wide.parameters(), moves, strict=True):
+            p.grad = move.clone()
+        before = [m.clone() for m in family.mean]
+        optimizer.step()
+        dm = [-(g.float() + q.prior[name] * m) for g, m, name in zip(moves, before, q.names, strict=True)]
+        kl = sum(0.5 * (d / sd).square().sum() for d, sd in zip(dm, family.stddev, strict=True)) / 100
+        share = float((1e9 / kl) ** 0.5)
+        assert 0.05 < share < 0.95
+        for m, old, d in zip(family.mean, before, dm, strict=True):
+            torch.testing.assert_close(m - old, share * d, **tolerance)
+
+
+def test_noise_of_a_large_tensor_is_of_many_windows():
+    """It has the moments of normal numbers, is the same each time, and no piece of it is that of another."""
+    like = torch.empty(1000, 1000)
+    noise = normals(like, "a", 0, 3)
+    assert noise.shape == like.shape
+    assert torch.equal(noise, normals(like, "a", 0, 3))
+    assert not torch.equal(noise, normals(like, "b", 0, 3))
+    assert abs(float(noise.mean())) < 5e-3
+    assert abs(float(noise.std()) - 1) < 5e-3
+    parts = windows(like, "a", 0, 3)
+    assert len({part.data_ptr() for part in parts}) == len(parts) > 3
+    assert torch.equal(torch.cat(parts), noise.flatten())
 
 
 def test_ivon_takes_the_published_steps():
