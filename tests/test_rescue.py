@@ -172,3 +172,34 @@ def test_heavy_tails_end_an_average_at_once(monkeypatch):
     fit(best, lambda theta: (3 * theta - theta.exp()).sum(-1), progress=False, examine=False)
     target = Guarded(LogJoint(lambda theta: (3 * theta - theta.exp()).sum(-1)))
     assert sampled_loss(q, target, 4096, 9) < sampled_loss(best, target, 4096, 9) + 0.02
+
+
+class TestClimbing:
+    """A flat place where pooled draws have ended: whether steps lead up from there."""
+
+    def tried(self, mean, growth=math.inf, raced=True):
+        known = rescue(raced, DIM)
+        known.starts.q.initialize_(mean)
+        left = []
+        place = descent(0.01, sight=SimpleNamespace(growth=growth), leave=left.append)
+        here, before = known.starts.q.mean.clone(), known.starts.target.gradients
+        climbed = known.climbs(place)
+        assert left == ([512] if climbed else [])
+        assert climbed or torch.equal(known.starts.q.mean, here)
+        return climbed, known.starts.target.gradients - before, known
+
+    def test_from_below_the_best_q(self):
+        climbed, gradients, known = self.tried(0.3)  # 1.8 nats below
+        assert climbed
+        assert gradients > 0
+        assert float(known.starts.q.mean.norm()) < 0.3
+        assert not known.climbs(descent(0.01, sight=SimpleNamespace(growth=math.inf)))  # once
+
+    def test_from_the_best_q(self):
+        climbed, gradients, _ = self.tried(0.0)
+        assert not climbed
+        assert gradients > 0
+
+    @pytest.mark.parametrize(("growth", "raced"), [(3.0, True), (math.inf, False)])
+    def test_where_nothing_is_flat_or_no_starts_have_raced(self, growth, raced):
+        assert self.tried(0.3, growth, raced)[:2] == (False, 0)

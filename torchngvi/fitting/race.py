@@ -233,12 +233,13 @@ class Race:
                     losses.append(loss)
         return losses
 
-    def finish(self, other: Coordinates | None = None) -> tuple["Compared", "Compared"]:
+    def finish(self, other: Coordinates | None = None, share: float = 1.0) -> tuple["Compared", "Compared"]:
         """Steps of falling size, and the average over the second half of them; q at the best of all.
 
         Args:
             other: coordinates to begin at, where they are better than those of q: averages that cannot be minimised
                 may have led q astray.
+            share: of the usual number of steps.
 
         Returns:
             The ELBO before and after, from the same fresh draws.
@@ -252,7 +253,7 @@ class Race:
                 break
             self.show(f"steps of falling size, block {number + 1} of {len(_RATES)}")
             averaged = average if 2 * number >= len(_RATES) else None
-            self.steps(self.pace.finish, lr, self.seed + 10_007 * (number + 1), averaged, _FALLING)
+            self.steps(math.ceil(share * self.pace.finish), lr, self.seed + 10_007 * (number + 1), averaged, _FALLING)
         places.append(self.q.snapshot())
         if average is not None and bool((average.steps > 0).all()):
             places.append(average.posterior().coordinates)

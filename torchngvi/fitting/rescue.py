@@ -25,6 +25,7 @@ _CERTAIN = 3.0  # standard errors
 _CLOSE = 0.2  # norm² + noise² of the last average at which steps of falling size lead no nearer
 _POOLED = 32  # dimensions below which averages are not dear
 _IN_SETS = 171  # dimensions from which on the minima of several largest averages are averaged
+_FEW, _RISE = 0.2, 0.1  # of the steps of falling size, that try a flat place, and nats by which they have to lead up
 _STUCK = 3  # rejections of the first steps
 _HEAVY = 20.0  # noise² that should have fallen and has not
 
@@ -42,6 +43,7 @@ class Rescue:
         first_log_sd: of q before the fit, or at the mode where it has started, whichever is wider.
         finished: stochastic steps of falling size were made: the ELBO before and after.
         turned: averages had led to a worse place than the start, and were begun anew there.
+        climbed: it was tried whether steps lead up from a flat place where pooled draws have ended.
         heavy: the gradients have heavy tails, so that the minima of averages are those of a few draws.
     """
 
@@ -52,7 +54,7 @@ class Rescue:
         self.loss = math.inf
         self.finished: tuple[Compared, Compared] | None = None
         self.first_log_sd = starts.q.stddev.log()
-        self.turned = self.heavy = False
+        self.turned = self.climbed = self.heavy = False
         self.noise2 = math.inf  # at the last evaluation of an average
 
     def begun(self) -> None:
@@ -133,6 +135,25 @@ class Rescue:
         self.winner, self.loss = starts.q.snapshot(), -max(part.elbo for part in self.finished)
         return self.finished
 
+    def climbs(self, descent: Descent) -> bool:
+        """Whether steps of falling size lead well up from where pooled draws after a race ended; averages go on there.
+
+        Along a valley in which mean and standard deviations have to move together the natural gradient is small far
+        from the best q too, and the ELBO is nearly flat: a nested hierarchy ended 3 nats below its best q.
+        """
+        starts = self.starts
+        if not starts.raced or not self.pools or self.climbed or starts.over() or descent.sight.growth < math.inf:
+            return False
+        self.climbed, here = True, starts.q.snapshot()
+        race = Race(starts.q, starts.target, starts.seed, starts.over, starts.show)
+        before, after = race.finish(share=_FEW)
+        if after.elbo - before.elbo > _RISE:
+            self.winner, self.loss = starts.q.snapshot(), -after.elbo
+            descent.leave(descent.draws)
+            return True
+        starts.q.restore(here)
+        return False
+
     def best(self) -> float:
         """Put q where the start has led if fresh draws say that it is better there; the ELBO of the better."""
         starts = self.starts
@@ -179,6 +200,7 @@ class Rescue:
             "winner": None if self.winner is None else tuple(self.winner),
             "loss": self.loss,
             "turned": self.turned,
+            "climbed": self.climbed,
             "tails": (self.heavy, self.noise2),
             "first_log_sd": self.first_log_sd,
             "finished": None if self.finished is None else [[part.elbo, part.error] for part in self.finished],
@@ -190,7 +212,7 @@ class Rescue:
         self.origin = None if state["origin"] is None else Coordinates(*state["origin"])
         self.winner = None if state["winner"] is None else Coordinates(*state["winner"])
         self.loss, self.first_log_sd = state["loss"], state["first_log_sd"]
-        self.turned = state.get("turned", False)
+        self.turned, self.climbed = state.get("turned", False), state.get("climbed", False)
         self.heavy, self.noise2 = state.get("tails", (False, math.inf))
         done = state["finished"]
         self.finished = None if done is None else (Compared(*done[0]), Compared(*done[1]))

@@ -239,7 +239,7 @@ class SampleAverages(Engine):
         if float(optimism) > 0.5 + self.tolerance and descent.draws < descent.most:
             descent.draws = min(4 * descent.draws, descent.most)
             return None
-        if (yield from self._better_start()):
+        if (yield from self._better_start()) or self.rescue.climbs(descent):
             return None
         if (lost := self.rescue.regret()) is not None:  # back to where the start had led, and on from there once
             elbo, again = self.rescue.turn_back()

@@ -27,7 +27,7 @@ from torchngvi.methods import VN
 
 _ENTRY = 2.0  # norm² + noise² below which there are sweeps; at twice as much they are given up
 _NEAR = 0.3  # norm² + noise² below which the last step needs no draws of its own
-_WIDEST = 100  # dimensions: a sweep takes some D² numbers a draw
+_WIDEST = 150  # dimensions: a sweep takes some D² numbers a draw
 _KEPT = 0.5  # share of the effective draws that has to be left where a step leads
 _STEPS, _SHORTEST = 30, 0.03  # trials over one pool, and the step size at which they end
 _LONGER, _SHORTER, _FALL = 1.6, 0.4, 0.3  # factors of the step size, and share by which norm² has to fall at one of 1
