@@ -98,8 +98,16 @@ def parser() -> argparse.ArgumentParser:
     _add_method_flags(fit.add_argument_group("method and output"))
     _add_predict(commands)
     commands.add_parser("methods", help="list the methods, and the posteriors that each moves", allow_abbrev=False)
+    demo = commands.add_parser(
+        "demo",
+        help="three uses of the library in two minutes, with one picture",
+        description="A training script, a sparse GP and a Pyro model, each beside what one would do without it.",
+        allow_abbrev=False,
+    )
+    demo.add_argument("--out", metavar="DIR", default="runs/demo", help="folder of the picture (runs/demo)")
+    demo.add_argument("--quick", action="store_true", help="runs that are 20 times shorter, to try the installation")
     _add_experiments(commands)
-    for name in ("fit", "predict", "compare", "reproduce"):
+    for name in ("fit", "predict", "demo", "compare", "reproduce"):
         commands.choices[name].add_argument(
             "--overwrite", action="store_true", help="replace files of an earlier run in the folder"
         )
@@ -314,6 +322,13 @@ def _predict(run: str, table: str, drop: list[str], out: str | None = None, over
     return 0
 
 
+def _demo(out: str, quick: bool, overwrite: bool) -> int:
+    from torchngvi.app import demo
+
+    demo.run(out, overwrite=overwrite, quick=quick)
+    return 0
+
+
 def _methods() -> int:
     """Which method moves which posteriors, by asking them."""
     from torchngvi.registry import needs_lr, partners
@@ -326,7 +341,7 @@ def _methods() -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "methods": _methods}
+_COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "demo": _demo, "methods": _methods}
 
 
 def _experiment(command: str, flags: dict[str, Any]) -> int:
