@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.model_selection import train_test_split
 
 from torchngvi.app import memory
 from torchngvi.app.tables import read_table
@@ -66,7 +67,7 @@ def test_commas_in_quotes_and_a_ragged_line():
     assert fit("b.csv") == 2
 
 
-def test_parquet():
+def test_parquet(capsys):
     pytest.importorskip("pyarrow")
     frame = table().assign(count=pd.array([1, None] * 30, dtype="Int64"), truth=[True, False] * 30)
     frame.to_parquet("a.parquet")
@@ -78,6 +79,35 @@ def test_parquet():
     assert main(["predict", "runs/a", "new.parquet"]) == 0
     Path("b.parquet").write_text("junk")
     assert fit("b.parquet") == 2
+    assert "'b.parquet' cannot be read as a parquet file (" in capsys.readouterr().err
+
+
+def test_missing_entries(capsys):
+    """Of numbers medians of the training rows, of categories the commonest; a column without entries is refused."""
+    frame = table()
+    frame.loc[:4, "town"] = None
+    frame.loc[:9, "x"] = None
+    frame.to_csv("a.csv", index=False)
+    assert fit("a.csv") == 2
+    assert "column 'x' has missing or infinite entries in 10 of 60 rows (and 1 more columns have some)" in (
+        capsys.readouterr().err
+    )
+    assert fit("a.csv", "--impute", "median") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    usual = frame.town.value_counts().index[0]
+    assert f"5 missing entries of town became '{usual}', its commonest level" in said
+    assert "10 missing entries were filled in with medians of the training rows" in said
+    frame.assign(x=np.nan).to_csv("b.csv", index=False)
+    assert fit("b.csv", "--impute", "median") == 2
+    assert "column 'x' has missing or infinite entries in 60 of 60 rows" in capsys.readouterr().err
+
+
+def test_a_column_that_only_rows_held_out_have(capsys):
+    frame = table()
+    held_out = next(s for s in range(50) if 0 in train_test_split(np.arange(60), test_size=0.02, random_state=s)[1])
+    frame.assign(x=[1.0] + [None] * 59).to_csv("a.csv", index=False)
+    assert fit("a.csv", "--impute", "median", "--test-fraction", "0.02", "--seed", str(held_out)) == 2
+    assert "column 'x' has no entry in the 58 training rows. Leave it out (--drop x)." in capsys.readouterr().err
 
 
 def test_parquet_without_its_package(monkeypatch, capsys):
@@ -140,13 +170,13 @@ def wide(rows=20, columns=20_000):
     frame.assign(y=np.arange(rows) % 2).to_csv("a.csv", index=False)
 
 
-def test_20_000_columns_of_a_full_covariance(monkeypatch, capsys):
+def test_columns_of_a_full_covariance(monkeypatch, capsys):
     """Refused where it would not fit into memory, before it is read into a design."""
-    wide(rows=3)
+    wide(rows=3, columns=5000)
     monkeypatch.setattr(memory, "available", lambda: 6e9)
     assert fit("a.csv") == 2
     error = capsys.readouterr().err
-    assert "3 rows of 20000 columns, takes about" in error
+    assert "3 rows of 5000 columns, takes about" in error
     assert "Use posterior diagonal" in error
 
 

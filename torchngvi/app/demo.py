@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from torchngvi.app import report
 from torchngvi.app.outputs import OutputFolder
-from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.posteriors import CholeskyGaussian
 
@@ -261,8 +260,6 @@ def _pyro(shorter: int) -> Use:
 
 def _figure(uses: list[Use]) -> Figure:
     """One panel a use: the loss above the best that either way has reached; Adam's is an average of noisy ones."""
-    if not uses:
-        raise InputError("nothing was run, so that there is nothing to draw.")
     figure = Figure(figsize=(4.2 * len(uses), 3.6), layout="constrained")
     for axes, use in zip(figure.subplots(1, len(uses), squeeze=False)[0], uses, strict=True):
         best = min(min(curve.loss) for curve in use.curves)
