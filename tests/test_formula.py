@@ -266,7 +266,7 @@ class TestCommandLine:
         ("flags", "sentence"),
         [
             (["--target", "seizures"], "--target cannot be combined with --formula, which says what is predicted"),
-            (["--data", "iris"], "--formula needs a csv or tsv file, --data visits.csv; got 'iris'."),
+            (["--data", "iris"], "--formula needs a csv, tsv or parquet file, --data visits.csv; got 'iris'."),
             (["--data", "none.csv"], "there is no file 'none.csv' (--data)."),
             (["--family", "gamma"], "family must be one of"),
         ],
@@ -279,6 +279,6 @@ class TestCommandLine:
     def test_without_the_library(self, folder, capsys, monkeypatch):
         monkeypatch.setattr(module, "formulae", None)
         assert self.run("--formula", "seizures ~ week + (1 | patient)") == 2
-        assert "formulae is not installed, and the command line needs it: pip install 'torchngvi[formula]'" in (
+        assert "formulae is not installed, and this command needs it: pip install 'torchngvi[formula]'" in (
             capsys.readouterr().err
         )

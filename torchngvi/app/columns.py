@@ -112,6 +112,8 @@ def from_frame(
     refuse_unusable({name: column.to_numpy() for name, column in used.items()}, named, impute=impute)
     extra = {role: _numbers(column, role) for role, column in given.items() if role != "target"}
     encoding = learned(features, categorical, budget)
+    gaps = {c: int(features[c.name].isna().sum()) for c in encoding.categories}
+    notes = (f"{n} missing entries of {c.name} became {c.usual!r}, its commonest level" for c, n in gaps.items() if n)
     return Table(
         encoding.design(features),
         _plain(given["target"]),
@@ -121,6 +123,7 @@ def from_frame(
         extra.get("weights"),
         extra.get("offset"),
         encoding,
+        tuple(notes),
     )
 
 

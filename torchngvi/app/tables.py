@@ -72,7 +72,7 @@ def read_table(
     elif end in DELIMITED or end == ".parquet":
         frame, notes = read_columns(path)
         table = from_frame(frame, columns, drop, budget, categorical=categorical, impute=impute)
-        table = replace(table, notes=notes)
+        table = replace(table, notes=(*notes, *table.notes))
     elif list(categorical):
         raise InputError(f"categorical names columns of a csv, tsv or parquet file; {data!r} is none. Leave it out.")
     elif end in _SVMLIGHT:

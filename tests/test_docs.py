@@ -1,0 +1,73 @@
+"""What the pages of the documentation show is run: Python line by line, and the commands of transcripts."""
+
+import doctest
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from torchngvi.cli import main
+
+DOCS = Path(__file__).parents[1] / "docs"
+SHOWN = sorted([*(DOCS / "tutorials").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
+FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page):
+    """The Python and the transcripts of a page, in order."""
+    return [(found[1], found[2]) for found in FENCE.finditer(page.read_text(encoding="utf-8"))]
+
+
+def commands(transcript):
+    """Each command with the lines that are shown of what it prints."""
+    for part in transcript.split("$ ")[1:]:
+        command, *lines = part.strip().splitlines()
+        yield shlex.split(command), [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.stem)
+def test_pages_are_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope: dict = {}
+    for number, (kind, text) in enumerate(blocks(page)):
+        if kind == "python":
+            test = doctest.DocTestParser().get_doctest(text, scope, f"{page.stem}, block {number}", str(page), 0)
+            runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+            told: list[str] = []
+            runner.run(test, out=told.append, clear_globs=False)
+            assert not runner.summarize(verbose=False).failed, "".join(told)
+            scope.update(test.globs)
+            continue
+        for (program, *arguments), lines in commands(text):
+            assert program == "torchngvi"
+            capsys.readouterr()
+            assert main(arguments) == 0
+            said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+            for line in lines:
+                assert any(other.startswith(line) for other in said), f"{line!r} is not in:\n" + "\n".join(said)
+
+
+def test_pages_show_something():
+    assert {kind for page in SHOWN for kind, _ in blocks(page)} == {"python", "console"}
+
+
+def test_transcripts_are_short():
+    """Each way of the first tutorial, from a table to predictions, takes at most ten lines."""
+    sections = (DOCS / "tutorials" / "table.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    assert len(sections) == 3
+    for section in sections:
+        lines = [line for _, text in FENCE.findall(section) for line in text.splitlines()]
+        written = [line for line in lines if line.startswith(("$ ", ">>> ", "... "))]
+        assert len(written) <= 10
+
+
+def test_every_page_is_in_the_site():
+    """A page that no table of contents names would not be found."""
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^([\w/-]+)$", index, re.MULTILINE))
+    pages = {os.fspath(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")}
+    assert {page for page in pages if not page.startswith("api/")} - {"index"} <= named
+    of_the_api = set((DOCS / "api" / "index.md").read_text(encoding="utf-8").split())
+    assert {page.removeprefix("api/") for page in pages if page.startswith("api/")} - {"index"} <= of_the_api
