@@ -6,6 +6,7 @@ from typing import Any
 from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
 from torchngvi.averaging import ExpectationAverage
 from torchngvi.diagnostics import examine, simulation_based_calibration
+from torchngvi.distributed import Processes, sum_gradients, synchronize
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.laplace import LaplaceResult, laplace
@@ -28,7 +29,7 @@ from torchngvi.methods import (
     SymmetricSRVN,
 )
 from torchngvi.mixed_models import MixedModel
-from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
+from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint, Sharded, ShardedDraws, Streamed
 from torchngvi.networks import IVON, VOGN, VON, GradientNoise, Reparametrized, SampledLabels, attach, calibrate, network
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
@@ -76,6 +77,7 @@ __all__ = [
     "NaturalGaussian",
     "NaturalGradientVI",
     "PrecisionCholeskyGaussian",
+    "Processes",
     "ProximalBBVI",
     "Quadrature",
     "Quasi",
@@ -83,9 +85,12 @@ __all__ = [
     "RootGD",
     "RowSpace",
     "SVGDDensity",
+    "Sharded",
+    "ShardedDraws",
     "SiteNewton",
     "Snngm",
     "Stein",
+    "Streamed",
     "SufficientDecrease",
     "SymmetricSRVN",
     "__version__",
@@ -103,6 +108,8 @@ __all__ = [
     "rules",
     "simulation_based_calibration",
     "stepsizes",
+    "sum_gradients",
+    "synchronize",
 ]
 
 
