@@ -1,18 +1,9 @@
 """The processes that evaluate a target together: one sum an evaluation, which also tells what has gone wrong where.
 
-Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, and
-numbers to be summed.  A row says
-
-    failed      whether an error was raised there
-    print       the fingerprint of q, or of the draws, which has to be that of all ranks
-    stop        whether the run is to end, by a callback, the clock or the keyboard
-    seconds     the clock of the leader, which is everyone's
-    kind        a sum of numbers, or an exchange of objects
-    size        how many numbers are to be summed
-
-so that an error on one rank is an error on all of them, at the same evaluation and in the same words, where other
-programs would wait for one another.  Buffers have the size of the last one: a rank that wants to sum another number of
-them says so in its row, and all meet once more.
+Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, see
+`torchngvi.distributed.headers`, and numbers to be summed.  So an error on one rank is an error on all of them, at the
+same evaluation and in the same words, where other programs would wait for one another.  Buffers have the size of the
+last one: a rank that wants to sum another number of them says so in its row, and all meet once more.
 """
 
 import contextlib
@@ -20,45 +11,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchngvi.distributed.headers import Ended, Row, different, elsewhere, words
 from torchngvi.distributed.prints import fingerprint, shown
 from torchngvi.errors import InputError, RankError
 
 _T = TypeVar("_T")
 _SUM, _OBJECTS = 1, 2  # kinds of meetings
-
-
-class _Row(NamedTuple):
-    """What a rank says in the header of a meeting."""
-
-    failed: float
-    print: float
-    stop: float
-    seconds: float
-    kind: float
-    size: float
-
-
-class Ended(KeyboardInterrupt):
-    """A run was ended from outside on some rank, and is now ended on all: raised where the processes meet.
-
-    It is a `KeyboardInterrupt`, which no ``except Exception`` of a user's log joint takes for an error of its own.
-
-    Attributes:
-        reason: a sentence from "because" on.
-        error: what a callback has raised, which is to be raised again; None where none did.
-
-    >>> str(Ended("because a callback stopped it."))
-    'because a callback stopped it.'
-    """
-
-    def __init__(self, reason: str, error: Exception | None = None) -> None:
-        super().__init__(reason)
-        self.reason, self.error = reason, error
 
 
 class Processes:
@@ -291,7 +254,7 @@ class Processes:
         """Meet all ranks, once more where sizes change; the sum of the numbers."""
         while True:
             size = len(numbers) if kind == _SUM else self._size
-            row = _Row(error is not None, float(key), self._end is not None, self.clock(), kind, size)
+            row = Row(error is not None, float(key), self._end is not None, self.clock(), kind, size)
             buffer = torch.zeros(self.world * len(row) + self._size, dtype=torch.float64, device=self.device)
             header, sums = buffer[: self.world * len(row)].view(self.world, -1), buffer[self.world * len(row) :]
             header[self.rank] = torch.tensor(row, dtype=torch.float64)
@@ -299,50 +262,33 @@ class Processes:
                 sums.copy_(numbers)
             torch.distributed.all_reduce(buffer, group=self.group)
             self.sums, Processes.met = self.sums + 1, True
-            rows = [_Row(*values) for values in header.tolist()]
+            rows = [Row(*values) for values in header.tolist()]
             self.seconds = rows[0].seconds
             self._judge(rows, error)
             if rows[0].size == self._size:
                 return sums
             self._size = int(rows[0].size)
 
-    def _judge(self, rows: list[_Row], error: Exception | None) -> None:
+    def _judge(self, rows: list[Row], error: Exception | None) -> None:
         """Raise on every rank what went wrong on one."""
         if any(row.failed for row in rows):
             self._raise_everywhere(error)
-        if len({row.kind for row in rows}) > 1:
-            raise InputError(
-                f"the ranks are at different places of the program: {self._first_other(rows, 'kind')}. Let every rank "
-                "call the same functions in the same order, with the same settings."
-            )
+        if (apart := elsewhere(rows)) is not None:
+            raise InputError(apart)
         if any(row.stop for row in rows):
             self._end_everywhere()
-        if len({row.print for row in rows}) > 1:
-            raise InputError(
-                f"q, or a draw from it, is not the same on all ranks: {self._first_other(rows, 'print')}. Start every "
-                "rank from the same q, call synchronize(q) after a change on one rank, and give the generators of "
-                "estimators the same seed."
-            )
-        if len({row.size for row in rows}) > 1:
-            raise InputError(
-                f"the ranks sum different numbers of entries, {rows[0].size:.0f} on rank 0: "
-                f"{self._first_other(rows, 'size')}. Give every rank a q of the same shape and as many draws."
-            )
-
-    @staticmethod
-    def _first_other(rows: list[_Row], name: str) -> str:
-        rank = next(rank for rank, row in enumerate(rows) if getattr(row, name) != getattr(rows[0], name))
-        return f"rank {rank} differs from rank 0"
+        if (apart := different(rows)) is not None:
+            raise InputError(apart)
 
     def _raise_everywhere(self, error: Exception | None) -> NoReturn:
-        mine = None if error is None else (isinstance(error, InputError), _words(error))
+        mine = None if error is None else (isinstance(error, InputError), words(error))
         rank, (refused, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
         raise (InputError if refused else RankError)(f"rank {rank}: {text}") from error
 
     def _end_everywhere(self) -> NoReturn:
         ended, self._end = self._end, None
         error = None if ended is None or ended.error is None else ended.error
-        mine = None if ended is None else (ended.reason, None if error is None else _words(error))
+        mine = None if ended is None else (ended.reason, None if error is None else words(error))
         rank, (reason, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
         if text is None:
             raise Ended(reason)
@@ -353,8 +299,3 @@ class Processes:
         things: list[Any] = [None] * self.world
         torch.distributed.all_gather_object(things, thing, group=self.group)
         return things
-
-
-def _words(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"

