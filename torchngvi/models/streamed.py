@@ -32,7 +32,7 @@ class Streamed(AdditiveTractable):
 
     Args:
         batches: what is iterated over for a pass: a list, a ``DataLoader`` without ``drop_last``, or a reader such as
-            `torchngvi.app.batches.Npy`; a batch is a tuple or a dict of tensors with rows first.
+            `torchngvi.adapters.files.Npy`; a batch is a tuple or a dict of tensors with rows first.
         num_data: the number of rows of a pass, which every pass checks.
         model: makes a model of a batch, with the whole prior: it is called with the parts of a tuple, or with those of
             a dict by name.  Name the classes of labels, ``classes=(0, 1)``: a batch need not hold all of them.
