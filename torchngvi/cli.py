@@ -19,7 +19,7 @@ from torchngvi.errors import InputError, TorchngviError
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.registry import FLAT_METHODS, FLAT_POSTERIORS, METHODS, POSTERIORS, STRUCTURES, needs_lr, partners
 
-_EXTRAS = ("formulae", "matplotlib", "numpy", "pandas", "rich", "sklearn")
+_EXTRAS = ("formulae", "matplotlib", "numpy", "pandas", "pyarrow", "rich", "sklearn")
 
 _FLAGS = ("--overwrite", "--formula", *("--" + field.name.replace("_", "-") for field in fields(Settings)))
 _DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
@@ -30,7 +30,9 @@ _ENVIRONMENT = f"""environment:
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
 # modules that read input
-_READERS = tuple(f"torchngvi.app.{name}" for name in ("config", "datasets", "tables", "readers", "columns", "design"))
+_READERS = tuple(
+    f"torchngvi.app.{name}" for name in ("config", "datasets", "tables", "readers", "columns", "design", "streams")
+)
 
 _EXAMPLES = """examples:
   torchngvi fit --data breast_cancer
@@ -38,6 +40,7 @@ _EXAMPLES = """examples:
   torchngvi fit --data claims.csv --target claims --family poisson_log --offset log_exposure
   torchngvi fit configs/breast_cancer.toml --posterior diagonal --out runs/diagonal
   torchngvi fit --data iris --success virginica --posterior precision --structure 1,4 --method iblr
+  torchngvi fit --data 'day_*.parquet' --target click --batch-rows 100000
   torchngvi fit --data visits.csv --formula "seizures ~ week + (1 | patient)" --family poisson
 """
 
@@ -133,7 +136,12 @@ def _add_experiments(commands: Any) -> None:
 
 def _add_data_flags(group: Any) -> None:
     group.add_argument(
-        "--data", metavar="NAME_OR_FILE", help="breast_cancer, diabetes, digits, iris, wine; .csv .tsv .svm .txt .npz"
+        "--data",
+        metavar="NAME_OR_FILE",
+        help="breast_cancer, diabetes, digits, iris, wine; .csv .tsv .svm .txt .npz .parquet, or a pattern of files",
+    )
+    group.add_argument(
+        "--batch-rows", type=int, metavar="N", help="rows of csv, tsv or Parquet files in memory at once (100000)"
     )
     group.add_argument("--target", metavar="COLUMN", help="the column to predict")
     group.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
@@ -197,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
             raise
-        extra = "formula" if missing == "formulae" else "cli"
+        extra = {"formulae": "formula", "pyarrow": "parquet"}.get(missing, "cli")
         return _refuse(f"{missing} is not installed, and the command line needs it: pip install 'torchngvi[{extra}]'.")
     except Exception as error:  # the last resort: what a parser raises at a file of a stranger is not specified
         sentence = _last_sentence(error)
@@ -230,26 +238,30 @@ def _refuse(message: str) -> int:
 
 
 def _fit(settings: Settings, overwrite: bool) -> int:
-    from torchngvi.app import problems, results, runs  # the extras are needed from here on
+    from torchngvi.app import problems, results, runs, streamed_runs  # the extras are needed from here on
 
+    if streamed_runs.in_batches(settings):
+        return _code(streamed_runs.run(settings, overwrite))
     outcome = runs.run(problems.build(settings, overwrite=overwrite))
     folder = None
     try:
         folder = results.write(outcome)
     finally:
         results.show(outcome, folder)  # also where nothing could be written, so that the fit is not lost
-    if not outcome.result.converged:
-        print(f"torchngvi: not converged, {outcome.result.reason}", file=sys.stderr)
-    return 0 if outcome.result.converged else 1
+    return _code(outcome.result)
+
+
+def _code(result: Any) -> int:
+    """The exit code of a fit, which says so where it has not converged."""
+    if not result.converged:
+        print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
+    return 0 if result.converged else 1
 
 
 def _mixed(flags: dict[str, Any], overwrite: bool) -> int:
     from torchngvi.app import mixed_runs
 
-    result = mixed_runs.run(flags, overwrite)
-    if not result.converged:
-        print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
-    return 0 if result.converged else 1
+    return _code(mixed_runs.run(flags, overwrite))
 
 
 def _experiment(command: str, flags: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from torchngvi.errors import InputError
 
 Array = np.ndarray[Any, Any]
 
-_MOST_LEVELS = 50  # of a text column
+MOST_LEVELS = 50  # of a text column
 _LARGEST = 1e140  # entry of a column
 
 
@@ -151,9 +151,9 @@ def _with_indicators(features: pd.DataFrame, budget: Budget) -> pd.DataFrame:
                 f"column {name!r} is numbers except for {len(bad)} of {len(column)} rows, the first {bad.iloc[0]!r}. "
                 f"Mend them, or leave the column out (--drop {name})."
             )
-        if (levels := column.nunique()) > _MOST_LEVELS:
+        if (levels := column.nunique()) > MOST_LEVELS:
             raise InputError(
-                f"text column {name!r} has {levels} different values, more than {_MOST_LEVELS}: it looks like names or "
+                f"text column {name!r} has {levels} different values, more than {MOST_LEVELS}: it looks like names or "
                 f"dates, not categories. Leave it out (--drop {name})."
             )
         width += levels - 1

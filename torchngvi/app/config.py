@@ -32,7 +32,7 @@ class Settings:
     'bernoulli_logit'
     """
 
-    data: str  # bundled set, or file: csv, tsv, svm, libsvm, txt (also .gz), npz
+    data: str  # bundled set, or file: csv, tsv, svm, libsvm, txt (also .gz), npz; parquet and patterns in batches
     target: str | None = None  # column of the targets; svmlight and npz files say it themselves
     family: str = "bernoulli_logit"
     method: str = "vn"
@@ -56,6 +56,7 @@ class Settings:
     drop: tuple[str, ...] = ()  # columns to leave out
     n_features: int | None = None  # of a svmlight file, where trailing columns are empty
     structure: str | None = None  # of the covariance: full, diagonal, or sizes of blocks as 1,4,2
+    batch_rows: int | None = None  # rows in memory at once, of files that are read in batches
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -70,7 +71,16 @@ class Settings:
             value = getattr(self, name)
             if value not in choices:
                 raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{hint(value, choices)}")
-        for name in ("lr", "prior_precision", "noise", "temperature", "tolerance", "max_evaluations", "n_features"):
+        for name in (
+            "lr",
+            "prior_precision",
+            "noise",
+            "temperature",
+            "tolerance",
+            "max_evaluations",
+            "n_features",
+            "batch_rows",
+        ):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{_key(name)} must be positive and finite; got {value:g}.")
@@ -101,9 +111,15 @@ class Settings:
         return FAMILIES[self.family].discrete
 
     @property
+    def has_gaussian_posterior(self) -> bool:
+        """Whether the posterior is one whose expectations of a regression are known."""
+        return self.posterior in POSTERIORS and self.method in METHODS
+
+    @property
     def folder(self) -> Path:
         """The folder of the results: ``out``, or runs/<name of the data>."""
-        return Path(self.out) if self.out else Path("runs") / Path(self.data).name.split(".")[0]
+        name = Path(self.data).name.split(".")[0].translate(dict.fromkeys(map(ord, "*?[]"), ""))
+        return Path(self.out) if self.out else Path("runs") / (name.strip("_-") or "rows")
 
 
 def hint(name: str, known: Iterable[str]) -> str:

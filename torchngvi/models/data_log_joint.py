@@ -247,7 +247,7 @@ def rows_of(batch: Any) -> int:
     """
     parts = [batch]
     if isinstance(batch, dict | list | tuple):
-        parts = list(batch.values() if isinstance(batch, dict) else batch)
+        parts = [part for part in (batch.values() if isinstance(batch, dict) else batch) if part is not None]
     sizes = {len(part) if isinstance(part, Tensor) and part.ndim else 0 for part in parts}
     if len(sizes) != 1 or 0 in sizes:
         got = (str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
@@ -271,6 +271,6 @@ def some_of(batch: Any, rows: slice) -> Any:
     if isinstance(batch, Tensor):
         return batch[rows]
     if isinstance(batch, dict):
-        return {name: part[rows] for name, part in batch.items()}
-    parts = [part[rows] for part in batch]
+        return {name: None if part is None else part[rows] for name, part in batch.items()}
+    parts = [None if part is None else part[rows] for part in batch]
     return batch._make(parts) if isinstance(batch, tuple) and hasattr(batch, "_make") else type(batch)(parts)
