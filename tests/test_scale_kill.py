@@ -12,7 +12,9 @@ import torch
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 @pytest.mark.skipif(sys.platform == "win32", reason="torchrun and SIGKILL are tested on Linux and macOS")
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker(rank):
+def test_a_killed_worker(rank, request):
+    if "slow" not in request.config.option.markexpr:
+        pytest.skip("two runs of torchrun, half a minute: run with -m slow")
     path = Path(__file__).parents[1] / "benchmarks" / "scale_kill.py"
     spec = importlib.util.spec_from_file_location("scale_kill", path)
     module = importlib.util.module_from_spec(spec)
