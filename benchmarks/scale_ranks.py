@@ -1,8 +1,8 @@
 """Two processes beside one: equal results, equal bits, sums an evaluation; what faults say; bytes and times of a step.
 
-    python benchmarks/scale_ranks.py equality        the cases of tests/scale_cases.py, as a table
-    python benchmarks/scale_ranks.py faults          what each rank says, and how fast
-    python benchmarks/scale_ranks.py speed           a step of one process against one of two, for three sizes
+python benchmarks/scale_ranks.py equality        the cases of tests/scale_cases.py, as a table
+python benchmarks/scale_ranks.py faults          what each rank says, and how fast
+python benchmarks/scale_ranks.py speed           a step of one process against one of two, for three sizes
 """
 
 import argparse

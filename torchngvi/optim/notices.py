@@ -43,7 +43,8 @@ def warn_if_unsummed(method: str) -> None:
             f"{method}: this is one of {ranks()} processes, and a step does not sum over them what "
             "the data of each say of q, nor does DistributedDataParallel. That is right where every process has "
             "all the data, or where the gradients of q.mean_probe and q.root_probe were summed by "
-            "torch.distributed.all_reduce before step(); otherwise every process fits its own q to its own data.",
+            "torch.distributed.all_reduce before step(); otherwise every process fits its own q to its own data. For "
+            "rows that are spread over the processes give the step torchngvi.Sharded(model, num_data).",
             UnsummedRanksWarning,
         )
 
