@@ -3,7 +3,8 @@
     python benchmarks/scale_waits.py [--lines]
 
 Runs on the CPU.  Branches that ask a mask only where that costs nothing, on the CPU, are switched off, as they are on a
-GPU, and so is the comparison of contents.  What `Sharded` reads of its header is one more an evaluation.  ``--lines`` names the lines that read.
+GPU, and so is the comparison of contents.  What `Sharded` reads of its header is one more an evaluation.  ``--lines``
+names the lines that read.
 """
 
 import argparse

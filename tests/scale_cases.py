@@ -241,14 +241,14 @@ def callback(rank, where):
     return outcome(q, result, target) | {"callbacks": seen}
 
 
-def failing_callback(rank):
+def failing_callback(rank, most):
     target, q = sharded(glm(rank), rank), posterior()
 
     def boom(record):
         if record.evaluations == 2:
             raise OSError("no space left")
 
-    return fit(q, target, callbacks=[boom], progress=False)
+    return fit(q, target, callbacks=[boom], max_evaluations=most, progress=False)
 
 
 def interrupted(rank, folder):

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed"),
     pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file is tested on Linux and macOS"),
 ]
-START = 3  # meetings of a fit beside its evaluations: the generators, the settings, the size of the buffer
+START = 4  # meetings of a fit beside its evaluations: generators, settings, the size of the buffer, the end
 SECONDS = 2.0  # within which a fault is told
 
 
@@ -126,8 +126,10 @@ def test_callbacks_are_those_of_the_leader(ranks):
     assert ranks.values("callback", 1)[0]["converged"]
 
 
-def test_an_error_of_a_callback_is_raised_on_all(ranks):
-    (first, second), seconds = ranks.errors("failing_callback")
+@pytest.mark.parametrize("most", [1000, 2])
+def test_an_error_of_a_callback_is_raised_on_all(ranks, most):
+    """Also at the last record of a run."""
+    (first, second), seconds = ranks.errors("failing_callback", most)
     assert first == ("OSError", "no space left")
     assert second == ("RankError", "rank 0: OSError: no space left")
     assert seconds < SECONDS

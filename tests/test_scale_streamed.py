@@ -1,5 +1,6 @@
 """Models whose rows come in batches: equal to one model of all rows, in any batches; the readers; what is refused."""
 
+import pickle
 import re
 
 import numpy as np
@@ -137,6 +138,16 @@ def test_an_optimizer_begins_where_q_is():
     assert seen == [pytest.approx(model.negative_elbo(posterior()).item())]
 
 
+def test_single_precision():
+    X, y, *_ = rows()
+    parts = batches((X.float(), y.float()), 7)
+    model, q = Streamed.linear(parts, N, classes=(0, 1), dtype=torch.float32), CholeskyGaussian(D)
+    assert fit(q, model, progress=False).converged
+    exact = CholeskyGaussian(D, dtype=torch.float64)
+    fit(exact, Sharded(Streamed.linear(parts, N, classes=(0, 1)), N), progress=False)
+    torch.testing.assert_close(q.mean.double(), exact.mean, rtol=0, atol=5e-3)
+
+
 def test_nothing_as_large_as_the_data_is_made():
     """The largest tensor of an evaluation has the size of a batch."""
     X, y, *_ = rows()
@@ -214,6 +225,9 @@ def test_npy(files):
         assert torch.equal(found, expected)
     assert torch.equal(reader[8][0], rows()[0][56:])
     assert [len(batch[1]) for batch in reader[1:3]] == [7, 7]
+    ahead = torch.utils.data.DataLoader(Npy(folder / "X.npy", folder / "y.npy", rows=7), batch_size=None)
+    assert torch.equal(together(ahead)[0], rows()[0])
+    assert len(pickle.dumps(reader)) < 4000  # what a worker of a loader is sent
     parts = [reader.share(rank, 4) for rank in range(4)]
     assert sum(part.num_data for part in parts) == N
     assert torch.equal(torch.cat([together(part)[0] for part in parts]), rows()[0])

@@ -202,9 +202,16 @@ class Processes:
         """
         self._end = self._end or Ended(reason, error)
 
-    def forget_end(self) -> None:
-        """Forget what was noted, since the run has ended by itself."""
-        self._end = None
+    def finish(self) -> None:
+        """Meet once more at the end of a run, where only an error of a callback still counts.
+
+        Raises:
+            Ended: on every rank, with the error.
+        """
+        if self._end is not None and self._end.error is None:
+            self._end = None
+        if self.world > 1:
+            self.gather(None)
 
     @contextlib.contextmanager
     def timed(self, clock: Callable[[], float]) -> Iterator[None]:
@@ -245,7 +252,7 @@ class Processes:
         try:
             yield
         finally:
-            self.forget_end()
+            self._end = None
             signal.signal(signal.SIGINT, before)
 
     # ------------------------------------------------------------------------------------ a meeting

@@ -223,7 +223,7 @@ class Loop:
             if self._stop is not None:
                 break
         assert self._kept is not None
-        self.processes.forget_end()
+        self.processes.finish()
         return self.engine.ending(self._stop, self._kept.standing)
 
     def _elapsed(self) -> float:

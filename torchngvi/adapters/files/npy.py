@@ -2,13 +2,26 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from torchngvi.adapters.files.reader import ROWS, Batch, Chunk, Reader, checked_rows
 from torchngvi.errors import InputError
+
+
+class Stored(NamedTuple):
+    """An array in an npy file, by its header: nothing of it is read, and little is sent to a worker that reads it.
+
+    >>> Stored("X.npy", np.dtype(np.float64), (10, 2), 128).shape
+    (10, 2)
+    """
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int  # of the first entry, in bytes
 
 
 class Npy(Reader):
@@ -41,15 +54,15 @@ class Npy(Reader):
         offset: str | Path | None = None,
     ) -> None:
         given = {"X": X, "y": y, "weights": weights, "offset": offset}
-        self.arrays = {name: None if path is None else _mapped(name, Path(path)) for name, path in given.items()}
+        self.arrays = {name: None if path is None else _stored(name, Path(path)) for name, path in given.items()}
         design = self.arrays["X"]
         assert design is not None
         for name, array in self.arrays.items():
             want = design.shape[:1] if name != "X" else design.shape
-            if array is not None and (array.shape != want or (name == "X" and array.ndim != 2)):
+            if array is not None and (array.shape != want or (name == "X" and len(array.shape) != 2)):
                 shape = "a matrix, one row an observation" if name == "X" else f"one number for each of {want[0]} rows"
                 raise InputError(f"{str(given[name])!r} must hold {shape}; got shape {array.shape}.")
-        count = len(design)
+        count = design.shape[0]
         self.chunks = [
             Chunk(str(X), 0, start, min(rows, count - start)) for start in range(0, count, checked_rows(rows))
         ]
@@ -62,8 +75,8 @@ class Npy(Reader):
         return tuple(parts)
 
 
-def _mapped(name: str, path: Path) -> np.memmap[Any, Any]:
-    """The header of an npy file: nothing of the array is read."""
+def _stored(name: str, path: Path) -> Stored:
+    """The header of an npy file."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -73,12 +86,12 @@ def _mapped(name: str, path: Path) -> np.memmap[Any, Any]:
             f"{str(path)!r} must hold numbers, stored by rows; got {array.dtype} for {name}. Write it by "
             "numpy.save(path, numpy.ascontiguousarray(X))."
         )
-    return array
+    return Stored(str(path), array.dtype, array.shape, array.offset)
 
 
-def _some(array: np.memmap[Any, Any], chunk: Chunk) -> torch.Tensor:
+def _some(array: Stored, chunk: Chunk) -> torch.Tensor:
     """Some rows, read from the file: pages of a memory map would stay in memory."""
     width = math.prod(array.shape[1:])
-    place = array.offset + chunk.start * width * array.itemsize
-    numbers = np.fromfile(str(array.filename), array.dtype, chunk.rows * width, offset=place)
+    place = array.offset + chunk.start * width * array.dtype.itemsize
+    numbers = np.fromfile(array.path, array.dtype, chunk.rows * width, offset=place)
     return torch.from_numpy(numbers.reshape(-1, *array.shape[1:]))
