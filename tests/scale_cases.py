@@ -136,6 +136,22 @@ def data_log_joint(rank, halves=3):
     return {"q": state(q), "sums": sums, "evaluations": opt.evaluations}
 
 
+def data_in_batches_by_draws(rank):
+    """Every rank has all batches; the start of the first is that of all."""
+    torch.manual_seed(0)
+    X, y = data()
+
+    def log_likelihood(theta, batch):
+        X, y = batch
+        eta = theta @ X.mT
+        return (y * eta - torch.nn.functional.softplus(eta)).sum(-1)
+
+    batches = list(zip(X.chunk(3), y.chunk(3), strict=True))
+    target = DataLogJoint(log_likelihood, lambda theta: -0.5 * theta.square().sum(-1), batches, ROWS)
+    target, q = target if rank is None else ShardedDraws(target), posterior()
+    return outcome(q, fit(q, target, progress=False), target)
+
+
 def per_datum(rank):
     X, y = data()
     X, y = X[rows_of(rank)], y[rows_of(rank)]
@@ -251,7 +267,18 @@ def failing_callback(rank, most):
     return fit(q, target, callbacks=[boom], max_evaluations=most, progress=False)
 
 
-def interrupted(rank, folder):
+def interrupted_in_a_callback(rank):
+    """On the leader alone, by a callback."""
+    target, q = sharded(glm(rank), rank), posterior()
+
+    def leave(record):
+        if record.evaluations == 3:
+            raise KeyboardInterrupt
+
+    return outcome(q, fit(q, target, callbacks=[leave], progress=False), target)
+
+
+def interrupted(rank):
     import os
     import signal
 

@@ -85,7 +85,7 @@ def test_a_log_joint_in_batches(ranks):
     assert two["sums"] == two["evaluations"] + 1 == one["evaluations"] + 1  # once more for the size
 
 
-@pytest.mark.parametrize("name", ["whole_log_joint", "draws"])
+@pytest.mark.parametrize("name", ["whole_log_joint", "draws", "data_in_batches_by_draws"])
 def test_a_whole_fit_of_a_log_joint(ranks, name):
     """By rows and by draws; the start has finite differences, which rounding moves."""
     two, one = both(ranks, name)
@@ -135,8 +135,9 @@ def test_an_error_of_a_callback_is_raised_on_all(ranks, most):
     assert seconds < SECONDS
 
 
-def test_an_interrupt_on_one_rank_ends_all(ranks, tmp_path):
-    first, second = ranks.values("interrupted", str(tmp_path))
+@pytest.mark.parametrize("name", ["interrupted", "interrupted_in_a_callback"])
+def test_an_interrupt_on_one_rank_ends_all(ranks, name):
+    first, second = ranks.values(name)
     assert first["reason"] == second["reason"] == "because it was interrupted."
     assert first["evaluations"] == second["evaluations"] == 3
     assert torch.equal(first["q"], second["q"])

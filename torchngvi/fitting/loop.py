@@ -128,17 +128,19 @@ class Loop:
                 self.bar.refresh()
             except KeyboardInterrupt as interrupt:
                 torch.set_grad_enabled(recording)  # an interrupt may come on the way out of a block without gradients
-                if isinstance(interrupt, Ended) and interrupt.error is not None:  # of a callback, on some rank
+                ended = interrupt if isinstance(interrupt, Ended) else Ended(_INTERRUPTED)
+                if ended.error is not None:  # of a callback, on some rank
                     self._go_back(origin)
-                    raise interrupt.error from None
+                    raise ended.error from None
+                if self.processes.world > 1 and ended is not interrupt:  # a second one, here: not to wait for others
+                    raise
                 if self._kept is None:
                     self.engine.go_back(origin if self.engine.marked is None else self.engine.marked.coordinates)
                     self.trace.clear()
                     return self._without_record()
                 self._go_back(origin)
                 del self.trace[self._kept.records :]
-                reason = interrupt.reason if isinstance(interrupt, Ended) else _INTERRUPTED
-                ending, self._ended = self._interrupted(reason, self._kept.standing), True
+                ending, self._ended = self._interrupted(ended.reason, self._kept.standing), True
             except InputError:  # refused: nothing has happened, or nothing since the last record
                 self._go_back(origin)
                 raise
@@ -241,10 +243,10 @@ class Loop:
         self._stop = self._stop or stop  # known before the callbacks, one of which may interrupt
         try:
             answers = [] if standing.told else [callback(standing.record) for callback in self.callbacks]
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             if self.processes.world == 1:
                 raise
-            self.processes.end("because a callback failed.", error)
+            self.processes.end(_INTERRUPTED, error if isinstance(error, Exception) else None)
             return
         if any(answers) and self._stop is None:
             reason = f"because a callback stopped it at {standing.place()}."

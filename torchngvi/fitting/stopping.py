@@ -294,10 +294,11 @@ def described_criterion(criterion: Criterion) -> str:
     'NormBelow(tolerance=0.1) | Evaluations(evaluations=10)'
     """
     parts = criterion.parts if isinstance(criterion, _Either) else (criterion,)
-    return " | ".join(
-        f"{type(part).__name__}({', '.join(f'{k}={v}' for k, v in vars(part).items() if not k.startswith('_'))})"
+    bounds = [
+        ", ".join(f"{k}={v}" for k, v in vars(part).items() if k[0] != "_" and isinstance(v, int | float | str))
         for part in parts
-    )
+    ]
+    return " | ".join(f"{type(part).__name__}({text})" for part, text in zip(parts, bounds, strict=True))
 
 
 def joined(criteria: Criterion, stop: Any) -> Criterion:

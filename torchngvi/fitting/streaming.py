@@ -30,6 +30,7 @@ from torchngvi.models import (
     DataLogJoint,
     GeneralizedLinear,
     LogJoint,
+    ShardedDraws,
     ShardedLogJoint,
     ShardedTractable,
     Streamed,
@@ -190,6 +191,8 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
     processes, rows = Processes.alone(), getattr(target, "num_data", 0)
     if isinstance(target, ShardedLogJoint | ShardedTractable):
         local, processes = target.local, target.processes
+    elif isinstance(target, ShardedDraws) and isinstance(target.target, DataLogJoint):
+        local, processes, rows = target.target, target.processes, target.target.num_data
     with processes.together():
         if processes.leads and isinstance(local, Streamed) and not q.batch_shape:
             part = local.beginning(_PART)

@@ -138,7 +138,7 @@ class ShardedDraws(Together):
         self.target, self.processes = target, Processes(group)
         self.processes.agree(target=type(target).__name__, temperature=target.temperature, **threads())
         self.temperature, self.comparable = target.temperature, target.comparable
-        self.draws_at_once = self.processes.world * target.draws_at_once
+        self.draws_at_once = min(self.processes.world * target.draws_at_once, 2**62)
         self.batches, self.in_passes = target.batches, target.in_passes
 
     def log_joint(self, theta: Tensor) -> Tensor:
