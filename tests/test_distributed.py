@@ -42,7 +42,8 @@ def test_the_first_step_of_one_of_several_processes_warns(way, lr):
         "VN: this is one of 2 processes, and a step does not sum over them what the data of each say of q, nor does "
         "DistributedDataParallel. That is right where every process has all the data, or where the gradients of "
         "q.mean_probe and q.root_probe were summed by torch.distributed.all_reduce before step(); otherwise every "
-        "process fits its own q to its own data."
+        "process fits its own q to its own data. For rows that are spread over the processes give the step "
+        "torchngvi.Sharded(model, num_data)."
     )
     with pytest.warns(UnsummedRanksWarning, match=f"^{re.escape(text)}$") as seen:
         way(opt, q)

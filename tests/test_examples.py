@@ -22,6 +22,7 @@ def test_every_example_is_tested():
         "logistic_regression",
         "training_script",
         "hierarchical",
+        "torchrun_logistic",
     } | elsewhere
 
 
@@ -46,3 +47,12 @@ def test_the_page_of_hierarchical_models(tmp_path):
 def test_training_script(capsys):
     assert run("training_script", "--epochs", "20") > 0.85
     assert "held-out accuracy" in capsys.readouterr().out
+
+
+def test_rows_of_files_in_one_process_and_gone_on_with(tmp_path, capsys):
+    arguments = ("--rows", "3000", "--dim", "5", "--batch", "500", "--folder", str(tmp_path))
+    _, first = run("torchrun_logistic", *arguments)
+    assert first.converged
+    assert capsys.readouterr().out.startswith("1 ranks, ")
+    _, again = run("torchrun_logistic", *arguments)
+    assert (again.evaluations, again.loss) == (first.evaluations, first.loss)

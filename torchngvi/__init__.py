@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torchngvi import errors, expectations, fitting, ifvb, models, networks, posteriors, rules, stepsizes
     from torchngvi.averaging import ExpectationAverage
     from torchngvi.diagnostics import examine, simulation_based_calibration
+    from torchngvi.distributed import Processes, sum_gradients, synchronize
     from torchngvi.evidence import prior_by_evidence
     from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Quadrature, Quasi, Stein
     from torchngvi.fitting.fit import fit
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         SymmetricSRVN,
     )
     from torchngvi.mixed_models import MixedModel
-    from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
+    from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint, Sharded, ShardedDraws, Streamed
     from torchngvi.networks import (
         IVON,
         VOGN,
@@ -92,6 +93,7 @@ __all__ = [
     "NaturalGaussian",
     "NaturalGradientVI",
     "PrecisionCholeskyGaussian",
+    "Processes",
     "ProximalBBVI",
     "Quadrature",
     "Quasi",
@@ -99,9 +101,12 @@ __all__ = [
     "RootGD",
     "RowSpace",
     "SVGDDensity",
+    "Sharded",
+    "ShardedDraws",
     "SiteNewton",
     "Snngm",
     "Stein",
+    "Streamed",
     "SufficientDecrease",
     "SymmetricSRVN",
     "__version__",
@@ -120,6 +125,8 @@ __all__ = [
     "rules",
     "simulation_based_calibration",
     "stepsizes",
+    "sum_gradients",
+    "synchronize",
 ]
 
 
@@ -134,6 +141,7 @@ _HOMES = {
     "torchngvi.fitting.laplace": ("LaplaceResult", "laplace"),
     "torchngvi.fitting.records": ("FitResult",),
     "torchngvi.fitting.row_space": ("RowSpace",),
+    "torchngvi.distributed": ("Processes", "sum_gradients", "synchronize"),
     "torchngvi.evidence": ("prior_by_evidence",),
     "torchngvi.ifvb": ("AIFVB", "IFVB"),
     "torchngvi.latents": ("marginal",),

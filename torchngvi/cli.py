@@ -25,7 +25,18 @@ _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new th
 # modules that read input
 _READERS = tuple(
     f"torchngvi.app.{name}"
-    for name in ("config", "datasets", "tables", "readers", "columns", "design", "dialects", "encoding", "saved")
+    for name in (
+        "config",
+        "datasets",
+        "tables",
+        "readers",
+        "columns",
+        "design",
+        "dialects",
+        "encoding",
+        "saved",
+        "streams",
+    )
 )
 
 
@@ -85,26 +96,30 @@ def _refuse(message: str) -> int:
 
 
 def _fit(settings: Settings, overwrite: bool) -> int:
-    from torchngvi.app import problems, results, runs  # the extras are needed from here on
+    from torchngvi.app import problems, results, runs, streamed_runs  # the extras are needed from here on
 
+    if streamed_runs.in_batches(settings):
+        return _code(streamed_runs.run(settings, overwrite))
     outcome = runs.run(problems.build(settings, overwrite=overwrite))
     folder = None
     try:
         folder = results.write(outcome)
     finally:
         results.show(outcome, folder)  # also where nothing could be written, so that the fit is not lost
-    if not outcome.result.converged:
-        print(f"torchngvi: not converged, {outcome.result.reason}", file=sys.stderr)
-    return 0 if outcome.result.converged else 1
+    return _code(outcome.result)
+
+
+def _code(result: Any) -> int:
+    """The exit code of a fit, which says so where it has not converged."""
+    if not result.converged:
+        print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
+    return 0 if result.converged else 1
 
 
 def _mixed(flags: dict[str, Any], overwrite: bool) -> int:
     from torchngvi.app import mixed_runs
 
-    result = mixed_runs.run(flags, overwrite)
-    if not result.converged:
-        print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
-    return 0 if result.converged else 1
+    return _code(mixed_runs.run(flags, overwrite))
 
 
 def _predict(run: str, table: str, drop: list[str], out: str | None = None, overwrite: bool = False) -> int:

@@ -13,6 +13,10 @@ class PairError(TorchngviError, TypeError):
     """Two parts that cannot work together; the message names both and what to use instead."""
 
 
+class RankError(TorchngviError, RuntimeError):
+    """An error on one of several processes, raised on all of them."""
+
+
 class RejectedStepWarning(UserWarning):
     """A step that left the positive definite cone or met a non-finite value, and was not taken."""
 

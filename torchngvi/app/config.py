@@ -35,6 +35,7 @@ _POSITIVE = (
     "tolerance",
     "max_evaluations",
     "n_features",
+    "batch_rows",
 )
 
 
@@ -50,7 +51,7 @@ class Settings:
     'bernoulli_logit'
     """
 
-    data: str  # bundled set, or file: csv, tsv, parquet, svm, libsvm, txt (also .gz), npz
+    data: str  # bundled set, or file: csv, tsv, parquet, svm, libsvm, txt (also .gz), npz; patterns of files in batches
     target: str | None = None  # column of the targets; svmlight and npz files say it themselves
     family: str = "bernoulli_logit"
     method: str = "vn"
@@ -77,6 +78,7 @@ class Settings:
     impute: str | None = None  # "median": missing entries become the median, of a text column the commonest text
     n_features: int | None = None  # of a svmlight file, where trailing columns are empty
     structure: str | None = None  # of the covariance: full, diagonal, or sizes of blocks as 1,4,2
+    batch_rows: int | None = None  # rows in memory at once, of files that are read in batches
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -126,9 +128,15 @@ class Settings:
         return self.family in DISCRETE
 
     @property
+    def has_gaussian_posterior(self) -> bool:
+        """Whether the posterior is one whose expectations of a regression are known."""
+        return self.posterior in POSTERIORS and self.method in METHODS
+
+    @property
     def folder(self) -> Path:
         """The folder of the results: ``out``, or runs/<name of the data>."""
-        return Path(self.out) if self.out else Path("runs") / Path(self.data).name.split(".")[0]
+        name = Path(self.data).name.split(".")[0].translate(dict.fromkeys(map(ord, "*?[]"), ""))
+        return Path(self.out) if self.out else Path("runs") / (name.strip("_-") or "rows")
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from torchngvi.errors import InputError
 
 Array = np.ndarray[Any, Any]
 
-_MOST_LEVELS = 50  # of a column of texts
+MOST_LEVELS = 50  # of a column of texts
 _SHOWN = 20  # names in a message
 
 
@@ -128,9 +128,9 @@ def _category(column: pd.Series, *, chosen: bool) -> Column:
             f"Mend them, leave the column out (--drop {name}), or take it as categories (--categorical {name})."
         )
     counts = entries.value_counts(sort=False)
-    if len(counts) > _MOST_LEVELS:
+    if len(counts) > MOST_LEVELS:
         raise InputError(
-            f"text column {name!r} has {len(counts)} different values, more than {_MOST_LEVELS}: it looks like names "
+            f"text column {name!r} has {len(counts)} different values, more than {MOST_LEVELS}: it looks like names "
             f"or dates, not categories. Leave it out (--drop {name})."
         )
     levels = sorted(counts.index, key=_in_order)

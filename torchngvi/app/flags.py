@@ -38,6 +38,7 @@ _EXAMPLES = """examples:
   torchngvi fit --data claims.csv --target claims --likelihood poisson --offset log_exposure
   torchngvi fit configs/breast_cancer.toml --posterior diagonal --out runs/diagonal
   torchngvi fit --data iris --success virginica --posterior precision --structure 1,4 --method iblr
+  torchngvi fit --data 'day_*.parquet' --target click --batch-rows 100000
   torchngvi fit --data visits.csv --formula "seizures ~ week + (1 | patient)" --likelihood poisson
 """
 
@@ -150,7 +151,10 @@ def _add_data_flags(group: Any) -> None:
     group.add_argument(
         "--data",
         metavar="NAME_OR_FILE",
-        help="breast_cancer, diabetes, digits, iris, wine; .csv .tsv .parquet .svm .txt .npz",
+        help="breast_cancer, diabetes, digits, iris, wine; .csv .tsv .parquet .svm .txt .npz, or a pattern of files",
+    )
+    group.add_argument(
+        "--batch-rows", type=int, metavar="N", help="rows of csv, tsv or Parquet files in memory at once (100000)"
     )
     group.add_argument("--target", metavar="COLUMN", help="the column to predict")
     group.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")

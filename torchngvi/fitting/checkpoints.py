@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.distributed import Processes
 from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.fitting.generators import Generators
 
@@ -39,13 +40,24 @@ class Checkpoint:
         settings: the settings of the run in words; a file with others is refused.
         device: the device on which the run draws, by torch's generators.
         batches: what a pass over the data iterates over, which may hold generators of its own.
+        processes: those that run it together: only the first touches the file, and hands on what it holds.
 
     Raises:
         InputError: a path that is no file in a folder that can be written into.
     """
 
-    def __init__(self, path: str | Path, settings: dict[str, str], device: torch.device, batches: object = ()) -> None:
-        self.path, self.settings, self.device = _checked(path), settings, device
+    def __init__(
+        self,
+        path: str | Path,
+        settings: dict[str, str],
+        device: torch.device,
+        batches: object = (),
+        processes: Processes | None = None,
+    ) -> None:
+        self.processes = processes or Processes.alone()
+        with self.processes.together():
+            self.path = _checked(path) if self.processes.leads else Path(path)
+        self.settings, self.device = settings, device
         self.generators = Generators(device, batches)
         if self.generators.own:
             self.settings = {**settings, "number of generators in the batches": str(len(self.generators.own))}
@@ -70,6 +82,8 @@ class Checkpoint:
         Args:
             state: what `captured` gave, perhaps with more of its kind.
         """
+        if not self.processes.leads:
+            return
         buffer = io.BytesIO()
         try:
             torch.save({"settings": self.settings, "state": state}, buffer)
@@ -95,13 +109,15 @@ class Checkpoint:
         Raises:
             InputError: a file that cannot be read, is no checkpoint, is damaged, of another run or incomplete.
         """
-        if not self.path.exists():
-            return None
-        saved = _content(self.path, self.device)
-        self._check_parts(saved, {"settings": _is_words, "state": _is_state})
-        self._check_settings(saved["settings"])
-        self._check_parts(saved["state"], {**holds, "generators": _is_generators})
-        return saved["state"]
+        state = None
+        with self.processes.together():
+            if self.processes.leads and self.path.exists():
+                saved = _content(self.path, self.device)
+                self._check_parts(saved, {"settings": _is_words, "state": _is_state})
+                self._check_settings(saved["settings"])
+                self._check_parts(saved["state"], {**holds, "generators": _is_generators})
+                state = saved["state"]
+        return self.processes.one(state)
 
     @contextlib.contextmanager
     def restoring(self, state: State) -> Iterator[None]:

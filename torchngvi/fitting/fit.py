@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
+from torchngvi.fitting.callbacks import checked_callbacks
 from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.groups import PassesOverGroups
-from torchngvi.fitting.loop import Loop, checked_callbacks
+from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.smoothed import usual_steps
@@ -101,7 +103,7 @@ def fit(
             are always written.
         batch_size: of a `GeneralizedLinear` with many rows: begin with one pass over mini-batches of so many,
             the prior known from the first one on, which saves most of the passes over all of them. A
-            `DataLogJoint` begins so by itself.
+            `DataLogJoint` or `Streamed` begins so by itself.
         batch_groups: of a `MixedModel` with more groups than one wants in memory at once: every evaluation is a pass
             over batches of so many, in which each group is brought to its best given the global parameters, and the
             steps are those of the globals alone. The optimum is the same; see `torchngvi.models.mixed_batches`.
@@ -126,6 +128,8 @@ def fit(
     """
     _check_posterior(q)
     target = as_target(target)
+    processes = target.processes or Processes.alone()
+    processes.same_draws()
     checkpoint_every = count("checkpoint_every", checkpoint_every, "counts steps")
     callbacks = checked_callbacks(callbacks)
     if batch_size is not None:
@@ -143,6 +147,7 @@ def fit(
         criteria = joined(Unimproved(_PATIENCE) | Evaluations(max_evaluations), stop)
     else:
         by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
+        starts = optimizer is None
         optimizer = VN(q) if optimizer is None else optimizer
         if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
             raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
@@ -152,11 +157,19 @@ def fit(
         engine = (
             SampleAverages(q, target, criteria.tolerance, examine)
             if by_draws and isinstance(q, Gaussian)
-            else Steps(q, target, optimizer, criteria, batch_size)
+            else Steps(q, target, optimizer, criteria, batch_size, starts)
         )
     criteria = criteria if max_gradients is None else criteria | Gradients(max_gradients)
     criteria = criteria if max_seconds is None else criteria | Seconds(max_seconds)
-    loop = Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=checkpoint_every)
+    loop = Loop(
+        engine,
+        criteria,
+        callbacks=callbacks,
+        progress=progress,
+        checkpoint=checkpoint,
+        every=checkpoint_every,
+        processes=processes,
+    )
     return replace(loop.run(), target=target, posterior=q)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchngvi.distributed import Ended, Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined
 from torchngvi.fitting.records import FitResult, Record
-from torchngvi.fitting.stopping import Criterion, used_up
+from torchngvi.fitting.stopping import Criterion, described_criterion, used_up
 from torchngvi.models.guarded import BudgetError
 
 _INTERRUPTED = "because it was interrupted."
@@ -62,9 +63,11 @@ class Loop:
         checkpoint: a file where the run is kept, and from which it goes on.
         every: the number of records from one checkpoint to the next.  The start, the end and an interrupt are always
             written.
+        processes: those that run it together: the first of them shows the bar, calls the callbacks and writes the
+            file, and what they decide ends the run on all.
 
     Raises:
-        InputError: a checkpoint that cannot be written.
+        InputError: a checkpoint that cannot be written; settings that are not those of all processes.
 
     >>> from torchngvi.fitting.smoothed import SmoothedSteps
     >>> from torchngvi.fitting.stopping import Evaluations
@@ -84,20 +87,27 @@ class Loop:
         progress: bool = True,
         checkpoint: str | Path | None = None,
         every: int = 10,
+        processes: Processes | None = None,
     ) -> None:
-        self.engine, self.stop, self.callbacks, self.every = engine, stop, tuple(callbacks), every
+        self.processes = processes = processes or Processes.alone()
+        self.engine, self.stop, self.every = engine, stop, every
+        self.callbacks = tuple(callbacks) if processes.leads else ()
+        if processes.world > 1:
+            settings = {**engine.settings(), "checkpoint": checkpoint, "checkpoint_every": every}
+            processes.agree(**settings, stop=described_criterion(stop))
         self.file: Checkpoint | None = None
         if checkpoint is not None:
-            self.file = Checkpoint(checkpoint, engine.settings(), engine.q.mean_probe.device, engine.batches)
+            device = engine.q.mean_probe.device
+            self.file = Checkpoint(checkpoint, engine.settings(), device, engine.batches, processes)
         self.trace: list[Record] = []
-        self.progress = progress
+        self.progress = progress and processes.leads
         self._kept: _Kept | None = None
         self._stop: Stop | None = None
         self._ended = False  # by an interrupt
         engine.capture = None if self.file is None else self.file.captured
         engine.show = self._show_phase
         engine.most = stop.most_gradients
-        engine.over = lambda cost: stop.over(cost, time.perf_counter() - self._began)
+        engine.over = lambda cost: stop.over(cost, self._seconds())
 
     def run(self) -> FitResult:
         """Run to the end.
@@ -112,21 +122,17 @@ class Loop:
             InputError: as the engine; a checkpoint that cannot be read, or is of another run.
         """
         self._began, origin, recording = time.perf_counter(), self.engine.here(), torch.is_grad_enabled()
-        with self._bar() as self.bar:
+        with self._bar() as self.bar, self.processes.timed(self._elapsed), self.processes.noting(_INTERRUPTED):
             try:
                 self._begin()
                 ending = self._advanced()
                 self.bar.total = self.bar.n if ending.converged else self.bar.total  # done is done
                 self.bar.refresh()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 torch.set_grad_enabled(recording)  # an interrupt may come on the way out of a block without gradients
-                if self._kept is None:
-                    self.engine.go_back(origin if self.engine.marked is None else self.engine.marked.coordinates)
-                    self.trace.clear()
+                ending = self._by_interrupt(interrupt, origin)
+                if ending is None:
                     return self._without_record(_AT_ONCE)
-                self._go_back(origin)
-                del self.trace[self._kept.records :]
-                ending, self._ended = self._interrupted(self._kept.standing), True
             except BudgetError:
                 self._go_back(origin)
                 if self._kept is None:
@@ -155,6 +161,23 @@ class Loop:
             verdict=examined.verdict,
             unexamined=examined.why_not,
         )
+
+    def _by_interrupt(self, interrupt: KeyboardInterrupt, origin: Any) -> Ending | None:
+        """The end by an interrupt, here or on another rank; q is where it was evaluated last, or None before that."""
+        ended = interrupt if isinstance(interrupt, Ended) else Ended(_INTERRUPTED)
+        if ended.error is not None:  # of a callback, on some rank
+            self._go_back(origin)
+            raise ended.error from None
+        if self.processes.world > 1 and ended is not interrupt:  # a second one, here: not to wait for others
+            raise interrupt
+        if self._kept is None:
+            self.engine.go_back(origin if self.engine.marked is None else self.engine.marked.coordinates)
+            self.trace.clear()
+            return None
+        self._go_back(origin)
+        del self.trace[self._kept.records :]
+        self._ended = True
+        return self._interrupted(ended.reason, self._kept.standing)
 
     def _examined(self) -> Examined:
         """Whether the family of q fits, where the run has come to an end of its own; an interrupt loses only this."""
@@ -199,8 +222,8 @@ class Loop:
             standing = self.engine.advance()
             if standing is None:
                 break
-            mark, seconds = self.engine.marked, time.perf_counter() - self._began
-            standing = standing._replace(record=standing.record._replace(seconds=seconds))
+            mark = self.engine.marked
+            standing = standing._replace(record=standing.record._replace(seconds=self._seconds()))
             self.trace.append(standing.record)
             if not standing.aside:
                 assert mark is not None
@@ -215,22 +238,41 @@ class Loop:
             if self._stop is not None:
                 break
         assert self._kept is not None
+        self.processes.finish()
         return self.engine.ending(self._stop, self._kept.standing)
+
+    def _elapsed(self) -> float:
+        """Seconds since the run began, on the clock of this process."""
+        return time.perf_counter() - self._began
+
+    def _seconds(self) -> float:
+        """Seconds on which all processes agree: those of the first, when they met last."""
+        return self._elapsed() if self.processes.world == 1 else self.processes.seconds
 
     def _ask(self, standing: Standing) -> None:
         """Ask everyone whether the run ends; the first of those that would end it does."""
         self._stop = Stop(standing.lost) if standing.lost else None
         stop = self.stop.asked(standing)
         self._stop = self._stop or stop  # known before the callbacks, one of which may interrupt
-        answers = [] if standing.told else [callback(standing.record) for callback in self.callbacks]
+        try:
+            answers = [] if standing.told else [callback(standing.record) for callback in self.callbacks]
+        except (Exception, KeyboardInterrupt) as error:
+            if self.processes.world == 1:
+                raise
+            self.processes.end(_INTERRUPTED, error if isinstance(error, Exception) else None)
+            return
         if any(answers) and self._stop is None:
-            self._stop = Stop(f"because a callback stopped it at {standing.place()}.")
+            reason = f"because a callback stopped it at {standing.place()}."
+            if self.processes.world == 1:
+                self._stop = Stop(reason)
+            else:  # on all of them, at the next evaluation, which is undone
+                self.processes.end(reason)
 
-    def _interrupted(self, last: Standing) -> Ending:
+    def _interrupted(self, reason: str, last: Standing) -> Ending:
         """What is known of the last record; a run that had converged has."""
         if self._stop is not None and self._stop.converged:
             return self.engine.ending(self._stop, last)
-        return self.engine.interrupted(_INTERRUPTED, last)
+        return self.engine.interrupted(reason, last)
 
     def _bar(self) -> tqdm:
         """The bar, up to the budget where there is one."""
@@ -269,7 +311,7 @@ class Loop:
             "begun": self.engine.begun,
             "loss": None if standing is None else standing.loss.clone(),
             "spent": None if standing is None else standing.spent,
-            "seconds": time.perf_counter() - self._began,
+            "seconds": self._elapsed(),
         }
 
     def _save(self) -> None:
@@ -317,24 +359,3 @@ class Loop:
         with file.restoring(state):
             self.engine.load_state_dict(state)
             self.engine.begun = state["begun"]
-
-
-def checked_callbacks(callbacks: Any) -> tuple[Callable[[Record], Any], ...]:
-    """Check that callbacks are functions of a record.
-
-    Args:
-        callbacks: what the user gave.
-
-    Returns:
-        The functions.
-
-    Raises:
-        InputError: something that is no function, or a function that is not in a list.
-    """
-    functions = tuple(callbacks) if isinstance(callbacks, Iterable) else None
-    if functions is None or not all(callable(function) for function in functions):
-        raise InputError(
-            f"callbacks is a list of functions that take the Record of a step; got {callbacks!r}. Of one function f "
-            "pass [f]."
-        )
-    return functions

@@ -17,10 +17,9 @@ from torch import Tensor
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.fitting.race import MEAN_FIELD, Race, Start, sampled_loss
-from torchngvi.fitting.streaming import stream_batches
+from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
 from torchngvi.mode import Mode, Seen, find_mode, find_modes
-from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import in_factors
 from torchngvi.posteriors import DiagonalGaussian
@@ -127,8 +126,8 @@ class Starts:
     def first(self) -> None:
         """Put q at a rough mode, with the curvature there; with data in batches, where one pass leads."""
         data = self.target.target
-        if isinstance(data, DataLogJoint):
-            stream_batches(self.q, data, self.seed)
+        if data.in_passes:
+            start_in_passes(self.q, data, self.seed)
             return
         if self.in_factors:
             init = Start(_INIT, self.q.snapshot(), self.sampled_loss(_FEWEST))

@@ -11,7 +11,7 @@ from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.records import record
 from torchngvi.fitting.stopping import Criterion
-from torchngvi.fitting.streaming import stream_rows
+from torchngvi.fitting.streaming import start_in_passes, stream_rows
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics.linalg import finite
@@ -39,6 +39,7 @@ class Steps(Engine):
         optimizer: over q alone.
         stop: when the run ends; its tolerance and its budget of evaluations are read.
         batch_size: rows of the mini-batches of a first pass over a `GeneralizedLinear`; None for no such pass.
+        starts: whether to begin on a part of the rows, where an evaluation is a pass over data in batches.
 
     Raises:
         PairError: an optimizer that cannot evaluate the target.
@@ -51,10 +52,12 @@ class Steps(Engine):
         optimizer: NaturalGradientVI,
         stop: Criterion,
         batch_size: int | None = None,
+        starts: bool = False,
     ) -> None:
         super().__init__(q)
         self.name = type(optimizer).__name__
         self.target, self.optimizer, self.batch_size = target, optimizer, batch_size
+        self.starts = starts and target.in_passes and isinstance(q, Gaussian)
         self.batches = target.batches
         self.tolerance, self.budget = stop.tolerance, stop.evaluations
         self.exact = optimizer.evaluates_exactly(target)
@@ -68,7 +71,12 @@ class Steps(Engine):
         self._members: Tensor | None = None  # converged there, (*batch,)
 
     def begin(self) -> None:
-        """One pass over mini-batches, where it is wanted."""
+        """One pass over mini-batches, where it is wanted; or a fit to some of the rows."""
+        if self.starts:
+            assert isinstance(self.q, Gaussian)
+            self.show("a part of the rows")
+            start_in_passes(self.q, self.target, 0)
+            self.show("")
         if self.batch_size is None:
             return
         assert isinstance(self.q, Gaussian)

@@ -296,6 +296,26 @@ class Unimproved(Criterion):
         self._rejections = list(state_dict["rejections"])
 
 
+def described_criterion(criterion: Criterion) -> str:
+    """The criteria that a criterion is made of, with their bounds.
+
+    Args:
+        criterion: the criterion.
+
+    Returns:
+        The text.
+
+    >>> described_criterion(NormBelow(0.1) | Evaluations(10))
+    'NormBelow(tolerance=0.1) | Evaluations(evaluations=10)'
+    """
+    parts = criterion.parts if isinstance(criterion, _Either) else (criterion,)
+    bounds = [
+        ", ".join(f"{k}={v}" for k, v in vars(part).items() if k[0] != "_" and isinstance(v, int | float | str))
+        for part in parts
+    ]
+    return " | ".join(f"{type(part).__name__}({text})" for part, text in zip(parts, bounds, strict=True))
+
+
 def joined(criteria: Criterion, stop: Any) -> Criterion:
     """The criteria of a run with those that its user adds.
 

@@ -13,6 +13,7 @@ gradients of mini-batches scaled up to all the data are still d/2 nats away afte
 a nat after two, from where a few passes over all the data are exact.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -20,11 +21,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
+from torchngvi.distributed import Processes, synchronize
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.interfaces import FullPrior, Target
 from torchngvi.methods import VN
-from torchngvi.models import DataLogJoint, GeneralizedLinear, LogJoint
+from torchngvi.models import (
+    DataLogJoint,
+    GeneralizedLinear,
+    LogJoint,
+    ShardedDraws,
+    ShardedLogJoint,
+    ShardedTractable,
+    Streamed,
+)
 from torchngvi.models.guarded import Guarded
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
@@ -36,6 +46,8 @@ _STEPS = 12  # most steps by trial of one
 _CAREFUL = 10  # batches of the first pass that are fitted; a later one is a single step
 _PASSES = 2
 _KEPT = 10**8  # numbers in the sites of all batches beyond which none are kept, and one pass is made
+_PART = 50_000  # rows on which a fit in passes begins
+_PART_STEPS, _PART_NORM = 30, 0.1  # steps by trial on them, and the norm at which they end
 _WIDEST = 200  # dimensions up to which mean field is worth the draws of a full covariance
 
 
@@ -151,6 +163,64 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
         _passes(len(target.batches), q.dim) if _repeats(target.batches) else 1,  # type: ignore[arg-type]
     )
     _hand_over(work, q)
+
+
+@torch.no_grad()
+def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
+    """Put q where some of the rows lead, before evaluations that are passes over all of them.
+
+    Of several processes the first has its part to begin with, and hands on where that leads.  What n of N rows say is
+    as wide as √(N/n) times what all of them say, and q is made narrower by that.
+
+    Args:
+        q: the posterior, updated in place; a batch of posteriors stays where it is.
+        target: a `Streamed` model or a `DataLogJoint`, or one of them that is `Sharded`; of any other q stays.
+        seed: of draws, where there are some.
+
+    Raises:
+        InputError: as a pass of the target; q then stays where it is.
+
+    >>> from torchngvi.models import Streamed
+    >>> X, y = torch.ones(100, 1), torch.arange(100.0) % 2
+    >>> q = CholeskyGaussian(1, mean=2.0)
+    >>> start_in_passes(q, Streamed.linear([(X, y)], 100, dtype=torch.float32, classes=(0, 1)), 0)
+    >>> abs(round(q.mean.item(), 1)), round(q.variance.item(), 2)
+    (0.0, 0.04)
+    """
+    local: Target = target
+    processes, rows = Processes.alone(), getattr(target, "num_data", 0)
+    if isinstance(target, ShardedLogJoint | ShardedTractable):
+        local, processes = target.local, target.processes
+    elif isinstance(target, ShardedDraws) and isinstance(target.target, DataLogJoint):
+        local, processes, rows = target.target, target.processes, target.target.num_data
+    with processes.together():
+        if processes.leads and isinstance(local, Streamed) and not q.batch_shape:
+            part = local.beginning(_PART)
+            _settle_by_trial(q, part)
+            _narrow(q, math.sqrt(part.num_data / rows))
+        elif processes.leads and isinstance(local, DataLogJoint):
+            stream_batches(q, local, seed)
+            if local is not target and not q.batch_shape:
+                _narrow(q, math.sqrt(local.num_data / rows))
+    if processes.world > 1:
+        synchronize(q, group=processes)
+
+
+def _settle_by_trial(q: Gaussian, part: Streamed) -> None:
+    """Steps on some of the rows, until what they leave is little beside what the others will say."""
+    optimizer = VN(q)
+    for _ in range(_PART_STEPS):
+        if bool(optimizer.evaluate(part).norm2.sqrt() <= _PART_NORM * (part.temperature or 1.0)):
+            break
+        optimizer.step(part)
+
+
+def _narrow(q: Gaussian, factor: float) -> None:
+    """Multiply the root of the covariance."""
+    if q.structure.closed:
+        q.initialize_(q.mean.clone(), factor * q.scale_tril)
+    else:
+        q.restore(q._coordinates_with(q.mean.clone(), q.whitener() / factor))
 
 
 def _visit(

@@ -6,18 +6,16 @@ regularised models are in `torchngvi.models`.  The richer the kind of target, th
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.interfaces.frame import Frame
 from torchngvi.interfaces.packets import FullPrior, Prior, Raw, Sites
 from torchngvi.interfaces.posterior import Posterior
 from torchngvi.numerics.gaussian_integrals import Moments
-
-if TYPE_CHECKING:  # torch may be built without it
-    from torch.distributed import ProcessGroup
 
 
 class Target(ABC):
@@ -49,7 +47,7 @@ class Target(ABC):
     draws_at_once: int = 2048  # of a call of log_joint that is differentiated: bounds the memory
     batches: Iterable[Any] = ()  # what a pass over the data iterates over; its generators belong to the run
     in_passes: bool = False  # an evaluation is a pass over data in batches: no modes are searched for
-    processes: "ProcessGroup | None" = None  # which sum its values, so that every evaluation is a collective
+    processes: Processes | None = None  # which sum its values, so that every evaluation is a collective
 
     @abstractmethod
     def log_joint(
@@ -196,12 +194,16 @@ class SeparableTarget(Additive):
 class AdditiveTractable(Additive, TractableTarget):
     """An additive target with a Gaussian prior, whose data know their expectation for a Gaussian q: abstract.
 
+    Attributes:
+        prior_alone: whether nothing but the prior is added to the data, so that `with_prior` is the one written here.
+
     >>> from torchngvi.models import SoftmaxRegression
     >>> issubclass(SoftmaxRegression, AdditiveTractable), issubclass(SoftmaxRegression, LinearTarget)
     (True, False)
     """
 
     prior: Prior | FullPrior
+    prior_alone: bool = True  # nothing else is added to the data
 
     @abstractmethod
     def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:

@@ -24,7 +24,9 @@ from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.per_datum import PerDatum
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
 from torchngvi.models.scale_priors import Exponential, HalfNormal, HalfT
+from torchngvi.models.sharded import Sharded, ShardedDraws, ShardedLogJoint, ShardedTractable
 from torchngvi.models.softmax import SoftmaxRegression
+from torchngvi.models.streamed import Streamed
 
 __all__ = [
     "BernoulliLogit",
@@ -53,7 +55,12 @@ __all__ = [
     "PoissonLog",
     "RandomEffects",
     "Regularized",
+    "Sharded",
+    "ShardedDraws",
+    "ShardedLogJoint",
+    "ShardedTractable",
     "SoftmaxRegression",
+    "Streamed",
     "StudentT",
     "TractableFactors",
     "Wishart",

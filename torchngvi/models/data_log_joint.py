@@ -62,13 +62,7 @@ class DataLogJoint(Additive):
         for name, function in (("log_likelihood", log_likelihood), ("log_prior", log_prior)):
             if not callable(function):
                 raise InputError(f"{name} must be a function; got {type(function).__name__}.")
-        if not isinstance(batches, Iterable) or isinstance(batches, Iterator):
-            raise InputError(
-                "batches must be iterable for one pass after another, a DataLoader or a list; got "
-                f"{type(batches).__name__}."
-            )
-        if num_data < 1:
-            raise InputError(f"num_data counts the rows of a pass, at least 1; got {num_data}.")
+        check_batches(batches, num_data)
         self.log_likelihood, self.batches, self.num_data = log_likelihood, batches, num_data
         self.prior = LogJoint(log_prior, temperature)
         self.temperature = checks.temperature(temperature)
@@ -77,7 +71,7 @@ class DataLogJoint(Additive):
     def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """Return the sum over a pass; where a gradient is wanted it is taken batch after batch, once differentiable."""
         if torch.is_grad_enabled() and theta.requires_grad:
-            total: Tensor = _Pass.apply(theta, self)
+            total: Tensor = Pass.apply(theta, self)
             return total
         return sum((self.batch_log_likelihood(theta, batch) for batch in self.one_pass()), theta.new_zeros(()))
 
@@ -85,7 +79,7 @@ class DataLogJoint(Additive):
         """Yield one target for each batch, with the whole prior."""
         for batch in self.one_pass():
             piece = copy.copy(self)
-            piece.batches, piece.num_data = [batch], _rows(batch)
+            piece.batches, piece.num_data = [batch], rows_of(batch)
             yield piece
 
     def one_pass(self) -> Iterator[Any]:
@@ -97,15 +91,7 @@ class DataLogJoint(Additive):
         Raises:
             InputError: if the number of rows is another than ``num_data``.
         """
-        rows = 0
-        for batch in self.batches:
-            rows += _rows(batch)
-            yield batch
-        if rows != self.num_data:
-            raise InputError(
-                f"a pass over the batches has {rows} rows where num_data is {self.num_data}: give the number of rows, "
-                "and a DataLoader without drop_last."
-            )
+        return counted(self.batches, self.num_data)
 
     def batch_log_likelihood(self, theta: Tensor, batch: Any) -> Tensor:
         """The log likelihood of one batch; at the first batch of two rows or more it has to be the sum of its halves.
@@ -120,7 +106,7 @@ class DataLogJoint(Additive):
         Raises:
             InputError: if the result is not one value a draw, or no sum over rows.
         """
-        if not self._checked and _rows(batch) > 1:
+        if not self._checked and rows_of(batch) > 1:
             self._check_sum(theta.detach()[:1] if theta.ndim > 1 else theta.detach(), batch)
             self._checked = True
         return self._call(theta, batch)
@@ -130,8 +116,8 @@ class DataLogJoint(Additive):
 
     @torch.no_grad()
     def _check_sum(self, theta: Tensor, batch: Any) -> None:
-        size = _rows(batch)
-        halves = [_some(batch, slice(0, size // 2)), _some(batch, slice(size // 2, size))]
+        size = rows_of(batch)
+        halves = [some_of(batch, slice(0, size // 2)), some_of(batch, slice(size // 2, size))]
         whole, parts = self._call(theta, batch), sum(self._call(theta, half) for half in halves)
         if bool((whole - parts).abs().max() > _SAME * whole.abs().clamp_min(1.0).max()):
             raise InputError(
@@ -155,7 +141,7 @@ class DataLogJoint(Additive):
         >>> target.minibatch(torch.ones(1)).log_joint(torch.zeros(1, 1)).item()
         -2.0
         """
-        share = self.num_data / _rows(batch)
+        share = self.num_data / rows_of(batch)
         part = LogJoint(
             lambda theta: self.prior.log_joint(theta) + share * self.batch_log_likelihood(theta, batch),
             self.temperature,
@@ -168,11 +154,12 @@ class DataLogJoint(Additive):
         return ()
 
 
-class _Pass(torch.autograd.Function):
+class Pass(torch.autograd.Function):
     """The sum over a pass with its gradient, so that no more than one batch is in memory."""
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, target: DataLogJoint) -> Tensor:
+    def forward(ctx: Any, theta: Tensor, target: Any) -> Tensor:
+        """Sum values and gradients of the batches of a target that has one_pass and batch_log_likelihood."""
         value, gradient, reached = theta.new_zeros(theta.shape[:-1]), torch.zeros_like(theta), False
         for batch in target.one_pass():
             with torch.enable_grad():
@@ -193,6 +180,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor, None]:
+        """Weigh the gradients; they are not differentiated again."""
         if torch.is_grad_enabled():  # create_graph: the gradient would be taken for a constant, without an error
             raise InputError(
                 "the gradient of a log joint in batches is not differentiated again. Use an estimator that takes "
@@ -202,15 +190,64 @@ class _Pass(torch.autograd.Function):
         return weight[..., None] * gradient, None
 
 
-def _rows(batch: Any) -> int:
+def check_batches(batches: Any, num_data: int) -> None:
+    """Check that there are batches for one pass after another, and rows in them.
+
+    Args:
+        batches: what is iterated over for a pass.
+        num_data: the number of rows of a pass.
+
+    Raises:
+        InputError: an iterator, which is used up by one pass; no rows.
+    """
+    if not isinstance(batches, Iterable) or isinstance(batches, Iterator):
+        raise InputError(
+            "batches must be iterable for one pass after another, a DataLoader or a list; got "
+            f"{type(batches).__name__}."
+        )
+    if num_data < 1:
+        raise InputError(f"num_data counts the rows of a pass, at least 1; got {num_data}.")
+
+
+def counted(batches: Iterable[Any], num_data: int) -> Iterator[Any]:
+    """Iterate over the batches once, and count their rows.
+
+    Args:
+        batches: the batches.
+        num_data: the number of rows that there have to be.
+
+    Yields:
+        The batches as they are.
+
+    Raises:
+        InputError: if the number of rows is another.
+    """
+    rows = 0
+    for batch in batches:
+        rows += rows_of(batch)
+        yield batch
+    if rows != num_data:
+        raise InputError(
+            f"a pass over the batches has {rows} rows where num_data is {num_data}: give the number of rows, "
+            "and a DataLoader without drop_last."
+        )
+
+
+def rows_of(batch: Any) -> int:
     """The number of rows of a batch.
+
+    Args:
+        batch: a tensor with rows first, or a tuple, list or dict of such tensors.
+
+    Returns:
+        The number.
 
     Raises:
         InputError: no tensors, or not of the same number of rows, at least one.
     """
     parts = [batch]
     if isinstance(batch, dict | list | tuple):
-        parts = list(batch.values() if isinstance(batch, dict) else batch)
+        parts = [part for part in (batch.values() if isinstance(batch, dict) else batch) if part is not None]
     sizes = {len(part) if isinstance(part, Tensor) and part.ndim else 0 for part in parts}
     if len(sizes) != 1 or 0 in sizes:
         got = (str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
@@ -221,11 +258,19 @@ def _rows(batch: Any) -> int:
     return sizes.pop()
 
 
-def _some(batch: Any, rows: slice) -> Any:
-    """Some rows of a batch."""
+def some_of(batch: Any, rows: slice) -> Any:
+    """Some rows of a batch.
+
+    Args:
+        batch: a tensor with rows first, or a tuple, list or dict of such tensors.
+        rows: which.
+
+    Returns:
+        A batch of the same kind.
+    """
     if isinstance(batch, Tensor):
         return batch[rows]
     if isinstance(batch, dict):
-        return {name: part[rows] for name, part in batch.items()}
-    parts = [part[rows] for part in batch]
+        return {name: None if part is None else part[rows] for name, part in batch.items()}
+    parts = [None if part is None else part[rows] for part in batch]
     return batch._make(parts) if isinstance(batch, tuple) and hasattr(batch, "_make") else type(batch)(parts)

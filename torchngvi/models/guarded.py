@@ -51,6 +51,7 @@ class Guarded(Target):
         self.temperature = target.temperature
         self.comparable = target.comparable
         self.draws_at_once, self.in_passes = target.draws_at_once, target.in_passes
+        self.processes = target.processes
         self._same = torch.zeros(())
         self._answered = False
         self._count, self._last = 0, ""

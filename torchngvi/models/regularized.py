@@ -130,6 +130,8 @@ class Regularized(AdditiveTractable):
     >>> loss = VN(CholeskyGaussian(2)).step(model)
     """
 
+    prior_alone = False
+
     def __init__(self, model: AdditiveTractable, penalty: Penalty) -> None:
         if not isinstance(model, AdditiveTractable):
             raise InputError(

@@ -5,7 +5,7 @@ import warnings
 
 from torch import Tensor
 
-from torchngvi.distributed import ranks
+from torchngvi.distributed import Processes, ranks
 from torchngvi.errors import RejectedStepWarning, UnsummedRanksWarning
 from torchngvi.interfaces import Posterior
 
@@ -38,12 +38,13 @@ def warn_if_unsummed(method: str) -> None:
     Args:
         method: the name of the optimizer's class.
     """
-    if ranks() > 1:
+    if ranks() > 1 and not Processes.met:  # where they meet, a closure or a hook sums
         warn(
             f"{method}: this is one of {ranks()} processes, and a step does not sum over them what "
             "the data of each say of q, nor does DistributedDataParallel. That is right where every process has "
             "all the data, or where the gradients of q.mean_probe and q.root_probe were summed by "
-            "torch.distributed.all_reduce before step(); otherwise every process fits its own q to its own data.",
+            "torch.distributed.all_reduce before step(); otherwise every process fits its own q to its own data. For "
+            "rows that are spread over the processes give the step torchngvi.Sharded(model, num_data).",
             UnsummedRanksWarning,
         )
 

@@ -26,8 +26,9 @@ from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.adapters.pyro.steps import FEWEST, AveragedSteps
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
+from torchngvi.fitting.callbacks import checked_callbacks
 from torchngvi.fitting.fit import fit
-from torchngvi.fitting.loop import Loop, checked_callbacks
+from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, joined
 from torchngvi.interfaces import Local

@@ -1,0 +1,114 @@
+"""Two processes beside one: equal results, equal bits, sums an evaluation; what faults say; bytes and times of a step.
+
+python benchmarks/scale_ranks.py equality        the cases of tests/scale_cases.py, as a table
+python benchmarks/scale_ranks.py faults          what each rank says, and how fast
+python benchmarks/scale_ranks.py speed           a step of one process against one of two, for three sizes
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import scale_cases as cases  # noqa: E402
+from workers import Ranks  # noqa: E402
+
+from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, Sharded  # noqa: E402
+
+EQUALITY = {
+    "rows of a regression, whole fit: Cholesky": ("rows", "cholesky"),
+    "the same: precision": ("rows", "precision"),
+    "the same: natural": ("rows", "natural"),
+    "the same: mean field": ("rows", "diagonal"),
+    "the same, a rank without rows": ("rows", "cholesky", cases.ROWS),
+    "a class on each rank": ("sorted_rows",),
+    "batches of rows on each rank": ("rows_of_batches", "cholesky"),
+    "the same in batches: mean field": ("rows_of_batches", "diagonal"),
+    "three posteriors at once, 5 steps": ("batch_of_posteriors",),
+    "log joint in batches, 8 steps by trial": ("data_log_joint",),
+    "log joint by rows, whole fit": ("whole_log_joint",),
+    "log joint by draws, whole fit": ("draws",),
+    "Stein with fixed draws apart, 10 steps": ("stein",),
+    "closure over negative_elbo, 6 steps by trial": ("closure", "rows"),
+    "the same, in batches": ("closure", "streamed"),
+    "loss.backward(), summed by a hook, 8 steps": ("dropped_in",),
+    "Hessian of a log joint by double backward": ("hessian",),
+    "members of a batch apart, gathered": ("members",),
+}
+SIZES = [(200_000, 30), (50_000, 128), (10_000, 512)]
+
+
+def equality(ranks):
+    print("| case | largest difference | same bits on ranks | evaluations | meetings |")
+    print("|---|---|---|---|---|")
+    for name, (case, *arguments) in EQUALITY.items():
+        first, second = ranks.values(case, *arguments)
+        one = getattr(cases, case)(None, *arguments)
+        difference = float((first["q"] - one["q"]).abs().max())
+        same = torch.equal(first["q"], second["q"])
+        print(f"| {name} | {difference:.1e} | {same} | {first.get('evaluations', '')} | {first.get('sums', '')} |")
+
+
+def faults(ranks):
+    print("| fault | what every rank says | seconds |")
+    print("|---|---|---|")
+    for name in sorted(name for name in dir(cases) if name.startswith("fault_")):
+        arguments = ("day_2.npy",) if name == "fault_file" else ()
+        (first, second), seconds = ranks.errors(name, *arguments)
+        assert first == second
+        print(f"| {name.removeprefix('fault_').replace('_', ' ')} | {first[0]}: {first[1]} | {seconds:.2f} |")
+
+
+def step_time(rows, dim, rank=None, repeats=6):
+    """The shortest of some steps at the optimum's neighbourhood, in seconds."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(rows, dim, generator=generator, dtype=torch.float64)
+    y = (X[:, 0] + torch.randn(rows, generator=generator, dtype=torch.float64) > 0).double()
+    mine = slice(None) if rank is None else slice(rank * rows // 2, (rank + 1) * rows // 2)
+    target = GeneralizedLinear(X[mine], y[mine], classes=(0, 1))
+    target = target if rank is None else Sharded(target, rows)
+    q = CholeskyGaussian(dim, scale=0.1, dtype=torch.float64)
+    opt, times = VN(q, lr=0.5), []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        opt.step(target)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def speed(folder):
+    ranks = Ranks("scale_ranks", folder)
+    print("| rows x D | one process, s a step | two, s a step | ratio | bytes of the sum |")
+    print("|---|---|---|---|---|")
+    for rows, dim in SIZES:
+        one, two = step_time(rows, dim), max(ranks.values("timed", rows, dim))
+        size = 8 * (1 + dim + dim * (dim + 1) // 2 + 12)
+        print(f"| {rows} x {dim} | {one:.3f} | {two:.3f} | {one / two:.2f} | {size} |")
+    ranks.stop()
+
+
+def timed(rank, rows, dim):
+    return step_time(rows, dim, rank)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["equality", "faults", "speed"])
+    what = parser.parse_args(arguments).what
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        if what == "speed":
+            sys.path.insert(0, str(Path(__file__).parent))
+            speed(Path(folder))
+            return
+        ranks = Ranks("scale_cases", Path(folder))
+        {"equality": equality, "faults": faults}[what](ranks)
+        ranks.stop()
+
+
+if __name__ == "__main__":
+    main()

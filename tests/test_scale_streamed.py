@@ -1,0 +1,295 @@
+"""Models whose rows come in batches: equal to one model of all rows, in any batches; the readers; what is refused."""
+
+import pickle
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from torchngvi import (
+    VN,
+    CholeskyGaussian,
+    DiagonalGaussian,
+    GeneralizedLinear,
+    NaturalGaussian,
+    Sharded,
+    Streamed,
+    fit,
+)
+from torchngvi.adapters.files import Csv, Npy, Parquet
+from torchngvi.errors import InputError
+from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
+from torchngvi.numerics import sparse
+
+N, D = 60, 4
+
+
+def rows(seed=0):
+    g = torch.Generator().manual_seed(seed)
+    X = torch.randn(N, D, generator=g, dtype=torch.float64)
+    y = (X.sum(-1) + torch.randn(N, generator=g, dtype=torch.float64) > 0).double()
+    weights, offset = torch.rand(N, generator=g, dtype=torch.float64), torch.randn(N, generator=g, dtype=torch.float64)
+    return X, y, weights, offset
+
+
+def batches(parts, size):
+    return list(zip(*(part.split(size) for part in parts), strict=True))
+
+
+def posterior(kind=CholeskyGaussian):
+    return kind(D, mean=torch.linspace(-1, 1, D, dtype=torch.float64), scale=0.7)
+
+
+def packet(model, q):
+    value, derivative = model.expected_energy(q.frame())
+    local = derivative.framed(q.frame())
+    return torch.cat([value.flatten(), local.a.flatten(), local.W.flatten()])
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian, DiagonalGaussian])
+@pytest.mark.parametrize("size", [1, 7, N])
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_batches_add_up_to_all_rows(kind, size, parts):
+    X, y, *others = rows()
+    options = dict(zip(("weights", "offset"), others[: parts - 2], strict=False))
+    whole = GeneralizedLinear(X, y, classes=(0, 1), **options)
+    model, q = Streamed.linear(batches((X, y, *others)[:parts], size), N, classes=(0, 1)), posterior(kind)
+    torch.testing.assert_close(packet(model, q), packet(whole, q), rtol=1e-13, atol=1e-13)
+    theta = torch.randn(3, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    left, right = model.log_joint(theta), whole.log_joint(theta)
+    torch.testing.assert_close(left, right)
+    slopes = [torch.autograd.grad(value.sum(), theta)[0] for value in (left, right)]
+    torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
+def test_the_loss_is_differentiable_in_the_probes(kind):
+    X, y, *_ = rows()
+    found = []
+    for model in (GeneralizedLinear(X, y), Streamed.linear(batches((X, y), 7), N, classes=(0, 1))):
+        q = posterior(kind)
+        model.negative_elbo(q).backward()
+        found.append([q.mean_probe.grad, q.root_probe.grad])
+    torch.testing.assert_close(*found)
+
+
+def test_second_derivatives_are_refused():
+    X, y, *_ = rows()
+    model, q = Sharded(GeneralizedLinear(X, y), N), posterior()
+    loss = model.negative_elbo(q)
+    with pytest.raises(InputError, match="^the gradient of an expectation that is summed over batches or processes is"):
+        torch.autograd.grad(loss, q.mean_probe, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
+def test_penalties_and_classes_are_counted_once(kind):
+    X, y, *_ = rows()
+    q = posterior(kind)
+
+    def penalised(X, y):
+        return Regularized(GeneralizedLinear(X, y, classes=(0, 1)), ExpectedPenalty(0.5))
+
+    for target in (Streamed(batches((X, y), 7), N, penalised), Sharded(penalised(X, y), N)):
+        torch.testing.assert_close(packet(target, q), packet(penalised(X, y), q), rtol=1e-13, atol=1e-13)
+    labels = (torch.arange(N) % 3).double()
+    wide = kind(2 * D, scale=0.5, dtype=torch.float64)
+    model = Streamed(batches((X, labels), 7), N, lambda X, y: SoftmaxRegression(X, y, classes=(0, 1, 2)))
+    torch.testing.assert_close(packet(model, wide), packet(SoftmaxRegression(X, labels), wide))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_dict_and_sparse_rows():
+    X, y, *_ = rows()
+    named = [{"y": b, "X": a.to_sparse_csr()} for a, b in batches((X, y), 20)]
+    model, q = Streamed(named, N, lambda X, y: GeneralizedLinear(X, y, classes=(0, 1))), posterior()
+    assert sparse.is_sparse(model.first.X)
+    torch.testing.assert_close(packet(model, q), packet(GeneralizedLinear(X, y), q))
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian, NaturalGaussian])
+def test_a_fit_in_passes_is_that_of_all_rows(kind):
+    """It begins on rows from all over the batches, which here are sorted by class, and counts its passes."""
+    X, y, *_ = rows()
+    order = y.argsort()
+    parts, passes = batches((X[order], y[order]), 4), []
+
+    class Counted(list):
+        def __iter__(self):
+            passes.append(None)
+            return super().__iter__()
+
+    model = Streamed.linear(Counted(parts), N, classes=(0, 1))
+    q, exact = kind(D, dtype=torch.float64), kind(D, dtype=torch.float64)
+    passes.clear()
+    result = fit(q, model, progress=False)
+    assert result.converged
+    assert len(passes) == result.evaluations
+    fit(exact, GeneralizedLinear(X, y), progress=False, tolerance=1e-9)
+    torch.testing.assert_close(q.mean, exact.mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(q.covariance, exact.covariance, rtol=0, atol=1e-5)
+
+
+def test_an_optimizer_begins_where_q_is():
+    X, y, *_ = rows()
+    model, q, seen = Streamed.linear(batches((X, y), 7), N, classes=(0, 1)), posterior(), []
+    fit(q, model, VN(q), callbacks=[lambda record: seen.append(record.loss)], max_evaluations=1, progress=False)
+    assert seen == [pytest.approx(model.negative_elbo(posterior()).item())]
+
+
+def test_single_precision():
+    X, y, *_ = rows()
+    parts = batches((X.float(), y.float()), 7)
+    model, q = Streamed.linear(parts, N, classes=(0, 1), dtype=torch.float32), CholeskyGaussian(D)
+    assert fit(q, model, progress=False).converged
+    exact = CholeskyGaussian(D, dtype=torch.float64)
+    fit(exact, Sharded(Streamed.linear(parts, N, classes=(0, 1)), N), progress=False)
+    torch.testing.assert_close(q.mean.double(), exact.mean, rtol=0, atol=5e-3)
+
+
+def test_nothing_as_large_as_the_data_is_made():
+    """The largest tensor of an evaluation has the size of a batch."""
+    X, y, *_ = rows()
+    model, q, largest = Streamed.linear(batches((X, y), 5), N, classes=(0, 1)), posterior(), []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            largest.extend(t.numel() for t in (out if isinstance(out, tuple | list) else [out]) if hasattr(t, "numel"))
+            return out
+
+    with Watch():
+        model.expected_energy(q.frame())
+    assert max(largest) <= 5 * 64 * 2 < N * D * 4  # the nodes of the quadrature
+    assert max(largest) < 5 * N
+
+
+# ------------------------------------------------------------------------------------ refused
+
+ONE = torch.ones(2, 1), torch.tensor([0.0, 1.0])
+REFUSED = {
+    "iterator": (lambda: Streamed.linear(iter([ONE]), 2), "batches must be iterable for one pass after another"),
+    "no rows": (lambda: Streamed.linear([ONE], 0), "num_data counts the rows of a pass, at least 1; got 0."),
+    "no batches": (lambda: Streamed.linear([], 2), "there are no batches. Check the files"),
+    "log joint": (
+        lambda: Streamed([ONE], 2, lambda X, y: X),
+        "Streamed takes models that know the expectations of their data, such as GeneralizedLinear; got Tensor.",
+    ),
+    "count": (
+        lambda: posterior_of(Streamed.linear([ONE], 3)),
+        "a pass over the batches has 2 rows where num_data is 3: give the number of rows",
+    ),
+    "classes": (
+        lambda: posterior_of(Streamed.linear([ONE, (ONE[0], ONE[1] + 1)], 4)),
+        "a batch has the classes (1.0, 2.0), and the first one (0.0, 1.0): each was coded by the labels",
+    ),
+}
+
+
+def posterior_of(model):
+    return VN(CholeskyGaussian(1, dtype=torch.float64)).step(model)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    make, text = REFUSED[name]
+    with pytest.raises(InputError, match=f"^{re.escape(text)}"):
+        make()
+
+
+# ------------------------------------------------------------------------------------ files
+
+
+@pytest.fixture
+def files(tmp_path):
+    X, y, weights, offset = (part.numpy() for part in rows())
+    for name, part in (("X", X), ("y", y), ("weights", weights), ("offset", offset)):
+        np.save(tmp_path / f"{name}.npy", part)
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(y=y.astype(int), w=weights, o=offset)
+    frame[:25].to_csv(tmp_path / "day_1.csv", index=False)
+    frame[25:].to_csv(tmp_path / "day_2.csv", index=False)
+    return tmp_path, frame
+
+
+def together(reader):
+    return [torch.cat(parts) for parts in zip(*reader, strict=True)]
+
+
+def test_npy(files):
+    folder, frame = files
+    names = {name: folder / f"{name}.npy" for name in ("X", "y", "weights", "offset")}
+    reader = Npy(**names, rows=7)
+    assert (len(reader), reader.num_data) == (9, N)
+    for found, expected in zip(together(reader), rows(), strict=True):
+        assert torch.equal(found, expected)
+    assert torch.equal(reader[8][0], rows()[0][56:])
+    assert [len(batch[1]) for batch in reader[1:3]] == [7, 7]
+    ahead = torch.utils.data.DataLoader(Npy(folder / "X.npy", folder / "y.npy", rows=7), batch_size=None)
+    assert torch.equal(together(ahead)[0], rows()[0])
+    assert len(pickle.dumps(reader)) < 4000  # what a worker of a loader is sent
+    parts = [reader.share(rank, 4) for rank in range(4)]
+    assert sum(part.num_data for part in parts) == N
+    assert torch.equal(torch.cat([together(part)[0] for part in parts]), rows()[0])
+    with pytest.raises(InputError, match=r"^there are 9 batches for 10 processes; read fewer rows at once"):
+        reader.share(0, 10)
+    assert len(Npy(folder / "X.npy", folder / "y.npy")[0]) == 2
+
+
+def test_parquet(files):
+    pytest.importorskip("pyarrow")
+    folder, frame = files
+    frame[:33].to_parquet(folder / "day_1.parquet", row_group_size=20)
+    frame[33:].to_parquet(folder / "day_2.parquet", row_group_size=20)
+    reader = Parquet(folder / "day_*.parquet", "y", rows=7, weights="w", offset="o")
+    assert reader.num_data == N
+    for found, expected in zip(together(reader), rows(), strict=True):
+        assert torch.equal(found.double(), expected)
+    for number, batch in enumerate(reader):
+        assert torch.equal(reader[number][0], batch[0])
+    parts = [reader.share(rank, 3) for rank in range(3)]
+    assert torch.equal(torch.cat([together(part)[0] for part in parts]), rows()[0])
+    model = Streamed.linear(reader, N, classes=(0, 1))
+    X, y, weights, offset = rows()
+    whole = GeneralizedLinear(X, y, weights=weights, offset=offset)
+    torch.testing.assert_close(packet(model, posterior()), packet(whole, posterior()))
+    offsets = next(iter(Parquet(folder / "day_1.parquet", "y", ["a"], offset="o")))
+    assert offsets[2] is None
+    frame.rename(columns={"a": "A"}).to_parquet(folder / "day_3.parquet")
+    with pytest.raises(InputError, match="has other columns than"):
+        Parquet(folder / "day_*.parquet", "y")
+    with pytest.raises(InputError, match="has no column 'z'; it has a, b, c, d, y, w, o"):
+        Parquet(folder / "day_1.parquet", "z")
+
+
+def test_csv(files):
+    folder, frame = files
+    reader = Csv(folder / "day_*.csv", "y", list("abcd"), rows=7)
+    assert reader.num_data == N
+    X, y = together(reader)
+    torch.testing.assert_close(X, rows()[0])
+    torch.testing.assert_close(y.double(), rows()[1])
+    with pytest.raises(InputError, match="has no column 'z'; it has a, b, c, d, y, w, o"):
+        list(Csv(folder / "day_1.csv", "z"))
+    (folder / "texts.csv").write_text("a,y\nred,0\nblue,1\n")
+    with pytest.raises(InputError, match=r"^column 'a' must hold numbers; got .*, such as 'red'. Leave it out.$"):
+        list(Csv(folder / "texts.csv", "y"))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match=r"^there are no files"):
+        Csv(tmp_path / "*.csv", "y")
+    with pytest.raises(InputError, match=r"cannot be read as an npy file"):
+        Npy(tmp_path / "X.npy", tmp_path / "y.npy")
+    np.save(tmp_path / "X.npy", np.ones((3, 2)))
+    np.save(tmp_path / "y.npy", np.ones(4))
+    with pytest.raises(InputError, match=r"must hold one number for each of 3 rows; got shape \(4,\)"):
+        Npy(tmp_path / "X.npy", tmp_path / "y.npy")
+    with pytest.raises(InputError, match=r"must hold a matrix, one row an observation; got shape \(4,\)"):
+        Npy(tmp_path / "y.npy", tmp_path / "y.npy")
+    np.save(tmp_path / "F.npy", np.asfortranarray(np.ones((3, 2))))
+    with pytest.raises(InputError, match="must hold numbers, stored by rows; got float64 for X"):
+        Npy(tmp_path / "F.npy", tmp_path / "y.npy")
+    np.save(tmp_path / "z.npy", np.ones(3))
+    with pytest.raises(InputError, match="rows counts the rows of a batch, at least 1; got 0"):
+        Npy(tmp_path / "X.npy", tmp_path / "z.npy", rows=0)

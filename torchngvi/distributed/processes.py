@@ -1,0 +1,308 @@
+"""The processes that evaluate a target together: one sum an evaluation, which also tells what has gone wrong where.
+
+Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, see
+`torchngvi.distributed.headers`, and numbers to be summed.  So an error on one rank is an error on all of them, at the
+same evaluation and in the same words, where other programs would wait for one another.  Buffers have the size of the
+last one: a rank that wants to sum another number of them says so in its row, and all meet once more.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchngvi.distributed.headers import Ended, Row, different, elsewhere, words
+from torchngvi.distributed.prints import fingerprint, shown
+from torchngvi.errors import InputError, RankError
+
+_T = TypeVar("_T")
+_SUM, _OBJECTS = 1, 2  # kinds of meetings
+
+
+class Processes:
+    """A group of processes of torch.distributed that fit one posterior together, each with its part of the work.
+
+    `torchngvi.Sharded` and `torchngvi.ShardedDraws` make one; every method that sums or compares is a collective, so
+    that all ranks have to call it.  The leader, rank 0 of the group, shows the bar, calls the callbacks and writes the
+    files of a run.  Without an initialised process group there is one process, and everything stays as it is.
+
+    Args:
+        group: a group of torch.distributed; by default that of all processes.
+
+    Attributes:
+        rank: the number of this process in the group.
+        world: how many there are.
+        sums: how many meetings there were.
+        seconds: the clock of the leader at the last meeting.
+        met: whether any group of this process has summed something.
+
+    >>> alone = Processes()
+    >>> alone.world, alone.leads, alone.total([torch.ones(2)])
+    (1, True, [tensor([1., 1.])])
+    """
+
+    met = False  # of the class: any group
+
+    def __init__(self, group: Any = None) -> None:
+        rank, world = 0, 1
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        if rank < 0:
+            raise InputError("this process is not in the group; build the target on the ranks of the group alone.")
+        self._begin(group, rank, world)
+
+    @classmethod
+    def alone(cls) -> Self:
+        """Make the group of this process only, whether or not there are others."""
+        processes = cls.__new__(cls)
+        processes._begin(None, 0, 1)
+        return processes
+
+    def _begin(self, group: Any, rank: int, world: int) -> None:
+        self.group, self.rank, self.world = group, rank, world
+        self.device = torch.device("cpu")
+        if world > 1 and torch.distributed.get_backend(group) == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.sums, self.seconds = 0, 0.0
+        self.clock: Callable[[], float] = lambda: 0.0
+        self._size = 0  # of the last sum
+        self._end: Ended | None = None  # noted here, to be told
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first of the group."""
+        return self.rank == 0
+
+    def total(
+        self,
+        parts: Sequence[Tensor],
+        key: Sequence[Tensor] = (),
+        error: Exception | None = None,
+    ) -> list[Tensor]:
+        """Sum tensors over the ranks, in float64 and in one all-reduce.
+
+        Args:
+            parts: tensors of the same shapes on every rank; of a rank with an error none.
+            key: what has to be the same on every rank, bit for bit: q, or the draws from it.
+            error: what was raised here in the place of the parts.
+
+        Returns:
+            The sums, in the shapes and dtypes of the parts.
+
+        Raises:
+            InputError: on every rank, where one of them has raised it, where the keys differ, where the sizes differ.
+            RankError: on every rank, where one of them has raised anything else.
+            Ended: on every rank, where one of them was told to end the run.
+        """
+        if self.world == 1:
+            if error is not None:
+                raise error
+            return list(parts)
+        flat = torch.cat([part.detach().flatten().double() for part in parts]) if parts else torch.zeros(0)
+        summed = self._meet(_SUM, flat.to(self.device), fingerprint(key), error)
+        pieces = summed.split([part.numel() for part in parts])
+        return [piece.reshape(part.shape).to(part) for piece, part in zip(pieces, parts, strict=True)]
+
+    def gather(self, thing: _T) -> list[_T]:
+        """Collect an object of every rank, in their order: what they say of themselves, once at a start.
+
+        Args:
+            thing: anything that can be pickled; the ranks of a job trust one another.
+
+        Returns:
+            The objects of all ranks.
+        """
+        if self.world == 1:
+            return [thing]
+        self._meet(_OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), None)
+        return self._gathered(thing)
+
+    def one(self, thing: _T) -> _T:
+        """Hand the leader's object to everyone: a seed, a checkpoint, the text of a reason.
+
+        Args:
+            thing: the object; that of the other ranks is not looked at.
+
+        Returns:
+            The leader's.
+
+        >>> Processes().one(3)
+        3
+        """
+        return self.gather(thing if self.leads else None)[0]  # type: ignore[return-value]
+
+    def agree(self, **what: Any) -> None:
+        """Check that all ranks have the same settings.
+
+        Args:
+            what: numbers, texts, tuples or tensors by name.
+
+        Raises:
+            InputError: on every rank, where two of them differ.
+        """
+        if self.world == 1:
+            return
+        mine = {
+            name: (shown(value), fingerprint([value]).item() if isinstance(value, Tensor) else 0.0)
+            for name, value in what.items()
+        }
+        everyone = self.gather(mine)
+        for name, first in everyone[0].items():
+            for rank, theirs in enumerate(everyone):
+                other = theirs.get(name, ("nothing", 0.0))
+                if other != first:
+                    end = " in a later entry" if other[0] == first[0] else ""
+                    got = f"{first[0]} on rank 0, {other[0]} on rank {rank}{end}"
+                    raise InputError(f"all ranks must have the same {name}; got {got}.")
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """A block, such as the reading of data, at whose end all ranks meet: an error on one is raised on all.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            InputError: on every rank, where the block has raised it on one of them.
+            RankError: on every rank, where the block has raised anything else.
+
+        >>> with Processes().together():
+        ...     X = torch.ones(4, 2)
+        """
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            if self.world == 1:
+                raise
+            error = raised
+        if self.world > 1:
+            self._meet(_OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), error)
+
+    def same_draws(self) -> None:
+        """Give torch's default generators of all ranks the state of the leader's, so that all draw the same."""
+        if self.world > 1:
+            torch.set_rng_state(self.one(torch.get_rng_state()))
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(self.one(torch.cuda.get_rng_state()))
+
+    # ------------------------------------------------------------------------------------ the end of a run
+
+    def end(self, reason: str, error: Exception | None = None) -> None:
+        """Note that the run is to end; the next meeting tells everyone.
+
+        Args:
+            reason: a sentence from "because" on.
+            error: what is to be raised on all ranks, from a callback that has failed.
+        """
+        self._end = self._end or Ended(reason, error)
+
+    def finish(self) -> None:
+        """Meet once more at the end of a run, where only an error of a callback still counts.
+
+        Raises:
+            Ended: on every rank, with the error.
+        """
+        if self._end is not None and self._end.error is None:
+            self._end = None
+        if self.world > 1:
+            self.gather(None)
+
+    @contextlib.contextmanager
+    def timed(self, clock: Callable[[], float]) -> Iterator[None]:
+        """A block in which every meeting tells the leader's time on a clock.
+
+        Args:
+            clock: gives seconds.
+
+        Returns:
+            A context manager.
+        """
+        before, self.clock, self.seconds = self.clock, clock, 0.0
+        try:
+            yield
+        finally:
+            self.clock = before
+
+    @contextlib.contextmanager
+    def noting(self, reason: str) -> Iterator[None]:
+        """A block in which a first interrupt from the keyboard, on any of several ranks, is noted; a second is raised.
+
+        Args:
+            reason: a sentence from "because" on.
+
+        Returns:
+            A context manager.
+        """
+        if self.world == 1 or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if self._end is not None:
+                raise KeyboardInterrupt
+            self.end(reason)
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            self._end = None
+            signal.signal(signal.SIGINT, before)
+
+    # ------------------------------------------------------------------------------------ a meeting
+
+    def _meet(self, kind: int, numbers: Tensor, key: Tensor, error: Exception | None) -> Tensor:
+        """Meet all ranks, once more where sizes change; the sum of the numbers."""
+        while True:
+            size = len(numbers) if kind == _SUM else self._size
+            row = Row(error is not None, float(key), self._end is not None, self.clock(), kind, size)
+            buffer = torch.zeros(self.world * len(row) + self._size, dtype=torch.float64, device=self.device)
+            header, sums = buffer[: self.world * len(row)].view(self.world, -1), buffer[self.world * len(row) :]
+            header[self.rank] = torch.tensor(row, dtype=torch.float64)
+            if kind == _SUM and size == self._size and error is None:
+                sums.copy_(numbers)
+            torch.distributed.all_reduce(buffer, group=self.group)
+            self.sums, Processes.met = self.sums + 1, True
+            rows = [Row(*values) for values in header.tolist()]
+            self.seconds = rows[0].seconds
+            self._judge(rows, error)
+            if rows[0].size == self._size:
+                return sums
+            self._size = int(rows[0].size)
+
+    def _judge(self, rows: list[Row], error: Exception | None) -> None:
+        """Raise on every rank what went wrong on one."""
+        if any(row.failed for row in rows):
+            self._raise_everywhere(error)
+        if (apart := elsewhere(rows)) is not None:
+            raise InputError(apart)
+        if any(row.stop for row in rows):
+            self._end_everywhere()
+        if (apart := different(rows)) is not None:
+            raise InputError(apart)
+
+    def _raise_everywhere(self, error: Exception | None) -> NoReturn:
+        mine = None if error is None else (isinstance(error, InputError), words(error))
+        rank, (refused, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
+        raise (InputError if refused else RankError)(f"rank {rank}: {text}") from error
+
+    def _end_everywhere(self) -> NoReturn:
+        ended, self._end = self._end, None
+        error = None if ended is None or ended.error is None else ended.error
+        mine = None if ended is None else (ended.reason, None if error is None else words(error))
+        rank, (reason, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
+        if text is None:
+            raise Ended(reason)
+        raise Ended(reason, error if rank == self.rank else RankError(f"rank {rank}: {text}"))
+
+    def _gathered(self, thing: Any) -> list[Any]:
+        """An object of each rank, where all are known to ask for it."""
+        things: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(things, thing, group=self.group)
+        return things

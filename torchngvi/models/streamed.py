@@ -1,0 +1,217 @@
+"""Models of more rows than memory holds: exact expectations, from one batch of rows after another.
+
+The data of a generalised linear model add up, E_q[ℓ] = Σ_b E_q[-log p(batch_b | θ)] - γ E_q[log prior], and so do the
+gradients and curvatures.  A pass over the batches gives what one model of all rows would give, to rounding, with one
+batch and a few D x D matrices in memory.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import AdditiveTractable, Frame, Posterior
+from torchngvi.models.data_log_joint import Pass, check_batches, counted, rows_of, some_of
+from torchngvi.models.generalized_linear import GeneralizedLinear
+from torchngvi.models.likelihoods import Likelihood
+from torchngvi.models.summands import assembled, in_frame, summands, with_prior
+
+_PARTS = 8  # batches from which the rows of a start are taken, where any of them can be read
+
+
+@final
+class Streamed(AdditiveTractable):
+    """A model whose rows are read in batches at every evaluation, with exact expectations: rows in files, out of core.
+
+    One wants it for more rows than memory holds; `DataLogJoint` is its counterpart for a log joint without closed
+    forms, and takes a thousand draws a pass in the place of exact expectations.  ``fit`` begins on a part of the rows
+    and then makes exact passes, of which a regression takes about ten.  Each batch is converted as it comes, and what
+    the data in the files are is taken not to change during a fit.
+
+    Args:
+        batches: what is iterated over for a pass: a list, a ``DataLoader`` without ``drop_last``, or a reader such as
+            `torchngvi.adapters.files.Npy`; a batch is a tuple or a dict of tensors with rows first.
+        num_data: the number of rows of a pass, which every pass checks.
+        model: makes a model of a batch, with the whole prior: it is called with the parts of a tuple, or with those of
+            a dict by name.  Name the classes of labels, ``classes=(0, 1)``: a batch need not hold all of them.
+
+    Raises:
+        InputError: batches that cannot be iterated over again; on use, another number of rows, a batch that is no
+            tuple or dict of tensors, batches of other classes.
+
+    >>> X, y = torch.eye(2).double(), torch.tensor([1.0, 0.0]).double()
+    >>> rows = [(X[:1], y[:1]), (X[1:], y[1:])]
+    >>> model = Streamed(rows, 2, lambda X, y: GeneralizedLinear(X, y, classes=(0, 1)))
+    >>> from torchngvi import CholeskyGaussian
+    >>> q = CholeskyGaussian(2, dtype=torch.float64)
+    >>> round((model.negative_elbo(q) - GeneralizedLinear(X, y).negative_elbo(q)).item(), 12)
+    0.0
+    """
+
+    in_passes = True
+    draws_at_once = 2**62  # a pass costs its reading: all draws see a batch while it is there
+
+    def __init__(self, batches: Iterable[Any], num_data: int, model: Callable[..., AdditiveTractable]) -> None:
+        check_batches(batches, num_data)
+        self.batches, self.num_data, self.model = batches, num_data, model
+        first = next(iter(batches), None)
+        if first is None:
+            raise InputError("there are no batches. Check the files, and the number of rows of a batch.")
+        self.first = self._made(first)
+        self.prior_alone = self.first.prior_alone
+        self.prior, self.temperature, self.coding = self.first.prior, self.first.temperature, self.first.coding
+
+    @classmethod
+    def linear(
+        cls,
+        batches: Iterable[Any],
+        num_data: int,
+        family: str | Likelihood = "bernoulli_logit",
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Make a generalised linear model of batches (X, y), (X, y, weights) or (X, y, weights, offset).
+
+        Args:
+            batches: as for the class; a weight or offset that there is none of is left out, or None.
+            num_data: the number of rows of a pass.
+            family: the likelihood, as for `GeneralizedLinear`.
+            dtype: to which each batch is converted, that of q.
+            device: to which each batch is moved, that of q; by default where it is.
+            options: the other arguments of `GeneralizedLinear`, such as ``classes=(0, 1)`` and ``prior_precision``.
+
+        Returns:
+            The model.
+
+        Raises:
+            InputError: as the class, and as `GeneralizedLinear`.
+
+        >>> batch = (torch.eye(2), torch.tensor([1.0, 0.0]))
+        >>> Streamed.linear([batch], 2, classes=(0, 1), prior_precision=2.0).dim
+        2
+        """
+
+        def model(X: Tensor, y: Tensor, weights: Tensor | None = None, offset: Tensor | None = None) -> Any:
+            X = torch.as_tensor(X).to(device=device, dtype=dtype)
+            return GeneralizedLinear(X, y, family, weights=weights, offset=offset, **options)
+
+        return cls(batches, num_data, model)
+
+    @property
+    def dim(self) -> int | None:
+        """The number D of coefficients, where the model of a batch says it."""
+        return getattr(self.first, "dim", None)
+
+    @property
+    def likelihood(self) -> Any:
+        """The likelihood, where the model of a batch has one."""
+        return getattr(self.first, "likelihood", None)
+
+    def _made(self, batch: Any) -> AdditiveTractable:
+        """The model of a batch."""
+        if isinstance(batch, dict):
+            model = self.model(**batch)
+        elif isinstance(batch, list | tuple):
+            model = self.model(*batch)
+        else:
+            model = self.model(batch)
+        if not isinstance(model, AdditiveTractable):
+            raise InputError(
+                "Streamed takes models that know the expectations of their data, such as GeneralizedLinear; got "
+                f"{type(model).__name__}. For a log joint use DataLogJoint."
+            )
+        return model
+
+    def one_pass(self) -> Iterator[AdditiveTractable]:
+        """Iterate over the batches once, and count their rows.
+
+        Yields:
+            A model of each batch, with the whole prior.
+
+        Raises:
+            InputError: if the number of rows is another than ``num_data``, or the classes of a batch are others.
+        """
+        for batch in counted(self.batches, self.num_data):
+            model = self._made(batch)
+            if model.coding != self.coding:
+                raise InputError(
+                    f"a batch has the classes {model.coding}, and the first one {self.coding}: each was coded by the "
+                    "labels that it happens to hold. Name all classes in the model of a batch: classes=(0, 1)."
+                )
+            yield model
+
+    def pieces(self) -> Iterator[AdditiveTractable]:
+        """Yield a model of each batch, with the whole prior."""
+        return self.one_pass()
+
+    def beginning(self, rows: int) -> "Streamed":
+        """Take a part of the rows into memory, from all over a pass where batches can be read in any order.
+
+        Args:
+            rows: about how many.
+
+        Returns:
+            The model of these rows, with the whole prior.
+        """
+        kept: list[Any] = []
+        if isinstance(self.batches, Sequence) and len(self.batches) > _PARTS:
+            places = [number * (len(self.batches) - 1) // (_PARTS - 1) for number in range(_PARTS)]
+            kept = [some_of(self.batches[place], slice(0, -(-rows // _PARTS))) for place in places]
+        else:
+            for batch in self.batches:
+                kept.append(some_of(batch, slice(0, rows - sum(map(rows_of, kept)))))
+                if sum(map(rows_of, kept)) >= rows:
+                    break
+        return Streamed(kept, sum(map(rows_of, kept)), self.model)
+
+    def check(self, q: Posterior) -> None:
+        """Check q as the model of the first batch does."""
+        self.first.check(q)
+
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Any]:
+        """Sum the expectation of the data over a pass, with its derivative; values add up in float64."""
+        framed = in_frame(self, frame)
+        total: list[Tensor] = []
+        for model in self.one_pass():
+            parts = summands(model, frame, framed)
+            if total:
+                total[0] += parts[0]
+                for sum_, part in zip(total[1:], parts[1:], strict=True):
+                    sum_ += part
+            else:
+                total = [parts[0].double(), *(part.clone() for part in parts[1:])]
+        total[0] = total[0].to(frame.mean.dtype)
+        return assembled(frame, total, framed)
+
+    def with_prior(self, frame: Frame, value: Tensor, derivative: Any) -> tuple[Tensor, Any]:
+        """Add the prior of the model once."""
+        if in_frame(self, frame):
+            return with_prior(self.first, frame, value, derivative)
+        return self.first.with_prior(frame, value, derivative)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Compute what the prior adds to the log joint, (*sample, *batch)."""
+        return self.first.log_prior(theta)
+
+    def data_log_likelihood(self, theta: Tensor) -> Tensor:
+        """Sum the log likelihood over a pass, (*sample, *batch); a gradient is taken batch after batch."""
+        if torch.is_grad_enabled() and theta.requires_grad:
+            total: Tensor = Pass.apply(theta, self)
+            return total
+        return sum((self.batch_log_likelihood(theta, model) for model in self.one_pass()), theta.new_zeros(()))
+
+    def batch_log_likelihood(self, theta: Tensor, model: AdditiveTractable) -> Tensor:
+        """Compute the log likelihood of the rows of one batch, (*sample, *batch)."""
+        return model.data_log_likelihood(theta)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the prior: the rows in the files are taken not to change."""
+        return tuple(self.prior)
+
+    def known_data(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the prior; of the rows the value of the loss tells, in whatever order they come."""
+        return tuple(self.prior)
