@@ -160,7 +160,7 @@ _HOMES = {
         "SymmetricSRVN",
     ),
     "torchngvi.mixed_models": ("MixedModel",),
-    "torchngvi.models": ("DataLogJoint", "GeneralizedLinear", "LogJoint"),
+    "torchngvi.models": ("DataLogJoint", "GeneralizedLinear", "LogJoint", "Sharded", "ShardedDraws", "Streamed"),
     "torchngvi.networks": (
         "IVON",
         "VOGN",

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from torchngvi.distributed import Ended, Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.examined import Examined
+from torchngvi.fitting.progress import bar
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, described_criterion, used_up
 from torchngvi.models.guarded import BudgetError
@@ -105,7 +105,7 @@ class Loop:
         self._stop: Stop | None = None
         self._ended = False  # by an interrupt
         engine.capture = None if self.file is None else self.file.captured
-        engine.show = self._show_phase
+        engine.show, engine.tell = self._show_phase, self._tell if self.progress else None
         engine.most = stop.most_gradients
         engine.over = lambda cost: stop.over(cost, self._seconds())
 
@@ -122,7 +122,11 @@ class Loop:
             InputError: as the engine; a checkpoint that cannot be read, or is of another run.
         """
         self._began, origin, recording = time.perf_counter(), self.engine.here(), torch.is_grad_enabled()
-        with self._bar() as self.bar, self.processes.timed(self._elapsed), self.processes.noting(_INTERRUPTED):
+        with (
+            bar(self.engine, self.stop, shown=self.progress) as self.bar,
+            self.processes.timed(self._elapsed),
+            self.processes.noting(_INTERRUPTED),
+        ):
             try:
                 self._begin()
                 ending = self._advanced()
@@ -176,8 +180,10 @@ class Loop:
             return None
         self._go_back(origin)
         del self.trace[self._kept.records :]
-        self._ended = True
-        return self._interrupted(ended.reason, self._kept.standing)
+        self._ended, last = True, self._kept.standing
+        if self._stop is not None and self._stop.converged:  # a run that had converged has
+            return self.engine.ending(self._stop, last)
+        return self.engine.interrupted(ended.reason, last)
 
     def _examined(self) -> Examined:
         """Whether the family of q fits, where the run has come to an end of its own; an interrupt loses only this."""
@@ -267,24 +273,6 @@ class Loop:
                 self._stop = Stop(reason)
             else:  # on all of them, at the next evaluation, which is undone
                 self.processes.end(reason)
-
-    def _interrupted(self, reason: str, last: Standing) -> Ending:
-        """What is known of the last record; a run that had converged has."""
-        if self._stop is not None and self._stop.converged:
-            return self.engine.ending(self._stop, last)
-        return self.engine.interrupted(reason, last)
-
-    def _bar(self) -> tqdm:
-        """The bar, up to the budget where there is one."""
-        engine, total = self.engine, self.engine.total(self.stop.evaluations)
-        engine.tell = self._tell if self.progress else None
-        return tqdm(
-            total=None if math.isinf(total) else int(total),
-            disable=not self.progress,
-            desc=engine.name,
-            unit=engine.unit,
-            unit_scale=engine.scaled,
-        )
 
     def _tell(self, count: int, words: dict[str, str]) -> None:
         """Show a count and words on the bar, drawn as often as it is worth while."""
