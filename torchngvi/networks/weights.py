@@ -23,7 +23,7 @@ from torchngvi.networks.noise import seed_of
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
 _SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
-_LAST = 2  # the k-th observation of the curvature has the weight k in the running mean
+_LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 
 
 class NetworkWeights(nn.Module):
@@ -201,9 +201,10 @@ class NetworkWeights(nn.Module):
     def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
         """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it at the next step.
 
-        The mean is over all observations, the k-th of them weighted by k (Shamir and Zhang 2013), until it is a mean
-        over the last 1/rate: in a short run the curvature of the beginning, where the fit is poor, says little about
-        that of the end.  Processes that train together share what each observed.  What is not finite is left out.
+        The mean is over the last fourth of the observations, about, the k-th weighted by k³ (Shamir and Zhang 2013),
+        until it is a mean over the last 1/rate: in a short run the curvature of the beginning, where the fit is poor,
+        says little about that of the end.  Processes that train together share what each observed.  What is not finite
+        is left out.
 
         Args:
             gradients: g, in the order of `names`; None for a parameter that is frozen, whose covariance stays.
