@@ -142,9 +142,10 @@ class Learned(nn.Module):
     def validated(self, outputs, y):
         """The NLL with the best factor of the noise, which is kept."""
         found = {}
-        for self.factor in (1.0,) if self.log_scale is None else Gaussian.factors:
+        for factor in (1.0,) if self.log_scale is None else Gaussian.factors:
+            self.factor = factor
             nll = -self.log_prob(outputs, y).mean().item()
-            found[self.factor] = nll if math.isfinite(nll) else math.inf
+            found[factor] = nll if math.isfinite(nll) else math.inf
         self.factor = min(found, key=found.get)
         return found[self.factor]
 
@@ -272,7 +273,12 @@ def vbll_last_layer(task, seed, lr):
     model = Learned(task)
     *features, head = model.net
     kind = vbll.Regression if task.numbers else vbll.DiscClassification
-    layer = kind(head.in_features, head.out_features, 1 / len(task.train[1]), parameterization="dense" if task.numbers else "diagonal")
+    layer = kind(
+        head.in_features,
+        head.out_features,
+        1 / len(task.train[1]),
+        parameterization="dense" if task.numbers else "diagonal",
+    )
     net = nn.Sequential(*features, layer)
     for _ in run(task, torch.optim.AdamW(net.parameters(), lr=lr), lambda x, y: net(x).train_loss_fn(y), seed):
         pass
@@ -361,16 +367,8 @@ def by_rate(names, seeds):
             print(f"{name:16s} {method:10s}", " ".join(f"{nll:.3f}" for nll in row), f"  {(longest - 1) / 2:g} decades")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["digits"], choices=list(TASKS))
-    parser.add_argument("--methods", nargs="+", default=list(SETTINGS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--log", type=pathlib.Path)
-    parser.add_argument("--rates", action="store_true", help="NLL by the learning rate instead")
-    options = parser.parse_args()
-    if options.rates:
-        return by_rate(options.tasks, options.seeds)
+def table(options):
+    """Print a row a task and method, the mean over seeds; each seed has its line in the log."""
     for name in options.tasks:
         for method in options.methods:
             fit, settings = SETTINGS[method]
@@ -391,6 +389,17 @@ def main():
                         file.write(json.dumps(found[-1]) + "\n")
             mean = {k: sum(r[k] for r in found) / len(found) for k in found[0] if isinstance(found[0][k], float)}
             print(f"{name:16s} {method:18s}", "  ".join(f"{k} {v:.4g}" for k, v in mean.items()), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["digits"], choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--log", type=pathlib.Path)
+    parser.add_argument("--rates", action="store_true", help="NLL by the learning rate instead")
+    options = parser.parse_args()
+    by_rate(options.tasks, options.seeds) if options.rates else table(options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
@@ -93,13 +92,16 @@ def _best(
     """The mean negative log likelihood of a loader's labels with the best factor of the noise, and that factor."""
     before, factors, count = q.likelihood.factor, q.likelihood.factors, 0
     totals: list[Tensor | float] = [0.0] * len(factors)
-    for inputs, y in batches(loader):
-        found = outputs(q, inputs, samples, read)
-        for k, q.likelihood.factor in enumerate(factors):
-            each = mean_density(q.likelihood.log_prob(found, y))
-            totals[k] = totals[k] - each.sum()
-        count += each.numel()
-    q.likelihood.factor = before
+    try:
+        for inputs, y in batches(loader):
+            found = outputs(q, inputs, samples, read)
+            for k, factor in enumerate(factors):
+                q.likelihood.factor = factor
+                each = mean_density(q.likelihood.log_prob(found, y))
+                totals[k] = totals[k] - each.sum()
+            count += each.numel()
+    finally:
+        q.likelihood.factor = before
     if not count:
         raise InputError("The loader of validation data is empty.")
     means = [float(total) / count for total in totals]
