@@ -57,6 +57,7 @@ def calibrate(
     Raises:
         InputError: if the loader is empty or the likelihood is not finite at any temperature.
 
+    >>> import torch
     >>> import torchngvi
     >>> model = torch.nn.Linear(1, 2)
     >>> q = torchngvi.network(model, num_data=10)
