@@ -7,7 +7,7 @@ Every method but ours chooses among as many settings as it lists (`SETTINGS`) by
 seed anew; ours has one setting and what `calibrate` finds on the same validation data.  Where labels are numbers, the
 noise that each method learned is multiplied by the factor from 1/4 to 8 that is best on validation data, for all
 methods alike.  Nothing looks at test data before the end.  digits comes with scikit-learn; the other sets are read
-from $TORCHNGVI_DATA.  ivon-opt, laplace-torch and vbll have their rows where they are installed.
+from $TORCHNGVI_DATA.  ivon-opt and laplace-torch have their rows where they are installed.
 """
 
 import argparse
@@ -35,10 +35,6 @@ try:
     import laplace
 except ImportError:
     laplace = None
-try:
-    import vbll
-except ImportError:
-    vbll = None
 
 DATA = pathlib.Path(os.environ.get("TORCHNGVI_DATA", "."))
 SAMPLES = 32
@@ -267,35 +263,6 @@ def laplace_last_layer(task, seed, lr):
     return model, predict
 
 
-def vbll_last_layer(task, seed, lr):
-    """vbll: a variational last layer, trained with the features."""
-    torch.manual_seed(seed)
-    model = Learned(task)
-    *features, head = model.net
-    kind = vbll.Regression if task.numbers else vbll.DiscClassification
-    layer = kind(
-        head.in_features,
-        head.out_features,
-        1 / len(task.train[1]),
-        parameterization="dense" if task.numbers else "diagonal",
-    )
-    net = nn.Sequential(*features, layer)
-    for _ in run(task, torch.optim.AdamW(net.parameters(), lr=lr), lambda x, y: net(x).train_loss_fn(y), seed):
-        pass
-    if task.numbers:
-        model.log_scale.data = layer.noise().scale.detach().log().squeeze()
-
-    @torch.no_grad()
-    def predict(x):
-        torch.manual_seed(seed)
-        h = nn.Sequential(*features)(x)
-        if not task.numbers:
-            return layer.predictive(h, SAMPLES).log()[None]
-        return torch.stack([h @ layer.W().rsample().mT for _ in range(SAMPLES)])
-
-    return model, predict
-
-
 def ours(task, seed, structure="diagonal", lr=1.0, **keywords):
     torch.manual_seed(seed)
     model = Learned(task)
@@ -320,7 +287,6 @@ SETTINGS = {
     "SWAG (diagonal)": (swag, [{"lr": lr} for lr in RATES]),
     **({"ivon-opt": (published_ivon, [{"lr": lr, "h0": h} for lr in (0.1, 0.5) for h in (0.1, 1.0)])} if ivon else {}),
     **({"laplace-torch": (laplace_last_layer, [{"lr": lr} for lr in RATES])} if laplace else {}),
-    **({"vbll": (vbll_last_layer, [{"lr": lr} for lr in RATES])} if vbll else {}),
     "ensemble of 5": (ensemble, [{"lr": lr} for lr in (3e-3, 1e-2)]),
     "attach": (ours, [{}]),
     "attach, T of four": (ours, [{"temperature": t} for t in (0.01, 0.05, 0.2, 1.0)]),
