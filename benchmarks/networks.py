@@ -1,10 +1,13 @@
 """Posteriors over networks beside what people use: test NLL, accuracy, calibration error, seconds.
 
     python benchmarks/networks.py [--tasks digits mnist6k boston ...] [--seeds 0 1 2] [--log FILE]
+    python benchmarks/networks.py --rates [--tasks digits] [--seeds 0 1]    # NLL by the learning rate, 1e-4 to 1e2
 
 Every method but ours chooses among as many settings as it lists (`SETTINGS`) by the NLL of validation data, for each
-seed anew; ours has one setting and what `calibrate` finds on the same validation data.  Nothing looks at test data
-before the end.  digits comes with scikit-learn; the other sets are read from $TORCHNGVI_DATA.
+seed anew; ours has one setting and what `calibrate` finds on the same validation data.  Where labels are numbers, the
+noise that each method learned is multiplied by the factor from 1/4 to 8 that is best on validation data, for all
+methods alike.  Nothing looks at test data before the end.  digits comes with scikit-learn; the other sets are read
+from $TORCHNGVI_DATA.  ivon-opt and laplace-torch have their rows where they are installed.
 """
 
 import argparse
@@ -28,6 +31,10 @@ try:
     import ivon
 except ImportError:
     ivon = None
+try:
+    import laplace
+except ImportError:
+    laplace = None
 
 DATA = pathlib.Path(os.environ.get("TORCHNGVI_DATA", "."))
 SAMPLES = 32
@@ -111,6 +118,7 @@ class Learned(nn.Module):
         super().__init__()
         self.net = task.make(dropout)
         self.log_scale = nn.Parameter(torch.zeros(())) if task.numbers else None
+        self.factor = 1.0  # of the noise, from validation data
 
     def loss(self, x, y):
         out = self.net(x)
@@ -123,8 +131,19 @@ class Learned(nn.Module):
         if self.log_scale is None:
             each = outputs.log_softmax(-1).gather(-1, y.expand(len(outputs), -1)[..., None])[..., 0]
         else:
-            each = torch.distributions.Normal(outputs, self.log_scale.exp()).log_prob(y)[..., 0]
+            each = torch.distributions.Normal(outputs, self.factor * self.log_scale.exp()).log_prob(y)[..., 0]
         return each.logsumexp(0) - math.log(len(outputs))
+
+    @torch.no_grad()
+    def validated(self, outputs, y):
+        """The NLL with the best factor of the noise, which is kept."""
+        found = {}
+        for factor in (1.0,) if self.log_scale is None else Gaussian.factors:
+            self.factor = factor
+            nll = -self.log_prob(outputs, y).mean().item()
+            found[factor] = nll if math.isfinite(nll) else math.inf
+        self.factor = min(found, key=found.get)
+        return found[self.factor]
 
 
 def run(task, optimizer, loss, seed, draws=None, warm=0.02):
@@ -226,11 +245,29 @@ def published_ivon(task, seed, lr, h0):
     return model, predict
 
 
-def ours(task, seed, structure="diagonal", lr=1.0):
+def laplace_last_layer(task, seed, lr):
+    """laplace-torch: the last layer of AdamW's network, Kronecker factors, prior and noise by marginal likelihood."""
+    model = point(task, seed, lr)
+    data = torch.utils.data.TensorDataset(*task.train)
+    kind = "regression" if task.numbers else "classification"
+    found = laplace.Laplace(model.net.eval(), kind, subset_of_weights="last_layer", hessian_structure="kron")
+    found.fit(torch.utils.data.DataLoader(data, 500))
+    if task.numbers:
+        found.sigma_noise = model.log_scale.exp().detach()
+    found.optimize_prior_precision(method="marglik")
+
+    def predict(x):
+        torch.manual_seed(seed)
+        return torch.cat([found.functional_samples(part, n_samples=SAMPLES) for part in x.split(500)], 1)
+
+    return model, predict
+
+
+def ours(task, seed, structure="diagonal", lr=1.0, **keywords):
     torch.manual_seed(seed)
     model = Learned(task)
     likelihood = Gaussian(lambda: model.log_scale.exp()) if task.numbers else "categorical"
-    q = torchngvi.network(model.net, len(task.train[1]), structure, likelihood=likelihood, seed=seed)
+    q = torchngvi.network(model.net, len(task.train[1]), structure, likelihood=likelihood, seed=seed, **keywords)
     weights = [{"params": list(model.net.parameters()), "lr": lr}]
     if task.numbers:
         weights.append({"params": [model.log_scale], "lr": 1e-2})
@@ -249,8 +286,10 @@ SETTINGS = {
     "MC dropout": (mc_dropout, [{"lr": lr, "rate": p} for lr in (3e-3, 1e-2) for p in (0.1, 0.3)]),
     "SWAG (diagonal)": (swag, [{"lr": lr} for lr in RATES]),
     **({"ivon-opt": (published_ivon, [{"lr": lr, "h0": h} for lr in (0.1, 0.5) for h in (0.1, 1.0)])} if ivon else {}),
+    **({"laplace-torch": (laplace_last_layer, [{"lr": lr} for lr in RATES])} if laplace else {}),
     "ensemble of 5": (ensemble, [{"lr": lr} for lr in (3e-3, 1e-2)]),
     "attach": (ours, [{}]),
+    "attach, T of four": (ours, [{"temperature": t} for t in (0.01, 0.05, 0.2, 1.0)]),
     "attach, Kronecker": (lambda task, seed: ours(task, seed, "kronecker"), [{}]),
 }
 
@@ -270,13 +309,32 @@ def figures(task, model, outputs, y):
         return {"nll": nll, "accuracy": 100 * right.mean().item(), "ece": 100 * sum(gaps).item()}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["digits"], choices=list(TASKS))
-    parser.add_argument("--methods", nargs="+", default=list(SETTINGS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--log", type=pathlib.Path)
-    options = parser.parse_args()
+def by_rate(names, seeds):
+    """Print the test NLL by the learning rate, no setting chosen but ours calibrated, and the decades within 1.5."""
+    rates = [10.0 ** (k / 2) for k in range(-8, 5)]
+    methods = {"attach": (ours, {}), "AdamW": (adamw, {})}
+    if ivon:
+        methods["ivon-opt"] = (published_ivon, {"h0": 0.1})
+    for name in names:
+        tasks, rows = [TASKS[name](seed) for seed in seeds], {}
+        for method, (fit, keywords) in methods.items():
+            rows[method] = []
+            for lr in rates:
+                found = []
+                for task, seed in zip(tasks, seeds, strict=True):
+                    model, predict = fit(task, seed, lr=lr, **keywords)
+                    model.validated(predict(task.val[0]), task.val[1])
+                    found.append(figures(task, model, predict(task.test[0]), task.test[1])["nll"])
+                nll = sum(found) / len(found)
+                rows[method].append(nll if math.isfinite(nll) else math.inf)
+        for method, row in rows.items():
+            within = [nll < 1.5 * min(row) for nll in row]
+            longest = max(len(run) for run in "".join(".x"[w] for w in within).split("."))
+            print(f"{name:16s} {method:10s}", " ".join(f"{nll:.3f}" for nll in row), f"  {(longest - 1) / 2:g} decades")
+
+
+def table(options):
+    """Print a row a task and method, the mean over seeds; each seed has its line in the log."""
     for name in options.tasks:
         for method in options.methods:
             fit, settings = SETTINGS[method]
@@ -286,8 +344,8 @@ def main():
                 tried = []
                 for setting in settings:
                     model, predict = fit(task, seed, **setting)
-                    nll = -model.log_prob(predict(task.val[0]), task.val[1]).mean().item()
-                    tried.append((nll if math.isfinite(nll) else math.inf, len(tried), model, predict))
+                    nll = model.validated(predict(task.val[0]), task.val[1])
+                    tried.append((nll, len(tried), model, predict))
                 best = min(tried)
                 row = figures(task, *best[2:3], best[3](task.test[0]), task.test[1])
                 row |= {"task": name, "method": method, "seed": seed, "setting": settings[best[1]]}
@@ -297,6 +355,17 @@ def main():
                         file.write(json.dumps(found[-1]) + "\n")
             mean = {k: sum(r[k] for r in found) / len(found) for k in found[0] if isinstance(found[0][k], float)}
             print(f"{name:16s} {method:18s}", "  ".join(f"{k} {v:.4g}" for k, v in mean.items()), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["digits"], choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--log", type=pathlib.Path)
+    parser.add_argument("--rates", action="store_true", help="NLL by the learning rate instead")
+    options = parser.parse_args()
+    by_rate(options.tasks, options.seeds) if options.rates else table(options)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_a_step_is_the_one_of_a_dense_posterior(rule):
     """Of a quadratic log joint: the precision as VN or as the retraction in the dense world, to rounding."""
     n, delta, rho = 50, 0.02, 0.3
     model = mlp(torch.float64)
-    q = network(model, n, prior_precision=n * delta)
+    q = network(model, n, prior_precision=n * delta, temperature=1.0)
     family = q.families[0]
     family.begin_()
     q.memory = 0

@@ -46,7 +46,8 @@ def attach(
         optimizer: any optimizer of torch over the network's parameters, or several that share them, but for LBFGS; the
             weight decay of the parameters of q is 0, as the prior takes its place.
         q: the posterior, from :func:`torchngvi.network`.
-        steps: the number of optimizer steps that the training will take, for the default radius.
+        steps: the number of optimizer steps that the training will take, for the default radius; the start of q is
+            forgotten over 0.3 of them, 100 at least and 1,000 at most.
         radius: the longest move of a step in nats a datum, instead; ``math.inf`` sets none.
         curvature: how the curvature is observed; `SampledLabels()` by default.
 
@@ -81,7 +82,9 @@ def attach(
     if q.sampling:
         raise InputError("The posterior is attached already; call remove() of that attachment first.")
     check(optimizers, dict(zip(q.names, q.parameters_of_network, strict=True)))
-    return Attachment(optimizers, q, length, SampledLabels() if curvature is None else curvature)
+    curvature = SampledLabels() if curvature is None else curvature
+    q.plan_(steps, curvature.every)
+    return Attachment(optimizers, q, length, curvature)
 
 
 def _are_optimizers(given: Any) -> bool:

@@ -1,14 +1,13 @@
-"""The temperature from validation data: one number, after the training."""
+"""The temperature, and the scale of the noise, from validation data: two numbers, after the training."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import batches, log_prob
+from torchngvi.networks.predictions import batches, mean_density, outputs
 
 _SMALLEST = 2.0**-10  # a posterior 32 times narrower than at the temperature 1 is a point for a network
 
@@ -19,12 +18,14 @@ class Calibrated(NamedTuple):
     Attributes:
         temperature: the one chosen, which q has now.
         nll: its negative log likelihood a label on the validation data, in nats.
-        tried: the negative log likelihood by temperature.
+        tried: the negative log likelihood by temperature, each with its best factor.
+        factor: of the scale of the noise, which the likelihood of q has now; 1 for classes.
     """
 
     temperature: float
     nll: float
     tried: dict[float, float]
+    factor: float = 1.0
 
 
 def calibrate(
@@ -39,10 +40,12 @@ def calibrate(
     V is proportional to the temperature; the mean stays.  The negative log likelihood of the predictions is computed
     for temperatures a factor of two apart, with the same draws for all of them, down from the largest until it has
     risen twice or 2⁻¹⁰ is reached, and the best one is kept.  Mean-field posteriors at T = 1 are too wide for small
-    data, which is why it is worth a look; the ELBO cannot choose it.
+    data, which is why it is worth a look; the ELBO cannot choose it.  Where the labels are numbers with Gaussian noise,
+    a factor of its scale in predictions is chosen with each temperature, from ¼ to 8: the noise that is learned from
+    the training data makes up for what the draws of the training did there.
 
     Args:
-        q: the posterior; its temperature is changed.
+        q: the posterior; its temperature is changed, and the factor of its likelihood.
         loader: batches (inputs, labels) of validation data, gone through once a temperature.
         samples: draws of the weights for a prediction.
         largest: the temperature to begin with.
@@ -54,6 +57,7 @@ def calibrate(
     Raises:
         InputError: if the loader is empty or the likelihood is not finite at any temperature.
 
+    >>> import torch
     >>> import torchngvi
     >>> model = torch.nn.Linear(1, 2)
     >>> q = torchngvi.network(model, num_data=10)
@@ -63,17 +67,19 @@ def calibrate(
     True
     """
     tried: dict[float, float] = {}
+    factors: dict[float, float] = {}
     temperature = float(largest)
     while temperature >= _SMALLEST and not _rising(list(tried.values())):
         q.temper_(temperature)
-        tried[temperature] = _nll(q, loader, samples, read)
+        tried[temperature], factors[temperature] = _best(q, loader, samples, read)
         temperature /= 2
     finite = {t: nll for t, nll in tried.items() if nll == nll and abs(nll) < float("inf")}
     if not finite:
         raise InputError(f"The likelihood of the validation data is not finite at any temperature tried: {tried}.")
     best = min(finite, key=finite.__getitem__)
     q.temper_(best)
-    return Calibrated(best, finite[best], tried)
+    q.likelihood.factor = factors[best]
+    return Calibrated(best, finite[best], tried, factors[best])
 
 
 def _rising(values: list[float]) -> bool:
@@ -81,12 +87,24 @@ def _rising(values: list[float]) -> bool:
     return len(values) > 3 and min(values[-2:]) > min(values[:-2])
 
 
-def _nll(q: NetworkGaussian, loader: Iterable[Any], samples: int, read: Callable[[Any], Tensor] | None) -> float:
-    """The mean negative log likelihood of a loader's labels."""
-    total, count = torch.zeros(()), 0
-    for inputs, y in batches(loader):
-        each = log_prob(q, inputs, y, samples, read)
-        total, count = total.to(each) + each.sum(), count + each.numel()
+def _best(
+    q: NetworkGaussian, loader: Iterable[Any], samples: int, read: Callable[[Any], Tensor] | None
+) -> tuple[float, float]:
+    """The mean negative log likelihood of a loader's labels with the best factor of the noise, and that factor."""
+    before, factors, count = q.likelihood.factor, q.likelihood.factors, 0
+    totals: list[Tensor | float] = [0.0] * len(factors)
+    try:
+        for inputs, y in batches(loader):
+            found = outputs(q, inputs, samples, read)
+            for k, factor in enumerate(factors):
+                q.likelihood.factor = factor
+                each = mean_density(q.likelihood.log_prob(found, y))
+                totals[k] = totals[k] - each.sum()
+            count += each.numel()
+    finally:
+        q.likelihood.factor = before
     if not count:
         raise InputError("The loader of validation data is empty.")
-    return -float(total) / count
+    means = [float(total) / count for total in totals]
+    best = min(range(len(means)), key=lambda k: means[k] if means[k] == means[k] else float("inf"))
+    return means[best], factors[best]

@@ -15,8 +15,15 @@ from torchngvi.errors import InputError
 class OutputLikelihood(ABC):
     """p(y | output) for labels that are independent given the outputs of the network.
 
-    One wants one's own where the labels are neither classes nor numbers with Gaussian noise: three methods.
+    One wants one's own where the labels are neither classes nor numbers with Gaussian noise: four methods.
+
+    Attributes:
+        factor: of the scale of the noise in predictions, which :func:`torchngvi.calibrate` chooses; 1 in training.
+        factors: those that it tries; 1 alone where there is no noise to scale.
     """
+
+    factor = 1.0
+    factors: tuple[float, ...] = (1.0,)
 
     @abstractmethod
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
@@ -151,7 +158,9 @@ class Gaussian(OutputLikelihood):
     Args:
         scale: the standard deviation of the noise, in the units of the labels: a positive number, or a function
             without arguments that returns one, for a noise that is learned beside the weights
-            (``lambda: log_scale.exp()``).
+            (``lambda: log_scale.exp()``).  Learned from the training data it is what draws of the weights leave there,
+            too small where they fit the noise and too large where they are wide: `calibrate` multiplies it by a factor
+            for predictions.
 
     Raises:
         InputError: if the scale is a number that is not positive.
@@ -159,6 +168,8 @@ class Gaussian(OutputLikelihood):
     >>> Gaussian(0.5).moments(torch.zeros(1))[1].item()
     0.25
     """
+
+    factors = tuple(2.0 ** (k / 4) for k in range(-8, 13))
 
     def __init__(self, scale: float | Callable[[], Tensor]) -> None:
         if not callable(scale) and (not isinstance(scale, Real | Tensor) or not scale > 0):
@@ -180,12 +191,12 @@ class Gaussian(OutputLikelihood):
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the normal log density; see the base class."""
         _check_labels(output.shape, y)
-        scale = self._scale(output)
+        scale = self.factor * self._scale(output)
         return -0.5 * ((y - output) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output and the variance of the noise; see the base class."""
-        return output, self._scale(output).square().expand_as(output)
+        return output, (self.factor * self._scale(output)).square().expand_as(output)
 
     def total(self, means: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return the variance of the means, and the mean variance; see the base class."""

@@ -116,8 +116,22 @@ def log_prob(q: Drawn, inputs: Any, y: Tensor, samples: int, read: Callable[[Any
     Returns:
         One number a label; minus their mean is the negative log likelihood that papers print.
     """
-    each = q.likelihood.log_prob(outputs(q, inputs, samples, read), y)
-    return each.logsumexp(0) - math.log(samples)
+    return mean_density(q.likelihood.log_prob(outputs(q, inputs, samples, read), y))
+
+
+def mean_density(each: Tensor) -> Tensor:
+    """Return the log of the mean of densities over draws.
+
+    Args:
+        each: their logs, (draws, *labels).
+
+    Returns:
+        (*labels).
+
+    >>> mean_density(torch.tensor([[0.0], [0.0]])).tolist()
+    [0.0]
+    """
+    return each.logsumexp(0) - math.log(len(each))
 
 
 def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:

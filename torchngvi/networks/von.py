@@ -141,6 +141,7 @@ class VON(NaturalMomentum):
         length = radius_of(steps, radius)
         super().__init__(_posterior(model, num_data), lr, beta)
         curvature = SampledLabels() if curvature is None else curvature
+        self.q.plan_(steps, curvature.every)
         self.attachment = Attachment([self], self.q, length, curvature, prior_in_gradient=False)
 
 
@@ -177,7 +178,7 @@ class IVON(NaturalMomentum):
         weight_decay: float = 1e-4,
         clip_radius: float = math.inf,
     ) -> None:
-        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data)
+        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data, temperature=1.0)
         for family in q.each():
             family.start = [hess_init] * len(family.names)
         super().__init__(q, lr, betas[0], clip_radius, hess_init + weight_decay)
@@ -221,7 +222,7 @@ class VOGN(NaturalMomentum):
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 1e-4,
     ) -> None:
-        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data)
+        q = NetworkGaussian(model, num_data, prior_precision=weight_decay * num_data, temperature=1.0)
         for family in q.each():
             family.start = [hess_init] * len(family.names)
         super().__init__(q, lr, betas[0])

@@ -21,7 +21,9 @@ from torchngvi.networks.hooks import Hooks, posterior_of
 from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
 from torchngvi.networks.noise import seed_of
 
-FORGOTTEN = 100  # observations of the curvature over which the start is forgotten
+FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
+_SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
+_LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 
 
 class NetworkWeights(nn.Module):
@@ -62,7 +64,7 @@ class NetworkWeights(nn.Module):
         self.parameters_of_network = [p for family in self.each() for p in family.parameters_of_network]
         self.prior = {name: delta for f in self.each() for name, delta in zip(f.names, f.prior, strict=True)}
         self.draw, self.observed = 0, 0  # the number of the present draw, and of observations of the curvature
-        self.memory = FORGOTTEN
+        self.memory: float = FORGOTTEN
         self._seen: list[tuple[Family, list[Tensor | None], float | Tensor]] = []  # what waits for the step
         self.unfinished: Callable[[], None] | None = None  # ends a step that one of several optimizers left out
         self.sampling, self.pinned, self.holds_draw = False, False, False
@@ -221,8 +223,10 @@ class NetworkWeights(nn.Module):
     def observe_(self, gradients: Sequence[Tensor | None], scale: float, rate: float) -> None:
         """Observe the curvature scale · g gᵀ: its running mean moves, and the covariance with it at the next step.
 
-        The mean is over all observations until it is a mean over the last 1/rate.  Processes that train together share
-        what each observed.  What is not finite is left out.
+        The mean is over the last fourth of the observations, about, the k-th weighted by k³ (Shamir and Zhang 2013),
+        until it is a mean over the last 1/rate: in a short run the curvature of the beginning, where the fit is poor,
+        says little about that of the end.  Processes that train together share what each observed.  What is not finite
+        is left out.
 
         Args:
             gradients: g, in the order of `names`; None for a parameter that is frozen, whose covariance stays.
@@ -230,7 +234,7 @@ class NetworkWeights(nn.Module):
             rate: the smallest rate of the running mean.
         """
         self.observed += 1
-        rate, at = max(rate, 1 / self.observed), 0
+        rate, at = max(rate, _LAST / (self.observed + _LAST - 1)), 0
         with torch.no_grad():
             for family in self.each():
                 each = zip(gradients[at : at + len(family.names)], family.mean, strict=True)
@@ -244,6 +248,18 @@ class NetworkWeights(nn.Module):
                     self._seen.append((family, statistics, good.to(known[0]) * rate))
                 elif good:
                     self._seen.append((family, statistics, rate))
+
+    def plan_(self, steps: int | None, every: int) -> None:
+        """Set over how many observations of the curvature the start is forgotten: those of a share of the training.
+
+        It is 0.3, and at least 100 and at most 1,000 steps, as fewer observations say too little of the single weights.
+
+        Args:
+            steps: of the training, or None where they are not known, for 100 observations.
+            every: steps from one observation to the next.
+        """
+        length = None if steps is None else min(max(_SHARE * steps, _SHORTEST), _LONGEST)
+        self.memory = FORGOTTEN if length is None else length / every
 
     def refresh_(self) -> None:
         """Let the covariance follow what was observed since the last time; the start is forgotten by and by.

@@ -14,7 +14,12 @@ class Curvature:
     """An estimator of the expected curvature of the loss a datum; each sees the outputs and the gradients of a step.
 
     One overrides `after_forward` or `before_step`, and calls what q has to observe a curvature.
+
+    Attributes:
+        every: steps from one observation to the next.
     """
+
+    every = 1
 
     def begin(self, q: NetworkGaussian) -> None:
         """Prepare q for this estimator, once, when the optimizer is attached.
