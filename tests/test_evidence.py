@@ -59,6 +59,7 @@ class TestExact:
         X, y = regression(1, rows=80)
         model = GeneralizedLinear(double(X), y, GaussianNoise(2.0), prior_precision=[1.0, 1.0, 1.0, 1.0, 0.01])
         found = prior_by_evidence(gaussian(5), model, [[0, 2], [1, 3]], noise=True)
+        assert f", noise {found.noise:.4g}, found in {len(found.curve)} fits." in str(found)
 
         def at(logs):
             a, b, s = np.exp(logs)
