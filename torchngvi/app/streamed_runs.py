@@ -27,8 +27,7 @@ _ROWS = 100_000  # of a batch
 
 def in_batches(settings: Settings) -> bool:
     """Say whether the rows are to be read in batches: a pattern, a Parquet file, or a number of rows was given."""
-    pattern = any(mark in settings.data for mark in "*?[")
-    return pattern or Path(settings.data).suffix.lower() == ".parquet" or settings.batch_rows is not None
+    return settings.is_pattern or Path(settings.data).suffix.lower() == ".parquet" or settings.batch_rows is not None
 
 
 @dataclass(frozen=True)

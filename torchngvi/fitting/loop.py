@@ -250,10 +250,8 @@ class Loop:
             return
         if any(answers) and self._stop is None:
             reason = f"because a callback stopped it at {standing.place()}."
-            if self.processes.world == 1:
-                self._stop = Stop(reason)
-            else:  # on all of them, at the next evaluation, which is undone
-                self.processes.end(reason)
+            self.processes.end(reason)  # on all of several, at the next evaluation, which is undone
+            self._stop = Stop(reason) if self.processes.world == 1 else None
 
     def _interrupted(self, reason: str, last: Standing) -> Ending:
         """What is known of the last record; a run that had converged has."""
