@@ -25,13 +25,8 @@ _ROWS = 100_000  # of a batch
 
 
 def in_batches(settings: Settings) -> bool:
-<<<<<<< HEAD
     """Say whether the rows are to be read in batches: a pattern of files, or a number of rows was given."""
-    return any(mark in settings.data for mark in "*?[") or settings.batch_rows is not None
-=======
-    """Say whether the rows are to be read in batches: a pattern, a Parquet file, or a number of rows was given."""
-    return settings.is_pattern or Path(settings.data).suffix.lower() == ".parquet" or settings.batch_rows is not None
->>>>>>> w-scale
+    return settings.is_pattern or settings.batch_rows is not None
 
 
 @dataclass(frozen=True)
