@@ -129,9 +129,8 @@ def _likelihood_and_prior(settings: Settings, train: Rows) -> tuple[Likelihood, 
         noise = settings.noise
         if noise is None:
             noise = _residual_noise(train)
-            notes.append(
-                f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)"
-            )
+            said = f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)"
+            notes += [said] if settings.prior_precision != AUTO else []  # else the search for both begins there
         likelihood = GaussianNoise(noise)
         square = float(np.mean(np.square(train.y)))
         unit = math.sqrt(square) if square > 0 else 1.0

@@ -74,7 +74,7 @@ def read_delimited(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     usual = DELIMITED.get(ending(path), ",")
     try:
         with _opened(path) as file:
-            start = file.read(_START) + file.readline()  # no line is cut
+            start = file.read(_START) + file.readline() + file.readline()  # whole lines, of a wide table two
         if b"\0" in start[:4096]:
             raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
         found = dialect(start, usual, str(path))
