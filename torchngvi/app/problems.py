@@ -108,8 +108,13 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     q = registry.posterior(settings.posterior, model.dim, structure=settings.structure, scale=scale, dtype=dtype)
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
-    tolerance = settings.tolerance or (1e-5 if settings.dtype == "float64" else 1e-2)
-    return Problem(settings, data, model, q, optimizer, tolerance, (*table.notes, *notes), out, table.encoding)
+    notes = (*table.notes, *notes)
+    return Problem(settings, data, model, q, optimizer, tolerance(settings), notes, out, table.encoding)
+
+
+def tolerance(settings: Settings) -> float:
+    """The tolerance on the natural-gradient norm; where none is chosen what the type of numbers allows."""
+    return settings.tolerance or (1e-5 if settings.dtype == "float64" else 1e-2)
 
 
 def _check_rows(settings: Settings, table: Table, y: Array) -> None:

@@ -90,7 +90,7 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     for frame in frames:
         columns = columns if start else _roles(frame, settings)
         named = _named(settings)
-        refuse_unusable({name: frame[name].to_numpy() for name in (*columns, *named.values())}, named)
+        refuse_unusable({name: frame[name].to_numpy() for name in (*columns, *named.values())}, named, fillable=False)
         extra = {role: numbers(frame[name], role) for role, name in named.items() if role != "target"}
         held = held_out(start, len(frame), settings)
         if "weights" in extra:
