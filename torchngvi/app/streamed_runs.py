@@ -61,9 +61,7 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         temperature=settings.temperature,
         classes=(0, 1) if settings.has_classes else None,
     )
-    dim = len(layout.names)
-    scale = min(float(precisions[-1]) ** -0.5, dim**-0.5)
-    q = registry.posterior(settings.posterior, dim, structure=settings.structure, scale=scale, dtype=dtype)
+    q = problems.start(settings, len(layout.names), float(precisions[-1]), layout.row_norm)
     assert isinstance(q, Gaussian)
     usual = settings.method == "vn" and settings.lr is None  # which begins on a part of the rows
     optimizer = None if usual else registry.method(settings.method, q, settings.lr)
