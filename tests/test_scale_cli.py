@@ -83,7 +83,7 @@ def test_all_rows_in_batches_are_a_table_in_memory(family, capsys):
     }
     said = capsys.readouterr().out
     assert "passes over the rows" in said
-    for label in ("priors  ", "baselines  ", "per unit", "per sd"):
+    for label in ("priors  ", "baselines  ", "per unit  ", "  per sd "):
         assert said.count(label) == 2, label
     new = frame.head(20)
     left, right = (torchngvi.load(folder).predict(new.drop(columns=other)) for folder in ("whole", "parts"))
@@ -198,8 +198,8 @@ REFUSED = {
         "column 'a' is numbers except for 1 of 5 rows, the first 'old'. Mend them",
     ),
     "text weights": (
-        ["--data", "t_*.csv", "--target", "a", "--weights", "y"],
-        "weights column 'y' must hold numbers; got texts such as 'no'.",
+        ["--data", "s_*.csv", "--target", "y", "--weights", "w"],
+        "weights column 'w' must hold numbers; got texts such as 'no'.",
     ),
     "flat column": (
         ["--data", "near*.csv", "--target", "y", "--test-fraction", "0"],
@@ -226,6 +226,7 @@ def test_refused(name, capsys):
         "names.csv": "a,y\n" + "".join(f"n{k},{k % 2}\n" for k in range(60)),
         "spoilt.csv": "a,y\n1,0\n2,1\nold,0\n3,1\n4,0\n",
         "near.csv": "a,b,y\n1e-200,1,0\n2e-200,2,1\n",
+        "s_1.csv": "a,w,y\n1,no,1\n2,yes,0\n",
         "t_1.csv": "a,y\n1,no\n2,yes\n",
     }.items():
         Path(file).write_text(text)
