@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ class NetworkWeights(nn.Module):
         super().__init__()
         if not isinstance(num_data, int) or num_data < 1:
             raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {num_data!r}.")
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature is larger than 0 and finite; got {temperature}.")
+        if not isinstance(temperature, Real | Tensor) or not 0 < temperature < math.inf:
+            raise InputError(f"temperature is larger than 0 and finite; got {temperature!r}.")
         self.num_data, self.temperature, self.seed = num_data, float(temperature), int(seed)
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
@@ -283,8 +284,8 @@ class NetworkWeights(nn.Module):
         Raises:
             InputError: if it is not larger than 0 and finite.
         """
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature is larger than 0 and finite; got {temperature}.")
+        if not isinstance(temperature, Real | Tensor) or not 0 < temperature < math.inf:
+            raise InputError(f"temperature is larger than 0 and finite; got {temperature!r}.")
         self.temperature = float(temperature)
         if self.holds_draw and not self.pinned:
             self.draw_()
