@@ -34,6 +34,7 @@ _READERS = tuple(
         "design",
         "dialects",
         "encoding",
+        "frames",
         "saved",
         "streams",
     )

@@ -72,7 +72,8 @@ class Evidence(NamedTuple):
             for value, error in zip(self.precision, self.log_sd, strict=True)
         )
         verdict = "found" if self.converged else "not found to the tolerance"
-        return f"prior precision by evidence: {groups}, {verdict} in {len(self.curve)} fits."
+        noise = "" if self.noise is None else f", noise {self.noise:.4g}"
+        return f"prior precision by evidence: {groups or 'as given'}{noise}, {verdict} in {len(self.curve)} fits."
 
 
 def prior_by_evidence(

@@ -110,7 +110,7 @@ def from_frame(
     given = {role: _beyond_64_bits(frame[name]) for role, name in named.items()}
     used = {name: features[name] for name in features.columns} | {named[role]: given[role] for role in given}
     refuse_unusable({name: column.to_numpy() for name, column in used.items()}, named, impute=impute)
-    extra = {role: _numbers(column, role) for role, column in given.items() if role != "target"}
+    extra = {role: numbers(column, role) for role, column in given.items() if role != "target"}
     encoding = learned(features, categorical, budget)
     gaps = {c: int(features[c.name].isna().sum()) for c in encoding.categories}
     notes = (f"{n} missing entries of {c.name} became {c.usual!r}, its commonest level" for c, n in gaps.items() if n)
@@ -146,7 +146,19 @@ def _plain(column: pd.Series) -> Array:
     return column.to_numpy() if is_number(column) else column.astype(str).to_numpy(dtype=str)
 
 
-def _numbers(column: pd.Series, role: str) -> Array:
+def numbers(column: pd.Series, role: str) -> Array:
+    """The entries of a column that must hold numbers.
+
+    Args:
+        column: the column.
+        role: what it is, for the message.
+
+    Returns:
+        The entries, float64.
+
+    Raises:
+        InputError: texts.
+    """
     if not is_number(column):
         raise InputError(f"{role} column {column.name!r} must hold numbers; got texts such as {column.iloc[0]!r}.")
     return column.to_numpy(dtype=np.float64)

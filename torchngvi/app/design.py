@@ -24,16 +24,22 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The training and the held-out rows of one design, and how its columns were standardised."""
+class Columns:
+    """The columns of a design and how they were standardised, so that new rows are treated alike."""
 
-    train: Rows
-    test: Rows
     names: tuple[str, ...]  # of the columns, the intercept first
     center: Array  # (D,), subtracted; 0 for the intercept
     scale: Array  # (D,), divided by; 1 for the intercept and for constant columns
     classes: tuple[str, str] | None  # failure and success
     fill: Array  # (D,), for missing entries: the medians of the training rows where they are imputed, else NaN
+
+
+@dataclass(frozen=True)
+class Prepared(Columns):
+    """The training and the held-out rows of one design."""
+
+    train: Rows
+    test: Rows
     filled: int = 0  # entries that were missing
 
 
@@ -158,7 +164,7 @@ def prepare(
         extras = (None if column is None else column[rows] for column in (table.weights, table.offset))
         return Rows(X[rows], y[rows], *extras)
 
-    return Prepared(take(train), take(test), names, center, scale, classes, fill, filled)
+    return Prepared(names, center, scale, classes, fill, take(train), take(test), filled)
 
 
 def _medians(X: Array, names: Sequence[str]) -> Array:
@@ -175,13 +181,29 @@ def _scales(X: Array, names: Sequence[str]) -> tuple[Array, Array]:
     constant = X.max(0) == X.min(0)
     center = np.where(constant, X[0], X.mean(0))
     scale = np.where(constant, 1.0, X.std(0))
+    require_spread(scale, names)
+    return center, scale
+
+
+def require_spread(
+    scale: Array,  # (D,)
+    names: Sequence[str],
+) -> None:
+    """Check that every column can be divided by its standard deviation.
+
+    Args:
+        scale: the standard deviations, (D,).
+        names: of the columns.
+
+    Raises:
+        InputError: one that is 0.
+    """
     if not scale.all():
         name = names[int(np.argmin(scale))]
         raise InputError(
             f"column {name!r} differs by so little that its standard deviation rounds to 0. "
             f"Multiply it by a constant, or leave it out (--drop {name})."
         )
-    return center, scale
 
 
 def _split(count: int, test_fraction: float, seed: int) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 A column of categories becomes one indicator column ``name=level`` for each level but the first, its baseline.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -111,23 +111,38 @@ def learned(features: pd.DataFrame, categorical: Iterable[str], budget: Budget) 
         if is_number(features[name]) and name not in categorical:
             columns.append(Column(name))
         else:
-            columns.append(_category(features[name], chosen=name in categorical))
+            counts = as_levels(features[name]).value_counts(sort=False)  # without missing entries
+            columns.append(category(name, counts.to_dict(), chosen=name in categorical))
     width = sum(max(1, len(column.levels) - 1) for column in columns)
     budget.require("the table", len(features), width)
     return Encoding(tuple(columns))
 
 
-def _category(column: pd.Series, *, chosen: bool) -> Column:
-    """The levels of a column, after a check that it looks like one of categories."""
-    name, entries = str(column.name), as_levels(column).dropna()
-    numeric = pd.to_numeric(entries, errors="coerce").notna()
-    if not chosen and 0.5 < numeric.mean() < 1:
-        bad = entries[~numeric]
+def category(name: str, counts: Mapping[str, int], *, chosen: bool) -> Column:
+    """The levels of a column, after a check that it looks like one of categories.
+
+    Args:
+        name: of the column.
+        counts: its entries as `as_levels` gives them, in the order in which they came, and how often each is there.
+        chosen: whether it was named as one of categories.
+
+    Returns:
+        The column.
+
+    Raises:
+        InputError: numbers except for a few texts, or too many levels.
+
+    >>> category("ward", {"B": 2, "A": 1}, chosen=False)
+    Column(name='ward', levels=('A', 'B'), usual='B')
+    """
+    numeric = pd.to_numeric(pd.Series(list(counts), dtype=object), errors="coerce").notna()
+    texts = [level for level, number in zip(counts, numeric, strict=True) if not number]
+    rows, bad = sum(counts.values()), sum(counts[level] for level in texts)
+    if not chosen and 0 < bad < 0.5 * rows:
         raise InputError(
-            f"column {name!r} is numbers except for {len(bad)} of {len(entries)} rows, the first {bad.iloc[0]!r}. "
+            f"column {name!r} is numbers except for {bad} of {rows} rows, the first {texts[0]!r}. "
             f"Mend them, leave the column out (--drop {name}), or take it as categories (--categorical {name})."
         )
-    counts = entries.value_counts(sort=False)
     if len(counts) > MOST_LEVELS:
         raise InputError(
             f"text column {name!r} has {len(counts)} different values, more than {MOST_LEVELS}: it looks like names "

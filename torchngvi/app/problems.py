@@ -87,7 +87,9 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         impute=settings.impute is not None,
     )
     dtype = getattr(torch, settings.dtype)
-    likelihood, precisions, notes = _likelihood_and_prior(settings, data.train)
+    likelihood, notes = _likelihood(settings, data.train)
+    precisions, more = prior(settings, len(data.names), float(np.mean(np.square(data.train.y))))
+    notes += more
     if data.filled:
         notes = (*notes, f"{data.filled} missing entries were filled in with medians of the training rows (--impute)")
     precision = float(precisions[-1])
@@ -118,31 +120,43 @@ def _check_rows(settings: Settings, table: Table, y: Array) -> None:
         raise InputError(f"weights must not be negative; column {settings.weights!r} has {table.weights.min():g}.")
 
 
-def _likelihood_and_prior(settings: Settings, train: Rows) -> tuple[Likelihood, Array, tuple[str, ...]]:
-    """What the settings leave open, for the Gaussian family in the units of y; the prior precisions (D,)."""
-    chosen = None if settings.prior_precision == AUTO else settings.prior_precision
-    notes, precision, unit = [], _PRIOR_PRECISION if chosen is None else float(chosen), 1.0
-    likelihood: Likelihood
+def _likelihood(settings: Settings, train: Rows) -> tuple[Likelihood, tuple[str, ...]]:
+    """The likelihood, and a note where its noise is found from the data."""
     if settings.family != "gaussian":
-        likelihood = FAMILIES[settings.family]()
-    else:
-        noise = settings.noise
-        if noise is None:
-            noise = _residual_noise(train)
-            notes.append(
-                f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)"
-            )
-        likelihood = GaussianNoise(noise)
-        square = float(np.mean(np.square(train.y)))
-        unit = math.sqrt(square) if square > 0 else 1.0
-        if chosen is None and square > 0:
-            precision = 1 / square
+        return FAMILIES[settings.family](), ()
+    if settings.noise is not None:
+        return GaussianNoise(settings.noise), ()
+    noise = _residual_noise(train)
+    said = f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)"
+    return GaussianNoise(noise), (said,) if settings.prior_precision != AUTO else ()  # else a search begins there
+
+
+def prior(settings: Settings, dim: int, mean_square: float) -> tuple[Array, tuple[str, ...]]:
+    """The prior of the coefficients, wide for the intercept; in the Gaussian family in the units of y.
+
+    Args:
+        settings: what is chosen of it.
+        dim: the number D of coefficients, with the intercept.
+        mean_square: the mean of y^2 over the training rows, which the Gaussian family looks at.
+
+    Returns:
+        The precisions, (D,), the intercept first; and a note where they are found from the data.
+
+    >>> prior(Settings(data="iris"), 3, 1.0)
+    (array([0.01, 0.1 , 0.1 ]), ())
+    """
+    chosen = None if settings.prior_precision == AUTO else settings.prior_precision
+    precision, unit = _PRIOR_PRECISION if chosen is None else float(chosen), 1.0
+    notes: tuple[str, ...] = ()
+    if settings.family == "gaussian" and mean_square > 0:
+        unit = math.sqrt(mean_square)
+        precision = 1 / mean_square if chosen is None else precision
         if settings.prior_precision is None:
-            notes.append(f"prior precision {precision:.3g} is 1/mean(y^2) (--prior-precision sets another)")
-    precisions = np.full(train.X.shape[1], precision)
+            notes = (f"prior precision {precision:.3g} is 1/mean(y^2) (--prior-precision sets another)",)
+    precisions = np.full(dim, precision)
     if settings.intercept:
         precisions[0] = (settings.intercept_sd or _WIDE * unit) ** -2
-    return likelihood, precisions, tuple(notes)
+    return precisions, notes
 
 
 def _residual_noise(train: Rows) -> float:

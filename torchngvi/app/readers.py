@@ -7,7 +7,8 @@ import gzip
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +72,37 @@ def read_delimited(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     Raises:
         InputError: no table, no column names, too little memory.
     """
-    usual = DELIMITED.get(ending(path), ",")
-    try:
-        with _opened(path) as file:
-            start = file.read(_START) + file.readline()  # no line is cut
-        if b"\0" in start[:4096]:
-            raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
-        found = dialect(start, usual, str(path))
+    with readable(path):
+        found = text_dialect(path)
         _require_memory_for_text(path, found.separator)
         try:
-            frame = _parsed(path, found)
+            frame = parsed(path, found)
         except UnicodeDecodeError:  # beyond what was looked at
             found = found._replace(encoding="cp1252")
-            frame = _parsed(path, found)
+            frame = parsed(path, found)
+    frame.columns = frame.columns.astype(str).str.strip()
+    return frame, text_notes(path, found)
+
+
+def text_dialect(path: Path) -> Dialect:
+    """How a table of text is written, found from its first lines."""
+    with readable(path), _opened(path) as file:
+        start = file.read(_START) + file.readline() + file.readline()  # whole lines, of a wide table two
+    if b"\0" in start[:4096]:
+        raise InputError(f"{str(path)!r} is no table of text: it holds binary data. Save it as csv.")
+    return dialect(start, DELIMITED.get(ending(path), ","), str(path))
+
+
+def text_notes(path: Path, found: Dialect) -> tuple[str, ...]:
+    """What is unlike a table of text with the ending of this file."""
+    return found.notes(DELIMITED.get(ending(path), ","))
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """A block that reads a table of text, whose errors become sentences."""
+    try:
+        yield
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
     except UnicodeDecodeError as error:
@@ -92,13 +111,13 @@ def read_delimited(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
         ) from error
     except (pd.errors.ParserError, OSError, EOFError, zlib.error) as error:
         raise InputError(f"{str(path)!r} cannot be read as a table: {str(error).strip()}.") from error
-    frame.columns = frame.columns.astype(str).str.strip()
-    return frame, found.notes(usual)
 
 
-def _parsed(path: Path, found: Dialect) -> pd.DataFrame:
+def parsed(path: Path, found: Dialect, **options: int) -> Any:
+    """A table of text that is written in this way, or with ``chunksize`` a reader of its batches."""
     return pd.read_csv(
         path,
+        **options,
         sep=found.separator,
         decimal=found.decimal,
         encoding=found.encoding,
@@ -120,14 +139,28 @@ def read_parquet(path: Path) -> pd.DataFrame:
         InputError: no parquet file, too little memory.
         ImportError: pyarrow is not installed.
     """
-    from pyarrow import ArrowException, parquet
+    from pyarrow import parquet
 
-    try:
+    with readable_parquet(path):
         shape = parquet.read_metadata(path)
         memory.require(8 * shape.num_rows * shape.num_columns, f"reading {str(path)!r}", "Use a smaller file.")
         frame = pd.read_parquet(path, engine="pyarrow")
+    return without_nullable(frame)
+
+
+@contextmanager
+def readable_parquet(path: Path) -> Iterator[None]:
+    """A block that reads a parquet file, whose errors become sentences."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
     except (ArrowException, OSError, ValueError) as error:
         raise InputError(f"{str(path)!r} cannot be read as a parquet file ({' '.join(str(error).split())}).") from error
+
+
+def without_nullable(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with names that are texts, and with numbers that may be missing as float64."""
     frame.columns = frame.columns.astype(str).str.strip()
     nullable = [name for name in frame.columns if pd.api.types.is_extension_array_dtype(frame[name].dtype)]
     numbers = [name for name in nullable if pd.api.types.is_numeric_dtype(frame[name].dtype)]

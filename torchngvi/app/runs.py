@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi.app import approximation, memory, psis, report
-from torchngvi.app.design import Prepared, Rows
+from torchngvi.app.columns import Array
+from torchngvi.app.design import Columns
 from torchngvi.app.names import AUTO
 from torchngvi.app.problems import Problem
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
@@ -90,7 +91,7 @@ def run(problem: Problem) -> Outcome:
     assert isinstance(q, Gaussian)
     draws = memory.draws(model.num_data, model.dim)
     weights = log_weights(q, model, draws, torch.Generator().manual_seed(settings.seed))
-    terms = settings.temperature * weights
+    terms, train = settings.temperature * weights, problem.data.train
     result = approximation.examined(result, q, problem)
     return Outcome(
         problem,
@@ -103,16 +104,16 @@ def run(problem: Problem) -> Outcome:
         len(weights),
         psis.proposal(result.verdict, weights),
         _scores(problem, q),
-        (*_too_few_rows(problem.data.train), *(str(warning.message) for warning in caught)),
+        (*too_few_rows(len(train.y), _positive(train.weights)), *(str(warning.message) for warning in caught)),
     )
 
 
-def per_unit(q: Gaussian, data: Prepared, intercept: bool) -> tuple[Tensor, Tensor]:
+def per_unit(q: Gaussian, columns: Columns, intercept: bool) -> tuple[Tensor, Tensor]:
     """Means and standard deviations of the coefficients of the columns as they are in the table.
 
     A standardised column (x - c)/s with the coefficient b has b/s per unit of x, and takes b c/s off the intercept.
     """
-    center, scale = (torch.as_tensor(part, dtype=q.dtype) for part in (data.center, data.scale))
+    center, scale = (torch.as_tensor(part, dtype=q.dtype) for part in (columns.center, columns.scale))
     if not intercept or not bool(center.any()):
         return q.mean / scale, q.stddev / scale
     row = -center / scale
@@ -167,13 +168,25 @@ def as_gaussian(q: Gaussian | FlatGaussian, name: str) -> Gaussian:
     return CholeskyGaussian(q.dim, mean=mean, scale=q.scale_tril.detach())
 
 
-def _too_few_rows(train: Rows) -> tuple[str, ...]:
-    """A warning, where the data can say hardly anything."""
-    rows = len(train.y) if train.weights is None else int(np.count_nonzero(train.weights))
+def _positive(weights: Array | None) -> int | None:
+    return None if weights is None else int(np.count_nonzero(weights))
+
+
+def too_few_rows(rows: int, positive: int | None) -> tuple[str, ...]:
+    """A warning, where the data can say hardly anything.
+
+    Args:
+        rows: of training.
+        positive: those of positive weight; None where there are no weights.
+
+    Returns:
+        One warning, or none.
+    """
+    rows = rows if positive is None else positive
     if rows >= _FEWEST_ROWS:
         return ()
     return (
-        f"{rows} training rows{'' if train.weights is None else ' of positive weight'} are too few to believe the "
+        f"{rows} training rows{'' if positive is None else ' of positive weight'} are too few to believe the "
         f"result: the posterior is little more than the prior, converged or not. Take at least {_FEWEST_ROWS}.",
     )
 

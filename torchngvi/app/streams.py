@@ -7,76 +7,21 @@ their number, so that every pass holds out the same ones.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from torchngvi.adapters.files import texts
-from torchngvi.adapters.files.reader import found
-from torchngvi.app.columns import Array, Table, refuse_unusable
+from torchngvi.app.columns import Array, Table, numbers, refuse_unusable
 from torchngvi.app.config import Settings, hint
-from torchngvi.app.design import coded_target
-from torchngvi.app.encoding import MOST_LEVELS
+from torchngvi.app.design import Columns, coded_target, require_spread
+from torchngvi.app.encoding import MOST_LEVELS, Encoding, as_levels, category, is_number
+from torchngvi.app.encoding import Column as Encoded
 from torchngvi.errors import InputError
 
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _TARGETS = 1000  # distinct targets that are remembered
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of the hash of a row (Steele et al. 2014)
-
-
-class Frames:
-    """The rows of csv, tsv or Parquet files, as frames of pandas, for one pass after another.
-
-    Args:
-        data: a file, or a pattern such as "day_*.parquet".
-        rows: of a frame, at most.
-
-    Raises:
-        InputError: no files, or files of another kind.
-
-    >>> Frames("nowhere_*.csv", 10)
-    Traceback (most recent call last):
-    torchngvi.errors.InputError: there are no files 'nowhere_*.csv'.
-    """
-
-    def __init__(self, data: str, rows: int) -> None:
-        self.paths, self.rows = found(data), rows
-        for path in self.paths:
-            if self._kind(path) not in (*_SEPARATORS, ".parquet"):
-                raise InputError(
-                    f"rows are read in batches from csv, tsv and Parquet files; got {path!r}. For a model of npy files "
-                    "see torchngvi.adapters.files.Npy in Python."
-                )
-
-    @staticmethod
-    def _kind(path: str) -> str:
-        return Path(path.removesuffix(".gz")).suffix.lower()
-
-    def __iter__(self) -> Iterator[pd.DataFrame]:
-        columns = None
-        for path in self.paths:
-            for frame in self._of_file(path):
-                frame.columns = frame.columns.astype(str).str.strip()
-                columns = columns if columns is not None else list(frame.columns)
-                if list(frame.columns) != columns:
-                    raise InputError(
-                        f"{path!r} has other columns than {self.paths[0]!r}: {', '.join(frame.columns)}. Fit files of "
-                        "the same columns."
-                    )
-                yield frame
-
-    def _of_file(self, path: str) -> Iterator[pd.DataFrame]:
-        if self._kind(path) != ".parquet":
-            yield from texts.frames(path, _SEPARATORS[self._kind(path)], self.rows)
-            return
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(path, buffer_size=1 << 16, pre_buffer=False) as file:
-            for batch in file.iter_batches(self.rows, use_threads=False):
-                yield batch.to_pandas()
 
 
 @dataclass
@@ -96,15 +41,15 @@ class Column:
     square: float = 0.0  # sum of squared deviations
     low: float = np.inf
     high: float = -np.inf
-    levels: dict[str, int] = field(default_factory=dict)  # of all rows, with their counts in the training rows
+    seen: dict[str, int] = field(default_factory=dict)  # of texts, how often each is there, in all rows
+    levels: dict[str, int] = field(default_factory=dict)  # and in the training rows
 
     def add(self, everything: pd.Series, train: pd.Series) -> None:
         """Take in a batch, by the pairwise update of Chan, Golub and LeVeque (1983)."""
         if not self.numeric:
-            for level in everything.astype(str).unique():
-                self.levels.setdefault(level, 0)
-            for level, number in train.astype(str).value_counts().items():
-                self.levels[str(level)] += int(number)
+            for counts, part in ((self.seen, everything), (self.levels, train)):
+                for level, number in as_levels(part).value_counts(sort=False).items():
+                    counts[str(level)] = counts.get(str(level), 0) + int(number)
         elif len(train):
             values = train.to_numpy(dtype=np.float64)
             mean, more = float(values.mean()), len(values)
@@ -116,16 +61,13 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Columns):
     """How a batch becomes a design, and what is known of the rows: the outcome of the first pass."""
 
-    columns: Mapping[str, Column]
-    names: tuple[str, ...]  # of the design, the intercept first
-    center: Array  # (D,)
-    scale: Array  # (D,)
+    encoding: Encoding
     coding: Mapping[Any, float]  # of classes; empty for numbers
-    classes: tuple[str, str] | None
     rows: tuple[int, int]  # training and held out
+    positive: int | None  # training rows of positive weight; None where there are no weights
     mean_square: float  # of the targets in the training rows
 
 
@@ -144,32 +86,27 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     """
     columns: dict[str, Column] = {}
     targets: dict[Any, int] = {}
-    start, squares, train = 0, 0.0, 0
+    start, squares, train, positive = 0, 0.0, 0, 0
     for frame in frames:
-        if not start:
-            columns = _roles(frame, settings)
+        columns = columns if start else _roles(frame, settings)
         named = _named(settings)
         refuse_unusable({name: frame[name].to_numpy() for name in (*columns, *named.values())}, named)
-        if settings.weights is not None and float(frame[settings.weights].min()) < 0:
-            raise InputError(f"weights must not be negative; column {settings.weights!r} has some that are.")
+        extra = {role: numbers(frame[name], role) for role, name in named.items() if role != "target"}
         held = held_out(start, len(frame), settings)
+        if "weights" in extra:
+            if extra["weights"].min() < 0:
+                raise InputError(f"weights must not be negative; column {settings.weights!r} has some that are.")
+            positive += int(np.count_nonzero(extra["weights"][~held]))
         for name, column in columns.items():
-            if column.numeric != _is_number(frame[name]):
-                raise InputError(f"column {name!r} is numbers in some batches and texts in others. Leave it out.")
-            column.add(frame[name], frame[name][~held])
-            if len(column.levels) > MOST_LEVELS:
-                raise InputError(
-                    f"text column {name!r} has more than {MOST_LEVELS} different values: it looks like names or dates, "
-                    f"not categories. Leave it out (--drop {name})."
-                )
+            _add(column, frame[name], held, chosen=name in settings.categorical)
         y = frame[settings.target]
         if settings.has_classes:
-            y = y if _is_number(y) else y.astype(str)
+            y = y if is_number(y) else y.astype(str)
             for value in y.unique() if len(targets) < _TARGETS else ():
                 targets.setdefault(value, 0)
             for value, number in y[~held].value_counts().items():
                 targets[value] = targets.get(value, 0) + int(number)
-        elif not _is_number(y):
+        elif not is_number(y):
             raise InputError(f"this family needs a target of numbers; {settings.target!r} holds texts.")
         else:
             squares += float(np.square(y[~held].to_numpy(dtype=np.float64)).sum())
@@ -177,14 +114,40 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     if train == 0:
         raise InputError(f"there are {start} rows, none of them for training. Check the files.")
     coding, classes = _coding(targets, settings)
-    return Layout(
-        columns, *_standardised(columns, settings), coding, classes, (train, start - train), squares / max(train, 1)
-    )
+    found = (_encoded(name, column, chosen=name in settings.categorical) for name, column in columns.items())
+    encoding = Encoding(tuple(found))
+    names, center, scale = _standardised(columns, encoding, settings)
+    fill = np.full(len(names), np.nan)
+    fill[: int(settings.intercept)] = 1.0
+    weighted = None if settings.weights is None else positive
+    rows = train, start - train
+    return Layout(names, center, scale, classes, fill, encoding, coding, rows, weighted, squares / train)
+
+
+def _add(column: Column, entries: pd.Series, held: Array, *, chosen: bool) -> None:
+    """Take in the entries of a batch, as long as the column can be used."""
+    if not chosen and column.numeric != is_number(entries):
+        name = entries.name
+        raise InputError(
+            f"column {name!r} is numbers in some batches and texts in others. Mend it, leave it out (--drop {name}), "
+            f"or take it as categories (--categorical {name})."
+        )
+    column.add(entries, entries[~held])
+    if len(column.seen) > MOST_LEVELS:
+        category(str(entries.name), column.seen, chosen=chosen)  # which refuses them
+
+
+def _encoded(name: str, column: Column, *, chosen: bool) -> Encoded:
+    return Encoded(name) if column.numeric else category(name, column.seen, chosen=chosen)
 
 
 def _named(settings: Settings) -> dict[str, str]:
     roles = {"target": settings.target, "weights": settings.weights, "offset": settings.offset}
     return {role: name for role, name in roles.items() if name is not None}
+
+
+def _chosen(settings: Settings) -> list[tuple[str, str]]:
+    return [("drop", name) for name in settings.drop] + [("categorical", name) for name in settings.categorical]
 
 
 def _roles(frame: pd.DataFrame, settings: Settings) -> dict[str, Column]:
@@ -193,18 +156,15 @@ def _roles(frame: pd.DataFrame, settings: Settings) -> dict[str, Column]:
         raise InputError(
             f"target is missing: name the column to predict (--target). The columns are: {', '.join(frame.columns)}."
         )
-    for role, name in [*_named(settings).items(), *(("drop", name) for name in settings.drop)]:
+    for role, name in [*_named(settings).items(), *_chosen(settings)]:
         if name not in frame.columns:
             raise InputError(f"{role} column {name!r} is not in the data.{hint(name, frame.columns)}")
     taken = {*_named(settings).values(), *settings.drop}
-    columns = {name: Column(_is_number(frame[name])) for name in frame.columns if name not in taken}
+    names = [name for name in frame.columns if name not in taken]
+    columns = {name: Column(is_number(frame[name]) and name not in settings.categorical) for name in names}
     if not columns:
         raise InputError(f"no column is left to predict {settings.target!r} from. Check target and drop.")
     return columns
-
-
-def _is_number(column: pd.Series) -> bool:
-    return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
 
 
 def _coding(targets: dict[Any, int], settings: Settings) -> tuple[dict[Any, float], tuple[str, str] | None]:
@@ -225,26 +185,29 @@ def _coding(targets: dict[Any, int], settings: Settings) -> tuple[dict[Any, floa
     return coding, classes
 
 
-def _standardised(columns: Mapping[str, Column], settings: Settings) -> tuple[tuple[str, ...], Array, Array]:
+def _standardised(
+    columns: Mapping[str, Column], encoding: Encoding, settings: Settings
+) -> tuple[tuple[str, ...], Array, Array]:
     """The names of the design's columns, with what is subtracted from them and what they are divided by."""
-    names, center, scale = [], [], []
-    for name, column in columns.items():
+    center, scale = [], []
+    for column in columns.values():
         if column.numeric:
             constant = column.low == column.high
-            names.append(name)
             center.append(column.low if constant else column.mean)
             scale.append(1.0 if constant else float(np.sqrt(column.square / column.count)))
-    for name, column in columns.items():
-        for level in sorted(column.levels)[1:]:
-            share = column.levels[level] / column.count
-            names.append(f"{name}={level}")
+    for category_ in encoding.categories:
+        column = columns[category_.name]
+        for level in category_.levels[1:]:
+            share = column.levels.get(level, 0) / column.count
             center.append(share)
             scale.append(float(np.sqrt(share * (1 - share))) or 1.0)
+    names = encoding.names
     if not settings.standardize:
         center, scale = [0.0] * len(names), [1.0] * len(names)
+    require_spread(np.array(scale), names)
     if settings.intercept:
-        names, center, scale = ["intercept", *names], [0.0, *center], [1.0, *scale]
-    return tuple(names), np.array(center), np.array(scale)
+        names, center, scale = ("intercept", *names), [0.0, *center], [1.0, *scale]
+    return names, np.array(center), np.array(scale)
 
 
 def held_out(start: int, count: int, settings: Settings) -> Array:
@@ -296,19 +259,16 @@ class Designs:
                 yield torch.from_numpy(self._design(part)), self._targets(part), *extra
 
     def _design(self, frame: pd.DataFrame) -> Array:
-        layout = self.layout
-        numbers = [frame[name].to_numpy(dtype=np.float64) for name, column in layout.columns.items() if column.numeric]
-        for name, column in layout.columns.items():
-            values = np.empty(0) if column.numeric else frame[name].astype(str).to_numpy()
-            numbers += [np.equal(values, level).astype(np.float64) for level in sorted(column.levels)[1:]]
-        ones = [np.ones(len(frame))] if self.settings.intercept else []
-        return (np.stack([*ones, *numbers], 1) - layout.center) / layout.scale
+        layout, X = self.layout, self.layout.encoding.design(frame)
+        if self.settings.intercept:
+            X = np.column_stack([np.ones(len(X)), X])
+        return np.asarray((X - layout.center) / layout.scale)
 
     def _targets(self, frame: pd.DataFrame) -> torch.Tensor:
         y = frame[self.settings.target]
         if not self.layout.coding:
             return _column(y)
-        y = y if _is_number(y) else y.astype(str)
+        y = y if is_number(y) else y.astype(str)
         return _column(y.map(self.layout.coding))
 
 

@@ -17,14 +17,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.diagnostics.linear_response import Residuals, kernel, outside_pattern
+from torchngvi.diagnostics.linear_response import Residuals, kernel
 from torchngvi.numerics.linalg import eigh
 from torchngvi.structures import Pattern
+from torchngvi.structures.pattern import Structured
 
 PAIRS = 2048  # that are used at most
 _STEPS = 24  # of Lanczos' method
 _FEWEST = 16  # pairs of a half
 _LEAST = 0.25  # of 1 - D/n
+_ENTRIES = 8_000_000  # of a product of pairs of draws, coordinate by coordinate, at once
 _CERTAIN = 3.0  # standard errors
 
 
@@ -79,19 +81,25 @@ def flatness(residuals: Residuals, structure: Pattern) -> Flatness | None:
 
 
 class _Part:
-    """M - N by some pairs of draws, as a product with vectors."""
+    """M - N by some pairs of draws, as a product with vectors: no matrix of D² numbers, unless q has one."""
 
     def __init__(self, z: Tensor, even: Tensor, odd: Tensor, structure: Pattern) -> None:
-        self.even, self.count = even, len(z)
-        self.table = kernel(z, z, structure).fill_diagonal_(0.0)  # (n, n)
-        self.outside: Tensor | None = None
+        self.z, self.even, self.odd, self.structure, self.count = z, even, odd, structure, len(z)
+        rows = len(z) if structure.widest in (1, structure.dim) else max(1, _ENTRIES // z.numel())
+        self.table = torch.cat([kernel(part, z, structure) for part in z.split(rows)]).fill_diagonal_(0.0)  # (n, n)
+        self.inside: Structured | None = None  # of the mean of ½(r zᵀ + z rᵀ), the entries of the pattern
         if structure.widest < structure.dim:
-            self.outside = outside_pattern(z, odd, structure) / len(z)
+            self.inside = structure.sym_lower(odd, z) / len(z)
 
     def times(self, v: Tensor) -> Tensor:
         """(M - N) v."""
         product = 0.5 * (self.even.mT @ (self.table @ (self.even @ v))) / (self.count * (self.count - 1))
-        return product if self.outside is None else product - self.outside @ v
+        return product if self.inside is None else product - self._outside(v, self.inside)
+
+    def _outside(self, v: Tensor, inside: Structured) -> Tensor:
+        """N v: the mean of ½(r zᵀ + z rᵀ) without the entries of the pattern."""
+        both = self.odd.mT @ (self.z @ v) + self.z.mT @ (self.odd @ v)
+        return 0.5 * both / self.count - self.structure.smv(inside, v)
 
     def direction(self) -> Tensor:
         """The eigenvector of the largest eigenvalue, by Lanczos' method."""
@@ -115,5 +123,5 @@ class _Part:
         """vᵀ(M - N)v, of which M is as many times too small, and the standard error of M; N has hardly any."""
         along = self.even @ v
         each = along * (self.table @ along) / (self.count - 1)  # h_s of the U-statistic, whose mean it is
-        outside = 0.0 if self.outside is None else float(v @ self.outside @ v)
+        outside = 0.0 if self.inside is None else float(v @ self._outside(v, self.inside))
         return 0.5 * float(each.mean()) / shrunk - outside, float(each.std()) / math.sqrt(self.count) / shrunk

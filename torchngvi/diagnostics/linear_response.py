@@ -183,7 +183,7 @@ def third_order(
     if structure.widest == structure.dim:
         return result
     groups = torch.arange(len(half), device=z.device).tensor_split(_GROUPS)
-    sums = torch.stack([outside_pattern(half[rows], odd[rows], structure) for rows in groups])
+    sums = torch.stack([_outside_pattern(half[rows], odd[rows], structure) for rows in groups])
     sizes = torch.tensor([len(rows) for rows in groups], dtype=z.dtype, device=z.device)[:, None, None]
     total = sums.sum(0)
     return ThirdOrder(result.matrix - total / len(half), result.without - (total - sums) / (len(half) - sizes))
@@ -266,7 +266,7 @@ def kernel(z: Tensor, w: Tensor, structure: Pattern) -> Tensor:
     return squares - z.square().sum(1)[:, None] - w.square().sum(1) + z.shape[1]
 
 
-def outside_pattern(z: Tensor, odd: Tensor, structure: Pattern) -> Tensor:
+def _outside_pattern(z: Tensor, odd: Tensor, structure: Pattern) -> Tensor:
     """Σ_s ½(r zᵀ + z rᵀ) without the entries of the pattern, (D, D)."""
     product = odd.mT @ z
     product = 0.5 * (product + product.mT)

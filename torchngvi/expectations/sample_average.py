@@ -22,6 +22,7 @@ from torch import Tensor
 from torchngvi.expectations.drawing import Drawing, Seen
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
+from torchngvi.structures.pattern import is_whole
 
 
 @final
@@ -71,7 +72,7 @@ def _noise2(q: Posterior, seen: Seen, residual: Tensor, apart: bool) -> Tensor:
     """(*batch,)."""
     (plus, minus), z = residual.chunk(2), seen.z.chunk(2)[0]
     even, odd = 0.5 * (plus + minus), 0.5 * (plus - minus)
-    if not apart and q.structure.widest < q.dim:
+    if not apart and q.structure.widest < q.dim and is_whole(q.structure):
         odd = _without_linear(odd, z)
     if apart:  # in few coordinates
         even = _without_quadratic(even, z)
@@ -86,8 +87,8 @@ def _without_linear(odd: Tensor, z: Tensor) -> Tensor:
     """What a linear function of z leaves of the odd part, (S / 2, *batch, D); as large as its errors are.
 
     Outside the pattern of q second derivatives are not nought at an optimum, and in the product with z they vary, but
-    draws that are whitened in all D coordinates have the mean of such products without error.  Where they are not, or
-    where there are few of them, the part stays as it is.
+    draws that are whitened in all D coordinates have the mean of such products without error.  Where they are not, as
+    those of a process that has some of the coordinates, or where there are few of them, the part stays as it is.
     """
     pairs, dim = len(z), z.shape[-1]
     if pairs < 2 * dim:

@@ -134,9 +134,9 @@ class Loop:
                 self.bar.refresh()
             except KeyboardInterrupt as interrupt:
                 torch.set_grad_enabled(recording)  # an interrupt may come on the way out of a block without gradients
-                ending = self._by_interrupt(interrupt, origin)
-                if ending is None:
+                if (cut := self._by_interrupt(interrupt, origin)) is None:
                     return self._without_record(_AT_ONCE)
+                ending = cut
             except BudgetError:
                 self._go_back(origin)
                 if self._kept is None:
@@ -150,14 +150,13 @@ class Loop:
             examined = self._examined()
         last = self.trace[-1]
         gradients, values = self.engine.counted() or (last.gradients, 0)
-        members, number = ending.members, last.evaluations
         return FitResult(
             ending.converged,
             ending.reason,
             ending.loss,
             ending.norm,
-            number,
-            members,
+            last.evaluations,
+            ending.members,
             self.trace,
             gradients,
             values,
@@ -269,10 +268,8 @@ class Loop:
             return
         if any(answers) and self._stop is None:
             reason = f"because a callback stopped it at {standing.place()}."
-            if self.processes.world == 1:
-                self._stop = Stop(reason)
-            else:  # on all of them, at the next evaluation, which is undone
-                self.processes.end(reason)
+            self.processes.end(reason)  # on all of several, at the next evaluation, which is undone
+            self._stop = Stop(reason) if self.processes.world == 1 else None
 
     def _tell(self, count: int, words: dict[str, str]) -> None:
         """Show a count and words on the bar, drawn as often as it is worth while."""

@@ -23,7 +23,7 @@ _COMPARED = 4096  # draws by which two places are compared
 _GLANCE, _LOOKED = (32, 256), 1024  # by which what was lost since the start is looked for, and since a race
 _CERTAIN = 3.0  # standard errors
 _CLOSE = 0.2  # norm² + noise² of the last average at which steps of falling size lead no nearer
-_POOLED = 32  # dimensions below which averages are not dear
+_POOLED = (32, 100)  # dimensions: fewer need no pools, and in more they crept along a valley where steps do not
 _IN_SETS = 171  # dimensions from which on the minima of several largest averages are averaged
 _FEW, _RISE = 0.2, 0.1  # of the steps of falling size, that try a flat place, and nats by which they have to lead up
 _STUCK = 3  # rejections of the first steps
@@ -80,7 +80,7 @@ class Rescue:
     @property
     def pools(self) -> bool:
         """Whether the draws of averages may be pooled: where starts have raced it underestimates heavy tails."""
-        return not self.starts.raced or self.starts.q.dim >= _POOLED
+        return not self.starts.raced or _POOLED[0] <= self.starts.q.dim <= _POOLED[1]
 
     def saves(self, loss: float) -> bool:
         """Whether starts may race where an average has no minimum: not where nothing confines q."""
