@@ -32,6 +32,7 @@ EQUALITY = {
     "log joint in batches, 8 steps by trial": ("data_log_joint",),
     "log joint by rows, whole fit": ("whole_log_joint",),
     "log joint by draws, whole fit": ("draws",),
+    "log joint in batches by draws, whole fit": ("data_in_batches_by_draws",),
     "Stein with fixed draws apart, 10 steps": ("stein",),
     "closure over negative_elbo, 6 steps by trial": ("closure", "rows"),
     "the same, in batches": ("closure", "streamed"),

@@ -129,6 +129,12 @@ def test_categories_and_dialects(capsys):
     pd.testing.assert_frame_equal(left, right, atol=1e-6)
 
 
+def test_a_file_whose_name_looks_like_a_pattern():
+    table()[["a", "click"]].to_csv("a[1]_.csv", index=False)
+    assert run("--data", "a[1]_.csv", "--target", "click") == 0
+    assert "k_hat" in summary("runs/a[1]_")  # of a table in memory
+
+
 def test_held_out_scores_are_those_of_the_rows():
     frame = table()[["a", "b", "count", "w"]]
     frame.to_csv("all.csv", index=False)
@@ -142,7 +148,7 @@ def test_held_out_scores_are_those_of_the_rows():
     X, y, w = (torch.tensor(frame[names].to_numpy(dtype=float)) for names in (["a", "b"], "count", "w"))
     model = GeneralizedLinear(X[~held], y[~held], "poisson_log", prior_precision=0.1, weights=w[~held])
     q = NaturalGaussian(2, scale=0.1, dtype=torch.float64)
-    fit(q, model, progress=False)
+    assert fit(q, model, progress=False).converged
     loss, share = -log_predictive_density(model, q, X[held], y[held]), w[held] / w[held].sum()
     told = summary("runs/all")
     assert told["held_out_nll_per_row"] == pytest.approx(float((share * loss).sum()), rel=1e-5)

@@ -135,8 +135,15 @@ class Settings:
     @property
     def folder(self) -> Path:
         """The folder of the results: ``out``, or runs/<name of the data>."""
-        name = Path(self.data).name.split(".")[0].translate(dict.fromkeys(map(ord, "*?[]"), ""))
-        return Path(self.out) if self.out else Path("runs") / (name.strip("_-") or "rows")
+        name = Path(self.data).name.split(".")[0]
+        if self.is_pattern:
+            name = name.translate(dict.fromkeys(map(ord, "*?[]"), "")).strip("_-") or "rows"
+        return Path(self.out) if self.out else Path("runs") / name
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the data are a pattern of names of files, and no file of that name."""
+        return any(mark in self.data for mark in "*?[") and not Path(self.data).is_file()
 
 
 def hint(name: str, known: Iterable[str]) -> str:

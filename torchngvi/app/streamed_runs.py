@@ -27,7 +27,7 @@ _ROWS = 100_000  # of a batch
 
 def in_batches(settings: Settings) -> bool:
     """Say whether the rows are to be read in batches: a pattern of files, or a number of rows was given."""
-    return any(mark in settings.data for mark in "*?[") or settings.batch_rows is not None
+    return settings.is_pattern or settings.batch_rows is not None
 
 
 def run(settings: Settings, overwrite: bool) -> FitResult:

@@ -268,10 +268,8 @@ class Loop:
             return
         if any(answers) and self._stop is None:
             reason = f"because a callback stopped it at {standing.place()}."
-            if self.processes.world == 1:
-                self._stop = Stop(reason)
-            else:  # on all of them, at the next evaluation, which is undone
-                self.processes.end(reason)
+            self.processes.end(reason)  # on all of several, at the next evaluation, which is undone
+            self._stop = Stop(reason) if self.processes.world == 1 else None
 
     def _tell(self, count: int, words: dict[str, str]) -> None:
         """Show a count and words on the bar, drawn as often as it is worth while."""

@@ -14,6 +14,7 @@ from torchngvi.fitting.stopping import Criterion
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import GeneralizedLinear
+from torchngvi.numerics.host import on_host
 from torchngvi.numerics.linalg import finite
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.posteriors.gaussian import Gaussian
@@ -91,7 +92,7 @@ class Steps(Engine):
         if stepped:
             self._take_step()
         self.mark()
-        status = self.optimizer.evaluate(self.target, at_once=stepped)
+        status = _on_host(self.optimizer.evaluate(self.target, at_once=stepped))
         if self._spent is not None:
             evaluations, gradients = self._spent
             self._before = self.optimizer.evaluations - evaluations, self.optimizer.gradients - gradients
@@ -103,7 +104,7 @@ class Steps(Engine):
         if not self.exact and self.target.comparable and left >= _REPEATS and self._is_small(norm, alive):
             # one evaluation is small by chance too, and of a mini-batch says nothing of the other rows
             on_average, known = float(norm[alive].max()), True
-            status = self.optimizer.averaged(self.target, _REPEATS)
+            status = _on_host(self.optimizer.averaged(self.target, _REPEATS))
             norm, alive = self._norm(status)
             if not self.averages:
                 self.remedy = f"It was {float(norm[alive].max()):.2g} over {_REPEATS} fresh evaluations. {_NOISY}"
@@ -130,8 +131,9 @@ class Steps(Engine):
         assert self.optimizer.last is not None
         assert self._alive is not None
         assert self._members is not None
-        self.step = float(self.optimizer.last.rho.min())
-        moved = self.optimizer.last.accepted & self._alive & ~self._members
+        rho, accepted = on_host(*self.optimizer.last)
+        self.step = float(rho.min())
+        moved = accepted & self._alive & ~self._members
         self.stalled = 0 if bool(moved.any()) else self.stalled + 1
 
     def _counts(self) -> tuple[int, int]:
@@ -209,3 +211,9 @@ class Steps(Engine):
         self.step, self.stalled, self.remedy = state["step"], state["stalled"], state["remedy"]
         self.first_loss, self._spent = state["first_loss"], state.get("spent")
         self._members = self._alive = None
+
+
+def _on_host(status: Status) -> Status:
+    """What all questions of the run are asked of, so that the host waits once."""
+    loss, norm2, *noise2 = on_host(*(part for part in status if part is not None))
+    return Status(loss, norm2, noise2[0] if noise2 else None)

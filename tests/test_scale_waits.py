@@ -1,0 +1,41 @@
+"""What the host waits for, with tensors that pass for those of a device."""
+
+import pytest
+import torch
+from far import Far, far, reads
+
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi.numerics.host import on_host
+
+
+def problem(tensors=far):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(100, 3, generator=generator, dtype=torch.float64)
+    return tensors(GeneralizedLinear(X, (X.sum(-1) + 0.1 > 0).double(), classes=(0, 1)))
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian, DiagonalGaussian])
+def test_a_step_waits_for_nothing_and_a_fit_three_times_an_evaluation(kind):
+    q, model = far(kind(3, dtype=torch.float64)), problem()
+    opt = VN(q)
+    opt.step(model)
+    assert not reads(lambda: opt.step(model))[1]
+    q = far(kind(3, dtype=torch.float64))
+    result, lines = reads(lambda: fit(q, model, progress=False))
+    assert result.converged
+    assert result.evaluations < sum(lines.values()) <= 3 * result.evaluations + 3, lines
+    near = kind(3, dtype=torch.float64)
+    again = fit(near, problem(lambda model: model), progress=False)
+    assert (again.evaluations, again.loss, again.norm) == (result.evaluations, result.loss, result.norm)
+    assert torch.equal(near.mean, q.mean.as_subclass(torch.Tensor))
+
+
+def test_numbers_come_in_one_transfer():
+    tensors = torch.tensor([1.5, 2.5]), torch.tensor(3), torch.tensor([[True], [False]])
+    assert on_host(*tensors) == tensors
+    moved, lines = reads(lambda: on_host(*(part.as_subclass(Far) for part in tensors)))
+    assert sum(lines.values()) == 1
+    for left, right in zip(moved, tensors, strict=True):
+        assert type(left) is torch.Tensor
+        assert torch.equal(left, right)
+        assert left.dtype == right.dtype
