@@ -215,3 +215,21 @@ def test_a_mean_of_minima_is_no_better_than_its_share_of_the_noise(norms, left):
         point = descent._evaluated()
     assert float(point.norm2) == 0
     assert float(point.noise2) == pytest.approx(left + math.sqrt(2 / 50), rel=1e-6)
+
+
+def test_what_was_seen_comes_back_with_the_place():
+    """The verdict on q is not by the draws of another start that was tried and left."""
+    q = CholeskyGaussian(4, dtype=torch.float64)
+    descent = Descent(q, Guarded(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), 0, 0.1)
+    descent.draws = 64
+    descent.begin()
+    descent.evaluate()
+    seen, place = descent.sight.residuals, descent.place()
+    assert seen is not None
+    q.initialize_(1.0)
+    descent.leave(64)
+    descent.begin()
+    descent.evaluate()
+    assert descent.sight.residuals is not seen
+    descent.come_back(place)
+    assert descent.sight.residuals is seen

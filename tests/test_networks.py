@@ -740,6 +740,7 @@ def test_calibrate_finds_the_temperature():
     [
         ({"num_data": 0}, "num_data is the number of labels"),
         ({"temperature": 0.0}, "temperature is larger than 0"),
+        ({"temperature": "1"}, "temperature is larger than 0 and finite; got '1'"),
         ({"structure": "block"}, "structure is one of"),
         ({"structure": {"body.*": "diagonal"}}, "fits none of the parameters"),
         ({"prior_precision": -1.0}, "prior_precision is larger than 0"),
@@ -779,6 +780,8 @@ def test_optimizers_that_cannot_be():
         attach(adamw(model), q, steps=0)
     with pytest.raises(InputError, match=r"steps is the number .*; got '100'\."):
         attach(adamw(model), q, steps="100")
+    with pytest.raises(InputError, match="steps is the number .*; got inf"):  # of which the radius would be 0
+        attach(adamw(model), q, steps=math.inf)
     for radius in (0.0, "long"):
         with pytest.raises(InputError, match=f"radius is a length in nats a datum, larger than 0; got {radius!r}"):
             attach(adamw(model), q, radius=radius)
@@ -803,6 +806,7 @@ def test_numbers_that_cannot_be():
         (lambda: network("net", 100), "made of a torch.nn.Module; got a str"),
         (lambda: Gaussian("a"), "scale is the standard deviation of the noise, larger than 0; got 'a'"),
         (lambda: q.temper_(math.inf), "temperature is larger than 0"),
+        (lambda: q.temper_("1"), "temperature is larger than 0 and finite; got '1'"),
         (lambda: SampledLabels(every=0), "every is the number of steps"),
         (lambda: GradientNoise(0), "batch_size is the number of labels"),
         (lambda: GradientNoise(1, beta=1.0), "beta is at least 0"),
@@ -816,12 +820,16 @@ def test_numbers_that_cannot_be():
         (lambda: VON(mlp(), 100, lr=-1.0, steps=10), "lr is 0 or larger"),
         (lambda: VON(mlp(), 100, beta=1.0, steps=10), "beta is at least 0"),
         (lambda: calibrate(q, []), "loader of validation data is empty"),
+        (lambda: calibrate(q, (pair for pair in [data(2)])), "empty; it is gone through once a temperature"),
+        (lambda: calibrate(q, [data(2)], largest=-1.0), "largest is the temperature to begin with, .* got -1.0"),
+        (lambda: calibrate(q, [data(2)], largest="4"), "largest is the temperature to begin with, .* got '4'"),
         (lambda: calibrate(q, [torch.zeros(2, 4)]), "gives pairs"),
         (lambda: calibrate(q, [(torch.full((2, 4), torch.nan), torch.zeros(2).long())]), "not finite at any"),
         (lambda: Categorical().moments(torch.zeros(3, 1)), "two classes or more"),
     ]:
         with pytest.raises(InputError, match=text):
             call()
+        assert q.temperature == 0.05  # a loader that fails leaves it as it was
 
 
 def test_outputs_that_are_no_tensor():

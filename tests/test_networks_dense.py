@@ -216,3 +216,23 @@ def test_what_is_refused():
     q = network(model, 100, {"2.*": "dense"}, likelihood=Categorical())
     with pytest.raises(PairError, match="GradientNoise observes the gradient of the mean loss"):
         attach(adamw(model), q, steps=10, curvature=GradientNoise(20))
+
+
+@pytest.mark.parametrize(("structure", "shape"), [("dense", (303, 303)), ("rows", (3, 101, 101))])
+def test_a_curvature_that_rounding_leaves_indefinite(structure, shape):
+    """Many data and large features: the root is that of the matrix, up to rounding, and variances stay the prior's."""
+    torch.manual_seed(0)
+    q = network(nn.Linear(100, 3), 10**6, structure)
+    family = q.families[0]
+    v = 30 * torch.randn(5, *shape[:-1])
+    family.curvature.copy_(torch.einsum("s...i,s...j->...ij", v, v))
+    H = family.curvature.double() + 1e-6 * torch.eye(shape[-1], dtype=torch.float64)
+    assert torch.linalg.cholesky_ex(H)[1].any()  # what this test is about
+    family.refresh_(0.0)
+    root = family.root.double()
+    sizes = H.diagonal(dim1=-2, dim2=-1).sqrt()
+    error = (root @ root.mT / 1e6 - H).abs() / (sizes[..., :, None] * sizes[..., None, :])
+    assert error.max() < 1e-4
+    variance = torch.cat([part.flatten() for part in family.variances()])
+    assert variance.min() > 0
+    assert variance.max() < 1.0  # 1/λ

@@ -128,3 +128,12 @@ def test_classes_have_no_noise_to_find():
     x = torch.randn(100, 3)
     assert calibrate(q, [(x, (x[:, 0] > 0).long())]).factor == 1.0
     assert q.likelihood.factor == 1.0
+
+
+def test_the_factor_of_the_noise_is_that_of_one_posterior():
+    """Of an ensemble whose members were made with the same likelihood."""
+    likelihood, x = Gaussian(0.1), torch.randn(50, 2)
+    first, second = (network(nn.Linear(2, 1), 10**6, likelihood=likelihood) for _ in range(2))
+    y = first.predict(x) + 0.4 * torch.randn(50, 1)
+    assert calibrate(first, [(x, y)]).factor > 2.0
+    assert second.likelihood.factor == likelihood.factor == 1.0

@@ -310,7 +310,7 @@ class Descent:
 
     def place(self) -> Place:
         """What is needed to come back here, between two sets of draws."""
-        return Place(self.q.snapshot(), self.optimizer, self.near, self.draws, self.point)
+        return Place(self.q.snapshot(), self.optimizer, self.near, self.draws, self.point, self.sight.residuals)
 
     def leave(self, draws: int) -> None:
         """Begin from another start with so many draws; nothing is known of the curvature there."""
@@ -319,7 +319,7 @@ class Descent:
     def come_back(self, place: Place) -> None:
         """Go back to a place, with the optimizer and the draws that it had."""
         self.q.restore(place.coordinates)
-        self.optimizer, self.near, self.draws, self.point = place[1:]
+        self.optimizer, self.near, self.draws, self.point, self.sight.residuals = place[1:]
         self.open = False
 
     # -------------------------------------------------------------------------------- checkpoints

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from torchngvi.diagnostics.linear_response import Residuals
 from torchngvi.interfaces import Coordinates
 from torchngvi.methods import VN
 
@@ -34,3 +35,4 @@ class Place(NamedTuple):
     near: bool
     draws: int
     point: Point
+    residuals: Residuals | None  # seen last there

@@ -113,7 +113,7 @@ def radius_of(steps: int | None, radius: float | None) -> float:
             f"or radius=, in nats a datum; got steps={steps} and radius={radius}."
         )
     if steps is not None:
-        if not isinstance(steps, Real) or not steps >= 1:
+        if not isinstance(steps, Real) or not 1 <= steps < math.inf:
             raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps!r}.")
         return _SHARE / math.sqrt(steps)
     if not isinstance(radius, Real) or not radius > 0:

@@ -1,6 +1,8 @@
 """The temperature, and the scale of the noise, from validation data: two numbers, after the training."""
 
+import math
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -55,7 +57,8 @@ def calibrate(
         The temperature chosen, its negative log likelihood, and those of the others.
 
     Raises:
-        InputError: if the loader is empty or the likelihood is not finite at any temperature.
+        InputError: if the loader is empty, the likelihood is not finite at any temperature, or `largest` is no number
+            from 2⁻¹⁰ on; the temperature is then as it was.
 
     >>> import torch
     >>> import torchngvi
@@ -66,14 +69,19 @@ def calibrate(
     >>> q.temperature == found.temperature
     True
     """
+    if isinstance(largest, bool) or not isinstance(largest, Real) or not _SMALLEST <= largest < math.inf:
+        raise InputError(f"largest is the temperature to begin with, finite and 2⁻¹⁰ at least; got {largest!r}.")
     tried: dict[float, float] = {}
     factors: dict[float, float] = {}
-    temperature = float(largest)
-    while temperature >= _SMALLEST and not _rising(list(tried.values())):
-        q.temper_(temperature)
-        tried[temperature], factors[temperature] = _best(q, loader, samples, read)
-        temperature /= 2
-    finite = {t: nll for t, nll in tried.items() if nll == nll and abs(nll) < float("inf")}
+    before, temperature = q.temperature, float(largest)
+    try:
+        while temperature >= _SMALLEST and not _rising(list(tried.values())):
+            q.temper_(temperature)
+            tried[temperature], factors[temperature] = _best(q, loader, samples, read)
+            temperature /= 2
+    finally:
+        q.temper_(before)  # of a loader that fails, as it was
+    finite = {t: nll for t, nll in tried.items() if math.isfinite(nll)}
     if not finite:
         raise InputError(f"The likelihood of the validation data is not finite at any temperature tried: {tried}.")
     best = min(finite, key=finite.__getitem__)
@@ -104,7 +112,10 @@ def _best(
     finally:
         q.likelihood.factor = before
     if not count:
-        raise InputError("The loader of validation data is empty.")
+        raise InputError(
+            "The loader of validation data is empty; it is gone through once a temperature, so that it must be a "
+            "DataLoader or a list, not a generator."
+        )
     means = [float(total) / count for total in totals]
     best = min(range(len(means)), key=lambda k: means[k] if means[k] == means[k] else float("inf"))
     return means[best], factors[best]

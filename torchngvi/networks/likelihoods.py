@@ -1,5 +1,6 @@
 """What the outputs of a network say of the labels: sampled labels for the curvature, log densities, predictions."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -232,7 +233,7 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
         given: "categorical", "bernoulli", or a likelihood.
 
     Returns:
-        The likelihood.
+        The likelihood; a copy of one that was given, so that the factor of its noise is that of one posterior.
 
     Raises:
         InputError: for another name, and for "gaussian", which needs the scale of its noise.
@@ -241,7 +242,7 @@ def read_likelihood(given: str | OutputLikelihood) -> OutputLikelihood:
     'Bernoulli'
     """
     if isinstance(given, OutputLikelihood):
-        return given
+        return copy.copy(given)
     if given == "gaussian":
         raise InputError('likelihood="gaussian" needs the scale of the noise; say torchngvi.networks.Gaussian(scale).')
     if given not in NAMED:

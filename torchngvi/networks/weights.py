@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -53,9 +54,7 @@ class NetworkWeights(nn.Module):
         super().__init__()
         if not isinstance(num_data, int) or num_data < 1:
             raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {num_data!r}.")
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature is larger than 0 and finite; got {temperature}.")
-        self.num_data, self.temperature, self.seed = num_data, float(temperature), int(seed)
+        self.num_data, self.temperature, self.seed = num_data, _temperature(temperature), int(seed)
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
@@ -283,9 +282,7 @@ class NetworkWeights(nn.Module):
         Raises:
             InputError: if it is not larger than 0 and finite.
         """
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature is larger than 0 and finite; got {temperature}.")
-        self.temperature = float(temperature)
+        self.temperature = _temperature(temperature)
         if self.holds_draw and not self.pinned:
             self.draw_()
 
@@ -302,12 +299,7 @@ class NetworkWeights(nn.Module):
 
     def get_extra_state(self) -> dict[str, float | int]:
         """Return the integers and the temperature that a checkpoint holds."""
-        return {
-            "draw": self.draw,
-            "observed": self.observed,
-            "seed": self.seed,
-            "temperature": self.temperature,
-        }
+        return {"draw": self.draw, "observed": self.observed, "seed": self.seed, "temperature": self.temperature}
 
     def set_extra_state(self, state: dict[str, float | int]) -> None:
         """Take them up again.
@@ -332,6 +324,13 @@ class NetworkWeights(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle of q has: it is attached to no optimizer."""
         return {**self.__dict__, "sampling": False, "pinned": False, "unfinished": None}
+
+
+def _temperature(given: Any) -> float:
+    """A temperature as a number, after a check."""
+    if not isinstance(given, Real | Tensor) or not 0 < given < math.inf:
+        raise InputError(f"temperature is larger than 0 and finite; got {given!r}.")
+    return float(given)
 
 
 def _before_loading(q: NetworkWeights, *given: Any) -> None:

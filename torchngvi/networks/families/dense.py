@@ -106,7 +106,7 @@ class Dense(Family):
         diagonal.add_(delta)
         scale = ((start + delta) / diagonal).pow(0.5 * weight)
         precision *= self.num_data * scale[..., None, :] * scale[..., None]
-        self.root.copy_(torch.linalg.cholesky_ex(precision)[0])
+        self.root.copy_(_root(precision, torch.finfo(self.curvature.dtype).eps))
 
     def variances(self) -> list[Tensor]:
         """Return the diagonal of (L Lᵀ)⁻¹, one tensor a parameter."""
@@ -155,3 +155,19 @@ class Rows(Dense):
 
     def _flat(self, tensors: list[Tensor]) -> Tensor:
         return torch.cat([tensor.reshape(self.rows, -1) for tensor in tensors], 1)
+
+
+def _root(
+    precision: Tensor,  # (..., D, D), overwritten
+    rounding: float,  # of the numbers that it was made of
+) -> Tensor:
+    """The lower root; where rounding has left the matrix indefinite, that of one whose diagonal is larger by D times it.
+
+    A running mean in single precision is positive semidefinite only up to rounding, Σⱼₖ|vⱼvₖ|√(HⱼⱼHₖₖ) times it along
+    v, which is more than δ where features are large and data many.
+    """
+    root, failed = torch.linalg.cholesky_ex(precision)
+    if failed.device.type == "cpu" and not failed.any():
+        return root
+    precision.diagonal(dim1=-2, dim2=-1).mul_(1 + precision.shape[-1] * rounding)
+    return torch.where((failed > 0)[..., None, None], torch.linalg.cholesky_ex(precision)[0], root)
