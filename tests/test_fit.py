@@ -747,3 +747,49 @@ def test_a_mini_batch_says_nothing_of_the_other_rows():
     assert not result.converged
     assert not result.members_converged
     assert result.norm < 1e-5
+
+
+# ------------------------------------------------------------------------------------ a start that is very far
+
+
+class TestFarStart:
+    """E_q e^η grows as e^(ν²/2): counts with wide columns, from N(0, I)."""
+
+    def model(self, width=3.0, **more):
+        generator = torch.Generator().manual_seed(0)
+        X = width * torch.randn(100, 2, dtype=torch.float64, generator=generator)
+        y = torch.poisson(torch.exp(X @ torch.tensor([0.3, -0.2]).double() / width), generator)
+        return GeneralizedLinear(X, y, "poisson_log", prior_precision=0.1, **more)
+
+    @pytest.mark.parametrize("kind", ["cholesky", "natural", "precision", "diagonal"])
+    def test_it_begins_at_the_mode(self, kind):
+        """The same optimum as from a narrow start, in a few evaluations; by steps alone 1,000 are not enough."""
+        far, near = (POSTERIORS[kind](2, scale=scale, dtype=torch.float64) for scale in (1.0, 0.1))
+        left, right = quiet(far, self.model()), quiet(near, self.model())
+        assert left.converged
+        assert left.evaluations < 12
+        assert left.loss == pytest.approx(right.loss, abs=1e-8)
+        assert left.trace[0].norm < 1.0
+
+    def test_an_infinite_objective_at_the_start(self):
+        q = POSTERIORS["cholesky"](2, scale=1.0, dtype=torch.float64)
+        assert quiet(q, self.model(50.0)).converged
+
+    def test_members_that_are_better_where_they_are_stay(self, monkeypatch):
+        """Newton's method that leads nowhere good loses nothing."""
+        q, model = POSTERIORS["cholesky"](2, scale=1.0, dtype=torch.float64), self.model(1.5)
+        here = q.mean.clone(), q.scale_tril.clone()
+        bad = lambda q, target: q.initialize_(torch.full((2,), 3.0, dtype=torch.float64))  # noqa: E731
+        monkeypatch.setattr(sys.modules["torchngvi.fitting.steps"], "laplace", bad)
+        quiet(q, model, max_evaluations=2)
+        assert torch.equal(q.mean, here[0])
+        assert torch.equal(q.scale_tril, here[1])
+
+    def test_a_run_goes_on_to_the_bit(self, tmp_path):
+        whole, parts = (POSTERIORS["cholesky"](2, scale=1.0, dtype=torch.float64) for _ in range(2))
+        quiet(whole, self.model())
+        quiet(parts, self.model(), max_evaluations=3, checkpoint=tmp_path / "run.pt")
+        result = quiet(parts, self.model(), checkpoint=tmp_path / "run.pt")
+        assert result.converged
+        assert torch.equal(whole.mean, parts.mean)
+        assert torch.equal(whole.scale_tril, parts.scale_tril)

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.laplace import laplace
 from torchngvi.fitting.records import record
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
@@ -21,6 +23,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 _ERRORS = 3.0  # standard errors that a norm from draws must leave room for
 _REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean
+_FAR, _WIDE = 1e4, 500  # natural-gradient norm from which q begins at the mode, and dimensions up to which it does
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
@@ -40,7 +43,8 @@ class Steps(Engine):
         optimizer: over q alone.
         stop: when the run ends; its tolerance and its budget of evaluations are read.
         batch_size: rows of the mini-batches of a first pass over a `GeneralizedLinear`; None for no such pass.
-        starts: whether to begin on a part of the rows, where an evaluation is a pass over data in batches.
+        starts: whether q may be put elsewhere before the first step: on a part of the rows where an evaluation is a
+            pass over data in batches; at the mode of a model where the natural gradient is larger than 1e4.
 
     Raises:
         PairError: an optimizer that cannot evaluate the target.
@@ -59,6 +63,7 @@ class Steps(Engine):
         self.name = type(optimizer).__name__
         self.target, self.optimizer, self.batch_size = target, optimizer, batch_size
         self.starts = starts and target.in_passes and isinstance(q, Gaussian)
+        self.places = starts and isinstance(target, GeneralizedLinear) and q.dim <= _WIDE and target.temperature > 0
         self.batches = target.batches
         self.tolerance, self.budget = stop.tolerance, stop.evaluations
         self.exact = optimizer.evaluates_exactly(target)
@@ -93,6 +98,8 @@ class Steps(Engine):
             self._take_step()
         self.mark()
         status = _on_host(self.optimizer.evaluate(self.target, at_once=stepped))
+        if self.places and not stepped:
+            status = self._at_the_mode(status)
         if self._spent is not None:
             evaluations, gradients = self._spent
             self._before = self.optimizer.evaluations - evaluations, self.optimizer.gradients - gradients
@@ -113,6 +120,30 @@ class Steps(Engine):
         self._members, self._alive = (norm <= self.tolerance) & known, alive
         standing = self._standing(status.loss, norm, loss, spent)
         return standing._replace(lost=standing.lost or refuted)
+
+    def _at_the_mode(self, status: Status) -> Status:
+        """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
+
+        E_q e^η grows as e^(ν²/2) with the variance ν² of η: from a wide q natural-gradient steps take it down by a few
+        nats each, where Newton's method for the mode does not see the width of q.  Members that are not better there
+        stay where they are.
+        """
+        self.places = False
+        assert isinstance(self.q, Gaussian)
+        if bool((status.norm2 <= (_FAR * self.target.temperature) ** 2).all()):
+            return status
+        here = self.q.snapshot()
+        try:
+            laplace(self.q, self.target)
+        except InputError:  # not finite at the mean
+            return status
+        there = _on_host(self.optimizer.evaluate(self.target))
+        better = finite(there.loss) & ~(there.loss >= status.loss)
+        if not bool(better.all()):
+            self.q.assign(here, ~better.to(self.q.mean_probe.device))
+            there = _on_host(self.optimizer.evaluate(self.target))
+        self.mark()
+        return there
 
     def _is_small(self, norm: Tensor, alive: Tensor) -> bool:
         """Whether there are members whose norm is known, and the norm of each of them is within the tolerance."""
@@ -202,6 +233,7 @@ class Steps(Engine):
             "stalled": self.stalled,
             "remedy": self.remedy,
             "first_loss": self.first_loss,
+            "places": self.places,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -210,6 +242,7 @@ class Steps(Engine):
         self.optimizer.load_state_dict(copied(state["optimizer"]))
         self.step, self.stalled, self.remedy = state["step"], state["stalled"], state["remedy"]
         self.first_loss, self._spent = state["first_loss"], state.get("spent")
+        self.places = state.get("places", False)
         self._members = self._alive = None
 
 
