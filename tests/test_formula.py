@@ -117,6 +117,9 @@ class TestMixed:
         other = arrays.fit(draws=500, progress=False)
         torch.testing.assert_close(result.summary().fixed.mean, other.summary().fixed.mean, rtol=1e-12, atol=0)
 
+    def test_a_model_is_named_by_its_formula(self, table):
+        assert repr(mixed("y ~ x + (1 | group)", table)) == "TableModel('y ~ x + (1 | group)', 6 rows)"
+
     def test_it_speaks_of_columns_and_groups(self, visits, result):
         assert {"Intercept", "week"} <= set(str(result.summary()).split())
         assert result.group_names == tuple(sorted(set(visits.patient)))

@@ -198,6 +198,9 @@ class TableModel(NamedTuple):
     formula: Formula
     model: MixedModel | MultilevelModel
 
+    def __repr__(self) -> str:
+        return f"TableModel({self.formula.formula!r}, {len(self.formula.y)} rows)"
+
     def fit(self, **settings: Any) -> Any:
         """Fit the model, and name what the result tells as the table does.
 
