@@ -160,8 +160,8 @@ def test_what_was_looked_at_and_not_settled():
         ),
         (
             of_words("about right", "theta[1]: sd about 1.3 times too small", converged=False),
-            "q may not be the best Gaussian, but a Gaussian is about right: theta[1]: sd about 1.3 times too small; let "
-            "the fit converge first, with a larger budget.",
+            "q may not be the best Gaussian, but a Gaussian is about right: theta[1]: sd about 1.3 times too small; "
+            "let the fit converge first, with a larger budget.",
         ),
         (
             of_words(

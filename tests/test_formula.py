@@ -199,7 +199,7 @@ class TestRefusals:
             ("y ~ x ++* (1 | group)", r"cannot be read"),
             ("y ~ age + (1 | group)", r"names age; the table has y, x, kind, group, half"),
             ("y ~ unknown(x) + (1 | group)", r"cannot be computed from the table: .*unknown"),
-            ("kind ~ x + (1 | group)", r"a number; kind holds categories, a, b, c\. Name the one that counts as 1: kind\[c\]\."),
+            ("kind ~ x + (1 | group)", r"a number; kind holds categories, a, b, c\. .* as 1: kind\[c\]\."),
         ],
     )
     def test_formulas(self, table, formula, sentence):

@@ -50,8 +50,8 @@ class Fitted:
     likelihood: Likelihood
 
     def __repr__(self) -> str:
-        settings = self.settings
-        return f"Fitted({settings.data!r}, target {settings.target!r}, {settings.family}, from {', '.join(self.columns)})"
+        made, columns = self.settings, ", ".join(self.columns)
+        return f"Fitted({made.data!r}, target {made.target!r}, {made.family}, from {columns})"
 
     @property
     def columns(self) -> tuple[str, ...]:

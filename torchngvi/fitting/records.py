@@ -85,7 +85,8 @@ class FitResult:
     def __str__(self) -> str:
         verdict = "converged" if self.converged else "not converged"
         loss = f"{self.loss:.6f}" if abs(self.loss) < 1e9 else f"{self.loss:.6g}"
-        text = f"{verdict}, {self.reason} Negative ELBO {loss} after {self.evaluations} evaluation{'' if self.evaluations == 1 else 's'}."
+        count = f"{self.evaluations} evaluation{'' if self.evaluations == 1 else 's'}"
+        text = f"{verdict}, {self.reason} Negative ELBO {loss} after {count}."
         return f"{text} {self.approximation}".rstrip()
 
     def __getstate__(self) -> dict[str, Any]:
