@@ -125,6 +125,10 @@ def test_two_normals_have_another_mode():
     torch.testing.assert_close(result.verdict.modes[0].mean, -q.mean, rtol=0, atol=0.05)
 
 
+def test_one_evaluation():
+    assert "after 1 evaluation. " in str(replace(of_words("fits"), evaluations=1))
+
+
 def of_words(word, *reasons, q=None, unexamined=(), converged=True):
     two = torch.ones(2)
     verdict = Verdict(word, reasons, Marginals(two, two), None, None, (), Effort(0, 0, 0, unexamined))
@@ -155,6 +159,11 @@ def test_what_was_looked_at_and_not_settled():
             "q is the best Gaussian, and a Gaussian is about right: theta[1]: sd about 1.3 times too small; use its ",
         ),
         (
+            of_words("about right", "theta[1]: sd about 1.3 times too small", converged=False),
+            "q may not be the best Gaussian, but a Gaussian is about right: theta[1]: sd about 1.3 times too small; "
+            "let the fit converge first, with a larger budget.",
+        ),
+        (
             of_words(
                 "does not fit", "theta[0]: sd about 2 times too small", "theta[0]: mean off", "theta[1]: mean off"
             ),
@@ -177,6 +186,7 @@ def test_what_was_looked_at_and_not_settled():
     ],
 )
 def test_sentences(result, sentence):
+    assert result.converged or "use its means" not in result.summary()
     start = (
         f"{'converged' if result.converged else 'not converged'}, done. Negative ELBO 1.000000 after 3 evaluations. "
     )

@@ -292,9 +292,9 @@ class TestRefusals:
 
 
 def test_the_page_of_groups(monkeypatch):
-    """The first snippet of docs/groups.md runs as it stands, and every fit of it converges."""
+    """The last snippet of docs/groups.md runs as it stands, and every fit of it converges."""
     text = (pathlib.Path(__file__).parents[1] / "docs/groups.md").read_text(encoding="utf-8")
-    snippet = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    snippet = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1]
     results = []
 
     def watched(*given, **settings):

@@ -585,7 +585,7 @@ def test_the_page_of_groups(monkeypatch):
     monkeypatch.setattr(torchngvi, "fit", functools.partial(fit, progress=False))
     torch.manual_seed(0)
     seen = {}
-    exec(compile(snippets[1], "docs/groups.md", "exec"), seen)
+    exec(compile(snippets[0], "docs/groups.md", "exec"), seen)
     assert seen["result"].converged
     (many,) = (text for text in snippets if "thirty posteriors" in text)
     exec(compile(many, "docs/groups.md", "exec"), seen)

@@ -52,6 +52,10 @@ def fitted(ship):
     return torchngvi.load(ship / "run")
 
 
+def test_a_run_is_named_by_its_target(fitted):
+    assert re.fullmatch(r"Fitted\('.*ship\.csv', target 'survived', bernoulli_logit, from .*\bage\b.*\)", repr(fitted))
+
+
 def test_the_design_is_that_of_scikit_learn(ship, fitted):
     """Medians, scales and indicators of the training rows, by its own parts, and probabilities by draws from q."""
     table, new = passengers(400, 1), passengers(50, 2)

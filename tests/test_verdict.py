@@ -427,6 +427,14 @@ def test_nearly_equal_weights_and_a_large_k_hat_are_explained():
     assert text in str(verdict)
 
 
+def test_draws_without_a_density():
+    sampled = sampled_of(0.0)
+    sampled = sampled._replace(from_q=sampled.from_q._replace(nats=math.inf))
+    text = str(Verdict("fits", (), Q, None, sampled, (), Effort(0, 0, 0, ())))
+    assert "\n  some draws of q are where the log joint has no value; importance weights of q: worth" in text
+    assert "inf nats" not in text
+
+
 def test_the_table():
     effort = Effort(1234, 4096, 6, ("tails (a budget of 7 gradients)",))
     verdict = Verdict(

@@ -198,6 +198,9 @@ class TableModel(NamedTuple):
     formula: Formula
     model: MixedModel | MultilevelModel
 
+    def __repr__(self) -> str:
+        return f"TableModel({self.formula.formula!r}, {len(self.formula.y)} rows)"
+
     def fit(self, **settings: Any) -> Any:
         """Fit the model, and name what the result tells as the table does.
 
@@ -277,7 +280,8 @@ def mixed(
 
 def _text(formula: Any) -> str:
     if not isinstance(formula, str) or not formula.strip():
-        raise InputError(f"A formula is a text, as 'y ~ x + (1 | group)'; got {repr(formula) if isinstance(formula, str) else type(formula).__name__}.")
+        got = repr(formula) if isinstance(formula, str) else type(formula).__name__
+        raise InputError(f"A formula is a text, as 'y ~ x + (1 | group)'; got {got}.")
     return formula
 
 
@@ -311,9 +315,10 @@ def _numbers(response: Any, name: str) -> np.ndarray:
     if values.ndim == 1:
         return values
     if response.levels:
+        first = ", ".join([*map(str, response.levels[:5]), *([".."] if len(response.levels) > 5 else [])])
         raise InputError(
-            f"The response is a number; {name} holds categories, {', '.join(map(str, response.levels[:5]))}"
-            f"{', ..' if len(response.levels) > 5 else ''}. Name the one that counts as 1: {name}[{response.levels[-1]}]."
+            f"The response is a number; {name} holds categories, {first}. "
+            f"Name the one that counts as 1: {name}[{response.levels[-1]}]."
         )
     raise InputError(f"The response is one number a row; {name} is {values.shape[1]}.")
 

@@ -23,7 +23,7 @@ from torchngvi.models.likelihoods import FAMILIES, BernoulliLogit, BernoulliProb
 from torchngvi.posteriors.gaussian import Gaussian
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fitted:
     """The posterior of a run of ``torchngvi fit``, with all that turns a table of new rows into predictions.
 
@@ -48,6 +48,10 @@ class Fitted:
     fill: Array  # (D,), NaN where nothing is filled in
     classes: tuple[str, str] | None  # failure and success
     likelihood: Likelihood
+
+    def __repr__(self) -> str:
+        made, columns = self.settings, ", ".join(self.columns)
+        return f"Fitted({made.data!r}, target {made.target!r}, {made.family}, from {columns})"
 
     @property
     def columns(self) -> tuple[str, ...]:

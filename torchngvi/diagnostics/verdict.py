@@ -1,5 +1,6 @@
 """What an examination of q found: the word, the numbers behind it, and the table that is printed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -130,7 +131,9 @@ class Verdict:
         if self.sampled is not None:
             own, corrected = self.sampled.from_q, self.sampled.corrected
             parts += [
-                f"about {own.nats:.1g} nats from the posterior as far as draws of q can tell",
+                f"about {own.nats:.1g} nats from the posterior as far as draws of q can tell"
+                if math.isfinite(own.nats)
+                else "some draws of q are where the log joint has no value",
                 f"importance weights of q: {worth(own.k_hat, own.effective, self.sampled.draws // 2)}",
                 f"of a wider proposal: {worth(corrected.k_hat, corrected.effective, self.sampled.draws)}",
             ]

@@ -18,6 +18,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
 
 _LATER = "summary() of the result does it"
+_FINISH = "let the fit converge first, with a larger budget"
 
 
 class Record(NamedTuple):
@@ -84,7 +85,8 @@ class FitResult:
     def __str__(self) -> str:
         verdict = "converged" if self.converged else "not converged"
         loss = f"{self.loss:.6f}" if abs(self.loss) < 1e9 else f"{self.loss:.6g}"
-        text = f"{verdict}, {self.reason} Negative ELBO {loss} after {self.evaluations} evaluations."
+        count = f"{self.evaluations} evaluation{'' if self.evaluations == 1 else 's'}"
+        text = f"{verdict}, {self.reason} Negative ELBO {loss} after {count}."
         return f"{text} {self.approximation}".rstrip()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,7 +127,10 @@ class FitResult:
             assert self.target is not None
             verdict = examine(self.posterior, self.target)
             object.__setattr__(self, "verdict", verdict.named(self.names) if self.names else verdict)
-        return str(self) if self.verdict is None else f"{self}\n{self.verdict}"
+        if self.verdict is None:
+            return str(self)
+        told = str(self.verdict)
+        return f"{self}\n{told.replace(self.verdict.next, _FINISH) if _unfinished(self, self.verdict) else told}"
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw n times from the posterior, θ in the order of the log joint's coordinates.
@@ -171,10 +176,17 @@ def _kind(q: Gaussian) -> str:
     return f"a Gaussian {independent}"
 
 
+def _unfinished(result: FitResult, verdict: Verdict) -> bool:
+    """Whether the advice is on a q that the fit has not brought to its end: its means are not those of the best q."""
+    return not result.converged and verdict.word == ABOUT and not verdict.modes
+
+
 def _then(result: FitResult, verdict: Verdict) -> str:
     """What to do next, as a clause; nothing where a Gaussian fits."""
     q = result.posterior
     assert isinstance(q, Gaussian)
+    if _unfinished(result, verdict):
+        return f"; {_FINISH}"
     # over the forest of a log joint in factors the best q has no other correlations
     whole = q.structure.widest == q.dim or (result.target is not None and in_factors(q, result.target))
     if verdict.word != FITS and not whole and not verdict.modes:
