@@ -549,7 +549,7 @@ def test_a_log_joint_with_random_draws_needs_a_learning_rate():
 
 def test_the_bar_shows_loss_norm_step_and_rejections(monkeypatch):
     stream = io.StringIO()
-    module = sys.modules["torchngvi.fitting.loop"]
+    module = sys.modules["torchngvi.fitting.progress"]
     real, bars = module.tqdm, []
 
     def bar(*args, **kwargs):

@@ -196,12 +196,20 @@ class TestRefusals:
             ("y ~ x ++* (1 | group)", r"cannot be read"),
             ("y ~ age + (1 | group)", r"names age; the table has y, x, kind, group, half"),
             ("y ~ unknown(x) + (1 | group)", r"cannot be computed from the table: .*unknown"),
-            ("kind ~ x + (1 | group)", r"one number a row; kind is 3\. Name the category that counts as 1: kind\[c\]"),
+            ("kind ~ x + (1 | group)", r"a number; kind holds categories, a, b, c\. Name the one that counts as 1: kind\[c\]\."),
         ],
     )
     def test_formulas(self, table, formula, sentence):
         with pytest.raises(InputError, match=sentence):
             Formula(formula, table)
+
+    def test_a_response_of_many_categories(self, table):
+        with pytest.raises(InputError, match=r"name holds categories, a, b, c, d, e, \.\.\. Name the one"):
+            Formula("name ~ x + (1 | group)", table.assign(name=list("abcdef")))
+
+    def test_a_table_in_the_place_of_the_formula(self, table):
+        with pytest.raises(InputError, match=r"A formula is a text, as .*; got DataFrame\.$"):
+            mixed(table, "y ~ x + (1 | group)")
 
     def test_a_response_of_two_columns(self, table):
         with pytest.raises(InputError, match=r"one number a row; prop\(y, trials\) is 2\.$"):

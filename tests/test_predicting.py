@@ -156,7 +156,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            (("nowhere", "new.csv"), "'nowhere' is no folder of a run: there is no nowhere in it. Name the folder"),
+            (("nowhere", "new.csv"), "'nowhere' is no folder of a run: it is not there. Name the folder"),
             (("RUN", "nowhere.csv"), "there is no file 'nowhere.csv'. Check the path."),
             (("RUN", "a.svm"), "a table of named columns is a csv, tsv or parquet file; got 'a.svm'. Save it as csv."),
             (("RUN", "a.csv", "--drop", "b"), "drop column 'b' is not in 'a.csv'. Leave it out."),

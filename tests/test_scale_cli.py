@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+import torchngvi
 from torchngvi import GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.cli import main
 
@@ -69,7 +70,8 @@ def test_all_rows_in_batches_are_a_table_in_memory(family, capsys):
     one, two = summary("whole"), summary("parts")
     assert two["elbo"] == pytest.approx(one["elbo"], rel=1e-9)
     assert two["prior_precision"] == pytest.approx(one["prior_precision"])
-    assert two["classes"] == one["classes"]
+    for name in ("classes", "intercept_sd", "baselines", "noise", "notes", "warnings", "tolerance"):
+        assert two[name] == (pytest.approx(one[name]) if name == "intercept_sd" else one[name]), name
     assert two["training_rows"] == N
     assert {path.name for path in Path("parts").iterdir()} == {
         "posterior.pt",
@@ -77,8 +79,15 @@ def test_all_rows_in_batches_are_a_table_in_memory(family, capsys):
         "trace.csv",
         "summary.json",
         "config.toml",
+        "fit.png",
     }
-    assert "passes over the rows" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "passes over the rows" in said
+    for label in ("priors  ", "baselines  ", "per unit  ", "  per sd "):
+        assert said.count(label) == 2, label
+    new = frame.head(20)
+    left, right = (torchngvi.load(folder).predict(new.drop(columns=other)) for folder in ("whole", "parts"))
+    pd.testing.assert_frame_equal(left, right, atol=1e-6)
     saved = [torch.load(f"{folder}/posterior.pt", weights_only=True) for folder in ("whole", "parts")]
     torch.testing.assert_close(saved[0]["center"], saved[1]["center"])
     torch.testing.assert_close(saved[0]["scale"], saved[1]["scale"])
@@ -101,10 +110,29 @@ def test_parquet_and_rows_held_out():
     assert 0.5 < one["held_out_accuracy"] <= 1
 
 
+def test_categories_and_dialects(capsys):
+    """Numbers that are levels, which come in the order of numbers; decimal commas, and spaces around texts."""
+    frame = table()[["a", "colour", "click"]].assign(ward=np.random.default_rng(1).integers(8, 12, N))
+    frame["colour"] = " " + frame.colour + " "
+    frame.to_csv("all.csv", index=False)
+    frame[:200].to_csv("day_1.csv", index=False, sep=";", decimal=",")
+    frame[200:].to_csv("day_2.csv", index=False, sep=";", decimal=",", encoding="cp1252")
+    flags = ["--target", "click", "--categorical", "ward", "--test-fraction", 0, "--tolerance", 1e-8]
+    assert run("--data", "all.csv", "--out", "whole", *flags) == 0
+    assert run("--data", "day_*.csv", "--batch-rows", 90, *flags) == 0
+    assert_same_answers("runs/day", "whole")
+    assert "the table was read as separated by semicolons, with decimal commas" in capsys.readouterr().out
+    frame.drop(columns="click").to_csv("new.csv", index=False)
+    for folder in ("whole", "runs/day"):
+        assert main(["predict", folder, "new.csv"]) == 0
+    left, right = (pd.read_csv(f"{folder}/predictions-new.csv") for folder in ("whole", "runs/day"))
+    pd.testing.assert_frame_equal(left, right, atol=1e-6)
+
+
 def test_a_file_whose_name_looks_like_a_pattern():
     table()[["a", "click"]].to_csv("a[1]_.csv", index=False)
     assert run("--data", "a[1]_.csv", "--target", "click") == 0
-    assert Path("runs", "a[1]_", "fit.png").exists()  # of a table in memory
+    assert "k_hat" in summary("runs/a[1]_")  # of a table in memory
 
 
 def test_held_out_scores_are_those_of_the_rows():
@@ -150,7 +178,7 @@ REFUSED = {
     "missing": (["--data", "gap*.csv", "--target", "y"], "column 'a' has missing or infinite entries in 1 of 2 rows."),
     "levels": (
         ["--data", "names*.csv", "--target", "y"],
-        "text column 'a' has more than 50 different values: it looks",
+        "text column 'a' has 60 different values, more than 50: it looks",
     ),
     "noise": (
         [*ROWS, "--family", "gaussian"],
@@ -167,6 +195,21 @@ REFUSED = {
     "flat": (
         [*ROWS, "--posterior", "mean_field", "--method", "ifvb"],
         "rows in batches need a Gaussian posterior and a method for it; got mean_field and ifvb.",
+    ),
+    "auto": ([*ROWS, "--prior-precision", "auto"], "prior_precision auto takes many fits, which rows in batches"),
+    "impute": ([*ROWS, "--impute", "median"], "impute needs the medians of the columns, which are not found from"),
+    "categorical": ([*ROWS, "--categorical", "b"], "categorical column 'b' is not in the data."),
+    "spoilt": (
+        ["--data", "spoilt*.csv", "--target", "y"],
+        "column 'a' is numbers except for 1 of 5 rows, the first 'old'. Mend them",
+    ),
+    "text weights": (
+        ["--data", "s_*.csv", "--target", "y", "--weights", "w"],
+        "weights column 'w' must hold numbers; got texts such as 'no'.",
+    ),
+    "flat column": (
+        ["--data", "near*.csv", "--target", "y", "--test-fraction", "0"],
+        "column 'a' differs by so little that its standard deviation rounds to 0.",
     ),
     "training": (
         [*ROWS, "--test-fraction", "0.999"],
@@ -187,6 +230,9 @@ def test_refused(name, capsys):
         "w_1.csv": "a,w,y\n1,1,0\n2,-1,1\n",
         "gap.csv": "a,y\n1,0\n,1\n",
         "names.csv": "a,y\n" + "".join(f"n{k},{k % 2}\n" for k in range(60)),
+        "spoilt.csv": "a,y\n1,0\n2,1\nold,0\n3,1\n4,0\n",
+        "near.csv": "a,b,y\n1e-200,1,0\n2e-200,2,1\n",
+        "s_1.csv": "a,w,y\n1,no,1\n2,yes,0\n",
         "t_1.csv": "a,y\n1,no\n2,yes\n",
     }.items():
         Path(file).write_text(text)

@@ -277,7 +277,7 @@ def mixed(
 
 def _text(formula: Any) -> str:
     if not isinstance(formula, str) or not formula.strip():
-        raise InputError(f"A formula is a text, as 'y ~ x + (1 | group)'; got {formula!r}.")
+        raise InputError(f"A formula is a text, as 'y ~ x + (1 | group)'; got {repr(formula) if isinstance(formula, str) else type(formula).__name__}.")
     return formula
 
 
@@ -310,8 +310,12 @@ def _numbers(response: Any, name: str) -> np.ndarray:
     values = np.asarray(response.design_matrix, dtype=float)
     if values.ndim == 1:
         return values
-    categories = f" Name the category that counts as 1: {name}[{response.levels[-1]}]." if response.levels else ""
-    raise InputError(f"The response is one number a row; {name} is {values.shape[1]}.{categories}")
+    if response.levels:
+        raise InputError(
+            f"The response is a number; {name} holds categories, {', '.join(map(str, response.levels[:5]))}"
+            f"{', ..' if len(response.levels) > 5 else ''}. Name the one that counts as 1: {name}[{response.levels[-1]}]."
+        )
+    raise InputError(f"The response is one number a row; {name} is {values.shape[1]}.")
 
 
 def _labels(designs: Any) -> list[str]:

@@ -177,6 +177,7 @@ def refuse_unusable(
     named: dict[str, str] | None,  # the columns that have a role; None where columns have no names
     *,
     impute: bool = False,
+    fillable: bool = True,
 ) -> None:
     """Check that no column has missing or infinite entries, or one whose square overflows.
 
@@ -184,6 +185,7 @@ def refuse_unusable(
         columns: the entries by the name of the column.
         named: the column of each role, for the message; None where columns have no names.
         impute: whether entries of the columns without a role may be missing, as long as some are there.
+        fillable: whether missing entries could be filled in, for the message.
 
     Raises:
         InputError: a column that cannot be used.
@@ -205,7 +207,7 @@ def refuse_unusable(
     first = max(bad, key=lambda name: bad[name])
     others = f" (and {len(bad) - 1} more columns have some)" if len(bad) > 1 else ""
     rows = len(next(iter(columns.values())))
-    fill = named is not None and first not in roles and not impute
+    fill = fillable and named is not None and first not in roles and not impute
     raise InputError(
         f"column {first!r} has missing or infinite entries in {bad[first]} of {rows} rows{others}. "
         f"{'Fill them in (--impute median), drop those rows' if fill else 'Drop or impute those rows'}"

@@ -148,7 +148,7 @@ def category(name: str, counts: Mapping[str, int], *, chosen: bool) -> Column:
             f"text column {name!r} has {len(counts)} different values, more than {MOST_LEVELS}: it looks like names "
             f"or dates, not categories. Leave it out (--drop {name})."
         )
-    levels = sorted(counts.index, key=_in_order)
+    levels = sorted(counts, key=_in_order)
     return Column(name, tuple(levels), max(levels, key=lambda level: counts[level]))
 
 

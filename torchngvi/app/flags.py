@@ -182,7 +182,7 @@ def _add_model_flags(group: Any) -> None:
         "--family",
         dest="family",
         metavar="FAMILY",
-        help=f"{', '.join(FAMILIES)} (bernoulli_logit); for short {', '.join(SHORT)}",
+        help=f"{', '.join(FAMILIES)} (bernoulli_logit, with --formula gaussian); for short {', '.join(SHORT)}",
     )
     group.add_argument(
         "--prior-precision",

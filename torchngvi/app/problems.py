@@ -102,14 +102,23 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         offset=data.train.offset,
         temperature=settings.temperature,
     )
-    # predictors start with unit standard deviation, coefficients never wider than the prior
-    row_norm = float(np.sqrt(np.square(data.train.X).sum(1).mean()))
-    scale = min(precision**-0.5, 1 / row_norm) if row_norm > 0 else precision**-0.5
-    q = registry.posterior(settings.posterior, model.dim, structure=settings.structure, scale=scale, dtype=dtype)
+    q = start(settings, model.dim, precision, float(np.sqrt(np.square(data.train.X).sum(1).mean())))
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
-    tolerance = settings.tolerance or (1e-5 if settings.dtype == "float64" else 1e-2)
-    return Problem(settings, data, model, q, optimizer, tolerance, (*table.notes, *notes), out, table.encoding)
+    notes = (*table.notes, *notes)
+    return Problem(settings, data, model, q, optimizer, tolerance(settings), notes, out, table.encoding)
+
+
+def start(settings: Settings, dim: int, precision: float, row_norm: float) -> Gaussian | FlatGaussian:
+    """Where q starts: predictors with unit standard deviation, coefficients never wider than the prior."""
+    scale = min(precision**-0.5, 1 / row_norm) if row_norm > 0 else precision**-0.5
+    dtype = getattr(torch, settings.dtype)
+    return registry.posterior(settings.posterior, dim, structure=settings.structure, scale=scale, dtype=dtype)
+
+
+def tolerance(settings: Settings) -> float:
+    """The tolerance on the natural-gradient norm; where none is chosen what the type of numbers allows."""
+    return settings.tolerance or (1e-5 if settings.dtype == "float64" else 1e-2)
 
 
 def _check_rows(settings: Settings, table: Table, y: Array) -> None:

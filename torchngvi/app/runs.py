@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchngvi.app import approximation, memory, psis, report
 from torchngvi.app.columns import Array
 from torchngvi.app.design import Columns
+from torchngvi.app.findings import HeldOut
 from torchngvi.app.names import AUTO
 from torchngvi.app.problems import Problem
 from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
@@ -31,17 +32,6 @@ from torchngvi.stepsizes import PowerSchedule
 
 _PATIENCE = 200  # steps on a flat posterior without a new best of the smoothed bound, after which the run ends
 _FEWEST_ROWS = 10  # of training, to say something about a posterior
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Scores on the rows that were held out, weighted where the data have weights."""
-
-    rows: int
-    nll: float  # -log p(y | x) a row
-    nll_error: float  # standard error
-    accuracy: float | None  # of classes
-    rmse: float | None  # of the predictive mean, for counts and real numbers
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ def load(run: str | Path) -> Fitted:
     if not path.is_file():
         formula = (path.parent / "effects.csv").is_file()
         raise InputError(
-            f"{str(run)!r} is no folder of a run: there is no {path.name} in it. "
+            f"{str(run)!r} is no folder of a run: "
+            + (f"there is no {path.name} in it. " if path.parent == Path(run) else "it is not there. ")
             + (
                 "It is of --formula, whose results predict in Python: torchngvi.mixed(...).fit().predict(frame)."
                 if formula

@@ -1,26 +1,27 @@
 """``torchngvi fit`` on tables of more rows than memory holds: an exact fit in passes over batches of rows."""
 
-import json
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from torchngvi import registry
-from torchngvi.app import report
-from torchngvi.app.config import Settings, to_dict, to_toml
-from torchngvi.app.outputs import OutputFolder, write_rows
-from torchngvi.app.streams import Designs, Frames, Layout, first_pass
+from torchngvi.app import approximation, findings, problems, report
+from torchngvi.app.config import Settings
+from torchngvi.app.findings import Findings, HeldOut
+from torchngvi.app.frames import Frames
+from torchngvi.app.names import AUTO
+from torchngvi.app.outputs import OutputFolder
+from torchngvi.app.runs import per_unit, too_few_rows
+from torchngvi.app.streams import Designs, first_pass
 from torchngvi.diagnostics import accuracy, log_predictive_density, predictive_mean
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
-from torchngvi.fitting.records import FitResult, Record
+from torchngvi.fitting.records import FitResult
 from torchngvi.models import Streamed
 from torchngvi.models.likelihoods import FAMILIES, GaussianNoise, Likelihood
 from torchngvi.posteriors.gaussian import Gaussian
 
-_PRIOR_PRECISION = 0.1
 _ROWS = 100_000  # of a batch
 
 
@@ -29,32 +30,11 @@ def in_batches(settings: Settings) -> bool:
     return settings.is_pattern or settings.batch_rows is not None
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Scores on the rows that were held out, weighted where there are weights."""
-
-    rows: int
-    nll: float  # -log p(y | x) a row
-    nll_error: float  # standard error
-    accuracy: float | None  # of classes
-    rmse: float | None  # of the predictive mean, for counts and real numbers
-
-
-@dataclass(frozen=True)
-class Run:
-    """The outcome of a fit in batches."""
-
-    settings: Settings
-    layout: Layout
-    result: FitResult
-    precision: float  # of the prior
-    held_out: Scores | None
-
-
 def run(settings: Settings, overwrite: bool) -> FitResult:
     """Fit a regression to the rows of files, print the result, and write it into a folder.
 
-    The folder gets ``posterior.pt``, ``coefficients.csv``, ``trace.csv``, ``summary.json`` and ``config.toml``.
+    The report and the files are those of a table in memory, but for k-hat and what else is found by sampling, and
+    `torchngvi.load` reads them.
 
     Args:
         settings: the settings of the run.
@@ -67,43 +47,75 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         InputError: files, columns or settings that cannot be used.
     """
     out = OutputFolder(settings.folder, overwrite=overwrite)
-    if not settings.has_gaussian_posterior:
-        got = f"{settings.posterior} and {settings.method}"
-        raise InputError(f"rows in batches need a Gaussian posterior and a method for it; got {got}.")
+    _check(settings)
     frames = Frames(settings.data, settings.batch_rows or _ROWS)
-    layout = first_pass(frames, settings)
-    likelihood, precision = _likelihood(settings), _precision(settings, layout)
+    layout, likelihood = first_pass(frames, settings), _likelihood(settings)
+    precisions, notes = problems.prior(settings, len(layout.names), layout.mean_square)
     dtype = getattr(torch, settings.dtype)
     model = Streamed.linear(
         Designs(frames, layout, settings),
         layout.rows[0],
         likelihood,
         dtype=dtype,
-        prior_precision=torch.tensor(precision, dtype=dtype),
+        prior_precision=torch.as_tensor(precisions, dtype=dtype),
         temperature=settings.temperature,
         classes=(0, 1) if settings.has_classes else None,
     )
-    dim = len(layout.names)
-    scale = min(precision**-0.5, dim**-0.5)
-    q = registry.posterior(settings.posterior, dim, structure=settings.structure, scale=scale, dtype=dtype)
+    q = problems.start(settings, len(layout.names), float(precisions[-1]), layout.row_norm)
     assert isinstance(q, Gaussian)
     usual = settings.method == "vn" and settings.lr is None  # which begins on a part of the rows
+    optimizer = None if usual else registry.method(settings.method, q, settings.lr)
+    tolerance = problems.tolerance(settings)
     result = fit(
         q,
         model,
-        None if usual else registry.method(settings.method, q, settings.lr),
-        tolerance=settings.tolerance,
+        optimizer,
+        tolerance=tolerance,
         max_evaluations=settings.max_evaluations,
         progress=settings.progress,
     )
     result = replace(result, unexamined="the rows are read in batches").named(layout.names)
-    held = _scores(model, q, Designs(frames, layout, settings, train=False)) if layout.rows[1] else None
-    outcome = Run(settings, layout, result, precision, held)
+    found = Findings(
+        settings,
+        layout,
+        layout.encoding,
+        likelihood,
+        torch.as_tensor(precisions),
+        layout.rows[0],
+        q,
+        result,
+        report.coefficients(layout.names, q.mean, q.stddev),
+        report.coefficients(layout.names, *per_unit(q, layout, settings.intercept)),
+        _scores(model, q, Designs(frames, layout, settings, train=False)) if layout.rows[1] else None,
+        tolerance,
+        (*frames.notes, *notes),
+        too_few_rows(layout.rows[0], layout.positive),
+    )
+    folder = None
     try:
-        _write(out, outcome, q)
+        with out.writing() as place:
+            findings.write(found, findings.numbers(found, approximation.numbers(None)), place)
+        folder = out.path
     finally:
-        _show(outcome, q)
+        findings.show(found, optimizer, folder, approximation=result.approximation, unit="passes over the rows")
     return result
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what cannot be done in passes."""
+    if not settings.has_gaussian_posterior:
+        got = f"{settings.posterior} and {settings.method}"
+        raise InputError(f"rows in batches need a Gaussian posterior and a method for it; got {got}.")
+    if settings.prior_precision == AUTO:
+        raise InputError(
+            "prior_precision auto takes many fits, which rows in batches are not read for. Set a number, such as that "
+            "which auto finds on a part of the rows."
+        )
+    if settings.impute is not None:
+        raise InputError(
+            "impute needs the medians of the columns, which are not found from rows in batches. Fill the entries in "
+            "before, and leave impute out."
+        )
 
 
 def _likelihood(settings: Settings) -> Likelihood:
@@ -117,15 +129,7 @@ def _likelihood(settings: Settings) -> Likelihood:
     return GaussianNoise(settings.noise)
 
 
-def _precision(settings: Settings, layout: Layout) -> float:
-    if settings.prior_precision is not None:
-        return settings.prior_precision
-    if settings.family == "gaussian" and layout.mean_square > 0:
-        return 1 / layout.mean_square
-    return _PRIOR_PRECISION
-
-
-def _scores(model: Streamed, q: Gaussian, batches: Designs) -> Scores:
+def _scores(model: Streamed, q: Gaussian, batches: Designs) -> HeldOut:
     """Of the rows held out, summed over a pass."""
     rows, weight, sums, right = 0, 0.0, torch.zeros(4, dtype=torch.float64), 0.0
     first = model.first
@@ -144,72 +148,4 @@ def _scores(model: Streamed, q: Gaussian, batches: Designs) -> Scores:
     nll = float(sums[0]) / weight
     error = math.sqrt(max(float(sums[1] - 2 * nll * sums[2] + nll**2 * sums[3]), 0.0)) / weight
     share = right / weight
-    return Scores(rows, nll, error, share if discrete else None, None if discrete else math.sqrt(share))
-
-
-def _summary(outcome: Run) -> dict[str, Any]:
-    result, layout, held = outcome.result, outcome.layout, outcome.held_out
-    return {
-        "converged": result.converged,
-        "verdict": _verdict(result),
-        "elbo": -result.loss if math.isfinite(result.loss) else None,
-        "natural_gradient_norm": result.norm if math.isfinite(result.norm) else None,
-        "evaluations": result.evaluations,
-        "seconds": result.trace[-1].seconds,
-        "training_rows": layout.rows[0],
-        "held_out_rows": layout.rows[1],
-        "held_out_nll_per_row": None if held is None else held.nll,
-        "held_out_nll_standard_error": None if held is None else held.nll_error,
-        "held_out_accuracy": None if held is None else held.accuracy,
-        "held_out_rmse": None if held is None else held.rmse,
-        "coefficients": len(layout.names),
-        "classes": None if layout.classes is None else {"failure": layout.classes[0], "success": layout.classes[1]},
-        "prior_precision": outcome.precision,
-        "settings": to_dict(outcome.settings),
-    }
-
-
-def _verdict(result: FitResult) -> str:
-    return f"{'converged' if result.converged else 'not converged'}, {result.reason}"
-
-
-def _write(out: OutputFolder, outcome: Run, q: Gaussian) -> None:
-    settings, layout = outcome.settings, outcome.layout
-    with out.writing() as folder:
-        saved = {
-            "posterior": {name: tensor.clone() for name, tensor in q.state_dict().items()},
-            "settings": to_dict(settings),
-            "feature_names": list(layout.names),
-            "center": torch.as_tensor(layout.center),
-            "scale": torch.as_tensor(layout.scale),
-            "classes": None if layout.classes is None else list(layout.classes),
-        }
-        torch.save(saved, folder / "posterior.pt")
-        rows = report.coefficients(layout.names, q.mean, q.stddev)
-        write_rows(folder / "coefficients.csv", report.Coefficient._fields, rows)
-        write_rows(folder / "trace.csv", Record._fields, outcome.result.trace)
-        text = json.dumps(_summary(outcome), indent=2, ensure_ascii=False)
-        (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-        (folder / "config.toml").write_text(to_toml(settings), encoding="utf-8")
-
-
-def _show(outcome: Run, q: Gaussian) -> None:
-    settings, layout, result, held = outcome.settings, outcome.layout, outcome.result, outcome.held_out
-    score = "no rows (test_fraction 0)"
-    if held is not None:
-        score = f"accuracy {held.accuracy:.3f}" if held.rmse is None else f"RMSE {held.rmse:.4g}"
-        score += f", negative log likelihood {held.nll:.4f} +- {held.nll_error:.4f} a row, {held.rows} rows"
-    lines = [
-        ("verdict", _verdict(result)),
-        ("ELBO", f"{-result.loss:.4f}"),
-        ("held out", score),
-        ("cost", f"{result.evaluations} passes over the rows, {result.trace[-1].seconds:.2f} s"),
-        ("data", f"{settings.data}: {layout.rows[0]} training rows, {len(layout.names)} coefficients"),
-        ("model", f"{settings.family}, prior precision {outcome.precision:.4g}"),
-        ("written to", f"{settings.folder}/"),
-    ]
-    unit = "per standard deviation of a column" if settings.standardize else "per unit of a column"
-    report.show(
-        report.coefficient_table(report.coefficients(layout.names, q.mean, q.stddev), unit),
-        report.summary_block("converged" if result.converged else "NOT CONVERGED", lines, good=result.converged),
-    )
+    return HeldOut(rows, nll, error, share if discrete else None, None if discrete else math.sqrt(share))

@@ -69,6 +69,7 @@ class Layout(Columns):
     rows: tuple[int, int]  # training and held out
     positive: int | None  # training rows of positive weight; None where there are no weights
     mean_square: float  # of the targets in the training rows
+    row_norm: float  # root of the mean square of a training row
 
 
 def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
@@ -90,7 +91,7 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     for frame in frames:
         columns = columns if start else _roles(frame, settings)
         named = _named(settings)
-        refuse_unusable({name: frame[name].to_numpy() for name in (*columns, *named.values())}, named)
+        refuse_unusable({name: frame[name].to_numpy() for name in (*columns, *named.values())}, named, fillable=False)
         extra = {role: numbers(frame[name], role) for role, name in named.items() if role != "target"}
         held = held_out(start, len(frame), settings)
         if "weights" in extra:
@@ -116,12 +117,12 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     coding, classes = _coding(targets, settings)
     found = (_encoded(name, column, chosen=name in settings.categorical) for name, column in columns.items())
     encoding = Encoding(tuple(found))
-    names, center, scale = _standardised(columns, encoding, settings)
+    names, center, scale, norm = _standardised(columns, encoding, settings)
     fill = np.full(len(names), np.nan)
     fill[: int(settings.intercept)] = 1.0
     weighted = None if settings.weights is None else positive
     rows = train, start - train
-    return Layout(names, center, scale, classes, fill, encoding, coding, rows, weighted, squares / train)
+    return Layout(names, center, scale, classes, fill, encoding, coding, rows, weighted, squares / train, norm)
 
 
 def _add(column: Column, entries: pd.Series, held: Array, *, chosen: bool) -> None:
@@ -187,27 +188,24 @@ def _coding(targets: dict[Any, int], settings: Settings) -> tuple[dict[Any, floa
 
 def _standardised(
     columns: Mapping[str, Column], encoding: Encoding, settings: Settings
-) -> tuple[tuple[str, ...], Array, Array]:
-    """The names of the design's columns, with what is subtracted from them and what they are divided by."""
-    center, scale = [], []
-    for column in columns.values():
-        if column.numeric:
-            constant = column.low == column.high
-            center.append(column.low if constant else column.mean)
-            scale.append(1.0 if constant else float(np.sqrt(column.square / column.count)))
-    for category_ in encoding.categories:
-        column = columns[category_.name]
-        for level in category_.levels[1:]:
-            share = column.levels.get(level, 0) / column.count
-            center.append(share)
-            scale.append(float(np.sqrt(share * (1 - share))) or 1.0)
-    names = encoding.names
-    if not settings.standardize:
-        center, scale = [0.0] * len(names), [1.0] * len(names)
-    require_spread(np.array(scale), names)
+) -> tuple[tuple[str, ...], Array, Array, float]:
+    """The names of the design's columns, what is subtracted from them, what they are divided by, and the row norm."""
+    moments = [(c.mean, c.square / c.count, c.low, c.low == c.high) for c in columns.values() if c.numeric]
+    for kind in encoding.categories:
+        column = columns[kind.name]
+        shares = [column.levels.get(level, 0) / column.count for level in kind.levels[1:]]
+        moments += [(share, share * (1 - share), share, share in (0, 1)) for share in shares]
+    names, count = encoding.names, len(moments)
+    center, scale = np.zeros(count), np.ones(count)
+    if settings.standardize:
+        center = np.array([low if constant else mean for mean, _, low, constant in moments])
+        scale = np.array([1.0 if constant else np.sqrt(variance) for _, variance, _, constant in moments])
+        require_spread(scale, names)
+    mean, variance = np.array([moment[:2] for moment in moments]).T
+    square = float(((variance + np.square(mean - center)) / scale**2).sum())
     if settings.intercept:
-        names, center, scale = ("intercept", *names), [0.0, *center], [1.0, *scale]
-    return names, np.array(center), np.array(scale)
+        names, center, scale = ("intercept", *names), np.r_[0.0, center], np.r_[1.0, scale]
+    return names, center, scale, float(np.sqrt(square + settings.intercept))
 
 
 def held_out(start: int, count: int, settings: Settings) -> Array:

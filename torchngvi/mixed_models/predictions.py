@@ -45,6 +45,8 @@ class Prediction(NamedTuple):
 
     >>> Prediction.of(torch.tensor([[0.0], [1.0], [2.0]]), 0.5).low.item()
     0.5
+    >>> Prediction.of(torch.tensor([[0.0], [1.0], [2.0]]), 0.5)
+    Prediction(mean=tensor([1.]), sd=tensor([1.]), low=tensor([0.5000]), high=tensor([1.5000]), draws=(3, 1))
     """
 
     mean: Tensor  # (M,)
@@ -52,6 +54,11 @@ class Prediction(NamedTuple):
     low: Tensor  # (M,)
     high: Tensor  # (M,)
     draws: Tensor  # (S, M)
+
+    def __repr__(self) -> str:
+        """The summaries; of the draws their shape."""
+        told = ", ".join(f"{name}={getattr(self, name)}" for name in ("mean", "sd", "low", "high"))
+        return f"Prediction({told}, draws={tuple(self.draws.shape)})"
 
     @classmethod
     def of(
