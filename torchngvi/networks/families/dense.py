@@ -161,7 +161,7 @@ def _root(
     precision: Tensor,  # (..., D, D), overwritten
     rounding: float,  # of the numbers that it was made of
 ) -> Tensor:
-    """The lower root; where rounding has left the matrix indefinite, that of one whose diagonal is larger by D times it.
+    """The lower root; where rounding has left the matrix indefinite, of one with a diagonal that is D times it larger.
 
     A running mean in single precision is positive semidefinite only up to rounding, Σⱼₖ|vⱼvₖ|√(HⱼⱼHₖₖ) times it along
     v, which is more than δ where features are large and data many.
