@@ -69,6 +69,7 @@ class Starts:
         self.over: Callable[[], bool] = lambda: False
         self.show: Callable[[str], None] = lambda phase: None
         self.keep: Callable[[Coordinates], None] = lambda coordinates: None
+        self._kept = math.inf  # the loss there
 
     @property
     def streamed(self) -> bool:
@@ -341,5 +342,9 @@ class Starts:
         return max(_TRUST[0], _TRUST[1] * self.q.dim)
 
     def sampled_loss(self, draws: int, **options: float) -> float:
-        """L at q from whitened draws, the same for every q; infinite where it is not finite."""
-        return sampled_loss(self.q, self.target, draws, self.seed + 2, **options)
+        """L at q from whitened draws, the same for every q; infinite where it is not finite.  The best is kept."""
+        loss = sampled_loss(self.q, self.target, draws, self.seed + 2, **options)
+        if draws >= _FEWEST and loss < self._kept:
+            self._kept = loss
+            self.keep(self.q.snapshot())
+        return loss
