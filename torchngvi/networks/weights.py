@@ -328,7 +328,7 @@ class NetworkWeights(nn.Module):
 
 def _temperature(given: Any) -> float:
     """A temperature as a number, after a check."""
-    if not isinstance(given, Real | Tensor) or not 0 < given < math.inf:
+    if not isinstance(given, Real | Tensor) or not 0 < float(given) < math.inf:
         raise InputError(f"temperature is larger than 0 and finite; got {given!r}.")
     return float(given)
 
