@@ -178,6 +178,21 @@ def test_a_full_pool_is_confirmed_by_fresh_draws(tolerance, given_up, monkeypatc
         assert total <= tolerance
 
 
+def test_sweeps_that_creep_are_given_up(monkeypatch):
+    """Sweeps in a row of the fewest draws, none of which confirms q: averages go on."""
+    sizes, draw, give_up = [], Sweeps._draw, Sweeps._give_up
+    monkeypatch.setattr(Sweeps, "_draw", lambda self: sizes.append(self.number) or draw(self))
+    monkeypatch.setattr(Sweeps, "_next", lambda self: 2 * self.q.dim + 2)
+    monkeypatch.setattr(Sweeps, "_give_up", lambda self: sizes.append("given up") or give_up(self))
+    monkeypatch.setattr("torchngvi.fitting.sweeps._CREEPING", 3)
+    monkeypatch.setattr("torchngvi.fitting.sweeps._NEAR", 0.0)
+    model = logistic(12, 100, 3)
+    q, result = run(model.log_joint, 12, tolerance=0.05)
+    assert sizes == [26, 26, 26, "given up"]
+    assert result.converged
+    assert gap(model, q) < 0.01
+
+
 def test_a_log_joint_that_fails_at_a_draw_is_left_to_averages():
     """NaN beyond a bound that draws of q meet now and then: a result all the same."""
     log_joint = logistic(8, 40, 5).log_joint

@@ -8,7 +8,7 @@ import torch
 
 from torchngvi import CholeskyGaussian, LogJoint, fit
 from torchngvi.fitting.points import Point
-from torchngvi.fitting.race import Race, Start, sampled_loss
+from torchngvi.fitting.race import Race, sampled_loss
 from torchngvi.fitting.rescue import Rescue
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.starts import Starts
@@ -133,27 +133,6 @@ def test_draws_are_pooled_after_a_race_where_averages_are_dear(raced, dim, pools
     engine.starts.raced = raced
     engine._begun()
     assert engine.sweeps.closed is not pools
-
-
-class TestRival:
-    """Of a start that gains about as much in each block, far from where it leads."""
-
-    def run(self, rival):
-        q, target = at(0.0, 2), Guarded(LogJoint(lambda theta: 10 * theta.sum(-1)))
-        start = Start("", q.snapshot(), sampled_loss(q, target, 32, 3))
-        with torch.no_grad():
-            Race(q, target, 1).run([start], 8, rival)
-        return target.gradients // 512, start
-
-    def test_it_ends_where_the_blocks_left_would_not_reach_it(self):
-        blocks, _ = self.run(-1e9)
-        assert blocks == 5
-
-    def test_it_goes_on_where_they_would(self):
-        assert self.run(math.inf)[0] == 8
-        blocks, start = self.run(0.0)
-        assert blocks == 8
-        assert start.loss < 0.0
 
 
 def test_heavy_tails_end_an_average_at_once(monkeypatch):

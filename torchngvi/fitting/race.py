@@ -42,7 +42,6 @@ _PATIENCE = 2  # such blocks
 CONFINED = 15.0  # log of the factor by which a standard deviation may grow
 BOUNDED = 1e12  # nats to which the ELBO may rise
 _RATES = (0.5, 0.5, 0.5, 0.5, 0.5, 0.1, 0.05, 0.02, 0.02, 0.02)  # of these blocks; over the second half q is averaged
-_PROMISE = 3  # blocks whose mean gain tells where a start will come to
 _COMPARED = 4096  # draws by which the finish is judged
 
 
@@ -126,23 +125,22 @@ class Race:
         self.lr, self.reached = lr or self.pace.lr, math.inf
         self.unit = target.temperature or 1.0
 
-    def run(self, starts: Sequence[Start], blocks: int = _BLOCKS, rival: float = math.inf) -> None:
+    def run(self, starts: Sequence[Start], blocks: int = _BLOCKS) -> None:
         """Leave q where the best of the starts has come to; as it is where none has a finite loss.
 
         Args:
             starts: those that race.
             blocks: the most that a start runs.
-            rival: a loss that is known from elsewhere.  The race ends where the blocks that are left, as good as the
-                last few, would not lead so far down.
         """
         alive = [start for start in starts if math.isfinite(start.loss)]
         if not alive:
             return
         enough = self.unit * max(_GAIN[0], _GAIN[1] * self.q.dim)
         best, widest, idle = min(alive, key=lambda start: start.loss), self._widest(alive), 0
-        least, joined, losses = math.inf, False, [best.loss]
+        least, joined = math.inf, False
         for block in range(blocks):
-            self.keep(best.coordinates)
+            if block:  # before, the starts are known
+                self.keep(best.coordinates)
             if self.over():
                 break
             self.show(f"{len(alive)} start{'s' * (len(alive) > 1)}, block {block + 1}")
@@ -160,10 +158,7 @@ class Race:
             lost = best.loss < -BOUNDED or float((self.q.stddev.log() - widest).max()) > CONFINED
             idle = idle + 1 if best.judged > least - enough else 0
             least = least if idle else best.judged
-            losses.append(best.loss)
-            mean = (losses[-1 - _PROMISE] - best.loss) / _PROMISE if block > _PROMISE else math.inf
-            behind = best.loss - (blocks - block - 1) * max(mean, 0.0) > rival
-            if lost or behind or (len(alive) == 1 and idle >= _PATIENCE):
+            if lost or (len(alive) == 1 and idle >= _PATIENCE):
                 break
         self.q.restore(best.coordinates)
         self.reached = best.loss

@@ -253,7 +253,7 @@ class Starts:
                 self.keep(self.q.snapshot())
 
         Race(work, self.target, self.seed, self.over, self.show, keep, MEAN_FIELD).run(
-            [start], min(max(_INDEPENDENT[0], self.q.dim), _INDEPENDENT[1]), min(other.loss for other in starts)
+            [start], min(max(_INDEPENDENT[0], self.q.dim), _INDEPENDENT[1])
         )
         if not self._initialized(work.mean, work.scale_tril):
             return []
