@@ -148,7 +148,7 @@ class Starts:
         if mode is None:
             self._race([init], path)
             return
-        reached, trusted = self._placed(mode)
+        reached, trusted = self.place(mode)
         if not trusted:
             found = Start("a mode", self.q.snapshot(), reached)
             self._race([found, init, *self._narrower(init)], path)
@@ -279,8 +279,7 @@ class Starts:
     def better(self) -> Mode | None:
         """The mode with the most evidence from the other starts, where it has more than the first by a nat."""
         starts = self.mean + self._shifts(self.others)
-        found = find_modes(self.target, starts, self._budget, over=self.over)
-        modes = [mode for mode in found if mode is not None]
+        modes = [mode for mode in find_modes(self.target, starts, self._budget, over=self.over) if mode is not None]
         self._remember(modes)
         self.looked = True
         best = max(modes, key=lambda mode: mode.log_evidence, default=None)
@@ -296,12 +295,8 @@ class Starts:
         uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64)
         return (4 * uniform - 2).to(self.mean)
 
-    def place(self, mode: Mode) -> None:
-        """Put q at the mode, narrower where its draws say so."""
-        self._placed(mode)
-
-    def _placed(self, mode: Mode) -> tuple[float, bool]:
-        """Put q at the mode with the best of some scales; the loss there, and whether the mode is to be trusted."""
+    def place(self, mode: Mode) -> tuple[float, bool]:
+        """Put q at the mode, narrower where draws say so; the loss there, and whether the mode is to be trusted."""
         gamma = self.target.temperature or 1.0
         scale = self.q.kept_precision(mode.root)  # of a mean field 1/√diag H
         best, here = math.inf, self.q.snapshot()

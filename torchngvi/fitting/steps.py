@@ -130,7 +130,8 @@ class Steps(Engine):
         """
         self.places = False
         assert isinstance(self.q, Gaussian)
-        if bool((status.norm2 <= (_FAR * self.target.temperature) ** 2).all()):
+        far = ~finite(status.loss) | (status.norm2 > (_FAR * self.target.temperature) ** 2)
+        if not bool(far.any()):
             return status
         here = self.q.snapshot()
         try:
