@@ -130,7 +130,7 @@ class Steps(Engine):
         """
         self.places = False
         assert isinstance(self.q, Gaussian)
-        far = ~finite(status.loss) | (status.norm2 > (_FAR * self.target.temperature) ** 2)
+        far = status.loss.isposinf() | (status.norm2 > (_FAR * self.target.temperature) ** 2)
         if not bool(far.any()):
             return status
         here = self.q.snapshot()
@@ -142,6 +142,8 @@ class Steps(Engine):
         better = finite(there.loss) & ~(there.loss >= status.loss)
         if not bool(better.all()):
             self.q.assign(here, ~better.to(self.q.mean_probe.device))
+            if not bool((better | finite(status.loss)).any()):  # nobody is anywhere
+                return status
             there = _on_host(self.optimizer.evaluate(self.target))
         self.mark()
         return there
