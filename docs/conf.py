@@ -12,6 +12,7 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["site"]
 myst_heading_anchors = 3
 default_role = "py:obj"
+html_show_copyright = False
 html_theme = "furo"
 html_title = f"torchngvi {release}"
 html_copy_source = False
