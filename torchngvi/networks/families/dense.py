@@ -38,20 +38,21 @@ class Dense(Family):
         num_data: int,
     ) -> None:
         super().__init__(parameters, prior, start, num_data)
+        shape = self._laid_out()
+        self.register_buffer("curvature", self.mean[0].new_zeros(shape))
+        # lower, of the precision: C is its inverse, transposed
+        self.register_buffer("root", self.mean[0].new_zeros(shape))
+
+    def _laid_out(self) -> tuple[int, ...]:
+        """Find the numbers of weights of the parameters in a block, after a check; the shape of all blocks."""
         self.sizes = [m.numel() for m in self.mean]
-        if sum(self.sizes) > _LARGEST:
+        width = sum(self.sizes)
+        if width > _LARGEST:
             raise InputError(
                 f'structure="dense" is for {_LARGEST:,} weights at most; {", ".join(self.names[:4])} have '
-                f'{sum(self.sizes):,}. Use "rows", "kronecker" or "diagonal", or name fewer parameters.'
+                f'{width:,}. Use "rows", "kronecker" or "diagonal", or name fewer parameters.'
             )
-        self._reserve(sum(self.sizes), sum(self.sizes))
-
-    def _reserve(self, *shape: int) -> None:
-        """Make the buffers."""
-        self.register_buffer("curvature", self.mean[0].new_zeros(shape))
-        self.register_buffer(
-            "root", self.mean[0].new_zeros(shape)
-        )  # lower, of the precision: C is its inverse, transposed
+        return width, width
 
     def _flat(self, tensors: list[Tensor]) -> Tensor:
         """The vectors of weights that depend on one another, (..., D)."""
@@ -130,14 +131,7 @@ class Rows(Dense):
         InputError: for parameters of different numbers of rows, or more weights than a block can have.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        prior: Mapping[str, float],
-        start: Mapping[str, float],
-        num_data: int,
-    ) -> None:
-        Family.__init__(self, parameters, prior, start, num_data)
+    def _laid_out(self) -> tuple[int, ...]:
         counts = {name: len(m) if m.ndim else 1 for name, m in zip(self.names, self.mean, strict=True)}
         if len(set(counts.values())) > 1:
             rows = ", ".join(f"{name} has {count}" for name, count in list(counts.items())[:4])
@@ -151,7 +145,7 @@ class Rows(Dense):
                 f'most; {", ".join(self.names[:4])} have {width:,} and {self.rows * width**2:,}. Use "kronecker" or '
                 '"diagonal".'
             )
-        self._reserve(self.rows, width, width)
+        return self.rows, width, width
 
     def _flat(self, tensors: list[Tensor]) -> Tensor:
         return torch.cat([tensor.reshape(self.rows, -1) for tensor in tensors], 1)
