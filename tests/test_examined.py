@@ -253,7 +253,8 @@ def test_an_error_loses_the_examination_only(monkeypatch):
 
 
 @pytest.mark.parametrize(("function", "dim"), [(logistic, 4), (eight_schools, 10), (banana, 2)])
-def test_it_takes_what_the_fit_has_taken_at_most(function, dim):
+def test_it_takes_what_the_fit_has_taken_at_most(function, dim, monkeypatch):
+    monkeypatch.setattr("torchngvi.diagnostics.allowance._QUICK", 0.0)  # no log joint is
     plain, counted = Counted(function), Counted(function)
     run(plain, dim, examine=False)
     _, result = run(counted, dim)
@@ -264,6 +265,29 @@ def test_it_takes_what_the_fit_has_taken_at_most(function, dim):
         counted.gradients - plain.gradients,
         counted.values - plain.values,
     )
+
+
+def funnel(theta):
+    """Four coordinates whose standard deviations are between 0.2 and 4.5, as the first says; a fit takes little."""
+    first, rest = theta[..., :1], theta[..., 1:]
+    log_sd = 1.5 * first.tanh()
+    return -0.5 * (first.square() + (rest * (-log_sd).exp()).square() + 2 * log_sd).sum(-1)
+
+
+@pytest.mark.parametrize("limit", ["_QUICK", "_WAITED"])
+def test_it_takes_more_of_a_quick_log_joint(limit, monkeypatch):
+    alone, quick = Counted(funnel), Counted(funnel)
+    run(alone, 4, examine=False)
+    fitted = alone.cost
+    _, result = run(quick, 4)
+    check = quick.cost - fitted
+    assert fitted < check <= 12_000
+    assert result.verdict.word == "does not fit"
+    monkeypatch.setattr(f"torchngvi.diagnostics.allowance.{limit}", 0.0)
+    slow = Counted(funnel)
+    _, result = run(slow, 4)
+    assert slow.cost <= 2 * fitted
+    assert any("budget" in clause for clause in result.verdict.effort.unexamined)
 
 
 def test_where_there_is_no_doubt_it_takes_few_values():

@@ -9,7 +9,7 @@ from arrow import ScalarArrow
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
 from torchngvi.diagnostics import Residuals, examine
-from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled
+from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled, heaviest
 from torchngvi.diagnostics.rule import Marginals, OtherMode, Shape, judge, undecided
 from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError, PairError
@@ -173,9 +173,26 @@ def test_modes_from_elsewhere():
     other = verdict.modes[0]
     assert other.distance == pytest.approx(6 * math.sqrt(2), abs=1e-3)
     assert other.share == pytest.approx(0.5, abs=1e-3)
-    alone = examine(q, target, modes=())  # a few draws of the wide proposal come there, and make its weights poor
-    assert alone.word == "about right"
-    assert alone.reasons[0].startswith("importance weights do not tell more")
+
+
+def test_modes_near_draws_of_large_weight():
+    q = CholeskyGaussian(2, mean=3.0, dtype=F64)
+    verdict = examine(q, two_normals(3.0), modes=())  # draws of the wide proposal come near, and have such weights
+    assert (verdict.effort.starts, verdict.effort.climbed) == (0, 4)
+    assert verdict.word == "does not fit"
+    assert verdict.modes[0].share == pytest.approx(0.5, abs=1e-3)
+    assert "1 other mode from 4 draws of large weight" in str(verdict)
+
+
+def test_the_heaviest_draws_are_of_different_regions():
+    x = torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [5.0, 0.1], [0.0, 5.0], [2.5, 2.5], [9.0, 9.0]], dtype=F64)
+    log_weights = torch.tensor([3.0, 2.9, 2.8, 5.0, 2.7, 2.6, 2.5], dtype=F64)
+    assert heaviest(x, log_weights).tolist() == [3, 0, 4, 5]
+
+
+def test_no_draw_is_climbed_from_where_weights_are_believed():
+    q = CholeskyGaussian(2, dtype=F64)
+    assert examine(q, normal, modes=()).effort.climbed == 0
 
 
 def test_where_the_search_starts():

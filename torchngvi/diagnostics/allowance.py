@@ -1,9 +1,14 @@
 """What an examination may ask of a log joint, and what it has asked."""
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torchngvi.models.guarded import VALUE, Guarded
+
+_QUICK = 0.05  # seconds of the processor below which what was asked first was quick
+_WAITED = 0.5  # and of the clock
 
 
 class Allowance:
@@ -14,6 +19,7 @@ class Allowance:
         gradients: at most.
         cost: of gradients, and of values at 0.4 of one, at most.
         over: whether there is no time left; asked before each call.
+        quick: the cost where the log joint is found to be quick.
 
     >>> from torchngvi.models import LogJoint
     >>> allowed = Allowance(Guarded(LogJoint(lambda theta: -theta.square().sum(-1))), 1000, 600.0)
@@ -22,10 +28,26 @@ class Allowance:
     """
 
     def __init__(
-        self, target: Guarded, gradients: int, cost: float = math.inf, over: Callable[[], bool] = lambda: False
+        self,
+        target: Guarded,
+        gradients: int,
+        cost: float = math.inf,
+        over: Callable[[], bool] = lambda: False,
+        quick: float = 0.0,
     ) -> None:
-        self.target, self.gradients, self.cost, self.over = target, gradients, cost, over
+        self.target, self.gradients, self.cost, self.over, self.quick = target, gradients, cost, over, quick
         self._before = target.gradients, target.values
+
+    @contextmanager
+    def widened_if_quick(self) -> Iterator[None]:
+        """Let more be spent if what is done inside takes no time to speak of.
+
+        The processor's is that of this thread: a machine that is busy with other things makes no difference.
+        """
+        clock, busy = time.perf_counter(), time.thread_time()
+        yield
+        if time.thread_time() - busy < _QUICK and time.perf_counter() - clock < _WAITED:
+            self.cost = max(self.cost, self.quick)
 
     @property
     def spent(self) -> tuple[int, int]:

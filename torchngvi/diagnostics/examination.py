@@ -24,12 +24,12 @@ from torchngvi.diagnostics.linear_response import (
     third_order,
     third_order_of_values,
 )
+from torchngvi.diagnostics.other_modes import MODES, found_from, most_of_each, others_than, starting_points
 from torchngvi.diagnostics.rule import (
     LIMITS,
     NOT,
     WIDE,
     Marginals,
-    OtherMode,
     Shape,
     judge,
     plain,
@@ -41,7 +41,7 @@ from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
-from torchngvi.mode import Mode, distinct, find_modes
+from torchngvi.mode import Mode
 from torchngvi.models.arguments import FullPrecision, as_target, count
 from torchngvi.models.guarded import VALUE, Guarded
 from torchngvi.numerics.inference_mode import tracked
@@ -58,11 +58,7 @@ _AT_ONCE = 5  # coordinates that are confirmed together
 _ENTRIES = 20_000_000  # of the points at which they ask for gradients, unless one coordinate needs more
 _LOST = 0.05  # share of the draws that may fail
 _WIDEST = 2000  # dimensions up to which M is formed
-_MODES = 60  # dimensions below which modes are looked for
-_STARTS = (2, 8)  # for them
-_FAR = 4.0  # of q from another mode, or 2 √D
 _MORE = "more importance weights"
-_LEAST = 5.0  # nats below the ELBO down to which another mode counts
 
 
 @tracked
@@ -86,7 +82,8 @@ def examine(
         target: a model, or a function of theta returning the log joint, which gives the same value twice.
         residuals: Cᵀ∇ℓ/γ - z at antithetic draws of this q, as the last sample average of a fit has them: they save
             gradients. Too few for the dimension are not used.
-        modes: of the density, found elsewhere; by default they are searched for where D < 60.
+        modes: of the density, found elsewhere; by default they are searched for where D < 60. From draws with large
+            weights they are in any case, where weights are not to be believed.
         around: where that search starts, at points of U(-2, 2) added to it: the mean that q had before the fit.
         max_gradients: a budget; what it does not reach is said in the verdict.
         seed: of all draws.
@@ -134,8 +131,8 @@ def examine_fitted(
 ) -> Verdict:
     """As `examine`, at the end of a fit: within an allowance, and no dearer than it need be.
 
-    1,024 values come first. Where they say plainly that q fits, or are believed and there is no room for linear
-    response and as many again, nothing more is asked but other modes.
+    1,024 values come first, whose time says whether the log joint is quick. Where they say plainly that q fits, or are
+    believed and there is no room for linear response and as many again, nothing more is asked but other modes.
     """
     with FullPrecision(q.device.type):
         return _Examination(q, allowed, seed, starts).run(None, modes, around, glance=True)
@@ -155,6 +152,7 @@ class _Examination:
         self.frame = q.frame()
         self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
         self.unexamined: list[str] = []
+        self.climbed = 0  # draws of large weight from which modes were searched for
 
     def run(
         self,
@@ -166,12 +164,16 @@ class _Examination:
     ) -> Verdict:
         """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
         self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw
-        sampled = self._sampled(None, _GLANCE, self.seed + 7) if glance and self.allowed.affords(_GLANCE) else None
-        third = None
+        sampled = third = None
+        if glance and self.allowed.affords(_GLANCE):
+            with self.allowed.widened_if_quick():
+                sampled = self._sampled(None, _GLANCE, self.seed + 7)
         if sampled is not None and plain(self.marginals, sampled):
             self.unexamined.append("linear response and tails (importance weights leave no doubt)")
         elif trusted(sampled) and not self._affords_more():
             self.unexamined += [f"{what} ({self.allowed})" for what in ("linear response and tails", _MORE)]
+        elif glance and judge(self.marginals, None, None, others_than(self.q, modes or (), sampled))[0] == NOT:
+            self.unexamined.append("linear response and tails (q does not fit without them)")
         else:
             residuals = self.residuals(residuals)
             third = self.third(residuals)
@@ -185,11 +187,14 @@ class _Examination:
             if judge(self.marginals, shape, sampled, ())[0] == NOT:
                 modes = ()
                 self.unexamined.append("other modes (q does not fit without them)")
-        others = self.others(self.search(around) if modes is None else modes, sampled)
+        found = [*(self.search(around) if modes is None else modes)]
+        others = others_than(self.q, found, sampled)
+        if judge(self.marginals, shape, sampled, others)[0] != NOT:
+            others = others_than(self.q, found + self.uphill(sampled), sampled)
         if doubtful is not None:
             self.confirm(doubtful)
         word, reasons = judge(self.marginals, shape, sampled, others)
-        effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined))
+        effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined), self.climbed)
         return Verdict(word, reasons, self.marginals, shape, sampled, others, effort)
 
     def _affords_more(self) -> bool:
@@ -318,33 +323,25 @@ class _Examination:
 
     def search(self, around: Tensor | float) -> list[Mode]:
         """From a few starts, each with its share of the budget."""
-        dim = self.q.dim
-        starts = min(max(64 // dim, _STARTS[0]), _STARTS[1])
-        # a step in progress may take 23 points and two Hessians more than its budget
-        each = min(200 + 20 * dim, self.allowed.left // starts - 2 * (dim + 1) - 23)
-        if dim >= _MODES or each < 2 * (dim + 2):
-            why = f"D = {dim} is not below {_MODES}" if dim >= _MODES else str(self.allowed)
+        points = starting_points(self.q, around, self.seed + 5)
+        each = most_of_each(self.allowed, points)
+        if not each:
+            dim = self.q.dim
+            why = str(self.allowed) if len(points) else f"D = {dim} is not below {MODES}"
             self.unexamined.append(f"other modes ({why})")
             return []
-        generator = torch.Generator().manual_seed(self.seed + 5)
-        points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64) - 2
-        centre = torch.as_tensor(around, dtype=self.frame.mean.dtype, device=self.frame.mean.device)
-        self.starts = starts
-        found = find_modes(self.target, centre + points.to(self.frame.mean), each, over=self.allowed.over)
-        return [mode for mode in found if mode is not None and mode.found]
+        self.starts = len(points)
+        return found_from(self.allowed, points, each)
 
-    def others(self, modes: Sequence[Mode], sampled: Sampled | None) -> tuple[OtherMode, ...]:
-        """Those that are not q's own, each once, the one with the most evidence first."""
-        elbo = -math.inf if sampled is None else sampled.from_q.elbo
-        far = max(_FAR, 2 * math.sqrt(self.q.dim))
-        kept: list[Mode] = []
-        for mode in sorted(modes, key=lambda one: -one.log_evidence):
-            apart = float(self.q.whiten(mode.theta - self.frame.mean).norm())
-            if apart > far and mode.log_evidence > elbo - _LEAST and all(distinct(mode, one) for one in kept):
-                kept.append(mode)
-        evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64)
-        shares = evidence.softmax(0)[1:].tolist()
-        return tuple(
-            OtherMode(mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share)
-            for mode, share in zip(kept, shares, strict=True)
-        )
+    def uphill(self, sampled: Sampled | None) -> list[Mode]:
+        """From the draws with the largest weights, where weights are not believed: what these draws are on the edge of.
+
+        A region that was hardly reached has few draws, and large weights; a mode in it may be far from any start.
+        """
+        if sampled is None or sampled.heaviest is None or trusted(sampled) or self.q.dim >= MODES:
+            return []
+        each = most_of_each(self.allowed, sampled.heaviest)
+        if not each:
+            return []
+        self.climbed = len(sampled.heaviest)
+        return found_from(self.allowed, sampled.heaviest, each)

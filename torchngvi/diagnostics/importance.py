@@ -26,6 +26,7 @@ _FLOOR = 0.1  # of the eigenvalues of I - M: about three times as wide
 _TOP = 4  # directions with heavy tails
 _OWN = 16  # coordinates whose variances have a k̂ of their own
 _AT_ONCE = 1024  # draws a call of the log joint
+_HEAVIEST, _AMONG, _APART = 4, 64, 2.0  # draws that are kept for their weights, of so many, in sds of q
 
 
 class Corrected(NamedTuple):
@@ -63,6 +64,7 @@ class Sampled(NamedTuple):
     from_q: FromQ
     draws: int
     weights: Weights | None = None
+    heaviest: Tensor | None = None  # draws of the largest weights, far from one another, (K, D)
 
 
 class Proposal:
@@ -188,15 +190,34 @@ def corrected_moments(
     if bool(log_joint.isnan().any()) or not bool((log_joint < math.inf).all() & log_joint.isfinite().any()):
         return None
     half = num_samples // 2
-    weights = (log_joint - own)[:half]
+    weights, corrected = (log_joint - own)[:half], log_joint - mixture
     alone = smoothed(weights)
     nats = 0.5 * float(weights.var()) if bool(weights.isfinite().all()) else math.inf
     return Sampled(
-        weighted_moments(theta, log_joint - mixture, q.stddev),
+        weighted_moments(theta, corrected, q.stddev),
         FromQ(float(alone.k_hat), float(alone.effective), nats, float(weights.mean())),
         num_samples,
-        Weights(_scaled(weights), _scaled(log_joint - mixture)),
+        Weights(_scaled(weights), _scaled(corrected)),
+        theta[heaviest(x, corrected)],
     )
+
+
+def heaviest(
+    x: Tensor,  # in the frame of q, (S, D)
+    log_weights: Tensor,  # (S,)
+) -> Tensor:
+    """Choose up to four draws with large weights, each as far from those before as draws of q are: indices (K,).
+
+    >>> heaviest(torch.tensor([[0.0], [4.0], [4.1]]), torch.tensor([0.0, 1.0, 2.0])).tolist()
+    [2, 0]
+    """
+    first = log_weights.argsort(descending=True)[:_AMONG]
+    apart = torch.cdist(x[first], x[first]) >= max(_APART, math.sqrt(x.shape[1]))
+    rows, kept = apart.tolist(), list[int]()
+    for k, row in enumerate(rows):
+        if len(kept) < _HEAVIEST and all(row[j] for j in kept):
+            kept.append(k)
+    return first[kept]
 
 
 def _scaled(log_weights: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class Effort(NamedTuple):
     values: int
     starts: int  # of the search for modes
     unexamined: tuple[str, ...]  # clauses: what, and why
+    climbed: int = 0  # draws of large weight from which modes were searched for too
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,11 @@ class Verdict:
             ]
         if self.shape is not None:
             parts.append(f"linear response: top eigenvalue {self.shape.eigenvalue:.2g}")
-        if self.effort.starts:
+        started = [f"{self.effort.starts} starts in U(-2, 2)"] if self.effort.starts else []
+        started += [f"{self.effort.climbed} draws of large weight"] if self.effort.climbed else []
+        if started:
             found = len(self.modes)
-            parts.append(f"{found or 'no'} other mode{'s' * (found != 1)} from {self.effort.starts} starts in U(-2, 2)")
+            parts.append(f"{found or 'no'} other mode{'s' * (found != 1)} from {' and '.join(started)}")
         return "; ".join(parts) or "no numbers"
 
     def _table(self) -> list[str]:

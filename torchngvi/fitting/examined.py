@@ -1,7 +1,8 @@
 """After a fit of a log joint: does a Gaussian fit?  That q is the best of them does not say so.
 
-The examination of `torchngvi.diagnostics` takes from the log joint what the fit has taken at most, and what the budgets
-of the run have left.  It draws from generators of its own, and leaves q and those of torch alone.
+The examination of `torchngvi.diagnostics` takes from the log joint what the fit has taken at most, or 12,000 gradients
+where they are quick, and what the budgets of the run have left.  It draws from generators of its own, and leaves q and
+those of torch alone.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torchngvi.models.guarded import VALUE, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _FEWEST = 1025 * VALUE  # cost below which nothing can be told
+_QUICK = 12_000.0  # cost that nobody minds where the log joint is quick
 
 
 class Examined(NamedTuple):
@@ -34,7 +36,8 @@ def examined(
     over: Callable[[], bool],
 ) -> Examined:
     """Examine a q that has been fitted from those starts, whatever the examination comes upon."""
-    allowed = Allowance(target, 2**62, min(target.cost, most - target.cost), over)
+    left = most - target.cost
+    allowed = Allowance(target, 2**62, min(target.cost, left), over, quick=min(_QUICK, left))
     if over() or allowed.cost < _FEWEST:
         return Examined(None, "the budget of the run is used up")
     known = starts.looked and bool(starts.modes)
