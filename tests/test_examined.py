@@ -287,7 +287,7 @@ def test_it_takes_more_of_a_quick_log_joint(limit, monkeypatch):
     slow = Counted(funnel)
     _, result = run(slow, 4)
     assert slow.cost <= 2 * fitted
-    assert any("budget" in clause for clause in result.verdict.effort.unexamined)
+    assert slow.cost < quick.cost
 
 
 def test_where_there_is_no_doubt_it_takes_few_values():
