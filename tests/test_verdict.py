@@ -324,6 +324,8 @@ def shape_of(log_sd, confirmed=False, singular=False, tails=0.0):
 
 POOR = "importance weights do not tell more: worth 3000 of 4096 draws, k-hat 0.80"
 FEW = "importance weights do not tell more: worth 99 of 4096 draws, k-hat 0.30"
+THIRD = "log tau: sd about 2.2 times too small, by the third order alone"
+THIRD_MORE = "log tau: sd about 2.5 times too small, by the third order alone"
 Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
 
 
@@ -380,6 +382,14 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
         (shape_of(0.0), sampled_of(0.1, k_hat=0.8), "about right", (POOR,)),
         (shape_of(0.0), sampled_of(0.9, effective=99.0), "about right", (FEW,)),  # which are not to be believed
         (shape_of(0.0), None, "about right", ("no importance weights to tell more",)),
+        (  # no draw is of use, and the third order is far beyond its errors
+            shape_of(0.9),
+            sampled_of(0.1, effective=99.0),
+            "does not fit",
+            ("log tau: sd about 2.5 times too small, by the third order alone",),
+        ),
+        (shape_of(0.8), sampled_of(0.1, effective=99.0), "about right", (THIRD, FEW)),
+        (shape_of(0.9), None, "about right", (THIRD_MORE, "no importance weights to tell more")),
         (shape_of(0.0, tails=-1.2), sampled_of(0.0), "fits", ()),  # sampling is trusted
         (
             shape_of(0.0, tails=-1.0),

@@ -29,6 +29,7 @@ _WILD_LIMIT = 0.15  # of a log sd up to which q fits where there may be more
 _PLAIN = (0.5, 0.1)  # k-hat of the wider proposal, and nats from the posterior, below which q fits plainly
 _USEFUL = 100.0  # draws from which what they find speaks against q, though there may be more
 _SHOWN = 4  # coordinates of a mode that are printed
+_BEYOND = 0.7  # log sd from which the third order decides alone where importance weights are of no use
 _CLEAR = 1.0  # standard errors by which weights that are not believed must be beyond a limit
 
 
@@ -175,7 +176,7 @@ def judge(
     """
     findings = _by_sampling(marginals, sampled) + _by_modes(marginals, modes, sampled)
     if not trusted(sampled):
-        findings += _by_response(marginals, shape) + _by_tails(shape) + _unsettled(sampled)
+        findings += _by_response(marginals, shape, sampled) + _by_tails(shape) + _unsettled(sampled)
     findings = sorted((one for one in findings if one.grade), key=lambda one: (-one.grade, -one.size))
     highest = findings[0].grade if findings else 0
     if shape is None and not trusted(sampled) and highest < 2:
@@ -220,13 +221,17 @@ def _times(log_sd: float) -> str:
     return f"sd about {math.exp(abs(log_sd)):.2g} times too {'small' if log_sd > 0 else 'large'}"
 
 
-def _by_response(marginals: Marginals, shape: Shape | None) -> list[Finding]:
-    """The worst coordinate by linear response."""
+def _by_response(marginals: Marginals, shape: Shape | None, sampled: Sampled | None) -> list[Finding]:
+    """The worst coordinate by linear response.
+
+    Without a confirmation the third order may overshoot, and is no more than a doubt; but for a factor of two, beyond
+    its errors, where no draw of any proposal comes near what q has missed.
+    """
     if shape is None:
         return []
     size = torch.where(shape.singular, LARGEST, shape.log_sd.abs())
-    # without a confirmation the third order may overshoot: it is no more than a doubt
-    size = torch.where(shape.confirmed, size, size.clamp_max(LIMITS[1] - 1e-6))
+    beyond = (size - WIDE * shape.standard_error >= _BEYOND) & (sampled is not None and not useful(sampled))
+    size = torch.where(shape.confirmed | beyond, size, size.clamp_max(LIMITS[1] - 1e-6))
     k = int(size.argmax())
     value = float(size[k])
     clause = "sd 3 times too small or more, by linear response" if value >= LARGEST else _times(float(shape.log_sd[k]))
