@@ -5,6 +5,8 @@ import functools
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ ALONE = ("black_box",)  # pages of the top folder that are doctests
 SHOWN = sorted(
     [*(DOCS / "tutorials").glob("*.md"), *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)]
 )
+NEEDED = {"gaussian_process": ["gpytorch"], "pyro_model": ["pyro"], "mixed_model": ["formulae"]}
 FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -33,11 +36,25 @@ def commands(transcript):
         yield shlex.split(command), [line.strip() for line in lines]
 
 
+def of_torchrun(arguments):
+    """What a script prints that several processes run."""
+    runner = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.fspath(DOCS.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(runner, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.stem)
 def test_pages_are_run(page, tmp_path, monkeypatch, capsys):
+    for package in NEEDED.get(page.stem, ()):
+        pytest.importorskip(package, reason=f"{package} is in an extra")
     monkeypatch.chdir(tmp_path)
     scope: dict = {}
     for number, (kind, text) in enumerate(blocks(page)):
+        if kind == "python" and (script := re.match(r"# (\w+\.py)\n", text)):
+            Path(script[1]).write_text(text, encoding="utf-8")
+            continue
         if kind == "python":
             test = doctest.DocTestParser().get_doctest(text, scope, f"{page.stem}, block {number}", str(page), 0)
             runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
@@ -47,10 +64,14 @@ def test_pages_are_run(page, tmp_path, monkeypatch, capsys):
             scope.update(test.globs)
             continue
         for (program, *arguments), lines in commands(text):
-            assert program == "torchngvi"
+            assert program in ("torchngvi", "torchrun")
             capsys.readouterr()
-            assert main(arguments) == 0
-            said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+            if program == "torchngvi":
+                assert main(arguments) == 0
+                said = capsys.readouterr().out
+            else:
+                said = of_torchrun(arguments)
+            said = [line.strip() for line in said.splitlines()]
             for line in lines:
                 assert any(other.startswith(line) for other in said), f"{line!r} is not in:\n" + "\n".join(said)
 
