@@ -81,7 +81,7 @@ SHORTENED = {
     "calibration": {"runs=100": "runs=8"},
     "choosing": {},
     "expectations": {},
-    "groups": {"n = 100 ": "n = 20 "},
+    "groups": {"n = 100 ": "n = 12 ", "480": "240"},
 }
 # and those whose code is run by the tests of what they are about
 ELSEWHERE = {
