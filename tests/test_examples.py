@@ -23,6 +23,7 @@ def test_every_example_is_tested():
         "training_script",
         "hierarchical",
         "torchrun_logistic",
+        "theory",
     } | elsewhere
 
 
@@ -32,6 +33,14 @@ def test_logistic_regression(tmp_path, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     # mean field is never wider than 1/precision allows, hence narrower here
     assert (mean_field.stddev < full.stddev).double().mean() > 0.9
+
+
+def test_the_pictures_of_the_theory(tmp_path, capsys):
+    gaps = run("theory", "--out", str(tmp_path))
+    assert gaps["VN"] < 1e-6
+    assert min(gap for name, gap in gaps.items() if name != "VN") > 1e-5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theory-frame.png", "theory-steps.png"]
+    assert capsys.readouterr().out.count("nats above the best q after 40 steps") == 4
 
 
 def test_the_page_of_hierarchical_models(tmp_path):

@@ -13,17 +13,18 @@ pytest.importorskip("sklearn", reason="scikit-learn is in the extra sklearn", mi
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
 from torchngvi.adapters.sklearn import (
     BayesianLinearRegression,
     BayesianLogisticRegression,
     BayesianPoissonRegression,
     QuasiCounts,
 )
+from torchngvi.adapters.sklearn.several import softmax_model
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import PoissonLog
 from torchngvi.testing import check_likelihood
@@ -130,15 +131,12 @@ class TestPosterior:
         wide, narrow = (BayesianLogisticRegression(posterior=kind).fit(X, y) for kind in ("cholesky", "diagonal"))
         assert (narrow.coef_sd_[:2] < 0.9 * wide.coef_sd_[:2]).all()
 
-    def test_pipelines_searches_and_many_classes(self):
+    def test_pipelines_and_searches(self):
         X, y, *_ = data()
         pipe = make_pipeline(StandardScaler(), BayesianLogisticRegression())
         assert cross_val_score(pipe, X * [1, 1000, 1], y, cv=3).mean() > 0.65
         search = GridSearchCV(pipe, {"bayesianlogisticregression__prior_precision": [0.1, 100.0]}, cv=3).fit(X, y)
         assert search.best_params_["bayesianlogisticregression__prior_precision"] in (0.1, 100.0)
-        classes = np.where(X[:, 0] > 0.5, "c", y)
-        many = OneVsRestClassifier(BayesianLogisticRegression()).fit(X, classes)
-        np.testing.assert_allclose(many.predict_proba(X).sum(1), 1)
         assert clone(BayesianLinearRegression(noise=2.0)).noise == 2.0
 
     def test_names_of_columns(self):
@@ -151,10 +149,83 @@ class TestPosterior:
             model.predict(frame[["b", "a", "c"]])
 
 
+class TestSeveralClasses:
+    @staticmethod
+    def three(rows=60, seed=0):
+        X, y, *_ = data(seed, rows)
+        return X, np.where(X[:, 1] > 0.7, "maybe", y)
+
+    def test_two_classes_are_logistic_regression(self):
+        X, y, *_ = data(rows=40)
+        design, precision = np.c_[X, np.ones(40)], np.array([2.0, 2.0, 2.0, 0.01])
+        codes = (y == "yes").astype(int)
+        model = softmax_model(design, codes, precision, None)
+        one, two = (CholeskyGaussian(4, dtype=torch.float64) for _ in range(2))
+        fit(one, model, progress=False, examine=False, tolerance=1e-8)
+        other = GeneralizedLinear(torch.as_tensor(design), torch.as_tensor(codes), prior_precision=precision)
+        fit(two, other, progress=False, examine=False, tolerance=1e-8)
+        torch.testing.assert_close(one.mean, two.mean, rtol=0, atol=1e-6)
+        torch.testing.assert_close(one.covariance, two.covariance, rtol=0, atol=1e-6)
+
+    def test_no_class_is_a_baseline(self):
+        """With other names, and so another first class, the same coefficients and probabilities."""
+        X, y = self.three()
+        one = BayesianLogisticRegression(intercept_sd=2.0).fit(X, y)
+        other = BayesianLogisticRegression(intercept_sd=2.0).fit(X, np.where(y == "no", "zzz", y))
+        assert (one.classes_.tolist(), other.classes_.tolist()) == (["maybe", "no", "yes"], ["maybe", "yes", "zzz"])
+        order = [0, 2, 1]
+        for a, b in (
+            (one.coef_, other.coef_),
+            (one.coef_sd_, other.coef_sd_),
+            (one.intercept_sd_, other.intercept_sd_),
+        ):
+            np.testing.assert_allclose(a, b[order], atol=1e-4)
+        np.testing.assert_allclose(one.predict_proba(X), other.predict_proba(X)[:, order], atol=1e-4)
+        np.testing.assert_allclose(one.coef_.sum(0), 0, atol=1e-12)
+
+    def test_flat_priors_give_the_modes_of_scikit_learn(self):
+        stream = np.random.default_rng(3)
+        X = stream.normal(size=(2000, 2))
+        eta = X @ [[0.0, 1.0, 0.5], [0.0, 0.3, -1.0]] + [0.0, 0.5, 0.2]
+        y = (eta + stream.gumbel(size=eta.shape)).argmax(1)
+        mine = BayesianLogisticRegression(prior_precision=1e-6).fit(X, y)
+        other = LogisticRegression(C=1e6).fit(X, y)
+        np.testing.assert_array_less(np.abs(mine.coef_ - other.coef_), 0.1 * mine.coef_sd_)
+        np.testing.assert_array_less(np.abs(mine.intercept_ - other.intercept_), 0.1 * mine.intercept_sd_ + 1e-3)
+
+    def test_predictions_are_averages_over_draws(self):
+        X, y = self.three(30)
+        model = BayesianLogisticRegression(prior_precision=0.5).fit(X, y)
+        draws = model.sample_posterior(40_000, random_state=0)
+        assert draws.shape == (40_000, 3, 4)
+        np.testing.assert_allclose(draws.sum(1), 0, atol=1e-9)
+        np.testing.assert_allclose(draws.std(0)[:, :3], model.coef_sd_, rtol=0.03)
+        p = np.exp(draws @ np.c_[X, np.ones(30)].T)  # (S, K, N)
+        p /= p.sum(1, keepdims=True)
+        found = model.predict_proba(X)
+        np.testing.assert_allclose(found, p.mean(0).T, atol=0.004)
+        chosen, sd = model.predict(X, return_std=True)
+        place = found.argmax(1)
+        assert chosen.tolist() == model.classes_[place].tolist()
+        np.testing.assert_allclose(sd, p.std(0).T[np.arange(30), place], rtol=0.05, atol=1e-3)
+        np.testing.assert_array_equal(model.decision_function(X).argmax(1), place)
+
+    def test_without_an_intercept(self):
+        X, y = self.three(40)
+        model = BayesianLogisticRegression(fit_intercept=False, posterior="diagonal").fit(X, y)
+        assert model.converged_
+        assert model.sample_posterior(2).shape == (2, 3, 3)
+        assert model.intercept_.tolist() == model.intercept_sd_.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("estimator", "y", "message"),
     [
-        (BayesianLogisticRegression(), [0, 1, 2], "Only binary classification is supported. The type of the target is"),
+        (
+            BayesianLogisticRegression(prior_precision="auto"),
+            [0, 1, 2],
+            "Only binary classification is supported. The type of the target is multiclass. It is so with",
+        ),
         (BayesianLogisticRegression(), [1, 1, 1], "y has one class, 1; the classifier needs two."),
         (
             BayesianLogisticRegression(posterior="natural"),

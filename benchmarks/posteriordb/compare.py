@@ -1,7 +1,9 @@
 """The 28 posteriors of posteriordb with reference draws: one unchanged default against a long run and other libraries.
 
     python -m benchmarks.posteriordb.compare [--only NAMES] [--methods default long ...] [--seconds 20] [--log FILE]
-    python -m benchmarks.posteriordb.compare --table FILE        the table of docs/black_box.md from such a log
+    python -m benchmarks.posteriordb.compare --table FILE
+
+The second prints the table of docs/appendix/black_box_measurements.md from such a log.
 
 All methods get the same log joint, a PyTorch function, start at mean 0 unless said otherwise, and end in a Gaussian
 with full covariance:

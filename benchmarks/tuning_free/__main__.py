@@ -2,7 +2,7 @@
 
     python -m benchmarks.tuning_free [--methods fit peers] [--dims 1 2 ...] [--log FILE] [--seed 0]
                                      [--shapes log-gamma ...] [--conditions 1e2 ...]        some targets of fit alone
-    python -m benchmarks.tuning_free --report        the table of docs/tuning_free.md and its figure, from the log
+    python -m benchmarks.tuning_free --report        the figure and the tables of the documentation, from the log
 
 Seven shapes in 1 to 1,000 dimensions, condition numbers 1 to 1e8, means 1 to 30 in each coordinate away from the start
 N(0, I); see `benchmarks.tuning_free.targets`.  Every method looks for the same thing, the q of its family with the

@@ -219,6 +219,33 @@ class SoftmaxRegression(AdditiveTractable):
             others = self._integrate(mean, covariance)[1]
         return torch.cat([1 - others.sum(-1, keepdim=True), others], -1)
 
+    def probabilities_sd(
+        self,
+        q: Posterior,
+        X: Tensor | None = None,  # new rows, (M, D)
+    ) -> Tensor:
+        """The standard deviations of p(y = k | x, θ) under q, by the same nodes, at the rows of the data by default.
+
+        One wants them where it matters how well a probability itself is known.
+
+        Args:
+            q: the posterior over the coefficients.
+            X: other rows, (M, D).
+
+        Returns:
+            The standard deviations in the order of ``classes``, (*batch, M, K).
+        """
+        with torch.no_grad():
+            mean, covariance = self._marginals(q.frame(), self.X if X is None else X.to(self.X))
+            z, w = nodes(self.num_classes - 1, self.num_nodes, mean.dtype, mean.device)
+            parts = []
+            rows = max(_CELLS // len(w), 1)
+            for e, V in zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True):
+                p = _predictors(e, V, z)[0].softmax(-2)  # (N, K, S)
+                center = p @ w
+                parts.append(((p - center[..., None]).square() @ w).sqrt())
+        return torch.cat(parts).reshape(*mean.shape[:-1], self.num_classes)
+
     def _marginals(self, frame: Frame, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (*batch, N, K - 1) and covariance (*batch, N, K - 1, K - 1) of a row's predictors."""
         root = frame.dense()
@@ -237,20 +264,32 @@ class SoftmaxRegression(AdditiveTractable):
         return value, slope, curvature
 
 
+def _predictors(
+    mean: Tensor,  # (N, J)
+    covariance: Tensor,  # (N, J, J)
+    z: Tensor,  # (S, J)
+) -> tuple[Tensor, Tensor]:
+    """The predictors of all classes at the nodes, that of the first 0, (N, K, S), and the root L of the covariance."""
+    # a row of zeros has no variance: what is added changes F by less than rounding does its derivative
+    ridge = torch.finfo(mean.dtype).eps ** 0.625
+    L = torch.linalg.cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
+    return torch.nn.functional.pad(mean[..., None] + L @ z.mT, (0, 0, 1, 0)), L
+
+
 def _block(
     mean: Tensor,  # (N, J)
     covariance: Tensor,  # (N, J, J)
     z: Tensor,  # (S, J)
     w: Tensor,  # (S,)
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # a row of zeros has no variance: what is added changes F by less than rounding does its derivative
-    ridge = torch.finfo(mean.dtype).eps ** 0.625
-    L = torch.linalg.cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
-    eta = torch.nn.functional.pad(mean[:, None] + z @ L.mT, (1, 0))  # (N, S, K)
-    value = eta.logsumexp(-1) @ w
-    weighted = eta.softmax(-1)[..., 1:] * w[:, None]
-    slope = weighted.sum(-2)
-    half = tril_half(L.mT @ (weighted.mT @ z))  # ∂F/∂L = Σ w p zᵀ
+    eta, L = _predictors(mean, covariance, z)
+    top = eta.amax(-2)
+    powers = (eta - top[:, None]).exp_()
+    total = powers.sum(-2)
+    value = (top + total.log()) @ w
+    weighted = powers[:, 1:] * (w / total)[:, None]  # (N, K - 1, S)
+    slope = weighted.sum(-1)
+    half = tril_half(L.mT @ (weighted @ z))  # ∂F/∂L = Σ w p zᵀ
     inner = torch.linalg.solve_triangular(L.mT, half + half.mT, upper=True)
     return value, slope, torch.linalg.solve_triangular(L, inner, upper=False, left=False)
 

@@ -1,4 +1,4 @@
-"""Estimators with the conventions of scikit-learn: Bayesian logistic, Poisson and linear regression.
+"""Estimators with the conventions of scikit-learn: Bayesian logistic, Poisson, linear and mixed-effects regression.
 
 They go into pipelines, cross-validation and searches as scikit-learn's own, and have what those do not: a posterior
 over the coefficients, so that ``predict(X, return_std=True)`` and `sample_posterior` know how uncertain they are.
@@ -6,6 +6,14 @@ scikit-learn is in the extra "sklearn".
 """
 
 from torchngvi.adapters.sklearn.classification import BayesianLogisticRegression
+from torchngvi.adapters.sklearn.mixed import BayesianMixedClassifier, BayesianMixedRegressor
 from torchngvi.adapters.sklearn.regression import BayesianLinearRegression, BayesianPoissonRegression, QuasiCounts
 
-__all__ = ["BayesianLinearRegression", "BayesianLogisticRegression", "BayesianPoissonRegression", "QuasiCounts"]
+__all__ = [
+    "BayesianLinearRegression",
+    "BayesianLogisticRegression",
+    "BayesianMixedClassifier",
+    "BayesianMixedRegressor",
+    "BayesianPoissonRegression",
+    "QuasiCounts",
+]

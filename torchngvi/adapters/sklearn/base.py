@@ -30,7 +30,8 @@ class BayesianLinear(BaseEstimator):
     posterior_: CholeskyGaussian | DiagonalGaussian
     evidence_: Evidence | None
     coef_: Array
-    intercept_: Any  # a number, of a classifier (1,)
+    intercept_: Any  # a number, of a classifier (1,) or (K,)
+    intercept_sd_: Any
 
     def __init__(
         self,
@@ -53,11 +54,7 @@ class BayesianLinear(BaseEstimator):
 
     def _fit(self, X: Array, y: Array, weights: Array | None, likelihood: Likelihood, *, noise: bool = False) -> Self:
         """Fit the posterior, of the prior that is given or with one by evidence."""
-        if self.posterior not in POSTERIORS:
-            raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
-        auto = self.prior_precision == "auto"
-        if not auto and not (isinstance(self.prior_precision, (int, float)) and self.prior_precision > 0):
-            raise InputError(f"prior_precision must be positive, or 'auto'; got {self.prior_precision!r}.")
+        auto = self._checked()
         design = self._with_intercept(X)
         unit = (
             max(math.sqrt(np.average(np.square(y), weights=weights)), 1e-100)
@@ -70,8 +67,7 @@ class BayesianLinear(BaseEstimator):
         model = GeneralizedLinear(
             torch.as_tensor(design), torch.as_tensor(y), likelihood, prior_precision=precision, weights=weights
         )
-        size = math.sqrt(np.average(np.square(design).sum(1), weights=weights))
-        start = min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
+        start = first_scale(design, precision, weights)
         q = POSTERIORS[self.posterior](design.shape[1], scale=start, dtype=torch.float64)
         self.evidence_ = None
         if auto or noise:
@@ -84,6 +80,15 @@ class BayesianLinear(BaseEstimator):
             result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
         self._keep(model, result, q, X.shape[1])
         return self
+
+    def _checked(self) -> bool:
+        """Check the settings that all have; whether the prior is to be found by evidence."""
+        if self.posterior not in POSTERIORS:
+            raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
+        auto = self.prior_precision == "auto"
+        if not auto and not (isinstance(self.prior_precision, (int, float)) and self.prior_precision > 0):
+            raise InputError(f"prior_precision must be positive, or 'auto'; got {self.prior_precision!r}.")
+        return auto
 
     def _keep(
         self, model: GeneralizedLinear, result: FitResult, q: CholeskyGaussian | DiagonalGaussian, columns: int
@@ -102,7 +107,7 @@ class BayesianLinear(BaseEstimator):
 
     def _with_intercept(self, X: Array) -> Array:
         """The design with a column of ones at its end."""
-        return np.column_stack([X, np.ones(len(X))]) if self.fit_intercept else np.ascontiguousarray(X)
+        return with_intercept(X, self.fit_intercept)
 
     # -------------------------------------------------------------------------------- predicting
 
@@ -137,10 +142,38 @@ class BayesianLinear(BaseEstimator):
             (n_samples, n_features), with the intercept as a last column where there is one.
         """
         check_is_fitted(self)
-        generator = torch.Generator()
-        if random_state is None:
-            generator.seed()
-        else:
-            generator.manual_seed(random_state)
-        draws: Array = self.posterior_.sample((n_samples,), generator=generator).numpy()
+        draws: Array = self.posterior_.sample((n_samples,), generator=generator_of(random_state)).numpy()
         return draws
+
+
+def with_intercept(X: Array, there: bool) -> Array:
+    """The design, with a column of ones at its end where there is an intercept.
+
+    >>> with_intercept(np.zeros((2, 1)), True)
+    array([[0., 1.],
+           [0., 1.]])
+    """
+    return np.column_stack([X, np.ones(len(X))]) if there else np.ascontiguousarray(X)
+
+
+def first_scale(design: Array, precision: Array, weights: Array | None) -> float:
+    """A scale to start from: that of the prior, or a narrower one that keeps the predictors of order one.
+
+    >>> first_scale(np.ones((2, 1)), np.ones(1), None)
+    1.0
+    """
+    size = math.sqrt(np.average(np.square(design).sum(1), weights=weights))
+    return min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
+
+
+def generator_of(random_state: int | None) -> torch.Generator:
+    """A generator with a seed, or, without one, another at each call.
+
+    >>> generator_of(3).initial_seed()
+    3
+    """
+    generator = torch.Generator()
+    if random_state is None:
+        generator.seed()
+        return generator
+    return generator.manual_seed(random_state)

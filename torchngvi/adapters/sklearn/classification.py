@@ -5,23 +5,28 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.base import Array, BayesianLinear
+from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale, generator_of
+from torchngvi.adapters.sklearn.several import centred, draws_of, softmax_model
 from torchngvi.errors import InputError
+from torchngvi.fitting.fit import fit
+from torchngvi.models import SoftmaxRegression
 from torchngvi.models.likelihoods import BernoulliLogit
 
 
 class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
-    """Logistic regression of two classes with a Gaussian posterior over the coefficients.
+    """Logistic regression of two or more classes with a Gaussian posterior over the coefficients.
 
     The prior is N(0, 1/prior_precision) of each coefficient and N(0, 10²) of the intercept; columns of different units
-    go through ``StandardScaler`` first. Probabilities are averaged over the posterior, not taken at its mean.
+    go through ``StandardScaler`` first. Of more than two classes it is the softmax likelihood, each class has
+    coefficients of its own, and that prior is the one of the difference between any two classes, so that none of them
+    is a baseline. Probabilities are averaged over the posterior, not taken at its mean.
 
     Args:
-        prior_precision: of each coefficient, or "auto" for the one that the data speak for, see
+        prior_precision: of each coefficient; of two classes also "auto" for the one that the data speak for, see
             `torchngvi.prior_by_evidence`.
         fit_intercept: whether there is an intercept.
         intercept_sd: the standard deviation of its prior; 10 by default.
@@ -30,10 +35,12 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         tol: on the natural-gradient norm.
 
     Attributes:
-        classes_: the two classes, the second the success.
-        coef_, intercept_: means of the posterior, (1, n_features) and (1,).
-        coef_sd_, intercept_sd_: its standard deviations, (n_features,) and a number.
-        posterior_: the posterior itself.
+        classes_: the K classes; of two the second is the success.
+        coef_, intercept_: means of the posterior, of two classes (1, n_features) and (1,), of more (K, n_features) and
+            (K,), which sum to zero over the classes.
+        coef_sd_, intercept_sd_: its standard deviations, of two classes (n_features,) and a number, of more as the
+            means.
+        posterior_: the posterior itself; of more than two classes over the differences to the first.
         prior_precision_, evidence_: the precision that was used, and how it was found.
         elbo_, converged_, n_iter_: the evidence lower bound, whether it is at its maximum, and the evaluations.
 
@@ -42,6 +49,9 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
     >>> model = BayesianLogisticRegression().fit(X, y)
     >>> model.predict([[2.0, 0.0]]).tolist(), model.predict_proba([[2.0, 0.0]]).shape
     (['up'], (1, 2))
+    >>> three = np.where(X[:, 1] > 1, "far", y)
+    >>> BayesianLogisticRegression().fit(X, three).predict([[0.0, 3.0]]).tolist()
+    ['far']
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -49,72 +59,136 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
 
         Args:
             X: the rows, (n_samples, n_features).
-            y: two classes, (n_samples,).
+            y: two or more classes, (n_samples,).
             sample_weight: a factor of the log likelihood of each row, (n_samples,).
 
         Returns:
             The estimator.
 
         Raises:
-            InputError: more classes than two, or one.
+            InputError: one class, or a prior by evidence with more than two.
         """
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        kind = type_of_target(y, input_name="y", raise_unknown=True)
-        if kind != "binary":
-            raise InputError(
-                f"Only binary classification is supported. The type of the target is {kind}. Take one class against "
-                "the others, or sklearn.multiclass.OneVsRestClassifier around this estimator."
-            )
         if len(self.classes_) < 2:
             raise InputError(f"y has one class, {self.classes_[0]}; the classifier needs two.")
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        if len(self.classes_) > 2:
+            return self._fit_several(X, codes, weights)
         self._fit(X, codes.astype(np.float64), weights, BernoulliLogit())
         self.coef_, self.intercept_ = self.coef_[None], np.array([self.intercept_])
         return self
 
+    def _fit_several(self, X: Array, codes: Array, weights: Array | None) -> Self:
+        """Fit the softmax likelihood of more than two classes."""
+        if self._checked():
+            raise InputError(
+                "Only binary classification is supported. The type of the target is multiclass. It is so with "
+                "prior_precision='auto': choose a number, for instance by sklearn.model_selection.GridSearchCV."
+            )
+        design = self._with_intercept(X)
+        precision = np.full(design.shape[1], float(self.prior_precision))
+        if self.fit_intercept:
+            precision[-1] = (self.intercept_sd or self._wide) ** -2
+        model = softmax_model(design, codes, precision, weights)
+        q = POSTERIORS[self.posterior](model.dim, scale=first_scale(design, precision, weights), dtype=torch.float64)
+        result = fit(q, model, progress=False, examine=False, max_evaluations=self.max_iter, tolerance=self.tol)
+        mean, sd = centred(q, len(self.classes_))
+        columns = X.shape[1]
+        self.posterior_, self.evidence_ = q, None
+        self.coef_, self.coef_sd_ = mean[:, :columns], sd[:, :columns]
+        absent = np.zeros(len(self.classes_))
+        self.intercept_ = mean[:, -1] if self.fit_intercept else absent
+        self.intercept_sd_ = sd[:, -1] if self.fit_intercept else absent
+        self.prior_precision_ = float(self.prior_precision)
+        self.elbo_, self.converged_, self.n_iter_ = -result.loss, result.converged, max(result.evaluations, 1)
+        return self
+
+    def _softmax(self, X: Any) -> tuple[SoftmaxRegression, Tensor]:
+        """A model with the classes of the fit, whose rows are not looked at, and the design of new rows."""
+        design = torch.as_tensor(self._with_intercept(validate_data(self, X, dtype=np.float64, reset=False)))
+        codes = np.arange(len(self.classes_))
+        empty = np.zeros((len(codes), design.shape[1]))
+        return softmax_model(empty, codes, np.ones(design.shape[1]), None), design
+
     def predict_proba(self, X: Any) -> Array:
-        """The probabilities of both classes, averaged over the posterior.
+        """The probabilities of the classes, averaged over the posterior.
 
         Args:
             X: the rows, (n_samples, n_features).
 
         Returns:
-            (n_samples, 2), in the order of ``classes_``.
+            (n_samples, K), in the order of ``classes_``.
         """
+        check_is_fitted(self)
+        if len(self.classes_) > 2:
+            model, design = self._softmax(X)
+            found: Array = model.probabilities(self.posterior_, design).numpy()
+            return found
         success = self._expected(X)
         return np.column_stack([1 - success, success])
 
     def decision_function(self, X: Any) -> Array:
-        """The posterior mean of the linear predictor, positive where the second class is likelier.
+        """A number that is the larger the likelier a class is.
 
         Args:
             X: the rows, (n_samples, n_features).
 
         Returns:
-            (n_samples,).
+            Of two classes the posterior mean of the linear predictor, (n_samples,), positive where the second is
+            likelier; of more the logarithms of `predict_proba`, (n_samples, K).
         """
+        check_is_fitted(self)
+        if len(self.classes_) > 2:
+            with np.errstate(divide="ignore"):
+                scores: Array = np.log(self.predict_proba(X).clip(0))
+            return scores
         found: Array = self._moments(X)[0].numpy()
         return found
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The likelier class.
+        """The likeliest class.
 
         Args:
             X: the rows, (n_samples, n_features).
-            return_std: whether the standard deviation of the success's probability under the posterior is given too.
+            return_std: whether the standard deviation of the probability of that class under the posterior is given
+                too.
 
         Returns:
             The classes, (n_samples,), and the standard deviations if asked for.
         """
+        check_is_fitted(self)
+        if len(self.classes_) > 2:
+            model, design = self._softmax(X)
+            place = model.probabilities(self.posterior_, design).argmax(1)
+            chosen = self.classes_[place.numpy()]
+            if not return_std:
+                return chosen
+            return chosen, model.probabilities_sd(self.posterior_, design).gather(1, place[:, None])[:, 0].numpy()
         mean, variance, _ = self._moments(X)
         chosen = self.classes_[(mean > 0).numpy().astype(int)]
         return (chosen, _sd_of_sigmoid(mean, variance)) if return_std else chosen
 
+    def sample_posterior(self, n_samples: int = 1000, random_state: int | None = None) -> Array:
+        """Draw coefficients from the posterior.
+
+        Args:
+            n_samples: the number of draws.
+            random_state: a seed; without one the draws differ from call to call.
+
+        Returns:
+            With the intercept as a last column where there is one, of two classes (n_samples, n_features), of more
+            (n_samples, K, n_features), which sum to zero over the classes.
+        """
+        check_is_fitted(self)
+        if len(self.classes_) == 2:
+            return super().sample_posterior(n_samples, random_state)
+        return draws_of(self.posterior_, len(self.classes_), n_samples, generator_of(random_state))
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
+        tags.classifier_tags.multi_class = self.prior_precision != "auto"
         return tags
 
 

@@ -1,0 +1,332 @@
+"""Mixed models as estimators of scikit-learn: rows that come in groups, as visits of patients or pupils of schools."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from torchngvi.adapters.sklearn.base import Array, generator_of, with_intercept
+from torchngvi.errors import InputError
+from torchngvi.mixed_models import MixedModel, MixedResult
+from torchngvi.mixed_models.predictions import Prediction
+from torchngvi.models import MixedPrior
+
+FAMILIES = {
+    "gaussian": "gaussian",
+    "poisson": "poisson_log",
+    "negative_binomial": "negative_binomial",
+    "student_t": "student_t",
+}
+
+
+class _Mixed(BaseEstimator):
+    """What both estimators share: rows, their groups, and the effects that vary over these."""
+
+    result_: MixedResult
+    groups_: Array
+
+    def __init__(
+        self,
+        groups: str | int | None = None,
+        *,
+        slopes: Sequence[str | int] = (),
+        fit_intercept: bool = True,
+        prior_sd: float | None = None,
+        draws: int = 4096,
+        random_state: int = 0,
+    ) -> None:
+        self.groups = groups
+        self.slopes = slopes
+        self.fit_intercept = fit_intercept
+        self.prior_sd = prior_sd
+        self.draws = draws
+        self.random_state = random_state
+
+    # -------------------------------------------------------------------------------- rows and groups
+
+    def _split(self, X: Any, groups: Any) -> tuple[Any, Array]:
+        """The covariates, and the label of the group of each row."""
+        X, labels = self._parted(X, groups)
+        if any(label is None or label != label for label in labels.tolist()):  # NaN is not itself
+            raise InputError("the group of a row is missing. Leave the row out, or give it a group of its own.")
+        return X, labels
+
+    def _parted(self, X: Any, groups: Any) -> tuple[Any, Array]:
+        if groups is not None:
+            labels = np.asarray(groups)
+            if labels.shape != (len(X),):
+                raise InputError(f"groups must be one label for each of the {len(X)} rows; got shape {labels.shape}.")
+            return X, labels
+        if self.groups is None:
+            raise InputError(
+                "a mixed model needs the group of each row: name the column, groups='patient', or pass "
+                "fit(X, y, groups=...) and predict(X, groups=...)."
+            )
+        if hasattr(X, "columns"):
+            if self.groups not in X:
+                raise InputError(f"groups names the column {self.groups!r}; X has {', '.join(map(str, X.columns))}.")
+            return X.drop(columns=self.groups), X[self.groups].to_numpy()
+        rows = np.asarray(X)
+        if not isinstance(self.groups, int) or rows.ndim != 2 or not -rows.shape[1] <= self.groups < rows.shape[1]:
+            raise InputError(
+                f"groups={self.groups!r} is no column of an array of shape {rows.shape}: give its number, or a frame."
+            )
+        return np.delete(rows, self.groups, 1), rows[:, self.groups]
+
+    def _varying(self, X: Array) -> Array:
+        """The design of the effects that vary: a column of ones, and the covariates whose slopes vary."""
+        names = list(getattr(self, "feature_names_in_", range(X.shape[1])))
+        lacking = [name for name in self.slopes if name not in names]
+        if lacking:
+            raise InputError(f"slopes names {lacking[0]!r}; the columns are {', '.join(map(str, names))}.")
+        return np.column_stack([np.ones(len(X)), *(X[:, names.index(name)] for name in self.slopes)])
+
+    # -------------------------------------------------------------------------------- fitting
+
+    def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
+        self.groups_, index = np.unique(labels, return_inverse=True)
+        model = MixedModel(
+            torch.as_tensor(with_intercept(X, self.fit_intercept)),
+            torch.as_tensor(y),
+            (torch.as_tensor(self._varying(X)), torch.as_tensor(index)),
+            family,
+            prior=MixedPrior(fixed_scale=self.prior_sd),
+            weights=weights,
+        )
+        names = [str(name) for name in getattr(self, "feature_names_in_", range(X.shape[1]))]
+        self.result_ = model.fit(draws=self.draws, seed=self.random_state, progress=False).named(
+            [*names, *(["intercept"] if self.fit_intercept else [])],
+            ["intercept", *map(str, self.slopes)],
+            [str(label) for label in self.groups_],
+            factor=str(self.groups) if isinstance(self.groups, str) else "group",
+        )
+        table = self.result_.summary()
+        mean, sd = (part.double().numpy().copy() for part in (table.fixed.mean, table.fixed.sd))
+        columns = X.shape[1]
+        self.coef_, self.coef_sd_ = mean[:columns], sd[:columns]
+        self.intercept_ = float(mean[-1]) if self.fit_intercept else 0.0
+        self.intercept_sd_ = float(sd[-1]) if self.fit_intercept else 0.0
+        self.group_sd_ = table.sd.mean.double().numpy().copy()
+        self.effects_ = np.column_stack([effect.mean.double().numpy() for effect in self.result_.effects()])
+        self.elbo_, self.converged_ = self.result_.elbo, self.result_.converged
+        self.n_iter_ = max(self.result_.fit.evaluations, 1)
+        return self
+
+    # -------------------------------------------------------------------------------- predicting
+
+    def _predicted(self, X: Any, groups: Any, kind: str) -> Prediction:
+        """Predict new rows; each label that the fit had not is a group of its own, drawn from the distribution."""
+        check_is_fitted(self)
+        rows, labels = self._split(X, groups)
+        rows = validate_data(self, rows, dtype=np.float64, reset=False)
+        number: dict[Any, int] = {label: i for i, label in enumerate(self.groups_.tolist())}
+        index = [number.setdefault(label, len(self.groups_) - 1 - len(number)) for label in labels.tolist()]
+        return self.result_.predict(
+            with_intercept(rows, self.fit_intercept),
+            self._varying(rows),
+            torch.tensor(index),
+            kind=kind,
+            seed=self.random_state,
+        )
+
+    def sample_posterior(self, n_samples: int = 1000, random_state: int | None = None) -> Array:
+        """Draw the coefficients that all groups share from the posterior.
+
+        Args:
+            n_samples: the number of draws.
+            random_state: a seed; without one the draws differ from call to call.
+
+        Returns:
+            (n_samples, n_features), with the intercept as a last column where there is one. ``result_.draws()`` has
+            the effects of the groups and their standard deviations beside.
+        """
+        check_is_fitted(self)
+        theta = self.result_.weighted.resampled(n_samples, generator_of(random_state))
+        drawn: Array = theta[:, : self.result_.model.rows.p].double().numpy()
+        return drawn
+
+
+class BayesianMixedRegressor(RegressorMixin, _Mixed):
+    """Mixed-effects regression of numbers or counts: rows in groups, whose levels and perhaps slopes vary.
+
+    One wants it for repeated measurements, where a regression that takes the rows for independent gives intervals that
+    are too narrow. The effects of groups are drawn towards each other as much as the data say, and integrated out, so
+    that the intervals of the coefficients and of the spread between groups are theirs. It is `torchngvi.MixedModel`
+    with scikit-learn's conventions; ``result_`` is what that returns.
+
+    Args:
+        groups: the column of the groups, by name of a frame's column or by number of an array's; it is no covariate.
+            Without it ``fit(X, y, groups=...)`` and ``predict(X, groups=...)`` take one label a row.
+        family: "gaussian", whose noise is learned, "poisson", "negative_binomial" or "student_t".
+        slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
+        fit_intercept: whether there is an intercept that all groups share.
+        prior_sd: the prior standard deviation of each coefficient; wide in the units of the data by default.
+        draws: the number of weighted draws of what all groups share.
+        random_state: the seed of all draws.
+
+    Attributes:
+        coef_, intercept_, coef_sd_, intercept_sd_: means and standard deviations of the posterior.
+        group_sd_: posterior means of the standard deviations between groups, of the intercept and of each slope.
+        groups_, effects_: the labels of the groups, (n,), and the posterior means of their effects, (n, 1 + slopes).
+        result_: the `torchngvi.mixed_models.MixedResult`, with a table, k-hat, draws and a picture.
+        elbo_, converged_, n_iter_: as those of `BayesianLogisticRegression`.
+
+    >>> import pandas
+    >>> draw = np.random.default_rng(0)
+    >>> visits = pandas.DataFrame({"week": np.tile(np.arange(4.0), 30), "patient": np.repeat(np.arange(30), 4)})
+    >>> y = 2 + visits.week + draw.normal(size=30)[visits.patient] + 0.5 * draw.normal(size=120)
+    >>> model = BayesianMixedRegressor(groups="patient").fit(visits, y)
+    >>> bool(0.9 < model.coef_[0] < 1.1), bool(0.7 < model.group_sd_[0] < 1.4), model.effects_.shape
+    (True, True, (30, 1))
+    >>> new = pandas.DataFrame({"week": [4.0, 4.0], "patient": [3, 99]})  # a patient of the data, and a new one
+    >>> mean, sd = model.predict(new, return_std=True)
+    >>> bool(sd[0] < sd[1])
+    True
+    """
+
+    def __init__(
+        self,
+        groups: str | int | None = None,
+        *,
+        family: str = "gaussian",
+        slopes: Sequence[str | int] = (),
+        fit_intercept: bool = True,
+        prior_sd: float | None = None,
+        draws: int = 4096,
+        random_state: int = 0,
+    ) -> None:
+        super().__init__(
+            groups,
+            slopes=slopes,
+            fit_intercept=fit_intercept,
+            prior_sd=prior_sd,
+            draws=draws,
+            random_state=random_state,
+        )
+        self.family = family
+
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the posterior.
+
+        Args:
+            X: the rows, (n_samples, n_features), with the column of the groups where it has a name or a number.
+            y: numbers, or counts, (n_samples,).
+            groups: the label of the group of each row, (n_samples,), in place of a column.
+            sample_weight: a factor of the log likelihood of each row, (n_samples,).
+
+        Returns:
+            The estimator.
+
+        Raises:
+            InputError: another family, groups that are not there or miss labels, slopes that are no columns; and as
+                `torchngvi.MixedModel`.
+        """
+        if self.family not in FAMILIES:
+            raise InputError(f"family must be one of {', '.join(FAMILIES)}; got {self.family!r}.")
+        X, labels = self._split(X, groups)
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        return self._fit(X, y.astype(np.float64), labels, FAMILIES[self.family], weights)
+
+    def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
+        """The predictive mean, given the effects of the row's group; of a group that is new, over all that it may have.
+
+        Args:
+            X: the rows, (n_samples, n_features), with the column of the groups where it has a name or a number.
+            groups: the label of the group of each row, (n_samples,), in place of a column.
+            return_std: whether the standard deviation of a new observation is given too.
+
+        Returns:
+            The means, (n_samples,), and the standard deviations if asked for.
+        """
+        mean: Array = self._predicted(X, groups, "mean").mean.double().numpy()
+        return (mean, self._predicted(X, groups, "response").sd.double().numpy()) if return_std else mean
+
+
+class BayesianMixedClassifier(ClassifierMixin, _Mixed):
+    """Mixed-effects logistic regression of two classes: rows in groups, whose levels and perhaps slopes vary.
+
+    It is to `BayesianLogisticRegression` what `BayesianMixedRegressor` is to linear regression; the arguments and
+    attributes are those of the regressor, but for the family.
+
+    Args:
+        groups: the column of the groups, by name of a frame's column or by number of an array's; it is no covariate.
+            Without it ``fit(X, y, groups=...)`` and ``predict(X, groups=...)`` take one label a row.
+        slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
+        fit_intercept: whether there is an intercept that all groups share.
+        prior_sd: the prior standard deviation of each coefficient, 10 by default.
+        draws: the number of weighted draws of what all groups share.
+        random_state: the seed of all draws.
+
+    Attributes:
+        classes_: the two classes, the second the success.
+
+    >>> draw = np.random.default_rng(0)
+    >>> X, group = draw.normal(size=(200, 1)), np.repeat(np.arange(20), 10)
+    >>> y = draw.random(200) < 1 / (1 + np.exp(-X[:, 0] - draw.normal(size=20)[group]))
+    >>> model = BayesianMixedClassifier().fit(X, y, groups=group)
+    >>> model.predict_proba([[0.0], [0.0]], groups=[0, 1]).shape
+    (2, 2)
+    """
+
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the posterior.
+
+        Args:
+            X: the rows, (n_samples, n_features), with the column of the groups where it has a name or a number.
+            y: two classes, (n_samples,).
+            groups: the label of the group of each row, (n_samples,), in place of a column.
+            sample_weight: a factor of the log likelihood of each row, (n_samples,).
+
+        Returns:
+            The estimator.
+
+        Raises:
+            InputError: more classes than two, or one; groups that are not there or miss labels; slopes that are no
+                columns; and as `torchngvi.MixedModel`.
+        """
+        X, labels = self._split(X, groups)
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) != 2:
+            raise InputError(f"a mixed classifier has two classes; y has {len(self.classes_)}.")
+        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        return self._fit(X, codes.astype(np.float64), labels, "bernoulli_logit", weights)
+
+    def predict_proba(self, X: Any, groups: Any = None) -> Array:
+        """The probabilities of both classes, averaged over the posterior.
+
+        Args:
+            X: the rows, (n_samples, n_features), with the column of the groups where it has a name or a number.
+            groups: the label of the group of each row, (n_samples,), in place of a column.
+
+        Returns:
+            (n_samples, 2), in the order of ``classes_``.
+        """
+        success = self._predicted(X, groups, "mean").mean.double().numpy()
+        return np.column_stack([1 - success, success])
+
+    def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
+        """The likelier class.
+
+        Args:
+            X: the rows, (n_samples, n_features), with the column of the groups where it has a name or a number.
+            groups: the label of the group of each row, (n_samples,), in place of a column.
+            return_std: whether the standard deviation of the probability under the posterior is given too.
+
+        Returns:
+            The classes, (n_samples,), and the standard deviations if asked for.
+        """
+        told = self._predicted(X, groups, "mean")
+        chosen = self.classes_[(told.mean > 0.5).numpy().astype(int)]
+        return (chosen, told.sd.double().numpy()) if return_std else chosen
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
