@@ -76,7 +76,9 @@ class Versions:
 
 def _counts(tensors: Iterable[Tensor]) -> list[_Count]:
     # a conversion changes dtype or device and nothing else; what inference_mode made keeps no count, and is never
-    # the same again
+    # the same again; nor is what torch.compile traces
+    if torch.compiler.is_compiling():
+        return [(object(), x.dtype, x.device) for x in tensors]
     return [(object() if x.is_inference() else x._version, x.dtype, x.device) for x in tensors]
 
 

@@ -137,6 +137,8 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         return Evaluation(q.loss(e), e)
 
     def _count(self, cost: Cost) -> None:
+        if torch.compiler.is_compiling():  # a graph would be made anew for each number
+            return
         self.evaluations += 1
         self.gradients += cost.gradients
         self.values += cost.values

@@ -38,6 +38,7 @@ from torchngvi.interfaces import (
     Trial,
     TrialStepSize,
     known_everywhere,
+    may_be_asked,
     where_members,
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
@@ -283,6 +284,6 @@ class NaturalGradientVI(EvaluatingOptimizer):
 
     def _warn_if_rejected(self, q: Posterior, accepted: Tensor, rho: Tensor) -> None:
         """Warn of a step that was not taken, once, and where asking costs nothing."""
-        if accepted.device.type == "cpu" and not self._warned and not bool(accepted.all()):
+        if may_be_asked(accepted) and not self._warned and not bool(accepted.all()):
             self._warned = True
             notices.warn_of_rejection(type(self).__name__, q, rho)

@@ -1,0 +1,220 @@
+"""A step whose tensors stay where they are in memory, so that one CUDA graph, or one compiled graph, repeats it.
+
+A graph replays kernels on the addresses that it has seen, and nothing of Python.  An ordinary step makes new tensors for
+the state of the optimizer and for the last evaluation; here they are written to where the old ones were, under a mask
+that holds everything still once q has converged, so that the host need not look after every step.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torchngvi.errors import InputError
+from torchngvi.interfaces import Target
+from torchngvi.models.arguments import FullPrecision, as_target
+from torchngvi.numerics.host import on_host
+from torchngvi.optim.optimizer import NaturalGradientVI
+from torchngvi.optim.records import Evaluation, Report, Status
+
+_EAGER = 3  # calls before a graph is captured: libraries initialise themselves in the first
+
+
+class CapturedStep:
+    """A step of an optimizer on one target, repeated without Python: on CUDA as a graph, elsewhere as it is.
+
+    One wants it where launching the kernels takes longer than running them, as on a GPU with small D.  Each call takes
+    the step that `NaturalGradientVI.step` takes.  On CUDA the first calls are ordinary, then one is captured into a
+    `torch.cuda.CUDAGraph`, and from then on a call is one launch.
+
+    Args:
+        optimizer: over one posterior; between two calls neither it nor q may be changed.
+        target: a model or a log joint.  The entries of its tensors may be changed where steps are not found by trial.
+        tolerance: on the natural-gradient norm of L/γ; at a q that is within it a call changes nothing any more.  0 for
+            no such stop.
+        backend: of `torch.compile`, which then makes one graph of the step, such as "inductor"; None for none.
+
+    Attributes:
+        status: the loss of q and the squared natural norm of its gradient, (*batch,), before the last step; the values
+            of the graph, which the next call overwrites.
+        done: whether all members were within the tolerance there, 0-d.
+
+    Raises:
+        InputError: a target that is read in batches or evaluated by several processes, a tolerance where norms are
+            noisy, draws that are made on another device than that of q.
+        PairError: an optimizer of several posteriors.
+
+    >>> from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
+    >>> q, model = CholeskyGaussian(2), GeneralizedLinear(torch.eye(2), [0.0, 1.0])
+    >>> step = CapturedStep(VN(q), model, tolerance=1e-3)
+    >>> step.run(100)
+    True
+    """
+
+    status: Status
+    done: Tensor
+
+    def __init__(
+        self, optimizer: NaturalGradientVI, target: Any, *, tolerance: float = 0.0, backend: str | None = None
+    ) -> None:
+        self.q = optimizer._only_posterior("a captured step")
+        target = as_target(target if optimizer.estimator is None else optimizer.estimator.prepared(target))
+        _check(optimizer, target, tolerance)
+        self.optimizer, self.target, self.tolerance, self.calls = optimizer, target, tolerance, 0
+        self._body = self._step if backend is None else torch.compile(self._step, backend=backend, fullgraph=True)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Take one step, without a wait for the device."""
+        on_cuda = self.q.mean_probe.is_cuda
+        if self.calls == 0:
+            self._begin()
+        with FullPrecision(self.q.mean_probe.device.type):
+            if not on_cuda or self.calls < _EAGER:
+                self._apart(on_cuda)
+            else:
+                if self._graph is None:
+                    self._graph = self._captured()
+                self._graph.replay()
+        self.calls += 1
+        self.optimizer._count(self._cost)
+        self._unknown()
+
+    def run(self, most: int, every: int = 8) -> bool:
+        """Take steps until q is within the tolerance; the host looks once in so many of them.
+
+        Args:
+            most: the number of steps.
+            every: the number of steps from one look to the next.
+
+        Returns:
+            Whether q is within the tolerance.
+        """
+        for count in range(1, most + 1):
+            self()
+            if (count % every == 0 or count == most) and self.tolerance > 0 and bool(on_host(self.done)[0]):
+                return True
+        return False
+
+    def _begin(self) -> None:
+        """Take hold of every tensor that a step changes; where steps are tried, evaluate the target at the start."""
+        optimizer, target = self.optimizer, self.target
+        target.admit(self.q)
+        zero = torch.zeros_like(self.q.mean_probe[..., 0])
+        self.status, self.done = Status(zero.clone(), zero.clone(), None), torch.zeros_like(zero.flatten()[0] > 0)
+        self._report = Report(zero, zero > 0)
+        self._evaluation: Evaluation | None = None
+        if optimizer.step_size.needs_trial:
+            data = {id(tensor) for tensor in target.tensors()}
+            leaves, shape = tree_flatten(optimizer._evaluated(target)[0])
+            leaves = [x.clone() if isinstance(x, Tensor) and id(x) not in data else x for x in leaves]
+            self._evaluation = tree_unflatten(leaves, shape)
+        self._places, self._held = _places(optimizer._state(0)), []
+        for values, name in self._places:
+            values[name] = values[name].clone()
+            self._held.append(values[name])
+
+    # -------------------------------------------------------------------------------- what the graph does
+
+    def _step(self) -> None:
+        """A step, of which nothing but the contents of tensors is left."""
+        optimizer, q, target, done = self.optimizer, self.q, self.target, self.done
+        with q.settled():
+            evaluation = self._evaluation
+            if evaluation is None:
+                evaluation = optimizer._evaluate_target(target, q)
+                optimizer._forget_unless(evaluation.loss)
+            self._cost = evaluation.e.cost
+            heading = optimizer._heading(0, evaluation.e)
+            norm2 = heading.norm2()
+            self.status.loss.copy_(evaluation.loss)
+            self.status.norm2.copy_(norm2)
+            if self.tolerance > 0:
+                done.copy_((norm2 <= (self.tolerance * target.temperature) ** 2).all())
+            here = q.snapshot()
+            before = [held.clone() for held in self._held]
+            trial = optimizer._advance(
+                0, evaluation, heading, lambda: optimizer._evaluate_target(target, q), target.coupled
+            )
+            q.assign(here, done.expand(q.batch_shape))
+        new = [values[name] for values, name in self._places]
+        held = list(self._held)
+        if trial is not None:
+            pairs = zip(tree_flatten(trial)[0], tree_flatten(self._evaluation)[0], strict=True)
+            changed = [(after, old) for after, old in pairs if isinstance(old, Tensor) and after is not old]
+            new += [after for after, _ in changed]
+            held += [old for _, old in changed]
+            before += [old for _, old in changed]
+        # all of them before the first is written: the pairs of a quasi-Newton memory move up by one
+        kept = [torch.where(done, old, after) for old, after in zip(before, new, strict=True)]
+        for tensor, value in zip(held, kept, strict=True):
+            tensor.copy_(value)
+        for (values, name), tensor in zip(self._places, self._held, strict=True):
+            values[name] = tensor
+        assert optimizer.last is not None
+        self._report.rho.copy_(optimizer.last.rho)
+        self._report.accepted.copy_(optimizer.last.accepted & ~done)
+
+    def _apart(self, on_cuda: bool) -> None:
+        """A step by Python; on CUDA on a stream of its own, as the capture wants it of those before."""
+        before = self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values
+        self._unknown()
+        if on_cuda:
+            stream = torch.cuda.Stream(self.q.mean_probe.device)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._body()
+            torch.cuda.current_stream().wait_stream(stream)
+        else:
+            self._body()
+        self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values = before
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        """The graph of a step, which is not run on the way."""
+        before = self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values
+        self._unknown()
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.optimizer._generators().values():
+            graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            self._body()
+        self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values = before
+        return graph
+
+    def _unknown(self) -> None:
+        """What was computed from q is not known any more: a graph does not count what it writes."""
+        torch.autograd.graph.increment_version(tuple(self.q.coordinates))
+        self.optimizer._cache = None
+        self.optimizer.last = self._report
+
+
+def _check(optimizer: NaturalGradientVI, target: Target, tolerance: float) -> None:
+    """Refuse what a graph cannot repeat."""
+    if target.processes is not None or target.in_passes or target.batches:
+        raise InputError(
+            f"{type(target).__name__} is read in batches or by several processes, which the host does anew at each "
+            "evaluation, and a graph repeats what it has seen. Use step()."
+        )
+    if tolerance > 0 and not optimizer.evaluates_exactly(target):
+        raise InputError(
+            "a norm from draws or mini-batches is small by chance, and cannot end a run. Leave the tolerance out, and "
+            "judge the run by its loss."
+        )
+    device = optimizer.posteriors[0].mean_probe.device
+    for generator in optimizer._generators().values():
+        if generator.device.type != device.type:
+            raise InputError(
+                f"the draws come from a generator on {generator.device.type}, and q is on {device.type}: a graph would "
+                f"repeat the same draws. Pass torch.Generator({device.type!r}), or leave it out."
+            )
+
+
+def _places(state: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Where the tensors of a state are, those of dicts within it included."""
+    places = [(state, name) for name, value in state.items() if isinstance(value, Tensor)]
+    for value in state.values():
+        if isinstance(value, dict):
+            places += _places(value)
+    return places
