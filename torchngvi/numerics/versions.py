@@ -33,6 +33,9 @@ class Versions:
     """
 
     def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
+        if torch.compiler.is_compiling():  # a graph counts no writes: nothing is known
+            self.tensors, self.counts, self.contents = (), [], []
+            return
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
         self.counts = _counts(self.tensors)
         # of a tensor that was not written to since, what it held is known
@@ -63,7 +66,7 @@ class Versions:
             True where nothing has changed.
         """
         tensors = tuple(tensors)
-        if len(tensors) != len(self.tensors) or any(map(is_not, tensors, self.tensors)):
+        if torch.compiler.is_compiling() or len(tensors) != len(self.tensors) or any(map(is_not, tensors, self.tensors)):
             return False
         if _counts(tensors) != self.counts:
             return False
@@ -76,9 +79,7 @@ class Versions:
 
 def _counts(tensors: Iterable[Tensor]) -> list[_Count]:
     # a conversion changes dtype or device and nothing else; what inference_mode made keeps no count, and is never
-    # the same again; nor is what torch.compile traces
-    if torch.compiler.is_compiling():
-        return [(object(), x.dtype, x.device) for x in tensors]
+    # the same again
     return [(object() if x.is_inference() else x._version, x.dtype, x.device) for x in tensors]
 
 
