@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import FullPrecision, as_target
-from torchngvi.numerics.host import on_host
 from torchngvi.optim.optimizer import NaturalGradientVI
 from torchngvi.optim.records import Evaluation, Report, Status
 
@@ -35,11 +34,6 @@ class CapturedStep:
             no such stop.
         backend: of `torch.compile`, which then makes one graph of the step, such as "inductor"; None for none.
 
-    Attributes:
-        status: the loss of q and the squared natural norm of its gradient, (*batch,), before the last step; the values
-            of the graph, which the next call overwrites.
-        done: whether all members were within the tolerance there, 0-d.
-
     Raises:
         InputError: a target that is read in batches or evaluated by several processes, a tolerance where norms are
             noisy, draws that are made on another device than that of q.
@@ -51,9 +45,6 @@ class CapturedStep:
     >>> step.run(100)
     True
     """
-
-    status: Status
-    done: Tensor
 
     def __init__(
         self, optimizer: NaturalGradientVI, target: Any, *, tolerance: float = 0.0, backend: str | None = None
@@ -82,6 +73,19 @@ class CapturedStep:
         self.optimizer._count(self._cost)
         self._unknown()
 
+    @property
+    def status(self) -> Status:
+        """The loss of q and the squared natural norm of its gradient, (*batch,), before the last step.
+
+        They stay on the device; the next call overwrites them.
+        """
+        return Status(self._row[0], self._row[1], None)
+
+    @property
+    def done(self) -> Tensor:
+        """Whether all members were within the tolerance before the last step, 0-d, on the device."""
+        return self._done[0]
+
     def run(self, most: int, every: int = 8) -> bool:
         """Take steps until q is within the tolerance; the host looks once in so many of them.
 
@@ -94,7 +98,7 @@ class CapturedStep:
         """
         for count in range(1, most + 1):
             self()
-            if (count % every == 0 or count == most) and self.tolerance > 0 and bool(on_host(self.done)[0]):
+            if (count % every == 0 or count == most) and self.tolerance > 0 and bool(self.done):
                 return True
         return False
 
@@ -103,59 +107,54 @@ class CapturedStep:
         optimizer, target = self.optimizer, self.target
         target.admit(self.q)
         zero = torch.zeros_like(self.q.mean_probe[..., 0])
-        self.status, self.done = Status(zero.clone(), zero.clone(), None), torch.zeros_like(zero.flatten()[0] > 0)
-        self._report = Report(zero, zero > 0)
-        self._evaluation: Evaluation | None = None
-        if optimizer.step_size.needs_trial:
-            data = {id(tensor) for tensor in target.tensors()}
-            leaves, shape = tree_flatten(optimizer._evaluated(target)[0])
-            leaves = [x.clone() if isinstance(x, Tensor) and id(x) not in data else x for x in leaves]
-            self._evaluation = tree_unflatten(leaves, shape)
-        self._places, self._held = _places(optimizer._state(0)), []
-        for values, name in self._places:
-            values[name] = values[name].clone()
-            self._held.append(values[name])
+        self._row, self._done = torch.stack([zero] * 4), torch.zeros(1, dtype=torch.bool, device=zero.device)
+        leaves, shape = tree_flatten(optimizer._evaluated(target)[0] if optimizer.step_size.needs_trial else None)
+        data = {id(tensor) for tensor in target.tensors()}
+        self._packet, self._form = [x if id(x) in data or not isinstance(x, Tensor) else _Held(x) for x in leaves], shape
+        self._places = _places(optimizer._state(0))
+        self._state = [_Held(values[name]) for values, name in self._places]
 
     # -------------------------------------------------------------------------------- what the graph does
 
     def _step(self) -> None:
         """A step, of which nothing but the contents of tensors is left."""
-        optimizer, q, target, done = self.optimizer, self.q, self.target, self.done
+        optimizer, q, target = self.optimizer, self.q, self.target
+        self._hold_state()
+        evaluation: Evaluation | None = tree_unflatten(
+            [x.now() if isinstance(x, _Held) else x for x in self._packet], self._form
+        )
         with q.settled():
-            evaluation = self._evaluation
             if evaluation is None:
                 evaluation = optimizer._evaluate_target(target, q)
                 optimizer._forget_unless(evaluation.loss)
             self._cost = evaluation.e.cost
             heading = optimizer._heading(0, evaluation.e)
             norm2 = heading.norm2()
-            self.status.loss.copy_(evaluation.loss)
-            self.status.norm2.copy_(norm2)
             if self.tolerance > 0:
-                done.copy_((norm2 <= (self.tolerance * target.temperature) ** 2).all())
-            here = q.snapshot()
-            before = [held.clone() for held in self._held]
+                self._done.copy_((norm2 <= (self.tolerance * target.temperature) ** 2).all())
+            done, here, old = self._done[0], q.snapshot(), [held.now().clone() for held in self._state]
             trial = optimizer._advance(
                 0, evaluation, heading, lambda: optimizer._evaluate_target(target, q), target.coupled
             )
             q.assign(here, done.expand(q.batch_shape))
-        new = [values[name] for values, name in self._places]
-        held = list(self._held)
-        if trial is not None:
-            pairs = zip(tree_flatten(trial)[0], tree_flatten(self._evaluation)[0], strict=True)
-            changed = [(after, old) for after, old in pairs if isinstance(old, Tensor) and after is not old]
-            new += [after for after, _ in changed]
-            held += [old for _, old in changed]
-            before += [old for _, old in changed]
-        # all of them before the first is written: the pairs of a quasi-Newton memory move up by one
-        kept = [torch.where(done, old, after) for old, after in zip(before, new, strict=True)]
-        for tensor, value in zip(held, kept, strict=True):
-            tensor.copy_(value)
-        for (values, name), tensor in zip(self._places, self._held, strict=True):
-            values[name] = tensor
         assert optimizer.last is not None
-        self._report.rho.copy_(optimizer.last.rho)
-        self._report.accepted.copy_(optimizer.last.accepted & ~done)
+        rho, accepted = optimizer.last
+        self._row.copy_(torch.stack([evaluation.loss, norm2, rho, (accepted & ~done).to(norm2.dtype)]))
+        # all of them before the first is written: the pairs of a quasi-Newton memory move up by one
+        new = [torch.where(done, before, values[name]) for before, (values, name) in zip(old, self._places, strict=True)]
+        held = list(self._state)
+        for after, before in zip(tree_flatten(trial)[0], self._packet, strict=True):
+            if isinstance(before, _Held):
+                new.append(torch.where(done, before.now(), after))
+                held.append(before)
+        for kept, value in zip(held, new, strict=True):
+            kept.now().copy_(value)
+        self._hold_state()
+
+    def _hold_state(self) -> None:
+        """Give the optimizer the tensors that are held for its state."""
+        for (values, name), held in zip(self._places, self._state, strict=True):
+            values[name] = held.now()
 
     def _apart(self, on_cuda: bool) -> None:
         """A step by Python; on CUDA on a stream of its own, as the capture wants it of those before."""
@@ -187,7 +186,7 @@ class CapturedStep:
         """What was computed from q is not known any more: a graph does not count what it writes."""
         torch.autograd.graph.increment_version(tuple(self.q.coordinates))
         self.optimizer._cache = None
-        self.optimizer.last = self._report
+        self.optimizer.last = Report(self._row[2], self._row[3] > 0)
 
 
 def _check(optimizer: NaturalGradientVI, target: Target, tolerance: float) -> None:
@@ -209,6 +208,16 @@ def _check(optimizer: NaturalGradientVI, target: Target, tolerance: float) -> No
                 f"the draws come from a generator on {generator.device.type}, and q is on {device.type}: a graph would "
                 f"repeat the same draws. Pass torch.Generator({device.type!r}), or leave it out."
             )
+
+
+class _Held:
+    """A tensor at one address; of a number its vector of length 1, since torch.compile forgets writes to numbers."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.tensor = tensor.shape, tensor.clone().reshape(tensor.shape or (1,))
+
+    def now(self) -> Tensor:
+        return self.tensor.view(self.shape)
 
 
 def _places(state: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
