@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import AdditiveTractable, Frame, Posterior, Raw
+from torchngvi.interfaces import AdditiveTractable, Frame, Posterior, Raw, where_members
 from torchngvi.models import checks
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.numerics.linalg import tril_half
+from torchngvi.numerics.linalg import cholesky, tril_half
 
 _STEPS = {1: 0.25, 2: 0.4}  # of the grids of nodes, by dimension
 _REACH = {1: 8.5, 2: 7.0}  # standard deviations the grids span
@@ -245,7 +245,8 @@ def _block(
 ) -> tuple[Tensor, Tensor, Tensor]:
     # a row of zeros has no variance: what is added changes F by less than rounding does its derivative
     ridge = torch.finfo(mean.dtype).eps ** 0.625
-    L = torch.linalg.cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
+    L, ok = cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
+    L = where_members(ok, L, torch.full_like(L, torch.nan))  # an error would make the host wait for the device
     eta = torch.nn.functional.pad(mean[:, None] + z @ L.mT, (1, 0))  # (N, S, K)
     value = eta.logsumexp(-1) @ w
     weighted = eta.softmax(-1)[..., 1:] * w[:, None]
