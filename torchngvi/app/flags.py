@@ -217,5 +217,6 @@ def _add_method_flags(group: Any) -> None:
     group.add_argument("--tolerance", type=float, metavar="T", help="on the natural-gradient norm (1e-5)")
     group.add_argument("--max-evaluations", type=int, metavar="N", help="budget (1000)")
     group.add_argument("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)} (float64)")
+    group.add_argument("--device", metavar="DEVICE", help="on which to fit: cpu, cuda, cuda:1, mps (cpu)")
     group.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
     group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a bar (default)")
