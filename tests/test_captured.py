@@ -109,7 +109,9 @@ def test_what_a_graph_cannot_repeat_is_refused():
     q = CholeskyGaussian(1)
     batches = [torch.ones(2, 1)]
     rows = ngvi.DataLogJoint(lambda theta, X: (theta @ X.mT).sum(-1), lambda theta: -theta.square().sum(-1), batches, 2)
-    with pytest.raises(InputError, match=r"^DataLogJoint is read in batches or by several processes, .* Use step\(\)\."):
+    with pytest.raises(
+        InputError, match=r"^DataLogJoint is read in batches or by several processes, .* Use step\(\)\."
+    ):
         CapturedStep(VN(q, lr=0.1), rows)
     with pytest.raises(InputError, match="^a norm from draws or mini-batches is small by chance, and cannot end a run"):
         CapturedStep(VN(q, lr=0.1), ngvi.LogJoint(log_joint), tolerance=1e-3)

@@ -38,8 +38,8 @@ def chosen(name: str, dtype: str = "float64") -> torch.device:
         raise InputError(f"device {name} is not available: there are {torch.cuda.device_count()} GPUs, from cuda:0 on.")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise InputError(
-            f"device mps is not available: PyTorch {torch.__version__} finds no GPU of Apple. Leave device out to fit on "
-            "the CPU."
+            f"device mps is not available: PyTorch {torch.__version__} finds no GPU of Apple. Leave device out to fit "
+            "on the CPU."
         )
     if device.type == "mps" and dtype == "float64":
         raise InputError("device mps has no numbers of float64. Set dtype float32 (--dtype float32).")

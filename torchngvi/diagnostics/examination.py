@@ -327,7 +327,7 @@ class _Examination:
             self.unexamined.append(f"other modes ({why})")
             return []
         generator = torch.Generator().manual_seed(self.seed + 5)
-        points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64) - 2
+        points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64, device="cpu") - 2
         centre = torch.as_tensor(around, dtype=self.frame.mean.dtype, device=self.frame.mean.device)
         self.starts = starts
         found = find_modes(self.target, centre + points.to(self.frame.mean), each, over=self.allowed.over)
@@ -342,7 +342,7 @@ class _Examination:
             apart = float(self.q.whiten(mode.theta - self.frame.mean).norm())
             if apart > far and mode.log_evidence > elbo - _LEAST and all(distinct(mode, one) for one in kept):
                 kept.append(mode)
-        evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64)
+        evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64, device="cpu")
         shares = evidence.softmax(0)[1:].tolist()
         return tuple(
             OtherMode(mode.theta, mode.log_evidence, float(self.q.whiten(mode.theta - self.frame.mean).norm()), share)

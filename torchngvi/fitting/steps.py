@@ -89,7 +89,7 @@ class Steps(Engine):
         assert isinstance(self.q, Gaussian)
         assert isinstance(self.target, GeneralizedLinear)
         self.show("a pass over mini-batches")
-        stream_rows(self.q, self.target, self.batch_size, seed=int(torch.randint(2**31, ())))
+        stream_rows(self.q, self.target, self.batch_size, seed=int(torch.randint(2**31, (), device="cpu")))
         self.show("")
 
     def advance(self) -> Standing:

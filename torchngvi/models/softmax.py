@@ -281,7 +281,7 @@ def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tup
 
 def _grid(dim: int) -> tuple[Tensor, Tensor]:
     number = math.floor(_REACH[dim] / _STEPS[dim])
-    axis = torch.arange(-number, number + 1, dtype=torch.float64) * _STEPS[dim]
+    axis = torch.arange(-number, number + 1, dtype=torch.float64, device="cpu") * _STEPS[dim]
     z = torch.cartesian_prod(*[axis] * dim).reshape(-1, dim)
     z = z[z.square().sum(-1) <= _REACH[dim] ** 2]
     w = torch.exp(-0.5 * z.square().sum(-1))
@@ -293,4 +293,4 @@ def _sobol(dim: int, count: int) -> tuple[Tensor, Tensor]:
     half = torch.special.ndtri(uniform.clamp(1e-12, 1 - 1e-12))
     factor = torch.linalg.cholesky(half.mT @ half / len(half))
     z = torch.linalg.solve_triangular(factor, half.mT, upper=False).mT
-    return torch.cat([z, -z]), torch.full((count,), 1 / count, dtype=torch.float64)
+    return torch.cat([z, -z]), torch.full((count,), 1 / count, dtype=torch.float64, device="cpu")

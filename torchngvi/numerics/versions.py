@@ -66,7 +66,11 @@ class Versions:
             True where nothing has changed.
         """
         tensors = tuple(tensors)
-        if torch.compiler.is_compiling() or len(tensors) != len(self.tensors) or any(map(is_not, tensors, self.tensors)):
+        if (
+            torch.compiler.is_compiling()
+            or len(tensors) != len(self.tensors)
+            or any(map(is_not, tensors, self.tensors))
+        ):
             return False
         if _counts(tensors) != self.counts:
             return False

@@ -1,8 +1,8 @@
 """A step whose tensors stay where they are in memory, so that one CUDA graph, or one compiled graph, repeats it.
 
-A graph replays kernels on the addresses that it has seen, and nothing of Python.  An ordinary step makes new tensors for
-the state of the optimizer and for the last evaluation; here they are written to where the old ones were, under a mask
-that holds everything still once q has converged, so that the host need not look after every step.
+A graph replays kernels on the addresses that it has seen, and nothing of Python.  An ordinary step makes new tensors
+for the state of the optimizer and for the last evaluation; here they are written to where the old ones were, under a
+mask that holds everything still once q has converged, so that the host need not look after every step.
 """
 
 from typing import Any
@@ -110,7 +110,10 @@ class CapturedStep:
         self._row, self._done = torch.stack([zero] * 4), torch.zeros(1, dtype=torch.bool, device=zero.device)
         leaves, shape = tree_flatten(optimizer._evaluated(target)[0] if optimizer.step_size.needs_trial else None)
         data = {id(tensor) for tensor in target.tensors()}
-        self._packet, self._form = [x if id(x) in data or not isinstance(x, Tensor) else _Held(x) for x in leaves], shape
+        self._packet, self._form = (
+            [x if id(x) in data or not isinstance(x, Tensor) else _Held(x) for x in leaves],
+            shape,
+        )
         self._places = _places(optimizer._state(0))
         self._state = [_Held(values[name]) for values, name in self._places]
 
@@ -141,7 +144,9 @@ class CapturedStep:
         rho, accepted = optimizer.last
         self._row.copy_(torch.stack([evaluation.loss, norm2, rho, (accepted & ~done).to(norm2.dtype)]))
         # all of them before the first is written: the pairs of a quasi-Newton memory move up by one
-        new = [torch.where(done, before, values[name]) for before, (values, name) in zip(old, self._places, strict=True)]
+        new = [
+            torch.where(done, before, values[name]) for before, (values, name) in zip(old, self._places, strict=True)
+        ]
         held = list(self._state)
         for after, before in zip(tree_flatten(trial)[0], self._packet, strict=True):
             if isinstance(before, _Held):

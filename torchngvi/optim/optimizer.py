@@ -237,7 +237,9 @@ class NaturalGradientVI(EvaluatingOptimizer):
             q.assign(proposal.new, accepted)
         else:
             own = state["step_size"]
-            accepted, result, control = tried(q, proposal, start, evaluate, lambda trial: self._judge(trial, own, coupled))
+            accepted, result, control = tried(
+                q, proposal, start, evaluate, lambda trial: self._judge(trial, own, coupled)
+            )
             own.update(control)
             state["loss"] = result.loss
         everyone = known_everywhere(accepted)
