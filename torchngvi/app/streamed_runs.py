@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -136,18 +137,18 @@ def _likelihood(settings: Settings) -> Likelihood:
 def _scores(model: Streamed, q: Gaussian, batches: Designs) -> HeldOut:
     """Of the rows held out, summed over a pass."""
     rows, weight, sums, right = 0, 0.0, torch.zeros(4, dtype=torch.float64), 0.0
-    first = model.first.to("cpu")  # type: ignore[attr-defined]
+    first: Any = model.first.to("cpu")  # type: ignore[attr-defined]
     discrete = model.likelihood.discrete
     for design, y, w, offset in batches:
         assert design is not None
         assert y is not None
         X, w = design.to(q.dtype), torch.ones_like(y) if w is None else w
-        loss = -log_predictive_density(first, q, X, y, offset).double()  # type: ignore[arg-type]
+        loss = -log_predictive_density(first, q, X, y, offset).double()
         sums += torch.stack([(w * loss).sum(), (w * loss).square().sum(), (w**2 * loss).sum(), (w**2).sum()])
         if discrete:
-            right += float(accuracy(first, q, X, y, offset, w)) * float(w.sum())  # type: ignore[arg-type]
+            right += float(accuracy(first, q, X, y, offset, w)) * float(w.sum())
         else:
-            right += float((w * (predictive_mean(first, q, X, offset) - y).square()).sum())  # type: ignore[arg-type]
+            right += float((w * (predictive_mean(first, q, X, offset) - y).square()).sum())
         rows, weight = rows + len(y), weight + float(w.sum())
     nll = float(sums[0]) / weight
     error = math.sqrt(max(float(sums[1] - 2 * nll * sums[2] + nll**2 * sums[3]), 0.0)) / weight

@@ -34,7 +34,9 @@ class Versions:
 
     def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
         if torch.compiler.is_compiling():  # a graph counts no writes: nothing is known
-            self.tensors, self.counts, self.contents = (), [], []
+            self.tensors: tuple[Tensor, ...] = ()
+            self.counts: list[_Count] = []
+            self.contents: list[Tensor] = []
             return
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
         self.counts = _counts(self.tensors)

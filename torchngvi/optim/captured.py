@@ -166,11 +166,12 @@ class CapturedStep:
         before = self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values
         self._unknown()
         if on_cuda:
-            stream = torch.cuda.Stream(self.q.mean_probe.device)
-            stream.wait_stream(torch.cuda.current_stream())
+            device = self.q.mean_probe.device
+            stream, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+            stream.wait_stream(here)
             with torch.cuda.stream(stream):
                 self._body()
-            torch.cuda.current_stream().wait_stream(stream)
+            here.wait_stream(stream)
         else:
             self._body()
         self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values = before
@@ -182,7 +183,7 @@ class CapturedStep:
         graph = torch.cuda.CUDAGraph()
         for generator in self.optimizer._generators().values():
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.device(self.q.mean_probe.device), torch.cuda.graph(graph):
             self._body()
         self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values = before
         return graph

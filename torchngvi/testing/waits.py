@@ -70,8 +70,8 @@ def far(part: Any) -> Any:
     >>> far(CholeskyGaussian(1)).mean.is_cpu
     False
     """
-    held = part._buffers if isinstance(part, torch.nn.Module) else vars(part)
-    for name, value in held.items():
+    held: dict[str, Any] = part._buffers if isinstance(part, torch.nn.Module) else vars(part)
+    for name, value in list(held.items()):
         if isinstance(value, Tensor):
             held[name] = value.detach().as_subclass(Far).requires_grad_(value.requires_grad)
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
