@@ -49,6 +49,12 @@ def test_a_captured_step_is_the_ordinary_one(name, batch, settings):
     assert distance(captured.posteriors[0], make_posterior(name, batch)) > 0.05
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("kind", [NaturalGaussian, ngvi.PrecisionCholeskyGaussian])
+def test_a_captured_step_with_structure(kind, structure):
+    agree(*both(lambda: VN(kind(3, structure=STRUCTURES[structure], dtype=F64)), make_model(), 8)[:2])
+
+
 @pytest.mark.parametrize("estimator", [lambda: Stein(8), lambda: Stein(Quasi(8)), Autograd])
 def test_draws_are_those_of_the_ordinary_step(estimator):
     target = make_model() if estimator is Autograd else ngvi.LogJoint(log_joint)
@@ -149,8 +155,7 @@ def test_the_default_step_is_one_graph():
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", METHODS)
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("batch", "settings"), [((), "trial"), ((3,), "trial"), ((), "lr"), ((), "kl radius")])
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_every_posterior_is_one_graph(name, batch, settings):
     one_graph(lambda: VN(make_posterior(name, batch), **METHODS[settings]), make_model(batch), "aot_eager", 12)
