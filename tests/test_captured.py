@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_problems import BATCHES, POSTERIORS, distance, make_model, make_posterior, same_bits
+from small_problems import BATCHES, POSTERIORS, coordinates, distance, make_model, make_posterior, same_bits
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torchngvi as ngvi
@@ -109,6 +109,26 @@ def test_what_was_computed_from_q_is_not_kept():
     assert torch.allclose(q.coordinates.matrix @ q.mean, q.coordinates.vector)
     step.optimizer.step(model)  # goes on from there
     assert step.optimizer.expectation is not None
+
+
+def test_a_learning_rate_is_changed_in_place_or_not_at_all():
+    model, ends = make_model(), []
+    for captured in (True, False):
+        q, lr = make_posterior("cholesky"), torch.tensor(0.5, dtype=F64)
+        opt = VN(q, lr=lr)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+        step = CapturedStep(opt, model) if captured else None
+        for _ in range(5):
+            opt.step(model) if step is None else step()
+            schedule.step()
+        assert float(lr) == 0.5**6
+        ends.append(coordinates(q))
+    assert same_bits(*ends)
+    step = CapturedStep(VN(make_posterior("cholesky"), lr=0.5), model)
+    step()
+    step.optimizer.param_groups[0]["lr"] = 0.25
+    with pytest.raises(InputError, match="^the learning rate is another than at the first call, and a graph holds it"):
+        step()
 
 
 def test_what_a_graph_cannot_repeat_is_refused():

@@ -28,7 +28,8 @@ class CapturedStep:
     `torch.cuda.CUDAGraph`, and from then on a call is one launch.
 
     Args:
-        optimizer: over one posterior; between two calls neither it nor q may be changed.
+        optimizer: over one posterior; between two calls neither it nor q may be changed, but for the entries of a
+            learning rate that is a tensor.
         target: a model or a log joint.  The entries of its tensors may be changed where steps are not found by trial.
         tolerance: on the natural-gradient norm of L/γ; at a q that is within it a call changes nothing any more.  0 for
             no such stop.
@@ -36,7 +37,7 @@ class CapturedStep:
 
     Raises:
         InputError: a target that is read in batches or evaluated by several processes, a tolerance where norms are
-            noisy, draws that are made on another device than that of q.
+            noisy, draws that are made on another device than that of q; at a call, another learning rate than before.
         PairError: an optimizer of several posteriors.
 
     >>> from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
@@ -59,9 +60,15 @@ class CapturedStep:
     @torch.no_grad()
     def __call__(self) -> None:
         """Take one step, without a wait for the device."""
-        on_cuda = self.q.mean_probe.is_cuda
+        on_cuda, lr = self.q.mean_probe.is_cuda, self.optimizer.param_groups[0]["lr"]
         if self.calls == 0:
             self._begin()
+            self._lr = lr
+        elif lr is not self._lr and (isinstance(lr, Tensor) or lr != self._lr):
+            raise InputError(
+                "the learning rate is another than at the first call, and a graph holds it as it was. Pass a tensor on "
+                "the device of q, lr=torch.tensor(0.1), which is changed in place, as torch's schedulers do."
+            )
         with FullPrecision(self.q.mean_probe.device.type):
             if not on_cuda or self.calls < _EAGER:
                 self._apart(on_cuda)
@@ -71,6 +78,7 @@ class CapturedStep:
                 self._graph.replay()
         self.calls += 1
         self.optimizer._count(self._cost)
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether step was called
         self._unknown()
 
     @property
