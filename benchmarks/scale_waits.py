@@ -7,15 +7,11 @@ that read.
 """
 
 import argparse
-import sys
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from far import far, reads  # noqa: E402
-
-from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit  # noqa: E402
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi.testing.waits import far, reads
 
 
 def problem():

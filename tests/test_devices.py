@@ -4,15 +4,18 @@ A tensor on the meta device has no values, so that reading one back, in ``item()
 raises; a host tensor sent to it is what would be a copy, and a wait, on a GPU.
 """
 
+import ast
 import contextlib
+from pathlib import Path
 
 import pytest
 import torch
 from small_problems import BATCHES, PAIRS, POSTERIORS, coordinates, distance, make_model, make_posterior, same_bits
 from torch.overrides import TorchFunctionMode
 
+import torchngvi
 from torchngvi import BWGD, SRVN, VN, Autograd, GeneralizedLinear, KLRadius, Quadrature, Stein
-from torchngvi.expectations import Antithetic
+from torchngvi.expectations import Antithetic, Fixed, Quasi
 
 FAMILIES = ["bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian"]
 STEP_SIZES = {"trial": {}, "constant": {"lr": 0.3}, "kl radius": {"step_size": KLRadius(0.1)}}
@@ -113,6 +116,56 @@ def test_bures_wasserstein_reads_and_sends_nothing(name):
     with HostCopies() as copies:
         step_each_way(BWGD(q, lr=1e-3), q, model, True)
     assert copies.found == []
+
+
+# ------------------------------------------------------------------------------------ where tensors are made
+
+MAKERS = {
+    *("zeros", "ones", "empty", "full", "eye", "arange", "linspace", "logspace", "tensor", "tril_indices"),
+    *("rand", "randn", "randint", "randperm"),
+}
+# what is made as the user's default says: modules as those of torch, and what hosts make by themselves
+BY_DEFAULT = {
+    "posteriors/flat/module_flow.py",
+    "posteriors/flat/flat_gaussian.py",
+    "metrics/recursion.py",  # into a tensor that is there
+}
+HOSTS = ("adapters", "app", "studies", "testing", "theory", "distributed", "mixed_models", "cli.py")
+
+
+def made_by_default(code):
+    """The lines that make a tensor without saying on which device."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS:
+            named = {keyword.arg for keyword in node.keywords}
+            if ast.unparse(node.func.value) == "torch" and "device" not in named and None not in named:
+                yield node.lineno
+
+
+def test_every_tensor_is_made_on_a_device_that_is_named():
+    root = Path(torchngvi.__file__).parent
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    own = {name for name in files if name.split("/")[0] not in HOSTS and not name.startswith("models/m")} - BY_DEFAULT
+    found = {name: lines for name in own if (lines := list(made_by_default(files[name].read_text(encoding="utf-8"))))}
+    assert not found
+    assert set(files) > BY_DEFAULT
+    assert list(made_by_default("import torch\ntorch.ones(2)\ntorch.ones(2, device=x.device)")) == [2]
+
+
+def test_a_default_device_changes_nothing():
+    """Of ``torch.set_default_device`` the library takes no notice: a fit on the CPU is the same."""
+    ends = []
+    for default in (None, "meta"):
+        q, model = make_posterior("natural"), make_model()
+        opt, drawn = VN(q), make_posterior("cholesky")
+        by_draws = VN(drawn, estimator=Stein(Fixed(8)))
+        torch.manual_seed(0)
+        with torch.device(default) if default else contextlib.nullcontext():
+            opt.step(model)
+            by_draws.step(log_joint)
+            Quasi(4)(q.mean)
+            ends.append([*coordinates(q), *coordinates(drawn), opt.expectation.H])
+    assert same_bits(*ends)
 
 
 # ------------------------------------------------------------------------------------ a GPU

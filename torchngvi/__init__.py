@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         calibrate,
         network,
     )
-    from torchngvi.optim import NaturalGradientVI
+    from torchngvi.optim import CapturedStep, NaturalGradientVI
     from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
     from torchngvi.refinement import refine
     from torchngvi.rules import QuasiNewton, SiteNewton
@@ -69,6 +69,7 @@ __all__ = [
     "AIFVB",
     "BBVI",
     "BWGD",
+    "CapturedStep",
     "IBLR",
     "IFVB",
     "NGVI",
@@ -172,7 +173,7 @@ _HOMES = {
         "calibrate",
         "network",
     ),
-    "torchngvi.optim": ("NaturalGradientVI",),
+    "torchngvi.optim": ("CapturedStep", "NaturalGradientVI"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     "torchngvi.refinement": ("refine",),
     "torchngvi.rules": ("QuasiNewton", "SiteNewton"),

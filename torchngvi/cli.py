@@ -137,6 +137,13 @@ def _demo(out: str, quick: bool, overwrite: bool) -> int:
     return 0
 
 
+def _bench(device: str, dims: list[int], rows: int, dtype: str) -> int:
+    from torchngvi.app import bench
+
+    bench.run(device, dims, rows, dtype)
+    return 0
+
+
 def _methods() -> int:
     """Which method moves which posteriors, by asking them."""
     from torchngvi.registry import needs_lr, partners
@@ -149,7 +156,7 @@ def _methods() -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "demo": _demo, "methods": _methods}
+_COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "demo": _demo, "bench": _bench, "methods": _methods}
 
 
 def _experiment(command: str, flags: dict[str, Any]) -> int:

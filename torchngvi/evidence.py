@@ -237,7 +237,7 @@ class _Search:
         self.curve = elbos
         count = len(self.groups)
         sds = [math.sqrt(float(v)) if float(v) > 0 and not bool(failed) else math.inf for v in variance[:count]]
-        ends = ((x - start).abs() >= _REACH * (1 - 1e-9))[:count] | (torch.tensor(sds) > _NOTHING)
+        ends = ((x - start).abs() >= _REACH * (1 - 1e-9))[:count] | (torch.tensor(sds, device="cpu") > _NOTHING)
         last = self.with_logs(x)
         return Evidence(
             tuple(float(value.exp()) for value in x[:count]),

@@ -68,6 +68,7 @@ class Settings:
     tolerance: float | None = None  # on the natural-gradient norm; without: 1e-5, in float32 1e-2
     max_evaluations: int = 1000
     dtype: str = "float64"
+    device: str = "cpu"  # or cuda, cuda:1, mps: on which the fit runs
     out: str | None = None  # without: runs/<name of the data>
     progress: bool = True
     weights: str | None = None  # column of row weights

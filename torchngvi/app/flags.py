@@ -87,6 +87,18 @@ def parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--out", metavar="DIR", default="runs/demo", help="folder of the picture (runs/demo)")
     demo.add_argument("--quick", action="store_true", help="runs that are 20 times shorter, to try the installation")
+    bench = commands.add_parser(
+        "bench",
+        help="time a step on this machine, beside the products and the factorisation that it needs",
+        description="A table: a step, its floor, how often the host waits for the device, and where E_q[H] is.",
+        allow_abbrev=False,
+    )
+    bench.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (cpu)")
+    bench.add_argument(
+        "--dim", dest="dims", type=int, nargs="+", metavar="D", default=[30, 128, 512], help="coefficients (30 128 512)"
+    )
+    bench.add_argument("--rows", type=int, metavar="N", default=10_000, help="rows (10000)")
+    bench.add_argument("--dtype", choices=DTYPES, default="float64", help="(float64)")
     _add_experiments(commands)
     for name in ("fit", "predict", "demo", "compare", "reproduce"):
         commands.choices[name].add_argument(
@@ -217,5 +229,6 @@ def _add_method_flags(group: Any) -> None:
     group.add_argument("--tolerance", type=float, metavar="T", help="on the natural-gradient norm (1e-5)")
     group.add_argument("--max-evaluations", type=int, metavar="N", help="budget (1000)")
     group.add_argument("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)} (float64)")
+    group.add_argument("--device", metavar="DEVICE", help="on which to fit: cpu, cuda, cuda:1, mps (cpu)")
     group.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
     group.add_argument("--progress", action=argparse.BooleanOptionalAction, help="show a bar (default)")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from torchngvi import registry
-from torchngvi.app import design, memory, tables
+from torchngvi.app import design, devices, memory, tables
 from torchngvi.app.columns import Array, Table
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared, Rows
@@ -61,6 +61,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     >>> problem.q.structure.widest, problem.data.names[:2]
     (4, ('intercept', 'sepal length (cm)'))
     """
+    devices.chosen(settings.device, settings.dtype)
     out = OutputFolder(settings.folder, overwrite=overwrite)
     trial = settings.lr is None and registry.by_trial(settings.method)
     table = tables.read_table(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from torchngvi.app import approximation, memory, psis, report
+from torchngvi.app import approximation, devices, memory, psis, report
 from torchngvi.app.columns import Array
 from torchngvi.app.design import Columns
 from torchngvi.app.findings import HeldOut
@@ -76,7 +76,8 @@ def run(problem: Problem) -> Outcome:
             note = str(found) + (" The data speak for no effect of any column." if found.at_limit else "")
             problem = replace(problem, model=found.model, notes=(*problem.notes, note))
             model = problem.model
-        result = _fitted(problem)
+        device = devices.chosen(settings.device, settings.dtype)
+        result = _fitted(problem) if device.type == "cpu" else _fitted_on(device, problem)
     q = result.posterior
     assert isinstance(q, Gaussian)
     draws = memory.draws(model.num_data, model.dim)
@@ -124,6 +125,17 @@ def _by_evidence(problem: Problem) -> Evidence:
     found = prior_by_evidence(q, problem.model, [columns], noise=noise, max_evaluations=settings.max_evaluations)
     q.load_state_dict(start)  # so that the trace of the fit is that of a fit from its start
     return found
+
+
+def _fitted_on(device: torch.device, problem: Problem) -> FitResult:
+    """The same on a device, from which all comes back for the report."""
+    problem.q.to(device)
+    try:
+        result = _fitted(replace(problem, model=problem.model.to(device)))
+    finally:
+        problem.q.to("cpu")
+    assert isinstance(result.posterior, Gaussian)
+    return replace(result, posterior=result.posterior.to("cpu"), target=result.target and problem.model)
 
 
 def _fitted(problem: Problem) -> FitResult:

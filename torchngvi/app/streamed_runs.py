@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from torchngvi import registry
-from torchngvi.app import approximation, findings, problems, report
+from torchngvi.app import approximation, devices, findings, problems, report
 from torchngvi.app.config import Settings
 from torchngvi.app.findings import Findings, HeldOut
 from torchngvi.app.frames import Frames
@@ -46,6 +47,7 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
     Raises:
         InputError: files, columns or settings that cannot be used.
     """
+    device = devices.chosen(settings.device, settings.dtype)
     out = OutputFolder(settings.folder, overwrite=overwrite)
     _check(settings)
     frames = Frames(settings.data, settings.batch_rows or _ROWS)
@@ -57,12 +59,14 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         layout.rows[0],
         likelihood,
         dtype=dtype,
+        device=device,
         prior_precision=torch.as_tensor(precisions, dtype=dtype),
         temperature=settings.temperature,
         classes=(0, 1) if settings.has_classes else None,
     )
     q = problems.start(settings, len(layout.names), float(precisions[-1]), layout.row_norm)
     assert isinstance(q, Gaussian)
+    q.to(device)
     usual = settings.method == "vn" and settings.lr is None  # which begins on a part of the rows
     optimizer = None if usual else registry.method(settings.method, q, settings.lr)
     tolerance = problems.tolerance(settings)
@@ -74,6 +78,7 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         max_evaluations=settings.max_evaluations,
         progress=settings.progress,
     )
+    q.to("cpu")  # for the report
     result = replace(result, unexamined="the rows are read in batches").named(layout.names)
     found = Findings(
         settings,
@@ -132,18 +137,18 @@ def _likelihood(settings: Settings) -> Likelihood:
 def _scores(model: Streamed, q: Gaussian, batches: Designs) -> HeldOut:
     """Of the rows held out, summed over a pass."""
     rows, weight, sums, right = 0, 0.0, torch.zeros(4, dtype=torch.float64), 0.0
-    first = model.first
+    first: Any = model.first.to("cpu")  # type: ignore[attr-defined]
     discrete = model.likelihood.discrete
     for design, y, w, offset in batches:
         assert design is not None
         assert y is not None
         X, w = design.to(q.dtype), torch.ones_like(y) if w is None else w
-        loss = -log_predictive_density(first, q, X, y, offset).double()  # type: ignore[arg-type]
+        loss = -log_predictive_density(first, q, X, y, offset).double()
         sums += torch.stack([(w * loss).sum(), (w * loss).square().sum(), (w**2 * loss).sum(), (w**2).sum()])
         if discrete:
-            right += float(accuracy(first, q, X, y, offset, w)) * float(w.sum())  # type: ignore[arg-type]
+            right += float(accuracy(first, q, X, y, offset, w)) * float(w.sum())
         else:
-            right += float((w * (predictive_mean(first, q, X, offset) - y).square()).sum())  # type: ignore[arg-type]
+            right += float((w * (predictive_mean(first, q, X, offset) - y).square()).sum())
         rows, weight = rows + len(y), weight + float(w.sum())
     nll = float(sums[0]) / weight
     error = math.sqrt(max(float(sums[1] - 2 * nll * sums[2] + nll**2 * sums[3]), 0.0)) / weight

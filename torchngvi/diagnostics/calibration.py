@@ -104,7 +104,7 @@ class Calibration:
         """
         middle = ((self.ranks.double() - self.draws / 2).abs() < (self.draws + 1) / 4).double().mean(0)
         half = 0.5 / max(len(self.ranks), 1)
-        normal = torch.special.ndtri(torch.tensor(0.75, dtype=torch.float64))
+        normal = torch.special.ndtri(torch.tensor(0.75, dtype=torch.float64, device="cpu"))
         return normal / torch.special.ndtri(0.5 + 0.5 * middle.clamp(half, 1 - half))
 
     @property
@@ -242,7 +242,7 @@ def simulation_based_calibration(
     takes("prior", prior, "generator")
     takes("simulate", simulate, "theta, generator")
     quantities = dict(quantities or {})
-    done = resume or Calibration((), torch.zeros(0, 0, dtype=torch.long), draws, 0, seed)
+    done = resume or Calibration((), torch.zeros(0, 0, dtype=torch.long, device="cpu"), draws, 0, seed)
     labels, ranks, failed, unconverged = done.names, list(done.ranks), dict(done.failed), done.unconverged
     interrupted, i, cause = False, done.runs, None
     try:
@@ -273,7 +273,7 @@ def simulation_based_calibration(
             f"none of the {i} fits gave draws to be ranked. Call fit(simulate(theta, generator)) by itself; the first "
             f"reason was {next(iter(failed.values()))}"
         ) from cause
-    stacked = torch.stack(ranks) if ranks else torch.zeros(0, len(labels), dtype=torch.long)
+    stacked = torch.stack(ranks) if ranks else torch.zeros(0, len(labels), dtype=torch.long, device="cpu")
     return Calibration(labels, stacked, draws, i, seed, failed, unconverged, interrupted)
 
 
@@ -329,4 +329,4 @@ def _ranks(
         values.append(value)
     truth, value = torch.stack([one.double() for one in truths]), torch.stack([one.double() for one in values], -1)
     below, equal = (value < truth).sum(0).cpu(), (value == truth).sum(0).cpu()
-    return below + (torch.rand(len(equal), generator=generator) * (equal + 1)).floor().long()
+    return below + (torch.rand(len(equal), generator=generator, device="cpu") * (equal + 1)).floor().long()

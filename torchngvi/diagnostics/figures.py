@@ -196,7 +196,9 @@ def _tails(axes: Any, sampled: Sampled | None) -> None:
 def _curve(log_weights: Tensor) -> tuple[list[float], list[float]]:
     """Weights, falling, and the share of draws as large; not all in the bulk, all in the tail."""
     ordered = log_weights.double().sort(descending=True).values
-    ranks = torch.logspace(0, math.log10(len(ordered)), _POINTS, dtype=torch.float64).round().long().unique()
+    ranks = (
+        torch.logspace(0, math.log10(len(ordered)), _POINTS, dtype=torch.float64, device="cpu").round().long().unique()
+    )
     kept = ordered[ranks - 1]
     seen = kept > -30.0
     return kept[seen].exp().tolist(), (ranks[seen] / len(ordered)).tolist()

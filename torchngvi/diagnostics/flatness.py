@@ -104,7 +104,9 @@ class _Part:
     def direction(self) -> Tensor:
         """The eigenvector of the largest eigenvalue, by Lanczos' method."""
         dim = self.even.shape[1]
-        start = torch.randn(dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(self.even)
+        start = torch.randn(dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0), device="cpu").to(
+            self.even
+        )
         basis = [start / start.norm()]
         images = []
         for _ in range(min(_STEPS, dim)):

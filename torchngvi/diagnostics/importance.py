@@ -85,9 +85,11 @@ class Proposal:
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw x, (S, D), its first half from q; the noise is float64 on the CPU whatever the posterior."""
-        normal = torch.randn(count, self.dim, generator=generator, dtype=torch.float64)
+        normal = torch.randn(count, self.dim, generator=generator, dtype=torch.float64, device="cpu")
         half, quarter = count // 2, count - count // 4
-        gamma = torch._standard_gamma(torch.full((count,), 0.5 * _DOF, dtype=torch.float64), generator=generator)
+        gamma = torch._standard_gamma(
+            torch.full((count,), 0.5 * _DOF, dtype=torch.float64, device="cpu"), generator=generator
+        )
         stretch = (0.5 * _DOF / gamma).sqrt()[:, None].to(self.scale)
         x = normal.to(self.scale)
         wide = x[half:quarter] * self.scale * stretch[half:quarter]

@@ -27,7 +27,7 @@ def starting_points(
     dim, at = q.dim, q.mean
     starts = min(max(64 // dim, _STARTS[0]), _STARTS[1]) if dim < MODES else 0
     generator = torch.Generator().manual_seed(seed)
-    points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64) - 2
+    points = 4 * torch.rand(starts, dim, generator=generator, dtype=torch.float64, device="cpu") - 2
     return torch.as_tensor(around, dtype=at.dtype, device=at.device) + points.to(at)
 
 
@@ -63,7 +63,7 @@ def others_than(q: Gaussian, modes: Sequence[Mode], sampled: Sampled | None) -> 
         apart = float(q.whiten(mode.theta - mean).norm())
         if apart > far and mode.log_evidence > elbo - _LEAST and all(distinct(mode, one) for one in kept):
             kept.append(mode)
-    evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64)
+    evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64, device="cpu")
     shares = evidence.softmax(0)[1:].tolist()
     return tuple(
         OtherMode(mode.theta, mode.log_evidence, float(q.whiten(mode.theta - mean).norm()), share)

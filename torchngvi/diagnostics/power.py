@@ -17,8 +17,8 @@ from torchngvi.diagnostics.uniformity import Uniformity
 
 FOUND = 0.8  # share of the calibrations in which an error is flagged that "would be found"
 _REPEATS = 500  # calibrations that are drawn; a share has a standard error of 0.02
-_FACTORS = 1.05 ** torch.arange(1, 58, dtype=torch.float64)  # up to 16
-_SHIFTS = 0.05 * torch.arange(1, 81, dtype=torch.float64)  # up to 4 posterior standard deviations
+_FACTORS = 1.05 ** torch.arange(1, 58, dtype=torch.float64, device="cpu")  # up to 16
+_SHIFTS = 0.05 * torch.arange(1, 81, dtype=torch.float64, device="cpu")  # up to 4 posterior standard deviations
 
 
 class Power(NamedTuple):
@@ -62,8 +62,8 @@ def power(test: Uniformity, alpha: float) -> Power:
     low, high = (edge[:, None] for edge in test.band(alpha))
     generator = torch.Generator().manual_seed(0)
     size = (test.count, _REPEATS)
-    noise = torch.randn(size, generator=generator, dtype=torch.float64)
-    draws = torch.full(size, float(test.draws), dtype=torch.float64)
+    noise = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
+    draws = torch.full(size, float(test.draws), dtype=torch.float64, device="cpu")
 
     def found(below: Tensor) -> bool:
         """Whether ranks are flagged often enough, given the probability of each draw to be below the truth."""

@@ -251,7 +251,7 @@ def _by_modes(marginals: Marginals, modes: Sequence[OtherMode], sampled: Sampled
     """What the mixture of q and the other modes would have for moments, each mode as wide as q."""
     if not modes:
         return []
-    share = torch.tensor([mode.share for mode in modes]).to(marginals.mean)
+    share = torch.tensor([mode.share for mode in modes], device="cpu").to(marginals.mean)
     apart = (torch.stack([mode.mean for mode in modes]) - marginals.mean) / marginals.sd
     shift = share @ apart
     spread = (1 + share @ apart.square() - shift.square()).clamp_min(1.0)

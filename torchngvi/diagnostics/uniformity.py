@@ -40,7 +40,9 @@ class Uniformity:
     def thresholds(self) -> Tensor:
         """The t_k, integers from 1 to L, (K,)."""
         size = self.draws + 1
-        return torch.tensor(sorted({round(k * size / _LEVELS) for k in range(1, _LEVELS)} & set(range(1, size))))
+        return torch.tensor(
+            sorted({round(k * size / _LEVELS) for k in range(1, _LEVELS)} & set(range(1, size))), device="cpu"
+        )
 
     @property
     def levels(self) -> Tensor:
@@ -66,8 +68,14 @@ class Uniformity:
         ranks: Tensor,  # (N,)
     ) -> tuple[Tensor, Tensor]:
         """Counts between neighbouring levels (K + 1,), and the edges in [0, 1], (K + 2,)."""
-        below = torch.cat([torch.tensor([0]), self.counts(ranks[:, None])[:, 0], torch.tensor([self.count])])
-        return below.diff(), torch.cat([torch.zeros(1), self.levels, torch.ones(1)])
+        below = torch.cat(
+            [
+                torch.tensor([0], device="cpu"),
+                self.counts(ranks[:, None])[:, 0],
+                torch.tensor([self.count], device="cpu"),
+            ]
+        )
+        return below.diff(), torch.cat([torch.zeros(1, device="cpu"), self.levels, torch.ones(1, device="cpu")])
 
     def p_values(
         self,
@@ -84,21 +92,24 @@ class Uniformity:
         A path leaves it exactly where its p-value is at most α.
         """
         tails = self._tails()
-        low, high = torch.tensor(1e-300, dtype=torch.float64).log(), torch.tensor(0.0, dtype=torch.float64)
+        low, high = (
+            torch.tensor(1e-300, dtype=torch.float64, device="cpu").log(),
+            torch.tensor(0.0, dtype=torch.float64, device="cpu"),
+        )
         for _ in range(4):
-            grid = torch.linspace(float(low), float(high), _CANDIDATES, dtype=torch.float64)
+            grid = torch.linspace(float(low), float(high), _CANDIDATES, dtype=torch.float64, device="cpu")
             outside = 1 - self._inside(tails, grid.exp())
             last = int((outside <= alpha).sum()) - 1
             low, high = grid[max(last, 0)], grid[min(last + 1, _CANDIDATES - 1)]
         kept = tails > low.exp() * _ROUNDING
-        every = torch.arange(self.count + 1).expand_as(kept)
+        every = torch.arange(self.count + 1, device="cpu").expand_as(kept)
         lowest = torch.where(kept, every, self.count).amin(1)
         highest = torch.where(kept, every, 0).amax(1)
         return lowest / self.count - self.levels, highest / self.count - self.levels
 
     def _log_binomial(self, trials: Tensor, probability: Tensor) -> Tensor:
         """log P(X = x), x = 0..N, for trials (...) and a probability that broadcasts with it, (..., N + 1)."""
-        x = torch.arange(self.count + 1, dtype=torch.float64)
+        x = torch.arange(self.count + 1, dtype=torch.float64, device="cpu")
         n, p = trials[..., None].double(), probability[..., None]
         rest = n - x
         choose = torch.lgamma(n + 1) - torch.lgamma(x + 1) - torch.lgamma(rest.clamp_min(0) + 1)
@@ -112,9 +123,9 @@ class Uniformity:
 
     def _inside(self, tails: Tensor, limit: Tensor) -> Tensor:
         """The chance that the p-values of a path stay above each limit (Q,) at all levels, (Q,)."""
-        state = torch.zeros(len(limit), self.count + 1, dtype=torch.float64)
+        state = torch.zeros(len(limit), self.count + 1, dtype=torch.float64, device="cpu")
         state[:, 0] = 1
-        before, start = torch.zeros((), dtype=torch.float64), torch.arange(self.count + 1)
+        before, start = torch.zeros((), dtype=torch.float64, device="cpu"), torch.arange(self.count + 1, device="cpu")
         for level, tail in zip(self.levels, tails, strict=True):
             step = self._log_binomial(self.count - start, (level - before) / (1 - before)).exp()  # of increments
             moved = torch.zeros_like(step)

@@ -152,10 +152,10 @@ class Quasi(Draws):
                 "Use Antithetic."
             )
         top = 2**_SOBOL_BITS
-        seed, *_ = torch.randint(top, (1,), generator=self.generator).tolist()
+        seed, *_ = torch.randint(top, (1,), generator=self.generator, device="cpu").tolist()
         engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
         digits = (engine.draw(self.num_samples, dtype=torch.float64) * top).long()
-        shift = torch.randint(top, like.shape, generator=self.generator)
+        shift = torch.randint(top, like.shape, generator=self.generator, device="cpu")
         points = digits.reshape(self.num_samples, *(1,) * (like.ndim - 1), dim) ^ shift
         # the middles of the cells, so that neither 0 nor 1 occurs
         return torch.special.ndtri((points.double() + 0.5) / top).to(like)
@@ -225,9 +225,11 @@ class Fixed(Draws):
         """(S, *members, D), from float64 on the CPU whatever the posterior."""
         half = self.num_samples // 2
         generator = torch.Generator().manual_seed(self.seed)
-        z = torch.randn((half, *shape), dtype=torch.float64, generator=generator)
+        z = torch.randn((half, *shape), dtype=torch.float64, generator=generator, device="cpu")
         if self.left_out:  # one at a time, so that those before do not depend on how many there are
-            more = [torch.randn(1, *shape, dtype=torch.float64, generator=generator) for _ in self.left_out]
+            more = [
+                torch.randn(1, *shape, dtype=torch.float64, generator=generator, device="cpu") for _ in self.left_out
+            ]
             z = torch.cat([z, *more])[self.pairs()]
         if half >= shape[-1]:
             basis, factor = torch.linalg.qr(z.movedim(0, -2))  # Z = Q R, L = ±Rᵀ/√(S/2)

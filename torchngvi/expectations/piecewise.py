@@ -159,8 +159,8 @@ def _tensors(
     jumps = [((v.a - u.a) * x + v.b - u.b) * x + v.c - u.c for u, v, x in pairs]
     bends = [2 * (v.a - u.a) * x + v.b - u.b for u, v, x in pairs]
     with torch.inference_mode(False):
-        coefficients = torch.tensor([(p.a, p.b, p.c) for p in pieces], dtype=torch.float64).mT
-        parts = [coefficients, *(torch.tensor(x, dtype=torch.float64) for x in (edges, jumps, bends))]
+        coefficients = torch.tensor([(p.a, p.b, p.c) for p in pieces], dtype=torch.float64, device="cpu").mT
+        parts = [coefficients, *(torch.tensor(x, dtype=torch.float64, device="cpu") for x in (edges, jumps, bends))]
         return tuple(part.to(device, dtype) for part in parts)  # type: ignore[return-value]
 
 

@@ -103,7 +103,7 @@ def _without_quadratic(even: Tensor, z: Tensor) -> Tensor:
 
     Whitened draws have the mean of a quadratic without error.  Where there are few of them the part stays as it is.
     """
-    row, column = torch.tril_indices(z.shape[-1], z.shape[-1])
+    row, column = torch.tril_indices(z.shape[-1], z.shape[-1], device=z.device)
     terms, pairs = 1 + len(row), len(z)
     if pairs < 2 * terms:
         return even

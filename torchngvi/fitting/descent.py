@@ -297,7 +297,7 @@ class Descent:
         record = Record(self.evaluations, loss, point.total, self.step_taken, self.rejections, gradients, 0.0)
         return Standing(
             record,
-            torch.full(self.q.batch_shape, False),
+            torch.full(self.q.batch_shape, False, device="cpu"),
             point.loss,
             (self.evaluations, gradients),
             tolerance=self.tolerance,

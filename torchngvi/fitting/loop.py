@@ -199,7 +199,7 @@ class Loop:
 
     def _without_record(self, why: str) -> FitResult:
         """Of a run that was ended before its first record."""
-        members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool)
+        members = torch.zeros(self.engine.q.batch_shape, dtype=torch.bool, device="cpu")
         gradients, values = self.engine.counted() or (0, 0)
         result = FitResult(False, why, math.nan, math.nan, 0, members, self.trace, gradients, values, self.engine.q)
         return replace(result, unexamined=_ENDED if self.engine.examines else "")

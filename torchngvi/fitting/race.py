@@ -269,7 +269,7 @@ class Compared:
 @torch.no_grad()
 def put_at_best(q: Gaussian, target: Guarded, places: Sequence[Coordinates], draws: int, seed: int) -> Compared:
     """Put each member of q where it has the best ELBO of several places, by the same draws; the sum of all ELBOs."""
-    best, most, chosen = places[0], torch.tensor(-math.inf), torch.zeros(0)
+    best, most, chosen = places[0], torch.tensor(-math.inf, device="cpu"), torch.zeros(0, device="cpu")
     for number, place in enumerate(places):
         q.restore(place)
         values = kept_values(q, target, draws, seed) + target.temperature * q.entropy()

@@ -56,7 +56,7 @@ class SampleAverages(Engine):
         self.gaussian, self.target, self.tolerance = q, Guarded(target), tolerance
         self.batches = target.batches
         self.examines = examine and not target.in_passes and not q.batch_shape and target.temperature > 0
-        self._seeded(int(torch.randint(2**31, ())))
+        self._seeded(int(torch.randint(2**31, (), device="cpu")))
         self.looked = self.switched = False  # at other starts; one was better
         self.elsewhere: Place | None = None  # where to come back to, while another start is tried
         self.unseen = ""  # why no other start was looked at
@@ -249,7 +249,7 @@ class SampleAverages(Engine):
             return self._judged(reasons.worsened(lost, total, descent.seen))._replace(loss=-elbo)
         elsewhere = self.unseen or reasons.others(self.starts, self.switched)
         reason = reasons.converged(descent.point, descent.sight.growth, descent.seen, judged, elsewhere)
-        reason, everyone = reason + self._cut(judged), torch.full(self.q.batch_shape, True)
+        reason, everyone = reason + self._cut(judged), torch.full(self.q.batch_shape, True, device="cpu")
         return Ending(True, reason, float(-judged.elbo.sum()), total, everyone)
 
     def _cut(self, judged: fresh.Fresh) -> str:

@@ -63,7 +63,9 @@ class SlopeBelow(Criterion):
         Returns:
             Whether to end the run.
         """
-        self._bounds.append(bound.detach() if isinstance(bound, Tensor) else torch.tensor(bound, dtype=torch.float64))
+        self._bounds.append(
+            bound.detach() if isinstance(bound, Tensor) else torch.tensor(bound, dtype=torch.float64, device="cpu")
+        )
         self.steps += 1
         if self.steps % self.block:
             return False
@@ -81,8 +83,8 @@ class SlopeBelow(Criterion):
         """
         if len(self.means) < self.blocks:
             return math.inf
-        y = torch.tensor(self.means[-self.blocks :], dtype=torch.float64)
-        x = torch.arange(self.blocks, dtype=torch.float64)
+        y = torch.tensor(self.means[-self.blocks :], dtype=torch.float64, device="cpu")
+        x = torch.arange(self.blocks, dtype=torch.float64, device="cpu")
         x = x - x.mean()
         rise = float(x @ y / (x @ x))
         return rise if math.isfinite(rise) else math.inf

@@ -152,7 +152,7 @@ class SmoothedSteps(Engine):
         record = Record(self.steps, float(loss), norm, rho, self.optimizer.rejections, self.draws, 0.0)
         return Standing(
             record,
-            torch.tensor(False),
+            torch.tensor(False, device="cpu"),
             loss,
             (self.steps, self.draws),
             best=self.best,
@@ -225,7 +225,7 @@ class SmoothedSteps(Engine):
             loss, reason = self.best_loss, f"{reason} Its best, {self.best:.6g} at step {self.best_at}, is put back."
         # from a value that was never finite back to the start; of fewer steps than the window nobody knows the best
         self._put(self._estimate() if self.steps < self.window else self.kept)
-        return Ending(converged, reason, loss, last.record.norm, torch.tensor(converged))
+        return Ending(converged, reason, loss, last.record.norm, torch.tensor(converged, device="cpu"))
 
     # -------------------------------------------------------------------------------- checkpoints
 

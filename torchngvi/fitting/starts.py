@@ -169,12 +169,12 @@ class Starts:
         Where terms of it are infinite, so are their gradients; the signs of the components on which all of them agree
         are a direction along which every such term falls.
         """
-        wide = self._shifts(_TRIES) * torch.tensor(_WIDER).to(self.mean).repeat(_TRIES)[:_TRIES, None]
+        wide = self._shifts(_TRIES) * torch.tensor(_WIDER, device="cpu").to(self.mean).repeat(_TRIES)[:_TRIES, None]
         points = torch.cat([self.mean[None], self.mean + wide])
         energies, gradients = energy_and_gradient(self.target, points)
         ways = torch.where(gradients.isinf() & ~energies.isfinite()[:, None], -gradients.sign(), 0.0)
         some = (ways != 0).any(-1)
-        lengths = torch.logspace(*_LENGTHS).to(self.mean)[:, None, None]
+        lengths = torch.logspace(*_LENGTHS, device="cpu").to(self.mean)[:, None, None]
         points = torch.cat([points, (points[some] + lengths * ways[some]).flatten(0, 1)])
         values = self.target.log_joint(points)
         values = torch.where(values.isfinite(), values, -math.inf)
@@ -292,7 +292,7 @@ class Starts:
     def _shifts(self, count: int) -> Tensor:
         """Uniform on (-2, 2), (count, D)."""
         generator = torch.Generator().manual_seed(self.seed)
-        uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64)
+        uniform = torch.rand(count, self.q.dim, generator=generator, dtype=torch.float64, device="cpu")
         return (4 * uniform - 2).to(self.mean)
 
     def place(self, mode: Mode) -> tuple[float, bool]:

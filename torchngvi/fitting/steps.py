@@ -72,6 +72,7 @@ class Steps(Engine):
         self.step, self.stalled = 0.0, 0
         self.first_loss: float | None = None
         self._before = optimizer.evaluations, optimizer.gradients
+        self._rejections = 0  # so far
         self._spent: tuple[int, int] | None = None  # by the run that is gone on from, with the evaluation made again
         self._alive: Tensor | None = None  # members whose loss and norm are finite, where q was evaluated; (*batch,)
         self._members: Tensor | None = None  # converged there, (*batch,)
@@ -88,7 +89,7 @@ class Steps(Engine):
         assert isinstance(self.q, Gaussian)
         assert isinstance(self.target, GeneralizedLinear)
         self.show("a pass over mini-batches")
-        stream_rows(self.q, self.target, self.batch_size, seed=int(torch.randint(2**31, ())))
+        stream_rows(self.q, self.target, self.batch_size, seed=int(torch.randint(2**31, (), device="cpu")))
         self.show("")
 
     def advance(self) -> Standing:
@@ -96,8 +97,12 @@ class Steps(Engine):
         stepped = self._members is not None
         if stepped:
             self._take_step()
+            if self.capture is not None:  # the mark holds what became of the step
+                self._note_step(*on_host(*self._last()))
         self.mark()
-        status = _on_host(self.optimizer.evaluate(self.target, at_once=stepped))
+        status, *step = self._seen(self.optimizer.evaluate(self.target, at_once=stepped), *self._last())
+        if stepped and self.capture is None:
+            self._note_step(*step)
         if self.places and not stepped:
             status = self._at_the_mode(status)
         if self._spent is not None:
@@ -111,7 +116,7 @@ class Steps(Engine):
         if not self.exact and self.target.comparable and left >= _REPEATS and self._is_small(norm, alive):
             # one evaluation is small by chance too, and of a mini-batch says nothing of the other rows
             on_average, known = float(norm[alive].max()), True
-            status = _on_host(self.optimizer.averaged(self.target, _REPEATS))
+            status, *_ = self._seen(self.optimizer.averaged(self.target, _REPEATS))
             norm, alive = self._norm(status)
             if not self.averages:
                 self.remedy = f"It was {float(norm[alive].max()):.2g} over {_REPEATS} fresh evaluations. {_NOISY}"
@@ -138,13 +143,13 @@ class Steps(Engine):
             laplace(self.q, self.target)
         except InputError:  # not finite at the mean
             return status
-        there = _on_host(self.optimizer.evaluate(self.target))
+        there = self._seen(self.optimizer.evaluate(self.target))[0]
         better = finite(there.loss) & ~(there.loss >= status.loss)
         if not bool(better.all()):
             self.q.assign(here, ~better.to(self.q.mean_probe.device))
             if not bool((better | finite(status.loss)).any()):  # nobody is anywhere
                 return status
-            there = _on_host(self.optimizer.evaluate(self.target))
+            there = self._seen(self.optimizer.evaluate(self.target))[0]
         self.mark()
         return there
 
@@ -162,13 +167,26 @@ class Steps(Engine):
 
     def _take_step(self) -> None:
         self.optimizer.step(self.target)
-        assert self.optimizer.last is not None
+
+    def _last(self) -> tuple[Tensor, ...]:
+        """The size of the last step and whether it was taken, on the device of q; nothing before the first."""
+        return () if self.optimizer.last is None else tuple(self.optimizer.last)
+
+    def _note_step(self, rho: Tensor, accepted: Tensor) -> None:
+        """Remember how far the last step went, and for how many in a row nobody has moved."""
         assert self._alive is not None
         assert self._members is not None
-        rho, accepted = on_host(*self.optimizer.last)
         self.step = float(rho.min())
         moved = accepted & self._alive & ~self._members
         self.stalled = 0 if bool(moved.any()) else self.stalled + 1
+
+    def _seen(self, status: Status, *step: Tensor) -> tuple[Any, ...]:
+        """What all questions of the run are asked of: the status and the last step, for which the host waits once."""
+        parts = [part for part in status if part is not None]
+        loss, norm2, *rest = on_host(*parts, self.optimizer._state(0)["rejections"], *step)
+        noise2 = None if status.noise2 is None else rest.pop(0)
+        self._rejections = int(rest.pop(0).sum())
+        return Status(loss, norm2, noise2), *rest
 
     def _counts(self) -> tuple[int, int]:
         """Evaluations and gradients of this run."""
@@ -184,7 +202,7 @@ class Steps(Engine):
         alive, members = self._alive, self._members
         assert alive is not None
         assert members is not None
-        line = record(self.optimizer, loss, norm, alive, self.step, self._before, 0.0)
+        line = record(self.optimizer, loss, norm, alive, self.step, self._before, self._rejections)
         self.first_loss = line.loss if self.first_loss is None else self.first_loss
         climb = ""
         if line.loss - self.first_loss > _CLIMB + abs(self.first_loss) and bool(alive.all()):
@@ -247,9 +265,3 @@ class Steps(Engine):
         self.first_loss, self._spent = state["first_loss"], state.get("spent")
         self.places = state.get("places", False)
         self._members = self._alive = None
-
-
-def _on_host(status: Status) -> Status:
-    """What all questions of the run are asked of, so that the host waits once."""
-    loss, norm2, *noise2 = on_host(*(part for part in status if part is not None))
-    return Status(loss, norm2, noise2[0] if noise2 else None)

@@ -91,7 +91,7 @@ def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: in
     [-1.0, 1.0, 1.0, -1.0]
     """
     rows = model.X.shape[-2]
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).split(batch_size)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed), device="cpu").split(batch_size)
     work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
     start = _natural(CholeskyGaussian.from_prior(model.prior))
 

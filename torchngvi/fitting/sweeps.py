@@ -165,7 +165,9 @@ class Sweeps:
         """Antithetic draws from q, not whitened: many small sets of whitened draws would keep a bias of their own."""
         q, frame = self.q, self.q.frame()
         generator = torch.Generator().manual_seed(self.descent.seed + _STRIDE * (1 + len(self.lots)))
-        half = torch.randn(self.number // 2, q.dim, dtype=torch.float64, generator=generator).to(frame.mean)
+        half = torch.randn(self.number // 2, q.dim, dtype=torch.float64, generator=generator, device="cpu").to(
+            frame.mean
+        )
         theta = frame.mean + frame.push(torch.cat([half, -half]))
         self.lots.append(Lot.of(q, theta, *energy_and_gradient(self.target, theta)))
 

@@ -37,7 +37,7 @@ the gradient into what the rule follows, so that
 """
 
 from torchngvi.interfaces.cliques import clique_frames
-from torchngvi.interfaces.frame import Frame, known_everywhere, where_members
+from torchngvi.interfaces.frame import Frame, known_everywhere, may_be_asked, where_members
 from torchngvi.interfaces.moves import (
     Affine,
     Congruence,
@@ -113,6 +113,7 @@ __all__ = [
     "Trial",
     "TrialStepSize",
     "known_everywhere",
+    "may_be_asked",
     "once",
     "where_members",
     "clique_frames",

@@ -76,6 +76,21 @@ class Frame:
         return self.structure.conjugate(self.root, H, self.upper)
 
 
+def may_be_asked(mask: Tensor) -> bool:
+    """Say whether a mask may decide on the host which way the code goes: on the CPU, outside of ``torch.compile``.
+
+    Args:
+        mask: any tensor.
+
+    Returns:
+        True where reading its entries neither waits for a device nor breaks a graph.
+
+    >>> may_be_asked(torch.tensor(True)), may_be_asked(torch.ones((), dtype=torch.bool, device="meta"))
+    (True, False)
+    """
+    return mask.is_cpu and not torch.compiler.is_compiling()
+
+
 def known_everywhere(mask: Tensor) -> bool:
     """Say whether a mask is known to be true for every member: where it is, and asking does not wait for a device.
 
@@ -88,7 +103,7 @@ def known_everywhere(mask: Tensor) -> bool:
     >>> known_everywhere(torch.tensor([True, True])), known_everywhere(torch.tensor([True, False]))
     (True, False)
     """
-    return mask.is_cpu and bool(mask.all() if mask.ndim else mask)
+    return may_be_asked(mask) and bool(mask.all() if mask.ndim else mask)
 
 
 def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -105,7 +120,7 @@ def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     >>> where_members(torch.tensor([True, False]), torch.ones(2, 2), torch.zeros(2, 2)).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
-    if mask.is_cpu:  # where asking costs nothing, most masks need no copy
+    if may_be_asked(mask):  # where asking costs nothing, most masks need no copy
         if mask.ndim == 0:
             return new if bool(mask) else old
         if bool(mask.all()):

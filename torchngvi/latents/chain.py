@@ -39,19 +39,19 @@ class Layout:
 
     def __init__(self, parts: list[list[int]], pairs: Tensor, device: torch.device) -> None:
         self.dim, largest = sum(map(len, parts)), len(parts[0])
-        order = torch.tensor([latent for part in parts for latent in part])
+        order = torch.tensor([latent for part in parts for latent in part], device="cpu")
         inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(self.dim)
+        inverse[order] = torch.arange(self.dim, device="cpu")
         widest = int((inverse[pairs[:, 0]] - inverse[pairs[:, 1]]).abs().max()) if len(pairs) else 1
         self.block = max(widest, min(_WORTH_A_CALL, largest))
         abreast = max(1, self.dim // largest)
         room = self.dim if abreast == 1 else largest
         self.length = -(-room // self.block)
         starts, self.chains = _packed([len(part) for part in parts], self.length * self.block)
-        slots = torch.empty(self.dim, dtype=torch.long)
+        slots = torch.empty(self.dim, dtype=torch.long, device="cpu")
         begun = 0
         for part, start in zip(parts, starts, strict=True):
-            slots[order[begun : begun + len(part)]] = torch.arange(start, start + len(part))
+            slots[order[begun : begun + len(part)]] = torch.arange(start, start + len(part), device="cpu")
             begun += len(part)
         # slots are numbered by chain, block and place, and stored by block, chain and place
         chain, rest = slots // (self.length * self.block), slots % (self.length * self.block)
@@ -59,7 +59,13 @@ class Layout:
         self.slots = ((number * self.chains + chain) * self.block + place).to(device)
         self.empty = torch.ones(self.length * self.chains * self.block, dtype=torch.bool, device=device)
         self.empty[self.slots] = False
-        self._place(torch.cat([torch.arange(self.dim)[:, None].expand(-1, 2), pairs]), chain, number, place, device)
+        self._place(
+            torch.cat([torch.arange(self.dim, device="cpu")[:, None].expand(-1, 2), pairs]),
+            chain,
+            number,
+            place,
+            device,
+        )
 
     def _place(self, entries: Tensor, chain: Tensor, number: Tensor, place: Tensor, device: torch.device) -> None:
         """Find the place of every entry, in its block row, and tell those within a block from those between two."""

@@ -251,7 +251,7 @@ def probed_pairs(
             f"with more than {_PROBED} latents say which of them occur together in a term of the log joint, by "
             f"pattern=; got {dim} latents and no pattern."
         )
-    none, alone = torch.zeros(0, 2, dtype=torch.long, device=u.device), torch.zeros(dim, dtype=torch.long)
+    none, alone = torch.zeros(0, 2, dtype=torch.long, device=u.device), torch.zeros(dim, dtype=torch.long, device="cpu")
     curvature = Curvature(joint, dim, none, alone.to(u.device))
     found = []
     for units in torch.arange(dim, device=u.device).split(64):

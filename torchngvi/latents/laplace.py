@@ -87,8 +87,9 @@ class MarginalLaplace(Target):
         self.at = _vector("at", at, None)
         start = _start(latents, self.at)
         self.dim, self.latents_dim = len(self.at), len(start)
-        noise = torch.randn(len(start), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
-        step = torch.randn(self.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        own = torch.Generator().manual_seed(0)
+        noise = torch.randn(len(start), generator=own, dtype=torch.float64, device="cpu").to(start)
+        step = torch.randn(self.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64, device="cpu")
         beside = self.at + _BESIDE * step.to(self.at)  # in general position, where no coupling vanishes by chance
         found = _probed(log_joint, (self.at, beside), start + noise) if pattern is None else pattern
         pairs = pairs_of(found, len(start))

@@ -60,7 +60,7 @@ def _parts(pattern: Any) -> list[Any]:
         return [pattern]
     tables = [part for part in pattern if isinstance(part, Tensor) and part.ndim == 2]
     if len(tables) == len(pattern):
-        return tables or [torch.zeros(0, 2, dtype=torch.long)]
+        return tables or [torch.zeros(0, 2, dtype=torch.long, device="cpu")]
     return [pattern]
 
 
@@ -82,7 +82,7 @@ def _pairs(pattern: Any, dim: int) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{_FORMS}; got {type(pattern).__name__}.") from error
     if table.numel() == 0:
-        return torch.zeros(0, 2, dtype=torch.long)
+        return torch.zeros(0, 2, dtype=torch.long, device="cpu")
     if table.ndim != 2 or table.is_floating_point() or table.is_complex() or table.dtype == torch.bool:
         raise InputError(f"{_FORMS}; got {table.dtype} of shape {tuple(table.shape)}.")
     if len(table) == 2 and table.shape[1] > 2:

@@ -52,7 +52,7 @@ class Guarded(Target):
         self.comparable = target.comparable
         self.draws_at_once, self.in_passes = target.draws_at_once, target.in_passes
         self.processes = target.processes
-        self._same = torch.zeros(())
+        self._same = torch.zeros((), device="cpu")
         self._answered = False
         self._count, self._last = 0, ""
         self._calls = 0  # left for the present batch

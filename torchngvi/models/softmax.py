@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import AdditiveTractable, Frame, Posterior, Raw
+from torchngvi.interfaces import AdditiveTractable, Frame, Posterior, Raw, where_members
 from torchngvi.models import checks
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.numerics.linalg import tril_half
+from torchngvi.numerics.linalg import cholesky, tril_half
 
 _STEPS = {1: 0.25, 2: 0.4}  # of the grids of nodes, by dimension
 _REACH = {1: 8.5, 2: 7.0}  # standard deviations the grids span
@@ -272,7 +272,8 @@ def _predictors(
     """The predictors of all classes at the nodes, that of the first 0, (N, K, S), and the root L of the covariance."""
     # a row of zeros has no variance: what is added changes F by less than rounding does its derivative
     ridge = torch.finfo(mean.dtype).eps ** 0.625
-    L = torch.linalg.cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
+    L, ok = cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
+    L = where_members(ok, L, torch.full_like(L, torch.nan))  # an error would make the host wait for the device
     return torch.nn.functional.pad(mean[..., None] + L @ z.mT, (0, 0, 1, 0)), L
 
 
@@ -319,7 +320,7 @@ def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tup
 
 def _grid(dim: int) -> tuple[Tensor, Tensor]:
     number = math.floor(_REACH[dim] / _STEPS[dim])
-    axis = torch.arange(-number, number + 1, dtype=torch.float64) * _STEPS[dim]
+    axis = torch.arange(-number, number + 1, dtype=torch.float64, device="cpu") * _STEPS[dim]
     z = torch.cartesian_prod(*[axis] * dim).reshape(-1, dim)
     z = z[z.square().sum(-1) <= _REACH[dim] ** 2]
     w = torch.exp(-0.5 * z.square().sum(-1))
@@ -331,4 +332,4 @@ def _sobol(dim: int, count: int) -> tuple[Tensor, Tensor]:
     half = torch.special.ndtri(uniform.clamp(1e-12, 1 - 1e-12))
     factor = torch.linalg.cholesky(half.mT @ half / len(half))
     z = torch.linalg.solve_triangular(factor, half.mT, upper=False).mT
-    return torch.cat([z, -z]), torch.full((count,), 1 / count, dtype=torch.float64)
+    return torch.cat([z, -z]), torch.full((count,), 1 / count, dtype=torch.float64, device="cpu")

@@ -21,10 +21,10 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
     False
     """
     if not tensors:
-        return torch.tensor(True)
+        return torch.tensor(True, device="cpu")
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)  # half precision would overflow
     if tensors[0].device.type == "cpu":  # where a sum costs half of a norm
-        return torch.tensor(all(math.isfinite(tensor.sum(dtype=dtype)) for tensor in tensors))
+        return torch.tensor(all(math.isfinite(tensor.sum(dtype=dtype)) for tensor in tensors), device="cpu")
     norms = torch._foreach_norm(tensors, 2, dtype)
     return torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all()
 

@@ -52,7 +52,7 @@ def generator(device: torch.device, seed: int, draw: int, name: str) -> torch.Ge
 @functools.lru_cache(maxsize=4)
 def _table(seed: int, dtype: torch.dtype) -> Tensor:
     """Normal noise to take windows of, on the CPU."""
-    return torch.randn(_TABLE, dtype=dtype, generator=generator(torch.device("cpu"), seed, 0, "table"))
+    return torch.randn(_TABLE, dtype=dtype, generator=generator(torch.device("cpu"), seed, 0, "table"), device="cpu")
 
 
 def normals(like: Tensor, name: str, seed: int, draw: int) -> Tensor:

@@ -42,7 +42,7 @@ def normal_rule(
 @functools.cache
 def _line(nodes: int) -> tuple[Tensor, Tensor]:
     """Nodes and log weights in one dimension, in float64."""
-    beside = torch.arange(1, nodes, dtype=torch.float64).sqrt()
+    beside = torch.arange(1, nodes, dtype=torch.float64, device="cpu").sqrt()
     z = eigh(torch.diag(beside, 1) + torch.diag(beside, -1))[0]
     z = 0.5 * (z - z.flip(0))  # symmetric to the last bit
     before, here = torch.zeros_like(z), torch.ones_like(z)

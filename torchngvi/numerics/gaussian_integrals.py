@@ -66,8 +66,8 @@ _SCALES, _WEIGHTS = _logistic_mixture()
 def _mixture_tensors(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     """τ², p/2 and (p, pτ²)/√(2π) on the device, copied there once."""
     with torch.inference_mode(False):
-        scale2 = torch.tensor([s * s for s in _SCALES], dtype=torch.float64)
-        weight = torch.tensor(_WEIGHTS, dtype=torch.float64)
+        scale2 = torch.tensor([s * s for s in _SCALES], dtype=torch.float64, device="cpu")
+        weight = torch.tensor(_WEIGHTS, dtype=torch.float64, device="cpu")
         normal = weight / math.sqrt(2 * math.pi)
         parts = scale2, 0.5 * weight, torch.stack([normal, normal * scale2], -1)
         return tuple(part.to(device, dtype) for part in parts)
@@ -194,8 +194,12 @@ def _square_tensors(power: int, dtype: torch.dtype, device: torch.device) -> tup
     weights = [w * t**power for t, w in zip(nodes, weights, strict=True)]
     tail = _SQUARE_STEP * nodes[0] ** (1 + power) / math.expm1(_SQUARE_STEP * (1 + power))
     with torch.inference_mode(False):
-        double = torch.tensor([2 * t for t in nodes], dtype=torch.float64)
-        return double.to(device, dtype), torch.tensor(weights, dtype=torch.float64).to(device, dtype), tail
+        double = torch.tensor([2 * t for t in nodes], dtype=torch.float64, device="cpu")
+        return (
+            double.to(device, dtype),
+            torch.tensor(weights, dtype=torch.float64, device="cpu").to(device, dtype),
+            tail,
+        )
 
 
 def log1p_square(

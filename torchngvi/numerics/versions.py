@@ -33,6 +33,11 @@ class Versions:
     """
 
     def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
+        if torch.compiler.is_compiling():  # a graph counts no writes: nothing is known
+            self.tensors: tuple[Tensor, ...] = ()
+            self.counts: list[_Count] = []
+            self.contents: list[Tensor] = []
+            return
         self.tensors = tuple(tensors)  # held, so that no other tensor takes their place in memory
         self.counts = _counts(self.tensors)
         # of a tensor that was not written to since, what it held is known
@@ -63,7 +68,11 @@ class Versions:
             True where nothing has changed.
         """
         tensors = tuple(tensors)
-        if len(tensors) != len(self.tensors) or any(map(is_not, tensors, self.tensors)):
+        if (
+            torch.compiler.is_compiling()
+            or len(tensors) != len(self.tensors)
+            or any(map(is_not, tensors, self.tensors))
+        ):
             return False
         if _counts(tensors) != self.counts:
             return False

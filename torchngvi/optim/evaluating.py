@@ -16,6 +16,7 @@ from torchngvi.interfaces import (
     Local,
     Path,
     Posterior,
+    Raw,
     Target,
     TractableTarget,
 )
@@ -72,6 +73,32 @@ class EvaluatingOptimizer(PosteriorOptimizer):
             self._cache = None  # nobody knows whether the target has changed
         evaluation, heading = self._evaluated(target, stays=True, contents=not at_once)
         return Status(evaluation.loss, heading.norm2(), evaluation.e.noise2)
+
+    @property
+    @torch.no_grad()
+    def expectation(self) -> Raw | None:
+        """The mean gradient g = E_q[∇ℓ] and the mean Hessian H = E_q[∇²ℓ] at q, as they were evaluated last.
+
+        They come at no further evaluation: for a Newton step or a preconditioner of one's own, for Laplace-like
+        standard errors, or to look at.  H is stored in the pattern of q, (*batch, D, D) for a full covariance and its
+        diagonal (*batch, D) for a mean field; with draws both are estimates.
+
+        Returns:
+            The packet (g, H), on the device of q; None where q has moved on since, as after a step with ``lr`` or after
+            ``loss.backward()``: `evaluate` makes it known.
+
+        >>> import torch
+        >>> from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
+        >>> model = GeneralizedLinear(torch.eye(1), [2.0], "gaussian", prior_precision=1.0)
+        >>> opt = VN(CholeskyGaussian(1))
+        >>> _ = opt.evaluate(model)
+        >>> opt.expectation  # of ½(θ - 2)² + ½θ² under N(0, 1)
+        Raw(g=tensor([-2.]), H=tensor([[2.]]))
+        """
+        q, kept = self._only_posterior("expectation"), self._cache
+        if kept is None or not q.framed or not kept.holds(kept.target, q, False):
+            return None
+        return Raw(*q.unframe(*kept.evaluation.e.derivative.framed(q.frame())))
 
     @torch.no_grad()
     def averaged(self, target: Target, repeats: int) -> Status:
@@ -137,6 +164,8 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         return Evaluation(q.loss(e), e)
 
     def _count(self, cost: Cost) -> None:
+        if torch.compiler.is_compiling():  # a graph would be made anew for each number
+            return
         self.evaluations += 1
         self.gradients += cost.gradients
         self.values += cost.values

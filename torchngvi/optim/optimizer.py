@@ -38,6 +38,7 @@ from torchngvi.interfaces import (
     Trial,
     TrialStepSize,
     known_everywhere,
+    may_be_asked,
     where_members,
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
@@ -235,8 +236,11 @@ class NaturalGradientVI(EvaluatingOptimizer):
         if evaluate is None or not self.step_size.needs_trial:
             q.assign(proposal.new, accepted)
         else:
-            accepted, result, control = tried(q, proposal, start, evaluate, self._judge(state, coupled))
-            state["step_size"].update(control)
+            own = state["step_size"]
+            accepted, result, control = tried(
+                q, proposal, start, evaluate, lambda trial: self._judge(trial, own, coupled)
+            )
+            own.update(control)
             state["loss"] = result.loss
         everyone = known_everywhere(accepted)
         if not everyone:
@@ -260,17 +264,12 @@ class NaturalGradientVI(EvaluatingOptimizer):
             path = replace(path, leaves=q.structure.leaves)
         return self.step_size.propose(path, lr, like, state["step_size"]).to(like.dtype)
 
-    def _judge(self, state: State, coupled: bool) -> Callable[[Trial], tuple[Tensor, State]]:
+    def _judge(self, trial: Trial, own: State, coupled: bool) -> tuple[Tensor, State]:
         """The verdict of the step size, which learns nothing where a trial was not finite from the start."""
-        control, own = self.step_size, state["step_size"]
-        assert isinstance(control, TrialStepSize)
-
-        def judge(trial: Trial) -> tuple[Tensor, State]:
-            kept, new = control.judge(together(trial) if coupled else trial, own)
-            known = usable(trial)
-            return kept, {name: where_members(known, value, own[name]) for name, value in new.items()}
-
-        return judge
+        assert isinstance(self.step_size, TrialStepSize)
+        kept, new = self.step_size.judge(together(trial) if coupled else trial, own)
+        known = usable(trial)
+        return kept, {name: where_members(known, value, own[name]) for name, value in new.items()}
 
     def _check_deterministic(self, loss: Tensor, again: Callable[[], Tensor]) -> None:
         """Once, ask the closure again at the same q: a trial means nothing if the loss has changed.
@@ -283,6 +282,6 @@ class NaturalGradientVI(EvaluatingOptimizer):
 
     def _warn_if_rejected(self, q: Posterior, accepted: Tensor, rho: Tensor) -> None:
         """Warn of a step that was not taken, once, and where asking costs nothing."""
-        if accepted.device.type == "cpu" and not self._warned and not bool(accepted.all()):
+        if may_be_asked(accepted) and not self._warned and not bool(accepted.all()):
             self._warned = True
             notices.warn_of_rejection(type(self).__name__, q, rho)

@@ -92,7 +92,8 @@ class RememberingPosterior(Posterior):
         """What ``_compute_<name>`` makes of the coordinates, and all that is known of them: kept until they change."""
         coordinates = self.coordinates
         memory = self._memory
-        if names and (memory.of is None or not memory.of.hold(coordinates, contents=not memory.settled)):
+        traced = memory.settled and torch.compiler.is_compiling()  # where writes are not counted, nor any but assign's
+        if names and (memory.of is None or not (traced or memory.of.hold(coordinates, contents=not memory.settled))):
             memory.values, memory.of = {}, Versions(coordinates)
         values = memory.values  # one thing may be computed from another, and of tensors of inference_mode none is kept
         for name in names:

@@ -202,7 +202,7 @@ def _tabulated(nodes: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
     ends, spline = _ends(nodes, heights), Spline(nodes)
     reach = [2 * _DEEP / (math.sqrt(slope**2 - 2 * bend * _DEEP) - slope) for slope, bend in ends]
     first, last = float(nodes[0]) - reach[0], float(nodes[-1]) + reach[1]
-    points = torch.linspace(first, last, _CELLS + 1, dtype=torch.float64).to(nodes)
+    points = torch.linspace(first, last, _CELLS + 1, dtype=torch.float64, device="cpu").to(nodes)
     curve = spline.basis(points.clamp(nodes[0], nodes[-1])) @ heights
     for far, (slope, bend) in zip((nodes[0] - points, points - nodes[-1]), ends, strict=True):
         far = far.clamp_min(0)

@@ -99,7 +99,7 @@ class FanLayer(Layer):
     def blank(cls, dim: int, nodes: Tensor) -> Self:
         """One with nodes at these s and nothing on them, to load a state into."""
         roots = torch.eye(dim - 1, dtype=nodes.dtype, device=nodes.device).expand(len(nodes), -1, -1)
-        direction = torch.nn.functional.one_hot(torch.zeros((), dtype=torch.long), dim).to(nodes)
+        direction = torch.nn.functional.one_hot(torch.zeros((), dtype=torch.long, device="cpu"), dim).to(nodes)
         return cls(direction, Nodes(nodes, torch.zeros_like(nodes), nodes.new_zeros(len(nodes), dim - 1), roots))
 
     @property

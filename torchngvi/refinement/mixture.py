@@ -139,7 +139,9 @@ def _searched(
 ) -> list[Mode | None]:
     dim = len(mean)
     count = min(max(_COLUMNS // dim, _FEW), _MANY)
-    uniform = 2 * torch.rand(count, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) - 1
+    uniform = (
+        2 * torch.rand(count, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), device="cpu") - 1
+    )
     uniform = uniform.to(mean)
     around = mean + _AROUND * root.norm(dim=1) * uniform[count // 2 :]
     points = torch.cat([_NEARBY * uniform[: count // 2], around])

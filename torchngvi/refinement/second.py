@@ -128,8 +128,10 @@ def _of_mixture(density: Mixture, generator: torch.Generator, draws: int) -> tup
     """Draws, half of the mixture, half of t distributions around its members, and both log densities."""
     like, dim, half = density.centres, density.dim, draws // 2
     member = torch.multinomial(density.shares.double().cpu(), draws, replacement=True, generator=generator)
-    z = torch.randn(draws, dim, generator=generator, dtype=torch.float64)
-    gamma = torch._standard_gamma(torch.full((half, 1), 0.5 * _DOF, dtype=torch.float64), generator=generator)
+    z = torch.randn(draws, dim, generator=generator, dtype=torch.float64, device="cpu")
+    gamma = torch._standard_gamma(
+        torch.full((half, 1), 0.5 * _DOF, dtype=torch.float64, device="cpu"), generator=generator
+    )
     z[half:] *= _WIDER * (0.5 * _DOF / gamma).sqrt()
     member = member.to(like.device)
     theta = density.centres[member] + (density.roots[member] @ z.to(like)[..., None])[..., 0]

@@ -69,7 +69,7 @@ class UnequalBlocks(FullAlgebra):
             first = [start for start, size in zip(starts, sizes, strict=True) if size == kind]
             self._parts.append(block_diagonal([kind] * len(first)))
             order += [start + k for start in first for k in range(kind)]
-        self._order = torch.tensor(order)
+        self._order = torch.tensor(order, device="cpu")
         self._back = torch.argsort(self._order)
         self._dims = [part.dim for part in self._parts]
         self._entries = [len(part.positions()[0].flatten()) for part in self._parts]

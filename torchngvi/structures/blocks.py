@@ -222,7 +222,7 @@ class Dense(Squares):
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Return row and column of every entry."""
-        place = torch.arange(self.dim)
+        place = torch.arange(self.dim, device="cpu")
         return place[:, None].expand(self.shape), place.expand(self.shape)
 
     def from_dense(self, matrix: Tensor) -> Structured:
@@ -276,7 +276,7 @@ class EqualBlocks(Squares):
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Return row and column of every entry, square by square."""
-        place = torch.arange(self.dim).reshape(self.count, self.size)
+        place = torch.arange(self.dim, device="cpu").reshape(self.count, self.size)
         return place[:, :, None].expand(self.shape), place[:, None, :].expand(self.shape)
 
     def split(self, x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Diagonal(FullAlgebra):
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Return row and column of every entry, which are the same."""
-        return torch.arange(self.dim), torch.arange(self.dim)
+        return torch.arange(self.dim, device="cpu"), torch.arange(self.dim, device="cpu")
 
     @property
     def parameters(self) -> int:

@@ -59,14 +59,14 @@ def index_of(pattern: Positioned, device: torch.device) -> Index:
     order = torch.argsort(place)
     found = torch.searchsorted(place[order], columns * pattern.dim + rows).clamp_max(len(place) - 1)
     mirrored = order[found]
-    own = torch.arange(len(place))
+    own = torch.arange(len(place), device="cpu")
     mirror = torch.where(rows < columns, mirrored, own)
     lower = own[rows >= columns]
     number = torch.empty_like(own)
-    number[lower] = torch.arange(len(lower))
+    number[lower] = torch.arange(len(lower), device="cpu")
     on = rows == columns
     diagonal = own[on][torch.argsort(rows[on])]
-    one = torch.ones(len(place), dtype=torch.float64)
+    one = torch.ones(len(place), dtype=torch.float64, device="cpu")
     halves = torch.where(on, 0.5 * one, one * (rows > columns))
     unweights = torch.where(on, math.sqrt(2) * one, one)
     weights = torch.where(on, math.sqrt(0.5) * one, one)[lower]

@@ -60,18 +60,18 @@ def kinds_of(
             members.append([])
         rank[node] = len(members[kind[node]])
         members[kind[node]].append(node)
-    starts = torch.cumsum(torch.tensor([0, *sizes[:-1]]), 0)
+    starts = torch.cumsum(torch.tensor([0, *sizes[:-1]], device="cpu"), 0)
     made: list[Kind] = []
     for size, up in keys:
         nodes = members[len(made)][::-1]  # they were met from the last to the first
-        place = starts[nodes][:, None] + torch.arange(size)
+        place = starts[nodes][:, None] + torch.arange(size, device="cpu")
         start = int(place[0, 0])
-        contiguous = torch.equal(place.flatten(), torch.arange(start, start + place.numel()))
+        contiguous = torch.equal(place.flatten(), torch.arange(start, start + place.numel(), device="cpu"))
         above = mothers = 0
-        places = torch.zeros(len(nodes), dtype=torch.long)
+        places = torch.zeros(len(nodes), dtype=torch.long, device="cpu")
         if up >= 0:
             above, mothers = made[up].above + made[up].size, made[up].nodes
-            places = mothers - 1 - torch.tensor([rank[parents[node]] for node in nodes])
+            places = mothers - 1 - torch.tensor([rank[parents[node]] for node in nodes], device="cpu")
         later, inner = (None if up < 0 else len(keys) - 1 - up), any(key[1] == len(made) for key in keys)
         first = start if contiguous else None
         made.append(Kind(len(nodes), size, above, later, mothers, places, place, first, inner))
@@ -81,8 +81,8 @@ def kinds_of(
 def _arrow(groups: int, size: int, root: int) -> list[Kind]:
     """The kinds of equal groups below one root, at once: there may be millions of them."""
     end = groups * size
-    place = torch.arange(end + root)
-    zeros = torch.zeros(groups, dtype=torch.long)
+    place = torch.arange(end + root, device="cpu")
+    zeros = torch.zeros(groups, dtype=torch.long, device="cpu")
     return [
         Kind(groups, size, root, 1, 1, zeros, place[:end].unflatten(0, (groups, size)), 0, False),
         Kind(1, root, 0, None, 0, zeros[:1], place[None, end:], end, True),

@@ -40,6 +40,6 @@ class NoMatrix(Pattern):
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Return two empty tensors, since no entry is stored."""
-        return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
+        return torch.empty(0, dtype=torch.long, device="cpu"), torch.empty(0, dtype=torch.long, device="cpu")
 
     mv = tmv = solve = tsolve = matmul = tmatmul = inverse = cholesky = congruence = lower = _has_no_root

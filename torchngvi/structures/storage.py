@@ -36,7 +36,7 @@ class Stored(Pattern):
         self._blocks = [EqualBlocks(kind.nodes, kind.size) for kind in self.kinds]
         self._entries = [kind.nodes * kind.size * rows for kind in self.kinds for rows in (kind.size, kind.above)]
         order = torch.cat([kind.place.flatten() for kind in self.kinds])
-        self._back = None if torch.equal(order, torch.arange(len(order))) else torch.argsort(order)
+        self._back = None if torch.equal(order, torch.arange(len(order), device="cpu")) else torch.argsort(order)
         self.dim, self.shape = len(order), (sum(self._entries),)
         self.widest = max(kind.size + kind.above for kind in self.kinds)
         self.leaves = len(parents) - len(set(parents) - {-1})  # nodes without children
@@ -116,7 +116,7 @@ class Stored(Pattern):
         """Row and column of every entry."""
         rows: list[Part] = []
         columns: list[Part] = []
-        for kind, above in zip(self.kinds, self.gather(torch.arange(self.dim)), strict=True):
+        for kind, above in zip(self.kinds, self.gather(torch.arange(self.dim, device="cpu")), strict=True):
             shape, own = (kind.nodes, kind.size + kind.above, kind.size), kind.place[:, None, :]
             for parts, x in ((rows, above[:, :, None]), (columns, own)):
                 parts.append(Part(*x.expand(shape).split([kind.size, kind.above], 1)))

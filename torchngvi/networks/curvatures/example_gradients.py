@@ -50,7 +50,11 @@ class ExampleGradients(OfSingleWeights):
             )
         trained = [p for p in q.parameters_of_network if p.requires_grad]
         each = torch.autograd.grad(
-            losses, trained, torch.eye(len(losses)).to(losses), is_grads_batched=True, materialize_grads=True
+            losses,
+            trained,
+            torch.eye(len(losses), device="cpu").to(losses),
+            is_grads_batched=True,
+            materialize_grads=True,
         )
         gradients, squares = [g.mean(0) for g in each], [g.square().mean(0) for g in each]
         average_over_ranks_(gradients + squares)

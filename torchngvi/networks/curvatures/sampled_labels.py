@@ -84,7 +84,12 @@ def _gradients(losses: Tensor, parameters: list[nn.Parameter], single: bool, sca
     every = losses.flatten()[:: -(-losses.numel() // _SINGLE)]  # of tokens some are enough
     each = every * (scale / losses.numel() ** 0.5)
     return torch.autograd.grad(
-        each, parameters, torch.eye(len(each)).to(each), True, is_grads_batched=True, materialize_grads=True
+        each,
+        parameters,
+        torch.eye(len(each), device="cpu").to(each),
+        True,
+        is_grads_batched=True,
+        materialize_grads=True,
     )
 
 

@@ -43,8 +43,8 @@ class Kronecker(Family):
         for name, mean, delta, h0 in zip(self.names, self.mean, self.prior, self.start, strict=True):
             scale = (num_data * (h0 + delta)) ** -0.25  # a root of the standard deviation for either side
             rows, columns = mean.shape[0], mean[0].numel()
-            self.register_buffer(key("rows", name), scale * torch.eye(rows).to(mean))
-            self.register_buffer(key("columns", name), scale * torch.eye(columns).to(mean))
+            self.register_buffer(key("rows", name), scale * torch.eye(rows, device="cpu").to(mean))
+            self.register_buffer(key("columns", name), scale * torch.eye(columns, device="cpu").to(mean))
 
     def roots(self) -> list[tuple[Tensor, Tensor]]:
         """Return (A, B) of every parameter."""
