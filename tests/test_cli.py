@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 import torchngvi
 from torchngvi import CholeskyGaussian, PrecisionCholeskyGaussian, registry
 from torchngvi.app import names
-from torchngvi.app.config import Settings, read_toml, settings_from, to_toml
+from torchngvi.app.config import Settings, settings_from, to_toml
 from torchngvi.cli import main, parser
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.structures import block_diagonal

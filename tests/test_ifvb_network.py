@@ -12,7 +12,7 @@ import torch
 from ifvb_parts import AIFVB
 from scipy import integrate, stats
 
-from torchngvi.app.config import read_toml
+from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
 from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
 from torchngvi.studies.papers import godichon2023 as studies

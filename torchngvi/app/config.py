@@ -4,7 +4,6 @@ import difflib
 import json
 import math
 import reprlib
-import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,22 +14,25 @@ from torchngvi.app.names import (
     AUTO,
     DISCRETE,
     DTYPES,
+    ELSEWHERE,
     FAMILIES,
     FLAT_METHODS,
     FLAT_POSTERIORS,
     METHODS,
+    PARAMETERS,
     POSTERIORS,
     SHORT,
 )
 from torchngvi.errors import InputError
 
-_LONGEST_FILE = 60_000  # bytes of settings
 _LARGEST = 2**63  # of a whole number
 _POSITIVE = (
     "lr",
     "prior_precision",
     "intercept_sd",
     "noise",
+    "dispersion",
+    "dof",
     "temperature",
     "tolerance",
     "max_evaluations",
@@ -57,9 +59,11 @@ class Settings:
     method: str = "vn"
     posterior: str = "cholesky"
     lr: float | None = None  # without: steps are found by trial
-    prior_precision: float | str | None = None  # without: 0.1, for the Gaussian family 1/mean(y²); or "auto"
-    intercept_sd: float | None = None  # of the intercept's prior; without: 10, for the Gaussian family 10 √mean(y²)
-    noise: float | None = None  # standard deviation, Gaussian family; without: residual of least squares
+    prior_precision: float | str | None = None  # without: 0.1, of real numbers 1/mean(y²); or "auto"
+    intercept_sd: float | None = None  # of the intercept's prior; without: 10, of real numbers 10 √mean(y²)
+    noise: float | None = None  # sd, Gaussian family, without: residual of least squares; or scale of student_t
+    dispersion: float | None = None  # r in the variance mean + mean²/r of negative binomial counts; without: found
+    dof: float | None = None  # degrees of freedom of student_t; without: 4
     temperature: float = 1.0  # weight of KL(q‖prior)
     standardize: bool = True
     intercept: bool = True
@@ -92,7 +96,9 @@ class Settings:
         ):
             value = getattr(self, name)
             if value not in choices:
-                raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{hint(value, choices)}")
+                advice = ELSEWHERE.get(value.lower()) if name == "family" else None
+                advice = f" {advice}" if advice else hint(value, choices)
+                raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{advice}")
         for name in _POSITIVE:
             value = None if getattr(self, name) == AUTO and name == "prior_precision" else getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
@@ -117,8 +123,11 @@ class Settings:
                 f"tolerance bounds the natural-gradient norm, and that of the stochastic gradients of {self.method} "
                 "does not vanish: the run ends when its smoothed bound stops rising. Leave tolerance out."
             )
-        if self.noise is not None and self.family != "gaussian":
-            raise InputError(f"noise belongs to family gaussian; got noise {self.noise:g} with family {self.family}.")
+        for name, of in PARAMETERS.items():
+            value = getattr(self, name)
+            if value is not None and self.family not in of:
+                families = " and ".join(of)
+                raise InputError(f"{name} belongs to family {families}; got {name} {value:g} with family {self.family}.")
         if self.success is not None and not self.has_classes:
             raise InputError(f"success names a class, and family {self.family} has none; use bernoulli_logit.")
 
@@ -188,53 +197,6 @@ def file_name(what: str, name: str) -> str:
     return name
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read the keys of a TOML file.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Values by key, as `tomllib` gives them.
-
-    Raises:
-        InputError: no such file, or not TOML.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "run.toml").write_text('data = "iris"')
-    ...     read_toml(Path(folder, "run.toml"))
-    {'data': 'iris'}
-    """
-    file_name("CONFIG.toml", str(path))
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(_LONGEST_FILE + 1)
-        text = content.decode("utf-8")
-    except FileNotFoundError as error:
-        raise InputError(
-            f"there is no settings file {str(path)!r}. To fit a data file say: torchngvi fit --data FILE."
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{str(path)!r} is no readable TOML file ({error}).") from error
-    if len(content) > _LONGEST_FILE:
-        raise InputError(
-            f"a file of settings has at most {_LONGEST_FILE} bytes, and {str(path)!r} has more. "
-            "For a data file say --data FILE."
-        )
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(
-            f'{str(path)!r} is not TOML: {error}. Write lines such as data = "breast_cancer"; '
-            "for a data file say --data FILE."
-        ) from error
-    except (RecursionError, ValueError) as error:  # lists in lists without end, a number of thousands of digits
-        raise InputError(
-            f"{str(path)!r} cannot be read as TOML: {error}. Write flat lines of short values, as in configs/."
-        ) from error
-
-
 def settings_from(keys: Mapping[str, Any]) -> Settings:
     """Settings from keys and values.
 
@@ -260,7 +222,7 @@ def settings_from(keys: Mapping[str, Any]) -> Settings:
         )
     values = {key: _converted(key, value, types_[key]) for key, value in keys.items()}
     if "family" in values:
-        values["family"] = SHORT.get(values["family"], values["family"])
+        values["family"] = SHORT.get(values["family"].lower(), values["family"])
     return Settings(**values)
 
 

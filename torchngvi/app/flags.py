@@ -191,7 +191,9 @@ def _add_model_flags(group: Any) -> None:
         help="of the coefficients' prior N(0, 1/B); auto: the one that the data speak for",
     )
     group.add_argument("--intercept-sd", type=float, metavar="S", help="of the intercept's prior N(0, S^2) (10)")
-    group.add_argument("--noise", type=float, metavar="S", help="standard deviation of the gaussian family")
+    group.add_argument("--noise", type=float, metavar="S", help="sd of the gaussian family, or scale of student_t")
+    group.add_argument("--dispersion", type=float, metavar="R", help="of negative_binomial: variance mean + mean^2/R")
+    group.add_argument("--dof", type=float, metavar="NU", help="degrees of freedom of student_t (4)")
     group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
 
 

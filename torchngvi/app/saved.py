@@ -13,13 +13,14 @@ from torchngvi import registry
 from torchngvi.app.columns import refuse_unusable
 from torchngvi.app.config import Settings, settings_from
 from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number, listed
+from torchngvi.app.families import made
 from torchngvi.app.intervals import outcome_interval
 from torchngvi.app.report import Z95
 from torchngvi.app.runs import as_gaussian
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.likelihoods import FAMILIES, BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood
+from torchngvi.models.likelihoods import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, StudentT
 from torchngvi.posteriors.gaussian import Gaussian
 
 
@@ -140,7 +141,7 @@ def _inverse_link(likelihood: Likelihood, eta: Tensor) -> Tensor:
         return torch.sigmoid(eta)
     if isinstance(likelihood, BernoulliProbit):
         return torch.special.ndtr(eta)
-    return eta if isinstance(likelihood, GaussianNoise) else eta.exp()
+    return eta if isinstance(likelihood, GaussianNoise | StudentT) else eta.exp()
 
 
 def load(run: str | Path) -> Fitted:
@@ -179,7 +180,6 @@ def load(run: str | Path) -> Fitted:
     dtype = getattr(torch, settings.dtype)
     q = registry.posterior(settings.posterior, len(saved["feature_names"]), structure=settings.structure, dtype=dtype)
     q.load_state_dict(saved["posterior"])
-    gaussian = settings.family == "gaussian"
     return Fitted(
         settings,
         as_gaussian(q, settings.posterior),
@@ -188,5 +188,10 @@ def load(run: str | Path) -> Fitted:
         saved["scale"].numpy(),
         saved["fill"].numpy(),
         None if saved["classes"] is None else tuple(saved["classes"]),
-        GaussianNoise(saved["noise"]) if gaussian else FAMILIES[settings.family](),
+        made(settings.family, _parameters(saved)),
     )
+
+
+def _parameters(saved: dict[str, Any]) -> dict[str, float]:
+    """Those of the likelihood; earlier versions kept the noise alone."""
+    return saved["likelihood"] if "likelihood" in saved else {"noise": saved["noise"]}

@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 
 from torchngvi import registry
-from torchngvi.app import approximation, findings, problems, report
+from torchngvi.app import approximation, families, findings, problems, report
 from torchngvi.app.config import Settings
 from torchngvi.app.findings import Findings, HeldOut
 from torchngvi.app.frames import Frames
-from torchngvi.app.names import AUTO
+from torchngvi.app.names import AUTO, REAL
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.app.runs import per_unit, too_few_rows
 from torchngvi.app.streams import Designs, first_pass
@@ -19,7 +19,7 @@ from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.models import Streamed
-from torchngvi.models.likelihoods import FAMILIES, GaussianNoise, Likelihood
+from torchngvi.models.likelihoods import Likelihood
 from torchngvi.posteriors.gaussian import Gaussian
 
 _ROWS = 100_000  # of a batch
@@ -119,14 +119,19 @@ def _check(settings: Settings) -> None:
 
 
 def _likelihood(settings: Settings) -> Likelihood:
-    if settings.family != "gaussian":
-        return FAMILIES[settings.family]()
-    if settings.noise is None:
+    if settings.family in REAL and settings.noise is None:
         raise InputError(
             "noise is the standard deviation of y about its mean, and is not found from rows in batches. Set it "
             "(--noise)."
         )
-    return GaussianNoise(settings.noise)
+    if settings.family == "negative_binomial" and settings.dispersion is None:
+        raise InputError(
+            "dispersion is r in the variance mean + mean^2/r, and is not found from rows in batches. Set it "
+            "(--dispersion), such as the one that is found on a part of the rows."
+        )
+    return families.open_parameter(
+        settings.family, noise=settings.noise, dispersion=settings.dispersion, dof=settings.dof, start=lambda: 1.0
+    )[0]
 
 
 def _scores(model: Streamed, q: Gaussian, batches: Designs) -> HeldOut:

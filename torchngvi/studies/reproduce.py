@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from torchngvi.app.config import hint, read_toml
+from torchngvi.app.config import hint
 from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
+from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
 from torchngvi.studies import experiments, figures, papers, settings
 from torchngvi.studies.papers import kumar2025
