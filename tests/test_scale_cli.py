@@ -184,6 +184,8 @@ REFUSED = {
         [*ROWS, "--family", "gaussian"],
         "noise is the standard deviation of y about",
     ),
+    "dispersion": ([*ROWS, "--family", "nb"], "dispersion is r in the variance mean + mean^2/r, and is not found"),
+    "scale": ([*ROWS, "--family", "student_t"], "noise is the standard deviation of y about"),
     "texts": (
         ["--data", "t_*.csv", "--target", "y", "--family", "poisson_log"],
         "this family needs a target of numbers; 'y' holds texts.",

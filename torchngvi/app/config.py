@@ -88,23 +88,20 @@ class Settings:
         if not self.data:
             raise InputError("data is empty; name a data file or a bundled set, such as breast_cancer.")
         file_name("data", self.data)
+        family_of(self.family)
         for name, choices in (
-            ("family", FAMILIES),
             ("method", (*METHODS, *FLAT_METHODS)),
             ("posterior", (*POSTERIORS, *FLAT_POSTERIORS)),
             ("dtype", DTYPES),
         ):
             value = getattr(self, name)
             if value not in choices:
-                advice = ELSEWHERE.get(value.lower()) if name == "family" else None
-                advice = f" {advice}" if advice else hint(value, choices)
-                raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{advice}")
+                raise InputError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{hint(value, choices)}")
         for name in _POSITIVE:
             value = None if getattr(self, name) == AUTO and name == "prior_precision" else getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{_key(name)} must be positive and finite; got {value:g}.")
-        if self.impute not in (None, "median"):
-            raise InputError(f"impute must be median; got {self.impute!r}. Leave it out where nothing is missing.")
+        impute_of(self.impute)
         if not 0 <= self.test_fraction < 1:
             raise InputError(
                 f"test_fraction is the share of rows held out, at least 0 and below 1; got {self.test_fraction:g}. "
@@ -127,7 +124,9 @@ class Settings:
             value = getattr(self, name)
             if value is not None and self.family not in of:
                 families = " and ".join(of)
-                raise InputError(f"{name} belongs to family {families}; got {name} {value:g} with family {self.family}.")
+                raise InputError(
+                    f"{name} belongs to family {families}; got {name} {value:g} with family {self.family}."
+                )
         if self.success is not None and not self.has_classes:
             raise InputError(f"success names a class, and family {self.family} has none; use bernoulli_logit.")
 
@@ -170,6 +169,40 @@ def hint(name: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(name).lower(), {k.lower(): k for k in known}, n=1)
     return f" Did you mean {next(k for k in known if k.lower() == close[0])!r}?" if close else ""
+
+
+def family_of(name: str) -> str:
+    """The name of a family, from it or a shorter word.
+
+    Args:
+        name: the word.
+
+    Returns:
+        One of `FAMILIES`.
+
+    Raises:
+        InputError: another word, with what to say instead of those of other libraries.
+
+    >>> family_of("Poisson")
+    'poisson_log'
+    """
+    family = SHORT.get(name.lower(), name)
+    if family not in FAMILIES:
+        advice = ELSEWHERE.get(name.lower())
+        told = f" {advice}" if advice else hint(name, FAMILIES)
+        raise InputError(f"family must be one of {', '.join(FAMILIES)}; got {name!r}.{told}")
+    return family
+
+
+def impute_of(word: str | None) -> str | None:
+    """The way to fill in missing entries, after a check.
+
+    Raises:
+        InputError: another word than median.
+    """
+    if word not in (None, "median"):
+        raise InputError(f"impute must be median; got {word!r}. Leave it out where nothing is missing.")
+    return word
 
 
 def _key(name: str) -> str:
@@ -222,7 +255,7 @@ def settings_from(keys: Mapping[str, Any]) -> Settings:
         )
     values = {key: _converted(key, value, types_[key]) for key, value in keys.items()}
     if "family" in values:
-        values["family"] = SHORT.get(values["family"].lower(), values["family"])
+        values["family"] = family_of(values["family"])
     return Settings(**values)
 
 

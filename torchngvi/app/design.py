@@ -116,8 +116,8 @@ def _of_counts(y: Array) -> str:
     if variance <= 2 * mean:
         return "--likelihood poisson for counts"
     return (
-        f"--likelihood negative_binomial for counts, as their variance {variance:.3g} is {variance / mean:.2g} times "
-        "their mean (poisson where that is due to the columns)"
+        f"--likelihood poisson for counts (negative_binomial where the columns do not explain their variance, "
+        f"{variance / mean:.2g} times their mean)"
     )
 
 

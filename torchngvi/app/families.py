@@ -24,8 +24,7 @@ FAMILIES: dict[str, type[Likelihood]] = {
 }
 _PARAMETERS = {"gaussian": ("noise",), "student_t": ("scale", "dof"), "negative_binomial": ("dispersion",)}
 
-MOST = 1e6  # dispersion beyond which counts are Poisson's
-_LEAST = 1e-3
+_LEAST, _MOST = 1e-6, 1e3  # of a dispersion over the mean of counts, and of a scale over its start
 _ROUNDS = 30
 _CLOSE = 1e-4  # of the logarithm of a parameter
 
@@ -125,7 +124,7 @@ def maximised(
     y = model.y.double()
     weights = torch.ones_like(y) if model.weights is None else model.weights.double()
     log = math.log(_value(model.likelihood))
-    unit = log if isinstance(model.likelihood, StudentT) else 0.0  # a scale is in the units of y
+    unit = log if isinstance(model.likelihood, StudentT) else math.log(max(1.0, float(y.mean())))
     for rounds in range(1, _ROUNDS + 1):  # noqa: B007
         fit(q, model, max_evaluations=max_evaluations, progress=False, examine=False)
         e, v = (part.double() for part in predictor_moments(model, q, model.X, model.offset))
@@ -138,7 +137,7 @@ def maximised(
         def loss(x: float, e: Tensor = e, v: Tensor = v) -> float:
             return float((weights * at(math.exp(x)).expected(e, v, y).value).sum())
 
-        ends = (unit + math.log(_LEAST), unit + math.log(MOST))
+        ends = (unit + math.log(_LEAST), unit + math.log(_MOST))
         new = float(minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-7}).x)
         model.likelihood = at(math.exp(new))
         if abs(new - log) < _CLOSE:

@@ -26,6 +26,7 @@ from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
+_MANY = 500.0  # means in a dispersion from which counts are as good as Poisson's
 _WIDE = 10.0  # standard deviations of an intercept's prior, in the units of the family
 
 
@@ -165,7 +166,7 @@ def _completed(
     value = getattr(model.likelihood, name)
     under = " under the usual prior" if settings.prior_precision == AUTO else ""
     note = f"{name} {value:.4g} is where the ELBO is the largest{under}, found in {fits} fits (--{flag} sets another)"
-    if name == "dispersion" and value > 0.9 * families.MOST:
+    if name == "dispersion" and value > _MANY * max(1.0, float(model.y.mean())):
         note = "the counts vary no more than Poisson's: --likelihood poisson says the same with one parameter less"
     return model, note
 
