@@ -467,7 +467,7 @@ BAD_INPUT = {
     "noise": (_csv(GOOD, "--family", "gaussian", "--noise", "nan"), "noise must be positive and finite; got nan."),
     "noise of classes": (
         _csv(GOOD, "--noise", "1"),
-        "noise belongs to family gaussian and student_t; got noise 1 with",
+        "noise belongs to family gaussian and student_t; got noise 1",
     ),
     "temperature": (_csv(GOOD, "--temperature", "0"), "temperature must be positive and finite; got 0."),
     "budget": (_csv(GOOD, "--max-evaluations", "0"), "max_evaluations must be positive and finite; got 0."),
@@ -480,7 +480,7 @@ BAD_INPUT = {
     ),
     "binomial": (
         _csv(GOOD, "--family", "binomial"),
-        "got 'binomial'. For two classes say bernoulli; for counts of events",
+        "got 'binomial'. For two classes say bernoulli; for counts of",
     ),
     "many classes": (_csv(GOOD, "--family", "softmax"), "got 'softmax'. Of more than two classes name one against the"),
     "amounts": (_csv(GOOD, "--family", "Gamma"), "got 'Gamma'. For positive amounts take their logarithms, and say"),

@@ -14,7 +14,7 @@ from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models import likelihoods as library
-from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
+from torchngvi.models.likelihoods import Likelihood, NegativeBinomial, StudentT
 from torchngvi.posteriors.gaussian import Gaussian
 
 FAMILIES: dict[str, type[Likelihood]] = {
