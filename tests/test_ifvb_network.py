@@ -19,7 +19,7 @@ from torchngvi.studies.papers import godichon2023 as studies
 from torchngvi.studies.papers import study
 
 FLOAT = torch.float64
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[1] / "torchngvi" / "studies" / "configs"
 
 
 def seeded(seed=0):

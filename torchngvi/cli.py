@@ -157,6 +157,9 @@ _COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "demo": _demo, 
 def _experiment(command: str, flags: dict[str, Any]) -> int:
     from torchngvi.studies import reproduce
 
+    if command == "reproduce" and flags["name"] is None:
+        print(reproduce.listing())
+        return 0
     folder = reproduce.reproduce(**flags) if command == "reproduce" else reproduce.compare(**flags)
     print(f"written to {folder}/")
     return 0

@@ -123,10 +123,8 @@ class Settings:
         for name, of in PARAMETERS.items():
             value = getattr(self, name)
             if value is not None and self.family not in of:
-                families = " and ".join(of)
-                raise InputError(
-                    f"{name} belongs to family {families}; got {name} {value:g} with family {self.family}."
-                )
+                got = f"got {name} {value:g} with family {self.family}"
+                raise InputError(f"{name} belongs to family {' and '.join(of)}; {got}.")
         if self.success is not None and not self.has_classes:
             raise InputError(f"success names a class, and family {self.family} has none; use bernoulli_logit.")
 

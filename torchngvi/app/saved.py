@@ -60,9 +60,8 @@ class Fitted:
     @property
     def told(self) -> str:
         """What is predicted, in words."""
-        return (
-            f"probability of {self.classes[1]!r}" if self.classes else f"mean of {self.settings.target or 'the target'}"
-        )
+        mean = f"mean of {self.settings.target or 'the target'}"
+        return f"probability of {self.classes[1]!r}" if self.classes else mean
 
     @property
     def columns(self) -> tuple[str, ...]:
