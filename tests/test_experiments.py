@@ -256,6 +256,14 @@ class TestCommands:
         [
             (["reproduce", "srvn-fig33"], "there is no experiment 'srvn-fig33'. Did you mean 'srvn-fig3'?"),
             (["reproduce", "srvn-fig1", "--from-logs"], "Run it without --from-logs."),
+            (
+                ["reproduce", "srvn-fig1", "--from-logs", "--out", "other"],
+                "is not one of srvn-fig1: it has no 'case'.",
+            ),
+            (
+                ["reproduce", "tan-fig3", "--from-logs", "--out", "other"],
+                "is not one of tan-fig3: it has no 'data'.",
+            ),
             (["reproduce", "no.toml"], "there is no settings file 'no.toml'"),
             (["compare"], "data is missing"),
             (["compare", "--data", "breast_cancer", "--methods", "vn=fast"], "METHOD or METHOD=LR"),
@@ -266,6 +274,8 @@ class TestCommands:
         ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
     )
     def test_sentences(self, flags, sentence, capsys):
+        Path("other").mkdir()
+        Path("other/log.csv").write_text("a,b\n1,2\n")
         assert main(flags) == 2
         assert sentence in capsys.readouterr().err
         assert not Path("runs").exists()

@@ -169,7 +169,10 @@ class TestCommand:
             (("RUN", "a.csv", "--drop", "b"), "drop column 'b' is not in 'a.csv'. Leave it out."),
             (("mixed", "a.csv"), "It is of --formula by an earlier version, which kept no draws. Fit again."),
             (("old", "a.csv"), "is of an earlier version, which kept no 'columns'. Fit again."),
-            (("junk", "a.csv"), "cannot be read as the posterior of a run"),
+            (
+                ("junk", "a.csv"),
+                "'junk/posterior.pt' cannot be read as the posterior of a run (unpack requires",
+            ),
             (("RUN", "a.csv", "--out", "a.svm/b.csv"), "the predictions cannot be written to 'a.svm/b.csv'"),
         ],
     )

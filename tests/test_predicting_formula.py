@@ -1,6 +1,8 @@
 """From a table to predictions by formula: groups of the fit and others, by the command line and by `load`."""
 
+import json
 import re
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -132,6 +134,10 @@ class TestRefused:
                 ("--impute", "median"),
                 "1 of party. The response, the groups and the weights are not filled in: leave out the rows that miss",
             ),
+            ({}, ("--seed", "-1"), "seed must be from 0 to 4294967295; got -1."),
+            ({}, ("--weights", "sex"), "weights column 'sex' must hold numbers; got texts such as"),
+            ({}, ("--data", ""), "data is missing: name the table of the formula, --data visits.csv."),
+            ({}, ("--likelihood", "binomial"), "got 'binomial'. For two classes say bernoulli; for counts of events"),
             ({}, ("--impute", "mean"), "impute must be median; got 'mean'. Leave it out where nothing is missing."),
         ],
     )
@@ -144,6 +150,16 @@ class TestRefused:
         assert main(["fit", *flags, "--no-progress"]) == 2
         assert message in capsys.readouterr().err
         assert not (tmp_path / "runs").exists()
+
+
+def test_few_rows_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"y": [1.0, 2.0, 4.0, 3.0], "g": list("aabb")}).to_csv("few.csv", index=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of two groups
+        assert main(["fit", "--data", "few.csv", "--formula", "y ~ 1 + (1 | g)", "--no-progress"]) in (0, 1)
+    assert "warning: 4 training rows are too few to believe the result" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "runs" / "few" / "summary.json").read_text())["warnings"]) == 1
 
 
 def test_columns_are_kept_as_they_were():

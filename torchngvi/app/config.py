@@ -107,8 +107,7 @@ class Settings:
                 f"test_fraction is the share of rows held out, at least 0 and below 1; got {self.test_fraction:g}. "
                 "Take 0.2, or 0 to fit all rows."
             )
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed must be from 0 to {2**32 - 1}; got {self.seed}.")
+        seed_of(self.seed)
         self._check_pairs()
 
     def _check_pairs(self) -> None:
@@ -190,6 +189,17 @@ def family_of(name: str) -> str:
         told = f" {advice}" if advice else hint(name, FAMILIES)
         raise InputError(f"family must be one of {', '.join(FAMILIES)}; got {name!r}.{told}")
     return family
+
+
+def seed_of(seed: int) -> int:
+    """The seed, after a check.
+
+    Raises:
+        InputError: a number that is negative, or too large for all that take it.
+    """
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed must be from 0 to {2**32 - 1}; got {seed}.")
+    return seed
 
 
 def impute_of(word: str | None) -> str | None:

@@ -185,7 +185,8 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
     except KeyError as error:
         raise InputError(f"{str(path)!r} is of an earlier version, which kept no {error}. Fit again.") from error
     except Exception as error:  # of a broken file torch, zipfile and pickle raise anything
-        raise InputError(f"{str(path)!r} cannot be read as the posterior of a run ({error}). Fit again.") from error
+        said = (str(error).splitlines() or [""])[0].partition(". ")[0]
+        raise InputError(f"{str(path)!r} cannot be read as the posterior of a run ({said}). Fit again.") from error
     if "formula" in saved:
         from torchngvi.app import saved_formula  # which needs the extra "formula"
 

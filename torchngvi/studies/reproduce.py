@@ -101,6 +101,20 @@ def reproduce(
         InputError: an unknown experiment, settings that cannot be used, no data at all, no logs, a folder in use.
     """
     path = find(name)
+    try:
+        return _run(path, out, full, from_logs, overwrite)
+    except KeyError as error:
+        if not from_logs:
+            raise
+        where = str(out or Path("runs") / path.stem)
+        raise InputError(
+            f"the log in {where!r} is not one of {path.stem}: it has no {error}. Name the folder of its run (--out), or "
+            "run it without --from-logs."
+        ) from error
+
+
+def _run(path: Path, out: str | None, full: bool, from_logs: bool, overwrite: bool) -> Path:
+    """Run or draw again the experiment of a file."""
     keys = read_toml(str(path))
     # to draw again from logs is to replace what was drawn from them
     folder = OutputFolder(out or Path("runs") / path.stem, overwrite=overwrite or from_logs)
