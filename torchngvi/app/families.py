@@ -126,7 +126,7 @@ def maximised(
     log = math.log(_value(model.likelihood))
     unit = log if isinstance(model.likelihood, StudentT) else math.log(max(1.0, float(y.mean())))
     for rounds in range(1, _ROUNDS + 1):  # noqa: B007
-        fit(q, model, max_evaluations=max_evaluations, progress=False, examine=False)
+        result = fit(q, model, max_evaluations=max_evaluations, progress=False, examine=False)
         e, v = (part.double() for part in predictor_moments(model, q, model.X, model.offset))
         if not bool((e.isfinite() & v.isfinite()).all()):
             raise InputError(
@@ -140,7 +140,7 @@ def maximised(
         ends = (unit + math.log(_LEAST), unit + math.log(_MOST))
         new = float(minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-7}).x)
         model.likelihood = at(math.exp(new))
-        if abs(new - log) < _CLOSE:
+        if abs(new - log) < _CLOSE or not result.converged:
             break
         log = new
     return model.likelihood, rounds

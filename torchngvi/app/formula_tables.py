@@ -36,9 +36,9 @@ def filling(frame: pd.DataFrame, columns: FormulaColumns) -> Filling:
     """
     found: Filling = {}
     for name in columns.predictors:
-        there = frame[name].dropna() if name in frame and name not in columns.groups else ()
-        if not len(there):
+        if name not in frame or name in columns.groups or frame[name].isna().all():
             continue
+        there = frame[name].dropna()
         number = is_number(there) and not pd.api.types.is_bool_dtype(there)
         value = there.median() if number else there.mode().iloc[0]
         found[name] = value.item() if isinstance(value, np.generic) else value

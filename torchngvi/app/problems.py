@@ -140,7 +140,8 @@ def _likelihood(
     settings: Settings, train: Rows
 ) -> tuple[Likelihood, tuple[str, ...], Callable[[float], Likelihood] | None]:
     """The likelihood, a note where its noise is found from the data, and of which parameter a fit is to find more."""
-    noise, notes = settings.noise, ()
+    noise = settings.noise
+    notes: tuple[str, ...] = ()
     if settings.family == "gaussian" and noise is None:
         noise = _residual_noise(train)
         said = f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)"

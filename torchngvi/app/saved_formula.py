@@ -171,5 +171,5 @@ def read(saved: dict[str, Any]) -> FittedFormula:
     table = formula_tables.unpacked(saved["table"])
     formula, likelihood = Formula(saved["formula"], table), made(saved["family"], saved["likelihood"])
     classes = formula_tables.classes_of(saved["formula"], formula.y, table) if likelihood.discrete else None
-    draws = (saved[name] for name in ("fixed", "effects", "omega", "parameter"))
-    return FittedFormula(formula, likelihood, *draws, saved["fill"], classes)
+    fixed, effects, omega, parameter = (saved[name] for name in ("fixed", "effects", "omega", "parameter"))
+    return FittedFormula(formula, likelihood, fixed, effects, omega, parameter, saved["fill"], classes)

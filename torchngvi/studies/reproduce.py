@@ -108,8 +108,8 @@ def reproduce(
             raise
         where = str(out or Path("runs") / path.stem)
         raise InputError(
-            f"the log in {where!r} is not one of {path.stem}: it has no {error}. Name the folder of its run (--out), or "
-            "run it without --from-logs."
+            f"the log in {where!r} is not one of {path.stem}: it has no {error}. Name the folder of its run (--out), "
+            "or run it without --from-logs."
         ) from error
 
 
