@@ -293,9 +293,9 @@ class MultilevelResult(Fitted):
         """Export the joint draws for ArviZ, one chain with named dimensions.
 
         Returns:
-            An ``arviz.InferenceData``, from ArviZ 1.0 on an ``xarray.DataTree``. Its ``posterior`` has ``beta`` (fixed),
-            for each factor ``sd_<factor>``, ``correlation_<factor>`` and ``b_<factor>``, and, where it is learned,
-            ``residual_sd``, ``scale`` or ``size``; its ``observed_data`` has ``y``.
+            An ``arviz.InferenceData``, from ArviZ 1.0 on an ``xarray.DataTree``. Its ``posterior`` has ``beta``
+            (fixed), for each factor ``sd_<factor>``, ``correlation_<factor>`` and ``b_<factor>``, and, where
+            it is learned, ``residual_sd``, ``scale`` or ``size``; its ``observed_data`` has ``y``.
 
         Raises:
             ImportError: without ArviZ.
