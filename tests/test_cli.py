@@ -20,8 +20,9 @@ from sklearn.preprocessing import StandardScaler
 
 import torchngvi
 from torchngvi import CholeskyGaussian, PrecisionCholeskyGaussian, registry
-from torchngvi.app import names
-from torchngvi.app.config import Settings, read_toml, settings_from, to_toml
+from torchngvi.app import families, names
+from torchngvi.app.config import Settings, settings_from, to_toml
+from torchngvi.app.toml import read_toml
 from torchngvi.cli import main, parser
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.structures import block_diagonal
@@ -311,9 +312,10 @@ class TestOutputs:
     def test_the_words_of_the_help_are_those_of_the_library(self, capsys):
         for name in ("METHODS", "FLAT_METHODS", "POSTERIORS", "FLAT_POSTERIORS", "STRUCTURES"):
             assert getattr(names, name) == tuple(getattr(registry, name))
-        assert tuple(FAMILIES) == names.FAMILIES
+        assert tuple(families.FAMILIES) == names.FAMILIES
+        assert set(FAMILIES) < set(names.FAMILIES)
         assert {name for name, family in FAMILIES.items() if family.discrete} == set(names.DISCRETE)
-        assert set(names.SHORT.values()) == set(FAMILIES)
+        assert set(names.SHORT.values()) == set(names.FAMILIES)
         with pytest.raises(SystemExit) as stop:
             main(["fit", "--help"])
         assert stop.value.code == 0
@@ -463,15 +465,33 @@ BAD_INPUT = {
         "prior_precision auto needs coefficients, and a posterior of method vn. Set a number.",
     ),
     "noise": (_csv(GOOD, "--family", "gaussian", "--noise", "nan"), "noise must be positive and finite; got nan."),
-    "noise of classes": (_csv(GOOD, "--noise", "1"), "noise belongs to family gaussian; got noise 1 with family"),
+    "noise of classes": (
+        _csv(GOOD, "--noise", "1"),
+        "noise belongs to family gaussian and student_t; got noise 1",
+    ),
     "temperature": (_csv(GOOD, "--temperature", "0"), "temperature must be positive and finite; got 0."),
     "budget": (_csv(GOOD, "--max-evaluations", "0"), "max_evaluations must be positive and finite; got 0."),
     "test fraction": (_csv(GOOD, "--test-fraction", "1.5"), "at least 0 and below 1; got 1.5. Take 0.2, or 0"),
     "seed": (_csv(GOOD, "--seed", "-1"), "seed must be from 0 to 4294967295; got -1."),
     "unknown family": (
         _csv(GOOD, "--family", "poison_log"),
-        "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian; got 'poison_log'. "
-        "Did you mean 'poisson_log'?",
+        "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian, negative_binomial, student_t; "
+        "got 'poison_log'. Did you mean 'poisson_log'?",
+    ),
+    "binomial": (
+        _csv(GOOD, "--family", "binomial"),
+        "got 'binomial'. For two classes say bernoulli; for counts of",
+    ),
+    "many classes": (_csv(GOOD, "--family", "softmax"), "got 'softmax'. Of more than two classes name one against the"),
+    "amounts": (_csv(GOOD, "--family", "Gamma"), "got 'Gamma'. For positive amounts take their logarithms, and say"),
+    "quasi": (_csv(GOOD, "--family", "quasipoisson"), "Counts that vary more than Poisson's are negative_binomial."),
+    "heavy tails": (_csv(GOOD, "--family", "huber"), "got 'huber'. Noise with heavy tails is student_t."),
+    "dispersion": (_csv(GOOD, "--dispersion", "1"), "dispersion belongs to family negative_binomial; got dispersion 1"),
+    "dof": (_csv(GOOD, "--dof", "3"), "dof belongs to family student_t; got dof 3 with family bernoulli_logit."),
+    "dof of zero": (_csv(GOOD, "--family", "t", "--dof", "0"), "dof must be positive and finite; got 0."),
+    "counts that are none": (
+        _csv("x,y\n1,3\n2,-1\n3,2\n", "--family", "nb"),
+        "the negative binomial family needs counts 0, 1, 2, ..; got 1 other values, the first -1.",
     ),
     "unknown method": (_csv(GOOD, "--method", "adam"), "method must be one of vn, srvn, symmetric_srvn, iblr,"),
     "a method for flat posteriors": (

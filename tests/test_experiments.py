@@ -1,7 +1,9 @@
 """`torchngvi compare` and `torchngvi reproduce`: settings, runs, published values, files, sentences."""
 
 import gzip
+import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,11 @@ import torch
 from torchngvi.app import datasets
 from torchngvi.cli import main
 from torchngvi.errors import InputError, PairError
-from torchngvi.studies import experiments, figures, settings
+from torchngvi.studies import experiments, figures, reproduce, settings
 from torchngvi.studies.papers import kumar2025
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = reproduce.CONFIGS
+COMPARE = Path(__file__).parents[1] / "configs" / "compare.toml"
 PUBLISHED = sorted(CONFIGS.glob("srvn-*.toml"))
 NEEDS_DATA = pytest.mark.skipif(
     not (Path(os.environ.get("TORCHNGVI_DATA", ".")) / "libsvm").is_dir(),
@@ -45,7 +48,7 @@ class TestSettings:
         wanted = {"srvn-table3", *(f"srvn-fig{number}" for number in range(1, 12))}
         assert {path.stem for path in PUBLISHED} == wanted
 
-    @pytest.mark.parametrize("path", [*PUBLISHED, CONFIGS / "compare.toml"], ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", [*PUBLISHED, COMPARE], ids=lambda path: path.stem)
     def test_files_parse(self, path):
         experiment = settings.read(path)
         full = settings.read(path, full=True)
@@ -179,8 +182,32 @@ class TestCommands:
         assert set(pd.read_csv("here/log.csv")["method"]) == {"vn", "bwgd=1e-3"}
         assert "bwgd=1e-3" in capsys.readouterr().out
 
+    def test_compare_is_in_the_units_of_fit(self, capsys):
+        """The ELBO of a comparison is that of a fit: the same rows, scales and priors; its table says what is what."""
+        assert main(["compare", "--data", "iris", "--success", "virginica", "--methods", "vn", "srvn", "bwgd=1e-3",
+                     "--iterations", "40", "--starts", "2"]) == 0  # fmt: skip
+        said = " ".join(capsys.readouterr().out.split())
+        assert "below best held-out loss accuracy" in said
+        assert "held-out loss: nats a row, E_q[-log p(y | x)]; fit tells the smaller -log E_q[p(y | x)]." in said
+        assert main(["fit", "--data", "iris", "--success", "virginica", "--no-progress"]) == 0
+        table = figures.compared(pd.read_csv("runs/compare/log.csv")).set_index("method")
+        summary = json.loads(Path("runs/iris/summary.json").read_text())
+        assert table.elbo["vn"] == pytest.approx(summary["elbo"], abs=1e-6)
+        assert table.below["vn"] == 0
+        assert table.below["bwgd=1e-3"] == pytest.approx(table.elbo["vn"] - table.elbo["bwgd=1e-3"])
+        assert summary["held_out_nll_per_row"] < table.loss["vn"] < 5 * summary["held_out_nll_per_row"]
+
+    def test_all_experiments_are_listed(self, capsys):
+        """By the package's own files, which an installation has, and each with a line."""
+        assert main(["reproduce"]) == 0
+        said = capsys.readouterr().out
+        for path in CONFIGS.glob("*.toml"):
+            assert re.search(rf"^  {path.stem} +\S.+\d", said, re.MULTILINE) or path.stem == "ifvb-coupling"
+        assert "srvn-table3      Kumar et al. (2025), Table 3: converged rows, and rows stopped early" in said
+        assert "others are looked for in the folder $TORCHNGVI_DATA" in said
+
     def test_compare_from_a_file(self):
-        text = (CONFIGS / "compare.toml").read_text().replace("iterations = 60", "iterations = 3")
+        text = COMPARE.read_text().replace("iterations = 60", "iterations = 3")
         Path("mine.toml").write_text(text)
         assert main(["compare", "mine.toml"]) == 0
         assert Path("runs/mine/compare.png").stat().st_size > 10_000
@@ -229,16 +256,26 @@ class TestCommands:
         [
             (["reproduce", "srvn-fig33"], "there is no experiment 'srvn-fig33'. Did you mean 'srvn-fig3'?"),
             (["reproduce", "srvn-fig1", "--from-logs"], "Run it without --from-logs."),
+            (
+                ["reproduce", "srvn-fig1", "--from-logs", "--out", "other"],
+                "is not one of srvn-fig1: it has no 'case'.",
+            ),
+            (
+                ["reproduce", "tan-fig3", "--from-logs", "--out", "other"],
+                "is not one of tan-fig3: it has no 'data'.",
+            ),
             (["reproduce", "no.toml"], "there is no settings file 'no.toml'"),
             (["compare"], "data is missing"),
             (["compare", "--data", "breast_cancer", "--methods", "vn=fast"], "METHOD or METHOD=LR"),
             (["compare", "--data", "breast_cancr"], "Did you mean 'breast_cancer'?"),
             (["compare", str(CONFIGS / "srvn-fig1.toml")], "say torchngvi reproduce"),
-            (["compare", str(CONFIGS / "compare.toml"), "--starts", "2"], "from a file or from flags"),
+            (["compare", str(COMPARE), "--starts", "2"], "from a file or from flags"),
         ],
         ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
     )
     def test_sentences(self, flags, sentence, capsys):
+        Path("other").mkdir()
+        Path("other/log.csv").write_text("a,b\n1,2\n")
         assert main(flags) == 2
         assert sentence in capsys.readouterr().err
         assert not Path("runs").exists()

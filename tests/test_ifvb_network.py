@@ -12,14 +12,14 @@ import torch
 from ifvb_parts import AIFVB
 from scipy import integrate, stats
 
-from torchngvi.app.config import read_toml
+from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
 from torchngvi.ifvb import GroupLassoNetwork, Pathwise, RankOneGaussian, run
 from torchngvi.studies.papers import godichon2023 as studies
 from torchngvi.studies.papers import study
 
 FLOAT = torch.float64
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[1] / "torchngvi" / "studies" / "configs"
 
 
 def seeded(seed=0):

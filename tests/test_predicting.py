@@ -16,11 +16,14 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import torchngvi
+from torchngvi.app import families
 from torchngvi.app.encoding import as_levels
 from torchngvi.app.intervals import outcome_interval
 from torchngvi.cli import main
 from torchngvi.errors import InputError
-from torchngvi.models.likelihoods import GaussianNoise, PoissonLog, StudentT
+from torchngvi.models import GeneralizedLinear
+from torchngvi.models.likelihoods import BernoulliLogit, GaussianNoise, NegativeBinomial, PoissonLog, StudentT
+from torchngvi.posteriors import CholeskyGaussian
 
 FLAGS = ("--impute", "median", "--categorical", "deck", "--drop", "name")
 
@@ -164,9 +167,12 @@ class TestCommand:
             (("RUN", "nowhere.csv"), "there is no file 'nowhere.csv'. Check the path."),
             (("RUN", "a.svm"), "a table of named columns is a csv, tsv or parquet file; got 'a.svm'. Save it as csv."),
             (("RUN", "a.csv", "--drop", "b"), "drop column 'b' is not in 'a.csv'. Leave it out."),
-            (("mixed", "a.csv"), "It is of --formula, whose results predict in Python"),
+            (("mixed", "a.csv"), "It is of --formula by an earlier version, which kept no draws. Fit again."),
             (("old", "a.csv"), "is of an earlier version, which kept no 'columns'. Fit again."),
-            (("junk", "a.csv"), "cannot be read as the posterior of a run"),
+            (
+                ("junk", "a.csv"),
+                "'junk/posterior.pt' cannot be read as the posterior of a run (unpack requires",
+            ),
             (("RUN", "a.csv", "--out", "a.svm/b.csv"), "the predictions cannot be written to 'a.svm/b.csv'"),
         ],
     )
@@ -252,8 +258,29 @@ class TestIntervals:
         np.testing.assert_allclose((low, high), np.array(stats.norm.interval(0.5, 1, 5**0.5))[:, None])
 
     def test_another_likelihood(self):
-        with pytest.raises(InputError, match="are for Gaussian noise and Poisson counts; got StudentT"):
-            outcome_interval(StudentT(1.0, 4.0), torch.ones(1), torch.ones(1))
+        with pytest.raises(InputError, match="for the families of the command line; got BernoulliLogit"):
+            outcome_interval(BernoulliLogit(), torch.ones(1), torch.ones(1))
+
+    def test_negative_binomial_counts_are_quantiles_of_the_mixture(self):
+        mean, sd, r = torch.tensor([0.0, 2.0, -3.0]).double(), torch.tensor([0.5, 0.1, 1e-6]).double(), 1.7
+        low, high = outcome_interval(NegativeBinomial(r), mean, sd**2)
+        p = np.linspace(0, 1, 20_002)[1:-1]
+        for e, s, a, b in zip(mean, sd, low, high, strict=True):
+            rate = np.exp(float(e) + float(s) * stats.norm.ppf(p))
+            for tail, count in ((0.025, float(a)), (0.975, float(b))):
+                at, before = (stats.nbinom.cdf(k, r, r / (r + rate)).mean() for k in (count, count - 1))
+                assert before - 1e-4 < tail <= at + 1e-4
+
+    def test_student_noise_is_a_quantile_of_the_mixture(self):
+        mean, sd = torch.tensor([0.0, 200.0]).double(), torch.tensor([0.5, 3.0]).double()
+        p = np.linspace(0, 1, 20_002)[1:-1]
+        for dof in (1.0, 4.0):
+            for tail, ends in zip((0.025, 0.975), outcome_interval(StudentT(2.0, dof), mean, sd**2), strict=True):
+                for e, s, end in zip(mean, sd, ends, strict=True):
+                    eta = float(e) + float(s) * stats.norm.ppf(p)
+                    assert abs(stats.t.cdf(float(end), dof, eta, 2.0).mean() - tail) < 1e-4
+        low, high = outcome_interval(StudentT(2.0, 4.0), mean[:1], 0 * sd[:1])
+        np.testing.assert_allclose((low, high), np.array(stats.t.interval(0.95, 4, 0, 2))[:, None], rtol=1e-9)
 
 
 class TestLevels:
@@ -324,3 +351,76 @@ def test_the_package_is_there_before_pytorch():
     with pytest.raises(AttributeError, match="module 'torchngvi' has no attribute 'fitt'"):
         torchngvi.fitt  # noqa: B018
     assert "fit" in dir(torchngvi)
+
+
+def negative_binomial(rows, r, seed):
+    stream = np.random.default_rng(seed)
+    x = stream.normal(size=rows)
+    return pd.DataFrame({"x": x, "n": stream.poisson(np.exp(1 + 0.5 * x) * stream.gamma(r, 1 / r, rows))})
+
+
+class TestFamiliesWithAParameter:
+    """Negative binomial counts and Student's noise: the parameter is where the ELBO of the best q is the largest."""
+
+    def fit(self, folder, table, name, *flags, target="n"):
+        table.to_csv(folder / "t.csv", index=False)
+        flags = ("--likelihood", name, "--test-fraction", "0", "--overwrite", *flags)
+        assert main(["fit", "--data", str(folder / "t.csv"), "--target", target, *flags, "--no-progress",
+                     "--out", str(folder / "run")]) == 0  # fmt: skip
+        return json.loads((folder / "run" / "summary.json").read_text())
+
+    def test_negative_binomial(self, tmp_path, capsys):
+        table = negative_binomial(800, 2.0, 13)
+        best = self.fit(tmp_path, table, "negbin")
+        found = best["likelihood"]["dispersion"]
+        assert f"negative_binomial, dispersion {found:.4g}" in capsys.readouterr().out
+        for factor in (0.95, 1.05):
+            assert self.fit(tmp_path, table, "nb", "--dispersion", f"{factor * found}")["elbo"] < best["elbo"]
+        assert 1.6 < found < 2.5
+        again = self.fit(tmp_path, table, "nb", "--dispersion", f"{found}")
+        assert again["elbo"] == pytest.approx(best["elbo"], abs=1e-9)
+        assert again["notes"] == []
+        fitted = torchngvi.load(tmp_path / "run")
+        predictions = fitted.predict(table)
+        inside = (table.n >= predictions.low) & (table.n <= predictions.high)
+        assert 0.94 < inside.mean() < 0.995
+        assert fitted.likelihood.dispersion == pytest.approx(found)
+
+    def test_student(self, tmp_path):
+        stream = np.random.default_rng(14)
+        x = stream.normal(size=400)
+        table = pd.DataFrame({"x": x, "y": 50 + 2 * x + 0.5 * stream.standard_t(3, 400)})
+        best = self.fit(tmp_path, table, "student_t", "--dof", "3", target="y")
+        scale = best["likelihood"]["scale"]
+        assert 0.4 < scale < 0.6
+        assert best["likelihood"]["dof"] == 3
+        for factor in (0.95, 1.05):
+            other = self.fit(tmp_path, table, "t", "--dof", "3", "--noise", f"{factor * scale}", target="y")
+            assert other["elbo"] < best["elbo"]
+        predictions = torchngvi.load(tmp_path / "run").predict(table)
+        inside = (table.y >= predictions.low) & (table.y <= predictions.high)
+        assert 0.92 < inside.mean() < 0.98
+
+    def test_counts_that_vary_no_more_than_poisson(self, tmp_path):
+        stream = np.random.default_rng(15)
+        table = pd.DataFrame({"x": stream.normal(size=300), "n": stream.binomial(10, 0.3, 300)})
+        found = self.fit(tmp_path, table, "negative_binomial")
+        assert any("the counts vary no more than Poisson's: --likelihood poisson" in note for note in found["notes"])
+        assert self.fit(tmp_path, table, "poisson")["warnings"] == []
+
+    def test_counts_that_vary_more(self, tmp_path, capsys):
+        found = self.fit(tmp_path, negative_binomial(300, 1.0, 16), "poisson")
+        (warning,) = found["warnings"]
+        assert re.fullmatch(
+            r"the counts vary \S+ times as much about their means as those of a Poisson distribution: intervals are "
+            r"too narrow\. Say --likelihood negative_binomial\.",
+            warning,
+        )
+        assert "converged, with a warning" in capsys.readouterr().out
+
+    def test_a_fit_on_the_way_breaks_down(self, monkeypatch):
+        table = negative_binomial(30, 1.0, 17)
+        model = GeneralizedLinear(torch.ones(30, 1).double(), table.n.to_numpy(), NegativeBinomial(1.0))
+        monkeypatch.setattr(families, "predictor_moments", lambda *_: (torch.tensor([torch.nan]), torch.ones(1)))
+        with pytest.raises(InputError, match="as a fit on the way to it broke down. Set it"):
+            families.maximised(CholeskyGaussian(1).double(), model, NegativeBinomial, max_evaluations=2)

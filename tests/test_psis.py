@@ -1,7 +1,7 @@
 """Pareto-smoothed importance sampling against ArviZ and known tails."""
 
+import importlib.util
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ import torch
 from torchngvi.diagnostics.psis import fit_generalized_pareto, k_hat, smoothed
 from torchngvi.errors import InputError
 
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    arviz = pytest.importorskip("arviz")
+if importlib.util.find_spec("arviz") is None:
+    pytest.skip("ArviZ is not installed", allow_module_level=True)
+from arviz_either import NEW, psislw  # noqa: E402
 
 F64 = torch.float64
 
@@ -39,15 +39,25 @@ def weights_of(kind, count, seed=0):
 @pytest.mark.parametrize("count", [100, 333, 1024, 5000])
 @pytest.mark.parametrize("kind", ["pareto", "normal", "bounded", "far", "ties", "outside"])
 def test_against_arviz(kind, count):
+    if NEW and (count in (333, 5000) or kind in ("far", "ties")):
+        pytest.skip("ArviZ 1 rounds the length of a tail otherwise, and takes ties and a single weight otherwise")
     x = weights_of(kind, count, count)
     result = smoothed(x)
-    with np.errstate(all="ignore"):
-        expected, k = arviz.psislw(x.mT.contiguous().numpy())
+    expected, k = psislw(x.mT.contiguous().numpy())
     np.testing.assert_allclose(result.k_hat.numpy(), k, rtol=1e-8, atol=1e-8)
     found = result.log_weights.mT.numpy()
     if kind == "ties":  # which of two equal draws gets the larger weight is left to the sorting
         found, expected = np.sort(found), np.sort(expected)
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_the_sign_of_the_weights():
+    """Golden k-hats of quantiles of Pareto weights with shape 0.9, and of their reciprocals, which are bounded."""
+    p = (torch.arange(1024, dtype=F64) + 0.5) / 1024
+    heavy = -0.9 * torch.log1p(-p)
+    for x, golden in ((heavy, 0.845288558930), (-heavy, -0.823011708315)):
+        assert float(k_hat(x)) == pytest.approx(golden, abs=1e-8)
+        assert float(psislw(x.numpy())[1]) == pytest.approx(golden, abs=1e-8)
 
 
 def test_one_column_alone_is_that_of_a_batch():

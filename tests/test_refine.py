@@ -643,6 +643,9 @@ def test_what_is_the_posterior_is_not_doubted():
     assert refined.second.word == "fits"
     assert not refined.second.doubtful
     assert "  A second examination finds nothing against it." in str(refined)
+    assert repr(refined).startswith(f"Refinement({refined.kind!r}: ")
+    assert f"; before ELBO {refined.before.elbo:.3f}, worth " in repr(refined)
+    assert len(repr(refined)) < 160
 
 
 def test_a_mixture_is_examined_by_something_wider():

@@ -147,7 +147,8 @@ class TestTarget:
                 True,
                 None,
                 "target 'y' has 12 classes (0, 1, 2, 3, 4, ..); a Bernoulli family needs two. They are whole"
-                " numbers: say --likelihood poisson for counts, or gaussian",
+                " numbers: say --likelihood poisson for counts (negative_binomial where the columns do not"
+                " explain their variance, 2.2 times their mean), or gaussian",
             ),
             (
                 [0.5 * k for k in range(12)],

@@ -11,9 +11,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchngvi.app.config import Settings, read_toml, settings_from
+from torchngvi.app.config import Settings, settings_from
 from torchngvi.app.flags import DEBUG, parser
 from torchngvi.app.names import FLAT_METHODS, METHODS
+from torchngvi.app.toml import read_toml
 from torchngvi.errors import TorchngviError
 
 # what is missing, by the extra that brings it
@@ -27,6 +28,7 @@ _READERS = tuple(
     f"torchngvi.app.{name}"
     for name in (
         "config",
+        "toml",
         "datasets",
         "tables",
         "readers",
@@ -162,6 +164,9 @@ _COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "demo": _demo, 
 def _experiment(command: str, flags: dict[str, Any]) -> int:
     from torchngvi.studies import reproduce
 
+    if command == "reproduce" and flags["name"] is None:
+        print(reproduce.listing())
+        return 0
     folder = reproduce.reproduce(**flags) if command == "reproduce" else reproduce.compare(**flags)
     print(f"written to {folder}/")
     return 0

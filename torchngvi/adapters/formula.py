@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchngvi.adapters.grouping import Grouping, blocks_of, term_name
+from torchngvi.adapters.grouping import Block, Grouping, blocks_of, term_name
 from torchngvi.adapters.tables import check_dates, check_finite, complete, used
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MultilevelModel
@@ -51,6 +51,23 @@ class SeveralRows(NamedTuple):
     offset: np.ndarray  # (N,)
 
 
+class FormulaColumns(NamedTuple):
+    """The columns of a table that a formula names, by their part."""
+
+    response: tuple[str, ...]
+    predictors: tuple[str, ...]  # of the fixed effects, and of those that vary
+    groups: tuple[str, ...]
+
+    @classmethod
+    def of(cls, formula: str) -> "FormulaColumns":
+        """Find them without a table.
+
+        >>> FormulaColumns.of("y ~ log(x) + (1 + t | school)")
+        FormulaColumns(response=('y',), predictors=('t', 'x'), groups=('school',))
+        """
+        return _columns(_described(_text(formula).replace("||", "|")), blocks_of(formula, _described))
+
+
 class Formula:
     """A formula with effects that vary over groups, and the designs that it makes of tables.
 
@@ -76,6 +93,8 @@ class Formula:
         random: names of the effects that vary over the groups of the first factor, r strings.
         factor: the name of the first grouping factor.
         levels: labels of its groups, in the order of their numbers.
+        columns: the columns of the table that it names, by their part: `FormulaColumns`.
+        table: these columns.
 
     Raises:
         ImportError: without formulae.
@@ -95,10 +114,6 @@ class Formula:
     """
 
     def __init__(self, formula: str, frame: Any) -> None:
-        if formulae is None:
-            raise ImportError(
-                "A formula needs the library formulae: pip install 'torchngvi[formula]'.", name="formulae"
-            )
         self.formula = _text(formula)
         model = _described(formula.replace("||", "|"))
         if model.response is None:
@@ -108,14 +123,11 @@ class Formula:
             raise InputError(
                 f"A formula of a mixed model has a grouping factor, as y ~ x + (1 + x | group); {formula!r} has none."
             )
-        self._predictors = sorted(
-            _variables([*model.common_terms, *(term for block in blocks for term in block.terms)])
-        )
-        keys = {key for block in blocks for key in block.keys}
-        names = sorted({*self._predictors, *keys, *_variables([model.response.term])})
+        self.columns = columns = _columns(model, blocks)
+        names = sorted({name for some in columns for name in some})
         complete(frame, names)
-        check_dates(frame, {*self._predictors, *_variables([model.response.term])})
-        self._table = frame = used(frame[names])
+        check_dates(frame, {*columns.predictors, *columns.response})
+        self.table = frame = used(frame[names])
         self.response, common = formula.split("~")[0].strip(), _sum(model.common_terms)
         if common == "0":
             raise InputError(f"A mixed model has at least one fixed effect; {formula!r} has none: leave out the 0.")
@@ -134,7 +146,7 @@ class Formula:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What formulae has made holds modules, and is made again from the columns of the table."""
-        return Formula, (self.formula, self._table)
+        return Formula, (self.formula, self.table)
 
     def of(self, frame: Any) -> Rows | SeveralRows:
         """Make the designs of new rows.
@@ -148,9 +160,8 @@ class Formula:
         Raises:
             InputError: columns that the table lacks or that miss values, or a category that the fit had not.
         """
-        keys = {key for grouping in self.groupings.values() for key in grouping.block.keys}
         there = hasattr(frame, "columns")
-        complete(frame, [*self._predictors, *(key for key in sorted(keys) if there and key in frame)])
+        complete(frame, [*self.columns.predictors, *(key for key in self.columns.groups if there and key in frame)])
         parts = [self._common, *(grouping.within for grouping in self.groupings.values())]
         try:
             with np.errstate(all="ignore"):  # what is not finite is refused by name
@@ -278,6 +289,13 @@ def mixed(
     return TableModel(made, model)
 
 
+def _columns(model: Any, blocks: Sequence[Block]) -> FormulaColumns:
+    response = () if model.response is None else _variables([model.response.term])
+    predictors = _variables([*model.common_terms, *(term for block in blocks for term in block.terms)])
+    keys = {key for block in blocks for key in block.keys}
+    return FormulaColumns(*(tuple(sorted(some)) for some in (response, predictors, keys)))
+
+
 def _text(formula: Any) -> str:
     if not isinstance(formula, str) or not formula.strip():
         got = repr(formula) if isinstance(formula, str) else type(formula).__name__
@@ -287,6 +305,8 @@ def _text(formula: Any) -> str:
 
 def _described(formula: str) -> Any:
     """What a formula says, without a table."""
+    if formulae is None:
+        raise ImportError("A formula needs the library formulae: pip install 'torchngvi[formula]'.", name="formulae")
     try:
         return formulae.model_description(formula)
     except Exception as error:  # formulae raises its own errors, and Python's, at what it cannot read

@@ -4,7 +4,6 @@ import difflib
 import json
 import math
 import reprlib
-import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,22 +14,25 @@ from torchngvi.app.names import (
     AUTO,
     DISCRETE,
     DTYPES,
+    ELSEWHERE,
     FAMILIES,
     FLAT_METHODS,
     FLAT_POSTERIORS,
     METHODS,
+    PARAMETERS,
     POSTERIORS,
     SHORT,
 )
 from torchngvi.errors import InputError
 
-_LONGEST_FILE = 60_000  # bytes of settings
 _LARGEST = 2**63  # of a whole number
 _POSITIVE = (
     "lr",
     "prior_precision",
     "intercept_sd",
     "noise",
+    "dispersion",
+    "dof",
     "temperature",
     "tolerance",
     "max_evaluations",
@@ -57,9 +59,11 @@ class Settings:
     method: str = "vn"
     posterior: str = "cholesky"
     lr: float | None = None  # without: steps are found by trial
-    prior_precision: float | str | None = None  # without: 0.1, for the Gaussian family 1/mean(y²); or "auto"
-    intercept_sd: float | None = None  # of the intercept's prior; without: 10, for the Gaussian family 10 √mean(y²)
-    noise: float | None = None  # standard deviation, Gaussian family; without: residual of least squares
+    prior_precision: float | str | None = None  # without: 0.1, of real numbers 1/mean(y²); or "auto"
+    intercept_sd: float | None = None  # of the intercept's prior; without: 10, of real numbers 10 √mean(y²)
+    noise: float | None = None  # sd, Gaussian family, without: residual of least squares; or scale of student_t
+    dispersion: float | None = None  # r in the variance mean + mean²/r of negative binomial counts; without: found
+    dof: float | None = None  # degrees of freedom of student_t; without: 4
     temperature: float = 1.0  # weight of KL(q‖prior)
     standardize: bool = True
     intercept: bool = True
@@ -85,8 +89,8 @@ class Settings:
         if not self.data:
             raise InputError("data is empty; name a data file or a bundled set, such as breast_cancer.")
         file_name("data", self.data)
+        family_of(self.family)
         for name, choices in (
-            ("family", FAMILIES),
             ("method", (*METHODS, *FLAT_METHODS)),
             ("posterior", (*POSTERIORS, *FLAT_POSTERIORS)),
             ("dtype", DTYPES),
@@ -98,15 +102,13 @@ class Settings:
             value = None if getattr(self, name) == AUTO and name == "prior_precision" else getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{_key(name)} must be positive and finite; got {value:g}.")
-        if self.impute not in (None, "median"):
-            raise InputError(f"impute must be median; got {self.impute!r}. Leave it out where nothing is missing.")
+        impute_of(self.impute)
         if not 0 <= self.test_fraction < 1:
             raise InputError(
                 f"test_fraction is the share of rows held out, at least 0 and below 1; got {self.test_fraction:g}. "
                 "Take 0.2, or 0 to fit all rows."
             )
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed must be from 0 to {2**32 - 1}; got {self.seed}.")
+        seed_of(self.seed)
         self._check_pairs()
 
     def _check_pairs(self) -> None:
@@ -118,8 +120,11 @@ class Settings:
                 f"tolerance bounds the natural-gradient norm, and that of the stochastic gradients of {self.method} "
                 "does not vanish: the run ends when its smoothed bound stops rising. Leave tolerance out."
             )
-        if self.noise is not None and self.family != "gaussian":
-            raise InputError(f"noise belongs to family gaussian; got noise {self.noise:g} with family {self.family}.")
+        for name, of in PARAMETERS.items():
+            value = getattr(self, name)
+            if value is not None and self.family not in of:
+                got = f"got {name} {value:g} with family {self.family}"
+                raise InputError(f"{name} belongs to family {' and '.join(of)}; {got}.")
         if self.success is not None and not self.has_classes:
             raise InputError(f"success names a class, and family {self.family} has none; use bernoulli_logit.")
 
@@ -164,6 +169,51 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {next(k for k in known if k.lower() == close[0])!r}?" if close else ""
 
 
+def family_of(name: str) -> str:
+    """The name of a family, from it or a shorter word.
+
+    Args:
+        name: the word.
+
+    Returns:
+        One of `FAMILIES`.
+
+    Raises:
+        InputError: another word, with what to say instead of those of other libraries.
+
+    >>> family_of("Poisson")
+    'poisson_log'
+    """
+    family = SHORT.get(name.lower(), name)
+    if family not in FAMILIES:
+        advice = ELSEWHERE.get(name.lower())
+        told = f" {advice}" if advice else hint(name, FAMILIES)
+        raise InputError(f"family must be one of {', '.join(FAMILIES)}; got {name!r}.{told}")
+    return family
+
+
+def seed_of(seed: int) -> int:
+    """The seed, after a check.
+
+    Raises:
+        InputError: a number that is negative, or too large for all that take it.
+    """
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed must be from 0 to {2**32 - 1}; got {seed}.")
+    return seed
+
+
+def impute_of(word: str | None) -> str | None:
+    """The way to fill in missing entries, after a check.
+
+    Raises:
+        InputError: another word than median.
+    """
+    if word not in (None, "median"):
+        raise InputError(f"impute must be median; got {word!r}. Leave it out where nothing is missing.")
+    return word
+
+
 def _key(name: str) -> str:
     return f"{name} (the learning rate)" if name == "lr" else name
 
@@ -187,53 +237,6 @@ def file_name(what: str, name: str) -> str:
     if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
         raise InputError(f"{what} must be a name in UTF-8 without a NUL character; got {name!r}. Rename it.")
     return name
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read the keys of a TOML file.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Values by key, as `tomllib` gives them.
-
-    Raises:
-        InputError: no such file, or not TOML.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "run.toml").write_text('data = "iris"')
-    ...     read_toml(Path(folder, "run.toml"))
-    {'data': 'iris'}
-    """
-    file_name("CONFIG.toml", str(path))
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(_LONGEST_FILE + 1)
-        text = content.decode("utf-8")
-    except FileNotFoundError as error:
-        raise InputError(
-            f"there is no settings file {str(path)!r}. To fit a data file say: torchngvi fit --data FILE."
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{str(path)!r} is no readable TOML file ({error}).") from error
-    if len(content) > _LONGEST_FILE:
-        raise InputError(
-            f"a file of settings has at most {_LONGEST_FILE} bytes, and {str(path)!r} has more. "
-            "For a data file say --data FILE."
-        )
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(
-            f'{str(path)!r} is not TOML: {error}. Write lines such as data = "breast_cancer"; '
-            "for a data file say --data FILE."
-        ) from error
-    except (RecursionError, ValueError) as error:  # lists in lists without end, a number of thousands of digits
-        raise InputError(
-            f"{str(path)!r} cannot be read as TOML: {error}. Write flat lines of short values, as in configs/."
-        ) from error
 
 
 def settings_from(keys: Mapping[str, Any]) -> Settings:
@@ -261,7 +264,7 @@ def settings_from(keys: Mapping[str, Any]) -> Settings:
         )
     values = {key: _converted(key, value, types_[key]) for key, value in keys.items()}
     if "family" in values:
-        values["family"] = SHORT.get(values["family"], values["family"])
+        values["family"] = family_of(values["family"])
     return Settings(**values)
 
 

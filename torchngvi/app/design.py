@@ -105,9 +105,20 @@ def _remedy(table: Table, values: Array, names: Sequence[str]) -> str:
     counts = values.min() >= 0 and bool((values == np.rint(values)).all())
     if len(values) > _MOST_CLASSES:
         if counts:
-            return "They are whole numbers: say --likelihood poisson for counts, or gaussian for measurements."
+            return f"They are whole numbers: say {_of_counts(table.y)}, or gaussian for measurements."
         return "They are measurements: say --likelihood gaussian."
-    return f"{remedy}, or, if they are counts, say --likelihood poisson." if counts else f"{remedy}."
+    return f"{remedy}, or, if they are counts, say {_of_counts(table.y)}." if counts else f"{remedy}."
+
+
+def _of_counts(y: Array) -> str:
+    """The likelihood for counts that vary as much as these do."""
+    mean, variance = float(np.mean(y)), float(np.var(y))
+    if variance <= 2 * mean:
+        return "--likelihood poisson for counts"
+    return (
+        f"--likelihood poisson for counts (negative_binomial where the columns do not explain their variance, "
+        f"{variance / mean:.2g} times their mean)"
+    )
 
 
 def _name(value: Any) -> str:

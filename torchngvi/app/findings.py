@@ -15,6 +15,7 @@ from torchngvi.app import figures, report
 from torchngvi.app.config import Settings, to_dict, to_toml
 from torchngvi.app.design import Columns
 from torchngvi.app.encoding import Column, Encoding
+from torchngvi.app.families import described
 from torchngvi.app.outputs import write_rows
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood
@@ -22,7 +23,11 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
-RATIOS = {"bernoulli_logit": "odds ratio", "poisson_log": "rate ratio"}  # what exp(coefficient) is
+RATIOS = {  # what exp(coefficient) is
+    "bernoulli_logit": "odds ratio",
+    "poisson_log": "rate ratio",
+    "negative_binomial": "rate ratio",
+}
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ def numbers(found: Findings, own: Mapping[str, Any]) -> dict[str, Any]:
         "prior_precision": float(found.prior_precision[-1]),
         "intercept_sd": float(found.prior_precision[0]) ** -0.5 if found.settings.intercept else None,
         "baselines": found.baselines,
+        "likelihood": described(found.likelihood)[1],
         "noise": found.likelihood.noise if isinstance(found.likelihood, GaussianNoise) else None,
         "notes": list(found.notes),
         "warnings": list(found.warnings),
@@ -134,7 +140,7 @@ def show(
         ("held out", _held_out_line(found.held_out)),
         ("cost", f"{result.evaluations} {unit}, {result.trace[-1].seconds:.2f} s"),
         ("data", _data_line(found)),
-        ("model", s.family),
+        ("model", _model_line(found)),
         ("priors", _prior_line(found)),
         *(("baselines", text) for text in [_baseline_line(found)] if text),
         *(("note", note) for note in found.notes),
@@ -177,6 +183,11 @@ def _method_line(s: Settings, optimizer: NaturalGradientVI | None) -> str:
 def _lr(group: dict[str, Any]) -> float:
     """The rate of a method, before any schedule."""
     return group.get("initial_lr", group["lr"])
+
+
+def _model_line(found: Findings) -> str:
+    family, parameters = described(found.likelihood)
+    return ", ".join([family, *(f"{name} {value:.4g}" for name, value in parameters.items())])
 
 
 def _title(found: Findings) -> str:
@@ -256,5 +267,5 @@ def saved(found: Findings) -> dict[str, Any]:
         "classes": None if columns.classes is None else list(columns.classes),
         "fill": torch.as_tensor(columns.fill),
         "columns": [[c.name, list(c.levels), c.usual] for c in encoding.columns],
-        "noise": likelihood.noise if isinstance(likelihood, GaussianNoise) else None,
+        "likelihood": described(likelihood)[1],
     }

@@ -140,20 +140,23 @@ def _add_experiments(commands: Any) -> None:
     )
     compare.add_argument("--target", metavar="COLUMN", help="the column to predict")
     compare.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
-    compare.add_argument("--family", metavar="FAMILY", help="bernoulli_logit")
+    compare.add_argument("--likelihood", "--family", dest="family", metavar="FAMILY", help="bernoulli_logit")
     compare.add_argument(
-        "--prior-precision", type=float, metavar="B", help="of the coefficients' prior N(0, 1/B) (0.1)"
+        "--prior-precision",
+        type=float,
+        metavar="B",
+        help="of the coefficients' prior N(0, 1/B) (0.1); the intercept's is N(0, 10^2)",
     )
     compare.add_argument("--iterations", type=int, metavar="N", help="steps of each run (50)")
     compare.add_argument("--starts", type=int, metavar="N", help="means drawn from N(0, 1) (5)")
     compare.add_argument("--out", metavar="DIR", help="folder of the results (runs/compare)")
     reproduce = commands.add_parser(
         "reproduce",
-        help="draw a published figure or table: srvn-table3, srvn-fig1 .. srvn-fig11",
-        description="Run an experiment of configs/, and write its log and its figure or table.",
+        help="draw a published figure or table, such as srvn-table3; without a name, list them",
+        description="Run an experiment, and write its log and its figure or table. Without a name: list them all.",
         allow_abbrev=False,
     )
-    reproduce.add_argument("name", metavar="NAME", help="a name in configs/, such as srvn-table3, or a TOML file")
+    reproduce.add_argument("name", metavar="NAME", nargs="?", help="a name such as srvn-table3, or a TOML file")
     reproduce.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
     reproduce.add_argument("--full", action="store_true", help="longer runs, up to an hour")
     reproduce.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")
@@ -203,7 +206,9 @@ def _add_model_flags(group: Any) -> None:
         help="of the coefficients' prior N(0, 1/B); auto: the one that the data speak for",
     )
     group.add_argument("--intercept-sd", type=float, metavar="S", help="of the intercept's prior N(0, S^2) (10)")
-    group.add_argument("--noise", type=float, metavar="S", help="standard deviation of the gaussian family")
+    group.add_argument("--noise", type=float, metavar="S", help="sd of the gaussian family, or scale of student_t")
+    group.add_argument("--dispersion", type=float, metavar="R", help="of negative_binomial: variance mean + mean^2/R")
+    group.add_argument("--dof", type=float, metavar="NU", help="degrees of freedom of student_t (4)")
     group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
 
 

@@ -6,24 +6,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import torch
 from matplotlib.figure import Figure
 
-from torchngvi.adapters.formula import mixed
-from torchngvi.app.config import file_name
+from torchngvi.adapters.formula import FormulaColumns, mixed
+from torchngvi.app import formula_tables, saved_formula
+from torchngvi.app.columns import numbers
+from torchngvi.app.config import family_of, file_name, impute_of, seed_of
+from torchngvi.app.formula_tables import Filling
 from torchngvi.app.outputs import OutputFolder, write_rows
 from torchngvi.app.readers import DELIMITED, ending, read_columns
+from torchngvi.app.runs import too_few_rows
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import Marginals, MixedResult, MultilevelResult, MultilevelTable
 
-FLAGS = ("formula", "data", "family", "weights", "seed", "out", "progress")
+FLAGS = ("formula", "data", "family", "weights", "impute", "seed", "out", "progress")
 _COLUMNS = ("name", "mean", "sd", "low", "high")
 
 
 def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelResult:
     """Fit the model of a formula to a csv or tsv file, print the table of its parameters, and write what it says.
 
-    The folder gets ``parameters.csv``, ``effects.csv`` with the effects of each group, ``summary.json`` and the
-    caterpillar plot ``effects.png``.
+    The folder gets ``parameters.csv``, ``effects.csv`` with the effects of each group, ``summary.json``, the
+    caterpillar plot ``effects.png``, and ``posterior.pt``, with which `torchngvi.load` predicts: draws from the
+    posterior, and the columns of the table that the formula names.
 
     Args:
         flags: those that were given, of `FLAGS`.
@@ -41,24 +48,46 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
             f"{', '.join(others)} cannot be combined with --formula, which says what is predicted, and from what. "
             f"Leave out all but {', '.join(f'--{name}' for name in FLAGS)}."
         )
-    path = Path(file_name("data", str(flags.get("data", ""))))
+    if not flags.get("data"):
+        raise InputError("data is missing: name the table of the formula, --data visits.csv.")
+    path, seed = Path(file_name("data", flags["data"])), seed_of(flags.get("seed", 0))
     if ending(path) not in (*DELIMITED, ".parquet"):
         raise InputError(f"--formula needs a csv, tsv or parquet file, --data visits.csv; got {str(path)!r}.")
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r} (--data).")
     folder = OutputFolder(flags.get("out", f"runs/{path.name.partition('.')[0]}"), overwrite=overwrite)
-    model = mixed(
-        flags["formula"], read_columns(path)[0], flags.get("family", "gaussian"), weights=flags.get("weights")
-    )
-    result = model.fit(seed=flags.get("seed", 0), progress=flags.get("progress", True))
+    family, weights = family_of(flags.get("family", "gaussian")), flags.get("weights")
+    frame, notes = read_columns(path)
+    frame, fill, more = _prepared(frame, flags["formula"], impute_of(flags.get("impute")) is not None, weights)
+    model = mixed(flags["formula"], frame, family, weights=weights)
+    result = model.fit(seed=seed, progress=flags.get("progress", True))
     print(result)
+    for note in (*notes, *more):
+        print(f"note: {note}")
+    for warning in (warnings := too_few_rows(len(model.formula.y), None)):
+        print(f"warning: {warning}")
     with folder.writing() as place:
-        _write(place, flags["formula"], result)
-    print(f"written to {folder.path}/")
+        _write(place, flags["formula"], result, {"notes": [*notes, *more], "warnings": list(warnings)})
+        torch.save(saved_formula.content(model.formula, result, fill, dict(flags)), place / "posterior.pt")
+    print(f"written to {folder.path}/; for new rows: torchngvi predict {folder.path} NEW.csv")
     return result
 
 
-def _write(place: Path, formula: str, result: MixedResult | MultilevelResult) -> None:
+def _prepared(
+    frame: pd.DataFrame, formula: str, impute: bool, weights: str | None
+) -> tuple[pd.DataFrame, Filling, tuple[str, ...]]:
+    """The table with missing predictors filled in where that is asked for, with what, and notes of it."""
+    columns = FormulaColumns.of(formula)
+    if weights in frame:
+        numbers(frame[weights], "weights")
+    frame = formula_tables.dated(frame, columns.groups)
+    fill = formula_tables.filling(frame, columns) if impute else {}
+    frame, notes = formula_tables.filled(frame, fill)
+    formula_tables.refuse_missing(frame, columns, impute=impute, weights=weights)
+    return frame, fill, notes
+
+
+def _write(place: Path, formula: str, result: MixedResult | MultilevelResult, told: dict[str, list[str]]) -> None:
     table = result.summary()
     parts = {"fixed effect": table.fixed}
     if isinstance(table, MultilevelTable):
@@ -83,6 +112,7 @@ def _write(place: Path, formula: str, result: MixedResult | MultilevelResult) ->
         "effective_draws": result.effective,
         "rows": len(rows.y),
         "groups": _counts(result),
+        **told,
     }
     (place / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     figure = Figure(figsize=(5.0 * len(effects), 5.0), layout="constrained")

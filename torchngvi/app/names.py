@@ -3,7 +3,7 @@
 What they stand for is in `torchngvi.registry` and `torchngvi.models`; a test holds the two lists to each other.
 """
 
-FAMILIES = ("bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian")
+FAMILIES = ("bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian", "negative_binomial", "student_t")
 METHODS = (
     "vn",
     "srvn",
@@ -31,6 +31,31 @@ SHORT = {
     "probit": "bernoulli_probit",
     "poisson": "poisson_log",
     "normal": "gaussian",
+    "negbin": "negative_binomial",
+    "nb": "negative_binomial",
+    "student": "student_t",
+    "t": "student_t",
 }
+# families of other libraries, and what to say here
+_CLASSES = (
+    "Of more than two classes name one against the others, --success CLASS; all of them at once are "
+    "torchngvi.models.SoftmaxRegression in Python."
+)
+_TIMES = "For positive amounts take their logarithms, and say --likelihood gaussian."
+ELSEWHERE = {
+    "binomial": "For two classes say bernoulli; for counts of events poisson, or negative_binomial.",
+    "quasipoisson": "Counts that vary more than Poisson's are negative_binomial.",
+    **dict.fromkeys(("categorical", "multinomial", "softmax", "ordinal"), _CLASSES),
+    **dict.fromkeys(("gamma", "lognormal", "exponential", "weibull"), _TIMES),
+    **dict.fromkeys(("huber", "robust", "laplace", "cauchy"), "Noise with heavy tails is student_t."),
+}
+# the families that a parameter belongs to
+PARAMETERS = {
+    "noise": ("gaussian", "student_t"),
+    "dispersion": ("negative_binomial",),
+    "dof": ("student_t",),
+}
+REAL = ("gaussian", "student_t")  # with the units of the target
+DOF = 4.0  # of student_t
 DISCRETE = ("bernoulli_logit", "bernoulli_probit")  # of two classes
 AUTO = "auto"  # the prior precision that the data speak for

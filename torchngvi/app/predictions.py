@@ -49,9 +49,7 @@ def run(folder: str, table: str, drop: Sequence[str], out: str | None, overwrite
     found = fitted.predict(frame.drop(columns=list(drop)), name=str(path))
     found.insert(0, "row", range(1, len(found) + 1))
     _write(to, found)
-    classes = fitted.classes
-    title = f"probability of {classes[1]!r}" if classes else f"mean of {fitted.settings.target or 'the target'}"
-    report.show(_table(found, f"{title}, with 95% intervals"), Text(f"{len(found)} rows written to {to}"))
+    report.show(_table(found, f"{fitted.told}, with 95% intervals"), Text(f"{len(found)} rows written to {to}"))
     return found
 
 

@@ -1,28 +1,32 @@
 """The problem of a run of ``torchngvi fit``: the data read, the model, the posterior and the optimizer made."""
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from torchngvi import registry
-from torchngvi.app import design, devices, memory, tables
+from torchngvi.app import design, devices, families, memory, tables
 from torchngvi.app.columns import Array, Table
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared, Rows
 from torchngvi.app.encoding import Encoding
-from torchngvi.app.names import AUTO
+from torchngvi.app.names import AUTO, REAL
 from torchngvi.app.outputs import OutputFolder
 from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.likelihoods import FAMILIES, GaussianNoise, Likelihood
+from torchngvi.models.likelihoods import Likelihood
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
+_MANY = 500.0  # means in a dispersion from which counts are as good as Poisson's
 _WIDE = 10.0  # standard deviations of an intercept's prior, in the units of the family
 
 
@@ -88,7 +92,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         impute=settings.impute is not None,
     )
     dtype = getattr(torch, settings.dtype)
-    likelihood, notes = _likelihood(settings, data.train)
+    likelihood, notes, at = _likelihood(settings, data.train)
     precisions, more = prior(settings, len(data.names), float(np.mean(np.square(data.train.y))))
     notes += more
     if data.filled:
@@ -104,6 +108,9 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         temperature=settings.temperature,
     )
     q = start(settings, model.dim, precision, float(np.sqrt(np.square(data.train.X).sum(1).mean())))
+    if at is not None:
+        model, note = _completed(settings, model, q, at)
+        notes = (*notes, note)
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
     notes = (*table.notes, *notes)
@@ -125,29 +132,54 @@ def tolerance(settings: Settings) -> float:
 def _check_rows(settings: Settings, table: Table, y: Array) -> None:
     """Rules for all rows, held out or not."""
     if not settings.has_classes:
-        FAMILIES[settings.family]().checked(torch.as_tensor(y))
+        families.check_targets(settings.family, torch.as_tensor(y))
     if table.weights is not None and table.weights.min() < 0:
         raise InputError(f"weights must not be negative; column {settings.weights!r} has {table.weights.min():g}.")
 
 
-def _likelihood(settings: Settings, train: Rows) -> tuple[Likelihood, tuple[str, ...]]:
-    """The likelihood, and a note where its noise is found from the data."""
-    if settings.family != "gaussian":
-        return FAMILIES[settings.family](), ()
-    if settings.noise is not None:
-        return GaussianNoise(settings.noise), ()
-    noise = _residual_noise(train)
-    said = f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)"
-    return GaussianNoise(noise), (said,) if settings.prior_precision != AUTO else ()  # else a search begins there
+def _likelihood(
+    settings: Settings, train: Rows
+) -> tuple[Likelihood, tuple[str, ...], Callable[[float], Likelihood] | None]:
+    """The likelihood, a note where its noise is found from the data, and of which parameter a fit is to find more."""
+    noise = settings.noise
+    notes: tuple[str, ...] = ()
+    if settings.family == "gaussian" and noise is None:
+        noise = _residual_noise(train)
+        said = f"noise {noise:.4g} is the residual standard deviation of least squares (--noise sets another)"
+        notes = (said,) if settings.prior_precision != AUTO else ()  # else a search begins there
+    likelihood, at = families.open_parameter(
+        settings.family,
+        noise=noise,
+        dispersion=settings.dispersion,
+        dof=settings.dof,
+        start=lambda: _residual_noise(train),
+    )
+    return likelihood, notes, at
+
+
+def _completed(
+    settings: Settings, model: GeneralizedLinear, q: Gaussian | FlatGaussian, at: Callable[[float], Likelihood]
+) -> tuple[GeneralizedLinear, str]:
+    """The model with the parameter of its likelihood that the data speak for, and a note of it."""
+    model = copy.copy(model)
+    search = copy.deepcopy(q) if isinstance(q, Gaussian) else CholeskyGaussian(q.dim, scale=0.1, dtype=q.mean.dtype)
+    model.likelihood, fits = families.maximised(search, model, at, max_evaluations=settings.max_evaluations)
+    name, flag = ("scale", "noise") if settings.family == "student_t" else ("dispersion", "dispersion")
+    value = getattr(model.likelihood, name)
+    under = " under the usual prior" if settings.prior_precision == AUTO else ""
+    note = f"{name} {value:.4g} is where the ELBO is the largest{under}, found in {fits} fits (--{flag} sets another)"
+    if name == "dispersion" and value > _MANY * max(1.0, float(model.y.mean())):
+        note = "the counts vary no more than Poisson's: --likelihood poisson says the same with one parameter less"
+    return model, note
 
 
 def prior(settings: Settings, dim: int, mean_square: float) -> tuple[Array, tuple[str, ...]]:
-    """The prior of the coefficients, wide for the intercept; in the Gaussian family in the units of y.
+    """The prior of the coefficients, wide for the intercept; in the families of real numbers in the units of y.
 
     Args:
         settings: what is chosen of it.
         dim: the number D of coefficients, with the intercept.
-        mean_square: the mean of y^2 over the training rows, which the Gaussian family looks at.
+        mean_square: the mean of y^2 over the training rows, which the families of real numbers look at.
 
     Returns:
         The precisions, (D,), the intercept first; and a note where they are found from the data.
@@ -158,7 +190,7 @@ def prior(settings: Settings, dim: int, mean_square: float) -> tuple[Array, tupl
     chosen = None if settings.prior_precision == AUTO else settings.prior_precision
     precision, unit = _PRIOR_PRECISION if chosen is None else float(chosen), 1.0
     notes: tuple[str, ...] = ()
-    if settings.family == "gaussian" and mean_square > 0:
+    if settings.family in REAL and mean_square > 0:
         unit = math.sqrt(mean_square)
         precision = 1 / mean_square if chosen is None else precision
         if settings.prior_precision is None:

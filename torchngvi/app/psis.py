@@ -1,7 +1,7 @@
 """How good q is as a proposal for the exact posterior: its k̂ with the effective number of draws, and a sentence."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -37,6 +37,20 @@ def proposal(
         return Proposal(own.k_hat, own.effective, verdict.sampled.draws // 2)
     weights = smoothed(log_weights)
     return Proposal(float(weights.k_hat), float(weights.effective), len(log_weights))
+
+
+def numbers(found: Proposal) -> dict[str, Any]:
+    """Of ``summary.json``: k-hat, the draws behind it, what they are worth, and the sentence.
+
+    >>> numbers(Proposal(0.1, 900.0, 1000))["k_hat_verdict"][:4]
+    'good'
+    """
+    return {
+        "k_hat": found.k_hat,
+        "k_hat_draws": found.draws,
+        "effective_draws": found.effective,
+        "k_hat_verdict": verdict(found.k_hat, found.draws),
+    }
 
 
 def verdict(k: float, num_samples: int) -> str:

@@ -42,10 +42,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "elbo_sampled": outcome.elbo_sampled,
         "elbo_sampled_standard_error": outcome.elbo_error,
         "draws": outcome.draws,
-        "k_hat": proposal.k_hat,
-        "k_hat_draws": proposal.draws,
-        "effective_draws": proposal.effective,
-        "k_hat_verdict": psis.verdict(proposal.k_hat, proposal.draws),
+        **psis.numbers(proposal),
         **approximation.numbers(outcome.result.verdict),
         "evidence": [round_._asdict() for round_ in outcome.curve],
     }

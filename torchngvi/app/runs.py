@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from torchngvi.app import approximation, devices, memory, psis, report
+from torchngvi.app import approximation, devices, families, memory, psis, report
 from torchngvi.app.columns import Array
 from torchngvi.app.design import Columns
 from torchngvi.app.findings import HeldOut
@@ -24,6 +24,7 @@ from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult
 from torchngvi.fitting.smoothed import SmoothedSteps
 from torchngvi.methods import PreconditionedVI
+from torchngvi.models.likelihoods import PoissonLog
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -95,7 +96,11 @@ def run(problem: Problem) -> Outcome:
         len(weights),
         psis.proposal(result.verdict, weights),
         _scores(problem, q),
-        (*too_few_rows(len(train.y), _positive(train.weights)), *(str(warning.message) for warning in caught)),
+        (
+            *too_few_rows(len(train.y), _positive(train.weights)),
+            *_overdispersed(problem, q),
+            *(str(warning.message) for warning in caught),
+        ),
     )
 
 
@@ -168,6 +173,16 @@ def as_gaussian(q: Gaussian | FlatGaussian, name: str) -> Gaussian:
     if structure_of(name) == "diagonal":
         return DiagonalGaussian(q.dim, mean=mean, scale=q.stddev.detach())
     return CholeskyGaussian(q.dim, mean=mean, scale=q.scale_tril.detach())
+
+
+def _overdispersed(problem: Problem, q: Gaussian) -> tuple[str, ...]:
+    """A warning of counts that vary more than the family says."""
+    model = problem.model
+    if not isinstance(model.likelihood, PoissonLog):
+        return ()
+    mean = predictive_mean(model, q, model.X, model.offset)
+    found = families.overdispersion(mean, model.y.double(), model.weights.double(), model.dim)
+    return () if found is None else (found,)
 
 
 def _positive(weights: Array | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,18 @@ from torchngvi import registry
 from torchngvi.app.columns import refuse_unusable
 from torchngvi.app.config import Settings, settings_from
 from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number, listed
+from torchngvi.app.families import made
 from torchngvi.app.intervals import outcome_interval
 from torchngvi.app.report import Z95
 from torchngvi.app.runs import as_gaussian
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.likelihoods import FAMILIES, BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood
+from torchngvi.models.likelihoods import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, StudentT
 from torchngvi.posteriors.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    from torchngvi.app.saved_formula import FittedFormula
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +56,12 @@ class Fitted:
     def __repr__(self) -> str:
         made, columns = self.settings, ", ".join(self.columns)
         return f"Fitted({made.data!r}, target {made.target!r}, {made.family}, from {columns})"
+
+    @property
+    def told(self) -> str:
+        """What is predicted, in words."""
+        mean = f"mean of {self.settings.target or 'the target'}"
+        return f"probability of {self.classes[1]!r}" if self.classes else mean
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -140,19 +150,20 @@ def _inverse_link(likelihood: Likelihood, eta: Tensor) -> Tensor:
         return torch.sigmoid(eta)
     if isinstance(likelihood, BernoulliProbit):
         return torch.special.ndtr(eta)
-    return eta if isinstance(likelihood, GaussianNoise) else eta.exp()
+    return eta if isinstance(likelihood, GaussianNoise | StudentT) else eta.exp()
 
 
-def load(run: str | Path) -> Fitted:
-    """Read what ``torchngvi fit`` has written, to predict with it.
+def load(run: str | Path) -> "Fitted | FittedFormula":
+    """Read what ``torchngvi fit`` has written, with ``--formula`` or without, to predict with it.
 
     Args:
         run: the folder of the run, or the file posterior.pt in it.
 
     Returns:
-        The fit; its `Fitted.predict` takes a table of new rows.
+        The fit; its `Fitted.predict`, or that of a `FittedFormula`, takes a table of new rows.
 
     Raises:
+        ImportError: a run of a formula, without formulae.
         InputError: no such folder, a folder of something else, a run of an earlier version.
     """
     path = Path(run)
@@ -163,23 +174,27 @@ def load(run: str | Path) -> Fitted:
             f"{str(run)!r} is no folder of a run: "
             + (f"there is no {path.name} in it. " if path.parent == Path(run) else "it is not there. ")
             + (
-                "It is of --formula, whose results predict in Python: torchngvi.mixed(...).fit().predict(frame)."
+                "It is of --formula by an earlier version, which kept no draws. Fit again."
                 if formula
                 else "Name the folder that torchngvi fit has written, such as runs/breast_cancer."
             )
         )
     try:
         saved = torch.load(path, weights_only=True)
-        saved["columns"]
+        saved["formula" if "formula" in saved else "columns"]
     except KeyError as error:
         raise InputError(f"{str(path)!r} is of an earlier version, which kept no {error}. Fit again.") from error
     except Exception as error:  # of a broken file torch, zipfile and pickle raise anything
-        raise InputError(f"{str(path)!r} cannot be read as the posterior of a run ({error}). Fit again.") from error
+        said = (str(error).splitlines() or [""])[0].partition(". ")[0]
+        raise InputError(f"{str(path)!r} cannot be read as the posterior of a run ({said}). Fit again.") from error
+    if "formula" in saved:
+        from torchngvi.app import saved_formula  # which needs the extra "formula"
+
+        return saved_formula.read(saved)
     settings = settings_from({key: value for key, value in saved["settings"].items() if value is not None})
     dtype = getattr(torch, settings.dtype)
     q = registry.posterior(settings.posterior, len(saved["feature_names"]), structure=settings.structure, dtype=dtype)
     q.load_state_dict(saved["posterior"])
-    gaussian = settings.family == "gaussian"
     return Fitted(
         settings,
         as_gaussian(q, settings.posterior),
@@ -188,5 +203,10 @@ def load(run: str | Path) -> Fitted:
         saved["scale"].numpy(),
         saved["fill"].numpy(),
         None if saved["classes"] is None else tuple(saved["classes"]),
-        GaussianNoise(saved["noise"]) if gaussian else FAMILIES[settings.family](),
+        made(settings.family, _parameters(saved)),
     )
+
+
+def _parameters(saved: dict[str, Any]) -> dict[str, float]:
+    """Those of the likelihood; earlier versions kept the noise alone."""
+    return saved["likelihood"] if "likelihood" in saved else {"noise": saved["noise"]}

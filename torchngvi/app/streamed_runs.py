@@ -7,23 +7,26 @@ from typing import Any
 import torch
 
 from torchngvi import registry
-from torchngvi.app import approximation, devices, findings, problems, report
+from torchngvi.app import approximation, devices, families, findings, problems, psis, report
 from torchngvi.app.config import Settings
 from torchngvi.app.findings import Findings, HeldOut
 from torchngvi.app.frames import Frames
-from torchngvi.app.names import AUTO
+from torchngvi.app.names import AUTO, REAL
 from torchngvi.app.outputs import OutputFolder
+from torchngvi.app.psis import Proposal
 from torchngvi.app.runs import per_unit, too_few_rows
 from torchngvi.app.streams import Designs, first_pass
-from torchngvi.diagnostics import accuracy, log_predictive_density, predictive_mean
+from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.models import Streamed
-from torchngvi.models.likelihoods import FAMILIES, GaussianNoise, Likelihood
+from torchngvi.models.likelihoods import Likelihood
 from torchngvi.posteriors.gaussian import Gaussian
 
 _ROWS = 100_000  # of a batch
+_DRAWS = (200, 256)  # behind k-hat, at least and at most: what the log joint takes in one call
+_AT_ONCE = 25_000_000  # linear predictors of a batch
 
 
 def in_batches(settings: Settings) -> bool:
@@ -34,8 +37,8 @@ def in_batches(settings: Settings) -> bool:
 def run(settings: Settings, overwrite: bool) -> FitResult:
     """Fit a regression to the rows of files, print the result, and write it into a folder.
 
-    The report and the files are those of a table in memory, but for k-hat and what else is found by sampling, and
-    `torchngvi.load` reads them.
+    The report and the files are those of a table in memory, but for the examination of q, of which there is k-hat
+    alone, and `torchngvi.load` reads them.
 
     Args:
         settings: the settings of the run.
@@ -96,14 +99,24 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         (*frames.notes, *notes),
         too_few_rows(layout.rows[0], layout.positive),
     )
+    proposal = _proposal(q, model, settings)
     folder = None
     try:
         with out.writing() as place:
-            findings.write(found, findings.numbers(found, approximation.numbers(None)), place)
+            own = {**psis.numbers(proposal), **approximation.numbers(None)}
+            findings.write(found, findings.numbers(found, own), place)
         folder = out.path
     finally:
-        findings.show(found, optimizer, folder, approximation=result.approximation, unit="passes over the rows")
+        said = approximation.sentence(result, proposal)
+        findings.show(found, optimizer, folder, approximation=said, unit="passes over the rows")
     return result
+
+
+def _proposal(q: Gaussian, model: Streamed, settings: Settings) -> Proposal:
+    """What the importance weights of draws from q are worth, all of them in one pass over the rows."""
+    count = max(_DRAWS[0], min(_DRAWS[1], _AT_ONCE // (settings.batch_rows or _ROWS)))
+    generator = torch.Generator().manual_seed(settings.seed)
+    return psis.proposal(None, log_weights(q, model, count, generator))
 
 
 def _check(settings: Settings) -> None:
@@ -124,14 +137,19 @@ def _check(settings: Settings) -> None:
 
 
 def _likelihood(settings: Settings) -> Likelihood:
-    if settings.family != "gaussian":
-        return FAMILIES[settings.family]()
-    if settings.noise is None:
+    if settings.family in REAL and settings.noise is None:
         raise InputError(
             "noise is the standard deviation of y about its mean, and is not found from rows in batches. Set it "
             "(--noise)."
         )
-    return GaussianNoise(settings.noise)
+    if settings.family == "negative_binomial" and settings.dispersion is None:
+        raise InputError(
+            "dispersion is r in the variance mean + mean^2/r, and is not found from rows in batches. Set it "
+            "(--dispersion), such as the one that is found on a part of the rows."
+        )
+    return families.open_parameter(
+        settings.family, noise=settings.noise, dispersion=settings.dispersion, dof=settings.dof, start=lambda: 1.0
+    )[0]
 
 
 def _scores(model: Streamed, q: Gaussian, batches: Designs) -> HeldOut:

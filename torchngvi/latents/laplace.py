@@ -69,19 +69,15 @@ class MarginalLaplace(Target):
     >>> def joint(theta, u):
     ...     return -0.5 * (u - theta).square().sum(-1) - 0.5 * theta.square().sum(-1)
     >>> target = MarginalLaplace(joint, 5, torch.zeros(1, dtype=torch.float64))
+    >>> target
+    MarginalLaplace(1 hyperparameters, 5 latents in 1 colours)
     >>> round(target.log_joint(torch.ones(1, dtype=torch.float64)).item(), 6)  # 5/2 log 2π - ½
     4.094693
     """
 
     temperature = 1.0
 
-    def __init__(
-        self,
-        log_joint: Joint,
-        latents: int | Tensor,
-        at: Tensor,
-        pattern: Any = None,
-    ) -> None:
+    def __init__(self, log_joint: Joint, latents: int | Tensor, at: Tensor, pattern: Any = None) -> None:
         if not callable(log_joint):
             raise InputError(f"marginal takes a function of theta and the latents; got {type(log_joint).__name__}.")
         self.at = _vector("at", at, None)
@@ -108,6 +104,9 @@ class MarginalLaplace(Target):
         self.start = self._first_mode(noise)
         for theta in (self.at, beside):
             check_pattern(self.curvature, theta, self.start, noise)
+
+    def __repr__(self) -> str:
+        return f"MarginalLaplace({self.dim} hyperparameters, {self.latents_dim} latents in {self.colours} colours)"
 
     # ---------------------------------------------------------------------------- as a target
 

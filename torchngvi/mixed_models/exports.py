@@ -17,18 +17,22 @@ def inference_data(
     coords: Mapping[str, Sequence[str]],
     dims: Mapping[str, list[str]],
 ) -> Any:
-    """Make an ``arviz.InferenceData`` of joint draws, one chain with named dimensions.
+    """Make what ArviZ takes of joint draws, one chain with named dimensions.
+
+    It is an ``arviz.InferenceData``, from ArviZ 1.0 on an ``xarray.DataTree``; both have the same groups.
 
     Raises:
         ImportError: without ArviZ.
     """
     arviz = _optional("arviz", "to_arviz")
-    return arviz.from_dict(
-        posterior={name: x[None].cpu().numpy() for name, x in values.items()},
-        observed_data={"y": y.cpu().numpy()},
-        coords={name: list(labels) for name, labels in coords.items()},
-        dims=dict(dims),
-    )
+    groups = {
+        "posterior": {name: x[None].cpu().numpy() for name, x in values.items()},
+        "observed_data": {"y": y.cpu().numpy()},
+    }
+    named = {"coords": {name: list(labels) for name, labels in coords.items()}, "dims": dict(dims)}
+    if int(arviz.__version__.partition(".")[0]) < 1:
+        return arviz.from_dict(**groups, **named)
+    return arviz.from_dict(groups, **named)
 
 
 def effect_number(effect: int | str, names: Sequence[str]) -> int:

@@ -290,12 +290,12 @@ class MultilevelResult(Fitted):
     # ---------------------------------------------------------------------------- elsewhere
 
     def to_arviz(self) -> Any:
-        """Export the joint draws as an ``arviz.InferenceData``, one chain with named dimensions.
+        """Export the joint draws for ArviZ, one chain with named dimensions.
 
         Returns:
-            Its ``posterior`` has ``beta`` (fixed), for each factor ``sd_<factor>``, ``correlation_<factor>`` and
-            ``b_<factor>``, and, where it is learned, ``residual_sd``, ``scale`` or ``size``; its ``observed_data`` has
-            ``y``.
+            An ``arviz.InferenceData``, from ArviZ 1.0 on an ``xarray.DataTree``. Its ``posterior`` has ``beta``
+            (fixed), for each factor ``sd_<factor>``, ``correlation_<factor>`` and ``b_<factor>``, and, where
+            it is learned, ``residual_sd``, ``scale`` or ``size``; its ``observed_data`` has ``y``.
 
         Raises:
             ImportError: without ArviZ.

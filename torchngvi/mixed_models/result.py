@@ -255,9 +255,10 @@ class MixedResult(Fitted):
     # ---------------------------------------------------------------------------- elsewhere
 
     def to_arviz(self) -> Any:
-        """Export the joint draws as an ``arviz.InferenceData``, one chain with named dimensions.
+        """Export the joint draws for ArviZ, one chain with named dimensions.
 
         Returns:
+            An ``arviz.InferenceData``, from ArviZ 1.0 on an ``xarray.DataTree``.
             Its ``posterior`` has ``beta`` (fixed), ``sd`` (random), ``correlation`` (random, random_bis), ``b``
             (group, random) and, where it is learned, ``residual_sd``, ``scale`` or ``size``; its ``observed_data`` has
             ``y``.

@@ -84,6 +84,10 @@ class Refinement:
         """
         return self.posterior.sample(number_of_draws(n), generator)
 
+    def __repr__(self) -> str:
+        after = self.after.worth if self.kind == "importance" else f"ELBO {self.after.elbo:.3f}, {self.after.worth}"
+        return f"Refinement({self.kind!r}: {after}; before ELBO {self.before.elbo:.3f}, {self.before.worth})"
+
     def __str__(self) -> str:
         def of(quality: Quality) -> str:
             return f"ELBO {quality.elbo:.3f} ± {quality.error:.1g}, {quality.worth}"

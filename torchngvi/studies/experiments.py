@@ -56,10 +56,11 @@ def build(case: Case, starts: int = 1) -> Problem:
         MissingDataError: a data set that is not to be had.
     """
     (X, y), (X_test, y_test) = _data(case, _budget(case, starts))
-    model = GeneralizedLinear(X, y, case.family, prior_precision=case.prior_precision)
-    held_out = None
-    if len(y_test):
-        held_out = GeneralizedLinear(X_test, y_test, case.family, prior_precision=case.prior_precision)
+    precision = torch.full(X.shape[1:], case.prior_precision, dtype=torch.float64)
+    if case.intercept and case.intercept_sd is not None:
+        precision[0] = case.intercept_sd**-2
+    model = GeneralizedLinear(X, y, case.family, prior_precision=precision)
+    held_out = GeneralizedLinear(X_test, y_test, case.family, prior_precision=precision) if len(y_test) else None
     target: GeneralizedLinear | Regularized = model
     if case.penalty:
         target = Regularized(model, PENALTIES[case.penalty](case.penalty_strength))
@@ -225,6 +226,7 @@ def _measured(
         held_out = problem.held_out
         value = problem.estimator(q, held_out).value - held_out.prior.expected_energy(frame)
         lost = ~(loss < _LOST)  # a run that diverged has no scores
+        columns["test_rows"] = held_out.num_data
         columns["test_nll"] = value.masked_fill(lost, math.nan).numpy()
         if held_out.likelihood.discrete:
             right = accuracy(model, q, held_out.X, held_out.y)

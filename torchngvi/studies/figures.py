@@ -15,13 +15,20 @@ from torchngvi.studies.settings import AXES, METRICS, Experiment
 _SHOWN = {  # of the table: head and format
     "case": ("case", ""),
     "method": ("method", ""),
-    "evaluations": ("evals", ".0f"),
-    "seconds": ("s", ".3g"),
+    "evaluations": ("evaluations", ".0f"),
     "rejections": ("rejected", ".0f"),
-    "objective": ("-ELBO", ".3f"),
-    "test_nll": ("test NLL", ".2f"),
+    "seconds": ("CPU s", ".3g"),
+    "elbo": ("ELBO", ".3f"),
+    "below": ("below best", ".3f"),
+    "loss": ("held-out loss", ".4f"),
     "test_accuracy": ("accuracy", ".3f"),
 }
+_EXPLAINED = (
+    "ELBO, below best: nats of the training rows, larger ELBOs are better; 1 nat below the best of a case is a factor "
+    "of e in the bound of p(y).",
+    "held-out loss: nats a row, E_q[-log p(y | x)]; fit tells the smaller -log E_q[p(y | x)].",
+    "evaluations: passes over the training rows, rejected trials among them. CPU s: seconds of the steps, a start.",
+)
 _COLORS = ("#1f5a94", "#d1672b", "#3b8f5a", "#8a4fa3", "#b03a48", "#7a7f87", "#c2a030")
 _INK, _FAINT = "#222222", "#9aa0a6"
 
@@ -39,21 +46,41 @@ def last_values(log: pd.DataFrame) -> pd.DataFrame:
     return last.drop(columns="start").groupby(["case", "method"], sort=False).mean().reset_index()
 
 
+def compared(log: pd.DataFrame) -> pd.DataFrame:
+    """The last values of each method in the units of `torchngvi fit`: ELBOs in nats, losses in nats a row.
+
+    Args:
+        log: the log of an experiment.
+
+    Returns:
+        A row for each case and method, with ``elbo``, how far ``below`` the best of the case it is, and ``loss``.
+    """
+    frame = last_values(log)
+    frame["elbo"] = -frame["objective"]
+    frame["below"] = frame.groupby("case")["elbo"].transform("max") - frame["elbo"]
+    if "test_rows" in frame:
+        frame["loss"] = frame["test_nll"] / frame["test_rows"]
+    return frame
+
+
 def show_table(log: pd.DataFrame, title: str) -> None:
-    """Print the last values of each method as a table.
+    """Print the last values of each method as a table, and what its columns mean.
 
     Args:
         log: the log of an experiment.
         title: above the table.
     """
-    frame = last_values(log)
+    frame = compared(log)
     table = report.Table(box=report.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in (name for name in _SHOWN if name in frame):
+    shown = {name: of for name, of in _SHOWN.items() if name in frame}
+    for name, (head, _) in shown.items():
         side: Any = "left" if name in ("case", "method") else "right"
-        table.add_column(_SHOWN[name][0], justify=side, no_wrap=True)
+        table.add_column(head, justify=side, no_wrap=True)
     for _, row in frame.iterrows():
-        table.add_row(*(report.Text(format(row[name], form)) for name, (_, form) in _SHOWN.items() if name in frame))
-    report.show(report.Text(f"{title} (last values, means over the starts)", style="bold"), table)
+        table.add_row(*(report.Text(format(row[name], form)) for name, (_, form) in shown.items()))
+    told = [line for line in _EXPLAINED if not line.startswith("held-out") or "loss" in frame]
+    heading = report.Text(f"{title} (last values, means over the starts)", style="bold")
+    report.show(heading, table, *(report.Text(line, style="dim") for line in told))
 
 
 def blank_figure(width: float, height: float, title: str, note: str = "") -> Figure:

@@ -1,4 +1,4 @@
-"""``torchngvi reproduce``: tables and figures, each from one TOML file in configs/.
+"""``torchngvi reproduce``: tables and figures, each from one TOML file in the folder configs/ beside this file.
 
 A file that names a ``paper`` is run by its module in `papers`; others are experiments of several methods, as those of
 Kumar et al. (2025).
@@ -12,16 +12,58 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from torchngvi.app.config import hint, read_toml
+from torchngvi.app import datasets
+from torchngvi.app.config import family_of, hint
 from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
+from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
 from torchngvi.studies import experiments, figures, papers, settings
 from torchngvi.studies.papers import kumar2025
 from torchngvi.studies.settings import Experiment
 
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def known() -> dict[str, Path]:
+    """The experiments of the library, in the order of the papers: names, and their files.
+
+    >>> sorted(known())[:2]
+    ['bbvi-complexity', 'bbvi-floor']
+    """
+    found = {path.stem: path for path in CONFIGS.glob("*.toml")}
+    order = ["srvn", *papers.PAPERS]
+
+    def place(stem: str) -> tuple[int, int, str]:
+        return order.index(stem.partition("-")[0]), len(stem), stem
+
+    return {stem: found[stem] for stem in sorted(found, key=place)}
+
+
+def listing() -> str:
+    """One line for each experiment: its name, and the first sentence of its file."""
+    lines = [f"  {name:16} {_told(path)}" for name, path in known().items()]
+    return "\n".join(
+        [
+            "the experiments, each with its settings in a TOML file:",
+            *lines,
+            "",
+            f"The files are in {CONFIGS}. Data sets of LIBSVM are downloaded into",
+            f"{datasets.cache()}, and checked; all others are looked for in the folder $TORCHNGVI_DATA, and a",
+            "sentence says which file is missing.",
+        ]
+    )
+
+
+def _told(path: Path) -> str:
+    """The title of an experiment, or the first line of its file."""
+    title = read_toml(path).get("title")
+    first = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    paper = "Kumar et al. (2025), " if title else ""
+    return f"{paper}{title or first.partition(': see docs')[0].rstrip('.')}"
+
 
 def find(name: str) -> Path:
-    """The TOML file of an experiment: a path, or a name in configs/ here or beside the package.
+    """The TOML file of an experiment: a path, or a name of `known`.
 
     Args:
         name: such as "srvn-table3", or a path that ends in .toml.
@@ -34,14 +76,10 @@ def find(name: str) -> Path:
     """
     if name.endswith(".toml"):
         return Path(name)
-    folders = (Path("configs"), Path(__file__).parents[2] / "configs")
-    names = ("srvn", *papers.PAPERS)
-    known = {path.stem: path for folder in folders for name in names for path in sorted(folder.glob(f"{name}-*.toml"))}
-    if name in known:
-        return known[name]
-    shown = ", ".join(sorted(known, key=lambda stem: (len(stem), stem)))
-    where = f"The experiments are: {shown}." if known else "Run it in a clone, where configs/ holds the experiments."
-    raise InputError(f"there is no experiment {name!r}.{hint(name, known)} {where}")
+    there = known()
+    if name in there:
+        return there[name]
+    raise InputError(f"there is no experiment {name!r}.{hint(name, there)} The experiments are: {', '.join(there)}.")
 
 
 def reproduce(
@@ -63,6 +101,20 @@ def reproduce(
         InputError: an unknown experiment, settings that cannot be used, no data at all, no logs, a folder in use.
     """
     path = find(name)
+    try:
+        return _run(path, out, full, from_logs, overwrite)
+    except KeyError as error:
+        if not from_logs:
+            raise
+        where = str(out or Path("runs") / path.stem)
+        raise InputError(
+            f"the log in {where!r} is not one of {path.stem}: it has no {error}. Name the folder of its run (--out), "
+            "or run it without --from-logs."
+        ) from error
+
+
+def _run(path: Path, out: str | None, full: bool, from_logs: bool, overwrite: bool) -> Path:
+    """Run or draw again the experiment of a file."""
     keys = read_toml(str(path))
     # to draw again from logs is to replace what was drawn from them
     folder = OutputFolder(out or Path("runs") / path.stem, overwrite=overwrite or from_logs)
@@ -152,9 +204,11 @@ def _from_flags(methods: Sequence[str], **flags: Any) -> Experiment:
         raise InputError("data is missing: torchngvi compare --data breast_cancer, or name a TOML file.")
     starts = flags.pop("starts", 5)
     contenders = [_contender(text) for text in methods]
+    if "family" in flags:
+        flags["family"] = family_of(flags["family"])
     columns = ["objective over evaluations", "objective over seconds", "test_nll over evaluations"]
     case = {"name": Path(flags["data"]).name, "prior_precision": 0.1, "iterations": 50, "standardize": True,
-            "intercept": True, **flags, "methods": contenders}  # fmt: skip
+            "intercept": True, "intercept_sd": 10.0, **flags, "methods": contenders}  # fmt: skip
     return settings.parsed(
         {"title": f"{case['name']}: {', '.join(methods)}", "cases": [case], "columns": columns, "starts": starts,
          "start_sd": 1.0, "start_scale": 0.5}

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torchngvi import registry
-from torchngvi.app.config import file_name, hint, read_toml, whole
+from torchngvi.app.config import file_name, hint, whole
+from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
 from torchngvi.models import ExpectedPenalty, MeanPenalty
 from torchngvi.models.likelihoods import FAMILIES
@@ -75,6 +76,7 @@ class Case:
     data: str = ""  # of `datasets`, "synthetic", or a file or bundled set as for fit
     methods: tuple[Contender, ...] = ()
     prior_precision: float = 1.0
+    intercept_sd: float | None = None  # of the intercept's prior; without: as of all coefficients
     iterations: int = 100
     full_iterations: int = 0  # of --full; 0: the same
     family: str = "bernoulli_logit"
@@ -101,7 +103,7 @@ class Case:
         _check_choice("penalty", self.penalty, ("", *PENALTIES))
         file_name("data", self.data)
         file_name("bound", self.bound)
-        for key in ("prior_precision", "iterations", "penalty_strength", "points"):
+        for key in ("prior_precision", "intercept_sd", "iterations", "penalty_strength", "points"):
             _check_positive(self, key)
         if not self.skip and not self.methods:
             raise InputError(f"case {self.name!r} names no methods.")

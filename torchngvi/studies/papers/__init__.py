@@ -1,7 +1,8 @@
 """The tables and figures of the papers, one module or folder a paper, named as in `torchngvi.theory`.
 
-A TOML file in configs/ names the paper in a word as ``paper`` and one of its studies as ``study``; all other keys are
-keyword arguments of the study's ``run``.  Figures and tables are made from the log alone.
+A TOML file in the folder configs/ of `torchngvi.studies` names the paper in a word as ``paper`` and one of its studies
+as ``study``; all other keys are keyword arguments of the study's ``run``.  Figures and tables are made from the log
+alone.
 """
 
 import importlib

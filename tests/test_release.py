@@ -1,0 +1,72 @@
+"""What a release is made of: one version, the files that belong to it, and licences."""
+
+import configparser
+import importlib.util
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import torchngvi
+
+ROOT = Path(__file__).parents[1]
+
+
+def text(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_version_is_in_one_place():
+    setup = configparser.ConfigParser()
+    setup.read_string(text("setup.cfg"))
+    assert setup["metadata"]["version"] == "attr: torchngvi.__version__"
+    assert re.search(r"^version: (\S+)$", text("CITATION.cff"), re.MULTILINE)[1] == torchngvi.__version__
+
+
+def test_the_experiments_are_data_of_the_package():
+    setup = configparser.ConfigParser()
+    setup.read_string(text("setup.cfg"))
+    assert setup["options.package_data"]["torchngvi.studies"] == "configs/*.toml"
+    assert len(list((ROOT / "torchngvi" / "studies" / "configs").glob("*.toml"))) >= 31
+
+
+@pytest.fixture
+def licences():
+    spec = importlib.util.spec_from_file_location("licences", ROOT / ".ci" / "licences.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("said", "good"),
+    [
+        ({"License-Expression": "BSD-3-Clause"}, True),
+        ({"Classifier": "License :: OSI Approved :: Apache Software License"}, True),
+        ({"License": "MIT License, long text"}, True),
+        ({"License-Expression": "AGPL-3.0-only"}, False),
+        ({"License": "Proprietary"}, False),
+        ({}, False),
+    ],
+)
+def test_licences(licences, monkeypatch, capsys, tmp_path, said, good):
+    """A library of a licence that is not permissive, or not told, is marked, and the check fails."""
+    folder = tmp_path / "strange-1.0.dist-info"
+    folder.mkdir()
+    lines = [
+        "Metadata-Version: 2.1",
+        "Name: strange",
+        "Version: 1.0",
+        *(f"{key}: {value}" for key, value in said.items()),
+    ]
+    (folder / "METADATA").write_text("\n".join(lines) + "\n")
+    found = metadata.Distribution.at(folder)
+    monkeypatch.setattr(licences, "needed", lambda _: {"strange": found})
+    assert licences.main() == (0 if good else 1)
+    assert capsys.readouterr().out.startswith("  strange" if good else "! strange")
+
+
+def test_libraries_of_libraries_are_found(licences):
+    assert {"pytest", "pluggy", "iniconfig"} <= set(licences.needed("pytest"))
+    assert licences.needed("no-such-library") == {}

@@ -1,0 +1,185 @@
+"""The likelihoods of the command line: by name, with the parameters that some of them have, and those of the data."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from torchngvi.app.names import DOF
+from torchngvi.diagnostics.predictive import predictor_moments
+from torchngvi.errors import InputError
+from torchngvi.fitting.fit import fit
+from torchngvi.models import GeneralizedLinear
+from torchngvi.models import likelihoods as library
+from torchngvi.models.likelihoods import Likelihood, NegativeBinomial, StudentT
+from torchngvi.posteriors.gaussian import Gaussian
+
+FAMILIES: dict[str, type[Likelihood]] = {
+    **library.FAMILIES,
+    "negative_binomial": NegativeBinomial,
+    "student_t": StudentT,
+}
+_PARAMETERS = {"gaussian": ("noise",), "student_t": ("scale", "dof"), "negative_binomial": ("dispersion",)}
+
+_LEAST, _MOST = 1e-6, 1e3  # of a dispersion over the mean of counts, and of a scale over its start
+_ROUNDS = 30
+_CLOSE = 1e-4  # of the logarithm of a parameter
+
+
+def made(family: str, parameters: Mapping[str, float]) -> Likelihood:
+    """A likelihood by its name and its parameters.
+
+    Args:
+        family: a key of `FAMILIES`.
+        parameters: those of the family by name, none of most.
+
+    Returns:
+        The likelihood.
+
+    >>> made("student_t", {"scale": 2.0, "dof": 4.0}).scale
+    2.0
+    """
+    return FAMILIES[family](**{name: parameters[name] for name in _PARAMETERS.get(family, ())})
+
+
+def described(likelihood: Likelihood) -> tuple[str, dict[str, float]]:
+    """The name and the parameters of a likelihood, from which `made` makes it again.
+
+    Args:
+        likelihood: one of `FAMILIES`.
+
+    Returns:
+        Both.
+
+    >>> described(NegativeBinomial(3.0))
+    ('negative_binomial', {'dispersion': 3.0})
+    """
+    family = next(name for name, kind in FAMILIES.items() if isinstance(likelihood, kind))
+    return family, {name: getattr(likelihood, name) for name in _PARAMETERS.get(family, ())}
+
+
+def check_targets(
+    family: str,
+    y: Tensor,  # (N,)
+) -> None:
+    """Check that a family can produce targets.
+
+    Raises:
+        InputError: those that it cannot.
+    """
+    made(family, dict.fromkeys(("noise", "scale", "dof", "dispersion"), 1.0)).checked(y)
+
+
+def open_parameter(
+    family: str,
+    *,
+    noise: float | None,
+    dispersion: float | None,
+    dof: float | None,
+    start: Callable[[], float],
+) -> tuple[Likelihood, Callable[[float], Likelihood] | None]:
+    """The likelihood where a fit begins, and what makes it of the parameter that is to be found from the data.
+
+    Args:
+        family: a key of `FAMILIES`.
+        noise: the standard deviation of Gaussian noise, or the scale of Student's; None to find the latter.
+        dispersion: of the negative binomial; None to find it.
+        dof: the degrees of freedom of Student's noise; by default four.
+        start: what gives a scale to start from, where one is to be found.
+
+    Returns:
+        The likelihood, and a function of the open parameter; None where there is none.
+    """
+    if family == "negative_binomial":
+        return NegativeBinomial(dispersion or 1.0), NegativeBinomial if dispersion is None else None
+    if family == "student_t":
+        nu = dof or DOF
+        return StudentT(noise or start(), nu), (lambda scale: StudentT(scale, nu)) if noise is None else None
+    return made(family, {"noise": noise} if noise else {}), None
+
+
+def maximised(
+    q: Gaussian, model: GeneralizedLinear, at: Callable[[float], Likelihood], *, max_evaluations: int
+) -> tuple[Likelihood, int]:
+    """The parameter of a likelihood, positive, that the ELBO speaks for, by variational EM.
+
+    Each round fits q with the parameter as it is, and takes the one that maximises E_q[log p(y | η)] then: neither
+    lowers the ELBO. Where it ends, the ELBO of the best q is stationary in the parameter.
+
+    Args:
+        q: where the fits begin; changed.
+        model: with the likelihood at its start, which is replaced.
+        at: the likelihood of a value of the parameter.
+        max_evaluations: the budget of each fit.
+
+    Returns:
+        The likelihood, and the number of fits.
+
+    Raises:
+        InputError: the fit breaks down.
+    """
+    y = model.y.double()
+    weights = torch.ones_like(y) if model.weights is None else model.weights.double()
+    log = math.log(_value(model.likelihood))
+    unit = log if isinstance(model.likelihood, StudentT) else math.log(max(1.0, float(y.mean())))
+    for rounds in range(1, _ROUNDS + 1):  # noqa: B007
+        result = fit(q, model, max_evaluations=max_evaluations, progress=False, examine=False)
+        e, v = (part.double() for part in predictor_moments(model, q, model.X, model.offset))
+        if not bool((e.isfinite() & v.isfinite()).all()):
+            raise InputError(
+                "the parameter of the likelihood cannot be found, as a fit on the way to it broke down. Set it "
+                "(--dispersion, or --noise for the scale of student_t)."
+            )
+
+        def loss(x: float, e: Tensor = e, v: Tensor = v) -> float:
+            return float((weights * at(math.exp(x)).expected(e, v, y).value).sum())
+
+        ends = (unit + math.log(_LEAST), unit + math.log(_MOST))
+        new = float(minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-7}).x)
+        model.likelihood = at(math.exp(new))
+        if abs(new - log) < _CLOSE or not result.converged:
+            break
+        log = new
+    return model.likelihood, rounds
+
+
+def _value(likelihood: Likelihood) -> float:
+    return likelihood.scale if isinstance(likelihood, StudentT) else likelihood.dispersion  # type: ignore[attr-defined]
+
+
+def overdispersion(
+    mean: Tensor,  # (N,)
+    y: Tensor,  # (N,)
+    weights: Tensor | None,  # (N,)
+    dim: int,
+) -> str | None:
+    """A warning where counts vary about their means clearly more than Poisson's, by Pearson's χ² over N - D.
+
+    Args:
+        mean: of each count by the fit.
+        y: the counts.
+        weights: of the rows.
+        dim: the number of coefficients.
+
+    Returns:
+        The warning, or None.
+
+    >>> overdispersion(torch.ones(50), torch.tensor([0.0, 2.0] * 25), None, 2) is None  # variance 1
+    True
+    >>> overdispersion(torch.ones(50), torch.tensor([0.0] * 40 + [5.0] * 10), None, 2)[:52]
+    'the counts vary 4.17 times as much about their means'
+    """
+    w = torch.ones_like(y) if weights is None else weights
+    freedom = float(w.sum()) - dim
+    if freedom <= 0:
+        return None
+    ratio = float((w * (y - mean).square() / mean.clamp_min(1e-12)).sum()) / freedom
+    if not ratio > 1 + max(0.5, 4 * np.sqrt(2 / freedom)):
+        return None
+    return (
+        f"the counts vary {ratio:.3g} times as much about their means as those of a Poisson distribution: intervals "
+        "are too narrow. Say --likelihood negative_binomial."
+    )

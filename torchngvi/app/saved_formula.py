@@ -1,0 +1,175 @@
+"""A fit of a formula that was written to a folder, read again: predictions for new rows of a table."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from torchngvi.adapters.formula import Formula, Rows
+from torchngvi.app import formula_tables
+from torchngvi.app.encoding import check_columns, listed
+from torchngvi.app.families import described, made
+from torchngvi.app.formula_tables import Filling
+from torchngvi.errors import InputError
+from torchngvi.mixed_models import MixedResult, MultilevelResult
+from torchngvi.mixed_models.predictions import NewRows, Prediction, of_kind, varying
+from torchngvi.models.likelihoods import Likelihood
+
+_SEED = 0  # of the draws of new groups and new observations, as in `MixedResult.predict`
+_ROWS = 2_000  # predicted at once
+
+
+@dataclass(frozen=True, repr=False)
+class FittedFormula:
+    """The draws of a run of ``torchngvi fit --formula``, with the formula that turns new rows into predictions.
+
+    `torchngvi.load` makes it from the folder of a run.
+    """
+
+    formula: Formula
+    likelihood: Likelihood
+    fixed: Tensor  # β, (S, p)
+    effects: dict[str, Tensor]  # of each grouping factor the effects of its groups, (S, n, r)
+    omega: dict[str, Tensor]  # and the coordinates of their covariance, (S, r(r + 1)/2)
+    parameter: Tensor | None  # of the likelihood, (S,), where it was learned
+    fill: Filling  # for missing entries of the predictors, where they are imputed
+    classes: tuple[str, str] | None  # failure and success
+
+    def __repr__(self) -> str:
+        return f"FittedFormula({self.formula.formula!r}, {described(self.likelihood)[0]}, {len(self.formula.y)} rows)"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a table of new rows should have; without those of the groups all groups are new."""
+        return (*self.formula.columns.predictors, *self.formula.columns.groups)
+
+    @property
+    def told(self) -> str:
+        """What is predicted, in words."""
+        return f"probability of {self.classes[1]!r}" if self.classes else f"mean of {self.formula.response}"
+
+    def predict(self, frame: pd.DataFrame, *, name: str = "the table") -> pd.DataFrame:
+        """Predict new rows, of groups that the fit had and of others, with central 95% intervals.
+
+        For two classes the table has the likelier ``class`` and the ``probability`` of success, with its interval
+        ``low`` and ``high``. For counts and real numbers it has the ``mean`` with its interval ``mean_low`` and
+        ``mean_high``, and the interval of a new observation, ``low`` and ``high``. The column ``new_groups`` names the
+        grouping factors of which the fit did not have the group; their effects are drawn from their distribution,
+        which makes the intervals wider.
+
+        Args:
+            frame: the new rows, with the columns of the formula but the response; others are not looked at.
+            name: the table, for messages.
+
+        Returns:
+            One row for each of the frame, with its index.
+
+        Raises:
+            InputError: columns that are missing or of another kind, entries that are missing or unseen.
+        """
+        if not isinstance(frame, pd.DataFrame):
+            raise InputError(
+                f"predict takes a pandas DataFrame with the columns of the fit; got {type(frame).__name__}."
+            )
+        if not len(frame):
+            raise InputError(f"{name} has no rows to predict. Check the file.")
+        frame = frame.rename(columns=str)
+        check_columns(frame, self.formula.columns.predictors, frame.columns, name)
+        table = formula_tables.filled(formula_tables.dated(frame, self.formula.columns.groups), self.fill)[0]
+        self._refuse_missing(table, name)
+        designs = self.formula.of(table)
+        of = {next(iter(self.formula.groupings)): designs[1:3]} if isinstance(designs, Rows) else designs.random
+        random = {key: NewRows(*map(_tensor, (designs.X, *rows, designs.offset))) for key, rows in of.items()}
+        mean = self._predicted(random, "mean")
+        new = [[key for key, rows in random.items() if rows.groups[i] < 0] for i in range(len(frame))]
+        found: dict[str, Any]
+        if self.classes is not None:
+            likelier = np.where(mean[0] > 0.5, self.classes[1], self.classes[0])
+            found = {"class": likelier, **dict(zip(("probability", "low", "high"), mean, strict=True))}
+        else:
+            response = self._predicted(random, "response")
+            named = zip(("mean", "mean_low", "mean_high", "low", "high"), (*mean, *response[1:]), strict=True)
+            found = dict(named)
+        return pd.DataFrame({**found, "new_groups": [", ".join(some) for some in new]}, index=frame.index)
+
+    def _predicted(self, random: dict[str, NewRows], kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Means and ends of intervals of some kind; rows in parts, for the memory that draws take."""
+        first = next(iter(random.values()))
+        parts = []
+        for begin in range(0, len(first.X), _ROWS):
+            generator = torch.Generator().manual_seed(_SEED + 2)
+            some = {key: NewRows(*(x[begin : begin + _ROWS] for x in rows)) for key, rows in random.items()}
+            one = next(iter(some.values()))
+            eta = self.fixed @ one.X.mT + one.offset
+            for key, rows in some.items():
+                eta = eta + varying(rows, self.omega[key], self.effects[key], generator)
+            parts.append(of_kind(self.likelihood, eta, kind, 0.95, generator, self.parameter))
+        return tuple(torch.cat([part[k] for part in parts]).numpy() for k in _PLACES)  # type: ignore[return-value]
+
+    def _refuse_missing(self, frame: pd.DataFrame, name: str) -> None:
+        there = [key for key in self.columns if key in frame]
+        bad = [key for key in there if frame[key].isna().any()]
+        if bad:
+            advice = "" if self.fill else ", or fit again with --impute median"
+            raise InputError(
+                f"{name} misses entries of {listed(bad)}, of {bad[0]} in {int(frame[bad[0]].isna().sum())} of "
+                f"{len(frame)} rows. Fill them in, leave those rows out{advice}."
+            )
+
+
+_PLACES = tuple(Prediction._fields.index(name) for name in ("mean", "low", "high"))
+
+
+def _tensor(values: Any) -> Tensor:
+    found = torch.as_tensor(np.asarray(values))
+    return found.double() if found.is_floating_point() else found
+
+
+def content(
+    formula: Formula, result: MixedResult | MultilevelResult, fill: Filling, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of posterior.pt: draws, the formula, and the columns of the table that it names.
+
+    Args:
+        formula: the formula on its table.
+        result: the fit.
+        fill: what stands for missing entries.
+        settings: of the run, for information.
+
+    Returns:
+        Tensors and plain values.
+    """
+    draws, names = result.draws(), list(formula.groupings)
+    several = isinstance(draws.effects, dict)
+    family, parameters = described(result.model.rows.likelihood)
+    return {
+        "formula": formula.formula,
+        "table": formula_tables.packed(formula.table),
+        "family": family,
+        "likelihood": parameters,
+        "fixed": draws.fixed,
+        "effects": dict(draws.effects) if several else {names[0]: draws.effects},
+        "omega": dict(draws.omega) if several else {names[0]: draws.omega},
+        "parameter": draws.parameter,
+        "fill": fill,
+        "settings": settings,
+    }
+
+
+def read(saved: dict[str, Any]) -> FittedFormula:
+    """A fit from the content of its file.
+
+    Args:
+        saved: the content.
+
+    Returns:
+        The fit.
+    """
+    table = formula_tables.unpacked(saved["table"])
+    formula, likelihood = Formula(saved["formula"], table), made(saved["family"], saved["likelihood"])
+    classes = formula_tables.classes_of(saved["formula"], formula.y, table) if likelihood.discrete else None
+    fixed, effects, omega, parameter = (saved[name] for name in ("fixed", "effects", "omega", "parameter"))
+    return FittedFormula(formula, likelihood, fixed, effects, omega, parameter, saved["fill"], classes)
