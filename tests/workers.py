@@ -1,4 +1,4 @@
-"""Two processes of gloo that run many cases one after another, each from a function of a module of tests.
+"""Two processes of gloo that run many cases one after another, each a function of a module of tests.
 
 One start of two processes serves a whole module: it is most of the time of such tests.  What a case returns on each
 rank, or the error that it raises there, is handed back; a rank that does not answer within the limit is a failure.
@@ -20,7 +20,6 @@ LIMIT = 20.0  # seconds of a group, and of an answer
 def _serve(rank, store, module, requests, answers, path):
     sys.path[:0] = [p for p in path if p not in sys.path]
     torch.set_num_threads(1)
-    functions = importlib.import_module(module)
     torch.distributed.init_process_group(
         "gloo",
         store=torch.distributed.FileStore(store, RANKS),
@@ -31,6 +30,8 @@ def _serve(rank, store, module, requests, answers, path):
     answers.put((rank, "ready", None, 0.0))
     while (request := requests.get()) is not None:
         name, arguments = request
+        *other, name = name.split(".")
+        functions = importlib.import_module(*other or [module])  # before the clock
         began = time.perf_counter()
         try:
             answer = ("value", getattr(functions, name)(rank, *arguments))
@@ -68,7 +69,10 @@ class Ranks:
         return [found[rank] for rank in range(RANKS)]
 
     def run(self, name, *arguments):
-        """The values of a case on the ranks, or the first error; and how long it took."""
+        """The values of a case on the ranks, or the first error; and how long it took.
+
+        The name is that of a function of the module of the pool, or has that of another in front, "module.function".
+        """
         for queue in self.requests:
             queue.put((name, arguments))
         return self._collect(2 * LIMIT)

@@ -9,6 +9,7 @@ last one: a rank that wants to sum another number of them says so in its row, an
 import contextlib
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Self, TypeVar
@@ -47,6 +48,7 @@ class Processes:
     """
 
     met = False  # of the class: any group
+    _sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of the last sum, by group
 
     def __init__(self, group: Any = None) -> None:
         rank, world = 0, 1
@@ -70,8 +72,16 @@ class Processes:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.sums, self.seconds = 0, 0.0
         self.clock: Callable[[], float] = lambda: 0.0
-        self._size = 0  # of the last sum
         self._end: Ended | None = None  # noted here, to be told
+
+    @property
+    def size(self) -> int:
+        """How many numbers were summed last in this group, by whomever: the length of the next buffer on every rank."""
+        return Processes._sizes.get(self._group, 0)
+
+    @property
+    def _group(self) -> Any:
+        return self.group or torch.distributed.group.WORLD
 
     @property
     def leads(self) -> bool:
@@ -107,6 +117,33 @@ class Processes:
         summed = self._meet(_SUM, flat.to(self.device), fingerprint(key), error)
         pieces = summed.split([part.numel() for part in parts])
         return [piece.reshape(part.shape).to(part) for piece, part in zip(pieces, parts, strict=True)]
+
+    def summed(
+        self,
+        parts: Callable[[], list[Tensor]],
+        key: Sequence[Tensor] = (),
+        error: Exception | None = None,
+    ) -> list[Tensor]:
+        """Sum over the ranks what a call gives on each; an error of it is raised on all of them.
+
+        Args:
+            parts: gives the tensors of this rank; it is not called where there is an error already.
+            key: what has to be the same on every rank.
+            error: what was raised here before.
+
+        Returns:
+            The sums, as `total` gives them, and with its errors.
+
+        >>> Processes().summed(lambda: [torch.ones(2)])
+        [tensor([1., 1.])]
+        """
+        local: list[Tensor] = []
+        if error is None:
+            try:
+                local = parts()
+            except Exception as raised:
+                error = raised
+        return self.total(local, key, error)
 
     def gather(self, thing: _T) -> list[_T]:
         """Collect an object of every rank, in their order: what they say of themselves, once at a start.
@@ -260,21 +297,22 @@ class Processes:
     def _meet(self, kind: int, numbers: Tensor, key: Tensor, error: Exception | None) -> Tensor:
         """Meet all ranks, once more where sizes change; the sum of the numbers."""
         while True:
-            size = len(numbers) if kind == _SUM else self._size
+            agreed = self.size
+            size = len(numbers) if kind == _SUM else agreed
             row = Row(error is not None, float(key), self._end is not None, self.clock(), kind, size)
-            buffer = torch.zeros(self.world * len(row) + self._size, dtype=torch.float64, device=self.device)
+            buffer = torch.zeros(self.world * len(row) + agreed, dtype=torch.float64, device=self.device)
             header, sums = buffer[: self.world * len(row)].view(self.world, -1), buffer[self.world * len(row) :]
             header[self.rank] = torch.tensor(row, dtype=torch.float64)
-            if kind == _SUM and size == self._size and error is None:
+            if kind == _SUM and size == agreed and error is None:
                 sums.copy_(numbers)
             torch.distributed.all_reduce(buffer, group=self.group)
             self.sums, Processes.met = self.sums + 1, True
             rows = [Row(*values) for values in header.tolist()]
             self.seconds = rows[0].seconds
             self._judge(rows, error)
-            if rows[0].size == self._size:
+            if rows[0].size == agreed:
                 return sums
-            self._size = int(rows[0].size)
+            Processes._sizes[self._group] = int(rows[0].size)
 
     def _judge(self, rows: list[Row], error: Exception | None) -> None:
         """Raise on every rank what went wrong on one."""
