@@ -76,7 +76,7 @@ def outcome(model, q, result, before):
         "evaluations": result.evaluations,
         "reason": result.reason,
         "sums": model.processes.sums - before,
-        "numbers": model.processes.size if model.processes.world > 1 else 0,
+        "numbers": model.processes.numbers,
         "prior": model.precision.scale,
     }
 

@@ -17,7 +17,7 @@ RANKS = 2
 LIMIT = 20.0  # seconds of a group, and of an answer
 
 
-def _serve(rank, store, module, requests, answers, path):
+def _serve(rank, store, module, requests, answers, path, limit):
     sys.path[:0] = [p for p in path if p not in sys.path]
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
@@ -25,7 +25,7 @@ def _serve(rank, store, module, requests, answers, path):
         store=torch.distributed.FileStore(store, RANKS),
         rank=rank,
         world_size=RANKS,
-        timeout=datetime.timedelta(seconds=LIMIT),
+        timeout=datetime.timedelta(seconds=limit),
     )
     answers.put((rank, "ready", None, 0.0))
     while (request := requests.get()) is not None:
@@ -44,7 +44,8 @@ def _serve(rank, store, module, requests, answers, path):
 class Ranks:
     """Two processes, to which `run` gives one case after another."""
 
-    def __init__(self, module, folder):
+    def __init__(self, module, folder, limit=LIMIT):
+        self.limit = limit
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torchngvi"])  # imported once, for both
         self.answers = context.Queue()
@@ -52,7 +53,7 @@ class Ranks:
         self.processes = [
             context.Process(
                 target=_serve,
-                args=(rank, str(folder / "store"), module, self.requests[rank], self.answers, sys.path),
+                args=(rank, str(folder / "store"), module, self.requests[rank], self.answers, sys.path, limit),
                 daemon=True,
             )
             for rank in range(RANKS)
@@ -75,7 +76,7 @@ class Ranks:
         """
         for queue in self.requests:
             queue.put((name, arguments))
-        return self._collect(2 * LIMIT)
+        return self._collect(2 * self.limit)
 
     def values(self, name, *arguments):
         found = self.run(name, *arguments)

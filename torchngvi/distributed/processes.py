@@ -2,8 +2,8 @@
 
 Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, see
 `torchngvi.distributed.headers`, and numbers to be summed.  So an error on one rank is an error on all of them, at the
-same evaluation and in the same words, where other programs would wait for one another.  Buffers have the size of the
-last one: a rank that wants to sum another number of them says so in its row, and all meet once more.
+same evaluation and in the same words, where other programs would wait for one another.  Buffers have the length of the
+last one of the group: where more numbers are to be summed all meet once more, and small ones are not made shorter.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from torchngvi.errors import InputError, RankError
 
 _T = TypeVar("_T")
 _SUM, _OBJECTS = 1, 2  # kinds of meetings
+_SMALL, _LESS = 2**14, 4  # numbers that a buffer may keep, and times fewer for which a larger one is given up
 
 
 class Processes:
@@ -39,6 +40,7 @@ class Processes:
         rank: the number of this process in the group.
         world: how many there are.
         sums: how many meetings there were.
+        numbers: how many numbers were summed last.
         seconds: the clock of the leader at the last meeting.
         met: whether any group of this process has summed something.
 
@@ -70,18 +72,9 @@ class Processes:
         self.device = torch.device("cpu")
         if world > 1 and torch.distributed.get_backend(group) == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.sums, self.seconds = 0, 0.0
+        self.sums, self.numbers, self.seconds = 0, 0, 0.0
         self.clock: Callable[[], float] = lambda: 0.0
         self._end: Ended | None = None  # noted here, to be told
-
-    @property
-    def size(self) -> int:
-        """How many numbers were summed last in this group, by whomever: the length of the next buffer on every rank."""
-        return Processes._sizes.get(self._group, 0)
-
-    @property
-    def _group(self) -> Any:
-        return self.group or torch.distributed.group.WORLD
 
     @property
     def leads(self) -> bool:
@@ -114,6 +107,7 @@ class Processes:
                 raise error
             return list(parts)
         flat = torch.cat([part.detach().flatten().double() for part in parts]) if parts else torch.zeros(0)
+        self.numbers = len(flat)
         summed = self._meet(_SUM, flat.to(self.device), fingerprint(key), error)
         pieces = summed.split([part.numel() for part in parts])
         return [piece.reshape(part.shape).to(part) for piece, part in zip(pieces, parts, strict=True)]
@@ -296,23 +290,26 @@ class Processes:
 
     def _meet(self, kind: int, numbers: Tensor, key: Tensor, error: Exception | None) -> Tensor:
         """Meet all ranks, once more where sizes change; the sum of the numbers."""
+        whole = self.group or torch.distributed.group.WORLD
         while True:
-            agreed = self.size
+            agreed = Processes._sizes.get(whole, 0)  # room in the buffer on every rank of the group, whoever sums
             size = len(numbers) if kind == _SUM else agreed
             row = Row(error is not None, float(key), self._end is not None, self.clock(), kind, size)
             buffer = torch.zeros(self.world * len(row) + agreed, dtype=torch.float64, device=self.device)
             header, sums = buffer[: self.world * len(row)].view(self.world, -1), buffer[self.world * len(row) :]
             header[self.rank] = torch.tensor(row, dtype=torch.float64)
-            if kind == _SUM and size == agreed and error is None:
-                sums.copy_(numbers)
+            if kind == _SUM and size <= agreed and error is None:
+                sums[:size] = numbers
             torch.distributed.all_reduce(buffer, group=self.group)
             self.sums, Processes.met = self.sums + 1, True
             rows = [Row(*values) for values in header.tolist()]
             self.seconds = rows[0].seconds
             self._judge(rows, error)
-            if rows[0].size == agreed:
-                return sums
-            Processes._sizes[self._group] = int(rows[0].size)
+            asked = int(rows[0].size)
+            if asked > agreed or (agreed > _SMALL and _LESS * asked < agreed):
+                Processes._sizes[whole] = asked
+            if asked <= agreed:
+                return sums[:asked]
 
     def _judge(self, rows: list[Row], error: Exception | None) -> None:
         """Raise on every rank what went wrong on one."""

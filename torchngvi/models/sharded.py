@@ -175,11 +175,13 @@ class ShardedDraws(Together):
 
 
 @overload
-def Sharded(local: Mixed, num_data: int, group: Any = None) -> Mixed: ...
+def Sharded(local: Mixed, num_data: int, group: Any = None) -> Mixed:
+    """Of mixed models one of their kind."""
 
 
 @overload
-def Sharded(local: Additive | None, num_data: int, group: Any = None) -> ShardedLogJoint | ShardedTractable: ...
+def Sharded(local: Additive | None, num_data: int, group: Any = None) -> ShardedLogJoint | ShardedTractable:
+    """Of other models a target, with exact expectations where the parts have them."""
 
 
 def Sharded(
