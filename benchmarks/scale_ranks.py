@@ -1,12 +1,13 @@
 """Two processes beside one: equal results, equal bits, sums an evaluation; what faults say; bytes and times of a step.
 
-python benchmarks/scale_ranks.py equality        the cases of tests/scale_cases.py, as a table
+python benchmarks/scale_ranks.py equality        the cases of tests/scale_*.py, as a table
 python benchmarks/scale_ranks.py faults          what each rank says, and how fast
 python benchmarks/scale_ranks.py speed           a step of one process against one of two, for three sizes
 python benchmarks/scale_ranks.py groups          a mixed model with up to 100,000 groups, whole fits of one and of two
 """
 
 import argparse
+import importlib
 import sys
 import tempfile
 import time
@@ -40,7 +41,18 @@ EQUALITY = {
     "loss.backward(), summed by a hook, 8 steps": ("dropped_in",),
     "Hessian of a log joint by double backward": ("hessian",),
     "members of a batch apart, gathered": ("members",),
+    "groups of a mixed model, over all coordinates: counts": ("scale_mixed.over_all", "poisson_log", 2),
+    "groups over all coordinates: two classes": ("scale_mixed.over_all", "bernoulli_logit", 2),
+    "`MixedModel.fit`, groups apart: counts": ("scale_mixed.answered", "poisson_log", 1),
+    "`MixedModel.fit`: two classes, two effects": ("scale_mixed.answered", "bernoulli_logit", 2),
+    "`MixedModel.fit`: Gaussian noise that is learned": ("scale_mixed.answered_gaussian", 2),
+    "`train_svgp`, 3 epochs: Gaussian": ("scale_hosts.svgp", "gaussian"),
+    "`train_svgp`, 3 epochs: two classes": ("scale_hosts.svgp", "bernoulli"),
+    "Pyro, `fit_guide` with its draws apart": ("scale_hosts.pyro_guide",),
+    "Pyro, `NaturalSVI`, 20 steps with their draws apart": ("scale_hosts.pyro_guide", 20),
+    "weights of a network, 12 steps under DistributedDataParallel": ("scale_hosts.network",),
 }
+MODULES = ("scale_cases", "scale_mixed", "scale_hosts")  # of tests
 GROUPS = (1_000, 10_000, 100_000)
 SIZES = [(200_000, 30), (50_000, 128), (10_000, 512)]
 
@@ -50,7 +62,8 @@ def equality(ranks):
     print("|---|---|---|---|---|")
     for name, (case, *arguments) in EQUALITY.items():
         first, second = ranks.values(case, *arguments)
-        one = getattr(cases, case)(None, *arguments)
+        *module, case = case.split(".")
+        one = getattr(importlib.import_module(*module or ["scale_cases"]), case)(None, *arguments)
         difference = float((first["q"] - one["q"]).abs().max())
         same = torch.equal(first["q"], second["q"])
         print(f"| {name} | {difference:.1e} | {same} | {first.get('evaluations', '')} | {first.get('sums', '')} |")
@@ -59,11 +72,12 @@ def equality(ranks):
 def faults(ranks):
     print("| fault | what every rank says | seconds |")
     print("|---|---|---|")
-    for name in sorted(name for name in dir(cases) if name.startswith("fault_")):
-        arguments = ("day_2.npy",) if name == "fault_file" else ()
-        (first, second), seconds = ranks.errors(name, *arguments)
-        assert first == second
-        print(f"| {name.removeprefix('fault_').replace('_', ' ')} | {first[0]}: {first[1]} | {seconds:.2f} |")
+    for module in MODULES:
+        for name in sorted(name for name in dir(importlib.import_module(module)) if name.startswith("fault_")):
+            arguments = ("day_2.npy",) if name == "fault_file" else ()
+            (first, second), seconds = ranks.errors(f"{module}.{name}", *arguments)
+            assert first == second
+            print(f"| {name.removeprefix('fault_').replace('_', ' ')} | {first[0]}: {first[1]} | {seconds:.2f} |")
 
 
 def step_time(rows, dim, rank=None, repeats=6):

@@ -74,6 +74,67 @@ def svgp(rank, kind, epochs=3, folder=None, **settings):
     }
 
 
+def pyro_model(X, y):
+    import pyro
+    import pyro.distributions as dist
+
+    beta = pyro.sample("beta", dist.Normal(torch.zeros(3, dtype=torch.float64), 1.0).to_event(1))
+    scale = pyro.sample("scale", dist.LogNormal(torch.zeros((), dtype=torch.float64), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(X @ beta, scale), obs=y)
+
+
+def pyro_data():
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    return X, X.sum(-1) + 0.5 * torch.randn(40, generator=generator, dtype=torch.float64)
+
+
+def pyro_guide(rank, steps=None):
+    """The log joint of a model of Pyro: by `fit_guide`, or by a run of `NaturalSVI`."""
+    import pyro
+
+    from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide
+
+    pyro.clear_param_store()
+    torch.manual_seed(rank or 0)
+    group = None if rank is None else Processes()
+    guide, data = AutoGaussian(pyro_model, init_loc_fn=pyro.infer.autoguide.init_to_median), pyro_data()
+    if steps is None:
+        result = fit_guide(pyro_model, guide, *data, options={"progress": False, "group": group})
+        found = {"evaluations": result.evaluations, "reason": result.reason}
+    else:
+        svi = NaturalSVI(pyro_model, guide, group=group, num_particles=6)
+        result = svi.run(steps, *data, progress=False)
+        found = {"evaluations": steps, "reason": result.reason}
+    q = guide.posterior
+    sums = 0 if group is None else group.sums
+    return {"q": torch.cat([q.mean, q.covariance.flatten()]).detach(), "sums": sums, **found}
+
+
+def network(rank, batches=12):
+    """A posterior over the weights of a network, by DistributedDataParallel."""
+    import torch.nn.functional as F
+    from torch import nn
+
+    from torchngvi.networks import GradientNoise, attach
+    from torchngvi.networks import network as posterior
+
+    torch.manual_seed(rank or 0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    q = posterior(model, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    attach(optimizer, q, steps=batches, curvature=GradientNoise(8))
+    outer = model if rank is None else nn.parallel.DistributedDataParallel(model)
+    rows, g = slice(None) if rank is None else slice(4 * rank, 4 * rank + 4), torch.Generator().manual_seed(1)
+    for _ in range(batches):
+        x, y = torch.randn(8, 3, generator=g, dtype=torch.float64), torch.randint(2, (8,), generator=g)
+        optimizer.zero_grad()
+        F.cross_entropy(outer(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return {"q": torch.cat([t.flatten() for t in [*q.mean.values(), *q.variance.values()]]), "evaluations": batches}
+
+
 def fault_svgp_rows(rank):
     from torchngvi.adapters.gpytorch import train_svgp
 
@@ -128,3 +189,28 @@ def fault_svgp_moved(rank):
     adam = torch.optim.Adam(model.parameters())
     batches = batches_of(rank, x, y)
     return train_svgp(model, likelihood, batches, ROWS, adam, progress=False, group=Processes(), callbacks=[move])
+
+
+def fault_pyro_data(rank):
+    """A model that fails on one rank when it is set up."""
+    from torchngvi.adapters.pyro import AutoGaussian, fit_guide
+
+    def model(X, y):
+        if rank:
+            raise ValueError("no such day")
+        pyro_model(X, y)
+
+    return fit_guide(model, AutoGaussian(model), *pyro_data(), options={"group": Processes(), "progress": False})
+
+
+def fault_pyro_moved(rank):
+    """A guide that is moved on one rank between two steps."""
+    from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI
+
+    guide, data = AutoGaussian(pyro_model), pyro_data()
+    svi = NaturalSVI(pyro_model, guide, group=Processes())
+    svi.step(*data)
+    if rank:
+        q = guide.posterior
+        q.initialize_(q.mean + 1e-12, q.scale_tril)
+    return svi.step(*data)

@@ -125,7 +125,7 @@ class ShardedDraws(Together):
 
     Args:
         target: the log joint, or a function of θ (S, D) -> (S,), the same on every rank.
-        group: a group of torch.distributed; by default that of all processes.
+        group: a group of torch.distributed, or a `Processes`; by default that of all processes.
 
     Raises:
         InputError: a target that several processes evaluate already; temperatures that differ.
@@ -138,7 +138,7 @@ class ShardedDraws(Together):
     def __init__(self, target: Target | Callable[[Tensor], Tensor], group: Any = None) -> None:
         target = target if isinstance(target, Target) else LogJoint(target)
         refuse_sharded(target)
-        self.target, self.processes = target, Processes(group)
+        self.target, self.processes = target, group if isinstance(group, Processes) else Processes(group)
         self.processes.agree(target=type(target).__name__, temperature=target.temperature, **threads())
         self.temperature, self.comparable = target.temperature, target.comparable
         self.draws_at_once = min(self.processes.world * target.draws_at_once, 2**62)
@@ -208,7 +208,7 @@ def Sharded(
             `DataLogJoint`, a `PerDatum` or a `torchngvi.MixedModel` with one grouping factor; None on a rank without
             rows, where the model has a Gaussian prior.
         num_data: the number of rows on all ranks together, which is checked where parts count their rows.
-        group: a group of torch.distributed; by default that of all processes.
+        group: a group of torch.distributed, or a `Processes`; by default that of all processes.
 
     Returns:
         A target with exact expectations where the parts have them, otherwise a log joint; of a mixed model another one.
@@ -223,7 +223,7 @@ def Sharded(
     >>> fit(CholeskyGaussian(2, dtype=torch.float64), Sharded(part, num_data=2), progress=False).converged
     True
     """
-    processes = Processes(group)
+    processes = group if isinstance(group, Processes) else Processes(group)
     part = part_of(local, num_data, processes)
     if isinstance(part, MixedLogJoint):
         return part.spread(processes)

@@ -20,7 +20,7 @@ from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
-from torchngvi.distributed import Processes, synchronize
+from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
@@ -128,8 +128,8 @@ def train_svgp(
     >>> len(result.losses), result.losses[-1] < result.losses[0]
     (5, True)
     """
-    processes = None if group is None else group if isinstance(group, Processes) else Processes(group)
-    with (processes or Processes.alone()).together():
+    processes = None if group is None else processes_of(group)
+    with processes_of(group).together():
         callbacks = _checked(callbacks)
         if num_data < 1:
             raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
