@@ -64,7 +64,7 @@ def equality(ranks):
         first, second = ranks.values(case, *arguments)
         *module, case = case.split(".")
         one = getattr(importlib.import_module(*module or ["scale_cases"]), case)(None, *arguments)
-        difference = float((first["q"] - one["q"]).abs().max())
+        difference = float((first["q"] - one["q"]).abs().max() / one["q"].abs().max().clamp_min(1.0))
         same = torch.equal(first["q"], second["q"])
         print(f"| {name} | {difference:.1e} | {same} | {first.get('evaluations', '')} | {first.get('sums', '')} |")
 

@@ -136,7 +136,9 @@ def predicted(rank):
     """Predictors of a row of each group of a rank."""
     model = spread(rank, "poisson_log", 1)
     x = torch.ones(model.rows.n, 2, dtype=torch.float64)
-    found = model.fit(progress=False, nodes=9).predict(x, x[:, :1], torch.arange(model.rows.n), kind="linear")
+    found = model.fit(progress=False, nodes=5, draws=400).predict(
+        x, x[:, :1], torch.arange(model.rows.n), kind="linear"
+    )
     return {"mean": found.mean, "sd": found.sd}
 
 

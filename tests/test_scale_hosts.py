@@ -1,4 +1,4 @@
-"""Models of GPyTorch and Pyro, and networks, over two processes: equal to one, and every fault one sentence on both."""
+"""Models of GPyTorch and Pyro over two processes: equal to one, and every fault one sentence on both."""
 
 import re
 
@@ -62,11 +62,6 @@ def test_parameters_of_a_model_of_pyro_are_not_spread():
 
     with pytest.raises(InputError, match="give q its gradient, and parameters of the model none; leave optim= or"):
         NaturalSVI(cases.pyro_model, AutoGaussian(cases.pyro_model), pyro.optim.Adam({"lr": 0.1}), group=object())
-
-
-def test_a_network(ranks):
-    two, one = both(ranks, "network")
-    assert_close(two["q"], one["q"], 1e-12)
 
 
 FAULTS = {

@@ -50,7 +50,7 @@ def test_a_gaussian_over_all_coordinates_is_that_of_one(ranks, family, local):
 
 def test_it_is_the_best_gaussian_of_a_plain_model():
     """The fit over the whole arrow in one process, by other steps."""
-    model, spread = cases.part(None, "poisson_log", 2), cases.spread(None, "poisson_log", 2)
+    model, spread = cases.part(None, "poisson_log", 1), cases.spread(None, "poisson_log", 1)
     spread.precision = model.precision
     q, other = model.posterior(), spread.posterior()
     assert fit(q, model, progress=False, tolerance=1e-8).converged
@@ -65,7 +65,6 @@ def test_it_is_the_best_gaussian_of_a_plain_model():
         ("answered", "poisson_log", 1),
         ("answered_gaussian", 2),
         ("answered_by_sds",),
-        pytest.param(("answered", "bernoulli_logit", 2), marks=pytest.mark.slow),
     ],
     ids=str,
 )

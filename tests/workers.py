@@ -14,6 +14,8 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 RANKS = 2
+# with what a first optimizer imports, of torch and of the library
+PRELOADED = ["torch", "torch._dynamo", "torchngvi.fitting", "torchngvi.methods", "torchngvi.mixed_models"]
 LIMIT = 20.0  # seconds of a group, and of an answer
 
 
@@ -47,7 +49,7 @@ class Ranks:
     def __init__(self, module, folder, limit=LIMIT):
         self.limit = limit
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torchngvi"])  # imported once, for both
+        context.set_forkserver_preload(PRELOADED)  # imported once, for both
         self.answers = context.Queue()
         self.requests = [context.Queue() for _ in range(RANKS)]
         self.processes = [

@@ -178,10 +178,13 @@ def scale_of(rows: GroupedRows) -> float:
 
 
 def _scale_of_all(rows: GroupedRows, y: Tensor) -> float:
-    """The same of the rows of all processes."""
+    """The same of the rows of all processes, which is found once."""
+    if rows.scale is not None:
+        return rows.scale
     mad = _MAD * _median((y - _median(y, rows)).abs(), rows)
     total, square = (float(part) for part in rows.total(y.sum(), y.square().sum()))
-    return mad or math.sqrt(max(square / rows.all_rows - (total / rows.all_rows) ** 2, 0.0)) or 1.0
+    rows.scale = mad or math.sqrt(max(square / rows.all_rows - (total / rows.all_rows) ** 2, 0.0)) or 1.0
+    return rows.scale
 
 
 def _median(y: Tensor, rows: GroupedRows) -> float:

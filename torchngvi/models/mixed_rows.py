@@ -48,6 +48,7 @@ class GroupedRows:
     """
 
     processes: Processes | None = None
+    scale: float | None = None  # of the targets of all processes, where it was asked for
 
     def __init__(self, fixed: GeneralizedLinear, Z: Any, groups: Any, members: bool = False) -> None:
         self.fixed, self.X, self.likelihood = fixed, fixed.X, fixed.likelihood
