@@ -198,7 +198,10 @@ class MixedModel(MixedLogJoint):
             budget = Budget(max_evaluations, max_seconds)
             way = self._way(marginalise, nodes, draws)
         everyone.agree(marginalise=way, nodes=nodes, draws=draws, seed=seed)
-        remarks.warn_of(self.rows.X, {"the grouping factor": self.rows.all_groups})
+        X = self.rows.X  # or, of several processes, its Gram matrix, which has the same rank
+        X = X if self.processes is None else self.rows.total(X.mT @ X)[0]
+        if self.rows.leads:
+            remarks.warn_of(X, {"the grouping factor": self.rows.all_groups})
         if way == "quadrature":
             return self._integrated(nodes, draws, seed, progress, budget)
         q = self.posterior()

@@ -40,6 +40,8 @@ def part_of(local: Part | None, num_data: int, processes: Processes) -> "Part | 
                 f"Sharded takes a model whose data add up, with its prior apart; got {type(local).__name__}. Use "
                 "DataLogJoint or PerDatum, or ShardedDraws, which spreads the draws."
             )
+        if isinstance(local, MixedLogJoint):
+            local.rows.check_one("Sharded")
         if local is not None:
             refuse_sharded(local)
     said = processes.gather(None if local is None else _facts(local))
@@ -62,10 +64,10 @@ def part_of(local: Part | None, num_data: int, processes: Processes) -> "Part | 
 def _facts(local: Additive | MixedLogJoint) -> dict[str, Any]:
     """What a rank says of its part."""
     if isinstance(local, MixedLogJoint):
-        local.rows.check_one("Sharded")
-        rows, own = local.rows, local.fixed.prior
+        rows, own, scales = local.rows, local.fixed.prior, getattr(local, "scales", None)
+        wishart = "the usual one" if local.usual else f"{local.precision.dof:g}, {shown(local.precision.scale)}"
         alone: dict[str, Any] = {"rows": len(rows.y), "alone": True, "number of random effects": rows.r}
-        alone["prior of the random effects"] = "the usual one" if local.usual else shown(local.precision.scale)
+        alone["prior of the random effects"] = wishart if scales is None else str(scales.settings())
         if getattr(local, "learned", None) is not None:  # it begins elsewhere on each rank
             alone["settings of the likelihood"] = {}
         return {**_facts(local.fixed), "model": type(local).__name__, **alone, "prior": None if local.scaled else own}
