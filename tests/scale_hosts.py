@@ -1,8 +1,14 @@
 """Models of GPyTorch and Pyro, and networks, over two processes, and the same in one; rank None is the one."""
 
+import contextlib
+
 import torch
 
 from torchngvi import Processes
+
+with contextlib.suppress(ImportError):  # before a clock runs
+    import torchngvi.adapters.gpytorch
+    import torchngvi.adapters.pyro  # noqa: F401
 
 ROWS, HALF = 400, 60  # rows of a batch of the second rank; those of the first are shorter
 

@@ -116,7 +116,7 @@ def test_a_run_goes_on_from_the_file_of_the_leader(ranks, tmp_path):
 
 
 FAULTS = {
-    "fault_mixed_prior": "all ranks must have the same prior of the random effects; got 3, [[1.0]] on rank 0, 4, [[2.0]]",
+    "fault_mixed_prior": "all ranks must have the same prior of the random effects; got 3, [[1.0]] on rank 0, 4,",
     "fault_mixed_scale": "all ranks must have the same prior; got precision 0.04 on rank 0, precision 0.0277778 on",
     "fault_mixed_noise": "all ranks must have the same settings of the likelihood; got {'noise': 1.0} on rank 0, {'noi",
     "fault_mixed_effects": "all ranks must have the same number of random effects; got 1 on rank 0, 2 on rank 1.",

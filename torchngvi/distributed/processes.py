@@ -2,31 +2,28 @@
 
 Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, see
 `torchngvi.distributed.headers`, and numbers to be summed.  So an error on one rank is an error on all of them, at the
-same evaluation and in the same words, where other programs would wait for one another.  Buffers have the length of the
-last one of the group: where more numbers are to be summed all meet once more, and small ones are not made shorter.
+same evaluation and in the same words, where other programs would wait for one another.
 """
 
 import contextlib
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchngvi.distributed.headers import Ended, Row, different, elsewhere, words
+from torchngvi.distributed.headers import Ended
+from torchngvi.distributed.meetings import OBJECTS, SUM, Meetings
 from torchngvi.distributed.prints import fingerprint, shown
-from torchngvi.errors import InputError, RankError
+from torchngvi.errors import InputError
 
 _T = TypeVar("_T")
-_SUM, _OBJECTS = 1, 2  # kinds of meetings
-_SMALL, _LESS = 2**14, 4  # numbers that a buffer may keep, and times fewer for which a larger one is given up
 
 
-class Processes:
+class Processes(Meetings):
     """A group of processes of torch.distributed that fit one posterior together, each with its part of the work.
 
     `torchngvi.Sharded` and `torchngvi.ShardedDraws` make one; every method that sums or compares is a collective, so
@@ -48,9 +45,6 @@ class Processes:
     >>> alone.world, alone.leads, alone.total([torch.ones(2)])
     (1, True, [tensor([1., 1.])])
     """
-
-    met = False  # of the class: any group
-    _sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of the last sum, by group
 
     def __init__(self, group: Any = None) -> None:
         rank, world = 0, 1
@@ -108,7 +102,7 @@ class Processes:
             return list(parts)
         flat = torch.cat([part.detach().flatten().double() for part in parts]) if parts else torch.zeros(0)
         self.numbers = len(flat)
-        summed = self._meet(_SUM, flat.to(self.device), fingerprint(key), error)
+        summed = self._meet(SUM, flat.to(self.device), fingerprint(key), error)
         pieces = summed.split([part.numel() for part in parts])
         return [piece.reshape(part.shape).to(part) for piece, part in zip(pieces, parts, strict=True)]
 
@@ -150,7 +144,7 @@ class Processes:
         """
         if self.world == 1:
             return [thing]
-        self._meet(_OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), None)
+        self._meet(OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), None)
         return self._gathered(thing)
 
     def one(self, thing: _T) -> _T:
@@ -213,7 +207,7 @@ class Processes:
                 raise
             error = raised
         if self.world > 1:
-            self._meet(_OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), error)
+            self._meet(OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), error)
 
     def same_draws(self) -> None:
         """Give torch's default generators of all ranks the state of the leader's, so that all draw the same."""
@@ -285,59 +279,3 @@ class Processes:
         finally:
             self._end = None
             signal.signal(signal.SIGINT, before)
-
-    # ------------------------------------------------------------------------------------ a meeting
-
-    def _meet(self, kind: int, numbers: Tensor, key: Tensor, error: Exception | None) -> Tensor:
-        """Meet all ranks, once more where sizes change; the sum of the numbers."""
-        whole = self.group or torch.distributed.group.WORLD
-        while True:
-            agreed = Processes._sizes.get(whole, 0)  # room in the buffer on every rank of the group, whoever sums
-            size = len(numbers) if kind == _SUM else agreed
-            row = Row(error is not None, float(key), self._end is not None, self.clock(), kind, size)
-            buffer = torch.zeros(self.world * len(row) + agreed, dtype=torch.float64, device=self.device)
-            header, sums = buffer[: self.world * len(row)].view(self.world, -1), buffer[self.world * len(row) :]
-            header[self.rank] = torch.tensor(row, dtype=torch.float64)
-            if kind == _SUM and size <= agreed and error is None:
-                sums[:size] = numbers
-            torch.distributed.all_reduce(buffer, group=self.group)
-            self.sums, Processes.met = self.sums + 1, True
-            rows = [Row(*values) for values in header.tolist()]
-            self.seconds = rows[0].seconds
-            self._judge(rows, error)
-            asked = int(rows[0].size)
-            if asked > agreed or (agreed > _SMALL and _LESS * asked < agreed):
-                Processes._sizes[whole] = asked
-            if asked <= agreed:
-                return sums[:asked]
-
-    def _judge(self, rows: list[Row], error: Exception | None) -> None:
-        """Raise on every rank what went wrong on one."""
-        if any(row.failed for row in rows):
-            self._raise_everywhere(error)
-        if (apart := elsewhere(rows)) is not None:
-            raise InputError(apart)
-        if any(row.stop for row in rows):
-            self._end_everywhere()
-        if (apart := different(rows)) is not None:
-            raise InputError(apart)
-
-    def _raise_everywhere(self, error: Exception | None) -> NoReturn:
-        mine = None if error is None else (isinstance(error, InputError), words(error))
-        rank, (refused, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
-        raise (InputError if refused else RankError)(f"rank {rank}: {text}") from error
-
-    def _end_everywhere(self) -> NoReturn:
-        ended, self._end = self._end, None
-        error = None if ended is None or ended.error is None else ended.error
-        mine = None if ended is None else (ended.reason, None if error is None else words(error))
-        rank, (reason, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
-        if text is None:
-            raise Ended(reason)
-        raise Ended(reason, error if rank == self.rank else RankError(f"rank {rank}: {text}"))
-
-    def _gathered(self, thing: Any) -> list[Any]:
-        """An object of each rank, where all are known to ask for it."""
-        things: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(things, thing, group=self.group)
-        return things
