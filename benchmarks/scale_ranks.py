@@ -113,7 +113,7 @@ def timed(rank, rows, dim):
 
 
 def mixed(rank, n, rows=5):
-    """A logistic model with an intercept for each of n groups, fitted over all coordinates, and in how many seconds."""
+    """A logistic model with an intercept for each of n groups, fitted over all coordinates; processor seconds."""
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(n * rows, 3, generator=generator, dtype=torch.float64)
     X[:, 0] = 1.0
@@ -124,11 +124,11 @@ def mixed(rank, n, rows=5):
     first, end = {None: (0, n), 0: (0, n // 3), 1: (n // 3, n)}[rank]
     mine = slice(first * rows, end * rows)
     model = Sharded(MixedModel(X[mine], y[mine], (X[mine, :1], group[mine] - first)), n * rows)
-    began = time.perf_counter()
+    began = time.process_time()
     q = model.posterior()
-    started, sums = time.perf_counter() - began, model.processes.sums
+    started, sums = time.process_time() - began, model.processes.sums
     result = fit(q, model, progress=False)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     size = q.dim - end + first
     V = model.structure.parts(q.frame().marginals())[-1].square
     return {
@@ -147,12 +147,13 @@ def groups(folder):
     ranks = Ranks("scale_ranks", folder, limit=1800.0)
     print("| groups | globals apart | groups apart | same bits | evaluations | meetings | bytes | one, s | two, s |")
     print("|---|---|---|---|---|---|---|---|---|")
+    mixed(None, 10)  # imports
     for n in GROUPS:
         one, (first, second) = mixed(None, n), ranks.values("mixed", n)
         apart = (torch.cat([first["groups"], second["groups"]], -1) - one["groups"]).abs().max()
         cells = [n, f"{(first['q'] - one['q']).abs().max():.1e}", f"{apart:.1e}", torch.equal(first["q"], second["q"])]
         cells += [first["evaluations"], first["sums"], 8 * (first["numbers"] + 12)]
-        cells += [f"{one['seconds']:.1f}", f"{first['seconds']:.1f}"]
+        cells += [f"{one['seconds']:.1f}", f"{first['seconds']:.1f}, {second['seconds']:.1f}"]
         assert one["converged"]
         assert one["evaluations"] == first["evaluations"]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
