@@ -1,10 +1,12 @@
 """Small problems are fastest on one thread, and steadiest."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from workers import Ranks
 
 torch.set_num_threads(1)
 
@@ -16,3 +18,13 @@ def libsvm_folder():
     if "TORCHNGVI_DATA" not in os.environ or not folder.is_dir():
         pytest.skip("needs the LIBSVM sets: set TORCHNGVI_DATA to a folder with libsvm/*.svm.gz")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory):
+    """Two processes, started once for all tests that need them."""
+    if not torch.distributed.is_available() or sys.platform == "win32":
+        pytest.skip("gloo over a file is tested on Linux and macOS, where torch has torch.distributed")
+    started = Ranks("scale_cases", tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.stop()

@@ -187,6 +187,7 @@ LARGER = {
     ),
     "models/softmax.py: SoftmaxRegression.__init__": "X, y and the same keywords, with the number of nodes",
     "methods/ifvb.py: AIFVB.__init__": "those of IFVB, and the average",
+    "adapters/gpytorch/training.py: train_svgp": "keywords that stand alone, as those of fit, with the processes",
 }
 
 

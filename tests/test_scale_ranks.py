@@ -1,26 +1,13 @@
 """Two processes: equal to one, the same bits on both, one sum an evaluation; and every fault one sentence on both."""
 
 import re
-import sys
 
 import pytest
 import scale_cases as cases
 import torch
-from workers import Ranks
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed"),
-    pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file is tested on Linux and macOS"),
-]
-START = 4  # meetings of a fit beside its evaluations: generators, settings, the size of the buffer, the end
+START = 4  # meetings of a fit beside its evaluations: generators, settings, the end; and where its size is a new one
 SECONDS = 2.0  # within which a fault is told
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    started = Ranks("scale_cases", tmp_path_factory.mktemp("ranks"))
-    yield started
-    started.stop()
 
 
 def both(ranks, name, *arguments):
@@ -41,7 +28,8 @@ def test_a_fit_to_rows_of_two_ranks_is_that_of_one(ranks, name):
     two, one = both(ranks, "rows", name)
     assert_close(two["q"], one["q"], 1e-12)
     assert two["reason"] == one["reason"]
-    assert two["sums"] == two["evaluations"] + START == one["evaluations"] + START
+    assert two["evaluations"] == one["evaluations"]
+    assert 0 <= two["evaluations"] + START - two["sums"] <= 1
 
 
 @pytest.mark.parametrize("kind", ["rows", "streamed"])
@@ -82,7 +70,8 @@ def test_members_of_a_batch_apart(ranks):
 def test_a_log_joint_in_batches(ranks):
     two, one = both(ranks, "data_log_joint")
     assert_close(two["q"], one["q"], 1e-12)
-    assert two["sums"] == two["evaluations"] + 1 == one["evaluations"] + 1  # once more for the size
+    assert two["evaluations"] == one["evaluations"]
+    assert 0 <= two["sums"] - two["evaluations"] <= 1  # once more for a new size
 
 
 @pytest.mark.parametrize("name", ["whole_log_joint", "draws", "data_in_batches_by_draws"])
@@ -96,7 +85,7 @@ def test_a_whole_fit_of_a_log_joint(ranks, name):
 def test_draws_of_an_estimator_apart(ranks):
     two, one = both(ranks, "stein")
     assert_close(two["q"], one["q"], 1e-13)
-    assert two["sums"] == two["evaluations"] + 1
+    assert 0 <= two["sums"] - two["evaluations"] <= 1
 
 
 @pytest.mark.parametrize("kind", ["rows", "streamed"])

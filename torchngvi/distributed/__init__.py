@@ -3,12 +3,13 @@
 from torchngvi.distributed.headers import Ended
 from torchngvi.distributed.processes import Processes
 from torchngvi.distributed.ranks import average_over_ranks_, rank, ranks, same_on_ranks_
-from torchngvi.distributed.synchronizing import sum_gradients, synchronize
+from torchngvi.distributed.synchronizing import processes_of, sum_gradients, synchronize
 
 __all__ = [
     "Ended",
     "Processes",
     "average_over_ranks_",
+    "processes_of",
     "rank",
     "ranks",
     "same_on_ranks_",

@@ -2,8 +2,7 @@
 
 Every meeting of the processes is one all-reduce of one buffer of float64: a header with a row for each rank, see
 `torchngvi.distributed.headers`, and numbers to be summed.  So an error on one rank is an error on all of them, at the
-same evaluation and in the same words, where other programs would wait for one another.  Buffers have the size of the
-last one: a rank that wants to sum another number of them says so in its row, and all meet once more.
+same evaluation and in the same words, where other programs would wait for one another.
 """
 
 import contextlib
@@ -11,20 +10,20 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchngvi.distributed.headers import Ended, Row, different, elsewhere, words
+from torchngvi.distributed.headers import Ended
+from torchngvi.distributed.meetings import OBJECTS, SUM, Meetings
 from torchngvi.distributed.prints import fingerprint, shown
-from torchngvi.errors import InputError, RankError
+from torchngvi.errors import InputError
 
 _T = TypeVar("_T")
-_SUM, _OBJECTS = 1, 2  # kinds of meetings
 
 
-class Processes:
+class Processes(Meetings):
     """A group of processes of torch.distributed that fit one posterior together, each with its part of the work.
 
     `torchngvi.Sharded` and `torchngvi.ShardedDraws` make one; every method that sums or compares is a collective, so
@@ -38,6 +37,7 @@ class Processes:
         rank: the number of this process in the group.
         world: how many there are.
         sums: how many meetings there were.
+        numbers: how many numbers were summed last.
         seconds: the clock of the leader at the last meeting.
         met: whether any group of this process has summed something.
 
@@ -45,8 +45,6 @@ class Processes:
     >>> alone.world, alone.leads, alone.total([torch.ones(2)])
     (1, True, [tensor([1., 1.])])
     """
-
-    met = False  # of the class: any group
 
     def __init__(self, group: Any = None) -> None:
         rank, world = 0, 1
@@ -68,9 +66,8 @@ class Processes:
         self.device = torch.device("cpu")
         if world > 1 and torch.distributed.get_backend(group) == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.sums, self.seconds = 0, 0.0
+        self.sums, self.numbers, self.seconds = 0, 0, 0.0
         self.clock: Callable[[], float] = lambda: 0.0
-        self._size = 0  # of the last sum
         self._end: Ended | None = None  # noted here, to be told
 
     @property
@@ -104,9 +101,37 @@ class Processes:
                 raise error
             return list(parts)
         flat = torch.cat([part.detach().flatten().double() for part in parts]) if parts else torch.zeros(0)
-        summed = self._meet(_SUM, flat.to(self.device), fingerprint(key), error)
+        self.numbers = len(flat)
+        summed = self._meet(SUM, flat.to(self.device), fingerprint(key), error)
         pieces = summed.split([part.numel() for part in parts])
         return [piece.reshape(part.shape).to(part) for piece, part in zip(pieces, parts, strict=True)]
+
+    def summed(
+        self,
+        parts: Callable[[], list[Tensor]],
+        key: Sequence[Tensor] = (),
+        error: Exception | None = None,
+    ) -> list[Tensor]:
+        """Sum over the ranks what a call gives on each; an error of it is raised on all of them.
+
+        Args:
+            parts: gives the tensors of this rank; it is not called where there is an error already.
+            key: what has to be the same on every rank.
+            error: what was raised here before.
+
+        Returns:
+            The sums, as `total` gives them, and with its errors.
+
+        >>> Processes().summed(lambda: [torch.ones(2)])
+        [tensor([1., 1.])]
+        """
+        local: list[Tensor] = []
+        if error is None:
+            try:
+                local = parts()
+            except Exception as raised:
+                error = raised
+        return self.total(local, key, error)
 
     def gather(self, thing: _T) -> list[_T]:
         """Collect an object of every rank, in their order: what they say of themselves, once at a start.
@@ -119,7 +144,7 @@ class Processes:
         """
         if self.world == 1:
             return [thing]
-        self._meet(_OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), None)
+        self._meet(OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), None)
         return self._gathered(thing)
 
     def one(self, thing: _T) -> _T:
@@ -182,7 +207,7 @@ class Processes:
                 raise
             error = raised
         if self.world > 1:
-            self._meet(_OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), error)
+            self._meet(OBJECTS, torch.zeros(0, device=self.device), torch.zeros(()), error)
 
     def same_draws(self) -> None:
         """Give torch's default generators of all ranks the state of the leader's, so that all draw the same."""
@@ -254,55 +279,3 @@ class Processes:
         finally:
             self._end = None
             signal.signal(signal.SIGINT, before)
-
-    # ------------------------------------------------------------------------------------ a meeting
-
-    def _meet(self, kind: int, numbers: Tensor, key: Tensor, error: Exception | None) -> Tensor:
-        """Meet all ranks, once more where sizes change; the sum of the numbers."""
-        while True:
-            size = len(numbers) if kind == _SUM else self._size
-            row = Row(error is not None, float(key), self._end is not None, self.clock(), kind, size)
-            buffer = torch.zeros(self.world * len(row) + self._size, dtype=torch.float64, device=self.device)
-            header, sums = buffer[: self.world * len(row)].view(self.world, -1), buffer[self.world * len(row) :]
-            header[self.rank] = torch.tensor(row, dtype=torch.float64)
-            if kind == _SUM and size == self._size and error is None:
-                sums.copy_(numbers)
-            torch.distributed.all_reduce(buffer, group=self.group)
-            self.sums, Processes.met = self.sums + 1, True
-            rows = [Row(*values) for values in header.tolist()]
-            self.seconds = rows[0].seconds
-            self._judge(rows, error)
-            if rows[0].size == self._size:
-                return sums
-            self._size = int(rows[0].size)
-
-    def _judge(self, rows: list[Row], error: Exception | None) -> None:
-        """Raise on every rank what went wrong on one."""
-        if any(row.failed for row in rows):
-            self._raise_everywhere(error)
-        if (apart := elsewhere(rows)) is not None:
-            raise InputError(apart)
-        if any(row.stop for row in rows):
-            self._end_everywhere()
-        if (apart := different(rows)) is not None:
-            raise InputError(apart)
-
-    def _raise_everywhere(self, error: Exception | None) -> NoReturn:
-        mine = None if error is None else (isinstance(error, InputError), words(error))
-        rank, (refused, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
-        raise (InputError if refused else RankError)(f"rank {rank}: {text}") from error
-
-    def _end_everywhere(self) -> NoReturn:
-        ended, self._end = self._end, None
-        error = None if ended is None or ended.error is None else ended.error
-        mine = None if ended is None else (ended.reason, None if error is None else words(error))
-        rank, (reason, text) = next((rank, said) for rank, said in enumerate(self._gathered(mine)) if said is not None)
-        if text is None:
-            raise Ended(reason)
-        raise Ended(reason, error if rank == self.rank else RankError(f"rank {rank}: {text}"))
-
-    def _gathered(self, thing: Any) -> list[Any]:
-        """An object of each rank, where all are known to ask for it."""
-        things: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(things, thing, group=self.group)
-        return things

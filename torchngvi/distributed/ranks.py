@@ -16,7 +16,7 @@ def rank() -> int:
 
 
 def average_over_ranks_(tensors: list[torch.Tensor]) -> None:
-    """Replace tensors by their means over all processes, in place; one process leaves them as they are.
+    """Replace tensors by their means over all processes, in place and in one sum; one process leaves them as they are.
 
     Args:
         tensors: the same shapes in every process.
@@ -24,9 +24,13 @@ def average_over_ranks_(tensors: list[torch.Tensor]) -> None:
     >>> average_over_ranks_([torch.ones(2)])
     """
     if ranks() > 1:
-        for tensor in tensors:
-            torch.distributed.all_reduce(tensor)
-            tensor /= ranks()
+        for dtype in {tensor.dtype: None for tensor in tensors}:  # in the order that all processes have
+            some = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.flatten() for tensor in some])
+            torch.distributed.all_reduce(flat)
+            flat /= ranks()
+            for tensor, mean in zip(some, flat.split([tensor.numel() for tensor in some]), strict=True):
+                tensor.copy_(mean.view_as(tensor))
 
 
 def same_on_ranks_(tensors: list[torch.Tensor]) -> None:

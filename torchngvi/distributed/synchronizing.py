@@ -9,6 +9,23 @@ from torch import Tensor
 from torchngvi.distributed.processes import Processes
 
 
+def processes_of(group: Any) -> Processes:
+    """The processes that a caller names, for functions that work in one process unless they are told otherwise.
+
+    Args:
+        group: a `Processes`, a group of torch.distributed, or None for this process alone.
+
+    Returns:
+        The processes.
+
+    >>> processes_of(None).world
+    1
+    """
+    if group is None:
+        return Processes.alone()
+    return group if isinstance(group, Processes) else Processes(group)
+
+
 @torch.no_grad()
 def synchronize(q: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, group: Any = None) -> None:
     """Give q, and an optimizer over it, the state that they have on the leader.

@@ -57,6 +57,7 @@ class Checkpoint:
         self.processes = processes or Processes.alone()
         with self.processes.together():
             self.path = _checked(path) if self.processes.leads else Path(path)
+        self.apart: tuple[str, ...] = ()  # what each process has its own of, a list of all of them in the file
         self.settings, self.device = settings, device
         self.generators = Generators(device, batches)
         if self.generators.own:
@@ -82,6 +83,7 @@ class Checkpoint:
         Args:
             state: what `captured` gave, perhaps with more of its kind.
         """
+        state = {**state, **{name: self.processes.gather(state[name]) for name in self.apart}}
         if not self.processes.leads:
             return
         buffer = io.BytesIO()
@@ -117,7 +119,8 @@ class Checkpoint:
                 self._check_settings(saved["settings"])
                 self._check_parts(saved["state"], {**holds, "generators": _is_generators})
                 state = saved["state"]
-        return self.processes.one(state)
+        state = self.processes.one(state)
+        return state and {**state, **{name: state[name][self.processes.rank] for name in self.apart}}
 
     @contextlib.contextmanager
     def restoring(self, state: State) -> Iterator[None]:

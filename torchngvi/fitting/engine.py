@@ -113,6 +113,7 @@ class Engine(ABC):
         scaled: whether the bar counts in thousands and millions.
         examines: whether ``examined`` is to be asked at the end.
         batches: what a pass over the data iterates over; its generators are kept in a checkpoint.
+        apart: what of the state is another one in each of several processes.
         begun: whether ``begin`` was done, by this run or by the one it goes on from.
         marked: the last mark; the loop takes it over once ``advance`` has returned.
         capture: makes a copy of the state for a checkpoint; None where none is wanted.  The loop sets it.
@@ -128,6 +129,7 @@ class Engine(ABC):
     unit = "eval"
     scaled = False
     examines = False
+    apart: tuple[str, ...] = ()
 
     def __init__(self, q: Posterior) -> None:
         self.q = q

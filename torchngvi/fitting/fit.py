@@ -44,6 +44,7 @@ from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, count
 from torchngvi.models.guarded_factors import in_factors
+from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -136,6 +137,8 @@ def fit(
         batch_size = _checked_batch_size(q, target, batch_size)
     criteria: Criterion
     engine: Engine
+    if batch_groups is None and isinstance(target, MixedLogJoint):
+        batch_groups = target.groups_at_once  # where they are spread over processes
     if batch_groups is not None:
         _check_in_batches(optimizer, batch_size)
         criteria = _criteria(

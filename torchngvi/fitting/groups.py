@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Standing
@@ -39,20 +40,24 @@ class PassesOverGroups(Steps):
     """
 
     unit = "pass"
+    apart = ("groups",)  # those of each process
 
     def __init__(self, q: Posterior, model: Target, batch_groups: int, stop: Criterion) -> None:
-        groups = count("batch_groups", batch_groups, "counts groups")
-        if not isinstance(model, MixedLogJoint) or not isinstance(q, Gaussian):
-            raise InputError("batch_groups is for a Gaussian q of a MixedModel; leave it out for other targets.")
-        model.rows.check_one("a fit in batches of groups")
-        if q.structure != model.structure or not q.upper or q.batch_shape:
-            raise InputError(
-                f"batch_groups needs a q over the arrow of the model, {model.structure}, as model.posterior() makes; "
-                f"got a {type(q).__name__} over {q.structure}."
-            )
-        model.check(q)
-        self.whole, self.model, self.reduced = q, model, MixedInBatches(model, groups, stop.tolerance)
-        top = self.reduced.begin_at(q.mean.detach(), q.whitener())
+        processes = model.processes or Processes.alone()
+        with processes.together():
+            groups = count("batch_groups", batch_groups, "counts groups")
+            if not isinstance(model, MixedLogJoint) or not isinstance(q, Gaussian):
+                raise InputError("batch_groups is for a Gaussian q of a MixedModel; leave it out for other targets.")
+            model.rows.check_one("a fit in batches of groups")
+            if q.structure != model.structure or not q.upper or q.batch_shape:
+                raise InputError(
+                    f"batch_groups needs a q over the arrow of the model, {model.structure}, as model.posterior() "
+                    f"makes; got a {type(q).__name__} over {q.structure}."
+                )
+            model.check(q)
+            self.whole, self.model, self.reduced = q, model, MixedInBatches(model, groups, stop.tolerance)
+            top = self.reduced.begin_at(q.mean.detach(), q.whitener())
+        self.spread = {} if model.processes is None else {"groups of each process": str(processes.gather(model.rows.n))}
         shared = PrecisionCholeskyGaussian(self.reduced.dim, dtype=q.dtype, device=q.device)
         shared.restore(Coordinates(self.reduced.mean.clone(), top.clone()))
         super().__init__(shared, self.reduced, VN(shared), stop)
@@ -90,7 +95,7 @@ class PassesOverGroups(Steps):
 
     def settings(self) -> dict[str, str]:
         """The problem, with the number of groups in a batch."""
-        return {**super().settings(), "batch_groups": str(self.reduced.groups)}
+        return {**super().settings(), "batch_groups": str(self.reduced.groups), **self.spread}
 
     def here(self) -> Any:
         """Both parts of q."""

@@ -99,6 +99,7 @@ class Loop:
         if checkpoint is not None:
             device = engine.q.mean_probe.device
             self.file = Checkpoint(checkpoint, engine.settings(), device, engine.batches, processes)
+            self.file.apart = engine.apart if processes.world > 1 else ()
         self.trace: list[Record] = []
         self.progress = progress and processes.leads
         self._kept: _Kept | None = None

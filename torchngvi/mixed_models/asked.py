@@ -12,6 +12,7 @@ from torchngvi.models.generalized_linear import SHORT
 from torchngvi.models.learned import LEARNED, Learned
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
+from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.multilevel_prior import prior_of
 
 Marginalise = Literal["quadrature", "response", "none"]
@@ -92,6 +93,7 @@ def check_varies(y: Tensor) -> None:
 def wide(
     X: Tensor,  # (N, p)
     y: Tensor,  # (N,)
+    rows: GroupedRows | None = None,  # which are spread over processes
 ) -> float:
     """A standard deviation of fixed effects that says little in the units of the targets and of the columns of X.
 
@@ -99,9 +101,13 @@ def wide(
     >>> wide(torch.ones(2, 1), torch.tensor([3.0, 3.0]))
     30.0
     """
-    columns = X.square().mean(0).sqrt()
+    squares, targets = X.square().mean(0), y.square().mean()
+    if rows is not None:
+        squares, targets = (x * (len(y) / rows.all_rows) for x in (squares, targets))
+        squares, targets = rows.total(squares, targets)
+    columns = squares.sqrt()
     smallest = float(columns[columns > 0].min()) if bool((columns > 0).any()) else 1.0
-    return FIXED_SCALE * max(1.0, float(y.square().mean().sqrt()) / smallest)
+    return FIXED_SCALE * max(1.0, float(targets.sqrt()) / smallest)
 
 
 def check_way(way: object, others: Sequence[str] = WAYS) -> None:

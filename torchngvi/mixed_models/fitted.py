@@ -122,7 +122,7 @@ class Fitted(ABC):
         lines = [self.method, *remarks.of_answers(fixed, prior_sd, parameter)]
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
-        telling = self.log_evidence is not None or self.model.dim <= TELLING
+        telling = self.log_evidence is not None or self.model.all_dim <= TELLING
         if telling and not self.k_hat < TRUSTED:
             lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)

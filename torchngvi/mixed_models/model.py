@@ -5,8 +5,12 @@ import math
 from functools import partial
 from typing import Any, Self, final
 
+import torch
+
+from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
+from torchngvi.interfaces import Prior
 from torchngvi.mixed_models import asked, remarks, response, starting
 from torchngvi.mixed_models.asked import Marginalise
 from torchngvi.mixed_models.budget import Budget
@@ -20,8 +24,6 @@ from torchngvi.models.arguments import count
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
-from torchngvi.models.mixed_prior import Precision
-from torchngvi.models.mixed_start import information
 from torchngvi.models.multilevel import Several
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics import sparse
@@ -100,14 +102,25 @@ class MixedModel(MixedLogJoint):
             checked = GeneralizedLinear(X, y, family, weights=weights, offset=offset)
             asked.check_varies(checked.y)
             if prior.fixed_scale is None and not sparse.is_sparse(checked.X):
-                joint = joint._replace(fixed_scale=asked.wide(checked.X, checked.y))
+                self.scaled, joint = True, joint._replace(fixed_scale=asked.wide(checked.X, checked.y))
         super().__init__(X, y, only, family, prior=joint, weights=weights, offset=offset)
         self.scales = None if prior.sd is None else ScalesPrior(prior.sd, prior.concentration, self.rows.r)
         if learned is not None:
             self.value = learned.begin(self.rows)
             self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)
-            if prior.precision is None:  # of which the default depends on the likelihood
-                self.precision = Precision(information(self.rows), self.rows.X, self.rows.r)
+            super().settle()  # the usual prior of Ω depends on the likelihood
+
+    def settle(self) -> None:
+        """Set what depends on the data of all processes: scales, a learned parameter, and the usual prior of Ω."""
+        if self.scaled or self.learned is not None:
+            self.fixed = self.rows.fixed = copy.copy(self.fixed)
+        if self.scaled:
+            old, scale = self.fixed.prior, asked.wide(self.fixed.X, self.fixed.y, self.rows)
+            self.fixed.prior = Prior(old.mean, torch.full_like(old.precision, scale**-2))
+        if self.learned is not None:
+            self.value = self.learned.begin(self.rows)
+            self.rows.likelihood = self.fixed.likelihood = self.learned.at(self.value)
+        super().settle()
 
     def holding(self, value: float) -> Self:
         """Make the same model, with a learned parameter held at a value in the log joint over all coordinates.
@@ -180,22 +193,17 @@ class MixedModel(MixedLogJoint):
         >>> 0.3 < low < 1.0 < high < 4.0
         True
         """
-        budget = Budget(max_evaluations, max_seconds)
-        asked.check_way(marginalise)
-        if nodes is not None and marginalise in ("response", "none"):
-            raise InputError(f"nodes are those of marginalise='quadrature'; got marginalise={marginalise!r}.")
-        if count("draws", draws, "counts draws") < _FEWEST:
-            raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
-        way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
-        remarks.warn_of(self.rows.X, {"the grouping factor": self.rows.n})
+        everyone = self.processes or Processes.alone()
+        with everyone.together():
+            budget = Budget(max_evaluations, max_seconds)
+            way = self._way(marginalise, nodes, draws)
+        everyone.agree(marginalise=way, nodes=nodes, draws=draws, seed=seed)
+        X = self.rows.X  # or, of several processes, its Gram matrix, which has the same rank
+        X = X if self.processes is None else self.rows.total(X.mT @ X)[0]
+        if self.rows.leads:
+            remarks.warn_of(X, {"the grouping factor": self.rows.all_groups})
         if way == "quadrature":
             return self._integrated(nodes, draws, seed, progress, budget)
-        if self.learned is not None or self.scales is not None:
-            what = f"a {self.learned.name} that is learned" if self.learned else "priors of standard deviations"
-            raise InputError(
-                f"marginalise={way!r} fits a Gaussian over all coordinates, which cannot have {what}; use 'quadrature'"
-                f"{', or give a likelihood with its parameter' if self.learned else ''}."
-            )
         q = self.posterior()
         first = fit(q, self, progress=progress, **budget.left())
         near = Conditional(q)
@@ -206,7 +214,7 @@ class MixedModel(MixedLogJoint):
         weighted = response.responded(self, near, posterior, draws, seed)
         return MixedResult(
             self,
-            asked.unweighted(weighted, clause, draws, self.dim),
+            asked.unweighted(weighted, clause, draws, self.all_dim),
             first,
             -first.loss,
             None,
@@ -218,6 +226,24 @@ class MixedModel(MixedLogJoint):
             asked.numbers(self.rows.r),
             asked.numbers(self.rows.n),
         )
+
+    def _way(self, marginalise: Marginalise | None, nodes: int | None, draws: int) -> Marginalise:
+        """What is done with the random effects, checked."""
+        asked.check_way(marginalise)
+        if nodes is not None and marginalise in ("response", "none"):
+            raise InputError(f"nodes are those of marginalise='quadrature'; got marginalise={marginalise!r}.")
+        if count("draws", draws, "counts draws") < _FEWEST:
+            raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
+        way = self._default() if marginalise is None and nodes is None else marginalise or "quadrature"
+        if way != "quadrature" and (self.learned is not None or self.scales is not None):
+            what = f"a {self.learned.name} that is learned" if self.learned else "priors of standard deviations"
+            raise InputError(
+                f"marginalise={way!r} fits a Gaussian over all coordinates, which cannot have {what}; use 'quadrature'"
+                f"{', or give a likelihood with its parameter' if self.learned else ''}."
+            )
+        if way == "response":
+            self.rows.check_one_process("linear response")
+        return way
 
     def _integrated(self, nodes: int | None, draws: int, seed: int, progress: bool, budget: Budget) -> MixedResult:
         """Fit with the random effects integrated out."""
@@ -273,7 +299,9 @@ class MixedModel(MixedLogJoint):
         only = self.learned is not None or self.scales is not None
         if only or isinstance(self.rows.likelihood, GaussianNoise):
             return "quadrature"
-        return "quadrature" if len(self.rows.y) <= _ROWS.get(self.rows.r, 0) else "response"
+        if self.rows.all_rows <= _ROWS.get(self.rows.r, 0):
+            return "quadrature"
+        return "response" if self.processes is None else "none"
 
 
 def _joint_prior(prior: MixedPrior) -> MixedPrior:

@@ -123,11 +123,12 @@ def _moved(
 def responded(model: MixedLogJoint, near: Conditional, posterior: Gaussian, draws: int, seed: int) -> Weighted:
     """Draws of a Gaussian over the globals, with the k-hat of draws of all coordinates, b from q given the globals."""
     generator = torch.Generator().manual_seed(seed + 1)
+    own = model.rows.own(generator)
     theta, log_weights = [], []
-    for count in _counts(draws, model.dim):
+    for count in _counts(draws, model.all_dim):
         g = posterior.sample((count,), generator)
-        b = near.draw(g, generator)
-        log_q = posterior.log_prob(g) + near.log_prob(b, g)
+        b = near.draw(g, own)
+        log_q = posterior.log_prob(g) + model.rows.total(near.log_prob(b, g))[0]
         with torch.no_grad():
             log_weights.append(model.log_joint(torch.cat([b.flatten(-2), g], -1)) - log_q)
         theta.append(g)

@@ -169,7 +169,7 @@ class MixedResult(Fitted):
     def _head(self) -> str:
         rows = self.model.rows
         family = type(rows.likelihood).__name__
-        return f"mixed model, {family}: {len(rows.y)} rows, {rows.n} group{'s' * (rows.n > 1)}"
+        return f"mixed model, {family}: {rows.all_rows} rows, {rows.all_groups} group{'s' * (rows.all_groups > 1)}"
 
     @property
     def random(self) -> dict[str, list[Marginals]]:
@@ -208,7 +208,7 @@ class MixedResult(Fitted):
             generator = torch.Generator().manual_seed(seed)
             theta = self.weighted.resampled(count, generator)
             beta, omega, parameter = self._parts(theta)
-            b = self.locals.draw(theta, generator)
+            b = self.locals.draw(theta, rows.own(generator))
             self._kept[count, seed] = MixedDraws(beta, *scales_of(omega, rows.r), b, omega, parameter)
         return self._kept[count, seed]
 

@@ -32,20 +32,21 @@ def of_gaussian(target: GaussianMixed) -> CholeskyGaussian:
     log_sd = math.log(within(rows)) if learned else float(target.log_sd(sums.centre[None])[0])
     noise = sums.weight.new_tensor([log_sd])
     # what the rows of a group say of its effects
-    Omega = sums.A.mean(0) * math.exp(-2 * log_sd) + precision.inverse / len(sums.A)
+    mean_A = rows.total(sums.A.sum(0))[0] / rows.all_groups if rows.processes else sums.A.mean(0)
+    Omega = mean_A * math.exp(-2 * log_sd) + precision.inverse / rows.all_groups
     for _ in range(_ROUNDS):
         root, ok = cholesky(0.5 * (Omega + Omega.mT))
         if not bool(ok):
             break
         theta = torch.cat([sums.centre, omega_of(root), noise[: int(learned)]])[None]
         mean, covariance = (x[0] for x in target.moments(theta))
-        inside = precision.inverse + mean.mT @ mean + covariance.sum(0)
-        Omega = (rows.n + precision.dof) * torch.linalg.inv(inside)
+        (inside,) = rows.total((precision.inverse if rows.leads else 0.0) + mean.mT @ mean + covariance.sum(0))
+        Omega = (rows.all_groups + precision.dof) * torch.linalg.inv(inside)
     variance = math.exp(2 * log_sd) + float(torch.linalg.inv(Omega).diagonal().sum())
-    gram = target.model.fixed.prior.add_to(sums.square[1:, 1:] / variance)
-    sds = [gram.diagonal().rsqrt(), torch.full_like(theta[0, rows.p : target.joint_dim], rows.n**-0.5)]
+    gram = target.model.fixed.prior.add_to(rows.total(sums.square[1:, 1:])[0] / variance)
+    sds = [gram.diagonal().rsqrt(), torch.full_like(theta[0, rows.p : target.joint_dim], rows.all_groups**-0.5)]
     if learned:
-        sds.append(noise.new_full((1,), (2 * len(rows.y)) ** -0.5))
+        sds.append(noise.new_full((1,), (2 * rows.all_rows) ** -0.5))
     return CholeskyGaussian.from_moments(theta[0], torch.cat(sds).square().diag())
 
 

@@ -17,6 +17,12 @@ class ByMoments(TractableTarget):
     """
 
     structure: Forest
+    dim: int
+
+    @property
+    def all_dim(self) -> int:
+        """The number of coordinates, those of other processes included."""
+        return self.dim
 
     @abstractmethod
     def moments(

@@ -171,8 +171,36 @@ def scale_of(rows: GroupedRows) -> float:
         A positive number, 1 where all targets are the same.
     """
     y = rows.y - rows.offset
+    if rows.processes is not None:
+        return _scale_of_all(rows, y)
     mad = _MAD * float((y - y.median()).abs().median())
     return mad or float(y.std(correction=0)) or 1.0
+
+
+def _scale_of_all(rows: GroupedRows, y: Tensor) -> float:
+    """The same of the rows of all processes, which is found once."""
+    if rows.scale is not None:
+        return rows.scale
+    mad = _MAD * _median((y - _median(y, rows)).abs(), rows)
+    total, square = (float(part) for part in rows.total(y.sum(), y.square().sum()))
+    rows.scale = mad or math.sqrt(max(square / rows.all_rows - (total / rows.all_rows) ** 2, 0.0)) or 1.0
+    return rows.scale
+
+
+def _median(y: Tensor, rows: GroupedRows) -> float:
+    """The lower median of what all processes have, by bisection to the last bit."""
+    assert rows.processes is not None
+    ends = rows.processes.gather((float(y.min()), float(y.max())))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    middle = low
+    while True:
+        if 2 * int(rows.total((y <= middle).sum())[0]) >= rows.all_rows:
+            high = middle
+        else:
+            low = middle
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            return high
 
 
 def within(rows: GroupedRows) -> float:
@@ -190,14 +218,14 @@ def within(rows: GroupedRows) -> float:
     X, y, Z = rows.X * root[:, None], (rows.y - rows.offset) * root, rows.Z * root[:, None]
     there, count = rows.weights > 0, rows.weights.new_zeros(rows.n)
     effects = count.index_add(0, rows.groups, there.to(root)).clamp_max(rows.r).sum()
-    free = int(there.sum() - effects) - rows.p
+    free = int(rows.total(there.sum() - effects)[0]) - rows.p
     apart = torch.cat([X, y[:, None]], -1)
     if free > 0:
         apart = apart - _projected(Z, apart, rows)
-    gram = apart.mT @ apart
+    (gram,) = rows.total(apart.mT @ apart)
     slope = linalg.pseudo_solve(gram[:-1, :-1], gram[:-1, -1])
-    square = float((apart[:, -1] - apart[:, :-1] @ slope).square().sum())
-    variance = square / free if free > 0 else 0.5 * square / max(1, int(there.sum()))
+    square = float(rows.total((apart[:, -1] - apart[:, :-1] @ slope).square().sum())[0])
+    variance = square / free if free > 0 else 0.5 * square / max(1, int(rows.total(there.sum())[0]))
     return max(math.sqrt(variance), _FEW * scale_of(rows))
 
 

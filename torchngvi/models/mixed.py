@@ -17,7 +17,6 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Coordinates, Posterior, Prior
 from torchngvi.models import checks
-from torchngvi.models.by_moments import ByMoments
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.mixed_prior import (
@@ -29,10 +28,10 @@ from torchngvi.models.mixed_prior import (
     root_of,
 )
 from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.models.mixed_spread import SpreadGroups
 from torchngvi.models.mixed_start import information, started
 from torchngvi.models.mixed_summary import MixedSummary, predicted, summarised
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.numerics.versions import settings_of, tensors_of
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import arrow
@@ -58,7 +57,7 @@ class RandomEffects(NamedTuple):
     groups: Any
 
 
-class MixedLogJoint(ByMoments):
+class MixedLogJoint(SpreadGroups):
     """Log joint of a generalised linear mixed model with one grouping factor, with its expectation in closed form.
 
     One wants it for repeated measurements of patients, pupils of schools, and other data in groups whose levels, and
@@ -134,6 +133,7 @@ class MixedLogJoint(ByMoments):
         self.rows = rows = GroupedRows(self.fixed, random[0], random[1], self.members)
         self.structure = arrow(groups=rows.n, local=rows.r, globals=rows.p + rows.r * (rows.r + 1) // 2)
         self.dim = self.structure.dim
+        self.usual = prior.precision is None
         chosen = information(rows) if prior.precision is None else prior.precision
         self.precision = Precision(chosen, rows.X, rows.r, rows.batch)
 
@@ -147,31 +147,17 @@ class MixedLogJoint(ByMoments):
         """
         checks.posterior(q, self.dim, self.rows.batch, self.rows.X)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return every tensor that a value depends on."""
-        prior = (self.precision.scale, *self.fixed.prior)
-        return (
-            self.rows.X,
-            self.rows.Z,
-            self.rows.groups,
-            self.rows.y,
-            self.rows.weights,
-            self.rows.offset,
-            *prior,
-            *tensors_of(self.rows.likelihood),
-        )
-
-    def settings(self) -> tuple[object, ...]:
-        """Return the settings of the likelihood, and the degrees of freedom of the prior."""
-        return (*settings_of(self.rows.likelihood), self.precision.dof)
-
     def log_joint(self, theta: Tensor) -> Tensor:
-        """Compute log p(y, θ) with all its constants, (*sample, *batch)."""
+        """Compute log p(y, θ) with all its constants, (*sample, *batch).
+
+        Of groups that are spread over processes θ has the effects of this one, and the values are sums over all.
+        """
         rows = self.rows
         b, beta, omega = rows.parts(theta)
         data = (rows.weights * rows.likelihood.energy(rows.present(rows.predictor(theta), 0.0), rows.y)).sum(-1)
         effects = 0.5 * (b @ root_of(omega, rows.r)).square().sum((-2, -1)) + self._linear(omega)
-        return -(data + effects + self.fixed.prior.energy(beta) + self.precision.energy(omega))
+        (data_and_effects,) = rows.total(data + effects)
+        return -(data_and_effects + self.fixed.prior.energy(beta) + self.precision.energy(omega))
 
     def _linear(self, omega: Tensor) -> Tensor:
         """What normalises the densities of b: (nr/2) log 2π - n Σ_k ω_kk."""
@@ -242,7 +228,7 @@ class MixedLogJoint(ByMoments):
         going = torch.ones_like(best, dtype=torch.bool)
         for factor in _NARROWER:
             q.restore(Coordinates(mode, factor * root))
-            loss = self.expected_energy(q.frame())[0] - q.entropy()
+            loss = self._loss(q)
             better = going & (loss < best)
             at = torch.where(better[..., None], mode, at)
             narrowest = torch.where(better[..., None], factor * root, narrowest)

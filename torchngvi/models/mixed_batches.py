@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Frame, Posterior, Prior, Raw, TractableTarget
+from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
 from torchngvi.models import checks
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import Effects, half_squares
@@ -93,6 +93,7 @@ class MixedInBatches(TractableTarget):
 
     def __init__(self, model: MixedLogJoint, groups: int, tolerance: float) -> None:
         self.model, self.groups, self.tolerance, rows = model, groups, tolerance, model.rows
+        self.processes = model.processes
         self.dim = model.dim - rows.n * rows.r
         order = torch.argsort(rows.groups, stable=True)
         ends = torch.bincount(rows.groups).cumsum(0).tolist()
@@ -120,6 +121,10 @@ class MixedInBatches(TractableTarget):
         """Return the settings of the model."""
         return self.model.settings()
 
+    def known_data(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the model that tell it from another."""
+        return self.model.known_data()
+
     def log_joint(self, theta: Tensor) -> Tensor:
         """There is none of the globals alone.
 
@@ -136,12 +141,20 @@ class MixedInBatches(TractableTarget):
         dense = frame.dense()
         V, root_g = dense @ dense.mT, torch.linalg.inv(dense).mT
         allowed = max(_SHARE * min(self.gradient, 10.0), _CLOSE * self.tolerance)
-        value, g, H = self._shared(frame.mean, V)
-        left = value.new_zeros(())
-        for part, rows in zip(self.parts, self.order, strict=True):
-            seen, slope, norm2 = self._solve(part, rows, frame.mean, V, root_g, allowed)
-            more_g, more_H = seen.onto_globals(slope)
-            value, g, H, left = value + seen.value.sum(), g + more_g, H + more_H, left + norm2.sum()
+
+        def here() -> list[Tensor]:
+            value, g, H = self._shared(frame.mean, V)
+            if not self.model.rows.leads:
+                value, g, H = (torch.zeros_like(x) for x in (value, g, H))
+            left = value.new_zeros(())
+            for part, rows in zip(self.parts, self.order, strict=True):
+                seen, slope, norm2 = self._solve(part, rows, frame.mean, V, root_g, allowed)
+                more_g, more_H = seen.onto_globals(slope)
+                value, g, H, left = value + seen.value.sum(), g + more_g, H + more_H, left + norm2.sum()
+            return [value, g, H, left]
+
+        summed = here() if self.processes is None else self.processes.summed(here, (frame.mean, frame.root))
+        value, g, H, left = summed
         self.mean = frame.mean.clone()
         a, W = dense.mT @ g, dense.mT @ H @ dense
         eye = torch.eye(self.dim, dtype=W.dtype, device=W.device)
@@ -164,16 +177,19 @@ class MixedInBatches(TractableTarget):
         of_rows = self._rows(rows, first)
         here = here._replace(mean=here.mean - (mean - self.mean) @ here.slope, rho=here.rho.clamp_min(_LEAST))
         seen = self._see(here, of_rows, mean, V)
-        enough = allowed**2 * (last - first) / self.model.rows.n
+        enough = allowed**2 * (last - first) / self.model.rows.all_groups
+        share = enough / (last - first)  # of each group
         for _ in range(_MOST):
             norm2 = seen.norm2(here.slope, root_g)
-            if not bool(norm2.sum() > enough):  # or NaN, of a q(g) that no step can help
+            # of several processes each group for itself, so that it does not depend on which others are there
+            most = norm2.sum() > enough if self.processes is None else (norm2 > share).any()
+            if not bool(most):  # or NaN, of a q(g) that no step can help
                 break
             there = self._moved(here, seen)
             new = self._see(there, of_rows, mean, V)
             rise = _ROUNDING * seen.value.abs().clamp_min(1.0)
             better = new.value <= seen.value + rise  # NaN is not
-            wait = norm2 <= enough / (last - first)  # at its share already
+            wait = norm2 <= share  # at its share already
             keep = better & ~wait
             rho = torch.where(better, (_LONGER * here.rho).clamp_max(1.0), _SHORTER * here.rho)
             rho = torch.where(wait, here.rho, rho)
@@ -246,18 +262,7 @@ class MixedInBatches(TractableTarget):
 
     def _shared(self, mean: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """E[-log p(β) - log p(ω)], and its derivative."""
-        model, p = self.model, self.model.rows.p
-        prior, precision = model.fixed.prior, model.precision
-        assert isinstance(prior, Prior)
-
-        def of(m: Tensor, V: Tensor) -> Tensor:
-            beta, omega, nothing = m[:, :p], m[:, p:], m.new_zeros(len(m), 1, 1)
-            spread = 0.5 * (prior.precision * V[:, :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
-            wishart = precision.expected(Effects(nothing, omega, nothing, nothing, V[:, p:, p:]))
-            linear = precision.log_normaliser - omega[:, precision.diagonal] @ precision.powers
-            return prior.energy(beta) + spread + wishart + linear
-
-        value, g, H = _differentiated(of, mean[None], V[None])
+        value, g, H = _differentiated(self.model.shared_energy, mean[None], V[None])
         return value[0], g[0], H[0]
 
     # ---------------------------------------------------------------------------- the whole q

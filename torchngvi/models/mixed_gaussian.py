@@ -43,8 +43,8 @@ class Sums(NamedTuple):
         """Sum over the rows of each group, and over all."""
         X, w = rows.X, rows.weights[:, None]
         y = torch.where(rows.weights > 0, rows.y - rows.offset, 0.0)
-        gram = X.mT @ (w * X)
-        centre = linalg.pseudo_solve(gram, X.mT @ (w[:, 0] * y))
+        gram, slope = rows.total(X.mT @ (w * X), X.mT @ (w[:, 0] * y))
+        centre = linalg.pseudo_solve(gram, slope)
         table = torch.cat([(y - X @ centre)[:, None], -X], -1)
         scaled = w * rows.Z
         products = torch.cat([rows.Z, table], -1)

@@ -4,11 +4,13 @@ The globals are β, ω and, where a parameter of the likelihood is learned, its 
 """
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from torchngvi.distributed import Processes
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import checks
 from torchngvi.models.learned import Learned
@@ -33,6 +35,8 @@ class IntegratedMixed(Target):
     def __init__(self, model: MixedLogJoint, learned: Learned | None = None, scales: ScalesPrior | None = None) -> None:
         model.rows.check_one("a model whose random effects are integrated out")
         self.model, self.rows, self.learned, self.scales = model, model.rows, learned, scales
+        self.processes = model.processes
+        self.in_passes = model.processes is not None  # q is where it should begin: no differences of gradients
         self.joint_dim = self.rows.p + self.rows.r * (self.rows.r + 1) // 2  # of β and ω
         self.dim = self.joint_dim + (learned is not None)
         self.parameter_prior = None if learned is None else learned.settled(self.rows)
@@ -75,6 +79,10 @@ class IntegratedMixed(Target):
         """Return every tensor that a value depends on."""
         return self.model.tensors()
 
+    def known_data(self) -> tuple[Tensor, ...]:
+        """Return the tensors of the model that tell it from another."""
+        return self.model.known_data()
+
     def settings(self) -> tuple[object, ...]:
         """Return the settings of the model, what is learned, and the priors."""
         learned = () if self.learned is None else (self.learned.name, *(self.parameter_prior or ()))
@@ -89,7 +97,9 @@ class IntegratedMixed(Target):
         self,
         theta: Tensor,  # (S, P)
     ) -> Tensor:
-        """Compute log p(y, β, ω, φ) of all values of the globals in one go, (S,)."""
+        """Compute log p(y, β, ω, φ) of all values of the globals in one go, (S,); of several processes its part."""
+        if not self.rows.leads:
+            return self.data(theta)
         beta, omega = self.parts(theta)
         prior = self.model.fixed.prior.energy(beta)
         prior = prior + (self.model.precision if self.scales is None else self.scales).energy(omega)
@@ -116,6 +126,8 @@ class IntegratedMixed(Target):
 class Valued(Protocol):
     """A log joint that is computed for some values of the globals at once."""
 
+    processes: Processes | None  # over which it is summed
+
     def chunks(self, theta: Tensor) -> tuple[Tensor, ...]:
         """Split values of the globals so that no table is too large for the memory."""
 
@@ -123,24 +135,31 @@ class Valued(Protocol):
         """Compute the log joint of all values in one go, (S,)."""
 
 
+def in_chunks(target: Valued, theta: Tensor, differentiated: bool) -> list[Tensor]:
+    """Compute the values (S,), and their gradients (S, P) where they are wanted."""
+    if not differentiated:
+        return [torch.cat([target.value(part) for part in target.chunks(theta)])]
+    values, gradients = [], []
+    for part in target.chunks(theta):
+        with torch.enable_grad():
+            part = part.detach().requires_grad_()
+            value = target.value(part)
+            (gradient,) = torch.autograd.grad(value.sum(), part)
+        values.append(value.detach())
+        gradients.append(gradient)
+    return [torch.cat(values), torch.cat(gradients)]
+
+
 class InChunks(torch.autograd.Function):
-    """Values with their gradients, in chunks whose graphs are never held together."""
+    """Values with their gradients, in chunks whose graphs are never held together; of several processes the sums."""
 
     @staticmethod
     def forward(ctx: Any, theta: Tensor, target: Valued) -> Tensor:
         """Compute the values, and the gradients where they will be wanted."""
-        if not ctx.needs_input_grad[0]:
-            return torch.cat([target.value(part) for part in target.chunks(theta)])
-        values, gradients = [], []
-        for part in target.chunks(theta):
-            with torch.enable_grad():
-                part = part.detach().requires_grad_()
-                value = target.value(part)
-                (gradient,) = torch.autograd.grad(value.sum(), part)
-            values.append(value.detach())
-            gradients.append(gradient)
-        ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(values)
+        here = partial(in_chunks, target, theta, ctx.needs_input_grad[0])
+        values, *gradients = here() if target.processes is None else target.processes.summed(here, [theta])
+        ctx.save_for_backward(*gradients)
+        return values
 
     @staticmethod
     @torch.autograd.function.once_differentiable

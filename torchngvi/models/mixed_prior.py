@@ -255,27 +255,27 @@ class Precision:
         return half_squares(known).sum(-1)
 
 
-def quadratic_terms(of: Effects, prior: Precision) -> Tensor:
+def quadratic_terms(of: Effects, prior: Precision | None) -> Tensor:
     """Compute what is quadratic in W of the prior: E[½ Σ_i b_iᵀΩb_i + ½ tr(S⁻¹Ω)].
 
     Args:
         of: means and covariances of b and ω, group by group.
-        prior: the Wishart prior of Ω, with the scale S.
+        prior: the Wishart prior of Ω, with the scale S; None where another process counts it.
 
     Returns:
         The expectation, (*batch,).
     """
-    return half_squares(of).sum(-1) + prior.expected(of)
+    return half_squares(of).sum(-1) if prior is None else half_squares(of).sum(-1) + prior.expected(of)
 
 
 @tracked
 @torch.enable_grad()
-def derivative(of: Effects, prior: Precision) -> Effects:
+def derivative(of: Effects, prior: Precision | None) -> Effects:
     """Differentiate `quadratic_terms` by Bonnet's and Price's theorems, dF = gᵀdm + ½⟨H, dV⟩.
 
     Args:
         of: means and covariances of b and ω, group by group.
-        prior: the Wishart prior of Ω.
+        prior: the Wishart prior of Ω; None where another process counts it.
 
     Returns:
         Gradients in the places of the means, and Hessians in those of the covariances: twice ∂F/∂V made symmetric in

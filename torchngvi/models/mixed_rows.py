@@ -1,11 +1,12 @@
 """The rows of a mixed model: their designs, the group of each, and sums by group."""
 
 import copy
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.models.generalized_linear import GeneralizedLinear
@@ -13,6 +14,7 @@ from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import writable
 from torchngvi.structures.storage import Part
 
+_APART = 1_000_003  # seeds, between one process and the next
 _AT_ONCE = 65_536  # rows of which everything is computed together on the CPU
 Sums = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -28,6 +30,10 @@ class GroupedRows:
 
     Attributes:
         batch: the shape of the targets without their rows, () for one set of targets.
+        n: the number of groups, r that of the effects of each, p that of the fixed effects.
+        processes: those over which the groups are spread, each of which has the rows of its own; None for one process.
+        all_groups: the number of groups of all processes.
+        all_rows: the number of their rows.
 
     Raises:
         InputError: designs of other numbers of rows, groups that are no numbers 0, ..., n - 1 or have no rows, columns
@@ -40,6 +46,9 @@ class GroupedRows:
     >>> rows.predictor(torch.tensor([1.0, 2.0, 0.5, 0.0])).tolist()
     [1.5, 2.5, 2.5]
     """
+
+    processes: Processes | None = None
+    scale: float | None = None  # of the targets of all processes, where it was asked for
 
     def __init__(self, fixed: GeneralizedLinear, Z: Any, groups: Any, members: bool = False) -> None:
         self.fixed, self.X, self.likelihood = fixed, fixed.X, fixed.likelihood
@@ -56,6 +65,56 @@ class GroupedRows:
         self.Z, self.groups = _random(Z, groups, self.X)
         self.y, self.weights, self.offset = fixed.y, fixed.weights, fixed.offset
         self.n, self.r, self.p = int(self.groups.max()) + 1, self.Z.shape[1], self.X.shape[1]
+        self.all_groups, self.all_rows = self.n, rows
+
+    # ---------------------------------------------------------------------------- over processes
+
+    def spread(self, processes: Processes) -> Self:
+        """Make the same rows as those of one of several processes, each of which has groups of its own.
+
+        Args:
+            processes: the ranks.
+
+        Returns:
+            A copy that knows how many groups and rows all of them have.
+        """
+        new = copy.copy(self)
+        counts = torch.tensor([self.n, len(self.X)], dtype=torch.float64)
+        new.processes, (counts,) = processes, processes.total([counts])
+        new.all_groups, new.all_rows = (int(count) for count in counts)
+        return new
+
+    @property
+    def leads(self) -> bool:
+        """Whether what is to be counted once, such as a prior, is counted here."""
+        return self.processes is None or self.processes.leads
+
+    def total(self, *parts: Tensor) -> list[Tensor]:
+        """Complete sums over the groups, or their rows, by those of the other processes."""
+        return list(parts) if self.processes is None else self.processes.total(parts)
+
+    def own(self, generator: torch.Generator) -> torch.Generator:
+        """The source of noise for what each process draws of its own groups, where a source is the same on all."""
+        if self.processes is None:
+            return generator
+        return torch.Generator().manual_seed(_APART * (1 + self.processes.rank) + generator.initial_seed())
+
+    def check_one_process(self, what: str) -> None:
+        """Check that all groups are here.
+
+        Args:
+            what: what needs that, for the error.
+
+        Raises:
+            InputError: if they are spread over processes.
+        """
+        if self.processes is not None:
+            raise InputError(
+                f"{what} needs all groups in one process, and here they are spread over {self.processes.world}. Use "
+                "fit(model.posterior(), model), or model.fit(), on every rank."
+            )
+
+    # ---------------------------------------------------------------------------- one set of targets
 
     def check_one(self, what: str) -> None:
         """Check that there is one set of targets.

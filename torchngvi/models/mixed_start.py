@@ -22,6 +22,7 @@ from torchngvi.models.likelihoods import (
 )
 from torchngvi.models.mixed_prior import Effects, Precision, Wishart, derivative, omega_of
 from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.numerics import small_blocks
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.structures import Forest, arrow
@@ -34,6 +35,7 @@ _ROUNDS = 12
 _SETTLED = 0.05  # change of Ω at which the iteration ends
 _FIRST = 0.7  # standard deviation of the random effects in the first round
 _NEWTON = 50  # steps for the fixed effects alone
+_LAST = 2  # more, where that number must not depend on rounding
 _SMALLEST = 1e-6  # share of a Newton step
 _SURE = 1.0986122886681098  # log 3, the log odds of (1 + ½)/2
 
@@ -82,7 +84,7 @@ def information(rows: GroupedRows) -> Wishart:
     """
     fixed, Z, r = rows.fixed, rows.Z, rows.r
     curvature = row_moments(rows, fixed.predictor(_alone(rows))).curvature
-    J = (Z * curvature[..., None]).mT @ Z / rows.n
+    J = rows.total((Z * curvature[..., None]).mT @ Z)[0] / rows.all_groups
     J = 0.5 * (J + J.mT)
     if not bool(cholesky(J)[1].all()):
         raise InputError(
@@ -98,15 +100,19 @@ def _alone(rows: GroupedRows) -> Tensor:
 
     def at(beta: Tensor) -> Moments:
         moments = row_moments(rows, fixed.predictor(beta))
-        return moments._replace(value=moments.value.sum(-1) + fixed.prior.energy(beta))
+        return moments._replace(value=rows.total(moments.value.sum(-1))[0] + fixed.prior.energy(beta))
+
+    def newton(here: Moments) -> tuple[Tensor, Tensor]:
+        slope, square = here.slope @ fixed.X, (fixed.X * here.curvature[..., None]).mT @ fixed.X
+        slope, square = rows.total(slope, square)
+        gradient = slope + fixed.prior.force(beta)
+        return gradient, torch.linalg.solve(fixed.prior.add_to(square), gradient[..., None])[..., 0]
 
     beta = fixed.X.new_zeros(*rows.batch, fixed.dim)
     here = at(beta)
     going = torch.ones_like(here.value, dtype=torch.bool)
     for _ in range(_NEWTON):
-        gradient = here.slope @ fixed.X + fixed.prior.force(beta)
-        H = fixed.prior.add_to((fixed.X * here.curvature[..., None]).mT @ fixed.X)
-        step = torch.linalg.solve(H, gradient[..., None])[..., 0]
+        gradient, step = newton(here)
         # where the step promises no more than rounding, no part of it does
         going = going & ((gradient * step).sum(-1) > torch.finfo(beta.dtype).eps * here.value.abs())
         size = torch.where(going, 1.0, 0.0).to(beta)
@@ -126,6 +132,8 @@ def _alone(rows: GroupedRows) -> Tensor:
         going = going & (gained > torch.finfo(beta.dtype).eps * here.value.abs())
         if not bool(going.any()):
             break
+    for _ in range(0 if rows.processes is None else _LAST):  # to the same digits at any number of processes
+        beta = beta - newton(at(beta))[1]
     return beta
 
 
@@ -151,13 +159,24 @@ class _Penalised:
     def root(self, curvature: Tensor, omega: Tensor) -> Structured:
         """T of the precision, from the weighted curvatures of the rows and Ω (*batch, r, r)."""
         bb, border, between = self.rows.summed(torch.zeros_like(curvature), curvature)[1]
-        top = self.prior.add_to(between)[..., None, :, :]
+        top = (self.prior.add_to(between) if self.rows.leads else between)[..., None, :, :]
         parts = [Part(bb + omega[..., None, :, :], border), Part(top, top[..., :0, :])]
-        return self.structure.cholesky(self.structure.matrix(parts))[0]
+        if self.rows.processes is None:
+            return self.structure.cholesky(self.structure.matrix(parts))[0]
+        lower = small_blocks.cholesky(parts[0].square)[0]
+        down = small_blocks.solve(lower, border.mT).mT
+        (schur,) = self.rows.total(top - (down @ down.mT).sum(-3, keepdim=True))
+        return self.structure.matrix([Part(lower, down), Part(cholesky(schur)[0], top[..., :0, :])])
 
     def solved(self, root: Structured, g: Tensor) -> Tensor:
         """S⁻¹ g, (*batch, n r + p)."""
-        return self.structure.tsolve(root, self.structure.solve(root, g))
+        if self.rows.processes is None:
+            return self.structure.tsolve(root, self.structure.solve(root, g))
+        (leaves, tops), size = self.structure.parts(root), self.rows.n * self.rows.r
+        y = small_blocks.solve(leaves.square, g[..., :size].unflatten(-1, (self.rows.n, -1))[..., None])
+        (rest,) = self.rows.total(g[..., size:] - (leaves.border @ y)[..., 0].sum(-2))
+        top = torch.linalg.solve_triangular(tops.square[..., 0, :, :], rest[..., None], upper=False)[..., 0]
+        return self.structure.tsolve(root, torch.cat([y.flatten(-3), top], -1))
 
     def gathered(self, alpha: Tensor) -> Tensor:
         """The gradient of rows with these weighted slopes, (*batch, n r + p)."""
@@ -167,7 +186,8 @@ class _Penalised:
     def penalty(self, theta: Tensor, omega: Tensor) -> Tensor:
         """The gradient of the two quadratic penalties."""
         b, beta, _ = self.rows.parts(theta)
-        return torch.cat([(b @ omega).flatten(-2), self.prior.force(beta)], -1)
+        force = self.prior.force(beta) if self.rows.leads else torch.zeros_like(beta)
+        return torch.cat([(b @ omega).flatten(-2), force], -1)
 
     def clipped(self, step: Tensor) -> Tensor:
         """With no change of b_i or β longer than the clip."""
@@ -195,7 +215,8 @@ def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coord
         gradient = penalised.gathered(alpha) + penalised.penalty(theta, omega)
         theta = theta - penalised.clipped(penalised.solved(root, gradient))
         b, V = rows.parts(theta)[0], penalised.locals(root)
-        new = (rows.n + precision.dof) * torch.linalg.inv(precision.inverse + b.mT @ b + V.sum(-3))
+        (square,) = rows.total((precision.inverse if rows.leads else 0.0) + b.mT @ b + V.sum(-3))
+        new = (rows.all_groups + precision.dof) * torch.linalg.inv(square)
         new = 0.5 * (new + new.mT)
         change, omega = torch.linalg.solve(omega, new) - identity, new
         if bool((change.square().sum((-2, -1)) < _SETTLED**2).all()):
@@ -203,7 +224,7 @@ def started(rows: GroupedRows, precision: Precision, structure: Forest) -> Coord
     entries = omega_of(cholesky(omega)[0])
     nothing, q = theta.new_zeros(()), entries.shape[-1]
     unsure = Effects(b, entries, V, nothing.expand(*batch, rows.n, q, rows.r), nothing.expand(*batch, q, q))
-    H = derivative(unsure, precision).omega_omega
+    (H,) = rows.total(derivative(unsure, precision if rows.leads else None).omega_omega)
     factor, ok = cholesky(H)
     plain = H.diagonal(dim1=-2, dim2=-1).clamp_min(1.0).sqrt().diag_embed()
     factor = torch.where(ok[..., None, None], factor, plain)

@@ -6,7 +6,7 @@ sizes, criteria and checkpoints are functions of what all ranks have in common, 
 """
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, TypeVar, final, overload
 
 import torch
 from torch import Tensor
@@ -14,9 +14,12 @@ from torch import Tensor
 from torchngvi.distributed import Processes
 from torchngvi.interfaces import Additive, AdditiveTractable, Frame, Posterior, Target
 from torchngvi.models.log_joint import LogJoint
+from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.shards import part_of, refuse_sharded, threads
 from torchngvi.models.summands import assembled, halved, in_frame, summands, whole, with_prior
 from torchngvi.models.together import Together
+
+Mixed = TypeVar("Mixed", bound=MixedLogJoint)
 
 
 class _ShardedRows(Additive, Together):
@@ -122,7 +125,7 @@ class ShardedDraws(Together):
 
     Args:
         target: the log joint, or a function of θ (S, D) -> (S,), the same on every rank.
-        group: a group of torch.distributed; by default that of all processes.
+        group: a group of torch.distributed, or a `Processes`; by default that of all processes.
 
     Raises:
         InputError: a target that several processes evaluate already; temperatures that differ.
@@ -135,7 +138,7 @@ class ShardedDraws(Together):
     def __init__(self, target: Target | Callable[[Tensor], Tensor], group: Any = None) -> None:
         target = target if isinstance(target, Target) else LogJoint(target)
         refuse_sharded(target)
-        self.target, self.processes = target, Processes(group)
+        self.target, self.processes = target, group if isinstance(group, Processes) else Processes(group)
         self.processes.agree(target=type(target).__name__, temperature=target.temperature, **threads())
         self.temperature, self.comparable = target.temperature, target.comparable
         self.draws_at_once = min(self.processes.world * target.draws_at_once, 2**62)
@@ -171,7 +174,19 @@ class ShardedDraws(Together):
         return self.target.known_data()
 
 
+@overload
+def Sharded(local: Mixed, num_data: int, group: Any = None) -> Mixed:
+    """Of mixed models one of their kind."""
+
+
+@overload
 def Sharded(local: Additive | None, num_data: int, group: Any = None) -> ShardedLogJoint | ShardedTractable:
+    """Of other models a target, with exact expectations where the parts have them."""
+
+
+def Sharded(
+    local: Additive | MixedLogJoint | None, num_data: int, group: Any = None
+) -> ShardedLogJoint | ShardedTractable | MixedLogJoint:
     """Make one target of the rows of several processes, of which each has a part.
 
     One wants it for more rows than one process can hold or get through in time.  Every rank builds a model of its own
@@ -180,16 +195,23 @@ def Sharded(local: Additive | None, num_data: int, group: Any = None) -> Sharded
     for a mean field, and S(D + 1) for S draws of a log joint.  Without a process group, in one process, it is the part
     itself.
 
+    Of a mixed model each rank has groups of its own, numbered from 0 there, with all of their rows.  It is the same
+    kind of model again, for ``fit(model.posterior(), model)`` and for `MixedModel.fit`; each rank holds a q over the
+    effects of its own groups and over the globals, of which the latter is the same everywhere.  An evaluation is one
+    all-reduce of 2 + P + P² numbers for P globals, however many groups there are; see
+    `torchngvi.models.mixed_batches`.
+
     Parts need not have the same number of rows.  Do not take them by a ``DistributedSampler``, which repeats rows.
 
     Args:
         local: the part of this rank, such as a `GeneralizedLinear` with ``classes=``, a `Streamed` model, a
-            `DataLogJoint` or a `PerDatum`; None on a rank without rows, where the model has a Gaussian prior.
+            `DataLogJoint`, a `PerDatum` or a `torchngvi.MixedModel` with one grouping factor; None on a rank without
+            rows, where the model has a Gaussian prior.
         num_data: the number of rows on all ranks together, which is checked where parts count their rows.
-        group: a group of torch.distributed; by default that of all processes.
+        group: a group of torch.distributed, or a `Processes`; by default that of all processes.
 
     Returns:
-        A target with exact expectations where the parts have them, otherwise a log joint.
+        A target with exact expectations where the parts have them, otherwise a log joint; of a mixed model another one.
 
     Raises:
         InputError: on every rank, where a part is no sum over data, where parts have other priors, temperatures,
@@ -201,8 +223,10 @@ def Sharded(local: Additive | None, num_data: int, group: Any = None) -> Sharded
     >>> fit(CholeskyGaussian(2, dtype=torch.float64), Sharded(part, num_data=2), progress=False).converged
     True
     """
-    processes = Processes(group)
+    processes = group if isinstance(group, Processes) else Processes(group)
     part = part_of(local, num_data, processes)
+    if isinstance(part, MixedLogJoint):
+        return part.spread(processes)
     if isinstance(part, AdditiveTractable):
         return ShardedTractable(part, processes, num_data)
     return ShardedLogJoint(part, processes, num_data)

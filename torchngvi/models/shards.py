@@ -1,20 +1,26 @@
 """What ranks say of their parts of the data, and what has to be the same on all of them."""
 
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.distributed import Processes
+from torchngvi.distributed.prints import shown
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Additive, AdditiveTractable, Frame, FullPrior, Prior, Raw, Sites, Target
+from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.summands import nothing
 
-_ALIKE = ("model", "dtype", "device", "temperature", "classes", "likelihood", "number of coefficients", "prior")
+_ALIKE = (
+    *("model", "dtype", "device", "temperature", "classes", "likelihood", "settings of the likelihood"),
+    *("number of coefficients", "number of random effects", "prior of the random effects", "prior"),
+)
+Part = TypeVar("Part", bound=Additive | MixedLogJoint)
 
 
-def part_of(local: Additive | None, num_data: int, processes: Processes) -> Additive:
+def part_of(local: Part | None, num_data: int, processes: Processes) -> "Part | NoRows":
     """Check that the parts of all ranks are of one model, and have all of its rows.
 
     Args:
@@ -29,11 +35,13 @@ def part_of(local: Additive | None, num_data: int, processes: Processes) -> Addi
         InputError: on every rank, as `torchngvi.Sharded` says.
     """
     with processes.together():
-        if local is not None and not isinstance(local, Additive):
+        if local is not None and not isinstance(local, Additive | MixedLogJoint):
             raise InputError(
                 f"Sharded takes a model whose data add up, with its prior apart; got {type(local).__name__}. Use "
                 "DataLogJoint or PerDatum, or ShardedDraws, which spreads the draws."
             )
+        if isinstance(local, MixedLogJoint):
+            local.rows.check_one("Sharded")
         if local is not None:
             refuse_sharded(local)
     said = processes.gather(None if local is None else _facts(local))
@@ -53,8 +61,16 @@ def part_of(local: Additive | None, num_data: int, processes: Processes) -> Addi
     return NoRows(facts["prior"], facts["temperature"], facts["classes"]) if local is None else local
 
 
-def _facts(local: Additive) -> dict[str, Any]:
+def _facts(local: Additive | MixedLogJoint) -> dict[str, Any]:
     """What a rank says of its part."""
+    if isinstance(local, MixedLogJoint):
+        rows, own, scales = local.rows, local.fixed.prior, getattr(local, "scales", None)
+        wishart = "the usual one" if local.usual else f"{local.precision.dof:g}, {shown(local.precision.scale)}"
+        alone: dict[str, Any] = {"rows": len(rows.y), "alone": True, "number of random effects": rows.r}
+        alone["prior of the random effects"] = wishart if scales is None else str(scales.settings())
+        if getattr(local, "learned", None) is not None:  # it begins elsewhere on each rank
+            alone["settings of the likelihood"] = {}
+        return {**_facts(local.fixed), "model": type(local).__name__, **alone, "prior": None if local.scaled else own}
     prior = local.prior if isinstance(local.prior, tuple) else None  # a Gaussian
     dtype = None if prior is None else prior.mean.dtype
     likelihood = getattr(local, "likelihood", None)
@@ -65,6 +81,7 @@ def _facts(local: Additive) -> dict[str, Any]:
         "temperature": local.temperature,
         "classes": local.coding,
         "likelihood": None if likelihood is None else type(likelihood).__name__,
+        "settings of the likelihood": _numbers_of(likelihood),
         "number of coefficients": getattr(local, "dim", None),
         "prior": None if prior is None else type(prior)(*(part.cpu() for part in prior)),
         "rows": getattr(local, "num_data", None),
@@ -72,13 +89,19 @@ def _facts(local: Additive) -> dict[str, Any]:
     }
 
 
+def _numbers_of(part: object) -> dict[str, float | str]:
+    """The numbers and texts among the attributes of a likelihood."""
+    held = {} if part is None else vars(part)
+    return {name: value for name, value in held.items() if isinstance(value, int | float | str)}
+
+
 def _compare(first: int, facts: dict[str, Any], rank: int, theirs: dict[str, Any]) -> None:
     """Check what has to be the same."""
     for name in _ALIKE:
-        ours, other = facts[name], theirs[name]
+        ours, other = facts.get(name), theirs.get(name)
         if name != "prior":
             same, (left, right) = ours == other, (str(ours), str(other))
-        elif ours is None:
+        elif ours is None or other is None:
             continue
         else:
             same = all(torch.equal(*torch.broadcast_tensors(a, b)) for a, b in zip(ours, other, strict=True))

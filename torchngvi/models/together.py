@@ -40,13 +40,7 @@ class Together(Target):
             The sums.
         """
         error, self._refused = self._refused, None
-        local: list[Tensor] = []
-        if error is None:
-            try:
-                local = parts()
-            except Exception as raised:
-                error = raised
-        return self.processes.total(local, key, error)
+        return self.processes.summed(parts, key, error)
 
     def checked(self, check: Callable[[], None]) -> None:
         """Check on this rank: what is refused is told to the others at the next sum, so that no one waits."""

@@ -19,6 +19,7 @@ from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
 from torchngvi.adapters.gpytorch.memory import kept_modes
 from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
@@ -35,6 +36,7 @@ class Epochs(Engine):
     Args:
         model, likelihood, batches, num_data, hyper_optimizer: see `train_svgp`.
         epochs: the number of epochs up to which the bar counts.
+        processes: those that train together, each with batches of its own; None for one process.
 
     Raises:
         PairError: a model or a likelihood that `SparseGP` cannot serve.
@@ -50,12 +52,13 @@ class Epochs(Engine):
         num_data: int,
         hyper_optimizer: torch.optim.Optimizer,
         epochs: int,
+        processes: Processes | None = None,
     ) -> None:
         target = SparseGP(model, likelihood, [])
         super().__init__(target.posterior)
         self.model, self.likelihood, self.batches, self.num_data = model, likelihood, batches, num_data
         self.hyper, self.epochs, self.latents, self.gaussian = hyper_optimizer, epochs, target.latents, target.posterior
-        self.natural = NaturalSteps(target, num_data)
+        self.natural, self.processes = NaturalSteps(target, num_data), processes
         self.generators = Generators(self.gaussian.device, batches)
         self.losses: list[float] = []
         self.evaluated = 0  # batches
@@ -72,7 +75,7 @@ class Epochs(Engine):
         self._began = {} if self.capture is None else self.generators.states()
         self.losses.append(self._epoch())
         self.mark()
-        if self.capture is None or self._first is None:
+        if self.capture is None or (self._first is None and self.processes is None):
             return self._standing(torch.tensor(self.losses[-1]), told=False)
         return self._standing(self._loss_of(self._first), told=False)
 
@@ -88,10 +91,9 @@ class Epochs(Engine):
     def _epoch(self) -> float:
         """One pass; the mean loss per datum."""
         total, rows = torch.zeros((), dtype=torch.float64), 0
-        for x, y in pairs(self.batches, self.latents):
-            self._first = self._first if rows else (x, y)
-            here = count(x)
-            loss = self._stepped(x, y)
+        for batch, here in self._rounds():
+            self._first = self._first if rows else batch
+            loss = self._stepped(batch, here)
             self.evaluated += 1
             total, rows = total + loss.detach().to(total) * (here / self.num_data), rows + here
             if self.tell is not None:
@@ -108,27 +110,81 @@ class Epochs(Engine):
             )
         return float(total) / self.num_data
 
-    def _stepped(self, x: Tensor, y: Tensor) -> Tensor:
+    def _rounds(self) -> Iterator[tuple[Batch | None, int]]:
+        """The batches with their rows: of several processes one of each that has one left, and the rows of all."""
+        own = pairs(self.batches, self.latents)
+        if self.processes is None:
+            yield from ((batch, count(batch[0])) for batch in own)
+            return
+        drawn: list[Batch | None] = []
+
+        def following() -> list[Tensor]:
+            drawn.append(next(own, None))
+            return [_rows_of(drawn[-1])]
+
+        while rows := int(self.processes.summed(following, self._learnt())[0]):
+            yield drawn.pop(), rows
+
+    def _learnt(self) -> list[torch.nn.Parameter]:
+        """What the hyper-optimizer holds, the same in all processes."""
+        return [p for group in self.hyper.param_groups for p in group["params"]]
+
+    def _target(self, batch: Batch | None, rows: int, learn: bool = False) -> SparseGP:
+        """The target of a batch, or of those of all processes with so many rows."""
+        batches = [] if batch is None else [batch]
+        target = SparseGP(self.model, self.likelihood, batches, self.num_data, learn=learn)
+        return target if self.processes is None else target.over(self.processes, rows)
+
+    def _stepped(self, batch: Batch | None, rows: int) -> Tensor:
         """A step of q and one of the hyper-parameters; the loss before them."""
-        target = SparseGP(self.model, self.likelihood, [(x, y)], self.num_data, learn=True)
-        rows = count(x)
+        target = self._target(batch, rows, learn=True)
         self.hyper.zero_grad()
         loss = self.natural.step(target, rows)
         if loss.device.type == "cpu" and not bool(loss.isfinite()):  # elsewhere it would wait for the device
-            raise InputError(_not_finite(float(loss), y))
-        target.backward()
+            raise InputError(self._not_finite(float(loss), batch))
+        if self.processes is None:
+            target.backward()
+        else:
+            self._backward_on_all(target)
         backward_priors(self.model, self.likelihood, self.num_data)
         self.hyper.step()
         self.natural.follow(target.force, rows)
         return loss
 
+    def _backward_on_all(self, target: SparseGP) -> None:
+        """The gradients of the batches of all processes, in one sum; without one anywhere there is none."""
+        assert self.processes is not None
+        learnt = self._learnt()
+
+        def here() -> list[Tensor]:
+            target.backward()
+            there = torch.tensor([p.grad is not None for p in learnt])
+            return [there, *(torch.zeros_like(p) if p.grad is None else p.grad for p in learnt)]
+
+        there, *gradients = self.processes.summed(here)
+        for parameter, gradient, some in zip(learnt, gradients, there.tolist(), strict=True):
+            parameter.grad = gradient if some else None
+
+    def _not_finite(self, loss: float, batch: Batch | None) -> str:
+        y = torch.zeros(0) if batch is None else batch[1]
+        counts = torch.tensor([float(y.isnan().sum()), float(y.numel())])
+        missing, all_ = (int(x) for x in (counts if self.processes is None else self.processes.total([counts])[0]))
+        what = (
+            f"{missing} of {all_} targets of this batch are NaN" if missing else "check the data and hyper-parameters"
+        )
+        return (
+            f"the negative ELBO of a batch is {loss}: {what}. Everything is as the last step left it. For missing "
+            'targets say gpytorch.settings.observation_nan_policy("mask").'
+        )
+
     @torch.no_grad()
-    def _loss_of(self, batch: Batch) -> Tensor:
+    def _loss_of(self, batch: Batch | None) -> Tensor:
         """The negative ELBO at q by this batch, in eval mode, where nothing that is learnt moves."""
         with kept_modes(self.model, self.likelihood), self.generators.kept():
             self.model.eval()
             self.likelihood.eval()
-            return SparseGP(self.model, self.likelihood, [batch], self.num_data).negative_elbo(self.q)
+            rows = 0 if self.processes is None else int(self.processes.total([_rows_of(batch)])[0])
+            return self._target(batch, rows).negative_elbo(self.q)
 
     def _loss_again(self, saved: Tensor) -> Tensor:
         """The loss that was saved, of the batch that comes first where the generators are put back."""
@@ -137,7 +193,9 @@ class Epochs(Engine):
         with self.generators.kept():
             self.generators.set(self._began)
             first = next(pairs(self.batches, self.latents), None)
-        return saved if first is None else self._loss_of(first)  # an epoch without batches is refused
+        if first is None and self.processes is None:  # an epoch without batches is refused
+            return saved
+        return self._loss_of(first)
 
     # -------------------------------------------------------------------------------- what the loop asks
 
@@ -157,7 +215,8 @@ class Epochs(Engine):
 
     def settings(self) -> dict[str, str]:
         """The settings of the run: model, kernels, likelihood, hyper-optimizer and data in memory."""
-        return settings.of_run(self.model, self.likelihood, self.batches, self.num_data, self.hyper)
+        batches = self.batches if self.processes is None else ()  # which are others in each process
+        return settings.of_run(self.model, self.likelihood, batches, self.num_data, self.hyper)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after an epoch: losses, model, likelihood, both optimizers, and the generators at its start."""
@@ -184,15 +243,8 @@ class Epochs(Engine):
         self._saved = state.get("loss")
 
 
-def _not_finite(loss: float, y: Tensor) -> str:
-    missing = int(y.isnan().sum())
-    what = (
-        f"{missing} of {y.numel()} targets of this batch are NaN" if missing else "check the data and hyper-parameters"
-    )
-    return (
-        f"the negative ELBO of a batch is {loss}: {what}. Everything is as the last step left it. For missing targets "
-        'say gpytorch.settings.observation_nan_policy("mask").'
-    )
+def _rows_of(batch: Batch | None) -> Tensor:
+    return torch.tensor(0 if batch is None else count(batch[0]))
 
 
 def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:

@@ -23,8 +23,10 @@ from torch import Tensor
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, Values, kernels
 from torchngvi.adapters.gpytorch.latents import energy, latents_of
+from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
+from torchngvi.models import summands
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.versions import Versions
 from torchngvi.posteriors.gaussian import Gaussian
@@ -96,6 +98,7 @@ class SparseGP(TractableTarget):
                 "parameters without them. Use natural_optimizer(mll, method=IFVB), or posterior=CholeskyGaussian."
             )
         self.comparable = num_data is None
+        self._all_rows = 0  # of all processes
         self._pulls: list[tuple[Kernels, Kernels]] = []  # the prior at each batch and its gradient
         self._energy_gradients: list[Tensor] = []
         self._kept: tuple[Versions, list[Projection]] | None = None
@@ -106,6 +109,16 @@ class SparseGP(TractableTarget):
     def posterior(self) -> Gaussian:
         """The q that an optimizer steps: ``VN(target.posterior, lr=0.1).step(target)``."""
         return self.strategy._variational_distribution.posterior
+
+    def over(self, processes: Processes, rows: int) -> "SparseGP":
+        """Sum over the batches of several processes, each of which has a part of them; returns itself.
+
+        Args:
+            processes: the ranks, with the same model on each of them.
+            rows: of the batches of all of them.
+        """
+        self.processes, self._all_rows = processes, rows
+        return self
 
     def check(self, q: Posterior) -> None:
         """Check that q is the posterior of this model.
@@ -141,7 +154,27 @@ class SparseGP(TractableTarget):
         """E_q[ℓ], (*batch,), to first order differentiable in the frame of q, and its derivative."""
         self._pulls, self._energy_gradients = [], []
         prior = self._prior(frame.mean)
-        value = prior.expected_energy(frame)
+        own = prior.expected_energy(frame)
+        value, total = self._summed(frame, own, prior) if self.processes is None else self._of_all(frame, own, prior)
+        if isinstance(total, Raw):
+            self.force = total.g
+        return value, total
+
+    def _of_all(self, frame: Frame, own: Tensor, prior: Prior) -> tuple[Tensor, Raw]:
+        """Sum over the batches of all processes, with the prior once."""
+
+        def here() -> list[Tensor]:
+            if not self.batches:
+                return summands.halved(summands.nothing(frame, False)[:3], False)
+            value, packet = self._summed(frame, torch.zeros_like(own), prior.scaled(0.0))
+            return summands.halved([value, *(packet if isinstance(packet, Raw) else packet.raw())], False)
+
+        assert self.processes is not None
+        value, g, H = summands.whole(self.processes.summed(here, (frame.mean, frame.root)), False)
+        return own + value, Raw(g, H).with_prior(prior, frame.mean)
+
+    def _summed(self, frame: Frame, value: Tensor, prior: Prior) -> tuple[Tensor, Raw | Sites]:
+        """Add the batches to a value, and to the derivative of a prior."""
         parts: list[Raw | Sites] = []
         for prior_at_batch, projection, y in self._projections(frame.mean.dtype):
             mean, variance, projected = projection.moments(frame)
@@ -162,8 +195,6 @@ class SparseGP(TractableTarget):
             g, H = total if isinstance(total, Raw) else total.raw()
             more = part if isinstance(part, Raw) else part.raw()
             total = Raw(g + more.g, H.add_(more.H))
-        if isinstance(total, Raw):
-            self.force = total.g
         return value, total
 
     def _summand(self, sites: Sites, prior_at_batch: Kernels | None, frame: Frame) -> Raw | Sites:
@@ -233,7 +264,7 @@ class SparseGP(TractableTarget):
         return Prior(like.new_zeros(()), like.new_ones(like.shape[-1]))
 
     def _share(self) -> float:
-        return 1.0 if self.num_data is None else self.num_data / self._rows
+        return 1.0 if self.num_data is None else self.num_data / (self._all_rows or self._rows)
 
     def _projections(self, dtype: torch.dtype) -> Iterator[tuple[Kernels | None, Projection, Tensor]]:
         """Of every batch; those without a graph are kept while nothing changes, where they fit."""

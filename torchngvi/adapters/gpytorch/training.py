@@ -18,11 +18,14 @@ from torchngvi.adapters.gpytorch.batches import Batch
 from torchngvi.adapters.gpytorch.epochs import Epochs
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
+from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Gradients, joined
+from torchngvi.models.shards import threads
 from torchngvi.posteriors.gaussian import Gaussian
 
 _INTERRUPTED = "because it was interrupted"
@@ -69,6 +72,7 @@ def train_svgp(
     progress: bool = True,
     checkpoint: str | Path | None = None,
     stop: Criterion | None = None,
+    group: Any = None,
 ) -> TrainingResult:
     """Train q by natural gradients and the hyper-parameters by any torch optimizer, from one evaluation a batch.
 
@@ -91,12 +95,17 @@ def train_svgp(
         checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's
             default generator, and those of a ``DataLoader`` and its samplers, as they were.
         stop: a further criterion that ends the epochs, asked after each, as ``Seconds(60)`` of `torchngvi.fitting`.
+        group: a `torchngvi.Processes`, or a group of torch.distributed, whose processes train one model together, each
+            on ``batches`` of its own rows, of which ``num_data`` counts those of all; a batch is what the processes
+            have at the same time, and one that has none left waits with nothing. All begin from the model of rank 0,
+            which shows the bar, calls the callbacks and writes the checkpoint. None for one process.
 
     Returns:
         What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.
 
     Raises:
-        InputError: no data, another number of rows than ``num_data``, a hyper-optimizer that holds q or none of the
+        InputError: no data, another number of rows than ``num_data``, ``refine`` or no hyper-optimizer with several
+            processes, on which hyper-parameters or settings differ, a hyper-optimizer that holds q or none of the
             parameters or evaluates more than once a step, a loss that is not finite, a checkpoint that cannot be
             written or is of another model, optimizer or other data: they are told by tensors in memory, and by the loss
             of the first batch of an epoch, but for an iterator, which cannot be looked into.
@@ -119,17 +128,27 @@ def train_svgp(
     >>> len(result.losses), result.losses[-1] < result.losses[0]
     (5, True)
     """
-    callbacks = _checked(callbacks)
-    if num_data < 1:
-        raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
+    processes = None if group is None else processes_of(group)
+    with processes_of(group).together():
+        callbacks = _checked(callbacks)
+        if num_data < 1:
+            raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
+        if processes is not None and (refine or hyper_optimizer is None):
+            raise InputError(
+                "refine_svgp passes over all rows in one process, and here they are spread over "
+                f"{processes.world}. Give a hyper_optimizer and leave refine= out."
+            )
+        if hyper_optimizer is not None:
+            model.train()
+            likelihood.train()
+            q = SparseGP(model, likelihood, []).posterior
+            _check_optimizer(hyper_optimizer, q, [*model.parameters(), *likelihood.parameters()])
     trained = _untrained("because no epoch was run.")
     if hyper_optimizer is not None:
-        model.train()
-        likelihood.train()
-        q = SparseGP(model, likelihood, []).posterior
-        _check_optimizer(hyper_optimizer, q, [*model.parameters(), *likelihood.parameters()])
+        if processes is not None:
+            _begin_alike(processes, epochs, model, likelihood, num_data, hyper_optimizer)
         if epochs > 0:
-            engine = Epochs(model, likelihood, batches, num_data, hyper_optimizer, epochs)
+            engine = Epochs(model, likelihood, batches, num_data, hyper_optimizer, epochs, processes)
             trained = _trained(engine, joined(Gradients(epochs), stop), callbacks, progress, checkpoint)
     forget(model)
     if trained.interrupted or not (refine or hyper_optimizer is None):
@@ -156,7 +175,15 @@ def _trained(
         return any(answers)
 
     with restored_dtype(engine.gaussian):
-        loop = Loop(engine, stop, callbacks=[told], progress=progress, checkpoint=checkpoint, every=1)
+        loop = Loop(
+            engine,
+            stop,
+            callbacks=[told],
+            progress=progress,
+            checkpoint=checkpoint,
+            every=1,
+            processes=engine.processes,
+        )
         try:
             result = loop.run()
         except KeyboardInterrupt:
@@ -166,6 +193,21 @@ def _trained(
         told_by_all = {part.name: getattr(result, part.name) for part in fields(FitResult)}
         rejections, interrupted = engine.natural.optimizer.rejections, result.reason.startswith(_INTERRUPTED)
         return TrainingResult(**told_by_all, rejections=rejections, interrupted=interrupted)
+
+
+def _begin_alike(
+    processes: Processes,
+    epochs: int,
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    num_data: int,
+    hyper_optimizer: torch.optim.Optimizer,
+) -> None:
+    """The same settings on all ranks, and the leader's model, likelihood and draws."""
+    processes.agree(epochs=epochs, **threads(), **of_run(model, likelihood, (), num_data, hyper_optimizer))
+    synchronize(model, group=processes)
+    synchronize(likelihood, group=processes)
+    processes.same_draws()
 
 
 def _checked(callbacks: Iterable[Callable[[int, float], Any]]) -> tuple[Callable[[int, float], Any], ...]:

@@ -24,6 +24,7 @@ from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.adapters.pyro.steps import FEWEST, AveragedSteps
+from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
 from torchngvi.fitting.callbacks import checked_callbacks
@@ -31,8 +32,9 @@ from torchngvi.fitting.fit import fit
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, joined
-from torchngvi.interfaces import Local
+from torchngvi.interfaces import Local, Target
 from torchngvi.methods import IBLR
+from torchngvi.models import ShardedDraws
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.stepsizes import KLRadius
@@ -57,7 +59,8 @@ def fit_guide(
         guide: the guide, which is set up if it was not, and holds the posterior afterwards.
         args, kwargs: the arguments of the model.
         options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
-            checkpoint, optimizer.
+            checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the
+            draws over processes that all have the same model and data, see `torchngvi.ShardedDraws`.
 
     Returns:
         The verdict of `torchngvi.fit` with its trace; whether a Gaussian fits is said in the names of the sites.
@@ -74,9 +77,13 @@ def fit_guide(
     >>> guide.posterior.mean.round(decimals=2), guide.posterior.stddev.round(decimals=2)
     (tensor([3.]), tensor([0.5000]))
     """
-    density = _density(model, guide, args, kwargs)
-    density.check_comparable("fit_guide")
-    return fit(guide.posterior, density, **(options or {})).named(coordinate_names(density.layout))
+    options = dict(options or {})
+    processes = processes_of(options.pop("group", None))
+    with processes.together():
+        density = _density(model, guide, args, kwargs)
+        density.check_comparable("fit_guide")
+    target = _spread(density, guide, processes)
+    return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))
 
 
 class NaturalSVI:
@@ -94,9 +101,12 @@ class NaturalSVI:
         natural: makes the optimizer of q; by default ``IBLR(q, lr=0.1, step_size=KLRadius(0.5))``, none of whose steps
             leaves the positive definite cone.
         num_particles: the number of draws a step, even.
+        group: a `torchngvi.Processes`, or a group of torch.distributed, over whose processes the draws of `step` are
+            spread, where there is no ``optim``; all have the same model and data, and begin from the guide of rank 0.
 
     Raises:
-        InputError: a guide or an optimizer of another kind, an odd number of particles; on use, as `ModelLogJoint`.
+        InputError: a guide or an optimizer of another kind, a group with an optimizer of parameters, an odd number of
+            particles; on use, as `ModelLogJoint`.
         PairError: on use, a rule that q cannot follow, a step size that needs a trial.
 
     >>> import pyro
@@ -121,8 +131,15 @@ class NaturalSVI:
         *,
         natural: Callable[[Gaussian], NaturalGradientVI] | None = None,
         num_particles: int = 16,
+        group: Any = None,
     ) -> None:
         _check_guide(guide)
+        self.processes = processes_of(group)
+        if optim is not None and group is not None:
+            raise InputError(
+                "draws that are spread over processes give q its gradient, and parameters of the model none; leave "
+                "optim= or group= out."
+            )
         if optim is not None and not isinstance(optim, PyroOptim | torch.optim.Optimizer):
             raise InputError(
                 "optim updates the parameters of the model and must be a PyroOptim or a torch optimizer; "
@@ -133,6 +150,7 @@ class NaturalSVI:
         self._make = natural or (lambda q: IBLR(q, lr=0.1, step_size=KLRadius(0.5)))
         self._natural: NaturalGradientVI | None = None
         self._density: ModelLogJoint | None = None
+        self._target: Target | None = None  # which sums over processes
         self._warned = False
         self.norm = math.nan  # of the natural gradient in q, as the last step saw it
 
@@ -157,12 +175,14 @@ class NaturalSVI:
             An estimate of the loss -ELBO before the step.
         """
         density, q = self.density(args, kwargs), self.guide.gaussian("NaturalSVI")
+        if self._target is None:
+            self._target = _spread(density, self.guide, self.processes)
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
         with torch.enable_grad(), Parameters() as parameters:
             theta = q.push_noise(self._draws(q.mean_probe.detach()))
-            loss = (LatentGaussian(q).log_prob(theta) - density(theta)).mean()
+            loss = (LatentGaussian(q).log_prob(theta) - self._target.log_joint(theta)).mean()
         if bool(loss.isfinite()):
             loss.backward()
             self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
@@ -240,7 +260,15 @@ class NaturalSVI:
         criteria = joined(Evaluations(_checked_steps(num_steps)), stop)
         engine = AveragedSteps(self, args, kwargs, _checked_steps(num_steps))
         callbacks = checked_callbacks(callbacks)
-        loop = Loop(engine, criteria, callbacks=callbacks, progress=progress, checkpoint=checkpoint, every=_EVERY)
+        loop = Loop(
+            engine,
+            criteria,
+            callbacks=callbacks,
+            progress=progress,
+            checkpoint=checkpoint,
+            every=_EVERY,
+            processes=self.processes,
+        )
         try:
             return loop.run()
         finally:
@@ -259,6 +287,15 @@ class NaturalSVI:
             self._density = _density(self.model, self.guide, args, kwargs)
             return self._density
         return self._density.on(*args, **kwargs)
+
+
+def _spread(density: ModelLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
+    """The log joint with its draws over processes, which all begin from the guide and the generator of the first."""
+    if processes.world == 1:
+        return density
+    synchronize(guide.posterior, group=processes)
+    processes.same_draws()
+    return ShardedDraws(density, processes)
 
 
 def _density(

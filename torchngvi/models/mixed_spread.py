@@ -1,0 +1,128 @@
+"""Mixed models whose groups are spread over processes: what is counted once, and what depends on all of the data.
+
+Each process has the rows of its own groups, and of q the effects of these beside the globals.  Sums over groups, and
+over their rows, are completed by `torchngvi.models.mixed_rows.GroupedRows.total`.
+"""
+
+import copy
+import math
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from torchngvi.distributed import Processes
+from torchngvi.interfaces import Frame, Framed, Prior, Raw
+from torchngvi.models.by_moments import ByMoments
+from torchngvi.models.generalized_linear import GeneralizedLinear
+from torchngvi.models.mixed_prior import Effects, Precision
+from torchngvi.models.mixed_rows import GroupedRows
+from torchngvi.models.mixed_start import information
+from torchngvi.numerics.versions import settings_of, tensors_of
+from torchngvi.posteriors import PrecisionCholeskyGaussian
+
+_AT_ONCE = 10_000  # groups of one process that are worked on together
+
+
+class SpreadGroups(ByMoments):
+    """The abstract base of mixed models with one grouping factor, whose groups may be spread over processes.
+
+    Attributes:
+        dim: the number of coordinates of q here.
+        fixed: the model of the same rows without random effects.
+        rows: the rows with their groups.
+        precision: the prior of Ω.
+        usual: whether that is made from the data.
+        scaled: whether the prior of fixed effects is made from the data.
+        groups_at_once: of a fit in passes over groups, where they are spread over processes; None for one process.
+    """
+
+    dim: int
+    fixed: GeneralizedLinear
+    rows: GroupedRows
+    precision: Precision
+    usual: bool
+    scaled = False
+    groups_at_once: int | None = None
+
+    @property
+    def all_dim(self) -> int:
+        """The number of coordinates of all processes."""
+        return self.dim + (self.rows.all_groups - self.rows.n) * self.rows.r
+
+    def spread(self, processes: Processes) -> Self:
+        """Make the model of the groups of several processes, of which this is the part of one; see `torchngvi.Sharded`.
+
+        Args:
+            processes: the ranks.
+
+        Returns:
+            A copy with the prior that the groups of all of them make, where none was given.
+        """
+        new = copy.copy(self)
+        new.rows, new.processes, new.groups_at_once = self.rows.spread(processes), processes, _AT_ONCE
+        new.settle()
+        return new
+
+    def settle(self) -> None:
+        """Set what depends on the data of all processes: the usual prior of Ω."""
+        if self.usual:
+            self.precision = Precision(information(self.rows), self.rows.X, self.rows.r, self.rows.batch)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return every tensor that a value depends on."""
+        prior = (self.precision.scale, *self.fixed.prior)
+        return (
+            self.rows.X,
+            self.rows.Z,
+            self.rows.groups,
+            self.rows.y,
+            self.rows.weights,
+            self.rows.offset,
+            *prior,
+            *tensors_of(self.rows.likelihood),
+        )
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the settings of the likelihood, and the degrees of freedom of the prior."""
+        return (*settings_of(self.rows.likelihood), self.precision.dof)
+
+    def known_data(self) -> tuple[Tensor, ...]:
+        """Return the tensors that a value depends on; of groups of other processes the value of the loss tells."""
+        return self.tensors() if self.processes is None else ()
+
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
+        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.
+
+        Raises:
+            InputError: groups that are spread over processes, and q with them.
+        """
+        self.rows.check_one_process("a step or a bound over all coordinates")
+        return super().expected_energy(frame)
+
+    def shared_energy(
+        self,
+        mean: Tensor,  # of the globals, (*any, P)
+        covariance: Tensor,  # (*any, P, P)
+    ) -> Tensor:
+        """Compute E[-log p(β) - log p(ω)], the terms that no group has, (*any,)."""
+        p, prior, precision = self.rows.p, self.fixed.prior, self.precision
+        assert isinstance(prior, Prior)
+        beta, omega, nothing = mean[..., :p], mean[..., p:], mean.new_zeros(*mean.shape[:-1], 1, 1)
+        spread = 0.5 * (prior.precision * covariance[..., :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
+        wishart = precision.expected(Effects(nothing, omega, nothing, nothing, covariance[..., p:, p:]))
+        linear = precision.log_normaliser - omega[..., precision.diagonal] @ precision.powers
+        return prior.energy(beta) + spread + wishart + linear
+
+    def _loss(self, q: PrecisionCholeskyGaussian) -> Tensor:
+        """The negative ELBO, (*batch,); what is of the globals alone is counted once."""
+        if self.processes is None:
+            return self.expected_energy(q.frame())[0] - q.entropy()
+        frame, size = q.frame(), self.dim - self.rows.n * self.rows.r
+        V = frame.marginals()
+        loss = self.moments(frame.mean, V)[0] - q.entropy()
+        if not self.rows.leads:
+            shared = self.structure.parts(V)[-1].square
+            entropy = 0.5 * torch.linalg.slogdet(shared[..., 0, :, :])[1] + 0.5 * size * (1 + math.log(2 * math.pi))
+            loss = loss - self.shared_energy(frame.mean[..., None, -size:], shared)[..., 0] + entropy
+        return self.rows.total(loss)[0]
