@@ -2,11 +2,13 @@
 
 import io
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
+from torchngvi.errors import CalibrationWarning
 from torchngvi.networks import VON, Gaussian, SampledLabels, attach, calibrate, network
 
 N, D, STEPS = 200, 20, 300
@@ -88,6 +90,9 @@ def test_the_running_curvature_weighs_the_kth_observation_by_its_cube():
     torch.testing.assert_close(q.families[0].curvature[0], expected, rtol=1e-9, atol=0)
 
 
+at_the_mean = pytest.mark.filterwarnings("ignore:The temperature chosen:torchngvi.errors.CalibrationWarning")
+
+
 def numbers(scale):
     """Labels about the mean of a network, with a noise twice as large as the likelihood says."""
     torch.manual_seed(0)
@@ -126,10 +131,11 @@ def test_classes_have_no_noise_to_find():
     model = nn.Linear(3, 2)
     q = network(model, 50)
     x = torch.randn(100, 3)
-    assert calibrate(q, [(x, (x[:, 0] > 0).long())]).factor == 1.0
+    assert calibrate(q, [(x, torch.distributions.Categorical(logits=model(x)).sample())]).factor == 1.0
     assert q.likelihood.factor == 1.0
 
 
+@at_the_mean  # where the labels were drawn
 def test_the_factor_of_the_noise_is_that_of_one_posterior():
     """Of an ensemble whose members were made with the same likelihood."""
     likelihood, x = Gaussian(0.1), torch.randn(50, 2)
@@ -137,3 +143,84 @@ def test_the_factor_of_the_noise_is_that_of_one_posterior():
     y = first.predict(x) + 0.4 * torch.randn(50, 1)
     assert calibrate(first, [(x, y)]).factor > 2.0
     assert second.likelihood.factor == likelihood.factor == 1.0
+
+
+def regression(loss_of, log_scale, lr=0.05):
+    """A linear network with a noise that is to be learned, trained for 40 steps with some loss, and its data."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 3)
+    y = x[:, :1] + 0.3 * torch.randn(200, 1)
+    model = nn.Linear(3, 1)
+    noise = Gaussian(lambda: log_scale.exp())
+    q = network(model, 200, likelihood=noise)
+    groups = [{"params": list(model.parameters()), "lr": 1.0}, {"params": [log_scale], "lr": lr}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    attach(optimizer, q, steps=40)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss_of(noise, model(x), y).backward()
+        optimizer.step()
+    model.eval()
+    return q, x, y
+
+
+def test_the_loss_of_numbers_is_their_density():
+    """Less the constant; its gradient is that of the scale too."""
+    output, y = torch.randn(2, 5, 1, dtype=torch.float64)
+    log_scale = torch.tensor(-0.3, dtype=torch.float64, requires_grad=True)
+    noise = Gaussian(lambda: log_scale.exp())
+    loss = noise.loss(output, y)
+    expected = -noise.log_prob(output[None], y).mean() - 0.5 * math.log(2 * math.pi)
+    torch.testing.assert_close(loss.detach(), expected, rtol=1e-12, atol=0)
+    [slope] = torch.autograd.grad(loss, log_scale)
+    torch.testing.assert_close(slope, 1 - ((y - output) / log_scale.exp().detach()).square().mean(), rtol=1e-12, atol=0)
+
+
+def test_a_noise_that_the_loss_leaves_out_is_told():
+    """Under `mse_loss` a scale that is to be learned stays where it began; under the loss of the likelihood it moves."""
+    begin = nn.Parameter(torch.tensor(-1.2))
+    q, x, y = regression(lambda noise, output, y: nn.functional.mse_loss(output, y), begin)
+    with pytest.warns(CalibrationWarning, match="to be learned and is what it was .* mse_loss .*loss.output, y."):
+        calibrate(q, [(x, y)])
+    q, x, y = regression(lambda noise, output, y: noise.loss(output, y), nn.Parameter(torch.tensor(-1.2)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        calibrate(q, [(x, y)])
+    assert not any("to be learned" in str(one.message) for one in told)
+    assert q.likelihood.doubt() is None
+
+
+def test_calibrate_says_that_it_ended_at_an_end():
+    """Of the temperatures, both ends; of the factors of the noise."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    q = network(model, 50)
+    x = torch.randn(400, 3)
+    with torch.no_grad():
+        model.weight *= 50
+    wrong = torch.randint(2, (400,))
+    with pytest.warns(CalibrationWarning, match="4, is the largest one tried: .* largest=16, or train at a higher"):
+        calibrate(q, [(x, wrong)])
+    q, x, y = numbers(0.1)
+    q.temper_(1.0)
+    with pytest.warns(CalibrationWarning, match="is the smallest one tried: .* calibrate on more data"):
+        assert calibrate(q, [(x, y)]).temperature == 2.0**-10
+    with pytest.warns(CalibrationWarning) as told:
+        calibrate(q, [(x, 100 * y)])
+    assert any(
+        "factor of the noise, 8, is at an end of what was tried, 0.25 to 8: " in str(one.message) for one in told
+    )
+
+
+def test_calibrate_in_the_middle_says_nothing():
+    """Of labels of one draw of the weights; nor where the width of q does not matter, as with a flat head."""
+    q, x, _ = numbers(0.1)
+    with q.drawn(0):
+        y = q.model.eval()(x).detach() + 0.1 * torch.randn(2000, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = calibrate(q, [(x, y)])
+        flat = network(nn.Linear(1, 2), 50)
+        calibrate(flat, [(torch.zeros(50, 1), torch.arange(50) % 2)], largest=2.0**-6)
+    assert 2.0**-10 < found.temperature < 4.0
+    assert repr(found).startswith(f"Calibrated(temperature={found.temperature:.4g}, nll=")

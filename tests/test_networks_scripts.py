@@ -640,14 +640,17 @@ def test_vectors_of_the_helpers():
 # the documentation
 
 
-def test_the_snippet_of_the_docs():
-    """It runs as it stands, and its network has learned; every test that the page names is there."""
+def test_the_snippets_of_the_docs():
+    """They run as they stand, and their networks have learned; every test that the page names is there."""
     root = pathlib.Path(__file__).parents[1]
     text = (root / "docs/networks.md").read_text(encoding="utf-8")
-    [snippet] = re.findall(r"```python\n(.*?)```", text, re.S)
-    seen = {}
-    exec(compile(snippet, "docs/networks.md", "exec"), seen)
+    classes, numbers = re.findall(r"```python\n(.*?)```", text, re.S)
+    seen, other = {}, {}
+    exec(compile(classes, "docs/networks.md", "exec"), seen)
     assert seen["nll"] < 0.5
+    exec(compile(numbers, "docs/networks.md", "exec"), other)
+    assert ((other["y"][250:] - other["mean"]).square().mean() < 0.15**2).item()
+    assert other["inside"] >= 0.86
     tests = "".join((root / f"tests/test_networks{part}.py").read_text(encoding="utf-8") for part in ("", "_scripts"))
     named = re.findall(r"`(test_\w+)", text)
     assert len(named) > 10

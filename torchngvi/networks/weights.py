@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -54,6 +54,8 @@ class NetworkWeights(nn.Module):
         super().__init__()
         if not isinstance(num_data, int) or num_data < 1:
             raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {num_data!r}.")
+        if isinstance(seed, bool) or not isinstance(seed, Integral):
+            raise InputError(f"seed is an integer, the same in all processes that train together; got {seed!r}.")
         self.num_data, self.temperature, self.seed = num_data, _temperature(temperature), int(seed)
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
