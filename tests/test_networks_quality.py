@@ -177,7 +177,7 @@ def test_the_loss_of_numbers_is_their_density():
 
 
 def test_a_noise_that_the_loss_leaves_out_is_told():
-    """Under `mse_loss` a scale that is to be learned stays where it began; under the loss of the likelihood it moves."""
+    """Under `mse_loss` a scale that is to be learned stays where it began; under the likelihood's loss it moves."""
     begin = nn.Parameter(torch.tensor(-1.2))
     q, x, y = regression(lambda noise, output, y: nn.functional.mse_loss(output, y), begin)
     with pytest.warns(CalibrationWarning, match="to be learned and is what it was .* mse_loss .*loss.output, y."):

@@ -105,7 +105,7 @@ def calibrate(
 def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str]:
     """What to say of a choice at an end of what was tried, each with what to do.
 
-    Nothing where the end is no better than the temperature of the training, with a negative log likelihood of `trained`.
+    Nothing where the end is no better than the temperature of the training, with the value `trained`.
     """
     temperature, factor = found.temperature, found.factor
     matters = trained - found.nll > _NOTICED
@@ -123,8 +123,8 @@ def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str
     factors = q.likelihood.factors
     if len(factors) > 1 and factor in (factors[0], factors[-1]):
         yield (
-            f"The factor of the noise, {factor:g}, is at an end of what was tried, {factors[0]:g} to {factors[-1]:g}: the "
-            "scale of the noise is not that of the labels, or the loss is not that of the likelihood. Train with "
+            f"The factor of the noise, {factor:g}, is at an end of what was tried, {factors[0]:g} to {factors[-1]:g}: "
+            "the scale of the noise is not that of the labels, or the loss is not that of the likelihood. Train with "
             "networks.Gaussian(scale).loss(output, y), with another scale or one that is learned."
         )
     doubt = q.likelihood.doubt()

@@ -160,8 +160,8 @@ class Bernoulli(OutputLikelihood):
 class Gaussian(OutputLikelihood):
     """Numbers with Gaussian noise about the output: the loss is the mean of ½(y - output)²/scale² + log scale.
 
-    `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts 2 scale² times as much as
-    it says, and a scale that is to be learned stays where it began.
+    `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts 2 scale² times
+    as much as it says, and a scale that is to be learned stays where it began.
 
     Args:
         scale: the standard deviation of the noise, in the units of the labels: a positive number, or a function
@@ -213,8 +213,8 @@ class Gaussian(OutputLikelihood):
         if not torch.equal(scale.to(self._first), self._first):
             return None
         return (
-            f"The scale of the noise is to be learned and is what it was when the training began, {float(scale.mean()):.3g}"
-            ": the loss has no part for it, as mse_loss has none, or no optimizer has its parameter. Train with "
+            "The scale of the noise is to be learned and is what it was when the training began, "
+            f"{float(scale.mean()):.3g}: the loss has no part for it, as mse_loss has none, or no optimizer has it. Train with "
             "networks.Gaussian(scale).loss(output, y), or give the scale as a number."
         )
 

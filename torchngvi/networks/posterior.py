@@ -54,7 +54,7 @@ class NetworkGaussian(NetworkWeights):
             f"{sum(m.numel() for m in family.mean):,} {type(family).__name__.lower()}" for family in self.each()
         )
         kind = type(self.likelihood).__name__
-        told = f"{sizes} weights of {type(self.model).__name__}, num_data={self.num_data:,}, likelihood={kind}"
+        told = f"{sizes} weights of {type(self.model).__name__}, num_data={self.num_data:,}, {kind}"
         return f"NetworkGaussian({told}, temperature={self.temperature:g}, steps={self.draw:,})"
 
     # predictions
@@ -193,7 +193,7 @@ def network(
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> q = network(model, num_data=1000)
     >>> q
-    NetworkGaussian(67 diagonal weights of Sequential, num_data=1,000, likelihood=Categorical, temperature=0.05, steps=0)
+    NetworkGaussian(67 diagonal weights of Sequential, num_data=1,000, Categorical, temperature=0.05, steps=0)
     >>> q.predict(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """
