@@ -214,8 +214,8 @@ class Gaussian(OutputLikelihood):
             return None
         return (
             "The scale of the noise is to be learned and is what it was when the training began, "
-            f"{float(scale.mean()):.3g}: the loss has no part for it, as mse_loss has none, or no optimizer has it. Train with "
-            "networks.Gaussian(scale).loss(output, y), or give the scale as a number."
+            f"{float(scale.mean()):.3g}: the loss has no part for it, as mse_loss has none, or no optimizer has it. "
+            "Train with networks.Gaussian(scale).loss(output, y), or give the scale as a number."
         )
 
     def _scale(self, like: Tensor) -> Tensor:
