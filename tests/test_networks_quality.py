@@ -77,6 +77,20 @@ def test_the_start_is_forgotten_over_a_share_of_the_training(steps, every, memor
     assert VON(nn.Linear(3, 2), 50, curvature=curvature, **keywords).q.memory == pytest.approx(memory)
 
 
+def test_the_start_is_gone_after_seven_times_its_memory():
+    """Nothing but the curvature is left, σ² = 1/(N(h + δ)), where its weight would be 1e-3."""
+    model = nn.Linear(1, 2, bias=False, dtype=torch.float64)
+    q = network(model, 50)
+    q.memory = 2
+    for k in range(1, 21):
+        q.observe_([torch.ones(2, 1, dtype=torch.float64)], 1.0, 0.1)
+        q.refresh_()
+        left = math.exp(-k / 2)
+        assert q.families[0].weight == (left if left >= 1e-3 else 0.0)
+    exact = torch.full((2, 1), (50 * (1 + 1 / 50)) ** -0.5, dtype=torch.float64)
+    torch.testing.assert_close(q.families[0].stddev[0], exact, rtol=1e-9, atol=0)
+
+
 def test_the_running_curvature_weighs_the_kth_observation_by_its_cube():
     model = nn.Linear(1, 2, bias=False, dtype=torch.float64)
     q = network(model, 50)

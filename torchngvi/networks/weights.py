@@ -24,6 +24,7 @@ from torchngvi.networks.noise import seed_of
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
 _SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
+_GONE = 1e-3  # the weight of the start in the geometric mean that is none
 _LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 
 
@@ -268,6 +269,8 @@ class NetworkWeights(nn.Module):
         It is called when the draw is not needed any more, so that a draw can be made again until then.
         """
         weight = math.exp(-self.observed / self.memory) if self.memory else 0.0
+        if weight < _GONE:  # no powers from then on
+            weight = 0.0
         with torch.no_grad():
             for family, statistics, rate in self._seen:
                 family.absorb_(statistics, rate)
