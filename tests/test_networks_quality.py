@@ -64,6 +64,38 @@ def test_a_short_run_ends_at_the_posterior_and_the_noise_of_a_linear_model():
     assert (late.variance["weight"].sqrt().mean() / variance.sqrt()).item() > 1.5  # a start that is not forgotten
 
 
+def learned_noise(share, steps=400):
+    """The noise that a network learns from inputs that move together, with the radius share/√steps; it is 0.1."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(1000, 1, generator=g) + 0.1 * torch.randn(1000, 16, generator=g)
+    y = x.mean(1, keepdim=True).sin() + 0.1 * torch.randn(1000, 1, generator=g)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 30), nn.ReLU(), nn.Linear(30, 1))
+    log_scale = nn.Parameter(torch.zeros(()))
+    noise = Gaussian(log_scale.exp)
+    q = network(model, 1000, likelihood=noise)
+    groups = [{"params": list(model.parameters()), "lr": 1.0}, {"params": [log_scale], "lr": 0.03}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    length = {"steps": steps} if share is None else {"radius": share / math.sqrt(steps)}
+    attach(optimizer, q, **length)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows = torch.randint(1000, (32,), generator=g)
+        optimizer.zero_grad()
+        noise.loss(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        scheduler.step()
+    return log_scale.exp().item()
+
+
+def test_the_default_radius_lets_a_noise_be_learned():
+    """From inputs that move together, where the diagonal of the curvature says too little of a long move."""
+    default = learned_noise(None)
+    assert 0.1 < default < 0.168  # in 400 steps; 0.181 with 0.1/√steps
+    assert default == pytest.approx(learned_noise(0.04), rel=0.01)  # whose start is forgotten more slowly
+    assert learned_noise(0.3) > 1.4 * default
+
+
 @pytest.mark.parametrize(
     ("steps", "every", "memory"), [(100, 10, 10), (1000, 10, 30), (1000, 1, 300), (10**5, 10, 100), (None, 3, 100)]
 )
