@@ -7,7 +7,7 @@ Every method but ours chooses among as many settings as it lists (`SETTINGS`) by
 seed anew; ours has one setting and what `calibrate` finds on the same validation data.  Where labels are numbers, the
 noise that each method learned is multiplied by the factor from 1/4 to 8 that is best on validation data, for all
 methods alike.  Nothing looks at test data before the end.  digits comes with scikit-learn; the other sets are read
-from $TORCHNGVI_DATA.  ivon-opt and laplace-torch have their rows where they are installed.
+from $TORCHNGVI_DATA.  ivon-opt, laplace-torch and vbll have their rows where they are installed.
 """
 
 import argparse

@@ -700,7 +700,9 @@ def test_the_snippets_of_the_docs():
     exec(compile(numbers, "docs/networks.md", "exec"), other)
     assert ((other["y"][250:] - other["mean"]).square().mean() < 0.15**2).item()
     assert other["inside"] >= 0.86
-    tests = "".join((root / f"tests/test_networks{part}.py").read_text(encoding="utf-8") for part in ("", "_scripts"))
+    tests = "".join(
+        (root / f"tests/test_networks{part}.py").read_text(encoding="utf-8") for part in ("", "_scripts", "_quality")
+    )
     named = re.findall(r"`(test_\w+)", text)
     assert len(named) > 10
     assert all(f"def {name}" in tests for name in named)
