@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.hooks import Hooks, posterior_of
 from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
-from torchngvi.networks.noise import seed_of
+from torchngvi.networks.noise import read_seed, seed_of
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
 _SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
@@ -55,9 +55,7 @@ class NetworkWeights(nn.Module):
         super().__init__()
         if not isinstance(num_data, int) or num_data < 1:
             raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {num_data!r}.")
-        if isinstance(seed, bool) or not isinstance(seed, Integral):
-            raise InputError(f"seed is an integer, the same in all processes that train together; got {seed!r}.")
-        self.num_data, self.temperature, self.seed = num_data, _temperature(temperature), int(seed)
+        self.num_data, self.temperature, self.seed = num_data, _temperature(temperature), read_seed(seed)
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
