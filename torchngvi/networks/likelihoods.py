@@ -160,8 +160,8 @@ class Bernoulli(OutputLikelihood):
 class Gaussian(OutputLikelihood):
     """Numbers with Gaussian noise about the output: the loss is the mean of ½(y - output)²/scale² + log scale.
 
-    `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts 2 scale² times
-    as much as it says, and a scale that is to be learned stays where it began.
+    `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts
+    1/(2 scale²) times as much as it says, and a scale that is to be learned stays where it began.
 
     Args:
         scale: the standard deviation of the noise, in the units of the labels: a positive number, or a function
