@@ -7,7 +7,7 @@ Every method but ours chooses among as many settings as it lists (`SETTINGS`) by
 seed anew; ours has one setting and what `calibrate` finds on the same validation data.  Where labels are numbers, the
 noise that each method learned is multiplied by the factor from 1/4 to 8 that is best on validation data, for all
 methods alike.  Nothing looks at test data before the end.  digits comes with scikit-learn; the other sets are read
-from $TORCHNGVI_DATA.  ivon-opt and laplace-torch have their rows where they are installed.
+from $TORCHNGVI_DATA.  ivon-opt, laplace-torch and vbll have their rows where they are installed.
 """
 
 import argparse
@@ -35,6 +35,11 @@ try:
     import laplace
 except ImportError:
     laplace = None
+
+try:
+    import vbll
+except ImportError:
+    vbll = None
 
 DATA = pathlib.Path(os.environ.get("TORCHNGVI_DATA", "."))
 SAMPLES = 32
@@ -263,6 +268,31 @@ def laplace_last_layer(task, seed, lr):
     return model, predict
 
 
+def last_layer_vbll(task, seed, lr):
+    """VBLL (Harrison et al. 2024): the last layer by a deterministic bound, the rest by AdamW; diagonal for classes."""
+    torch.manual_seed(seed)
+    model = Learned(task)
+    body, last = model.net[:-1], model.net[-1]
+    if task.numbers:
+        head = vbll.Regression(last.in_features, 1, 1 / len(task.train[1]), wishart_scale=0.1)
+    else:
+        head = vbll.DiscClassification(last.in_features, last.out_features, 1 / len(task.train[1]), "diagonal")
+    groups = [{"params": body.parameters()}, {"params": head.parameters(), "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr)
+    for _ in run(task, optimizer, lambda x, y: head(body(x)).train_loss_fn(y), seed):
+        pass
+    if task.numbers:
+        model.log_scale.data = head.noise().scale.detach().log()
+
+    @torch.no_grad()
+    def predict(x):
+        logits = head.predictive(body(x)) if task.numbers else head.logit_predictive(body(x))
+        variance = logits.scale.square() - (head.noise().scale.square() if task.numbers else 0.0)
+        return logits.mean + variance.clamp_min(0).sqrt() * torch.randn(SAMPLES, *logits.mean.shape)
+
+    return model, predict
+
+
 def ours(task, seed, structure="diagonal", lr=1.0, **keywords):
     torch.manual_seed(seed)
     model = Learned(task)
@@ -287,10 +317,14 @@ SETTINGS = {
     "SWAG (diagonal)": (swag, [{"lr": lr} for lr in RATES]),
     **({"ivon-opt": (published_ivon, [{"lr": lr, "h0": h} for lr in (0.1, 0.5) for h in (0.1, 1.0)])} if ivon else {}),
     **({"laplace-torch": (laplace_last_layer, [{"lr": lr} for lr in RATES])} if laplace else {}),
+    **({"vbll": (last_layer_vbll, [{"lr": lr} for lr in RATES])} if vbll else {}),
     "ensemble of 5": (ensemble, [{"lr": lr} for lr in (3e-3, 1e-2)]),
     "attach": (ours, [{}]),
-    "attach, T of four": (ours, [{"temperature": t} for t in (0.01, 0.05, 0.2, 1.0)]),
-    "attach, Kronecker": (lambda task, seed: ours(task, seed, "kronecker"), [{}]),
+    "attach, Kronecker": (ours, [{"structure": "kronecker"}]),
+    "attach, best of four": (
+        ours,
+        [{"structure": s, "temperature": t} for s in ("diagonal", "kronecker") for t in (0.05, 0.5)],
+    ),
 }
 
 

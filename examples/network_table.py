@@ -35,7 +35,8 @@ def main(arguments=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 1))
     log_scale = nn.Parameter(torch.zeros(()))
-    q = ngvi.network(model, 300, prior_precision=10.0, temperature=0.1, likelihood=Gaussian(log_scale.exp))
+    noise = Gaussian(log_scale.exp)
+    q = ngvi.network(model, 300, prior_precision=10.0, temperature=0.1, likelihood=noise)
     groups = [{"params": model.parameters(), "lr": 1.0}, {"params": [log_scale], "lr": 0.02}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     ngvi.attach(optimizer, q, steps=options.steps, curvature=ngvi.SampledLabels(every=2))
@@ -43,8 +44,7 @@ def main(arguments=None):
     for _ in range(options.steps):
         rows = torch.randint(300, (50,))
         optimizer.zero_grad()
-        loss = (0.5 * ((y[rows] - model(X[rows])) / log_scale.exp()).square() + log_scale).mean()
-        loss.backward()
+        noise.loss(model(X[rows]), y[rows]).backward()
         optimizer.step()
         schedule.step()
 

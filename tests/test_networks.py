@@ -4,6 +4,7 @@ import copy
 import io
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -699,6 +700,9 @@ def test_predictions_average_over_draws():
     found = q.predictive(x, samples=5)
     torch.testing.assert_close(found.total, torch.special.entr(p).sum(-1))
     assert (found.epistemic > 0).all()
+    assert re.fullmatch(
+        r"Predictive\(mean of shape \(\d+, 3\); epistemic [\d.e-]+, aleatoric [\d.e-]+ in the mean\)", repr(found)
+    )
 
 
 def test_predictions_of_numbers_have_the_variance_of_a_linear_model():
@@ -716,6 +720,7 @@ def test_predictions_of_numbers_have_the_variance_of_a_linear_model():
     assert q.predictive(x).epistemic.shape == (4, 1)
 
 
+@pytest.mark.filterwarnings("ignore:The temperature chosen:torchngvi.errors.CalibrationWarning")
 def test_calibrate_finds_the_temperature():
     """Labels drawn from the network at its mean: the less noise the better; wide noise is punished."""
     model = mlp()
@@ -747,6 +752,8 @@ def test_calibrate_finds_the_temperature():
         ({"prior_precision": {"0.*": 1.0}}, "prior_precision says nothing of 2.weight"),
         ({"likelihood": "gaussian"}, "needs the scale of the noise"),
         ({"likelihood": "poisson"}, "likelihood is"),
+        ({"seed": None}, "seed is an integer, .* got None"),
+        ({"seed": 0.5}, "seed is an integer, .* got 0.5"),
     ],
 )
 def test_posteriors_that_cannot_be(arguments, text):
@@ -826,6 +833,7 @@ def test_numbers_that_cannot_be():
         (lambda: calibrate(q, [torch.zeros(2, 4)]), "gives pairs"),
         (lambda: calibrate(q, [(torch.full((2, 4), torch.nan), torch.zeros(2).long())]), "not finite at any"),
         (lambda: Categorical().moments(torch.zeros(3, 1)), "two classes or more"),
+        (lambda: Gaussian(1.0).loss(torch.zeros(3, 1), torch.zeros(3)), "labels must have the shape of the outputs"),
     ]:
         with pytest.raises(InputError, match=text):
             call()

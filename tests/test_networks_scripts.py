@@ -3,9 +3,13 @@
 import copy
 import io
 import itertools
+import os
 import pathlib
 import pickle
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -194,6 +198,51 @@ def test_draws_differ_within_one_autocast():
     assert not torch.equal(found[0], found[1])
     torch.testing.assert_close(evaluated.float(), model(x), rtol=0, atol=0.02)
     assert found.dtype == torch.float32
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from test_networks import adamw, mlp, train
+from torchngvi.networks import attach, network
+model = mlp()
+q, optimizer = network(model, 100), adamw(model)
+attach(optimizer, q, steps=16)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
+for step in range(16):
+    train(model, optimizer, 1, scheduler=schedule, first=step)
+    if step == 6:
+        state = [part.state_dict() for part in (model, q, optimizer, schedule)]
+        torch.save(state, sys.argv[1])
+    if step == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is tested on Linux and macOS")
+def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path):
+    """From the checkpoint of its seventh step; the steps after it are taken again."""
+
+    def start():
+        model = mlp()
+        q, optimizer = network(model, 100), adamw(model)
+        attach(optimizer, q, steps=16)
+        return model, q, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
+
+    root, file = pathlib.Path(__file__).parents[1], tmp_path / "state.pt"
+    paths = os.pathsep.join([str(root), str(root / "tests")])
+    threads = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run([sys.executable, "-c", KILLED, file], env=os.environ | threads, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    model, q, optimizer, schedule = whole = start()
+    train(model, optimizer, 16, scheduler=schedule)
+    again = start()
+    for part, state in zip(again, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    train(again[0], again[2], 9, scheduler=again[3], first=7)
+    assert torch.equal(means(again[1]), means(whole[1]))
+    assert torch.equal(sds(again[1]), sds(whole[1]))
+    assert again[1].draw == 16
 
 
 def test_the_order_of_loading_does_not_matter():
@@ -640,15 +689,20 @@ def test_vectors_of_the_helpers():
 # the documentation
 
 
-def test_the_snippet_of_the_docs():
-    """It runs as it stands, and its network has learned; every test that the page names is there."""
+def test_the_snippets_of_the_docs():
+    """They run as they stand, and their networks have learned; every test that the page names is there."""
     root = pathlib.Path(__file__).parents[1]
     text = (root / "docs/networks.md").read_text(encoding="utf-8")
-    [snippet] = re.findall(r"```python\n(.*?)```", text, re.S)
-    seen = {}
-    exec(compile(snippet, "docs/networks.md", "exec"), seen)
+    classes, numbers = re.findall(r"```python\n(.*?)```", text, re.S)
+    seen, other = {}, {}
+    exec(compile(classes, "docs/networks.md", "exec"), seen)
     assert seen["nll"] < 0.5
-    tests = "".join((root / f"tests/test_networks{part}.py").read_text(encoding="utf-8") for part in ("", "_scripts"))
+    exec(compile(numbers, "docs/networks.md", "exec"), other)
+    assert ((other["y"][250:] - other["mean"]).square().mean() < 0.15**2).item()
+    assert other["inside"] >= 0.86
+    tests = "".join(
+        (root / f"tests/test_networks{part}.py").read_text(encoding="utf-8") for part in ("", "_scripts", "_quality")
+    )
     named = re.findall(r"`(test_\w+)", text)
     assert len(named) > 10
     assert all(f"def {name}" in tests for name in named)

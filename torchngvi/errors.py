@@ -27,3 +27,7 @@ class CheckpointWarning(UserWarning):
 
 class UnsummedRanksWarning(UserWarning):
     """Several processes step, and no step sums over them what the data of each contribute."""
+
+
+class CalibrationWarning(UserWarning):
+    """What was calibrated is at an end of what was tried, or the noise that was to be learned has not moved."""

@@ -33,7 +33,10 @@ def blocks(first: Sequence[Tensor], *others: Sequence[Tensor | Pieces]) -> Itera
     """
     lists: tuple[Sequence[Tensor | Pieces], ...] = (first, *others)
     sizes = [tensor.numel() for tensor in first]
-    if sum(sizes) <= SIZE or first[0].device.type != "cpu":
+    if sum(sizes) <= SIZE:  # where nothing is in pieces
+        yield lists  # type: ignore[misc]
+        return
+    if first[0].device.type != "cpu":
         yield tuple([joined(tensor, like) for tensor, like in zip(of, first, strict=True)] for of in lists)
         return
     begin, count = 0, 0

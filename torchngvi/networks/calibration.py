@@ -1,17 +1,19 @@
 """The temperature, and the scale of the noise, from validation data: two numbers, after the training."""
 
 import math
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchngvi.errors import InputError
+from torchngvi.errors import CalibrationWarning, InputError
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import batches, mean_density, outputs
 
 _SMALLEST = 2.0**-10  # a posterior 32 times narrower than at the temperature 1 is a point for a network
+_NOTICED = 0.01  # nats a label: less between the temperatures of the training and of the choice is not worth a word
 
 
 class Calibrated(NamedTuple):
@@ -29,6 +31,11 @@ class Calibrated(NamedTuple):
     tried: dict[float, float]
     factor: float = 1.0
 
+    def __repr__(self) -> str:
+        """Say what was chosen, and from how many."""
+        factor = "" if self.factor == 1 else f", factor={self.factor:.3g}"
+        return f"Calibrated(temperature={self.temperature:.4g}, nll={self.nll:.4f}{factor}, of {len(self.tried)} tried)"
+
 
 def calibrate(
     q: NetworkGaussian,
@@ -44,7 +51,8 @@ def calibrate(
     risen twice or 2⁻¹⁰ is reached, and the best one is kept.  Mean-field posteriors at T = 1 are too wide for small
     data, which is why it is worth a look; the ELBO cannot choose it.  Where the labels are numbers with Gaussian noise,
     a factor of its scale in predictions is chosen with each temperature, from ¼ to 8: the noise that is learned from
-    the training data makes up for what the draws of the training did there.
+    the training data makes up for what the draws of the training did there.  A choice at an end of what was tried, or a
+    noise that was to be learned and has not moved, is a `CalibrationWarning`.
 
     Args:
         q: the posterior; its temperature is changed, and the factor of its likelihood.
@@ -64,8 +72,8 @@ def calibrate(
     >>> import torchngvi
     >>> model = torch.nn.Linear(1, 2)
     >>> q = torchngvi.network(model, num_data=10)
-    >>> x = torch.randn(20, 1)
-    >>> found = torchngvi.calibrate(q, [(x, (x[:, 0] > 0).long())])
+    >>> x = torch.zeros(20, 1)
+    >>> found = torchngvi.calibrate(q, [(x, torch.arange(20) % 2)], largest=0.05)
     >>> q.temperature == found.temperature
     True
     """
@@ -87,7 +95,41 @@ def calibrate(
     best = min(finite, key=finite.__getitem__)
     q.temper_(best)
     q.likelihood.factor = factors[best]
-    return Calibrated(best, finite[best], tried, factors[best])
+    found = Calibrated(best, finite[best], tried, factors[best])
+    nearest = min(finite, key=lambda t: abs(math.log(t / before)))
+    for sentence in _ends(found, finite[nearest], q):
+        warnings.warn(sentence, CalibrationWarning, stacklevel=2)
+    return found
+
+
+def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str]:
+    """What to say of a choice at an end of what was tried, each with what to do.
+
+    Nothing where the end is no better than the temperature of the training, with the value `trained`.
+    """
+    temperature, factor = found.temperature, found.factor
+    matters = trained - found.nll > _NOTICED
+    if matters and temperature == max(found.tried):
+        yield (
+            f"The temperature chosen, {temperature:g}, is the largest one tried: a wider posterior may predict better. "
+            f"Call calibrate with largest={4 * temperature:g}, or train at a higher temperature."
+        )
+    elif matters and temperature / 2 < _SMALLEST:
+        yield (
+            f"The temperature chosen, {temperature:g}, is the smallest one tried: on these validation data the mean "
+            "alone predicts as well as q does. Its uncertainty is that of the labels alone; for more of it, train at a "
+            "lower temperature, or calibrate on more data."
+        )
+    factors = q.likelihood.factors
+    if len(factors) > 1 and factor in (factors[0], factors[-1]):
+        yield (
+            f"The factor of the noise, {factor:g}, is at an end of what was tried, {factors[0]:g} to {factors[-1]:g}: "
+            "the scale of the noise is not that of the labels, or the loss is not that of the likelihood. Train with "
+            "networks.Gaussian(scale).loss(output, y), with another scale or one that is learned."
+        )
+    doubt = q.likelihood.doubt()
+    if doubt is not None:
+        yield doubt
 
 
 def _rising(values: list[float]) -> bool:

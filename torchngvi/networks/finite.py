@@ -38,7 +38,10 @@ def squared_norm(norms: list[Tensor]) -> Tensor:
     >>> squared_norm([torch.tensor(3.0), torch.tensor(4.0)])
     tensor(25.)
     """
-    each = torch.stack([norm.to(norms[0]) for norm in norms])
+    first = norms[0].device
+    if first.type != "cpu":  # perhaps not one device alone
+        norms = [norm.to(first) for norm in norms]
+    each = torch.stack(norms)
     return torch.dot(each, each)
 
 

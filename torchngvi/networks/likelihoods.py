@@ -26,6 +26,10 @@ class OutputLikelihood(ABC):
     factor = 1.0
     factors: tuple[float, ...] = (1.0,)
 
+    def doubt(self) -> str | None:
+        """Return a sentence about what the training seems to have missed, or None; `calibrate` warns with it."""
+        return None
+
     @abstractmethod
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a label for each output from the network's own prediction and return -log p of it.
@@ -156,6 +160,9 @@ class Bernoulli(OutputLikelihood):
 class Gaussian(OutputLikelihood):
     """Numbers with Gaussian noise about the output: the loss is the mean of ½(y - output)²/scale² + log scale.
 
+    `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts
+    1/(2 scale²) times as much as it says, and a scale that is to be learned stays where it began.
+
     Args:
         scale: the standard deviation of the noise, in the units of the labels: a positive number, or a function
             without arguments that returns one, for a noise that is learned beside the weights
@@ -168,6 +175,8 @@ class Gaussian(OutputLikelihood):
 
     >>> Gaussian(0.5).moments(torch.zeros(1))[1].item()
     0.25
+    >>> Gaussian(0.5).loss(torch.zeros(2, 1), torch.ones(2, 1)).item()  # 2 + log ½
+    1.3068528175354004
     """
 
     factors = tuple(2.0 ** (k / 4) for k in range(-8, 13))
@@ -176,6 +185,38 @@ class Gaussian(OutputLikelihood):
         if not callable(scale) and (not isinstance(scale, Real | Tensor) or not scale > 0):
             raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale!r}.")
         self.scale = scale
+        self._first: Tensor | None = None  # a scale that is learned, where the training began
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of a training step, the mean of -log p(y | output) without its constant ½ log 2π.
+
+        Args:
+            output: of the network, with its graph.
+            y: the labels, of the same shape.
+
+        Returns:
+            A number, whose gradient is that of the weights, and of the scale where it is learned.
+
+        Raises:
+            InputError: if the labels have another shape than the outputs.
+        """
+        _check_labels(torch.Size([1, *output.shape]), y)
+        output = _full(output)
+        scale = torch.as_tensor(self.scale() if callable(self.scale) else self.scale).to(output)
+        return (0.5 * ((y - output) / scale).square() + scale.log()).mean()
+
+    def doubt(self) -> str | None:
+        """Say so where a scale that is to be learned has not moved in the training; see the base class."""
+        if self._first is None or not callable(self.scale):
+            return None
+        scale = torch.as_tensor(self.scale()).detach()
+        if not torch.equal(scale.to(self._first), self._first):
+            return None
+        return (
+            "The scale of the noise is to be learned and is what it was when the training began, "
+            f"{float(scale.mean()):.3g}: the loss has no part for it, as mse_loss has none, or no optimizer has it. "
+            "Train with networks.Gaussian(scale).loss(output, y), or give the scale as a number."
+        )
 
     def _scale(self, like: Tensor) -> Tensor:
         if callable(self.scale):
@@ -185,6 +226,9 @@ class Gaussian(OutputLikelihood):
     def sampled_losses(self, output: Tensor, generator: torch.Generator) -> Tensor:
         """Draw the label output + scale ε; see the base class."""
         output = _full(output)
+        if self._first is None and callable(self.scale):
+            given = torch.as_tensor(self.scale())
+            self._first = given.detach().clone() if given.requires_grad else None
         scale = self._scale(output)
         noise = torch.empty_like(output, requires_grad=False).normal_(generator=generator)
         return 0.5 * ((output.detach() + scale * noise - output) / scale).square()

@@ -49,10 +49,13 @@ class NetworkGaussian(NetworkWeights):
         super().__init__(model, num_data, structure, prior_precision, temperature, seed)
 
     def __repr__(self) -> str:
-        """Name the families with their numbers of weights."""
-        counts = {type(f).__name__: sum(m.numel() for m in f.mean) for f in self.each()}
-        sizes = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-        return f"NetworkGaussian({sizes}, num_data={self.num_data}, temperature={self.temperature:g})"
+        """Name the families with their numbers of weights, the likelihood, and how far the training is."""
+        sizes = ", ".join(
+            f"{sum(m.numel() for m in family.mean):,} {type(family).__name__.lower()}" for family in self.each()
+        )
+        kind = type(self.likelihood).__name__
+        told = f"{sizes} weights of {type(self.model).__name__}, num_data={self.num_data:,}, {kind}"
+        return f"NetworkGaussian({told}, temperature={self.temperature:g}, steps={self.draw:,})"
 
     # predictions
 
@@ -190,7 +193,7 @@ def network(
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> q = network(model, num_data=1000)
     >>> q
-    NetworkGaussian(67 Diagonal, num_data=1000, temperature=0.05)
+    NetworkGaussian(67 diagonal weights of Sequential, num_data=1,000, Categorical, temperature=0.05, steps=0)
     >>> q.predict(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """

@@ -40,6 +40,11 @@ class Predictive(NamedTuple):
     epistemic: Tensor
     aleatoric: Tensor
 
+    def __repr__(self) -> str:
+        """Say the shape and the two parts in the mean, and not every number."""
+        parts = f"epistemic {self.epistemic.mean():.4g}, aleatoric {self.aleatoric.mean():.4g} in the mean"
+        return f"Predictive(mean of shape {tuple(self.mean.shape)}; {parts})"
+
     @property
     def total(self) -> Tensor:
         """The whole uncertainty: the entropy in nats, or the variance."""

@@ -20,10 +20,11 @@ from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite, zero_where_
 from torchngvi.networks.hooks import Hooks, posterior_of
 from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
-from torchngvi.networks.noise import seed_of
+from torchngvi.networks.noise import read_seed, seed_of
 
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
 _SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
+_GONE = 1e-3  # the weight of the start in the geometric mean that is none
 _LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 
 
@@ -54,7 +55,7 @@ class NetworkWeights(nn.Module):
         super().__init__()
         if not isinstance(num_data, int) or num_data < 1:
             raise InputError(f"num_data is the number of labels in the training data, 1 or more; got {num_data!r}.")
-        self.num_data, self.temperature, self.seed = num_data, _temperature(temperature), int(seed)
+        self.num_data, self.temperature, self.seed = num_data, _temperature(temperature), read_seed(seed)
         self._model = [unwrapped(model)]  # in a list, so that it is not a part of q
         if posterior_of(self.model) is not None:
             raise InputError("The network has a posterior already; use it, or take it away with its release().")
@@ -266,6 +267,8 @@ class NetworkWeights(nn.Module):
         It is called when the draw is not needed any more, so that a draw can be made again until then.
         """
         weight = math.exp(-self.observed / self.memory) if self.memory else 0.0
+        if weight < _GONE:  # no powers from then on
+            weight = 0.0
         with torch.no_grad():
             for family, statistics, rate in self._seen:
                 family.absorb_(statistics, rate)
