@@ -736,6 +736,18 @@ class TestOneTheta:
         assert text.endswith("). Write it for theta of shape (S, D), or use LogJoint.looped(f).")
         close(LogJoint.looped(function).log_joint(torch.ones(4, 3)), torch.full((4,), 3.0), 0.0)
 
+    def test_parameters_out_of_range_are_not_there(self, monkeypatch):
+        """The message of torch.distributions cannot be made under vmap; its density there is NaN."""
+        normal = torch.distributions.Normal
+        monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # its default, which Pyro changes
+        one = lambda t: normal(t[0], t[1].exp()).log_prob(torch.ones(3)).sum()  # noqa: E731
+        theta = torch.tensor([[0.0, -800.0], [0.0, 0.0]])
+        value = LogJoint.vmapped(one).log_joint(theta)
+        assert value[0].isnan()
+        close(value[1], normal(0.0, 1.0).log_prob(torch.ones(3)).sum(), 1e-6)
+        with pytest.raises(ValueError, match="to satisfy the constraint"):  # checked as before
+            normal(0.0, torch.tensor(0.0))
+
     def test_errors_of_the_function_itself_are_its_own(self):
         def broken(theta):
             raise RuntimeError("no such table")

@@ -249,8 +249,8 @@ def test_calibrate_says_that_it_ended_at_an_end():
         calibrate(q, [(x, wrong)])
     q, x, y = numbers(0.1)
     q.temper_(1.0)
-    with pytest.warns(CalibrationWarning, match="is the smallest one tried: .* calibrate on more data"):
-        assert calibrate(q, [(x, y)]).temperature == 2.0**-10
+    with pytest.warns(CalibrationWarning, match="is as good as the smallest one tried, .* calibrate on more data"):
+        assert 2.0**-10 < calibrate(q, [(x, y)]).temperature < 0.05  # of those that predict as well the largest
     with pytest.warns(CalibrationWarning) as told:
         calibrate(q, [(x, 100 * y)])
     assert any(

@@ -1,12 +1,14 @@
 """Any differentiable log joint, given as a function: of all draws at once, or of one."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self, final
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
@@ -172,8 +174,25 @@ def mapped(function: Callable[[Tensor], Tensor], draws: Tensor, remedy: str) -> 
     except RuntimeError as error:
         if not any(word in str(error) for word in _WORDS_OF_VMAP):
             raise
+        if ".item()" in str(error):
+            with suppress(RuntimeError), _unvalidated():
+                return torch.func.vmap(function)(draws)
         reason = str(error).split(". ")[0].rstrip(".")
         raise InputError(f"torch.func.vmap cannot take this log joint ({reason}). {remedy}") from error
+
+
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Let distributions take any parameters: where one is not valid the message that says so cannot be made by vmap.
+
+    Outside of their range a log density is NaN or infinite, which a target takes for "not there".
+    """
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def number(value: object) -> Tensor:

@@ -13,6 +13,7 @@ from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import batches, mean_density, outputs
 
 _SMALLEST = 2.0**-10  # a posterior 32 times narrower than at the temperature 1 is a point for a network
+_FLAT = 0.001  # nats a label: of temperatures that differ by no more the largest is chosen
 _NOTICED = 0.01  # nats a label: less between the temperatures of the training and of the choice is not worth a word
 
 
@@ -48,11 +49,12 @@ def calibrate(
 
     V is proportional to the temperature; the mean stays.  The negative log likelihood of the predictions is computed
     for temperatures a factor of two apart, with the same draws for all of them, down from the largest until it has
-    risen twice or 2⁻¹⁰ is reached, and the best one is kept.  Mean-field posteriors at T = 1 are too wide for small
-    data, which is why it is worth a look; the ELBO cannot choose it.  Where the labels are numbers with Gaussian noise,
-    a factor of its scale in predictions is chosen with each temperature, from ¼ to 8: the noise that is learned from
-    the training data makes up for what the draws of the training did there.  A choice at an end of what was tried, or a
-    noise that was to be learned and has not moved, is a `CalibrationWarning`.
+    risen twice or 2⁻¹⁰ is reached, and the best one is kept, the largest of those that are within 0.001 nats of it.
+    Mean-field posteriors at T = 1 are too wide for small data, which is why it is worth a look; the ELBO cannot choose.
+    Where the labels are numbers with Gaussian noise, a factor of its scale in predictions is chosen with each
+    temperature, from ¼ to 8: the noise that is learned from the training data makes up for what the draws of the
+    training did there.  A choice at an end of what was tried, or a noise that was to be learned and has not moved, is a
+    `CalibrationWarning`.
 
     Args:
         q: the posterior; its temperature is changed, and the factor of its likelihood.
@@ -92,7 +94,7 @@ def calibrate(
     finite = {t: nll for t, nll in tried.items() if math.isfinite(nll)}
     if not finite:
         raise InputError(f"The likelihood of the validation data is not finite at any temperature tried: {tried}.")
-    best = min(finite, key=finite.__getitem__)
+    best = max(t for t, nll in finite.items() if nll <= min(finite.values()) + _FLAT)
     q.temper_(best)
     q.likelihood.factor = factors[best]
     found = Calibrated(best, finite[best], tried, factors[best])
@@ -105,20 +107,21 @@ def calibrate(
 def _ends(found: Calibrated, trained: float, q: NetworkGaussian) -> Iterator[str]:
     """What to say of a choice at an end of what was tried, each with what to do.
 
-    Nothing where the end is no better than the temperature of the training, with the value `trained`.
+    Nothing where it is no better than the temperature of the training, with the value `trained`.
     """
     temperature, factor = found.temperature, found.factor
+    smallest, lowest = min(found.tried), min(found.tried.values())
     matters = trained - found.nll > _NOTICED
     if matters and temperature == max(found.tried):
         yield (
             f"The temperature chosen, {temperature:g}, is the largest one tried: a wider posterior may predict better. "
             f"Call calibrate with largest={4 * temperature:g}, or train at a higher temperature."
         )
-    elif matters and temperature / 2 < _SMALLEST:
+    elif smallest / 2 < _SMALLEST and found.tried[smallest] == lowest < trained - _NOTICED:
         yield (
-            f"The temperature chosen, {temperature:g}, is the smallest one tried: on these validation data the mean "
-            "alone predicts as well as q does. Its uncertainty is that of the labels alone; for more of it, train at a "
-            "lower temperature, or calibrate on more data."
+            f"The temperature chosen, {temperature:g}, is as good as the smallest one tried, to which predictions only "
+            "become better: on these validation data the mean alone predicts as well as q does. Its uncertainty is "
+            "that of the labels alone; for more of it, train at a lower temperature, or calibrate on more data."
         )
     factors = q.likelihood.factors
     if len(factors) > 1 and factor in (factors[0], factors[-1]):
