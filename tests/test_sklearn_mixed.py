@@ -94,6 +94,11 @@ class TestWhatItSays:
         assert draws.shape == (4000, 2)
         np.testing.assert_allclose(draws.mean(0), [*fitted.coef_, fitted.intercept_], atol=0.1 * fitted.intercept_sd_)
         np.testing.assert_array_equal(draws, fitted.sample_posterior(4000, random_state=1))
+        for wrong in (-1, 1.5, True):
+            with pytest.raises(InputError, match=rf"^n_samples is a number of draws; got {wrong}\.$"):
+                fitted.sample_posterior(wrong)
+        with pytest.raises(InputError, match=r"^random_state is a seed, a whole number, or None; got 'a'\.$"):
+            fitted.sample_posterior(2, random_state="a")
 
     def test_counts_and_slopes(self):
         frame, counts, *_ = visits()

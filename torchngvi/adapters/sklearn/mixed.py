@@ -157,7 +157,9 @@ class _Mixed(BaseEstimator):
             the effects of the groups and their standard deviations beside.
         """
         check_is_fitted(self)
-        theta = self.result_.weighted.resampled(n_samples, generator_of(random_state))
+        if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 0:
+            raise InputError(f"n_samples is a number of draws; got {n_samples!r}.")
+        theta = self.result_.weighted.resampled(int(n_samples), generator_of(random_state))
         drawn: Array = theta[:, : self.result_.model.rows.p].double().numpy()
         return drawn
 
