@@ -495,6 +495,14 @@ class TestAnswers:
         energy = likelihood.energy(eta[0], 2 * y[0] - 1 if likelihood.discrete else y[0])
         assert bool(energy.isfinite().all())
 
+    @pytest.mark.parametrize("likelihood", [torchngvi.models.PoissonLog(), torchngvi.models.NegativeBinomial(3.0)])
+    def test_counts_of_means_beyond_integers(self, likelihood):
+        """Far from the data means overflow integers of 64 bits; the counts are as large, and not negative."""
+        eta = torch.tensor([0.0, 40.0, 60.0, 200.0], dtype=DTYPE).expand(2000, 4)
+        y = responses(likelihood, eta, torch.Generator().manual_seed(0))
+        torch.testing.assert_close(y.mean(0)[1:], eta[0, 1:].exp(), rtol=0.1, atol=0.0)
+        assert bool((y >= 0).all())
+
 
 class Unknown(Likelihood):
     discrete = False

@@ -813,6 +813,7 @@ def test_numbers_that_cannot_be():
         (lambda: q.predict(data(2)[0], samples="3"), "samples is the number of draws .* got '3'"),
         (lambda: network("net", 100), "made of a torch.nn.Module; got a str"),
         (lambda: Gaussian("a"), "scale is the standard deviation of the noise, larger than 0; got 'a'"),
+        (lambda: Gaussian(torch.ones(2)), r"scale is the standard deviation of the noise, larger than 0; got tensor"),
         (lambda: q.temper_(math.inf), "temperature is larger than 0"),
         (lambda: q.temper_("1"), "temperature is larger than 0 and finite; got '1'"),
         (lambda: SampledLabels(every=0), "every is the number of steps"),

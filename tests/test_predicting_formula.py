@@ -123,6 +123,8 @@ class TestRefused:
         message = "the table misses entries of age, of age in 1 of 2 rows. Fill them in, leave those rows out, or"
         with pytest.raises(InputError, match=re.escape(message)):
             torchngvi.load(ship / "unfilled.pt").predict(passengers(2, 6).assign(age=[1.0, None]))
+        with pytest.raises(InputError, match=r"Fill them in, leave those rows out\.$"):  # a party is not filled in
+            torchngvi.load(ship / "unfilled.pt").predict(passengers(2, 6).assign(age=1.0, party=[None, 2]))
 
     @pytest.mark.parametrize(
         ("change", "flags", "message"),

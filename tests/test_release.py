@@ -47,6 +47,8 @@ def licences():
         ({"License": "MIT License, long text"}, True),
         ({"License-Expression": "AGPL-3.0-only"}, False),
         ({"License": "Proprietary"}, False),
+        ({"License-Expression": "MIT AND GPL-3.0-or-later"}, False),
+        ({"License-Expression": "GPL-2.0-only OR Apache-2.0"}, True),
         ({}, False),
     ],
 )
@@ -70,3 +72,14 @@ def test_licences(licences, monkeypatch, capsys, tmp_path, said, good):
 def test_libraries_of_libraries_are_found(licences):
     assert {"pytest", "pluggy", "iniconfig"} <= set(licences.needed("pytest"))
     assert licences.needed("no-such-library") == {}
+
+
+def test_licences_of_cuda_are_listed_and_of_nothing_fail(licences, monkeypatch, capsys):
+    known = metadata.distribution("pytest")
+    monkeypatch.setattr(licences, "licence", lambda of: "LicenseRef-NVIDIA-Proprietary")
+    monkeypatch.setattr(licences, "needed", lambda _: {"nvidia-cublas": known})
+    assert licences.main() == 0
+    assert capsys.readouterr().out.startswith("- nvidia-cublas")
+    monkeypatch.setattr(licences, "needed", lambda _: {})
+    assert licences.main() == 1
+    assert "not installed" in capsys.readouterr().out

@@ -11,6 +11,7 @@ pytest.importorskip("pandas", reason="pandas is in the extra formula")
 pytest.importorskip("sklearn", reason="scikit-learn is in the extra sklearn", minversion="1.6")
 
 import pandas
+import scipy.sparse
 import sklearn
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
@@ -93,6 +94,11 @@ class TestWhatItSays:
         assert draws.shape == (4000, 2)
         np.testing.assert_allclose(draws.mean(0), [*fitted.coef_, fitted.intercept_], atol=0.1 * fitted.intercept_sd_)
         np.testing.assert_array_equal(draws, fitted.sample_posterior(4000, random_state=1))
+        for wrong in (-1, 1.5, True):
+            with pytest.raises(InputError, match=rf"^n_samples is a number of draws; got {wrong}\.$"):
+                fitted.sample_posterior(wrong)
+        with pytest.raises(InputError, match=r"^random_state is a seed, a whole number, or None; got 'a'\.$"):
+            fitted.sample_posterior(2, random_state="a")
 
     def test_counts_and_slopes(self):
         frame, counts, *_ = visits()
@@ -157,6 +163,12 @@ class TestConventions:
         ({}, {"groups": [1, 2]}, f"groups must be one label for each of the {GROUPS * VISITS} rows; got shape (2,)."),
         ({"groups": "patient", "family": "gamma"}, {}, "family must be one of gaussian, poisson, negative_binomial, "),
         ({"groups": "patient", "slopes": ["age"]}, {}, "slopes names 'age'; the columns are week."),
+        ({"groups": "patient", "slopes": "week"}, {}, "slopes is a list of columns, such as ['week'], or an empty one"),
+        ({"groups": "patient", "slopes": None}, {}, "slopes is a list of columns, such as ['week'], or an empty one"),
+        ({"groups": ["patient"]}, {}, "groups is the name or the number of one column; got ['patient']."),
+        ({"groups": True}, {}, "groups is the name or the number of one column; got True."),
+        ({"groups": "patient", "random_state": None}, {}, "random_state is a seed, a whole number; got None."),
+        ({}, {"groups": np.array([1, "a"] * (GROUPS * VISITS // 2), object)}, "labels of groups must all be texts or"),
     ],
 )
 def test_refused(settings, given, message):
@@ -174,3 +186,14 @@ def test_refused_labels_and_classes():
         BayesianMixedClassifier().fit(np.zeros((3, 1)), [0, 1, 2], groups=[0, 0, 1])
     with pytest.raises(InputError, match=r"^groups=4 is no column of an array of shape \(3, 1\): give its number, or"):
         BayesianMixedClassifier(4).fit(np.zeros((3, 1)), [0, 1, 0])
+    with pytest.raises(InputError, match=r"^X has no column beside that of the groups; a mixed regression has one"):
+        BayesianMixedRegressor("patient").fit(visits()[0][["patient"]], frame.week)
+    with pytest.raises(TypeError, match="[Ss]parse data was passed"):  # of scikit-learn, in its words
+        BayesianMixedRegressor().fit(scipy.sparse.eye_array(3).tocsr(), [0.0, 1.0, 2.0], groups=[0, 0, 1])
+
+
+def test_the_column_of_the_groups_by_a_number_of_numpy():
+    frame, _, y, _ = visits()
+    rows = np.c_[frame.week, np.unique(frame.patient, return_inverse=True)[1]]
+    one, other = (BayesianMixedRegressor(column, draws=100).fit(rows, y) for column in (1, np.int64(1)))
+    np.testing.assert_array_equal(one.coef_, other.coef_)

@@ -113,7 +113,8 @@ class FittedFormula:
         there = [key for key in self.columns if key in frame]
         bad = [key for key in there if frame[key].isna().any()]
         if bad:
-            advice = "" if self.fill else ", or fit again with --impute median"
+            groups = [key for key in bad if key in self.formula.columns.groups]
+            advice = "" if self.fill or groups else ", or fit again with --impute median"
             raise InputError(
                 f"{name} misses entries of {listed(bad)}, of {bad[0]} in {int(frame[bad[0]].isna().sum())} of "
                 f"{len(frame)} rows. Fill them in, leave those rows out{advice}."

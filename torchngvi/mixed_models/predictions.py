@@ -33,6 +33,9 @@ def check_kind(kind: str) -> None:
         raise InputError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}.")
 
 
+_HUGE = 1e15  # a mean of counts whose integers float64 holds
+
+
 class Prediction(NamedTuple):
     """Predictions for M rows, as `MixedResult.predict` makes them.
 
@@ -194,14 +197,20 @@ def responses(
         case BernoulliLogit() | BernoulliProbit():
             y = (z < mean).double()
         case PoissonLog():
-            y = torch.poisson(mean, generator)
+            y = _poisson(mean, generator)
         case NegativeBinomial():
             r = likelihood.dispersion if drawn is None else drawn
             gamma = torch._standard_gamma(r * torch.ones_like(mean), generator=generator)
-            y = torch.poisson(mean * gamma / r, generator)
+            y = _poisson(mean * gamma / r, generator)
         case StudentT():
             gamma = torch._standard_gamma(torch.full_like(mean, 0.5 * likelihood.dof), generator=generator)
             y = mean + (likelihood.scale if drawn is None else drawn) * z * (0.5 * likelihood.dof / gamma).sqrt()
         case GaussianNoise():
             y = mean + (likelihood.noise if drawn is None else drawn) * z
     return y.to(eta)
+
+
+def _poisson(mean: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw counts; of means that integers do not hold the mean, from which a count is hardly told apart."""
+    drawn = torch.poisson(mean.clamp_max(_HUGE), generator)
+    return torch.where(mean > _HUGE, mean, drawn)

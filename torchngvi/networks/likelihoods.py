@@ -182,7 +182,8 @@ class Gaussian(OutputLikelihood):
     factors = tuple(2.0 ** (k / 4) for k in range(-8, 13))
 
     def __init__(self, scale: float | Callable[[], Tensor]) -> None:
-        if not callable(scale) and (not isinstance(scale, Real | Tensor) or not scale > 0):
+        one = isinstance(scale, Real) or (isinstance(scale, Tensor) and scale.numel() == 1)
+        if not callable(scale) and (not one or not scale > 0):
             raise InputError(f"scale is the standard deviation of the noise, larger than 0; got {scale!r}.")
         self.scale = scale
         self._first: Tensor | None = None  # a scale that is learned, where the training began

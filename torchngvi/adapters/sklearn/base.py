@@ -1,6 +1,7 @@
 """What the estimators share: one linear predictor, its prior, and its Gaussian posterior."""
 
 import math
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -169,6 +170,9 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
 def generator_of(random_state: int | None) -> torch.Generator:
     """A generator with a seed, or, without one, another at each call.
 
+    Raises:
+        InputError: anything else.
+
     >>> generator_of(3).initial_seed()
     3
     """
@@ -176,4 +180,6 @@ def generator_of(random_state: int | None) -> torch.Generator:
     if random_state is None:
         generator.seed()
         return generator
-    return generator.manual_seed(random_state)
+    if isinstance(random_state, bool) or not isinstance(random_state, Integral):
+        raise InputError(f"random_state is a seed, a whole number, or None; got {random_state!r}.")
+    return generator.manual_seed(int(random_state))

@@ -1,6 +1,7 @@
 """Mixed models as estimators of scikit-learn: rows that come in groups, as visits of patients or pupils of schools."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -53,25 +54,32 @@ class _Mixed(BaseEstimator):
         X, labels = self._parted(X, groups)
         if any(label is None or label != label for label in labels.tolist()):  # NaN is not itself
             raise InputError("the group of a row is missing. Leave the row out, or give it a group of its own.")
+        if len({isinstance(label, str) for label in labels.tolist()}) > 1:
+            raise InputError("labels of groups must all be texts or all be numbers; got both.")
+        if hasattr(X, "columns") and not len(X.columns):
+            raise InputError("X has no column beside that of the groups; a mixed regression has one covariate or more.")
         return X, labels
 
     def _parted(self, X: Any, groups: Any) -> tuple[Any, Array]:
         if groups is not None:
             labels = np.asarray(groups)
-            if labels.shape != (len(X),):
-                raise InputError(f"groups must be one label for each of the {len(X)} rows; got shape {labels.shape}.")
+            rows = X.shape[0] if hasattr(X, "shape") else len(X)  # a sparse matrix has no length
+            if labels.shape != (rows,):
+                raise InputError(f"groups must be one label for each of the {rows} rows; got shape {labels.shape}.")
             return X, labels
         if self.groups is None:
             raise InputError(
                 "a mixed model needs the group of each row: name the column, groups='patient', or pass "
                 "fit(X, y, groups=...) and predict(X, groups=...)."
             )
+        if isinstance(self.groups, bool) or not isinstance(self.groups, str | Integral):
+            raise InputError(f"groups is the name or the number of one column; got {self.groups!r}.")
         if hasattr(X, "columns"):
             if self.groups not in X:
                 raise InputError(f"groups names the column {self.groups!r}; X has {', '.join(map(str, X.columns))}.")
             return X.drop(columns=self.groups), X[self.groups].to_numpy()
         rows = np.asarray(X)
-        if not isinstance(self.groups, int) or rows.ndim != 2 or not -rows.shape[1] <= self.groups < rows.shape[1]:
+        if not isinstance(self.groups, Integral) or rows.ndim != 2 or not -rows.shape[1] <= self.groups < rows.shape[1]:
             raise InputError(
                 f"groups={self.groups!r} is no column of an array of shape {rows.shape}: give its number, or a frame."
             )
@@ -79,6 +87,8 @@ class _Mixed(BaseEstimator):
 
     def _varying(self, X: Array) -> Array:
         """The design of the effects that vary: a column of ones, and the covariates whose slopes vary."""
+        if isinstance(self.slopes, str) or not isinstance(self.slopes, Iterable):
+            raise InputError(f"slopes is a list of columns, such as ['week'], or an empty one; got {self.slopes!r}.")
         names = list(getattr(self, "feature_names_in_", range(X.shape[1])))
         lacking = [name for name in self.slopes if name not in names]
         if lacking:
@@ -88,6 +98,8 @@ class _Mixed(BaseEstimator):
     # -------------------------------------------------------------------------------- fitting
 
     def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
+        if isinstance(self.random_state, bool) or not isinstance(self.random_state, Integral):
+            raise InputError(f"random_state is a seed, a whole number; got {self.random_state!r}.")
         self.groups_, index = np.unique(labels, return_inverse=True)
         model = MixedModel(
             torch.as_tensor(with_intercept(X, self.fit_intercept)),
@@ -145,7 +157,9 @@ class _Mixed(BaseEstimator):
             the effects of the groups and their standard deviations beside.
         """
         check_is_fitted(self)
-        theta = self.result_.weighted.resampled(n_samples, generator_of(random_state))
+        if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 0:
+            raise InputError(f"n_samples is a number of draws; got {n_samples!r}.")
+        theta = self.result_.weighted.resampled(int(n_samples), generator_of(random_state))
         drawn: Array = theta[:, : self.result_.model.rows.p].double().numpy()
         return drawn
 
