@@ -8,6 +8,8 @@ from torch import Tensor
 from torchngvi.diagnostics.psis import smoothed
 from torchngvi.diagnostics.verdict import Verdict
 
+_ENOUGH = 1000  # draws from which k̂ is known to better than ± 0.2
+
 
 class Proposal(NamedTuple):
     """What Pareto-smoothed importance weights say of draws from q."""
@@ -61,14 +63,22 @@ def verdict(k: float, num_samples: int) -> str:
         num_samples: the number of draws behind it.
 
     Returns:
-        Whether q is good, usable or poor as a proposal for the exact posterior.
+        Whether q is good, usable or poor as a proposal for the exact posterior, or that draws are too few to tell.
 
     >>> verdict(0.31, 4000)
     'good: k-hat 0.31 is below 0.5, so q is close to the exact posterior and importance weights can correct the rest.'
+    >>> verdict(0.31, 256)
+    'rough: k-hat 0.31, from 256 draws known to about ± 0.2, is not poor; whether it is good, below 0.5, more draws
+    would tell.'
     """
     usable = min(1 - 1 / math.log10(num_samples), 0.7)
     if math.isnan(k):
         return "not available: the log joint is not finite at some draws of q."
+    if num_samples < _ENOUGH and k < usable:
+        return (
+            f"rough: k-hat {k:.2f}, from {num_samples} draws known to about ± 0.2, is not poor; whether it is good, "
+            "below 0.5, more draws would tell."
+        )
     if k < 0.5:
         return (
             f"good: k-hat {k:.2f} is below 0.5, so q is close to the exact posterior and importance weights can "
