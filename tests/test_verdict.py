@@ -316,8 +316,8 @@ def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None):
     return Sampled(corrected, FromQ(0.2, 900.0, 0.1, -1.0), 4096)
 
 
-def shape_of(log_sd, confirmed=False, singular=False, tails=0.0):
-    two = torch.tensor([0.0, log_sd])
+def shape_of(log_sd, confirmed=False, singular=False, tails=0.0, first=0.0):
+    two = torch.tensor([first, log_sd])
     flag = torch.tensor([False, True])
     return Shape(two, 0.1 * two, flag & confirmed, flag & singular, torch.tensor([0.0, tails]), 0.5, 512)
 
@@ -389,6 +389,12 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
             ("log tau: sd about 2.5 times too small, by the third order alone",),
         ),
         (shape_of(0.8), sampled_of(0.1, effective=99.0), "about right", (THIRD, FEW)),
+        (  # a confirmation has said less of a coordinate that the third order thought worse
+            shape_of(0.3, confirmed=True, first=0.9),
+            sampled_of(0.1, effective=99.0),
+            "about right",
+            ("mu: sd about 2.5 times too small, by the third order alone", FEW),
+        ),
         (shape_of(0.9), None, "about right", (THIRD_MORE, "no importance weights to tell more")),
         (shape_of(0.0, tails=-1.2), sampled_of(0.0), "fits", ()),  # sampling is trusted
         (
