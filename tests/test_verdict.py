@@ -296,6 +296,21 @@ def test_a_log_joint_that_is_not_finite_or_raises():
     assert verdict.word == "fits"
 
 
+@pytest.mark.parametrize("outside", [-torch.inf, torch.nan])
+def test_a_mode_far_below_q_does_not_count_where_the_elbo_is_not_known(outside):
+    """Draws of q are outside of the support: of NaN too many for importance weights."""
+
+    def two(theta):
+        normals = [-0.5 * ((theta - at) / 0.2).square().sum(-1) for at in (0.0, 1.6)]
+        return torch.where(theta[..., 0] < -0.25, outside, torch.logaddexp(normals[0], normals[1] - 30))
+
+    q, target = CholeskyGaussian(2, scale=0.2, dtype=F64), LogJoint(two)
+    modes = [find_mode(target, torch.full((2,), at, dtype=F64), 200) for at in (0.1, 1.5)]
+    assert examine(q, target, modes=modes).modes == ()
+    level = [modes[0], modes[1]._replace(log_evidence=modes[0].log_evidence)]
+    assert examine(q, target, modes=level).modes[0].share == pytest.approx(0.5)
+
+
 def test_other_values_at_the_same_theta():
     class Drawing(Counting):
         comparable = False
