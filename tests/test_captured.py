@@ -148,7 +148,7 @@ def test_what_a_graph_cannot_repeat_is_refused():
         CapturedStep(VN(away, lr=0.1, estimator=Stein(Antithetic(4, torch.Generator()))), log_joint)
     with pytest.raises(PairError, match="a captured step belongs to one posterior"):
         CapturedStep(VN([q, CholeskyGaussian(1)], lr=0.1), log_joint)
-    with pytest.raises(PairError, match=r"^a captured step is one of an optimizer over a posterior, .*; got Adam\.$"):
+    with pytest.raises(PairError, match=r"^a captured step is that of an optimizer of a posterior, .*; got Adam\.$"):
         CapturedStep(torch.optim.Adam([torch.zeros(1)]), log_joint)
 
 
@@ -168,7 +168,9 @@ def test_a_change_between_two_calls_is_refused(change):
         q.load_state_dict(saved[0])
     else:
         step.optimizer.load_state_dict(saved[1])
-    with pytest.raises(InputError, match="^q or the state of the optimizer was changed since the last call, by a step,"):
+    with pytest.raises(
+        InputError, match="^q or the state of the optimizer was changed since the last call, by a step,"
+    ):
         step()
 
 

@@ -53,7 +53,8 @@ class CapturedStep:
     ) -> None:
         if not isinstance(optimizer, NaturalGradientVI):
             raise PairError(
-                f"a captured step is one of an optimizer over a posterior, such as VN(q); got {type(optimizer).__name__}."
+                "a captured step is that of an optimizer of a posterior, such as VN(q); got "
+                f"{type(optimizer).__name__}."
             )
         self.q = optimizer._only_posterior("a captured step")
         target = as_target(target if optimizer.estimator is None else optimizer.estimator.prepared(target))
@@ -61,6 +62,7 @@ class CapturedStep:
         self.optimizer, self.target, self.tolerance, self.calls = optimizer, target, tolerance, 0
         self._body = self._step if backend is None else torch.compile(self._step, backend=backend, fullgraph=True)
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._left: list[tuple[int, int]] = []  # as the last call left what it changes
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -76,8 +78,8 @@ class CapturedStep:
             )
         if self.calls and self._written() != self._left:
             raise InputError(
-                "q or the state of the optimizer was changed since the last call, by a step, a load or a write, and what "
-                "is held of both is of before. Make a new CapturedStep."
+                "q or the state of the optimizer was changed since the last call, by a step, a load or a write; "
+                "what is held of both is of before. Make a new CapturedStep."
             )
         with FullPrecision(self.q.mean_probe.device.type):
             if not on_cuda or self.calls < _EAGER:
