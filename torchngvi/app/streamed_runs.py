@@ -67,9 +67,8 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         temperature=settings.temperature,
         classes=(0, 1) if settings.has_classes else None,
     )
-    q = problems.start(settings, len(layout.names), float(precisions[-1]), layout.row_norm)
+    q = problems.start(settings, len(layout.names), float(precisions[-1]), layout.row_norm).to(device)
     assert isinstance(q, Gaussian)
-    q.to(device)
     usual = settings.method == "vn" and settings.lr is None  # which begins on a part of the rows
     optimizer = None if usual else registry.method(settings.method, q, settings.lr)
     tolerance = problems.tolerance(settings)
