@@ -21,6 +21,7 @@ from torchngvi import (
     sum_gradients,
     synchronize,
 )
+from torchngvi.diagnostics import allowance
 from torchngvi.expectations import SampleAverage
 from torchngvi.models import PerDatum
 
@@ -173,6 +174,20 @@ def draws(rank):
     target, q = per_datum(None), posterior()
     target = target if rank is None else ShardedDraws(target)
     return outcome(q, fit(q, target, progress=False), target)
+
+
+def examined(rank):
+    """A log joint that is quick on the leader alone."""
+    torch.manual_seed(0 if rank is None else rank)
+    quick, allowance._QUICK = allowance._QUICK, -1.0 if rank else 1e9
+    waited, allowance._WAITED = allowance._WAITED, 1e9
+    try:
+        target, q = LogJoint(lambda theta: -1.5 * torch.log1p(theta.square()).sum(-1)), posterior()
+        result = fit(q, target if rank is None else ShardedDraws(target), progress=False)
+    finally:
+        allowance._QUICK, allowance._WAITED = quick, waited
+    verdict = result.verdict
+    return {"q": state(q)} | ({} if verdict is None else {"word": verdict.word, "effort": verdict.effort})
 
 
 def stein(rank):

@@ -1,5 +1,7 @@
 """A step at fixed addresses is the ordinary step bit for bit, and one graph for every posterior."""
 
+import copy
+
 import pytest
 import torch
 from small_problems import BATCHES, POSTERIORS, coordinates, distance, make_model, make_posterior, same_bits
@@ -146,6 +148,30 @@ def test_what_a_graph_cannot_repeat_is_refused():
         CapturedStep(VN(away, lr=0.1, estimator=Stein(Antithetic(4, torch.Generator()))), log_joint)
     with pytest.raises(PairError, match="a captured step belongs to one posterior"):
         CapturedStep(VN([q, CholeskyGaussian(1)], lr=0.1), log_joint)
+    with pytest.raises(PairError, match=r"^a captured step is that of an optimizer of a posterior, .*; got Adam\.$"):
+        CapturedStep(torch.optim.Adam([torch.zeros(1)]), log_joint)
+
+
+@pytest.mark.parametrize("change", ["a step", "a write", "q", "the optimizer"])
+def test_a_change_between_two_calls_is_refused(change):
+    """What is held is of before: the evaluation at q, and the state."""
+    model, q = make_model(), make_posterior("cholesky")
+    step = CapturedStep(VN(q), model)
+    saved = copy.deepcopy((q.state_dict(), step.optimizer.state_dict()))
+    for _ in range(3):
+        step()
+    if change == "a step":
+        step.optimizer.step(model)
+    elif change == "a write":
+        q.initialize_(mean=1.0)
+    elif change == "q":
+        q.load_state_dict(saved[0])
+    else:
+        step.optimizer.load_state_dict(saved[1])
+    with pytest.raises(
+        InputError, match="^q or the state of the optimizer was changed since the last call, by a step,"
+    ):
+        step()
 
 
 def test_a_captured_step_reads_nothing_back():

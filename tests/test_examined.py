@@ -21,6 +21,8 @@ from torchngvi import (
     fit,
 )
 from torchngvi.diagnostics import examination
+from torchngvi.diagnostics.allowance import Allowance
+from torchngvi.diagnostics.examination import examine_fitted
 from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled
 from torchngvi.diagnostics.rule import Marginals, plain
 from torchngvi.diagnostics.verdict import Effort, Verdict
@@ -28,6 +30,7 @@ from torchngvi.errors import InputError
 from torchngvi.fitting import Criterion
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
+from torchngvi.models.guarded import Guarded
 
 F64 = torch.float64
 Y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=F64)
@@ -288,6 +291,27 @@ def test_it_takes_more_of_a_quick_log_joint(limit, monkeypatch):
     _, result = run(slow, 4)
     assert slow.cost <= 2 * fitted
     assert slow.cost < quick.cost
+
+
+@pytest.mark.parametrize(
+    ("dim", "energy", "word"),
+    [  # sds too small by 1.27, 1.28 and 1.9 times; the third order says 4 and more of each
+        (40, lambda theta: 0.5 * theta.square() + 10 * theta.clamp_min(0) ** 3, "about right"),
+        (30, lambda theta: theta.square() / 50 + 10 * torch.nn.functional.softplus(-theta), "about right"),
+        (30, lambda theta: theta.exp() - 0.3 * theta, "does not fit"),
+    ],
+    ids=["wall", "separated", "log-gamma"],
+)
+def test_the_third_order_is_confirmed_before_it_decides(dim, energy, word):
+    """Where weights are of no use: that of many coordinates overshoots, and its noise adds to the largest."""
+    line, q = CholeskyGaussian(1, dtype=F64), CholeskyGaussian(dim, dtype=F64)
+    fit(line, lambda theta: -energy(theta).sum(-1), tolerance=0.01, examine=False, progress=False)
+    q.initialize_(mean=float(line.mean), scale=float(line.stddev))
+    target = Guarded(LogJoint(lambda theta: -energy(theta).sum(-1)))
+    verdict = examine_fitted(q, Allowance(target, 2**62, 12_000.0), seed=11)
+    assert verdict.word == word
+    assert bool(verdict.shape.confirmed.any())
+    assert target.cost <= 12_000
 
 
 def test_where_there_is_no_doubt_it_takes_few_values():

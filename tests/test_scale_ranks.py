@@ -82,6 +82,13 @@ def test_a_whole_fit_of_a_log_joint(ranks, name):
     assert two["reason"] == one["reason"]
 
 
+def test_the_leader_says_whether_a_log_joint_is_quick(ranks):
+    """The check after a fit asks for the same on both, whatever their clocks say."""
+    two, one = both(ranks, "examined")
+    assert two["word"] == one["word"]
+    assert two["effort"] == one["effort"]
+
+
 def test_draws_of_an_estimator_apart(ranks):
     two, one = both(ranks, "stein")
     assert_close(two["q"], one["q"], 1e-13)

@@ -296,6 +296,21 @@ def test_a_log_joint_that_is_not_finite_or_raises():
     assert verdict.word == "fits"
 
 
+@pytest.mark.parametrize("outside", [-torch.inf, torch.nan])
+def test_a_mode_far_below_q_does_not_count_where_the_elbo_is_not_known(outside):
+    """Draws of q are outside of the support: of NaN too many for importance weights."""
+
+    def two(theta):
+        normals = [-0.5 * ((theta - at) / 0.2).square().sum(-1) for at in (0.0, 1.6)]
+        return torch.where(theta[..., 0] < -0.25, outside, torch.logaddexp(normals[0], normals[1] - 30))
+
+    q, target = CholeskyGaussian(2, scale=0.2, dtype=F64), LogJoint(two)
+    modes = [find_mode(target, torch.full((2,), at, dtype=F64), 200) for at in (0.1, 1.5)]
+    assert examine(q, target, modes=modes).modes == ()
+    level = [modes[0], modes[1]._replace(log_evidence=modes[0].log_evidence)]
+    assert examine(q, target, modes=level).modes[0].share == pytest.approx(0.5)
+
+
 def test_other_values_at_the_same_theta():
     class Drawing(Counting):
         comparable = False
@@ -316,8 +331,8 @@ def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None):
     return Sampled(corrected, FromQ(0.2, 900.0, 0.1, -1.0), 4096)
 
 
-def shape_of(log_sd, confirmed=False, singular=False, tails=0.0):
-    two = torch.tensor([0.0, log_sd])
+def shape_of(log_sd, confirmed=False, singular=False, tails=0.0, first=0.0):
+    two = torch.tensor([first, log_sd])
     flag = torch.tensor([False, True])
     return Shape(two, 0.1 * two, flag & confirmed, flag & singular, torch.tensor([0.0, tails]), 0.5, 512)
 
@@ -389,6 +404,12 @@ Q = Marginals(torch.zeros(2), torch.ones(2), ("mu", "log tau"))
             ("log tau: sd about 2.5 times too small, by the third order alone",),
         ),
         (shape_of(0.8), sampled_of(0.1, effective=99.0), "about right", (THIRD, FEW)),
+        (  # a confirmation has said less of a coordinate that the third order thought worse
+            shape_of(0.3, confirmed=True, first=0.9),
+            sampled_of(0.1, effective=99.0),
+            "about right",
+            ("mu: sd about 2.5 times too small, by the third order alone", FEW),
+        ),
         (shape_of(0.9), None, "about right", (THIRD_MORE, "no importance weights to tell more")),
         (shape_of(0.0, tails=-1.2), sampled_of(0.0), "fits", ()),  # sampling is trusted
         (

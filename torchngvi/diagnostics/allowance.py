@@ -42,11 +42,15 @@ class Allowance:
     def widened_if_quick(self) -> Iterator[None]:
         """Let more be spent if what is done inside takes no time to speak of.
 
-        The processor's is that of this thread: a machine that is busy with other things makes no difference.
+        The processor's is that of this thread: a machine that is busy with other things makes no difference. Of several
+        processes the leader's counts, since all have to ask for the same.
         """
         clock, busy = time.perf_counter(), time.thread_time()
         yield
-        if time.thread_time() - busy < _QUICK and time.perf_counter() - clock < _WAITED:
+        quick = time.thread_time() - busy < _QUICK and time.perf_counter() - clock < _WAITED
+        if self.target.processes is not None:
+            quick = self.target.processes.one(quick)
+        if quick:
             self.cost = max(self.cost, self.quick)
 
     @property

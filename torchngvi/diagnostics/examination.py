@@ -152,6 +152,7 @@ class _Examination:
         self.frame = q.frame()
         self.marginals = Marginals(self.frame.mean.clone(), q.stddev)
         self.unexamined: list[str] = []
+        self.product = 2 * max(_CONFIRMED, 2 * q.structure.widest + 2)  # gradients of one of a confirmation
         self.climbed = 0  # draws of large weight from which modes were searched for
 
     def run(
@@ -181,7 +182,7 @@ class _Examination:
         shape = None if third is None else self.shape(third, residuals)
         doubtful = None if trusted(sampled) else shape
         if glance and modes is None:  # the search is the dearest part of all
-            if doubtful is not None and judge(self.marginals, shape, sampled, ())[0] != NOT:
+            if doubtful is not None and judge(self.marginals, None, sampled, ())[0] != NOT:  # without the third order
                 self.confirm(doubtful)
             doubtful = None
             if judge(self.marginals, shape, sampled, ())[0] == NOT:
@@ -214,7 +215,8 @@ class _Examination:
             return None
         found = self._sampled(matrix, draws, self.seed + 1)
         if found is not None and 4 * found.corrected.effective >= _HOPEFUL and undecided(self.marginals, found):
-            draws = int(min(self.allowed.values_left, _MORE_VALUES)) // 4 * 4
+            spare = self.allowed.values_left - self.product * _PRODUCTS / VALUE  # of one coordinate
+            draws = int(min(self.allowed.values_left if spare < 2 * _VALUES else spare, _MORE_VALUES)) // 4 * 4
             more = self._sampled(matrix, draws, self.seed + 6) if draws >= 2 * _VALUES else None
             self.unexamined += [] if more else [f"{_MORE} ({self.allowed})"]
             found = more or found
@@ -290,11 +292,10 @@ class _Examination:
         likely = shape.log_sd.abs() + WIDE * shape.standard_error
         order = likely.argsort(descending=True)
         waiting = order[likely[order] >= LIMITS[0]]
-        draws = max(_CONFIRMED, 2 * self.q.structure.widest + 2)
-        most, at_once = max(1, min(_AT_ONCE, _ENTRIES // (2 * draws * self.q.dim))), 1
+        most, at_once = max(1, min(_AT_ONCE, _ENTRIES // (self.product * self.q.dim))), 1
         while len(waiting):
             some, waiting, at_once = waiting[:at_once], waiting[at_once:], most
-            affordable = self.allowed.left // (2 * draws * _PRODUCTS)
+            affordable = self.allowed.left // (self.product * _PRODUCTS)
             some, dropped = some[:affordable], len(some[affordable:]) + len(waiting)
             found = None
             if len(some):
@@ -302,7 +303,7 @@ class _Examination:
                     self.q,
                     self.target,
                     some,
-                    num_samples=draws,
+                    num_samples=self.product // 2,
                     seed=self.seed + 4,
                     max_gradients=self.allowed.left,
                     over=self.allowed.over,

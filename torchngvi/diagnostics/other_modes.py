@@ -55,9 +55,16 @@ def found_from(
 
 
 def others_than(q: Gaussian, modes: Sequence[Mode], sampled: Sampled | None) -> tuple[OtherMode, ...]:
-    """Those that are not q's own, each once, the one with the most evidence first."""
+    """Those that are not q's own, each once, the one with the most evidence first.
+
+    Where the ELBO is not known, or is minus infinity as some draws are where the density is 0, the evidence of a mode
+    that is q's own stands for it, if there is one.
+    """
     elbo, mean = -math.inf if sampled is None else sampled.from_q.elbo, q.mean
     far = max(_FAR, 2 * math.sqrt(q.dim))
+    if not math.isfinite(elbo):
+        own = [one.log_evidence for one in modes if float(q.whiten(one.theta - mean).norm()) <= far]
+        elbo = max(own, default=-math.inf)
     kept: list[Mode] = []
     for mode in sorted(modes, key=lambda one: -one.log_evidence):
         apart = float(q.whiten(mode.theta - mean).norm())

@@ -225,12 +225,14 @@ def _by_response(marginals: Marginals, shape: Shape | None, sampled: Sampled | N
     """The worst coordinate by linear response.
 
     Without a confirmation the third order may overshoot, and is no more than a doubt; but for a factor of two, beyond
-    its errors, where no draw of any proposal comes near what q has missed.
+    its errors, where no draw of any proposal comes near what q has missed. Not where some coordinate was confirmed: the
+    worst of the third order were, and it has said more of them than there is.
     """
     if shape is None:
         return []
     size = torch.where(shape.singular, LARGEST, shape.log_sd.abs())
-    beyond = (size - WIDE * shape.standard_error >= _BEYOND) & (sampled is not None and not useful(sampled))
+    alone = sampled is not None and not useful(sampled) and not bool(shape.confirmed.any())
+    beyond = (size - WIDE * shape.standard_error >= _BEYOND) & alone
     size = torch.where(shape.confirmed | beyond, size, size.clamp_max(LIMITS[1] - 1e-6))
     k = int(size.argmax())
     value = float(size[k])

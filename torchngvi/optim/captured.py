@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
 from torchngvi.models.arguments import FullPrecision, as_target
 from torchngvi.optim.optimizer import NaturalGradientVI
@@ -37,8 +37,9 @@ class CapturedStep:
 
     Raises:
         InputError: a target that is read in batches or evaluated by several processes, a tolerance where norms are
-            noisy, draws that are made on another device than that of q; at a call, another learning rate than before.
-        PairError: an optimizer of several posteriors.
+            noisy, draws that are made on another device than that of q; at a call, another learning rate than before,
+            or a q or a state of the optimizer that was changed since the last one.
+        PairError: an optimizer of several posteriors, or of another kind.
 
     >>> from torchngvi import VN, CholeskyGaussian, GeneralizedLinear
     >>> q, model = CholeskyGaussian(2), GeneralizedLinear(torch.eye(2), [0.0, 1.0])
@@ -50,12 +51,18 @@ class CapturedStep:
     def __init__(
         self, optimizer: NaturalGradientVI, target: Any, *, tolerance: float = 0.0, backend: str | None = None
     ) -> None:
+        if not isinstance(optimizer, NaturalGradientVI):
+            raise PairError(
+                "a captured step is that of an optimizer of a posterior, such as VN(q); got "
+                f"{type(optimizer).__name__}."
+            )
         self.q = optimizer._only_posterior("a captured step")
         target = as_target(target if optimizer.estimator is None else optimizer.estimator.prepared(target))
         _check(optimizer, target, tolerance)
         self.optimizer, self.target, self.tolerance, self.calls = optimizer, target, tolerance, 0
         self._body = self._step if backend is None else torch.compile(self._step, backend=backend, fullgraph=True)
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._left: list[tuple[int, int]] = []  # as the last call left what it changes
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -69,6 +76,11 @@ class CapturedStep:
                 "the learning rate is another than at the first call, and a graph holds it as it was. Pass a tensor on "
                 "the device of q, lr=torch.tensor(0.1), which is changed in place, as torch's schedulers do."
             )
+        if self.calls and self._written() != self._left:
+            raise InputError(
+                "q or the state of the optimizer was changed since the last call, by a step, a load or a write; "
+                "what is held of both is of before. Make a new CapturedStep."
+            )
         with FullPrecision(self.q.mean_probe.device.type):
             if not on_cuda or self.calls < _EAGER:
                 self._apart(on_cuda)
@@ -80,6 +92,7 @@ class CapturedStep:
         self.optimizer._count(self._cost)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether step was called
         self._unknown()
+        self._left = self._written()
 
     @property
     def status(self) -> Status:
@@ -163,6 +176,11 @@ class CapturedStep:
         for kept, value in zip(held, new, strict=True):
             kept.now().copy_(value)
         self._hold_state()
+
+    def _written(self) -> list[tuple[int, int]]:
+        """Which tensors a step changes, as q and the optimizer have them now, and torch's count of writes to each."""
+        state = [values[name] for values, name in _places(self.optimizer._state(0))]
+        return [(id(x), 0 if x.is_inference() else x._version) for x in (*self.q.coordinates, *state)]
 
     def _hold_state(self) -> None:
         """Give the optimizer the tensors that are held for its state."""
