@@ -588,6 +588,10 @@ BAD_INPUT = {
     ),
     "out below a file": (_csv(GOOD, "--out", "a.csv/deep"), "a.csv' is a file. Choose another name (--out)."),
     "unknown flag": (lambda: ("--famly", "x"), "unrecognized arguments: --famly. Did you mean '--family'?"),
+    "columns with commas between": (
+        _csv("a,b,c,y\n" + "1,2,3,0\n2,3,5,1\n" * 20, "--drop", "a,b"),
+        "drop column 'a,b' is not in the data. Separate them by spaces, --drop a b. The columns are: a, b, c, y.",
+    ),
     "text for a flag": (
         _csv(GOOD, "--lr", "abc"),
         "argument --lr: invalid float value: 'abc'. See torchngvi fit --help.",
@@ -634,8 +638,36 @@ def test_other_import_errors_are_not_hidden(monkeypatch):
 
 
 def test_no_command(capsys):
-    assert main([]) == 2
-    assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+    assert main([]) == 0
+    assert "usage: torchngvi [-h] [--version] COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "compare --data c.csv --target t --drop id --impute median",
+            "unrecognized arguments: --drop --impute median. Only torchngvi fit takes --drop, --impute. "
+            "See torchngvi compare --help.",
+        ),
+        (
+            "compare --start 3",
+            "unrecognized arguments: --start. Did you mean '--starts'? See torchngvi compare --help.",
+        ),
+        ("fit --drops=a", "unrecognized arguments: --drops=a. Did you mean '--drop'? See torchngvi fit --help."),
+        ("methods all", "unrecognized arguments: all. See torchngvi methods --help."),
+        ("--verison", "unrecognized arguments: --verison. Did you mean '--version'? See torchngvi --help."),
+    ],
+)
+def test_unknown_flags_of_a_command(command, message, capsys):
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == f"torchngvi: error: {message}\n"
+
+
+def test_several_columns_after_one_flag():
+    flags = ["fit", "--drop", "a", "b", "--drop", "c", "--categorical", "d", "--categorical", "e"]
+    found = parser().parse_args(flags)
+    assert (found.drop, found.categorical) == (["a", "b", "c"], ["d", "e"])
 
 
 def test_a_folder_without_permission(capsys, monkeypatch):
