@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import torchngvi
 from torchngvi import CholeskyGaussian, PrecisionCholeskyGaussian, registry
+from torchngvi.adapters.sklearn import BayesianLogisticRegression
 from torchngvi.app import families, names
 from torchngvi.app.config import Settings, settings_from, to_toml
 from torchngvi.app.toml import read_toml
@@ -662,6 +663,16 @@ def test_no_command(capsys):
 def test_unknown_flags_of_a_command(command, message, capsys):
     assert main(command.split()) == 2
     assert capsys.readouterr().err == f"torchngvi: error: {message}\n"
+
+
+def test_the_prior_is_that_of_the_estimator_behind_a_scaler():
+    """Of the same rows: docs/how-to/prior.md says which precision of the estimator is the default here."""
+    assert run("--data", "iris", "--success", "virginica", "--test-fraction", "0", "--tolerance", "1e-8") == 0
+    found = [float(row["fitted_mean"]) for row in coefficients("runs/iris")]
+    X, kind = load_iris(return_X_y=True)
+    model = BayesianLogisticRegression(prior_precision=0.1).fit(StandardScaler().fit_transform(X), kind == 2)
+    expected = [*model.intercept_, *model.coef_[0]]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_several_columns_after_one_flag():
