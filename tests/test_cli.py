@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import torchngvi
 from torchngvi import CholeskyGaussian, PrecisionCholeskyGaussian, registry
+from torchngvi.adapters.sklearn import BayesianLogisticRegression
 from torchngvi.app import families, names
 from torchngvi.app.config import Settings, settings_from, to_toml
 from torchngvi.app.toml import read_toml
@@ -588,6 +589,10 @@ BAD_INPUT = {
     ),
     "out below a file": (_csv(GOOD, "--out", "a.csv/deep"), "a.csv' is a file. Choose another name (--out)."),
     "unknown flag": (lambda: ("--famly", "x"), "unrecognized arguments: --famly. Did you mean '--family'?"),
+    "columns with commas between": (
+        _csv("a,b,c,y\n" + "1,2,3,0\n2,3,5,1\n" * 20, "--drop", "a,b"),
+        "drop column 'a,b' is not in the data. Separate them by spaces, --drop a b. The columns are: a, b, c, y.",
+    ),
     "text for a flag": (
         _csv(GOOD, "--lr", "abc"),
         "argument --lr: invalid float value: 'abc'. See torchngvi fit --help.",
@@ -634,8 +639,46 @@ def test_other_import_errors_are_not_hidden(monkeypatch):
 
 
 def test_no_command(capsys):
-    assert main([]) == 2
-    assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+    assert main([]) == 0
+    assert "usage: torchngvi [-h] [--version] COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "compare --data c.csv --target t --drop id --impute median",
+            "unrecognized arguments: --drop --impute median. Only torchngvi fit takes --drop, --impute. "
+            "See torchngvi compare --help.",
+        ),
+        (
+            "compare --start 3",
+            "unrecognized arguments: --start. Did you mean '--starts'? See torchngvi compare --help.",
+        ),
+        ("fit --drops=a", "unrecognized arguments: --drops=a. Did you mean '--drop'? See torchngvi fit --help."),
+        ("methods all", "unrecognized arguments: all. See torchngvi methods --help."),
+        ("--verison", "unrecognized arguments: --verison. Did you mean '--version'? See torchngvi --help."),
+    ],
+)
+def test_unknown_flags_of_a_command(command, message, capsys):
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == f"torchngvi: error: {message}\n"
+
+
+def test_the_prior_is_that_of_the_estimator_behind_a_scaler():
+    """Of the same rows: docs/how-to/prior.md says which precision of the estimator is the default here."""
+    assert run("--data", "iris", "--success", "virginica", "--test-fraction", "0", "--tolerance", "1e-8") == 0
+    found = [float(row["fitted_mean"]) for row in coefficients("runs/iris")]
+    X, kind = load_iris(return_X_y=True)
+    model = BayesianLogisticRegression(prior_precision=0.1).fit(StandardScaler().fit_transform(X), kind == 2)
+    expected = [*model.intercept_, *model.coef_[0]]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_several_columns_after_one_flag():
+    flags = ["fit", "--drop", "a", "b", "--drop", "c", "--categorical", "d", "--categorical", "e"]
+    found = parser().parse_args(flags)
+    assert (found.drop, found.categorical) == (["a", "b", "c"], ["d", "e"])
 
 
 def test_a_folder_without_permission(capsys, monkeypatch):

@@ -201,6 +201,8 @@ class TestCommands:
         """By the package's own files, which an installation has, and each with a line."""
         assert main(["reproduce"]) == 0
         said = capsys.readouterr().out
+        assert main(["reproduce", "--list"]) == 0
+        assert capsys.readouterr().out == said
         for path in CONFIGS.glob("*.toml"):
             assert re.search(rf"^  {path.stem} +\S.+\d", said, re.MULTILINE) or path.stem == "ifvb-coupling"
         assert "srvn-table3      Kumar et al. (2025), Table 3: converged rows, and rows stopped early" in said

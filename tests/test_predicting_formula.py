@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchngvi
-from torchngvi.app import formula_tables
+from torchngvi.app import counts, formula_tables
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 
@@ -162,6 +162,73 @@ def test_few_rows_are_told(tmp_path, monkeypatch, capsys):
         assert main(["fit", "--data", "few.csv", "--formula", "y ~ 1 + (1 | g)", "--no-progress"]) in (0, 1)
     assert "warning: 4 training rows are too few to believe the result" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "runs" / "few" / "summary.json").read_text())["warnings"]) == 1
+
+
+class TestCounts:
+    """The family that counts need is named: where none was said, and where they vary more than Poisson's."""
+
+    MORE = "times as much about their means as those of a Poisson distribution: intervals are too narrow. Say "
+
+    @staticmethod
+    def visits(seed, dispersion=None, size=4):
+        """Counts of 50 groups, each with a mean of its own; with a dispersion those of a negative binomial."""
+        stream = np.random.default_rng(seed)
+        group, x = np.repeat(np.arange(50), size), stream.normal(size=50 * size)
+        mean = np.exp(1.5 + 0.3 * x + 0.5 * stream.normal(size=50)[group])
+        more = 1.0 if dispersion is None else stream.gamma(dispersion, 1 / dispersion, len(x))
+        return pd.DataFrame({"n": stream.poisson(mean * more), "x": x, "g": group, "h": np.arange(len(x)) % 9})
+
+    def said(self, folder, table, *flags, formula="n ~ x + (1 | g)"):
+        table.to_csv(folder / "visits.csv", index=False)
+        flags = ("--data", str(folder / "visits.csv"), "--formula", formula, "--out", str(folder / "run"), *flags)
+        assert main(["fit", *flags, "--no-progress"]) in (0, 1)
+        return json.loads((folder / "run" / "summary.json").read_text())["warnings"]
+
+    def test_no_family_was_said(self, tmp_path, capsys):
+        (warning,) = self.said(tmp_path, self.visits(1))
+        assert warning == (
+            "n are whole numbers, fitted as gaussian. If they are counts, say --family poisson, or negative_binomial "
+            "where their variance exceeds their mean."
+        )
+        assert f"warning: {warning}" in capsys.readouterr().out
+        assert self.said(tmp_path, self.visits(1), "--family", "gaussian", "--overwrite") == []
+
+    @pytest.mark.parametrize(
+        ("values", "response", "expected"),
+        [
+            ([0, 1, 1], "n", "n is 0 or 1, fitted as gaussian. If these are two classes, say --family bernoulli."),
+            ([-1, 4, 6], "n", None),
+            ([170, 181, 169], "n", None),
+            ([0.5, 1.0, 2.0], "n", None),
+            ([0, 4, 6], "log(n + 1)", None),
+        ],
+    )
+    def test_what_looks_like_no_measurement(self, values, response, expected):
+        found = counts.not_gaussian(pd.DataFrame({"n": values}), response)
+        assert found == (() if expected is None else (expected,))
+
+    @pytest.mark.parametrize("formula", ["n ~ x + (1 | g)", "n ~ x + (1 | g) + (1 | h)"])
+    def test_counts_that_vary_more(self, tmp_path, formula):
+        (warning,) = self.said(tmp_path, self.visits(2, 1.0), "--family", "poisson", formula=formula)
+        assert self.MORE + "--likelihood negative_binomial." in warning
+
+    def test_the_ratio_counts_the_effects_of_the_groups(self):
+        """Of rows in pairs half of the freedom goes to the groups, and the ratio of Poisson's counts is near 1."""
+        result = torchngvi.mixed("n ~ x + (1 | g)", self.visits(3, size=2), "poisson").fit(progress=False)
+        found = {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(counts, "overdispersion", lambda mean, y, w, dim: found.update(mean=mean, y=y, dim=dim))
+            assert counts.overdispersed(result) == ()
+        table = result.predict(self.visits(3, size=2))
+        torch.testing.assert_close(found["mean"], table.mean)
+        assert 20 < found["dim"] < 52
+        chi = float(((found["y"] - found["mean"]).square() / found["mean"]).sum())
+        assert chi / (100 - found["dim"]) == pytest.approx(1.0, abs=0.35)
+
+    @pytest.mark.parametrize("family", ["poisson", "negative_binomial"])
+    def test_nothing_is_said_of_counts_that_do_not(self, tmp_path, family):
+        table = self.visits(4, 1.0 if family == "negative_binomial" else None)
+        assert self.said(tmp_path, table, "--family", family) == []
 
 
 def test_columns_are_kept_as_they_were():

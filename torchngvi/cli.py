@@ -49,8 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # names of columns may be beyond the encoding of a terminal
             stream.reconfigure(errors="backslashreplace")
     try:
-        flags = vars(parser().parse_args(argv))
+        top = parser()
+        flags = vars(top.parse_args(argv))
         command = flags.pop("command")
+        if command is None:
+            top.print_help()
+            return 0
         if command in _COMMANDS:
             return _COMMANDS[command](**flags)
         if command != "fit":
@@ -164,7 +168,7 @@ _COMMANDS: dict[str, Callable[..., int]] = {"predict": _predict, "demo": _demo, 
 def _experiment(command: str, flags: dict[str, Any]) -> int:
     from torchngvi.studies import reproduce
 
-    if command == "reproduce" and flags["name"] is None:
+    if command == "reproduce" and (flags.pop("list") or flags["name"] is None):
         print(reproduce.listing())
         return 0
     folder = reproduce.reproduce(**flags) if command == "reproduce" else reproduce.compare(**flags)

@@ -1,5 +1,6 @@
 """The columns of a table: which has which role, and what cannot be used."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -58,9 +59,10 @@ def _require(column: str, role: str, columns: Iterable[str]) -> None:
     columns = list(columns)
     if column not in columns:
         shown = ", ".join(columns[:30]) + (f", .. ({len(columns)} in all)" if len(columns) > 30 else "")
-        raise InputError(
-            f"{role} column {column!r} is not in the data.{hint(column, columns)} The columns are: {shown}."
-        )
+        parts = column.split(",")
+        several = role in ("drop", "categorical") and len(parts) > 1 and set(parts) <= set(columns)
+        told = f" Separate them by spaces, --{role} {shlex.join(parts)}." if several else hint(column, columns)
+        raise InputError(f"{role} column {column!r} is not in the data.{told} The columns are: {shown}.")
 
 
 def from_frame(

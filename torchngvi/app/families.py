@@ -154,7 +154,7 @@ def overdispersion(
     mean: Tensor,  # (N,)
     y: Tensor,  # (N,)
     weights: Tensor | None,  # (N,)
-    dim: int,
+    dim: float,
 ) -> str | None:
     """A warning where counts vary about their means clearly more than Poisson's, by Pearson's χ² over N - D.
 
@@ -162,7 +162,7 @@ def overdispersion(
         mean: of each count by the fit.
         y: the counts.
         weights: of the rows.
-        dim: the number of coefficients.
+        dim: the number of coefficients; the effective one where some are shrunk by a prior that was learned.
 
     Returns:
         The warning, or None.

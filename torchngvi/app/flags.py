@@ -1,11 +1,10 @@
 """The flags of the command line, named as the keys of a file of settings; PyTorch is not needed to list them."""
 
 import argparse
-from dataclasses import fields
 from typing import Any, NoReturn
 
 from torchngvi import __version__
-from torchngvi.app.config import Settings, hint
+from torchngvi.app.config import hint
 from torchngvi.app.names import (
     AUTO,
     DTYPES,
@@ -19,12 +18,6 @@ from torchngvi.app.names import (
 )
 from torchngvi.errors import InputError
 
-_FLAGS = (
-    "--overwrite",
-    "--formula",
-    "--likelihood",
-    *("--" + field.name.replace("_", "-") for field in fields(Settings)),
-)
 DEBUG = "TORCHNGVI_DEBUG"  # environment variable; set to anything, an unforeseen stop shows its traceback
 _ENVIRONMENT = f"""environment:
   TORCHNGVI_DATA   a folder of data sets, for compare and reproduce
@@ -44,12 +37,23 @@ _EXAMPLES = """examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a bad flag as every other bad input."""
+    """Reports a bad flag as every other bad input, in the words of the command that refuses it."""
+
+    of_fit: frozenset[str] = frozenset()  # flags that this command does not have, and fit has
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As of the base class, but what is left over is refused here, where the command is known."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            flags = [word.partition("=")[0] for word in left if word.startswith("--")]
+            others = [flag for flag in flags if flag in self.of_fit]
+            told = f" Only torchngvi fit takes {', '.join(others)}." if others else ""
+            if flags and not others:
+                told = hint(flags[0], self._option_string_actions)
+            raise InputError(f"unrecognized arguments: {' '.join(left)}.{told} See {self.prog} --help.")
+        return found, left
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: --"):
-            close = hint(message.split()[2].partition("=")[0], _FLAGS)
-            raise InputError(f"{message}.{close} See {self.prog} fit --help.")
         raise InputError(f"{message}. See {self.prog} --help.")
 
 
@@ -63,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"torchngvi {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     fit = commands.add_parser(
         "fit",
         help="fit a Bayesian generalised linear model to a data set",
@@ -104,6 +108,8 @@ def parser() -> argparse.ArgumentParser:
         commands.choices[name].add_argument(
             "--overwrite", action="store_true", help="replace files of an earlier run in the folder"
         )
+    for command in commands.choices.values():
+        command.of_fit = frozenset(fit._option_string_actions) - frozenset(command._option_string_actions)
     return top
 
 
@@ -157,6 +163,7 @@ def _add_experiments(commands: Any) -> None:
         allow_abbrev=False,
     )
     reproduce.add_argument("name", metavar="NAME", nargs="?", help="a name such as srvn-table3, or a TOML file")
+    reproduce.add_argument("--list", action="store_true", help="list the names, as without one")
     reproduce.add_argument("--out", metavar="DIR", help="folder of the results (runs/NAME)")
     reproduce.add_argument("--full", action="store_true", help="longer runs, up to an hour")
     reproduce.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")
@@ -175,8 +182,10 @@ def _add_data_flags(group: Any) -> None:
     group.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
     group.add_argument("--weights", metavar="COLUMN", help="row weights")
     group.add_argument("--offset", metavar="COLUMN", help="added to the linear predictor")
-    group.add_argument("--drop", metavar="COLUMN", action="append", help="leave this column out (may be repeated)")
-    group.add_argument("--categorical", metavar="COLUMN", nargs="+", help="columns of numbers that are categories")
+    group.add_argument("--drop", metavar="COLUMN", nargs="+", action="extend", help="columns to leave out")
+    group.add_argument(
+        "--categorical", metavar="COLUMN", nargs="+", action="extend", help="columns of numbers that are categories"
+    )
     group.add_argument(
         "--impute", metavar="median", help="fill missing numbers with medians, categories with the commonest"
     )

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from torchngvi.adapters.formula import FormulaColumns, mixed
-from torchngvi.app import formula_tables, saved_formula
+from torchngvi.app import counts, formula_tables, saved_formula
 from torchngvi.app.columns import numbers
 from torchngvi.app.config import family_of, file_name, impute_of, seed_of
 from torchngvi.app.formula_tables import Filling
@@ -64,7 +64,9 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
     print(result)
     for note in (*notes, *more):
         print(f"note: {note}")
-    for warning in (warnings := too_few_rows(len(model.formula.y), None)):
+    unsaid = () if "family" in flags else counts.not_gaussian(frame, model.formula.response)
+    warnings = (*too_few_rows(len(model.formula.y), None), *unsaid, *counts.overdispersed(result))
+    for warning in warnings:
         print(f"warning: {warning}")
     with folder.writing() as place:
         _write(place, flags["formula"], result, {"notes": [*notes, *more], "warnings": list(warnings)})

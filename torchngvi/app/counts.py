@@ -1,0 +1,81 @@
+"""What a run of ``torchngvi fit --formula`` says of counts: the family that they need, where it is not theirs."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from torchngvi.app.families import overdispersion
+from torchngvi.mixed_models import MixedResult, MultilevelResult
+from torchngvi.models.likelihoods import PoissonLog
+from torchngvi.models.mixed_rows import GroupedRows
+
+_SMALL = 10  # the least of the counts from which on a Gaussian is usual for them
+_ROWS = 2_000  # at once, each with all draws
+
+
+def not_gaussian(table: pd.DataFrame, response: str) -> tuple[str, ...]:
+    """A warning of a response that looks like counts, or like two classes, where no family was said.
+
+    Args:
+        table: of the fit.
+        response: the left-hand side of the formula; an expression says nothing, as it is not a column.
+
+    Returns:
+        One warning, or none.
+
+    >>> not_gaussian(pd.DataFrame({"n": [3, 0, 1], "cm": [171, 183, 169]}), "cm")
+    ()
+    >>> not_gaussian(pd.DataFrame({"n": [3, 0, 1]}), "n")[0][:55]
+    'n are whole numbers, fitted as gaussian. If they are co'
+    """
+    if response not in table or not pd.api.types.is_integer_dtype(table[response]):
+        return ()
+    values = table[response]
+    if set(values.unique()) <= {0, 1}:
+        return (f"{response} is 0 or 1, fitted as gaussian. If these are two classes, say --family bernoulli.",)
+    if not 0 <= values.min() < _SMALL:
+        return ()
+    return (
+        f"{response} are whole numbers, fitted as gaussian. If they are counts, say --family poisson, or "
+        "negative_binomial where their variance exceeds their mean.",
+    )
+
+
+def overdispersed(result: MixedResult | MultilevelResult) -> tuple[str, ...]:
+    """A warning of counts that vary more about their means, given the effects of their groups, than Poisson's.
+
+    By Pearson's χ² over N - tr H, where the effective number of coefficients is tr H = Σ μ Var(η), with the posterior
+    variance of each linear predictor: an effect that is shrunk to its mean counts as less than one.
+
+    Args:
+        result: the fit.
+
+    Returns:
+        One warning, or none.
+    """
+    rows = result.model.rows
+    if not isinstance(rows.likelihood, PoissonLog):
+        return ()
+    moments = [(eta.exp().mean(0), eta.var(0)) for eta in _predictors(result)]
+    mean, variance = (torch.cat(part) for part in zip(*moments, strict=True))
+    found = overdispersion(mean, rows.y, rows.weights, float((rows.weights * mean * variance).sum()))
+    return () if found is None else (found,)
+
+
+def _predictors(result: MixedResult | MultilevelResult) -> Iterator[Tensor]:
+    """Draws of the linear predictors, (S, M), of some rows after others."""
+    rows, fixed = result.model.rows, result.draws().fixed
+    effects: list[tuple[GroupedRows, Tensor]]
+    if isinstance(result, MixedResult):
+        effects = [(result.model.rows, result.draws().effects)]
+    else:
+        several = result.draws().effects
+        effects = [(of, several[name]) for name, of in zip(result.model.names, result.model.rows.factors, strict=True)]
+    for begin in range(0, len(rows.X), _ROWS):
+        at = slice(begin, begin + _ROWS)
+        eta = fixed @ rows.X[at].mT + rows.offset[at]
+        for of, b in effects:
+            eta = eta + (b.index_select(1, of.groups[at]) * of.Z[at]).sum(-1)
+        yield eta
