@@ -1,6 +1,6 @@
 """After a fit of a log joint: does a Gaussian fit?  That q is the best of them does not say so.
 
-The examination of `torchngvi.diagnostics` takes from the log joint what the fit has taken at most, or 12,000 gradients
+The examination of `torchngvi.diagnostics` takes from the log joint what the fit has taken at most, or 16,000 gradients
 where they are quick, and what the budgets of the run have left.  It draws from generators of its own, and leaves q and
 those of torch alone.
 """
@@ -18,7 +18,7 @@ from torchngvi.models.guarded import VALUE, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _FEWEST = 1025 * VALUE  # cost below which nothing can be told
-_QUICK = 12_000.0  # cost that nobody minds where the log joint is quick
+_QUICK = 16_000.0  # cost that nobody minds where the log joint is quick
 
 
 class Examined(NamedTuple):
