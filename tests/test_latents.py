@@ -672,7 +672,7 @@ def test_the_page_of_latents(capsys):
     seen = {}
     exec(compile(snippet, "docs/marginal.md", "exec"), seen)
     assert seen["result"].converged
-    assert f"colours {seen['target'].colours}," in text
+    assert f"`target.colours` is {seen['target'].colours}," in text
     assert capsys.readouterr().out.startswith("Laplace's log p(y, theta) is off by")
 
 
