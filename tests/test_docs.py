@@ -161,3 +161,13 @@ def test_every_page_is_in_the_site():
     assert {page for page in pages if not page.startswith("api/")} - {"index"} <= named
     of_the_api = set((DOCS / "api" / "index.md").read_text(encoding="utf-8").split())
     assert {page.removeprefix("api/") for page in pages if page.startswith("api/")} - {"index"} <= of_the_api
+
+
+def test_every_example_is_in_the_gallery():
+    """By a picture of its own that is small, or by a sentence that says why it has none."""
+    text = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    pictures = {path.stem: path.stat().st_size for path in (DOCS / "gallery").glob("*.png")}
+    examples = {path.stem for path in (DOCS.parent / "examples").glob("*.py")}
+    assert set(pictures) == set(re.findall(r"\(gallery/(\w+)\.png\)", text))
+    assert set(pictures) | set(re.findall(r"^- `examples/(\w+)\.py` ", text, re.MULTILINE)) == examples
+    assert max(pictures.values()) < 60_000
