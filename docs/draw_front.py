@@ -1,4 +1,4 @@
-"""Draw docs/front.png, the picture of the front page: a table, a Gaussian process, a network, each with its uncertainty.
+"""Draw docs/front.png, the picture of the front page: a table, a Gaussian process and a network, with uncertainty.
 
     python docs/draw_front.py
 

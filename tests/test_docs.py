@@ -89,7 +89,7 @@ SHORTENED = {
     "choosing": {},
     "expectations": {},
     "groups": {"n = 100 ": "n = 12 ", "480": "240"},
-    "scaling": {'torch.distributed.init_process_group("gloo")\n': "", '"cuda"': '"cpu"'},  # as one process, without a GPU
+    "scaling": {'torch.distributed.init_process_group("gloo")\n': "", '"cuda"': '"cpu"'},  # one process, no GPU
 }
 # and those whose code is run by the tests of what they are about
 ELSEWHERE = {
