@@ -7,7 +7,7 @@ import torchngvi
 project = "torchngvi"
 author = "the authors of torchngvi"
 release = version = torchngvi.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["site"]
 myst_heading_anchors = 3
@@ -18,6 +18,8 @@ html_title = f"torchngvi {release}"
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+copybutton_prompt_text = r">>> |\.\.\. |\$ "  # what is copied has no prompts, and no lines that are printed
+copybutton_prompt_is_regexp = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # they are in the signature of the source; here the text says it
 napoleon_use_ivar = True

@@ -2,7 +2,7 @@
 
     python docs/draw_gallery.py [NAME ...] [--seconds 600]
 
-Without names all of them are run, which takes half an hour or so. An example that fails, or takes longer than it
+Without names all of them are run, which takes some minutes. An example that fails, or takes longer than it
 may, keeps the picture that it has.
 """
 
@@ -19,7 +19,14 @@ from PIL import Image
 DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"
 WIDTH = 1000  # pixels
-ELSEWHERE = {"hierarchical", "theory"}  # whose pictures are those of pages
+WITHOUT = {  # why an example has no picture of its own
+    "hierarchical": "draws the three pictures of [a hierarchical model](hierarchical.md), one of which is above",
+    "theory": "draws the two pictures of [the theory](theory.md), one of which is above",
+    "torchrun_logistic": "prints its result, which is the same for any number of processes",
+}
+NOTES = {  # what the reader of a picture has to know beside the first line of its example
+    "pyro_radon": "The houses in this picture are simulated, as they are where `--data` is not given.",
+}
 KINDS = {  # the heading of an example, by the beginning of its name
     "logistic": "Regressions",
     "ifvb": "Posteriors that are not Gaussian",
@@ -27,6 +34,7 @@ KINDS = {  # the heading of an example, by the beginning of its name
     "deep": "Gaussian processes in GPyTorch",
     "pyro": "Models in Pyro",
     "network": "Networks",
+    "training": "Networks",
 }
 MARK = "\n<!-- examples -->\n"  # what stands above it in the page is written by hand
 
@@ -36,7 +44,7 @@ def drawable():
     return [
         path.stem
         for path in sorted(EXAMPLES.glob("*.py"))
-        if '"--out"' in path.read_text(encoding="utf-8") and path.stem not in ELSEWHERE
+        if '"--out"' in path.read_text(encoding="utf-8") and path.stem not in WITHOUT
     ]
 
 
@@ -74,7 +82,10 @@ def written():
             heading = kind
         tree = ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))
         first = (ast.get_docstring(tree) or "").splitlines()[0]
-        parts.append(f"| ![{first}](gallery/{name}.png) | {first} `python examples/{name}.py` |\n")
+        note = f"{NOTES[name]} " if name in NOTES else ""
+        parts.append(f"| ![{first}](gallery/{name}.png) | {first} {note}`python examples/{name}.py` |\n")
+    parts.append("\n## Without a picture of their own\n\n")
+    parts += [f"- `examples/{name}.py` {why}.\n" for name, why in WITHOUT.items()]
     return "".join(parts)
 
 

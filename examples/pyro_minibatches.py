@@ -75,7 +75,8 @@ def main(arguments=None):
         place = torch.arange(X.shape[1]) + shift
         right.errorbar(place, each.posterior.mean, yerr=each.posterior.stddev, fmt="o", markersize=3, label=name)
     right.set_xlabel("coefficient, mean ± sd")
-    right.legend()
+    right.legend(loc="lower left", ncols=2)
+    right.set_ylim(bottom=-2.8)
     figure.savefig(options.out, dpi=120)
     return result, gaps, kl
 

@@ -89,6 +89,7 @@ SHORTENED = {
     "choosing": {},
     "expectations": {},
     "groups": {"n = 100 ": "n = 12 ", "480": "240"},
+    "scaling": {'torch.distributed.init_process_group("gloo")\n': "", '"cuda"': '"cpu"'},  # one process, no GPU
 }
 # and those whose code is run by the tests of what they are about
 ELSEWHERE = {
@@ -104,7 +105,6 @@ ELSEWHERE = {
     "refine": "test_refine.py",
     "tan": "test_tan.py",
 }
-NOT_RUN = {"scaling"}  # days of files that are not there, and several machines; tutorials/many_machines has both small
 
 
 def python_of(page):
@@ -133,7 +133,7 @@ def test_snippets_are_run(name, tmp_path, monkeypatch):
 def test_every_page_with_code_is_run():
     shown = {os.fspath(page) for page in SHOWN}
     of_others = {page.stem for page in DOCS.rglob("*.md") if blocks(page) and os.fspath(page) not in shown}
-    assert of_others == {*SHORTENED, *ELSEWHERE, *NOT_RUN}
+    assert of_others == {*SHORTENED, *ELSEWHERE}
     for name, test in ELSEWHERE.items():
         text = (Path(__file__).parent / test).read_text(encoding="utf-8")
         assert f"docs/{name}.md" in text or f'"{name}.md"' in text
@@ -161,3 +161,13 @@ def test_every_page_is_in_the_site():
     assert {page for page in pages if not page.startswith("api/")} - {"index"} <= named
     of_the_api = set((DOCS / "api" / "index.md").read_text(encoding="utf-8").split())
     assert {page.removeprefix("api/") for page in pages if page.startswith("api/")} - {"index"} <= of_the_api
+
+
+def test_every_example_is_in_the_gallery():
+    """By a picture of its own that is small, or by a sentence that says why it has none."""
+    text = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    pictures = {path.stem: path.stat().st_size for path in (DOCS / "gallery").glob("*.png")}
+    examples = {path.stem for path in (DOCS.parent / "examples").glob("*.py")}
+    assert set(pictures) == set(re.findall(r"\(gallery/(\w+)\.png\)", text))
+    assert set(pictures) | set(re.findall(r"^- `examples/(\w+)\.py` ", text, re.MULTILINE)) == examples
+    assert max(pictures.values()) < 60_000

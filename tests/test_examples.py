@@ -53,8 +53,9 @@ def test_the_page_of_hierarchical_models(tmp_path):
     assert "CholeskyGaussian" not in str(results[0])  # the arrow has lost nothing
 
 
-def test_training_script(capsys):
-    assert run("training_script", "--epochs", "20") > 0.85
+def test_training_script(tmp_path, capsys):
+    assert run("training_script", "--epochs", "20", "--out", str(tmp_path / "figure.png")) > 0.85
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert "held-out accuracy" in capsys.readouterr().out
 
 

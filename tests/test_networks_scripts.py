@@ -690,7 +690,7 @@ def test_vectors_of_the_helpers():
 
 
 def test_the_snippets_of_the_docs():
-    """They run as they stand, and their networks have learned; every test that the page names is there."""
+    """They run as they stand, and their networks have learned; every test that the appendix names is there."""
     root = pathlib.Path(__file__).parents[1]
     text = (root / "docs/networks.md").read_text(encoding="utf-8")
     classes, numbers = re.findall(r"```python\n(.*?)```", text, re.S)
@@ -703,7 +703,8 @@ def test_the_snippets_of_the_docs():
     tests = "".join(
         (root / f"tests/test_networks{part}.py").read_text(encoding="utf-8") for part in ("", "_scripts", "_quality")
     )
-    named = re.findall(r"`(test_\w+)", text)
+    appendix = (root / "docs/appendix/network_measurements.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+)", appendix)
     assert len(named) > 10
     assert all(f"def {name}" in tests for name in named)
 
