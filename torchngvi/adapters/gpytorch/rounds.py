@@ -1,0 +1,240 @@
+"""The engine of `train_svgp` without an optimizer: rounds of L-BFGS for all hyper-parameters on growing parts of the data.
+
+An advance is a round: up to 15 iterations of L-BFGS (strong Wolfe line search; Liu and Nocedal 1989) on `ProfiledELBO`
+of n rows that weigh N/n, in which q is optimal at every evaluation.  n is 2,048 (or 4M, if that is more) in the first
+round and doubles from one to the next, up to all rows, or to as many as n M entries fit into memory.  On the last n
+rounds go on until one of them gains less than 0.001 nats a datum.
+
+Kernels, means, noises and inducing points move together, in GPyTorch's raw parameters, so that constraints hold; priors
+and added losses weigh as in GPyTorch's objectives.  What does not require a gradient stays.
+"""
+
+from typing import Any
+
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch import settings
+from torchngvi.adapters.gpytorch.epochs import penalty
+from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
+from torchngvi.adapters.gpytorch.profile import ProfiledELBO
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.errors import InputError
+from torchngvi.fitting import fingerprints
+from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
+from torchngvi.fitting.records import Record
+
+_FIRST = 2048  # rows of the first round, or 4M if that is more
+_ENTRIES = 2**24  # n M at most
+_ITERATIONS = 15  # of L-BFGS a round
+_MEMORY = 20  # pairs that it keeps
+_GAIN = 1e-3  # nats a datum that a round on the last rows has to bring
+_WALL = 10.0  # nats a datum above the start, where a trial of the line search has left what can be evaluated
+
+
+class Rounds(Engine):
+    """The engine whose advance is a round of L-BFGS for the hyper-parameters.
+
+    A record is of a round: its loss is minus the bound per datum on the rows of the round, its evaluations are those of
+    the bound, its gradients rounds, and no norm is computed.  An interrupt goes back to where the last round has ended.
+
+    Args:
+        model, likelihood: see `train_svgp`.
+        x: all inputs, (N, features).
+        y: all targets, (N,).
+        most: the number of rounds up to which the bar counts.
+
+    Raises:
+        InputError: targets that are NaN.
+        PairError: a model or a likelihood that `ProfiledELBO` cannot serve.
+    """
+
+    name, unit = "SVGP", "round"
+    unit_of_a_record = "round"
+    rejections = 0  # of natural steps, of which there are none
+    processes = None
+
+    def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
+        target = SparseGP(model, likelihood, [])
+        super().__init__(target.posterior)
+        self.model, self.likelihood, self.strategy, self.gaussian = model, likelihood, target.strategy, target.posterior
+        self.x, self.y, self.most_rounds = x, y, most
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(x.device)
+        # a noise for each row is for all rows in their order
+        self.order = None if isinstance(likelihood, FixedNoiseGaussianLikelihood) else order
+        parameters = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
+        self.learnt = list(parameters.values())
+        self.losses: list[float] = []
+        self.evaluated = 0
+        self.gain = float("inf")  # of the last round, per datum
+        self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
+
+    def rows(self, number: int) -> int:
+        """The number of rows of a round.
+
+        Args:
+            number: of the round, from 0.
+        """
+        N, M = len(self.y), self.strategy.inducing_points.shape[-2]
+        if self.order is None:
+            return N
+        most, size = min(N, max(_ENTRIES // M, 4 * M)), max(_FIRST, 4 * M) * 2**number
+        return most if 1.5 * size >= most else size
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last round was on as many rows as there will be, and brought little."""
+        last = len(self.losses) - 1
+        return last >= 0 and self.rows(last) == self.rows(last + 1) and self.gain < _GAIN
+
+    def begin(self) -> None:
+        """Choose the inducing points, where they were left open."""
+        if left_open(self.strategy):
+            choose_inducing_points(self.strategy, self.x if self.order is None else self.x[self.order])
+
+    def advance(self) -> Standing | None:
+        """Learn for a round; where the run goes on from a file, give the standing of its last round first."""
+        if self._saved is not None:
+            self._saved = None
+            self.mark()
+            return self._standing(told=True)
+        if self.settled:
+            return None
+        self._round(self._part(len(self.losses)))
+        self.mark()
+        return self._standing(told=False)
+
+    def _standing(self, told: bool) -> Standing:
+        """The standing after the last round."""
+        rounds, last = len(self.losses), self.losses[-1]
+        record = Record(self.evaluated, last, float("nan"), 1.0, 0, rounds, 0.0)
+        where = f"a negative bound per datum of {last:.6g} after {rounds} rounds"
+        loss = torch.tensor(last)
+        spent = self.evaluated, rounds
+        return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise epochs.")
+
+    def _part(self, number: int) -> ProfiledELBO:
+        """The bound on the rows of a round."""
+        part = slice(None) if self.order is None else self.order[: self.rows(number)]
+        return ProfiledELBO(self.model, self.likelihood, (self.x[part], self.y[part]), len(self.y))
+
+    def _round(self, bound: ProfiledELBO) -> None:
+        """Some iterations of L-BFGS; q is the optimal one of these rows afterwards."""
+        before = [p.detach().clone() for p in self.learnt]
+        seen: list[float] = []
+
+        def evaluate() -> Tensor:
+            self.evaluated += 1
+            for p in self.learnt:
+                p.grad = None
+            try:
+                loss = self._loss(bound)
+                if bool(loss.isfinite()):
+                    loss.backward()
+            except InputError:
+                if not seen:  # where the round begins, not a trial of the line search
+                    raise
+                loss = torch.tensor(torch.nan)
+            if not self._usable(loss):
+                if not seen:
+                    raise InputError(
+                        f"the negative bound per datum is {float(loss)} where hyper-parameters begin to be learnt, or its "
+                        "gradient is not finite: check the data and the hyper-parameters."
+                    )
+                for p in self.learnt:
+                    p.grad = None
+                loss = torch.tensor(seen[0] + _WALL, dtype=torch.float64)
+            seen.append(float(loss.detach()))
+            return loss.detach()
+
+        optimizer = torch.optim.LBFGS(
+            self.learnt,
+            max_iter=_ITERATIONS,
+            max_eval=2 * _ITERATIONS,
+            history_size=_MEMORY,
+            line_search_fn="strong_wolfe",
+        )
+        optimizer.step(evaluate)
+        after = self._value(bound)
+        if not after <= seen[0]:
+            with torch.no_grad():
+                for p, value in zip(self.learnt, before, strict=True):
+                    p.copy_(value)
+            after = self._value(bound)
+        bound.assign()
+        self.losses.append(after)
+        self.gain = seen[0] - after
+
+    def _loss(self, bound: ProfiledELBO) -> Tensor:
+        """What a round minimises, per datum."""
+        loss, extra = -bound(), penalty(self.model, self.likelihood, len(self.y))
+        return loss if extra is None else loss + extra
+
+    @torch.no_grad()
+    def _value(self, bound: ProfiledELBO) -> float:
+        """The same without a gradient; infinite where it cannot be evaluated."""
+        self.evaluated += 1
+        try:
+            return float(self._loss(bound))
+        except InputError:
+            return float("inf")
+
+    def _usable(self, loss: Tensor) -> bool:
+        """Whether the loss and every gradient are finite."""
+        return bool(loss.isfinite()) and all(p.grad is None or bool(p.grad.isfinite().all()) for p in self.learnt)
+
+    # -------------------------------------------------------------------------------- what the loop asks
+
+    def ending(self, stop: Stop | None, last: Standing) -> Ending:
+        """The outcome: where no criterion has ended the run, that the bound has settled."""
+        if stop is None:
+            part = "" if self.rows(len(self.losses)) == len(self.y) else f"{self.rows(len(self.losses))} "
+            stop = Stop(
+                f"because a round on {part or 'all '}rows has raised the bound by less than {_GAIN:g} nats a datum "
+                f"({last.place()})."
+            )
+        return super().ending(stop, last)
+
+    def total(self, evaluations: float) -> float:
+        """The bar counts rounds."""
+        return self.most_rounds
+
+    def shown(self, record: Record) -> tuple[int, dict[str, str]]:
+        """The bar stands at the rounds so far, and shows the loss of the last."""
+        return record.gradients, {"loss": f"{record.loss:.4f}", "rows": str(self.rows(len(self.losses) - 1))}
+
+    def here(self) -> Any:
+        """The hyper-parameters, and q."""
+        return [p.detach().clone() for p in self.learnt], super().here()
+
+    @torch.no_grad()
+    def go_back(self, coordinates: Any) -> None:
+        """Put the hyper-parameters and q where `here` was called."""
+        values, q = coordinates
+        for p, value in zip(self.learnt, values, strict=True):
+            p.copy_(value)
+        super().go_back(q)
+
+    def settings(self) -> dict[str, str]:
+        """The settings of the run: model, kernels, likelihood and data."""
+        method = {"method": "train_svgp, hyper-parameters by L-BFGS"}
+        return method | settings.of_model(self.model, self.likelihood) | fingerprints.of_data((self.x, self.y))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after a round: losses, model and likelihood."""
+        return {
+            "losses": list(self.losses),
+            "evaluated": self.evaluated,
+            "gain": self.gain,
+            "model": self.model.state_dict(),
+            "likelihood": self.likelihood.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put everything where the saved round ended; the next `advance` gives its standing again."""
+        self.model.load_state_dict(state["model"])
+        self.likelihood.load_state_dict(state["likelihood"])
+        self.losses, self.evaluated, self.gain = list(state["losses"]), state["evaluated"], state["gain"]
+        self._saved = state.get("loss")
