@@ -190,7 +190,7 @@ def test_student_t_from_anywhere():
 
 def test_refusals():
     model, likelihood, (x, y) = problem()
-    with pytest.raises(PairError, match=r"for one latent function; got the batch shape \(2,\). Give num_data and a hyp"):
+    with pytest.raises(PairError, match=r"for one latent function; got the batch shape \(2,\). Give num"):
         ProfiledELBO(Model((2,)).double(), likelihood, (x, y))
     y[3] = torch.nan
     with pytest.raises(InputError, match="1 of 40 targets are NaN. Leave these rows out: a row without a target tells"):

@@ -84,7 +84,8 @@ def all_rows(data: Any, latents: Latents) -> Batch:
     """All rows of the data at once.
 
     Args:
-        data: one pair (x, y), pairs, or a ``DataLoader`` of them, whose tensors are taken as they are where it has some.
+        data: one pair (x, y), or pairs, or a ``DataLoader`` of them; the tensors of a ``TensorDataset`` are taken as
+            they are.
         latents: the latent functions of the model, with its inducing points.
 
     Returns:

@@ -25,7 +25,7 @@ def left_open(strategy: VariationalStrategy) -> bool:
         True for two and more points that are all the same.
     """
     Z = strategy.inducing_points
-    return Z.shape[-2] > 1 and bool((Z == Z[..., :1, :]).all())
+    return Z.shape[-2] > 1 and bool((Z[..., :1, :] == Z).all())
 
 
 @torch.no_grad()

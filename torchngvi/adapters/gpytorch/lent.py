@@ -29,7 +29,7 @@ _FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNa
 
 @contextlib.contextmanager
 def lent_posterior(model: ApproximateGP) -> Iterator[None]:
-    """A block in which the model has a q of this library, with the moments of its own; afterwards its own has those of it.
+    """A block in which the model has a q of this library in the place of its own, which takes over what was found.
 
     Args:
         model: the model; one whose q is no full Gaussian of GPyTorch is left alone.

@@ -1,9 +1,13 @@
-"""The engine of `train_svgp` without an optimizer: rounds of L-BFGS for all hyper-parameters on growing parts of the data.
+"""The engine of `train_svgp` without an optimizer: rounds of L-BFGS for all hyper-parameters, on growing parts of the
+data.
 
-An advance is a round: up to 15 iterations of L-BFGS (strong Wolfe line search; Liu and Nocedal 1989) on `ProfiledELBO`
+An advance is a round: up to 25 iterations of L-BFGS (strong Wolfe line search; Liu and Nocedal 1989) on `ProfiledELBO`
 of n rows that weigh N/n, in which q is optimal at every evaluation.  n is 2,048 (or 4M, if that is more) in the first
-round and doubles from one to the next, up to all rows, or to as many as n M entries fit into memory.  On the last n
-rounds go on until one of them gains less than 0.001 nats a datum.
+round and doubles from one to the next, up to all rows, or to as many as 2²⁴ entries a_n allow.  On the last n rounds go
+on until one of them gains less than 0.001 nats a datum.
+
+L-BFGS keeps its memory of the curvature from one round to the next: the bounds of a part of the rows and of twice as
+many are curved alike, and the line search is on the new one.
 
 Kernels, means, noises and inducing points move together, in GPyTorch's raw parameters, so that constraints hold; priors
 and added losses weigh as in GPyTorch's objectives.  What does not require a gradient stays.
@@ -23,12 +27,13 @@ from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
+from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
 from torchngvi.fitting.records import Record
 
 _FIRST = 2048  # rows of the first round, or 4M if that is more
 _ENTRIES = 2**24  # n M at most
-_ITERATIONS = 15  # of L-BFGS a round
+_ITERATIONS = 25  # of L-BFGS a round
 _MEMORY = 20  # pairs that it keeps
 _GAIN = 1e-3  # nats a datum that a round on the last rows has to bring
 _WALL = 10.0  # nats a datum above the start, where a trial of the line search has left what can be evaluated
@@ -66,6 +71,13 @@ class Rounds(Engine):
         self.order = None if isinstance(likelihood, FixedNoiseGaussianLikelihood) else order
         parameters = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
         self.learnt = list(parameters.values())
+        self.optimizer = torch.optim.LBFGS(
+            self.learnt,
+            max_iter=_ITERATIONS,
+            max_eval=2 * _ITERATIONS,
+            history_size=_MEMORY,
+            line_search_fn="strong_wolfe",
+        )
         self.losses: list[float] = []
         self.evaluated = 0
         self.gain = float("inf")  # of the last round, per datum
@@ -140,8 +152,8 @@ class Rounds(Engine):
             if not self._usable(loss):
                 if not seen:
                     raise InputError(
-                        f"the negative bound per datum is {float(loss)} where hyper-parameters begin to be learnt, or its "
-                        "gradient is not finite: check the data and the hyper-parameters."
+                        f"the negative bound per datum is {float(loss):.6g} at the start of a round, or its gradient "
+                        "is not finite: check the data and the hyper-parameters."
                     )
                 for p in self.learnt:
                     p.grad = None
@@ -149,19 +161,11 @@ class Rounds(Engine):
             seen.append(float(loss.detach()))
             return loss.detach()
 
-        optimizer = torch.optim.LBFGS(
-            self.learnt,
-            max_iter=_ITERATIONS,
-            max_eval=2 * _ITERATIONS,
-            history_size=_MEMORY,
-            line_search_fn="strong_wolfe",
-        )
-        optimizer.step(evaluate)
+        self.optimizer.step(evaluate)
         after = self._value(bound)
         if not after <= seen[0]:
-            with torch.no_grad():
-                for p, value in zip(self.learnt, before, strict=True):
-                    p.copy_(value)
+            self._put(before)
+            self.optimizer.state.clear()
             after = self._value(bound)
         bound.assign()
         self.losses.append(after)
@@ -209,13 +213,17 @@ class Rounds(Engine):
         """The hyper-parameters, and q."""
         return [p.detach().clone() for p in self.learnt], super().here()
 
-    @torch.no_grad()
     def go_back(self, coordinates: Any) -> None:
         """Put the hyper-parameters and q where `here` was called."""
         values, q = coordinates
+        self._put(values)
+        super().go_back(q)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        """Set the hyper-parameters."""
         for p, value in zip(self.learnt, values, strict=True):
             p.copy_(value)
-        super().go_back(q)
 
     def settings(self) -> dict[str, str]:
         """The settings of the run: model, kernels, likelihood and data."""
@@ -223,18 +231,20 @@ class Rounds(Engine):
         return method | settings.of_model(self.model, self.likelihood) | fingerprints.of_data((self.x, self.y))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after a round: losses, model and likelihood."""
+        """The state after a round: losses, model, likelihood, and the memory of L-BFGS."""
         return {
             "losses": list(self.losses),
             "evaluated": self.evaluated,
             "gain": self.gain,
             "model": self.model.state_dict(),
             "likelihood": self.likelihood.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put everything where the saved round ended; the next `advance` gives its standing again."""
         self.model.load_state_dict(state["model"])
         self.likelihood.load_state_dict(state["likelihood"])
+        self.optimizer.load_state_dict(copied(state["optimizer"]))
         self.losses, self.evaluated, self.gain = list(state["losses"]), state["evaluated"], state["gain"]
         self._saved = state.get("loss")

@@ -45,7 +45,7 @@ def of_model(model: ApproximateGP, likelihood: Likelihood) -> dict[str, str]:
     Returns:
         Texts by name.
     """
-    settings = {}
+    settings: dict[str, str] = {}
     for name, module in (("model", model), ("likelihood", likelihood)):
         settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
         settings |= fingerprints.of_tensors(name, module.state_dict())

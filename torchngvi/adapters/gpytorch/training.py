@@ -1,8 +1,8 @@
 """Training in two ways.  Without an optimizer the hyper-parameters are learnt by L-BFGS, `rounds`, and q after them.
 
-With one, joint training: natural steps for q, any torch optimizer for the hyper-parameters, one evaluation a batch.  How
-long the natural steps are is said in `natural_steps`.  In a float32 model the sums over all data are in float64, and so is q
-from the first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
+With one, joint training: natural steps for q, any torch optimizer for the hyper-parameters, one evaluation a batch.
+How long the natural steps are is said in `natural_steps`.  In a float32 model the sums over all data are in float64,
+and so is q from the first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
 """
 
 import math
@@ -39,9 +39,9 @@ _INTERRUPTED = "because it was interrupted"
 class TrainingResult(FitResult):
     """The `FitResult` of `train_svgp`, of which a record is an epoch or a round, with what only training has to tell.
 
-    Its loss is the negative ELBO per datum: the mean over the batches of the last epoch, or that at the optimal q for the
-    rows of the last round, less the log priors.  It never says that the hyper-parameters have converged; the verdict on
-    q at the last of them is ``refined``, where it was asked for.
+    Its loss is the negative ELBO per datum: the mean over the batches of the last epoch, or that at the optimal q for
+    the rows of the last round, less the log priors.  It never says that the hyper-parameters have converged; the
+    verdict on q at the last of them is ``refined``, where it was asked for.
     """
 
     rejections: int = 0  # natural steps that were not taken
@@ -92,8 +92,8 @@ def train_svgp(
     Given ``num_data`` and a ``hyper_optimizer``, q moves by natural gradients and the hyper-parameters by any torch
     optimizer, from one evaluation a batch: for data that come in batches, several latent functions, several processes.
 
-    Use either for a sparse GP with the whitened strategy; for other strategies and objectives use `natural_optimizer` in
-    a loop of your own.
+    Use either for a sparse GP with the whitened strategy; for other strategies and objectives use `natural_optimizer`
+    in a loop of your own.
 
     Args:
         model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`; with a
@@ -189,8 +189,8 @@ def _check_alone(hyper_optimizer: object, group: Any) -> None:
     """Without num_data there is neither an optimizer nor another process."""
     if hyper_optimizer is not None:
         raise InputError(
-            "num_data counts the rows of an epoch, by which a batch is weighed; give it beside hyper_optimizer. Without "
-            "both the hyper-parameters are learnt by L-BFGS."
+            "num_data counts the rows of an epoch, by which a batch is weighed; give it beside hyper_optimizer. "
+            "Without both the hyper-parameters are learnt by L-BFGS."
         )
     if group is not None:
         raise InputError(
