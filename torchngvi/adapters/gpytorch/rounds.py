@@ -13,6 +13,7 @@ Kernels, means, noises and inducing points move together, in GPyTorch's raw para
 and added losses weigh as in GPyTorch's objectives.  What does not require a gradient stays.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -36,7 +37,6 @@ _ENTRIES = 2**24  # n M at most
 _ITERATIONS = 25  # of L-BFGS a round
 _MEMORY = 20  # pairs that it keeps
 _GAIN = 1e-3  # nats a datum that a round on the last rows has to bring
-_WALL = 10.0  # nats a datum above the start, where a trial of the line search has left what can be evaluated
 
 
 class Rounds(Engine):
@@ -80,7 +80,7 @@ class Rounds(Engine):
         )
         self.losses: list[float] = []
         self.evaluated = 0
-        self.gain = float("inf")  # of the last round, per datum
+        self.gain = math.inf  # of the last round, per datum
         self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
 
     def rows(self, number: int) -> int:
@@ -121,7 +121,7 @@ class Rounds(Engine):
     def _standing(self, told: bool) -> Standing:
         """The standing after the last round."""
         rounds, last = len(self.losses), self.losses[-1]
-        record = Record(self.evaluated, last, float("nan"), 1.0, 0, rounds, 0.0)
+        record = Record(self.evaluated, last, math.nan, 1.0, 0, rounds, 0.0)
         where = f"a negative bound per datum of {last:.6g} after {rounds} rounds"
         loss = torch.tensor(last)
         spent = self.evaluated, rounds
@@ -135,59 +135,61 @@ class Rounds(Engine):
     def _round(self, bound: ProfiledELBO) -> None:
         """Some iterations of L-BFGS; q is the optimal one of these rows afterwards."""
         before = [p.detach().clone() for p in self.learnt]
-        seen: list[float] = []
+        last: tuple[Tensor, list[Tensor]] | None = None  # the last loss that could be evaluated, with its gradient
 
         def evaluate() -> Tensor:
-            self.evaluated += 1
-            for p in self.learnt:
-                p.grad = None
+            nonlocal last
             try:
-                loss = self._loss(bound)
-                if bool(loss.isfinite()):
-                    loss.backward()
+                last = self._evaluated(bound)
             except InputError:
-                if not seen:  # where the round begins, not a trial of the line search
+                if last is None:  # where the round begins, not a trial of the line search
                     raise
-                loss = torch.tensor(torch.nan)
-            if not self._usable(loss):
-                if not seen:
-                    raise InputError(
-                        f"the negative bound per datum is {float(loss):.6g} at the start of a round, or its gradient "
-                        "is not finite: check the data and the hyper-parameters."
-                    )
-                for p in self.learnt:
-                    p.grad = None
-                loss = torch.tensor(seen[0] + _WALL, dtype=torch.float64)
-            seen.append(float(loss.detach()))
-            return loss.detach()
+                # as high as there and as steep the other way: the line search turns back halfway
+                for p, gradient in zip(self.learnt, last[1], strict=True):
+                    p.grad = -gradient
+            return last[0]
 
-        self.optimizer.step(evaluate)
+        start = float(self.optimizer.step(evaluate))
         after = self._value(bound)
-        if not after <= seen[0]:
+        if not after <= start:
             self._put(before)
             self.optimizer.state.clear()
             after = self._value(bound)
         bound.assign()
         self.losses.append(after)
-        self.gain = seen[0] - after
+        self.gain = start - after
 
     def _loss(self, bound: ProfiledELBO) -> Tensor:
         """What a round minimises, per datum."""
+        self.evaluated += 1
         loss, extra = -bound(), penalty(self.model, self.likelihood, len(self.y))
         return loss if extra is None else loss + extra
 
-    @torch.no_grad()
     def _value(self, bound: ProfiledELBO) -> float:
-        """The same without a gradient; infinite where it cannot be evaluated."""
-        self.evaluated += 1
+        """The same as a number; infinite where it cannot be evaluated."""
         try:
-            return float(self._loss(bound))
+            return float(self._loss(bound).detach())
         except InputError:
-            return float("inf")
+            return math.inf
 
-    def _usable(self, loss: Tensor) -> bool:
-        """Whether the loss and every gradient are finite."""
-        return bool(loss.isfinite()) and all(p.grad is None or bool(p.grad.isfinite().all()) for p in self.learnt)
+    def _evaluated(self, bound: ProfiledELBO) -> tuple[Tensor, list[Tensor]]:
+        """The loss and its gradient, which is left in the parameters.
+
+        Raises:
+            InputError: hyper-parameters at which it cannot be evaluated.
+        """
+        for p in self.learnt:
+            p.grad = None
+        loss = self._loss(bound)
+        if bool(loss.isfinite()):
+            loss.backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.learnt]
+        if not all(bool(each.isfinite().all()) for each in (loss, *gradients)):
+            raise InputError(
+                f"the negative bound per datum is {float(loss.detach()):.6g} at these hyper-parameters, or its gradient "
+                "is not finite: check the data and the hyper-parameters."
+            )
+        return loss.detach(), gradients
 
     # -------------------------------------------------------------------------------- what the loop asks
 

@@ -214,9 +214,9 @@ def _in_rounds(
         model.train()
         likelihood.train()
         x, y = all_rows(data, latents_of(model, likelihood))
-        engine = Rounds(model, likelihood, x, y, rounds)
         trained = replace(_untrained("because no round was run."), unit="rounds")
-        if rounds > 0 and engine.learnt:
+        if rounds > 0 and any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters())):
+            engine = Rounds(model, likelihood, x, y, rounds)
             trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, progress, checkpoint)
         forget(model)
         if trained.interrupted:
