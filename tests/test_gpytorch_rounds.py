@@ -1,4 +1,4 @@
-"""Hyper-parameters without an optimizer: where the rounds end, what stays, what may be given, what cannot be trained."""
+"""Hyper-parameters without an optimizer: where the rounds end, what stays, what may be given, what is refused."""
 
 import copy
 import math
@@ -17,6 +17,7 @@ from torchngvi.fitting import Evaluations
 
 gp = pytest.importorskip("gpytorch")
 N, M = 200, 8
+WHITENED, UNWHITENED = gp.variational.VariationalStrategy, gp.variational.UnwhitenedVariationalStrategy
 OWN = [
     gp.variational.CholeskyVariationalDistribution,
     gp.variational.NaturalVariationalDistribution,
@@ -37,11 +38,10 @@ def short(monkeypatch):
 
 
 class Model(gp.models.ApproximateGP):
-    def __init__(self, kind=NaturalGradientVariationalDistribution, Z=None, learn=True, shape=()):
+    def __init__(self, kind=NaturalGradientVariationalDistribution, Z=None, learn=True, shape=(), strategy=WHITENED):
         Z = torch.linspace(-2, 2, M)[:, None] if Z is None else Z
         q = kind(len(Z), torch.Size(shape))
-        strategy = gp.variational.VariationalStrategy(self, Z, q, learn_inducing_locations=learn)
-        super().__init__(strategy)
+        super().__init__(strategy(self, Z, q, learn_inducing_locations=learn))
         self.mean_module = gp.means.ConstantMean()
         self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
 
@@ -146,6 +146,31 @@ class TestWhereItEnds:
         again = refine_svgp(model, likelihood, [rows], progress=False)
         assert again.evaluations == 1
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - first) < 1e-9
+
+    @pytest.mark.parametrize("learnt", [True, False])
+    def test_the_unwhitened_strategy(self, learnt):
+        """The same end, held by its own q of the values; the strategy and its parameters are the same objects."""
+        wanted = learn(*set_up(learn=learnt)).losses
+        model, likelihood, rows = set_up(kind=OWN[0], strategy=UNWHITENED, learn=learnt)
+        strategy, Z = model.variational_strategy, model.variational_strategy.inducing_points
+        result = learn(model, likelihood, rows)
+        assert max(abs(a - b) for a, b in zip(result.losses, wanted, strict=True)) < 1e-9
+        assert model.variational_strategy is strategy
+        assert model.variational_strategy.inducing_points is Z
+        # its own bound has no jitter beside k(x, x)
+        assert abs(float(loss_of(model, likelihood, *rows).detach()) - result.losses[-1]) < 2e-5
+        again = refine_svgp(model, likelihood, [rows], progress=False)
+        assert abs(again.loss / N - result.losses[-1]) < 1e-9
+
+    def test_a_trained_distribution_of_gpytorch(self):
+        """Is refined from where it is, though Adam has left a negative entry on the diagonal of its factor."""
+        model, likelihood, rows = set_up("bernoulli", kind=OWN[0], strategy=UNWHITENED)
+        refine_svgp(model, likelihood, [rows], progress=False)
+        own = model.variational_strategy._variational_distribution
+        own.chol_variational_covar.data[:, 3] *= -1
+        first = float(loss_of(model, likelihood, *rows).detach())
+        assert refine_svgp(model, likelihood, [rows], progress=False).evaluations == 1
+        assert abs(float(loss_of(model, likelihood, *rows).detach()) - first) < 1e-6
 
     def test_a_noise_for_each_row(self):
         """All rows at once, in their order."""
@@ -268,9 +293,7 @@ class TestParts:
         assert not left_open(Model().variational_strategy)
         model, likelihood, rows = set_up(Z=torch.zeros(M, 1))
         assert abs(learn(model, likelihood, rows).losses[-1] - learn(*set_up()).losses[-1]) < 0.02
-        with pytest.raises(
-            InputError, match="8 inducing points cannot be chosen among 5 rows of data: build the model"
-        ):
+        with pytest.raises(InputError, match="8 inducing points cannot be chosen among 5 rows of data: build the"):
             learn(Model(Z=torch.zeros(M, 1)).double(), likelihood_of(), (x[:5], y[:5]))
 
     def test_pivots(self):
@@ -366,9 +389,7 @@ class TestTheLoop:
         with pytest.raises(InputError, match=r"its fingerprint of the data is \w+, here it is \w+"):
             learn(*set_up(name)[:2], (x, 1 - y), checkpoint=path)
         adam = torch.optim.Adam(model.parameters(), lr=0.01)
-        with pytest.raises(
-            InputError, match="its method is train_svgp, hyper-parameters by L-BFGS, here it is train_sv"
-        ):
+        with pytest.raises(InputError, match="its method is train_svgp, hyper-parameters by L-BFGS, here it is train"):
             train_svgp(model, likelihood, [(x, y)], N, adam, progress=False, checkpoint=path)
 
 
@@ -376,13 +397,9 @@ class TestRefusals:
     def test_half_of_the_other_way(self):
         model, likelihood, rows = set_up()
         adam = torch.optim.Adam(model.parameters(), lr=0.01)
-        with pytest.raises(
-            InputError, match="num_data counts the rows of an epoch, by which a batch is weighed; give it"
-        ):
+        with pytest.raises(InputError, match="num_data counts the rows of an epoch, by which a batch is weighed; gi"):
             train_svgp(model, likelihood, [rows], hyper_optimizer=adam, progress=False)
-        with pytest.raises(
-            InputError, match="are learnt without an optimizer in one process, on rows in memory. With gro"
-        ):
+        with pytest.raises(InputError, match="are learnt without an optimizer in one process, on rows in memory. With"):
             train_svgp(model, likelihood, [rows], group=object(), progress=False)
 
     def test_data(self):
@@ -396,20 +413,14 @@ class TestRefusals:
             learn(model, likelihood, (x, y))
         model, likelihood, (x, y) = set_up()
         model.covar_module.raw_outputscale.register_hook(lambda gradient: gradient * torch.nan)
-        with pytest.raises(
-            InputError, match="at these hyper-parameters, or its gradient is not finite: check the data"
-        ):
+        with pytest.raises(InputError, match="at these hyper-parameters, or its gradient is not finite: check the"):
             learn(model, likelihood, (x, y))
 
     def test_models(self):
         x, y = data()
-        text = (
-            r"without an optimizer is for one latent function; got the batch shape \(2,\). Give num_data and a hyper_op"
-        )
+        text = r"without an optimizer is for one latent function; got the batch shape \(2,\). Give num_data and a hyp"
         with pytest.raises(PairError, match=text):
             learn(Model(shape=(2,)).double(), likelihood_of(), (x, y))
         mean_field = Model(kind=gp.variational.MeanFieldVariationalDistribution).double()
-        with pytest.raises(
-            PairError, match="the model's q is a MeanFieldVariationalDistribution. Give its strategy a Na"
-        ):
+        with pytest.raises(PairError, match="the model's q is a MeanFieldVariationalDistribution. Give its strategy a"):
             learn(mean_field, likelihood_of(), (x, y))

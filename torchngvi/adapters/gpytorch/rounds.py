@@ -186,8 +186,8 @@ class Rounds(Engine):
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.learnt]
         if not all(bool(each.isfinite().all()) for each in (loss, *gradients)):
             raise InputError(
-                f"the negative bound per datum is {float(loss.detach()):.6g} at these hyper-parameters, or its gradient "
-                "is not finite: check the data and the hyper-parameters."
+                f"the negative bound per datum is {float(loss.detach()):.6g} at these hyper-parameters, or its "
+                "gradient is not finite: check the data and the hyper-parameters."
             )
         return loss.detach(), gradients
 
