@@ -33,7 +33,6 @@ with warnings.catch_warnings():
 
 from torchngvi import NaturalGaussian
 from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp
-from torchngvi.fitting import Seconds
 
 LIKELIHOODS = {
     "gaussian": gp.likelihoods.GaussianLikelihood,
@@ -90,7 +89,7 @@ def in_rounds(data, options, take):
         take("rounds", 0.0, at + spent, value)
         return at > options.seconds
 
-    train_svgp(model, likelihood, (x, y), epochs=100, callbacks=[at_a_round], stop=Seconds(1e5), progress=False)
+    train_svgp(model, likelihood, (x, y), epochs=100, callbacks=[at_a_round], progress=False)
 
 
 def at_random(x, options):

@@ -120,15 +120,16 @@ class TestWhereItEnds:
         assert abs(result.losses[-1] - wanted) < 0.01
         assert {p.dtype for p in (*model.parameters(), *model.buffers()) if p.is_floating_point()} == {torch.float32}
 
+    @pytest.mark.usefixtures("short")
     @pytest.mark.parametrize("kind", OWN)
     def test_with_the_distributions_of_gpytorch(self, kind):
         """The same end as with ours, held by the model's own object, whose parameters stay the same tensors."""
         ours = set_up()
-        learn(*ours)
+        learn(*ours, epochs=2)
         model, likelihood, rows = set_up(kind=kind)
         own = model.variational_strategy._variational_distribution
         names, tensors = list(model.state_dict()), [id(p) for p in model.parameters()]
-        result = learn(model, likelihood, rows)
+        result = learn(model, likelihood, rows, epochs=2)
         assert model.variational_strategy._variational_distribution is own
         assert list(model.state_dict()) == names
         assert [id(p) for p in model.parameters()] == tensors
@@ -147,13 +148,14 @@ class TestWhereItEnds:
         assert again.evaluations == 1
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - first) < 1e-9
 
+    @pytest.mark.usefixtures("short")
     @pytest.mark.parametrize("learnt", [True, False])
     def test_the_unwhitened_strategy(self, learnt):
         """The same end, held by its own q of the values; the strategy and its parameters are the same objects."""
-        wanted = learn(*set_up(learn=learnt)).losses
+        wanted = learn(*set_up(learn=learnt), epochs=2).losses
         model, likelihood, rows = set_up(kind=OWN[0], strategy=UNWHITENED, learn=learnt)
         strategy, Z = model.variational_strategy, model.variational_strategy.inducing_points
-        result = learn(model, likelihood, rows)
+        result = learn(model, likelihood, rows, epochs=2)
         assert max(abs(a - b) for a, b in zip(result.losses, wanted, strict=True)) < 1e-9
         assert model.variational_strategy is strategy
         assert model.variational_strategy.inducing_points is Z
@@ -172,6 +174,7 @@ class TestWhereItEnds:
         assert refine_svgp(model, likelihood, [rows], progress=False).evaluations == 1
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - first) < 1e-6
 
+    @pytest.mark.usefixtures("short")
     def test_a_noise_for_each_row(self):
         """All rows at once, in their order."""
         model, _, (x, y) = set_up()
@@ -181,6 +184,7 @@ class TestWhereItEnds:
 
 
 class TestWhatStays:
+    @pytest.mark.usefixtures("short")
     def test_frozen_parameters(self):
         """A length scale, the noise and inducing points that are told to stay do."""
         model, likelihood, rows = set_up(learn=False)

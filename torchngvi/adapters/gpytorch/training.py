@@ -92,14 +92,14 @@ def train_svgp(
     Given ``num_data`` and a ``hyper_optimizer``, q moves by natural gradients and the hyper-parameters by any torch
     optimizer, from one evaluation a batch: for data that come in batches, several latent functions, several processes.
 
-    Use either for a sparse GP with the whitened strategy; for other strategies and objectives use `natural_optimizer`
-    in a loop of your own.
+    Use either for a sparse GP with the whitened strategy, the first also with the unwhitened one; for other strategies
+    and objectives use `natural_optimizer` in a loop of your own.
 
     Args:
         model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`; with a
             ``hyper_optimizer`` also within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`,
             without one also over a full Gaussian of GPyTorch, as `CholeskyVariationalDistribution`, which then holds
-            what was found.
+            what was found, and with an `UnwhitenedVariationalStrategy` over one.
         likelihood: see `SparseGP`.
         batches: a ``DataLoader`` of (x, y), or a list of such pairs; gone through once an epoch.  Without ``num_data``
             also one pair (x, y) of all rows.
