@@ -30,6 +30,7 @@ from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Sites
+from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky, gram, triangular_inverse
 from torchngvi.structures import Dense
 
@@ -44,8 +45,7 @@ class _Point(NamedTuple):
     t: Tensor  # (B,)
     c: Tensor  # (B,)
     mean: Tensor  # m, (M,)
-    factor: Tensor  # T with S = T Tᵀ, (M, M)
-    inverse: Tensor  # T⁻¹, (M, M)
+    inverse: Tensor  # T⁻¹ with S = T Tᵀ, (M, M)
     H: Tensor  # Σ c_n a_n a_nᵀ, (M, M)
     e: Tensor  # (B,)
     v: Tensor  # (B,)
@@ -130,7 +130,9 @@ class ProfiledELBO:
             point = self._optimum(projection)
             gradients = self._pulled(prior, projection, point)
         self._last, self.sites = point, (point.t, point.c)
-        loss = self.weight * self._energy(point.e, point.v) + point.divergence
+        values = self.target.latents.values(point.e, point.v)
+        energies = energy(self.target.likelihood, self.y.to(point.e.dtype), values)  # with the likelihood's parameters
+        loss = self.weight * energies.sum() + point.divergence
         for tensor, gradient in zip(prior, gradients, strict=True):
             loss = loss + ((tensor - tensor.detach()) * gradient.to(tensor.dtype)).sum()
         return -loss / self.num_data
@@ -150,7 +152,7 @@ class ProfiledELBO:
         """The optimal q: at once where its sites do not depend on it, by full steps elsewhere."""
         nothing = torch.zeros_like(projection.mean)
         if self.conjugate:
-            alpha, beta = self._derivatives(projection.mean, torch.ones_like(nothing))
+            _, alpha, beta = self._moments(projection.mean, torch.ones_like(nothing))
             point = self._at(projection, beta * projection.mean - alpha, beta)
             if point is None:
                 raise InputError(
@@ -179,7 +181,7 @@ class ProfiledELBO:
         root = q.scale_tril.double()
         frame = Frame(q.mean.double(), root, Dense(q.dim))
         e, v, _ = projection.moments(frame)
-        alpha, beta = self._derivatives(e, v)
+        _, alpha, beta = self._moments(e, v)
         return beta * e - alpha, beta
 
     def _stepped(self, projection: Projection, point: _Point) -> _Point | None:
@@ -213,21 +215,15 @@ class ProfiledELBO:
         else:
             v = projection.variance + (rows @ inverse.mT).square().sum(-1)
         divergence = float(0.5 * (trace + mean.square().sum() - len(mean)) + T.diagonal().log().sum())
-        value = self.weight * float(self._energy(e, v)) + divergence
+        energies, alpha, beta = self._moments(e, v)
+        value = float(energies.sum()) + divergence
         if not abs(value) < torch.inf:
             return None
-        alpha, beta = (c * e - t, c) if self.conjugate else self._derivatives(e, v)
-        return _Point(t, c, mean, T, inverse, H, e, v, alpha, beta, divergence, value)
+        return _Point(t, c, mean, inverse, H, e, v, alpha, beta, divergence, value)
 
-    def _energy(self, e: Tensor, v: Tensor) -> Tensor:
-        """Σ F_n, without the weight, differentiable in the parameters of the likelihood."""
-        target = self.target
-        return energy(target.likelihood, self.y.to(e.dtype), target.latents.values(e, v)).sum()
-
-    def _derivatives(self, e: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """α_n and β_n, weighted."""
-        _, alpha, beta = self.target._moments(self.y.to(e.dtype), e, v, self.weight)
-        return alpha, beta
+    def _moments(self, e: Tensor, v: Tensor) -> Moments:
+        """F_n, α_n and β_n, weighted."""
+        return self.target._moments(self.y.to(e.dtype), e, v, self.weight)
 
     def _pulled(self, prior: Kernels, projection: Projection, point: _Point) -> Kernels:
         """The gradient of the negative ELBO at fixed q in what the kernels give."""
