@@ -100,7 +100,8 @@ class TestWhereItEnds:
         refine_svgp(*before, [rows], progress=False)
         result = learn(model, likelihood, rows)
         assert result.refined.converged
-        assert abs(float(loss_of(model, likelihood, *rows).detach()) - result.losses[-1]) < 1e-6
+        told = 1e-9 if name == "gaussian" else 3 * rounds_module._TOLERANCE
+        assert abs(float(loss_of(model, likelihood, *rows).detach()) - result.losses[-1]) < told
         assert result.losses[-1] < float(loss_of(*before, *rows).detach()) - 0.1
         assert steepest(model, likelihood, *rows) < 0.02 * steepest(*before, *rows)
         assert result.reason.startswith("because a round on all rows has raised the bound by less than 0.001 nats a d")

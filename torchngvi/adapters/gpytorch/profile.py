@@ -34,7 +34,6 @@ from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky, gram, triangular_inverse
 from torchngvi.structures import Dense
 
-_GAIN = 1e-9  # nats a datum: the search for q ends where a full step brings less
 _STEPS = 50  # of that search
 _SHORTEST = 1e-3  # step by which the sites still move
 
@@ -65,6 +64,7 @@ class ProfiledELBO:
         model, likelihood: see `SparseGP`; one latent function, without a batch shape.
         batch: the rows, as one pair (x, y).
         num_data: the number of rows of the whole data, by default those of the batch.
+        tolerance: nats a datum; the search for q ends with a step that brings less.
 
     Raises:
         InputError: targets that are NaN.
@@ -92,6 +92,7 @@ class ProfiledELBO:
         likelihood: Likelihood,
         batch: Batch,
         num_data: int | None = None,
+        tolerance: float = 1e-9,
     ) -> None:
         model.train()
         likelihood.train()
@@ -111,7 +112,7 @@ class ProfiledELBO:
             )
         self.num_data = num_data or count(self.x)
         self.weight = self.num_data / count(self.x)
-        self.conjugate = conjugate(likelihood)
+        self.conjugate, self.tolerance = conjugate(likelihood), tolerance
         self.sites: tuple[Tensor, Tensor] | None = None  # t_n and c_n where the last search ended
         self._last: _Point | None = None
 
@@ -171,7 +172,7 @@ class ProfiledELBO:
             if following is None:
                 break
             gain, point = point.value - following.value, following
-            if gain < _GAIN * self.num_data:
+            if gain < self.tolerance * self.num_data:
                 break
         return point
 
