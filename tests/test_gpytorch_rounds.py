@@ -10,6 +10,7 @@ import torch.utils.data as tud
 from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp
 from torchngvi.adapters.gpytorch import rounds as rounds_module
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open, pivots
+from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.errors import InputError, PairError
@@ -164,6 +165,16 @@ class TestWhereItEnds:
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - result.losses[-1]) < 2e-5
         again = refine_svgp(model, likelihood, [rows], progress=False)
         assert abs(again.loss / N - result.losses[-1]) < 1e-9
+
+    def test_a_q_of_this_library_is_the_one_that_is_trained(self):
+        """Nothing is put in its place, though it may be registered as one of GPyTorch's."""
+        model, _, _ = set_up()
+        own = model.variational_strategy._variational_distribution
+        with lent_posterior(model):
+            assert model.variational_strategy._variational_distribution is own
+        model, _, _ = set_up(strategy=UNWHITENED)
+        with lent_posterior(model):
+            assert isinstance(model.variational_strategy, UNWHITENED)
 
     def test_a_trained_distribution_of_gpytorch(self):
         """Is refined from where it is, though Adam has left a negative entry on the diagonal of its factor."""

@@ -44,7 +44,8 @@ def lent_posterior(model: ApproximateGP) -> Iterator[None]:
     strategy: Any = getattr(model, "variational_strategy", None)
     own: Any = getattr(strategy, "_variational_distribution", None)
     whitened = not isinstance(strategy, UnwhitenedVariationalStrategy)
-    if not isinstance(own, _FULL) or (whitened and not isinstance(strategy, VariationalStrategy)):
+    theirs = isinstance(own, _FULL) and not isinstance(own, NaturalGradientVariationalDistribution)
+    if not theirs or (whitened and not isinstance(strategy, VariationalStrategy)):
         yield
         return
     lent = NaturalGradientVariationalDistribution(own.num_inducing_points, own.batch_shape, mean_init_std=0.0)
