@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from torchngvi.adapters.gpytorch.latents import Latents
 from torchngvi.errors import InputError
@@ -76,3 +78,28 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
                 "targets, (rows,) of one value a datum and (rows, tasks) of several."
             )
         yield x, y
+
+
+def all_rows(data: Any, latents: Latents) -> Batch:
+    """All rows of the data at once.
+
+    Args:
+        data: one pair (x, y), or pairs, or a ``DataLoader`` of them; the tensors of a ``TensorDataset`` are taken as
+            they are.
+        latents: the latent functions of the model, with its inducing points.
+
+    Returns:
+        Inputs (N, features) and targets (N,).
+
+    Raises:
+        InputError: no data, and as `pairs`.
+    """
+    if isinstance(data, DataLoader) and isinstance(data.dataset, TensorDataset) and len(data.dataset.tensors) == 2:
+        data = data.dataset.tensors
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        data = [tuple(data)]
+    given = [(x[:, None] if x.ndim == 1 else x, y) for x, y in pairs(data, latents)]
+    if not given:
+        raise InputError("train_svgp got no data: the batches are empty. Give one pair (x, y), or a list of pairs.")
+    row = row_dimension(given[0][1], latents)
+    return torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)

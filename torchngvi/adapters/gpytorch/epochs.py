@@ -43,6 +43,7 @@ class Epochs(Engine):
     """
 
     name, unit, scaled = "SVGP", "row", True
+    unit_of_a_record = "epoch"
 
     def __init__(
         self,
@@ -65,6 +66,11 @@ class Epochs(Engine):
         self._began: dict[str, Any] = {}  # the generators where the last epoch began
         self._first: Batch | None = None  # of the last epoch
         self._saved: Tensor | None = None  # the loss that a file holds of it, where the run goes on from one
+
+    @property
+    def rejections(self) -> int:
+        """The natural steps that were not taken."""
+        return self.natural.optimizer.rejections
 
     def advance(self) -> Standing:
         """Train for an epoch; where the run goes on from a file, give the standing of its last epoch first."""
@@ -247,12 +253,15 @@ def _rows_of(batch: Batch | None) -> Tensor:
     return torch.tensor(0 if batch is None else count(batch[0]))
 
 
-def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:
-    """Add the gradients of priors on hyper-parameters and of added losses, as GPyTorch's objectives have them.
+def penalty(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> Tensor | None:
+    """Priors on hyper-parameters and added losses, in nats per datum, as GPyTorch's objectives have them.
 
     Args:
         model, likelihood: the owners of the priors.
         num_data: N, by which the log priors are divided.
+
+    Returns:
+        What they add to the negative ELBO per datum, 0-d; None where they hold nothing that is learnt.
     """
     terms = [
         -prior.log_prob(closure(module)).sum() / num_data
@@ -261,5 +270,16 @@ def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int)
     ]
     terms += [term.loss().sum() for term in model.added_loss_terms()]
     needed = [term for term in terms if term.requires_grad]
-    if needed:
-        torch.stack(needed).sum().backward()
+    return torch.stack(needed).sum() if needed else None
+
+
+def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int) -> None:
+    """Add the gradients of priors on hyper-parameters and of added losses, as GPyTorch's objectives have them.
+
+    Args:
+        model, likelihood: the owners of the priors.
+        num_data: N, by which the log priors are divided.
+    """
+    value = penalty(model, likelihood, num_data)
+    if value is not None:
+        value.backward()

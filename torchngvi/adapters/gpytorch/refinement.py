@@ -22,6 +22,7 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, pairs, row_dimension
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
+from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import kept_modes
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.fitting.fit import fit
@@ -54,7 +55,7 @@ def refine_svgp(
     exact; any other goes on from where it is.
 
     Args:
-        model, likelihood: see `train_svgp`.
+        model, likelihood: see `train_svgp`; q may be a full Gaussian of GPyTorch, which is left at the optimum.
         batches: all of the data, kept in memory.
         tolerance, max_evaluations: see `torchngvi.fit`.
         progress: show a bar.
@@ -80,7 +81,7 @@ def refine_svgp(
     >>> refine_svgp(model, likelihood, [(x, (x[:, 0] > 0).double())], progress=False).converged
     True
     """
-    with kept_modes(model, likelihood):
+    with lent_posterior(model), kept_modes(model, likelihood):
         model.train()
         likelihood.train()
         target = SparseGP(model, likelihood, [])

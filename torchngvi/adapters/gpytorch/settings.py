@@ -29,17 +29,30 @@ def of_run(
     Returns:
         Texts by name; a checkpoint with others is of another run.
     """
-    settings = {"method": "train_svgp", "num_data": str(num_data)}
+    settings = {"method": "train_svgp", "num_data": str(num_data), **of_model(model, likelihood)}
+    if isinstance(batches, DataLoader):
+        size = getattr(batches.batch_sampler, "batch_size", None)
+        settings["batch size"] = fingerprints.described(size)
+    return settings | fingerprints.of_torch_optimizer("hyper_optimizer", hyper) | fingerprints.of_data(_data(batches))
+
+
+def of_model(model: ApproximateGP, likelihood: Likelihood) -> dict[str, str]:
+    """The settings of a model in words: its modules and theirs, its kernels, the shapes of its tensors.
+
+    Args:
+        model, likelihood: see `train_svgp`.
+
+    Returns:
+        Texts by name.
+    """
+    settings: dict[str, str] = {}
     for name, module in (("model", model), ("likelihood", likelihood)):
         settings |= {f"{name} {path}".strip(): type(part).__name__ for path, part in module.named_modules()}
         settings |= fingerprints.of_tensors(name, module.state_dict())
     for path, kernel in model.named_modules():
         if isinstance(kernel, Kernel):
             settings |= {f"model {path} {name}": text for name, text in of_kernel(kernel).items()}
-    if isinstance(batches, DataLoader):
-        size = getattr(batches.batch_sampler, "batch_size", None)
-        settings["batch size"] = fingerprints.described(size)
-    return settings | fingerprints.of_torch_optimizer("hyper_optimizer", hyper) | fingerprints.of_data(_data(batches))
+    return settings
 
 
 def of_kernel(kernel: Kernel) -> dict[str, str]:

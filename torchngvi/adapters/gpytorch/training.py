@@ -1,5 +1,6 @@
-"""Joint training: natural steps for q, any torch optimizer for the hyper-parameters, one evaluation a batch.
+"""Training in two ways.  Without an optimizer the hyper-parameters are learnt by L-BFGS, `rounds`, and q after them.
 
+With one, joint training: natural steps for q, any torch optimizer for the hyper-parameters, one evaluation a batch.
 How long the natural steps are is said in `natural_steps`.  In a float32 model the sums over all data are in float64,
 and so is q from the first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
 """
@@ -14,10 +15,13 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 
-from torchngvi.adapters.gpytorch.batches import Batch
+from torchngvi.adapters.gpytorch.batches import Batch, all_rows
 from torchngvi.adapters.gpytorch.epochs import Epochs
+from torchngvi.adapters.gpytorch.latents import latents_of
+from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
 from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
+from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import Processes, processes_of, synchronize
@@ -33,37 +37,41 @@ _INTERRUPTED = "because it was interrupted"
 
 @dataclass(frozen=True)
 class TrainingResult(FitResult):
-    """The `FitResult` of `train_svgp`, of which a record is an epoch, with what only joint training has to tell.
+    """The `FitResult` of `train_svgp`, of which a record is an epoch or a round, with what only training has to tell.
 
-    Its loss is the negative ELBO per datum, the mean over the batches of the last epoch.  It never says that training
-    has converged, since hyper-parameters move by an optimizer of the user's own; the verdict on q at the last of them
-    is ``refined``, where it was asked for.
+    Its loss is the negative ELBO per datum: the mean over the batches of the last epoch, or that at the optimal q for
+    the rows of the last round, less the log priors.  It never says that the hyper-parameters have converged; the
+    verdict on q at the last of them is ``refined``, where it was asked for.
     """
 
     rejections: int = 0  # natural steps that were not taken
     refined: FitResult | None = None  # the verdict on q, where asked
-    interrupted: bool = False  # from the keyboard, within an epoch that is not counted
+    interrupted: bool = False  # from the keyboard, within an epoch or a round that is not counted
+    unit: str = "epochs"  # or "rounds", without an optimizer of the hyper-parameters
 
     @property
     def losses(self) -> list[float]:
-        """The negative ELBO per datum of each epoch."""
+        """The negative ELBO per datum of each epoch or round."""
         return [record.loss for record in self.trace]
 
     def __str__(self) -> str:
         """The result in one line."""
         last = f"negative ELBO per datum {self.losses[-1]:.4f}" if self.losses else "none complete"
         if len(self.losses) > 1:
-            last += f", {self.losses[-2] - self.losses[-1]:.2g} less than an epoch before"
+            before = "an epoch" if self.unit == "epochs" else "a round"
+            last += f", {self.losses[-2] - self.losses[-1]:.2g} less than {before} before"
+        if self.unit == "epochs":
+            last += f", {self.rejections} natural steps not taken"
         verdict = "" if self.refined is None else f"; q {self.refined}"
         stopped = ", then interrupted" if self.interrupted else ""
-        return f"{len(self.losses)} epochs{stopped}, {last}, {self.rejections} natural steps not taken{verdict}"
+        return f"{len(self.losses)} {self.unit}{stopped}, {last}{verdict}"
 
 
 def train_svgp(
     model: ApproximateGP,
     likelihood: Likelihood,
     batches: Iterable[Batch],
-    num_data: int,
+    num_data: int | None = None,
     hyper_optimizer: torch.optim.Optimizer | None = None,
     *,
     epochs: int = 10,
@@ -74,41 +82,54 @@ def train_svgp(
     stop: Criterion | None = None,
     group: Any = None,
 ) -> TrainingResult:
-    """Train q by natural gradients and the hyper-parameters by any torch optimizer, from one evaluation a batch.
+    """Train a sparse GP: ``train_svgp(model, likelihood, (x, y))``, without a learning rate, or in mini-batches.
 
-    Use it for a sparse GP with the whitened strategy; for other strategies and objectives use `natural_optimizer` in a
-    loop of your own.
+    Given data alone, all hyper-parameters and the inducing points are learnt by L-BFGS at the optimal q (for a Gaussian
+    likelihood on the collapsed bound of Titsias 2009), in rounds on growing parts of the rows, and q is refined on all
+    rows at the end.  Inducing points that coincide, as ``torch.zeros(M, features)``, are put on rows of the data first.
+    This is the way for rows that fit into memory.
+
+    Given ``num_data`` and a ``hyper_optimizer``, q moves by natural gradients and the hyper-parameters by any torch
+    optimizer, from one evaluation a batch: for data that come in batches, several latent functions, several processes.
+
+    Use either for a sparse GP with the whitened strategy, the first also with the unwhitened one; for other strategies
+    and objectives use `natural_optimizer` in a loop of your own.
 
     Args:
-        model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or
-            within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
+        model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`; with a
+            ``hyper_optimizer`` also within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`,
+            without one also over a full Gaussian of GPyTorch, as `CholeskyVariationalDistribution`, which then holds
+            what was found, and with an `UnwhitenedVariationalStrategy` over one.
         likelihood: see `SparseGP`.
-        batches: a ``DataLoader`` of (x, y), or a list of such pairs; gone through once an epoch.
-        num_data: the number of rows of an epoch.
-        hyper_optimizer: over parameters of the model and the likelihood, as you like it; without it the
-            hyper-parameters stay and the epochs are not run: `refine_svgp` alone is faster and exact.
-        epochs: the number of passes over the data.
-        refine: end with `refine_svgp`, at the final hyper-parameters.
-        callbacks: called with the epoch and its loss; a true result ends the epochs.  They may evaluate the model, in
-            whichever mode.
+        batches: a ``DataLoader`` of (x, y), or a list of such pairs; gone through once an epoch.  Without ``num_data``
+            also one pair (x, y) of all rows.
+        num_data: the number of rows of an epoch.  With it and without an optimizer the hyper-parameters stay, and q is
+            refined alone.
+        hyper_optimizer: over parameters of the model and the likelihood, as you like it.
+        epochs: the number of passes over the data, or the largest number of rounds.
+        refine: end with `refine_svgp`, at the final hyper-parameters; done in any case without an optimizer.
+        callbacks: called with the epoch, or the round, and its loss; a true result ends them.  They may evaluate the
+            model, in whichever mode.
         progress: show a bar.
-        checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's
+        checkpoint: a file, written after each epoch or round; where it exists, the run goes on from there, with torch's
             default generator, and those of a ``DataLoader`` and its samplers, as they were.
-        stop: a further criterion that ends the epochs, asked after each, as ``Seconds(60)`` of `torchngvi.fitting`.
+        stop: a further criterion that ends the epochs or rounds, asked after each, as ``Seconds(60)`` of
+            `torchngvi.fitting`.
         group: a `torchngvi.Processes`, or a group of torch.distributed, whose processes train one model together, each
             on ``batches`` of its own rows, of which ``num_data`` counts those of all; a batch is what the processes
             have at the same time, and one that has none left waits with nothing. All begin from the model of rank 0,
             which shows the bar, calls the callbacks and writes the checkpoint. None for one process.
 
     Returns:
-        What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.
+        What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it, or the
+        last round.
 
     Raises:
         InputError: no data, another number of rows than ``num_data``, ``refine`` or no hyper-optimizer with several
-            processes, on which hyper-parameters or settings differ, a hyper-optimizer that holds q or none of the
-            parameters or evaluates more than once a step, a loss that is not finite, a checkpoint that cannot be
-            written or is of another model, optimizer or other data: they are told by tensors in memory, and by the loss
-            of the first batch of an epoch, but for an iterator, which cannot be looked into.
+            processes, on which hyper-parameters or settings differ, a hyper-optimizer without ``num_data``, or one that
+            holds q or none of the parameters or evaluates more than once a step, a loss that is not finite, a
+            checkpoint that cannot be written or is of another model, optimizer or other data: they are told by tensors
+            in memory, and by the loss of the first batch of an epoch, but for an iterator, which cannot be looked into.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
     >>> import gpytorch
@@ -122,12 +143,20 @@ def train_svgp(
     ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
     >>> x = torch.linspace(-2, 2, 100)[:, None]
     >>> model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
+    >>> y = torch.sin(3 * x[:, 0])
+    >>> train_svgp(model, likelihood, (x, y), progress=False).refined.converged
+    True
+
+    In mini-batches:
+
     >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.05)
-    >>> batches = list(zip(x.split(25), torch.sin(3 * x[:, 0]).split(25)))
-    >>> result = train_svgp(model, likelihood, batches, 100, adam, epochs=5, progress=False)
-    >>> len(result.losses), result.losses[-1] < result.losses[0]
-    (5, True)
+    >>> batches = list(zip(x.split(25), y.split(25)))
+    >>> len(train_svgp(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
+    5
     """
+    if num_data is None:
+        _check_alone(hyper_optimizer, group)
+        return _in_rounds(model, likelihood, batches, epochs, _checked(callbacks), progress, checkpoint, stop)
     processes = None if group is None else processes_of(group)
     with processes_of(group).together():
         callbacks = _checked(callbacks)
@@ -156,12 +185,51 @@ def train_svgp(
     return replace(trained, refined=refine_svgp(model, likelihood, batches, progress=progress))
 
 
+def _check_alone(hyper_optimizer: object, group: Any) -> None:
+    """Without num_data there is neither an optimizer nor another process."""
+    if hyper_optimizer is not None:
+        raise InputError(
+            "num_data counts the rows of an epoch, by which a batch is weighed; give it beside hyper_optimizer. "
+            "Without both the hyper-parameters are learnt by L-BFGS."
+        )
+    if group is not None:
+        raise InputError(
+            "hyper-parameters are learnt without an optimizer in one process, on rows in memory. With group= give "
+            "num_data and a hyper_optimizer."
+        )
+
+
+def _in_rounds(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    data: Any,
+    rounds: int,
+    callbacks: tuple[Callable[[int, float], Any], ...],
+    progress: bool,
+    checkpoint: str | Path | None,
+    stop: Criterion | None,
+) -> TrainingResult:
+    """Rounds of L-BFGS for the hyper-parameters, then q on all rows."""
+    with lent_posterior(model):
+        model.train()
+        likelihood.train()
+        x, y = all_rows(data, latents_of(model, likelihood))
+        trained = replace(_untrained("because no round was run."), unit="rounds")
+        if rounds > 0 and any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters())):
+            engine = Rounds(model, likelihood, x, y, rounds)
+            trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, progress, checkpoint)
+        forget(model)
+        if trained.interrupted:
+            return trained
+        return replace(trained, refined=refine_svgp(model, likelihood, [(x, y)], progress=progress))
+
+
 def _untrained(reason: str) -> TrainingResult:
     return TrainingResult(False, reason, math.nan, math.nan, 0, torch.tensor(False), [])
 
 
 def _trained(
-    engine: Epochs,
+    engine: Epochs | Rounds,
     stop: Criterion,
     callbacks: tuple[Callable[[int, float], Any], ...],
     progress: bool,
@@ -189,10 +257,10 @@ def _trained(
         except KeyboardInterrupt:
             if not engine.begun:
                 raise
-            result = _untrained(f"{_INTERRUPTED} before an epoch was complete.")
+            result = _untrained(f"{_INTERRUPTED} before the first {engine.unit_of_a_record} was complete.")
         told_by_all = {part.name: getattr(result, part.name) for part in fields(FitResult)}
-        rejections, interrupted = engine.natural.optimizer.rejections, result.reason.startswith(_INTERRUPTED)
-        return TrainingResult(**told_by_all, rejections=rejections, interrupted=interrupted)
+        interrupted, unit = result.reason.startswith(_INTERRUPTED), f"{engine.unit_of_a_record}s"
+        return TrainingResult(**told_by_all, rejections=engine.rejections, interrupted=interrupted, unit=unit)
 
 
 def _begin_alike(

@@ -1,0 +1,200 @@
+"""The ELBO at the optimal q as a function of the hyper-parameters: closed forms, weights, gradients, refusals."""
+
+import copy
+
+import pytest
+import torch
+
+from torchngvi.adapters.gpytorch import DualELBO, NaturalGradientVariationalDistribution, refine_svgp
+from torchngvi.adapters.gpytorch.profile import ProfiledELBO
+from torchngvi.errors import InputError, PairError
+
+gp = pytest.importorskip("gpytorch")
+N, M, IDENTITY, JITTER = 40, 7, 1e-10, 1e-4
+
+
+@pytest.fixture(autouse=True)
+def exact_probit(monkeypatch):
+    """GPyTorch's log Φ jumps by 0.0019 at -1; ours does not, and cannot be compared with that."""
+    monkeypatch.setattr(gp.likelihoods.bernoulli_likelihood, "log_normal_cdf", torch.special.log_ndtr)
+
+
+class Model(gp.models.ApproximateGP):
+    def __init__(self, shape=()):
+        q = NaturalGradientVariationalDistribution(M, shape)
+        Z = torch.stack([torch.linspace(-2, 2, M), torch.linspace(-1, 1, M).square()], -1)
+        super().__init__(gp.variational.VariationalStrategy(self, Z, q, jitter_val=JITTER))
+        self.mean_module = gp.means.ConstantMean()
+        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(ard_num_dims=2))
+
+    def forward(self, x):
+        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+LIKELIHOODS = {
+    "gaussian": gp.likelihoods.GaussianLikelihood,
+    "bernoulli": gp.likelihoods.BernoulliLikelihood,
+    "student": gp.likelihoods.StudentTLikelihood,
+}
+
+
+def problem(name="gaussian", rows=N):
+    torch.manual_seed(0)
+    x = 4 * torch.rand(rows, 2).double() - 2
+    y = torch.sin(3 * x[:, 0]) + x[:, 1] + 0.2 * torch.randn(rows).double()
+    if name == "bernoulli":
+        y = (y > 0).double()
+    if name == "student":
+        y[::9] += 3.0
+    likelihood = LIKELIHOODS[name]().double()
+    if name != "bernoulli":
+        likelihood.noise = 0.1
+    model = Model().double()
+    model.mean_module.constant = 0.3
+    model.covar_module.base_kernel.lengthscale = torch.tensor([0.8, 1.5])
+    return model, likelihood, (x, y)
+
+
+def dense(model, noise, x, y):
+    """log N(y; μ, Q + noise) less the trace, from K⁻¹ itself: noise (rows,)."""
+    Z = model.variational_strategy.inducing_points
+    both = model.forward(torch.cat([Z, x]))
+    K, mean = both.covariance_matrix, both.mean[M:]
+    Kzz = K[:M, :M] + JITTER * torch.eye(M).double()
+    Q = K[M:, :M] @ torch.linalg.solve(Kzz, K[:M, M:])
+    marginal = torch.distributions.MultivariateNormal(mean, Q + torch.diag(noise))
+    return marginal.log_prob(y) - 0.5 * ((K.diagonal()[M:] + JITTER - Q.diagonal()) / noise).sum()
+
+
+def parameters_of(model, likelihood):
+    return [*model.parameters(), *likelihood.parameters()]
+
+
+def test_the_collapsed_bound():
+    """Of Titsias (2009), against a multivariate normal density."""
+    model, likelihood, (x, y) = problem()
+    bound = ProfiledELBO(model, likelihood, (x, y))()
+    wanted = dense(model, likelihood.noise.expand(N), x, y) / N
+    assert abs(float((bound - wanted).detach())) < IDENTITY * abs(float(wanted.detach()))
+
+
+def test_a_noise_for_each_row():
+    model, _, (x, y) = problem()
+    noise = 0.05 + 0.2 * torch.rand(N).double()
+    for likelihood in (
+        gp.likelihoods.FixedNoiseGaussianLikelihood(noise),
+        gp.likelihoods.FixedNoiseGaussianLikelihood(noise, learn_additional_noise=True).double(),
+    ):
+        bound = ProfiledELBO(model, likelihood, (x, y))()
+        total = noise + (0.0 if likelihood.second_noise_covar is None else likelihood.second_noise)
+        wanted = dense(model, total, x, y) / N
+        assert abs(float((bound - wanted).detach())) < IDENTITY * abs(float(wanted.detach()))
+        learnt = parameters_of(model, likelihood)
+        for a, b in zip(torch.autograd.grad(bound, learnt), torch.autograd.grad(wanted, learnt), strict=True):
+            assert float((a - b).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_weighted_rows_are_repeated_rows(name):
+    model, likelihood, (x, y) = problem(name)
+    weighted = ProfiledELBO(model, likelihood, (x, y), num_data=3 * N)()
+    repeated = ProfiledELBO(model, likelihood, (x.repeat(3, 1), y.repeat(3)))()
+    tolerance = IDENTITY if name == "gaussian" else 1e-8
+    assert abs(float((weighted - repeated).detach())) < tolerance
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_the_value_at_the_optimal_q(name):
+    """Is what `refine_svgp` reaches; what is assigned is its q."""
+    model, likelihood, (x, y) = problem(name)
+    bound = ProfiledELBO(model, likelihood, (x, y))
+    value = float(bound().detach())
+    other = copy.deepcopy(model)
+    refined = refine_svgp(other, likelihood, [(x, y)], tolerance=1e-6, progress=False)
+    assert refined.converged
+    assert abs(value + refined.loss / N) < 1e-8
+    bound.assign()
+    model.eval()
+    other.eval()
+    with torch.no_grad():
+        a, b = model(x), other(x)
+    assert float((a.mean - b.mean).abs().max()) < (1e-8 if name == "gaussian" else 1e-3)
+    assert float((a.variance - b.variance).abs().max()) < (1e-8 if name == "gaussian" else 1e-3)
+
+
+def test_the_gradient_of_the_dense_formula():
+    """In every parameter of the model and the likelihood, weighted too."""
+    model, likelihood, (x, y) = problem()
+    learnt = parameters_of(model, likelihood)
+    for weight in (1, 3):
+        gradient = torch.autograd.grad(ProfiledELBO(model, likelihood, (x, y), num_data=weight * N)(), learnt)
+        noise = likelihood.noise.expand(weight * N)
+        repeated = dense(model, noise, x.repeat(weight, 1), y.repeat(weight)) / (weight * N)
+        for a, b in zip(gradient, torch.autograd.grad(repeated, learnt), strict=True):
+            assert float((a - b).abs().max()) < 1e-9
+            assert float(b.abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "student"])
+def test_the_gradient_by_differences(name):
+    """Of the function itself, at a point where its sites come from another one."""
+    model, likelihood, batch = problem(name)
+    bound = ProfiledELBO(model, likelihood, batch)
+    bound()
+    raw = model.covar_module.base_kernel.raw_lengthscale
+    raw.data += 0.2
+    learnt = [raw, model.variational_strategy.inducing_points, *likelihood.parameters()]
+    gradients = torch.autograd.grad(bound(), learnt)
+    for parameter, gradient in zip(learnt, gradients, strict=True):
+        direction, values = torch.randn_like(parameter), []
+        for step in (1e-3, -2e-3):
+            parameter.data += step * direction
+            values.append(float(bound().detach()))
+        parameter.data += 1e-3 * direction
+        wanted = (values[0] - values[1]) / 2e-3
+        assert abs(float((gradient * direction).sum()) - wanted) < 1e-4 * max(1.0, abs(wanted))
+
+
+def test_the_dual_bound_touches_it():
+    """`DualELBO` of fixed noise is the collapsed bound at every kernel, and below it at another noise."""
+    model, likelihood, batch = problem()
+    refine_svgp(model, likelihood, [batch], progress=False)
+    dual, bound = DualELBO(model, likelihood, [batch]), ProfiledELBO(model, likelihood, batch)
+    assert abs(float((dual() - bound()).detach())) < 1e-9
+    model.covar_module.base_kernel.lengthscale = 0.5
+    assert abs(float((dual() - bound()).detach())) < 1e-9
+    likelihood.noise = 0.3
+    assert float((bound() - dual()).detach()) > 1e-3
+
+
+def test_float32():
+    """Beside a float64 model: the linear algebra is in float64, and so is the value."""
+    model, likelihood, (x, y) = problem()
+    wanted = ProfiledELBO(model, likelihood, (x, y))()
+    bound = ProfiledELBO(model.float(), likelihood.float(), (x.float(), y.float()))()
+    assert bound.dtype == torch.float64
+    assert abs(float((bound - wanted).detach())) < 1e-4
+    bound.backward()
+    assert all(p.grad.dtype == torch.float32 for p in parameters_of(model, likelihood))
+
+
+def test_student_t_from_anywhere():
+    """Sites that do not fit the present kernel at all: the search begins again from the prior."""
+    model, likelihood, batch = problem("student")
+    bound = ProfiledELBO(model, likelihood, batch)
+    wanted = float(bound().detach())
+    t, c = bound.sites
+    bound.sites = t, -100 * c.abs()
+    assert abs(float(bound().detach()) - wanted) < 1e-6
+
+
+def test_refusals():
+    model, likelihood, (x, y) = problem()
+    with pytest.raises(PairError, match=r"for one latent function; got the batch shape \(2,\). Give num"):
+        ProfiledELBO(Model((2,)).double(), likelihood, (x, y))
+    y[3] = torch.nan
+    with pytest.raises(InputError, match="1 of 40 targets are NaN. Leave these rows out: a row without a target tells"):
+        ProfiledELBO(model, likelihood, (x, y))
+    y[3] = torch.inf
+    with pytest.raises(InputError, match="the ELBO is not finite at these hyper-parameters: check the targets"):
+        ProfiledELBO(model, likelihood, (x, y))()

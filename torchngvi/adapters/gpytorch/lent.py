@@ -1,0 +1,114 @@
+"""A model whose q is one of GPyTorch's own, for a while with one of this library in its place.
+
+The full Gaussians of GPyTorch, `CholeskyVariationalDistribution` and its natural and triangular natural forms, hold the
+same q in other coordinates.  The unwhitened strategy holds it for u = μ_Z + L v in the place of v, K_ZZ = L Lᵀ.  The
+model is given back as it was, with the q that was found.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.models import ApproximateGP
+from gpytorch.variational import (
+    CholeskyVariationalDistribution,
+    NaturalVariationalDistribution,
+    TrilNaturalVariationalDistribution,
+    UnwhitenedVariationalStrategy,
+    VariationalStrategy,
+)
+from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
+from torchngvi.adapters.gpytorch.kernels import kernels
+from torchngvi.adapters.gpytorch.memory import forget
+from torchngvi.numerics.linalg import cholesky, positive_columns
+
+_FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNaturalVariationalDistribution)
+
+
+@contextlib.contextmanager
+def lent_posterior(model: ApproximateGP) -> Iterator[None]:
+    """A block in which the model has a q of this library in the place of its own, which takes over what was found.
+
+    Args:
+        model: the model; one whose q is no full Gaussian of GPyTorch, or whose strategy is neither the whitened nor the
+            unwhitened one, is left alone.
+
+    Returns:
+        A context manager.
+    """
+    strategy: Any = getattr(model, "variational_strategy", None)
+    own: Any = getattr(strategy, "_variational_distribution", None)
+    whitened = not isinstance(strategy, UnwhitenedVariationalStrategy)
+    theirs = isinstance(own, _FULL) and not isinstance(own, NaturalGradientVariationalDistribution)
+    if not theirs or (whitened and not isinstance(strategy, VariationalStrategy)):
+        yield
+        return
+    lent = NaturalGradientVariationalDistribution(own.num_inducing_points, own.batch_shape, mean_init_std=0.0)
+    lent.to(dtype=own.dtype, device=own.device)
+    begun = strategy.variational_params_initialized
+    stand_in = strategy if whitened else _stand_in(model, strategy, lent)
+    if bool(begun):
+        _give(own, lent, None if whitened else stand_in)
+    stand_in._variational_distribution = lent
+    model.variational_strategy = stand_in
+    forget(model)
+    try:
+        yield
+    finally:
+        model.variational_strategy, strategy._variational_distribution = strategy, own
+        begun.copy_(stand_in.variational_params_initialized)
+        if bool(begun):
+            _take(own, lent, None if whitened else stand_in)
+        forget(model)
+
+
+def _stand_in(
+    model: ApproximateGP,
+    strategy: UnwhitenedVariationalStrategy,
+    lent: NaturalGradientVariationalDistribution,
+) -> VariationalStrategy:
+    """The whitened strategy over the same inducing points."""
+    learn = isinstance(strategy.inducing_points, torch.nn.Parameter)
+    other = VariationalStrategy(model, strategy.inducing_points.detach(), lent, learn, strategy._jitter_val)
+    other.inducing_points = strategy.inducing_points
+    other.variational_params_initialized.copy_(strategy.variational_params_initialized)
+    return other.train(strategy.training)
+
+
+@torch.no_grad()
+def _prior(strategy: VariationalStrategy) -> tuple[Tensor, Tensor]:
+    """μ_Z and L."""
+    at_points = kernels(strategy, strategy.inducing_points)
+    return at_points.mean.double(), at_points.factor
+
+
+@torch.no_grad()
+def _give(own: Any, lent: NaturalGradientVariationalDistribution, unwhitened: VariationalStrategy | None) -> None:
+    """Give ours the moments of GPyTorch's."""
+    distribution = own()
+    mean = distribution.mean.double()
+    root = distribution.lazy_covariance_matrix.cholesky().to_dense().double()
+    if unwhitened is not None:
+        centre, L = _prior(unwhitened)
+        mean = torch.linalg.solve_triangular(L, (mean - centre)[..., None], upper=False)[..., 0]
+        root = torch.linalg.solve_triangular(L, root, upper=False)
+    q = lent.posterior
+    q.initialize_(mean.to(q.dtype), q.kept_covariance(positive_columns(root.tril())[0].to(q.dtype)))
+
+
+@torch.no_grad()
+def _take(own: Any, lent: NaturalGradientVariationalDistribution, unwhitened: VariationalStrategy | None) -> None:
+    """Give GPyTorch's the moments of ours, by the method with which a strategy starts it."""
+    mean, (root, _) = lent.posterior.mean.double(), cholesky(lent.posterior.covariance.double())
+    if unwhitened is not None:
+        centre, L = _prior(unwhitened)
+        mean, root = centre + (L @ mean[..., None])[..., 0], L @ root
+    covariance = CholLinearOperator(TriangularLinearOperator(root.to(own.dtype)))
+    noise, own.mean_init_std = own.mean_init_std, 0.0
+    own.initialize_variational_distribution(MultivariateNormal(mean.to(own.dtype), covariance))
+    own.mean_init_std = noise

@@ -1,0 +1,234 @@
+"""The ELBO as a function of the hyper-parameters alone: at each of them q is the optimal one.
+
+The optimal q is a sum of Gaussian sites t_n f_n - ½ c_n f_n² in f_n = μ_n + a_nᵀv, one a datum, as in `dual`.  For a
+Gaussian likelihood of noise s_n² they are t_n = y_n/s_n² and c_n = 1/s_n², and the function is the collapsed bound of
+Titsias (2009),
+
+    log N(y; μ, AᵀA + diag s²) - ½ Σ (k_nn - |a_n|²)/s_n²        A = (a_1, ..., a_N)
+
+For any other they are found by full natural steps, each of which replaces (t, c) by (β e - α, β) at the q before it;
+a step after which the ELBO is lower is halved.  The first q is that of the model, and then the one that the last sites
+make: they change little from one kernel to the next, so that two or three steps are enough.
+
+The rows may be a part of the data, n of N: their expected log likelihoods weigh N/n.
+
+At the optimal q the ELBO does not change with q to first order, so that its gradient in the hyper-parameters is the one
+at fixed q (the envelope theorem): neither the factor of S nor the search is differentiated.
+"""
+
+from typing import NamedTuple, final
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch.batches import Batch, count
+from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, kernels
+from torchngvi.adapters.gpytorch.latents import conjugate, energy
+from torchngvi.adapters.gpytorch.memory import forget
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.errors import InputError, PairError
+from torchngvi.interfaces import Frame, Sites
+from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.numerics.linalg import cholesky, gram, triangular_inverse
+from torchngvi.structures import Dense
+
+_STEPS = 50  # of that search
+_SHORTEST = 1e-3  # step by which the sites still move
+
+
+class _Point(NamedTuple):
+    """The q that some sites make, and the negative ELBO there."""
+
+    t: Tensor  # (B,)
+    c: Tensor  # (B,)
+    mean: Tensor  # m, (M,)
+    inverse: Tensor  # T⁻¹ with S = T Tᵀ, (M, M)
+    H: Tensor  # Σ c_n a_n a_nᵀ, (M, M)
+    e: Tensor  # (B,)
+    v: Tensor  # (B,)
+    alpha: Tensor  # (B,), weighted
+    beta: Tensor  # (B,), weighted
+    divergence: float  # KL(q ‖ prior)
+    value: float  # the negative ELBO
+
+
+@final
+class ProfiledELBO:
+    """The largest ELBO over q at the present hyper-parameters, of rows that weigh as much as the whole data.
+
+    It is what `train_svgp` maximises where it has no optimizer of the hyper-parameters.
+
+    Args:
+        model, likelihood: see `SparseGP`; one latent function, without a batch shape.
+        batch: the rows, as one pair (x, y).
+        num_data: the number of rows of the whole data, by default those of the batch.
+        tolerance: nats a datum; the search for q ends with a step that brings less.
+
+    Raises:
+        InputError: targets that are NaN.
+        PairError: a model or a likelihood it cannot serve.
+
+    >>> import gpytorch
+    >>> from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution
+    >>> class Model(gpytorch.models.ApproximateGP):
+    ...     def __init__(self, Z):
+    ...         q = NaturalGradientVariationalDistribution(len(Z))
+    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
+    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> x = torch.linspace(-2, 2, 50).double()[:, None]
+    >>> model, likelihood = Model(x[::10]).double(), gpytorch.likelihoods.GaussianLikelihood().double()
+    >>> bound = ProfiledELBO(model, likelihood, (x, torch.sin(3 * x[:, 0])))
+    >>> bound().requires_grad, bound().item() < 0
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        model: ApproximateGP,
+        likelihood: Likelihood,
+        batch: Batch,
+        num_data: int | None = None,
+        tolerance: float = 1e-9,
+    ) -> None:
+        model.train()
+        likelihood.train()
+        self.target = target = SparseGP(model, likelihood, [batch])
+        shape = tuple(target.posterior.batch_shape)
+        if target.coupled or shape:
+            raise PairError(
+                "learning hyper-parameters without an optimizer is for one latent function; got the batch shape "
+                f"{shape}. Give num_data and a hyper_optimizer."
+            )
+        assert isinstance(target.batches, list)
+        self.x, self.y = target.batches[0]
+        if missing := int(self.y.isnan().sum()):
+            raise InputError(
+                f"{missing} of {len(self.y)} targets are NaN. Leave these rows out: a row without a target tells "
+                "nothing here."
+            )
+        self.num_data = num_data or count(self.x)
+        self.weight = self.num_data / count(self.x)
+        self.conjugate, self.tolerance = conjugate(likelihood), tolerance
+        self.sites: tuple[Tensor, Tensor] | None = None  # t_n and c_n where the last search ended
+        self._last: _Point | None = None
+
+    def __call__(self) -> Tensor:
+        """Evaluate the bound per datum at the present hyper-parameters.
+
+        Returns:
+            A 0-d tensor in float64, differentiable once in every hyper-parameter.
+
+        Raises:
+            InputError: hyper-parameters at which the bound is not finite, or K_ZZ is not positive definite.
+        """
+        prior = kernels(self.target.strategy, self.x)
+        with torch.no_grad():
+            projection = Projection(*(part.detach() for part in prior.projection(torch.float64)))
+            point = self._optimum(projection)
+            gradients = self._pulled(prior, projection, point)
+        self._last, self.sites = point, (point.t, point.c)
+        values = self.target.latents.values(point.e, point.v)
+        energies = energy(self.target.likelihood, self.y.to(point.e.dtype), values)  # with the likelihood's parameters
+        loss = self.weight * energies.sum() + point.divergence
+        for tensor, gradient in zip(prior, gradients, strict=True):
+            loss = loss + ((tensor - tensor.detach()) * gradient.to(tensor.dtype)).sum()
+        return -loss / self.num_data
+
+    @torch.no_grad()
+    def assign(self) -> None:
+        """Give the model the q at which the bound was evaluated last."""
+        assert self._last is not None
+        q = self.target.posterior
+        root, _ = cholesky(self._last.inverse.mT @ self._last.inverse)
+        q.initialize_(self._last.mean, q.kept_covariance(root))
+        forget(self.target.model)
+
+    # -------------------------------------------------------------------------------- the optimal q
+
+    def _optimum(self, projection: Projection) -> _Point:
+        """The optimal q: at once where its sites do not depend on it, by full steps elsewhere."""
+        nothing = torch.zeros_like(projection.mean)
+        if self.conjugate:
+            _, alpha, beta = self._moments(projection.mean, torch.ones_like(nothing))
+            point = self._at(projection, beta * projection.mean - alpha, beta)
+            if point is None:
+                raise InputError(
+                    "the ELBO is not finite at these hyper-parameters: check the targets and the inputs for "
+                    "infinities, and the noise."
+                )
+            return point
+        t, c = self._sites_of_model(projection) if self.sites is None else self.sites
+        point = self._at(projection, t, c) or self._at(projection, nothing, nothing)
+        if point is None:
+            raise InputError(
+                "the ELBO is not finite at the prior: check the targets, the inputs and the hyper-parameters."
+            )
+        for _ in range(_STEPS):
+            following = self._stepped(projection, point)
+            if following is None:
+                break
+            gain, point = point.value - following.value, following
+            if gain < self.tolerance * self.num_data:
+                break
+        return point
+
+    def _sites_of_model(self, projection: Projection) -> tuple[Tensor, Tensor]:
+        """t_n and c_n at the q that the model has."""
+        q = self.target.posterior
+        root = q.scale_tril.double()
+        frame = Frame(q.mean.double(), root, Dense(q.dim))
+        e, v, _ = projection.moments(frame)
+        _, alpha, beta = self._moments(e, v)
+        return beta * e - alpha, beta
+
+    def _stepped(self, projection: Projection, point: _Point) -> _Point | None:
+        """The q after a natural step, the longest of 1, ½, ¼, ... at which the ELBO is not lower."""
+        t, c = point.beta * point.e - point.alpha, point.beta
+        rho = 1.0
+        while rho > _SHORTEST:
+            trial = self._at(projection, point.t + rho * (t - point.t), point.c + rho * (c - point.c))
+            if trial is not None and trial.value <= point.value:
+                return trial
+            rho *= 0.5
+        return None
+
+    def _at(self, projection: Projection, t: Tensor, c: Tensor) -> _Point | None:
+        """The q that the sites make; None where they make none, or the ELBO is not finite."""
+        rows = projection.rows
+        H = gram(rows, c)
+        S = H.clone()
+        S.diagonal().add_(1.0)
+        T, ok = cholesky(S)
+        if not bool(ok):
+            return None
+        mean = torch.cholesky_solve(((t - c * projection.mean) @ rows)[:, None], T)[:, 0]
+        inverse = triangular_inverse(T)
+        trace = inverse.square().sum()  # of V = S⁻¹
+        e = projection.mean + rows @ mean
+        if self.conjugate and bool(c[0] == c.min()) and bool(c[0] == c.max()):
+            # every F_n has the same slope in v_n: their sum is that of the mean variance, and Σ a_nᵀV a_n = tr(VH)/c
+            total = projection.variance.sum() + (len(mean) - trace) / c[0]
+            v = (total / len(e)).expand_as(e)
+        else:
+            v = projection.variance + (rows @ inverse.mT).square().sum(-1)
+        divergence = float(0.5 * (trace + mean.square().sum() - len(mean)) + T.diagonal().log().sum())
+        energies, alpha, beta = self._moments(e, v)
+        value = float(energies.sum()) + divergence
+        if not abs(value) < torch.inf:
+            return None
+        return _Point(t, c, mean, inverse, H, e, v, alpha, beta, divergence, value)
+
+    def _moments(self, e: Tensor, v: Tensor) -> Moments:
+        """F_n, α_n and β_n, weighted."""
+        return self.target._moments(self.y.to(e.dtype), e, v, self.weight)
+
+    def _pulled(self, prior: Kernels, projection: Projection, point: _Point) -> Kernels:
+        """The gradient of the negative ELBO at fixed q in what the kernels give."""
+        frame = Frame(point.mean, point.inverse, Dense(len(point.mean)), upper=True)
+        sites = Sites(projection.rows, None, point.alpha, point.beta, None, point.mean)
+        H = point.H if self.conjugate else gram(projection.rows, point.beta)
+        return prior.pulled(sites, H, frame)

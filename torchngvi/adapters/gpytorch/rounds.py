@@ -1,0 +1,254 @@
+"""The engine of `train_svgp` without an optimizer: rounds of L-BFGS for all hyper-parameters, on growing parts of the
+data.
+
+An advance is a round: up to 25 iterations of L-BFGS (strong Wolfe line search; Liu and Nocedal 1989) on `ProfiledELBO`
+of n rows that weigh N/n, in which q is optimal at every evaluation.  n is 2,048 (or 4M, if that is more) in the first
+round and doubles from one to the next, up to all rows, or to as many as 2²⁴ entries a_n allow.  On the last n rounds go
+on until one of them gains less than 0.001 nats a datum.
+
+L-BFGS keeps its memory of the curvature from one round to the next: the bounds of a part of the rows and of twice as
+many are curved alike, and the line search is on the new one.
+
+Kernels, means, noises and inducing points move together, in GPyTorch's raw parameters, so that constraints hold; priors
+and added losses weigh as in GPyTorch's objectives.  What does not require a gradient stays.
+"""
+
+import math
+from typing import Any
+
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+from torchngvi.adapters.gpytorch import settings
+from torchngvi.adapters.gpytorch.epochs import penalty
+from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
+from torchngvi.adapters.gpytorch.profile import ProfiledELBO
+from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.errors import InputError
+from torchngvi.fitting import fingerprints
+from torchngvi.fitting.checkpoints import copied
+from torchngvi.fitting.engine import Ending, Engine, Standing, Stop
+from torchngvi.fitting.records import Record
+
+_FIRST = 2048  # rows of the first round, or 4M if that is more
+_ENTRIES = 2**24  # n M at most
+_ITERATIONS = 25  # of L-BFGS a round
+_MEMORY = 20  # pairs that it keeps
+_TOLERANCE = 1e-6  # nats a datum by which the search for q ends; 1e-9 takes 2.5 times as many steps to the same end
+_GAIN = 1e-3  # nats a datum that a round on the last rows has to bring
+
+
+class Rounds(Engine):
+    """The engine whose advance is a round of L-BFGS for the hyper-parameters.
+
+    A record is of a round: its loss is minus the bound per datum on the rows of the round, its evaluations are those of
+    the bound, its gradients rounds, and no norm is computed.  An interrupt goes back to where the last round has ended.
+
+    Args:
+        model, likelihood: see `train_svgp`.
+        x: all inputs, (N, features).
+        y: all targets, (N,).
+        most: the number of rounds up to which the bar counts.
+
+    Raises:
+        InputError: targets that are NaN.
+        PairError: a model or a likelihood that `ProfiledELBO` cannot serve.
+    """
+
+    name, unit = "SVGP", "round"
+    unit_of_a_record = "round"
+    rejections = 0  # of natural steps, of which there are none
+    processes = None
+
+    def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
+        target = SparseGP(model, likelihood, [])
+        super().__init__(target.posterior)
+        self.model, self.likelihood, self.strategy, self.gaussian = model, likelihood, target.strategy, target.posterior
+        self.x, self.y, self.most_rounds = x, y, most
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(x.device)
+        # a noise for each row is for all rows in their order
+        self.order = None if isinstance(likelihood, FixedNoiseGaussianLikelihood) else order
+        parameters = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
+        self.learnt = list(parameters.values())
+        self.optimizer = torch.optim.LBFGS(
+            self.learnt,
+            max_iter=_ITERATIONS,
+            max_eval=2 * _ITERATIONS,
+            history_size=_MEMORY,
+            line_search_fn="strong_wolfe",
+        )
+        self.losses: list[float] = []
+        self.evaluated = 0
+        self.gain = math.inf  # of the last round, per datum
+        self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
+
+    def rows(self, number: int) -> int:
+        """The number of rows of a round.
+
+        Args:
+            number: of the round, from 0.
+        """
+        N, M = len(self.y), self.strategy.inducing_points.shape[-2]
+        if self.order is None:
+            return N
+        most, size = min(N, max(_ENTRIES // M, 4 * M)), max(_FIRST, 4 * M) * 2**number
+        return most if 1.5 * size >= most else size
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last round was on as many rows as there will be, and brought little."""
+        last = len(self.losses) - 1
+        return last >= 0 and self.rows(last) == self.rows(last + 1) and self.gain < _GAIN
+
+    def begin(self) -> None:
+        """Choose the inducing points, where they were left open."""
+        if left_open(self.strategy):
+            choose_inducing_points(self.strategy, self.x if self.order is None else self.x[self.order])
+
+    def advance(self) -> Standing | None:
+        """Learn for a round; where the run goes on from a file, give the standing of its last round first."""
+        if self._saved is not None:
+            self._saved = None
+            self.mark()
+            return self._standing(told=True)
+        if self.settled:
+            return None
+        self._round(self._part(len(self.losses)))
+        self.mark()
+        return self._standing(told=False)
+
+    def _standing(self, told: bool) -> Standing:
+        """The standing after the last round."""
+        rounds, last = len(self.losses), self.losses[-1]
+        record = Record(self.evaluated, last, math.nan, 1.0, 0, rounds, 0.0)
+        where = f"a negative bound per datum of {last:.6g} after {rounds} rounds"
+        loss = torch.tensor(last)
+        spent = self.evaluated, rounds
+        return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise epochs.")
+
+    def _part(self, number: int) -> ProfiledELBO:
+        """The bound on the rows of a round."""
+        part = slice(None) if self.order is None else self.order[: self.rows(number)]
+        rows = self.x[part], self.y[part]
+        return ProfiledELBO(self.model, self.likelihood, rows, len(self.y), _TOLERANCE)
+
+    def _round(self, bound: ProfiledELBO) -> None:
+        """Some iterations of L-BFGS; q is the optimal one of these rows afterwards."""
+        before = [p.detach().clone() for p in self.learnt]
+        last: tuple[Tensor, list[Tensor]] | None = None  # the last loss that could be evaluated, with its gradient
+
+        def evaluate() -> Tensor:
+            nonlocal last
+            try:
+                last = self._evaluated(bound)
+            except InputError:
+                if last is None:  # where the round begins, not a trial of the line search
+                    raise
+                # as high as there and as steep the other way: the line search turns back halfway
+                for p, gradient in zip(self.learnt, last[1], strict=True):
+                    p.grad = -gradient
+            return last[0]
+
+        start = float(self.optimizer.step(evaluate))
+        after = self._value(bound)
+        if not after <= start:
+            self._put(before)
+            self.optimizer.state.clear()
+            after = self._value(bound)
+        bound.assign()
+        self.losses.append(after)
+        self.gain = start - after
+
+    def _loss(self, bound: ProfiledELBO) -> Tensor:
+        """What a round minimises, per datum."""
+        self.evaluated += 1
+        loss, extra = -bound(), penalty(self.model, self.likelihood, len(self.y))
+        return loss if extra is None else loss + extra
+
+    def _value(self, bound: ProfiledELBO) -> float:
+        """The same as a number; infinite where it cannot be evaluated."""
+        try:
+            return float(self._loss(bound).detach())
+        except InputError:
+            return math.inf
+
+    def _evaluated(self, bound: ProfiledELBO) -> tuple[Tensor, list[Tensor]]:
+        """The loss and its gradient, which is left in the parameters.
+
+        Raises:
+            InputError: hyper-parameters at which it cannot be evaluated.
+        """
+        for p in self.learnt:
+            p.grad = None
+        loss = self._loss(bound)
+        if bool(loss.isfinite()):
+            loss.backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.learnt]
+        if not all(bool(each.isfinite().all()) for each in (loss, *gradients)):
+            raise InputError(
+                f"the negative bound per datum is {float(loss.detach()):.6g} at these hyper-parameters, or its "
+                "gradient is not finite: check the data and the hyper-parameters."
+            )
+        return loss.detach(), gradients
+
+    # -------------------------------------------------------------------------------- what the loop asks
+
+    def ending(self, stop: Stop | None, last: Standing) -> Ending:
+        """The outcome: where no criterion has ended the run, that the bound has settled."""
+        if stop is None:
+            part = "" if self.rows(len(self.losses)) == len(self.y) else f"{self.rows(len(self.losses))} "
+            stop = Stop(
+                f"because a round on {part or 'all '}rows has raised the bound by less than {_GAIN:g} nats a datum "
+                f"({last.place()})."
+            )
+        return super().ending(stop, last)
+
+    def total(self, evaluations: float) -> float:
+        """The bar counts rounds."""
+        return self.most_rounds
+
+    def shown(self, record: Record) -> tuple[int, dict[str, str]]:
+        """The bar stands at the rounds so far, and shows the loss of the last."""
+        return record.gradients, {"loss": f"{record.loss:.4f}", "rows": str(self.rows(len(self.losses) - 1))}
+
+    def here(self) -> Any:
+        """The hyper-parameters, and q."""
+        return [p.detach().clone() for p in self.learnt], super().here()
+
+    def go_back(self, coordinates: Any) -> None:
+        """Put the hyper-parameters and q where `here` was called."""
+        values, q = coordinates
+        self._put(values)
+        super().go_back(q)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        """Set the hyper-parameters."""
+        for p, value in zip(self.learnt, values, strict=True):
+            p.copy_(value)
+
+    def settings(self) -> dict[str, str]:
+        """The settings of the run: model, kernels, likelihood and data."""
+        method = {"method": "train_svgp, hyper-parameters by L-BFGS"}
+        return method | settings.of_model(self.model, self.likelihood) | fingerprints.of_data((self.x, self.y))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after a round: losses, model, likelihood, and the memory of L-BFGS."""
+        return {
+            "losses": list(self.losses),
+            "evaluated": self.evaluated,
+            "gain": self.gain,
+            "model": self.model.state_dict(),
+            "likelihood": self.likelihood.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put everything where the saved round ended; the next `advance` gives its standing again."""
+        self.model.load_state_dict(state["model"])
+        self.likelihood.load_state_dict(state["likelihood"])
+        self.optimizer.load_state_dict(copied(state["optimizer"]))
+        self.losses, self.evaluated, self.gain = list(state["losses"]), state["evaluated"], state["gain"]
+        self._saved = state.get("loss")
