@@ -22,7 +22,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.variational import BatchDecoupledVariationalStrategy, CholeskyVariationalDistribution
 from gpytorch.variational._variational_distribution import _VariationalDistribution
 from gpytorch.variational._variational_strategy import _VariationalStrategy
-from linear_operator.operators import TriangularLinearOperator
+from linear_operator.operators import DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -133,6 +133,10 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             )
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
 
+    @property
+    def _diagonal(self) -> bool:
+        return not isinstance(self.posterior, FlatGaussian) and self.posterior.structure.widest == 1
+
     def forward(self) -> MultivariateNormal:
         """q(u) as a distribution of GPyTorch, differentiable in the probes of the posterior.
 
@@ -169,7 +173,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             return mean.to(self.dtype), RootCovariance(TriangularLinearOperator(root.to(self.dtype)))
         frame = self.posterior.probed()
         mean = frame.mean.to(self.dtype)
-        if frame.structure.widest == 1:
+        if self._diagonal:
             return mean, DiagonalCovariance(frame.variance.to(self.dtype))
         return mean, RootCovariance(TriangularLinearOperator(frame.dense().to(self.dtype), upper=frame.upper))
 
@@ -195,15 +199,21 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         """
         self._check_autocast()
         mean = prior_dist.mean.expand(self.shape())
-        covariance = prior_dist.covariance_matrix.expand(*self.shape(), self.num_inducing_points)
-        root, ok = cholesky(covariance)
+        noise = self.mean_init_std * torch.randn_like(mean)
+        self.posterior.initialize_(mean + noise, self._scale_of(prior_dist))
+
+    def _scale_of(self, prior_dist: MultivariateNormal) -> Tensor:
+        """The lower factor of a prior covariance, factored only where neither it nor q is diagonal."""
+        lazy = prior_dist.lazy_covariance_matrix
+        if isinstance(lazy, DiagLinearOperator) or self._diagonal:
+            return prior_dist.variance.sqrt().expand(self.shape()).diag_embed()
+        root, ok = cholesky(prior_dist.covariance_matrix.expand(*self.shape(), self.num_inducing_points))
         if not bool(ok.all()):
             raise InputError(
                 "the prior covariance of the inducing values is not positive definite: inducing points coincide, or "
                 "the jitter is too small for this dtype. Raise jitter_val, or use float64."
             )
-        noise = self.mean_init_std * torch.randn_like(mean)
-        self.posterior.initialize_(mean + noise, self.posterior.kept_covariance(root.tril()))
+        return self.posterior.kept_covariance(root.tril())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Load q; of a checkpoint with a distribution of GPyTorch's the same mean and covariance."""
