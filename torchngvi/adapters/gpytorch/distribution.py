@@ -30,10 +30,13 @@ from torchngvi.adapters.gpytorch.checkpoints import taken
 from torchngvi.adapters.gpytorch.covariances import DiagonalCovariance, RootCovariance
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.optim.notices import warn
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.renamed import renamed
+
+_PATIENCE = 100  # passes after which a gradient that nobody uses is told
 
 
 @CholeskyVariationalDistribution.register  # it has what GPyTorch reads of one to make a fantasy model
@@ -82,6 +85,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         else:
             self.posterior = posterior(num_inducing_points, batch_shape)
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
+        self._passes = 0  # with a gradient that no step has used
         self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
         self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`
         self.stepped_with: RemovableHandle | None = None  # the hook of a `natural_optimizer` on a hyper-optimizer
@@ -147,6 +151,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             InputError: the probes are no longer zero; autocast, under which kernels have half precision.
         """
         self._check_autocast()
+        self._warn_if_idle()
         if any(bool(probe.any()) for probe in (self.posterior.mean_probe, self.posterior.root_probe)):
             raise InputError(
                 "the probes of q have to stay zero, and another optimizer has moved them. Give it model.parameters() "
@@ -156,6 +161,18 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         if self._entropy_weights is not None:
             covariance.watch = self._weigh
         return MultivariateNormal(mean, covariance)
+
+    def _warn_if_idle(self) -> None:
+        """A gradient that stays for many passes is one that no optimizer takes."""
+        waits = torch.is_grad_enabled() and self.posterior.mean_probe.grad is not None
+        self._passes = self._passes + 1 if waits else 0
+        if self._passes == _PATIENCE:
+            warn(
+                f"q has not been stepped in {_PATIENCE} passes and stays where it is: model.parameters() does not hold "
+                "it, and Adam does not move it. Build natural_optimizer(mll, lr=0.5, hyper_optimizer=adam), or "
+                "call the step() of a natural_optimizer in the loop.",
+                UserWarning,
+            )
 
     def _check_autocast(self) -> None:
         """Kernel matrices of half precision have no Cholesky factor, or a wrong one."""
