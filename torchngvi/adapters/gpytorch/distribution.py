@@ -176,7 +176,9 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     def _check_autocast(self) -> None:
         """Kernel matrices of half precision have no Cholesky factor, or a wrong one."""
-        if self.dtype != torch.float64 and torch.is_autocast_enabled(self.device.type):
+        kind = self.device.type
+        cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if cast and self.dtype != torch.float64:
             raise InputError(
                 "autocast evaluates the kernel matrix of the inducing points in half precision, where it is not "
                 "positive definite. Call model and objective under torch.autocast(..., enabled=False), with a network "
