@@ -84,7 +84,8 @@ REASONS = [
         "*/test_simple_gp_classification.py::*",
         "0.20000000298023224 not less than",
         "Of ten labels, six equal, the objective prefers the constant: 0.679 here after 75 steps and 0.679 with NGD, "
-        "where Adam on q stands at 0.750, has not caught up with its hyper-parameters and predicts each label.",
+        "where Adam on q stands at 0.750, has not caught up with its hyper-parameters and predicts each label. From a "
+        "length scale of 0.1 both find the better of two optima, 0.659, at which every label is predicted.",
     ),
     Reason(
         "*/test_kissgp_gp_classification.py::*",
