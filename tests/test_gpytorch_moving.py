@@ -177,6 +177,7 @@ class TestServed:
                 close(got, expected, EXACT)
 
     @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore")  # of dynamo, which breaks the graph at what GPyTorch memoises
     def test_compiling(self):
         """`torch.compile` of a model: the steps are those without."""
         x, y = data()
