@@ -715,11 +715,6 @@ class TestWrongUse:
         with pytest.raises(InputError, match=r"probes of q have to stay zero, and another optimizer has moved them"):
             model(x)
 
-    def test_no_parameters_for_gpytorchs_own(self):
-        """NGD over a model of ours finds nothing to step, and says so at construction."""
-        with pytest.raises(ValueError, match="empty parameter list"):
-            gp.optim.NGD(model_with(NGVD(M)).variational_parameters(), num_data=N, lr=0.1)
-
     def test_another_objective(self):
         likelihood = gp.likelihoods.GaussianLikelihood()
         exact = gp.models.ExactGP(torch.zeros(2, 1), torch.zeros(2), likelihood)

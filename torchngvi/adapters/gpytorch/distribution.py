@@ -12,7 +12,7 @@ Hensman, Matthews and Ghahramani (2015) for the bound; Salimbeni, Eleftheriadis 
 gradients of it, here those of Khan and Rue (2023).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gpytorch
@@ -22,66 +22,31 @@ from gpytorch.kernels import Kernel
 from gpytorch.variational import BatchDecoupledVariationalStrategy, CholeskyVariationalDistribution
 from gpytorch.variational._variational_distribution import _VariationalDistribution
 from gpytorch.variational._variational_strategy import _VariationalStrategy
-from linear_operator.operators import CholLinearOperator, DiagLinearOperator, TriangularLinearOperator
+from linear_operator.operators import DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
+from torchngvi.adapters.gpytorch.checkpoints import taken
+from torchngvi.adapters.gpytorch.covariances import DiagonalCovariance, RootCovariance
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.optim.notices import warn
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.renamed import renamed
 
-
-class _Watched:
-    """Of a linear operator: tells how much of its log determinant a loss holds."""
-
-    watch: Callable[[Tensor], None] | None = None  # called in the backward pass, with that weight
-
-    def inv_quad_logdet(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
-        """GPyTorch's result, with a hook on the gradient that reaches the log determinant."""
-        inv_quad, logdet = super().inv_quad_logdet(*arguments, **options)  # type: ignore[misc]
-        if self.watch is not None and logdet is not None and logdet.requires_grad:
-            logdet.register_hook(self.watch)
-        return inv_quad, logdet
-
-    def _expand_batch(self, batch_shape: Any) -> "_Watched":
-        expanded = super()._expand_batch(batch_shape)  # type: ignore[misc]
-        expanded.watch = self.watch
-        return expanded
+_PATIENCE = 100  # passes after which a gradient that nobody uses is told
 
 
-class _DiagonalCovariance(_Watched, DiagLinearOperator):
-    """The covariance diag(c)² of a diagonal root."""
-
-
-class _RootCovariance(_Watched, CholLinearOperator):
-    """C Cᵀ for a triangular root, upper or lower, where GPyTorch's own takes every root for a lower one."""
-
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """Solve with C Cᵀ by two substitutions."""
-        solved = self.root._transpose_nonbatch().solve(self.root.solve(right_tensor))
-        return solved if left_tensor is None else left_tensor @ solved
-
-    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
-        return super()._solve(rhs, preconditioner, num_tridiag) if num_tridiag else self.solve(rhs)
-
-    def _cholesky(self, upper: bool = False) -> TriangularLinearOperator:
-        """The lower factor, or its transpose: C, or of an upper C the one with Cᵀ = Q Lᵀ, without forming C Cᵀ."""
-        lower = self.root
-        if lower.upper:
-            R = torch.linalg.qr(lower.to_dense().mT).R
-            signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(R)
-            lower = TriangularLinearOperator(R.mT * signs[..., None, :])
-        return lower._transpose_nonbatch() if upper else lower
-
-
+@CholeskyVariationalDistribution.register  # it has what GPyTorch reads of one to make a fantasy model
 class NaturalGradientVariationalDistribution(_VariationalDistribution):
     """q(u) = N(m, S) for any variational strategy of GPyTorch, stepped by the optimizers of this library.
 
-    It takes the place of `gpytorch.variational.CholeskyVariationalDistribution` and its kin.  The posterior is the
-    submodule ``posterior``; its coordinates are buffers, so that ``model.parameters()`` holds hyper-parameters and
-    inducing points only, and Adam never meets q.
+    It takes the place of `gpytorch.variational.CholeskyVariationalDistribution` and its kin, and loads what was trained
+    with them: ``load_state_dict`` of a model takes a checkpoint with any of GPyTorch's Gaussian distributions.  The
+    posterior is the submodule ``posterior``; its coordinates are buffers, so that ``model.parameters()`` holds
+    hyper-parameters and inducing points only, and Adam never meets q.
 
     Args:
         num_inducing_points: M.
@@ -120,11 +85,13 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         else:
             self.posterior = posterior(num_inducing_points, batch_shape)
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
+        self._passes = 0  # with a gradient that no step has used
         self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
         self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`
+        self.stepped_with: RemovableHandle | None = None  # the hook of a `natural_optimizer` on a hyper-optimizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kept_factor": None, "_entropy_weights": None}
+        return {**self.__dict__, "kept_factor": None, "stepped_with": None, "_entropy_weights": None}
 
     @property
     def device(self) -> torch.device:
@@ -136,6 +103,44 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         """The dtype of the model; the posterior may have another: ``q.posterior.double()`` in a float32 model."""
         return self._like.dtype
 
+    @property
+    def variational_mean(self) -> Tensor:
+        """The mean m, (*batch, M), to read: a copy, which no optimizer can move."""
+        return self.posterior.mean.to(self.dtype)
+
+    @property
+    def chol_variational_covar(self) -> Tensor:
+        """The lower Cholesky factor of S, (*batch, M, M), to read: a copy, which no optimizer can move."""
+        return self.posterior.scale_tril.to(self.dtype)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """No parameters, and a sentence for GPyTorch's ``model.variational_parameters()``, which asks by this call.
+
+        Args:
+            prefix: the name of this module within the model.
+            recurse: whether to go through submodules; GPyTorch alone asks for the ones of this module by its prefix.
+            remove_duplicate: see `torch.nn.Module`.
+
+        Returns:
+            An iterator over nothing.
+
+        Raises:
+            InputError: GPyTorch's ``variational_parameters()``: an optimizer of them would leave q as it is.
+        """
+        if prefix and not recurse:
+            raise InputError(
+                "variational_parameters() has nothing for an optimizer to move: q steps by natural gradients and has "
+                "no parameters. In the place of NGD(model.variational_parameters(), num_data, lr) build "
+                "natural_optimizer(mll, lr=...), and give model.parameters() to Adam."
+            )
+        yield from super().named_parameters(prefix, recurse, remove_duplicate)
+
+    @property
+    def _diagonal(self) -> bool:
+        return not isinstance(self.posterior, FlatGaussian) and self.posterior.structure.widest == 1
+
     def forward(self) -> MultivariateNormal:
         """q(u) as a distribution of GPyTorch, differentiable in the probes of the posterior.
 
@@ -143,8 +148,10 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             The Gaussian over (*batch, M) values.
 
         Raises:
-            InputError: the probes are no longer zero.
+            InputError: the probes are no longer zero; autocast, under which kernels have half precision.
         """
+        self._check_autocast()
+        self._warn_if_idle()
         if any(bool(probe.any()) for probe in (self.posterior.mean_probe, self.posterior.root_probe)):
             raise InputError(
                 "the probes of q have to stay zero, and another optimizer has moved them. Give it model.parameters() "
@@ -155,16 +162,39 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             covariance.watch = self._weigh
         return MultivariateNormal(mean, covariance)
 
-    def _moments(self) -> tuple[Tensor, "_DiagonalCovariance | _RootCovariance"]:
+    def _warn_if_idle(self) -> None:
+        """A gradient that stays for many passes is one that no optimizer takes."""
+        waits = torch.is_grad_enabled() and self.posterior.mean_probe.grad is not None
+        self._passes = self._passes + 1 if waits else 0
+        if self._passes == _PATIENCE:
+            warn(
+                f"q has not been stepped in {_PATIENCE} passes and stays where it is: model.parameters() does not hold "
+                "it, and Adam does not move it. Build natural_optimizer(mll, lr=0.5, hyper_optimizer=adam), or "
+                "call the step() of a natural_optimizer in the loop.",
+                UserWarning,
+            )
+
+    def _check_autocast(self) -> None:
+        """Kernel matrices of half precision have no Cholesky factor, or a wrong one."""
+        kind = self.device.type
+        cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if cast and self.dtype != torch.float64:
+            raise InputError(
+                "autocast evaluates the kernel matrix of the inducing points in half precision, where it is not "
+                "positive definite. Call model and objective under torch.autocast(..., enabled=False), with a network "
+                "before them under autocast if you like, or use a float64 model, which autocast leaves as it is."
+            )
+
+    def _moments(self) -> tuple[Tensor, DiagonalCovariance | RootCovariance]:
         """Mean and covariance in the dtype of the model, differentiable in the probes."""
         if isinstance(self.posterior, FlatGaussian):
             mean, root = self.posterior.moments()
-            return mean.to(self.dtype), _RootCovariance(TriangularLinearOperator(root.to(self.dtype)))
+            return mean.to(self.dtype), RootCovariance(TriangularLinearOperator(root.to(self.dtype)))
         frame = self.posterior.probed()
         mean = frame.mean.to(self.dtype)
-        if frame.structure.widest == 1:
-            return mean, _DiagonalCovariance(frame.variance.to(self.dtype))
-        return mean, _RootCovariance(TriangularLinearOperator(frame.dense().to(self.dtype), upper=frame.upper))
+        if self._diagonal:
+            return mean, DiagonalCovariance(frame.variance.to(self.dtype))
+        return mean, RootCovariance(TriangularLinearOperator(frame.dense().to(self.dtype), upper=frame.upper))
 
     def _weigh(self, weight: Tensor) -> None:
         """Keep the weight of the log determinant in a loss, and whether the probes had no gradient before it."""
@@ -184,22 +214,38 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             prior_dist: the prior of the inducing values, over (*batch, M), or broadcasting to it.
 
         Raises:
-            InputError: a prior covariance without a Cholesky factor.
+            InputError: a prior covariance without a Cholesky factor; autocast.
         """
+        self._check_autocast()
         mean = prior_dist.mean.expand(self.shape())
-        covariance = prior_dist.covariance_matrix.expand(*self.shape(), self.num_inducing_points)
-        root, ok = cholesky(covariance)
+        noise = self.mean_init_std * torch.randn_like(mean)
+        self.posterior.initialize_(mean + noise, self._scale_of(prior_dist))
+
+    def _scale_of(self, prior_dist: MultivariateNormal) -> Tensor:
+        """The lower factor of a prior covariance, factored only where neither it nor q is diagonal."""
+        lazy = prior_dist.lazy_covariance_matrix
+        if isinstance(lazy, DiagLinearOperator) or self._diagonal:
+            return prior_dist.variance.sqrt().expand(self.shape()).diag_embed()
+        root, ok = cholesky(prior_dist.covariance_matrix.expand(*self.shape(), self.num_inducing_points))
         if not bool(ok.all()):
             raise InputError(
                 "the prior covariance of the inducing values is not positive definite: inducing points coincide, or "
                 "the jitter is too small for this dtype. Raise jitter_val, or use float64."
             )
-        noise = self.mean_init_std * torch.randn_like(mean)
-        self.posterior.initialize_(mean + noise, self.posterior.kept_covariance(root.tril()))
+        return self.posterior.kept_covariance(root.tril())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Load q; of a checkpoint with a distribution of GPyTorch's the same mean and covariance."""
+        other = taken(state_dict, prefix, self.num_inducing_points, self.batch_shape)
+        if other is not None:
+            mean, root = (part.to(dtype=self.posterior.dtype, device=self.posterior.device) for part in other)
+            self.posterior.initialize_(mean, self.posterior.kept_covariance(root))
+            state_dict.update(self.posterior.state_dict(prefix=f"{prefix}posterior."))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     @torch.no_grad()
     def to_cholesky(self) -> CholeskyVariationalDistribution:
-        """The same q(u) as GPyTorch's own distribution, for code that accepts no other, such as ``get_fantasy_model``.
+        """The same q(u) as GPyTorch's own distribution, for code that accepts no other, and for its checkpoints.
 
         Returns:
             A `CholeskyVariationalDistribution` with this mean and covariance, in the dtype of the model.
@@ -213,6 +259,18 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         other.variational_mean.copy_(self.posterior.mean)
         other.chol_variational_covar.copy_(self.posterior.scale_tril)
         return other
+
+
+def distributions_of(model: torch.nn.Module) -> list[NaturalGradientVariationalDistribution]:
+    """The distributions of this library in a model, in the order of the modules.
+
+    Args:
+        model: an `ApproximateGP`, or a whole `DeepGP`.
+
+    Returns:
+        The distributions; none, where the model has others.
+    """
+    return [d for d in model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
 
 
 def variational_posteriors(model: torch.nn.Module) -> list[Gaussian | FlatGaussian]:
@@ -231,7 +289,7 @@ def variational_posteriors(model: torch.nn.Module) -> list[Gaussian | FlatGaussi
     >>> variational_posteriors(q) == [q.posterior]
     True
     """
-    found = [d.posterior for d in model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
+    found = [distribution.posterior for distribution in distributions_of(model)]
     if found:
         for strategy in model.modules():
             if isinstance(strategy, _VariationalStrategy):

@@ -3,10 +3,15 @@
 import inspect
 from typing import Any
 
+import torch
 from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
+from torchngvi.adapters.gpytorch.distribution import (
+    NaturalGradientVariationalDistribution,
+    distributions_of,
+    variational_posteriors,
+)
 from torchngvi.adapters.gpytorch.memory import forget
 from torchngvi.errors import InputError
 from torchngvi.methods import VN
@@ -19,6 +24,8 @@ def natural_optimizer(
     mll: _ApproximateMarginalLogLikelihood,
     lr: float | Tensor = 0.1,
     method: type[NaturalGradientVI] = VN,
+    *,
+    hyper_optimizer: torch.optim.Optimizer | None = None,
     **options: Any,
 ) -> NaturalGradientVI:
     """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
@@ -34,6 +41,9 @@ def natural_optimizer(
             `DeepApproximateMLL` over one of them.
         lr: the step size; a torch scheduler may change it.
         method: `VN`, `SRVN`, `IBLR`, `NGVI`, ...; or `BBVI`, whose steps are Euclidean in the coordinates of q.
+        hyper_optimizer: the optimizer of the hyper-parameters in a loop that is to stay as it is: after each of its
+            steps q takes one too, so that nothing else need call ``natural.step()``.  A later `natural_optimizer` for
+            the same model takes the place of this one.
         options: further arguments of the method, such as ``step_size=KLRadius(0.1)``, or the ``smoothness`` of `BBVI`,
             the largest curvature of num_data/β times the loss in the mean of q.
 
@@ -43,7 +53,8 @@ def natural_optimizer(
     Raises:
         InputError: a method that does not step Gaussians by gradients of the loss, or that does not have these options;
             a model without posteriors, or with one of another shape than its inducing points; ``num_data`` or ``beta``
-            not positive; at the first step, a loss that is not -mll(...), or its sum over a batch of models.
+            not positive; a hyper_optimizer that is none, or evaluates more than once a step; at the first step, a loss
+            that is not -mll(...), or its sum over a batch of models.
         PairError: a posterior that the method cannot move.
 
     >>> import gpytorch
@@ -79,13 +90,49 @@ def natural_optimizer(
             "the KL divergence must be larger than 0."
         )
     _check_method(method, options)
+    _check_hyper_optimizer(hyper_optimizer)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
     optimizer = method(groups, lr=lr, **options)
     optimizer.zero_grad()  # of passes before it
     _check_scale_once(optimizer, mll)
     optimizer.register_step_post_hook(lambda *_: forget(mll.model))
+    _step_with(hyper_optimizer, optimizer, distributions_of(mll.model))
     return optimizer
+
+
+def _check_hyper_optimizer(optimizer: Any) -> None:
+    """A torch optimizer whose step follows one backward pass."""
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, NaturalGradientVI):
+        raise InputError(
+            f"hyper_optimizer is the torch optimizer of the hyper-parameters, such as torch.optim.Adam over "
+            f"model.parameters(); got {type(optimizer).__name__}."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS evaluates the loss several times a step, and q would step on the sum of those gradients. Give Adam "
+            "or SGD, or let LBFGS step on DualELBO."
+        )
+
+
+def _step_with(
+    hyper_optimizer: torch.optim.Optimizer | None,
+    natural: NaturalGradientVI,
+    distributions: list[NaturalGradientVariationalDistribution],
+) -> None:
+    """Let q step after each step of the hyper-optimizer whose loss has reached it, and after no earlier one's."""
+
+    def step(*_: Any) -> None:
+        if any(p.grad is not None for q in natural.posteriors for p in (q.mean_probe, q.root_probe)):
+            natural.step()
+
+    handle = None if hyper_optimizer is None else hyper_optimizer.register_step_post_hook(step)
+    for distribution in distributions:
+        if distribution.stepped_with is not None:
+            distribution.stepped_with.remove()
+        distribution.stepped_with = handle
 
 
 def _check_method(method: Any, options: dict[str, Any]) -> None:
@@ -107,7 +154,7 @@ def _check_method(method: Any, options: dict[str, Any]) -> None:
 
 def _check_scale_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood) -> None:
     """At the first step, ask whether the KL divergence had the weight β/num_data in the loss."""
-    distributions = [d for d in mll.model.modules() if isinstance(d, NaturalGradientVariationalDistribution)]
+    distributions = distributions_of(mll.model)
     for distribution in distributions:
         distribution._entropy_weights = []
 

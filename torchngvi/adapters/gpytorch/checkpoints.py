@@ -1,0 +1,62 @@
+"""Mean and covariance of q from a checkpoint of a model with one of GPyTorch's own distributions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gpytorch.variational import (
+    CholeskyVariationalDistribution,
+    MeanFieldVariationalDistribution,
+    NaturalVariationalDistribution,
+    TrilNaturalVariationalDistribution,
+)
+from torch import Tensor
+
+_GAUSSIANS = (
+    CholeskyVariationalDistribution,
+    MeanFieldVariationalDistribution,
+    NaturalVariationalDistribution,
+    TrilNaturalVariationalDistribution,
+)
+
+
+@torch.no_grad()
+def taken(
+    state_dict: dict[str, Any], prefix: str, num_inducing_points: int, batch_shape: Sequence[int]
+) -> tuple[Tensor, Tensor] | None:
+    """Take the entries of a distribution of GPyTorch's out of a state dict.
+
+    Args:
+        state_dict: of a model or a part of it; the entries found are removed.
+        prefix: the name of the distribution in it.
+        num_inducing_points: M.
+        batch_shape: the batch shape of q.
+
+    Returns:
+        The mean (*batch, M) and the lower Cholesky factor of the covariance (*batch, M, M) in the dtype of the
+        checkpoint; None where there is no such distribution.
+
+    Raises:
+        RuntimeError: torch's own, where the entries are of another shape.
+
+    >>> q = CholeskyVariationalDistribution(2)
+    >>> q.chol_variational_covar.data.copy_(torch.tensor([[-2.0, 9.0], [1.0, 3.0]]))  # 9 is not read
+    tensor([[-2.,  9.],
+            [ 1.,  3.]])
+    >>> mean, root = taken(dict(q.state_dict()), "", 2, ())
+    >>> root.tolist()
+    [[2.0, 0.0], [-1.0, 3.0]]
+    """
+    for kind in _GAUSSIANS:
+        q = kind(num_inducing_points, torch.Size(batch_shape))
+        names = [name for name, _ in q.named_parameters()]
+        if not all(prefix + name in state_dict for name in names):
+            continue
+        found = {name: state_dict.pop(prefix + name) for name in names}
+        like = found[names[0]]
+        q = q.to(dtype=like.dtype, device=like.device)
+        q.load_state_dict(found)
+        root = q().lazy_covariance_matrix.cholesky().to_dense()
+        signs = torch.where(root.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(root)  # Adam may leave either
+        return q().mean, root * signs[..., None, :]
+    return None
