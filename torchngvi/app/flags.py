@@ -146,12 +146,15 @@ def _add_experiments(commands: Any) -> None:
     )
     compare.add_argument("--target", metavar="COLUMN", help="the column to predict")
     compare.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
-    compare.add_argument("--likelihood", "--family", dest="family", metavar="FAMILY", help="bernoulli_logit")
+    compare.add_argument(
+        "--likelihood", "--family", dest="family", metavar="FAMILY", help="as for fit (bernoulli_logit)"
+    )
+    _add_parameters(compare)
     compare.add_argument(
         "--prior-precision",
         type=float,
         metavar="B",
-        help="of the coefficients' prior N(0, 1/B) (0.1); the intercept's is N(0, 10^2)",
+        help="of the coefficients' prior N(0, 1/B) (as for fit, which has that of the intercept too)",
     )
     compare.add_argument("--iterations", type=int, metavar="N", help="steps of each run (50)")
     compare.add_argument("--starts", type=int, metavar="N", help="means drawn from N(0, 1) (5)")
@@ -215,10 +218,15 @@ def _add_model_flags(group: Any) -> None:
         help="of the coefficients' prior N(0, 1/B); auto: the one that the data speak for",
     )
     group.add_argument("--intercept-sd", type=float, metavar="S", help="of the intercept's prior N(0, S^2) (10)")
+    _add_parameters(group)
+    group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
+
+
+def _add_parameters(group: Any) -> None:
+    """Those of the likelihoods."""
     group.add_argument("--noise", type=float, metavar="S", help="sd of the gaussian family, or scale of student_t")
     group.add_argument("--dispersion", type=float, metavar="R", help="of negative_binomial: variance mean + mean^2/R")
     group.add_argument("--dof", type=float, metavar="NU", help="degrees of freedom of student_t (4)")
-    group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
 
 
 def _number_or_auto(text: str) -> float | str:

@@ -92,7 +92,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         impute=settings.impute is not None,
     )
     dtype = getattr(torch, settings.dtype)
-    likelihood, notes, at = _likelihood(settings, data.train)
+    likelihood, notes, at = likelihood_of(settings, data.train)
     precisions, more = prior(settings, len(data.names), float(np.mean(np.square(data.train.y))))
     notes += more
     if data.filled:
@@ -109,7 +109,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
     )
     q = start(settings, model.dim, precision, float(np.sqrt(np.square(data.train.X).sum(1).mean())))
     if at is not None:
-        model, note = _completed(settings, model, q, at)
+        model, note = completed(settings, model, q, at)
         notes = (*notes, note)
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
@@ -137,10 +137,21 @@ def _check_rows(settings: Settings, table: Table, y: Array) -> None:
         raise InputError(f"weights must not be negative; column {settings.weights!r} has {table.weights.min():g}.")
 
 
-def _likelihood(
+def likelihood_of(
     settings: Settings, train: Rows
 ) -> tuple[Likelihood, tuple[str, ...], Callable[[float], Likelihood] | None]:
-    """The likelihood, a note where its noise is found from the data, and of which parameter a fit is to find more."""
+    """The likelihood, a note where its noise is found from the data, and of which parameter a fit is to find more.
+
+    Args:
+        settings: the family, and those of its parameters that are given.
+        train: the training rows.
+
+    Returns:
+        The likelihood, the notes, and what makes it of the parameter that `completed` finds; None where there is none.
+
+    Raises:
+        InputError: rows that leave no residual to find the noise from.
+    """
     noise = settings.noise
     notes: tuple[str, ...] = ()
     if settings.family == "gaussian" and noise is None:
@@ -157,10 +168,23 @@ def _likelihood(
     return likelihood, notes, at
 
 
-def _completed(
+def completed(
     settings: Settings, model: GeneralizedLinear, q: Gaussian | FlatGaussian, at: Callable[[float], Likelihood]
 ) -> tuple[GeneralizedLinear, str]:
-    """The model with the parameter of its likelihood that the data speak for, and a note of it."""
+    """The model with the parameter of its likelihood that the data speak for, and a note of it.
+
+    Args:
+        settings: the family, and the budget of each fit.
+        model: with the likelihood of `likelihood_of`.
+        q: where the fits begin; a copy of it is fitted.
+        at: what makes the likelihood of its parameter.
+
+    Returns:
+        A model with the parameter that was found, and the note.
+
+    Raises:
+        InputError: a fit breaks down.
+    """
     model = copy.copy(model)
     search = copy.deepcopy(q) if isinstance(q, Gaussian) else CholeskyGaussian(q.dim, scale=0.1, dtype=q.mean.dtype)
     model.likelihood, fits = families.maximised(search, model, at, max_evaluations=settings.max_evaluations)
