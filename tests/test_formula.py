@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 
 import numpy as np
 import pandas
@@ -15,6 +16,7 @@ from torchngvi.adapters.formula import Formula, mixed
 from torchngvi.app.outputs import read_frame
 from torchngvi.cli import main
 from torchngvi.errors import InputError
+from torchngvi.models import NegativeBinomial, PoissonLog
 
 
 @pytest.fixture
@@ -142,8 +144,15 @@ class TestMixed:
             mixed("seizures ~ week + (1 | patient)", visits, "poisson", weights="size")
 
     def test_families_by_their_short_names(self, visits):
-        with pytest.raises(InputError, match="^family must be one of gaussian, student_t, poisson, .*; got 'Poisson'"):
-            mixed("seizures ~ week + (1 | patient)", visits, "Poisson")
+        formula = "seizures ~ week + (1 | patient)"
+        kinds = {"Poisson": PoissonLog, "poisson_log": PoissonLog, "negbin": NegativeBinomial, "nb": NegativeBinomial}
+        for word, kind in kinds.items():
+            assert isinstance(mixed(formula, visits, word).model.rows.likelihood, kind)
+        families = "gaussian, student_t, poisson, negative_binomial, bernoulli, probit, or a Likelihood"
+        for word, told in (("posson", " Did you mean 'poisson'?"), ("neg_bin", " Did you mean 'negbin'?"), (None, "")):
+            text = f"family must be one of {families}; got {word!r}.{told}"
+            with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+                mixed(formula, visits, word)
 
     def test_a_result_is_pickled(self, visits, result):
         again = pickle.loads(pickle.dumps(result))

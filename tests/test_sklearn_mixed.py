@@ -162,6 +162,12 @@ class TestConventions:
         ({"groups": "ward"}, {}, "groups names the column 'ward'; X has week, patient."),
         ({}, {"groups": [1, 2]}, f"groups must be one label for each of the {GROUPS * VISITS} rows; got shape (2,)."),
         ({"groups": "patient", "family": "gamma"}, {}, "family must be one of gaussian, poisson, negative_binomial, "),
+        (
+            {"groups": "patient", "family": "negbinom"},
+            {},
+            "one of gaussian, poisson, negative_binomial, student_t; got 'negbinom'. Did you mean 'negbin'?",
+        ),
+        ({"groups": "patient", "family": "logit"}, {}, "negative_binomial, student_t; got 'logit'."),
         ({"groups": "patient", "slopes": ["age"]}, {}, "slopes names 'age'; the columns are week."),
         ({"groups": "patient", "slopes": "week"}, {}, "slopes is a list of columns, such as ['week'], or an empty one"),
         ({"groups": "patient", "slopes": None}, {}, "slopes is a list of columns, such as ['week'], or an empty one"),

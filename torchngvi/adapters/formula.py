@@ -13,6 +13,7 @@ import torch
 
 from torchngvi.adapters.grouping import Block, Grouping, blocks_of, term_name
 from torchngvi.adapters.tables import check_dates, check_finite, complete, used
+from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MultilevelModel
 from torchngvi.models import Likelihood, MixedPrior, RandomEffects
@@ -251,7 +252,7 @@ def mixed(
             several factors, nested or crossed, "y ~ x + (1 | subject) + (1 | item)"; see `Formula`.
         frame: a pandas DataFrame.
         family: "gaussian", whose residual standard deviation is learned, "poisson", "bernoulli", "probit",
-            "negative_binomial", "student_t", or what else `torchngvi.MixedModel` takes.
+            "negative_binomial", "student_t", one of the shorter words of the command line, or a `Likelihood`.
         prior: `torchngvi.models.MixedPrior`.
         weights: factors of the log likelihood of each row: the name of a column, or numbers (N,).
 
@@ -277,10 +278,7 @@ def mixed(
     if isinstance(weights, str):
         complete(frame, [weights], "weights")
         weights = frame[weights].to_numpy()
-    if isinstance(family, str) and family not in FAMILIES.values():
-        if family not in FAMILIES:
-            raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.")
-        family = FAMILIES[family]
+    family = family if isinstance(family, Likelihood) else family_of(family, FAMILIES, ", or a Likelihood")
     rows = made.rows
     one = {} if isinstance(rows, SeveralRows) else {made.factor: RandomEffects(rows.Z, torch.as_tensor(rows.groups))}
     effects = rows.random if isinstance(rows, SeveralRows) else one

@@ -1,10 +1,11 @@
 """The flags of the command line, named as the keys of a file of settings; PyTorch is not needed to list them."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torchngvi import __version__
-from torchngvi.app.config import hint
+from torchngvi.adapters.words import SHORT, hint
 from torchngvi.app.names import (
     AUTO,
     DTYPES,
@@ -13,7 +14,6 @@ from torchngvi.app.names import (
     FLAT_POSTERIORS,
     METHODS,
     POSTERIORS,
-    SHORT,
     STRUCTURES,
 )
 from torchngvi.errors import InputError
@@ -40,6 +40,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports a bad flag as every other bad input, in the words of the command that refuses it."""
 
     of_fit: frozenset[str] = frozenset()  # flags that this command does not have, and fit has
+    answers: Mapping[str, str] = {}  # to flags that it does not have, and that one may expect
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As of the base class, but what is left over is refused here, where the command is known."""
@@ -49,12 +50,25 @@ class _Parser(argparse.ArgumentParser):
             others = [flag for flag in flags if flag in self.of_fit]
             told = f" Only torchngvi fit takes {', '.join(others)}." if others else ""
             if flags and not others:
-                told = hint(flags[0], self._option_string_actions)
+                told = self.answers.get(flags[0]) or hint(flags[0], self._option_string_actions)
             raise InputError(f"unrecognized arguments: {' '.join(left)}.{told} See {self.prog} --help.")
         return found, left
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}. See {self.prog} --help.")
+
+
+class _Several(argparse.Action):
+    """Gathers the values of all uses of an option; a file of settings behind them is not one of them."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if values[-1].endswith(".toml") and getattr(namespace, "config", None) is None:
+            namespace.config = values.pop()
+            if not values:
+                parser.error(f"argument {option}: expected at least one argument before {namespace.config}")
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *values])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -128,6 +142,9 @@ def _add_predict(commands: Any) -> None:
     predict.add_argument("table", metavar="TABLE", help="a csv, tsv or parquet file with the columns of the fit")
     predict.add_argument("--drop", metavar="COLUMN", action="append", default=[], help="leave this column out")
     predict.add_argument("--out", metavar="FILE.csv", help="the file of predictions (RUN/predictions-TABLE.csv)")
+    predict.answers = {
+        "--draws": " A run of --formula predicts with the draws that it has kept, and others need none: leave it out."
+    }
 
 
 def _add_experiments(commands: Any) -> None:
@@ -142,7 +159,11 @@ def _add_experiments(commands: Any) -> None:
     compare.add_argument("config", nargs="?", metavar="CONFIG.toml", help="as configs/compare.toml")
     compare.add_argument("--data", metavar="NAME_OR_FILE", help="as for fit, instead of a file of settings")
     compare.add_argument(
-        "--methods", nargs="+", metavar="METHOD[=LR]", help="vn srvn bwgd=1e-3; without =LR steps are found by trial"
+        "--methods",
+        nargs="+",
+        action=_Several,
+        metavar="METHOD[=LR]",
+        help="vn srvn bwgd=1e-3; without =LR steps are found by trial",
     )
     compare.add_argument("--target", metavar="COLUMN", help="the column to predict")
     compare.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
@@ -185,9 +206,9 @@ def _add_data_flags(group: Any) -> None:
     group.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
     group.add_argument("--weights", metavar="COLUMN", help="row weights")
     group.add_argument("--offset", metavar="COLUMN", help="added to the linear predictor")
-    group.add_argument("--drop", metavar="COLUMN", nargs="+", action="extend", help="columns to leave out")
+    group.add_argument("--drop", metavar="COLUMN", nargs="+", action=_Several, help="columns to leave out")
     group.add_argument(
-        "--categorical", metavar="COLUMN", nargs="+", action="extend", help="columns of numbers that are categories"
+        "--categorical", metavar="COLUMN", nargs="+", action=_Several, help="columns of numbers that are categories"
     )
     group.add_argument(
         "--impute", metavar="median", help="fill missing numbers with medians, categories with the commonest"

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from torchngvi.adapters.words import hint
 from torchngvi.app import datasets
-from torchngvi.app.config import hint
 from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
 from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError

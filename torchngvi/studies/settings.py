@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torchngvi import registry
-from torchngvi.app.config import Settings, family_of, file_name, hint, whole
+from torchngvi.adapters.words import hint
+from torchngvi.app.config import Settings, family_of, file_name, whole
 from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
 from torchngvi.models import ExpectedPenalty, MeanPenalty

@@ -11,6 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from torchngvi.adapters.sklearn.base import Array, generator_of, with_intercept
+from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
 from torchngvi.mixed_models.predictions import Prediction
@@ -239,12 +240,11 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
             InputError: another family, groups that are not there or miss labels, slopes that are no columns; and as
                 `torchngvi.MixedModel`.
         """
-        if self.family not in FAMILIES:
-            raise InputError(f"family must be one of {', '.join(FAMILIES)}; got {self.family!r}.")
+        family = family_of(self.family, FAMILIES)
         X, labels = self._split(X, groups)
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
-        return self._fit(X, y.astype(np.float64), labels, FAMILIES[self.family], weights)
+        return self._fit(X, y.astype(np.float64), labels, family, weights)
 
     def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
         """The predictive mean, given the effects of the row's group; of a group that is new, over all that it may have.
