@@ -20,6 +20,7 @@ from torchngvi.models.likelihoods import GaussianNoise, Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 
 Array = np.ndarray[Any, Any]
+RandomState = int | np.random.RandomState | None  # by scikit-learn's convention, see `seed_of`
 POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian}
 
 
@@ -132,12 +133,12 @@ class BayesianLinear(BaseEstimator):
         ).numpy()
         return found
 
-    def sample_posterior(self, n_samples: int = 1000, random_state: int | None = None) -> Array:
+    def sample_posterior(self, n_samples: int = 1000, random_state: RandomState = None) -> Array:
         """Draw coefficients from the posterior.
 
         Args:
             n_samples: the number of draws.
-            random_state: a seed; without one the draws differ from call to call.
+            random_state: a seed, or a ``RandomState`` of NumPy; without one the draws differ from call to call.
 
         Returns:
             (n_samples, n_features), with the intercept as a last column where there is one.
@@ -167,19 +168,37 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
     return min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
 
 
-def generator_of(random_state: int | None) -> torch.Generator:
-    """A generator with a seed, or, without one, another at each call.
+def seed_of(random_state: RandomState) -> int:
+    """A seed, by scikit-learn's convention for ``random_state``.
+
+    Args:
+        random_state: a whole number, which is the seed; a ``RandomState`` of NumPy, from which it is drawn; or None,
+            for a fresh one from the entropy of the system.
+
+    Returns:
+        The seed.
 
     Raises:
         InputError: anything else.
 
+    >>> seed_of(3), seed_of(np.random.RandomState(0)) == seed_of(np.random.RandomState(0))
+    (3, True)
+    """
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1)[0])
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31 - 1))
+    if isinstance(random_state, bool) or not isinstance(random_state, Integral):
+        raise InputError(
+            f"random_state is a seed, a whole number, a numpy.random.RandomState, or None; got {random_state!r}."
+        )
+    return int(random_state)
+
+
+def generator_of(random_state: RandomState) -> torch.Generator:
+    """A generator with the seed of `seed_of`.
+
     >>> generator_of(3).initial_seed()
     3
     """
-    generator = torch.Generator()
-    if random_state is None:
-        generator.seed()
-        return generator
-    if isinstance(random_state, bool) or not isinstance(random_state, Integral):
-        raise InputError(f"random_state is a seed, a whole number, or None; got {random_state!r}.")
-    return generator.manual_seed(int(random_state))
+    return torch.Generator().manual_seed(seed_of(random_state))
