@@ -54,7 +54,7 @@ def family_of(word: object, known: Mapping[str, str], otherwise: str = "") -> st
     >>> family_of("negbin", {"poisson": "poisson_log", "negative_binomial": "negative_binomial"})
     'negative_binomial'
     """
-    name = SHORT.get(word.lower(), word.lower()) if isinstance(word, str) else None
+    name = SHORT.get(word.lower(), word.lower()) if isinstance(word, str) else ""
     if name not in known.values():
         told = hint(str(word), (*known, *(short for short, of in SHORT.items() if of in known.values())))
         raise InputError(f"family must be one of {', '.join(known)}{otherwise}; got {word!r}.{told}")

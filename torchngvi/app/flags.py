@@ -223,7 +223,9 @@ def _add_data_flags(group: Any) -> None:
 
 def _add_model_flags(group: Any) -> None:
     group.add_argument(
-        "--formula", metavar="FORMULA", help="a mixed model, 'y ~ x + (1 + x | group)'; family gaussian, poisson, ..."
+        "--formula",
+        metavar="FORMULA",
+        help="a mixed model, 'y ~ x + (1 + x | group)', or without groups a regression; family gaussian, poisson, ...",
     )
     group.add_argument(
         "--likelihood",
