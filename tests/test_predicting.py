@@ -362,11 +362,11 @@ def negative_binomial(rows, r, seed):
 class TestFamiliesWithAParameter:
     """Negative binomial counts and Student's noise: the parameter is where the ELBO of the best q is the largest."""
 
-    def fit(self, folder, table, name, *flags, target="n"):
+    def fit(self, folder, table, name, *flags, target="n", code=0):
         table.to_csv(folder / "t.csv", index=False)
         flags = ("--likelihood", name, "--test-fraction", "0", "--overwrite", *flags)
         assert main(["fit", "--data", str(folder / "t.csv"), "--target", target, *flags, "--no-progress",
-                     "--out", str(folder / "run")]) == 0  # fmt: skip
+                     "--out", str(folder / "run")]) == code  # fmt: skip
         return json.loads((folder / "run" / "summary.json").read_text())
 
     def test_negative_binomial(self, tmp_path, capsys):
@@ -407,6 +407,39 @@ class TestFamiliesWithAParameter:
         found = self.fit(tmp_path, table, "negative_binomial")
         assert any("the counts vary no more than Poisson's: --likelihood poisson" in note for note in found["notes"])
         assert self.fit(tmp_path, table, "poisson")["warnings"] == []
+
+    def test_a_parameter_at_the_end_of_its_range_is_told(self, tmp_path, capsys):
+        """The likelihood rises to that end: of points on a line, of counts that are all 0, of counts that hardly vary."""
+        x = np.random.default_rng(18).normal(size=60)
+        line = pd.DataFrame({"x": x, "n": np.r_[2 * x[:-4], [5.0, -3.0, 4.0, 9.0]]})
+        found = self.fit(tmp_path, line, "student_t")
+        assert found["likelihood_at_limit"] == ["scale"]
+        (warning,) = found["warnings"]
+        assert warning == (
+            f"scale {found['likelihood']['scale']:.4g} is the lower end of the range in which it is sought: most rows "
+            "are fitted exactly, so that there is no noise to find it from, or none that is finite. Set it (--noise)."
+        )
+        assert "converged, with a warning" in capsys.readouterr().out
+        found = self.fit(tmp_path, pd.DataFrame({"x": x, "n": 0}), "negative_binomial")
+        assert found["likelihood_at_limit"] == ["dispersion"]
+        assert found["warnings"] == [
+            "dispersion 1e-06 is the lower end of the range in which it is sought: there are hardly any counts but 0 to "
+            "find it from. Set it (--dispersion)."
+        ]
+        found = self.fit(tmp_path, pd.DataFrame({"x": x, "n": [4, 5] * 30}), "negative_binomial")
+        assert (found["likelihood_at_limit"], found["warnings"]) == (["dispersion"], [])
+        note = (
+            f"dispersion {found['likelihood']['dispersion']:.4g} is the upper end of the range in which it is sought: "
+        )
+        assert any(f"no more than Poisson's, and {note}--likelihood poisson says" in said for said in found["notes"])
+
+    def test_a_parameter_that_has_not_settled_is_told(self, tmp_path):
+        found = self.fit(tmp_path, negative_binomial(60, 1.0, 19), "nb", "--max-evaluations", "3", code=1)
+        assert found["likelihood_at_limit"] == []
+        assert found["warnings"] == [
+            f"dispersion {found['likelihood']['dispersion']:.4g} is where the search has ended after 1 fits, before it "
+            "had settled. Raise max_evaluations, or set it (--dispersion)."
+        ]
 
     def test_counts_that_vary_more(self, tmp_path, capsys):
         found = self.fit(tmp_path, negative_binomial(300, 1.0, 16), "poisson")

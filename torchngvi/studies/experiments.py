@@ -87,8 +87,8 @@ def _likelihood(case: Case, X: Tensor, y: Tensor, precision: Tensor) -> tuple[Li
         return likelihood, notes
     model = GeneralizedLinear(X, y, likelihood, prior_precision=precision)
     q = problems.start(settings, model.dim, float(precision[-1]), float(X.square().sum(1).mean().sqrt()))
-    model, note = problems.completed(settings, model, q, at)
-    return model.likelihood, (*notes, note)
+    done = problems.completed(settings, model, q, at)
+    return done.model.likelihood, (*notes, done.note or done.warning)
 
 
 def _budget(case: Case, starts: int) -> Budget:
