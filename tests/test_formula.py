@@ -156,6 +156,10 @@ class TestMixed:
             with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
                 mixed(formula, visits, word)
 
+    def test_a_prior_of_another_kind(self, visits):
+        with pytest.raises(InputError, match="^prior is a torchngvi.models.MixedPrior, or None; got int.$"):
+            mixed("seizures ~ week + (1 | patient)", visits, prior=3)
+
     def test_a_result_is_pickled(self, visits, result):
         again = pickle.loads(pickle.dumps(result))
         new = visits.head(2)

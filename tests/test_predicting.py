@@ -457,3 +457,9 @@ class TestFamiliesWithAParameter:
         monkeypatch.setattr(families, "predictor_moments", lambda *_: (torch.tensor([torch.nan]), torch.ones(1)))
         with pytest.raises(InputError, match="as a fit on the way to it broke down. Set it"):
             families.maximised(CholeskyGaussian(1).double(), model, NegativeBinomial, max_evaluations=2)
+
+
+@pytest.mark.parametrize("run", [3, None])
+def test_what_is_no_folder(run):
+    with pytest.raises(InputError, match=rf"^load takes the folder of a run, .*; got {type(run).__name__}\.$"):
+        torchngvi.load(run)

@@ -191,6 +191,8 @@ def test_random_states():
             "one of gaussian, poisson, negative_binomial, student_t; got 'negbinom'. Did you mean 'negbin'?",
         ),
         ({"groups": "patient", "family": "logit"}, {}, "negative_binomial, student_t; got 'logit'."),
+        ({"groups": "patient", "prior_sd": "a"}, {}, "prior_sd is a standard deviation, positive, or None; got 'a'."),
+        ({"groups": "patient", "prior_sd": 0}, {}, "prior_sd is a standard deviation, positive, or None; got 0."),
         ({"groups": "patient", "slopes": ["age"]}, {}, "slopes names 'age'; the columns are week."),
         ({"groups": "patient", "slopes": "week"}, {}, "slopes is a list of columns, such as ['week'], or an empty one"),
         ({"groups": "patient", "slopes": None}, {}, "slopes is a list of columns, such as ['week'], or an empty one"),

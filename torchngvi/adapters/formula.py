@@ -249,6 +249,8 @@ def mixed(
     >>> bool(new.sd[0] < new.sd[1])  # less is known of a new patient
     True
     """
+    if prior is not None and not isinstance(prior, MixedPrior):
+        raise InputError(f"prior is a torchngvi.models.MixedPrior, or None; got {type(prior).__name__}.")
     made = Formula(formula, frame)
     if isinstance(weights, str):
         complete(frame, [weights], "weights")

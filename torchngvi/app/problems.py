@@ -124,7 +124,8 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         temperature=settings.temperature,
     )
     q = start(settings, model.dim, precision, float(np.sqrt(np.square(data.train.X).sum(1).mean())))
-    warnings, at_limit = (), ()
+    warnings: tuple[str, ...] = ()
+    at_limit: tuple[str, ...] = ()
     if at is not None:
         done = completed(settings, model, q, at)
         model, notes = done.model, (*notes, *filter(None, [done.note]))

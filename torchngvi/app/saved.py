@@ -1,5 +1,6 @@
 """A fit that was written to a folder, read again: predictions for new rows of a table."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +167,8 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
         ImportError: a run of a formula, without formulae.
         InputError: no such folder, a folder of something else, a run of an earlier version.
     """
+    if not isinstance(run, str | os.PathLike):
+        raise InputError(f"load takes the folder of a run, such as 'runs/patients'; got {type(run).__name__}.")
     path = Path(run)
     path = path / "posterior.pt" if path.is_dir() else path
     if not path.is_file():

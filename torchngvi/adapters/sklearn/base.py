@@ -1,7 +1,6 @@
 """What the estimators share: one linear predictor, its prior, and its Gaussian posterior."""
 
 import math
-from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -10,6 +9,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, is_positive
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -20,7 +20,6 @@ from torchngvi.models.likelihoods import GaussianNoise, Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 
 Array = np.ndarray[Any, Any]
-RandomState = int | np.random.RandomState | None  # by scikit-learn's convention, see `seed_of`
 POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian}
 
 
@@ -87,9 +86,10 @@ class BayesianLinear(BaseEstimator):
         """Check the settings that all have; whether the prior is to be found by evidence."""
         if self.posterior not in POSTERIORS:
             raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
-        auto = self.prior_precision == "auto"
-        if not auto and not (isinstance(self.prior_precision, (int, float)) and self.prior_precision > 0):
+        auto = isinstance(self.prior_precision, str) and self.prior_precision == "auto"
+        if not auto and not is_positive(self.prior_precision):
             raise InputError(f"prior_precision must be positive, or 'auto'; got {self.prior_precision!r}.")
+        check_sd("intercept_sd", self.intercept_sd)
         return auto
 
     def _keep(
@@ -144,7 +144,7 @@ class BayesianLinear(BaseEstimator):
             (n_samples, n_features), with the intercept as a last column where there is one.
         """
         check_is_fitted(self)
-        draws: Array = self.posterior_.sample((n_samples,), generator=generator_of(random_state)).numpy()
+        draws: Array = self.posterior_.sample((checked_count(n_samples),), generator=generator_of(random_state)).numpy()
         return draws
 
 
@@ -166,39 +166,3 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
     """
     size = math.sqrt(np.average(np.square(design).sum(1), weights=weights))
     return min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
-
-
-def seed_of(random_state: RandomState) -> int:
-    """A seed, by scikit-learn's convention for ``random_state``.
-
-    Args:
-        random_state: a whole number, which is the seed; a ``RandomState`` of NumPy, from which it is drawn; or None,
-            for a fresh one from the entropy of the system.
-
-    Returns:
-        The seed.
-
-    Raises:
-        InputError: anything else.
-
-    >>> seed_of(3), seed_of(np.random.RandomState(0)) == seed_of(np.random.RandomState(0))
-    (3, True)
-    """
-    if random_state is None:
-        return int(np.random.SeedSequence().generate_state(1)[0])
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(2**31 - 1))
-    if isinstance(random_state, bool) or not isinstance(random_state, Integral):
-        raise InputError(
-            f"random_state is a seed, a whole number, a numpy.random.RandomState, or None; got {random_state!r}."
-        )
-    return int(random_state)
-
-
-def generator_of(random_state: RandomState) -> torch.Generator:
-    """A generator with the seed of `seed_of`.
-
-    >>> generator_of(3).initial_seed()
-    3
-    """
-    return torch.Generator().manual_seed(seed_of(random_state))

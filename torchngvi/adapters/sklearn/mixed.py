@@ -10,7 +10,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from torchngvi.adapters.sklearn.base import Array, RandomState, generator_of, seed_of, with_intercept
+from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, seed_of
+from torchngvi.adapters.sklearn.base import Array, with_intercept
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
@@ -99,6 +100,7 @@ class _Mixed(BaseEstimator):
     # -------------------------------------------------------------------------------- fitting
 
     def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
+        check_sd("prior_sd", self.prior_sd)
         self.seed_ = seed_of(self.random_state)
         self.groups_, index = np.unique(labels, return_inverse=True)
         model = MixedModel(
@@ -157,9 +159,7 @@ class _Mixed(BaseEstimator):
             the effects of the groups and their standard deviations beside.
         """
         check_is_fitted(self)
-        if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 0:
-            raise InputError(f"n_samples is a number of draws; got {n_samples!r}.")
-        theta = self.result_.weighted.resampled(int(n_samples), generator_of(random_state))
+        theta = self.result_.weighted.resampled(checked_count(n_samples), generator_of(random_state))
         drawn: Array = theta[:, : self.result_.model.rows.p].double().numpy()
         return drawn
 
@@ -179,8 +179,7 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
         fit_intercept: whether there is an intercept that all groups share.
         prior_sd: the prior standard deviation of each coefficient; wide in the units of the data by default.
-        draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 draws of all
-            coordinates that are made of them, over fewer where there are very many groups.
+        draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 of them.
         random_state: the seed of all draws, a ``RandomState`` of NumPy, or None for a fresh seed at each fit.
 
     Attributes:
@@ -274,8 +273,7 @@ class BayesianMixedClassifier(ClassifierMixin, _Mixed):
         slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
         fit_intercept: whether there is an intercept that all groups share.
         prior_sd: the prior standard deviation of each coefficient, 10 by default.
-        draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 draws of all
-            coordinates that are made of them, over fewer where there are very many groups.
+        draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 of them.
         random_state: the seed of all draws, a ``RandomState`` of NumPy, or None for a fresh seed at each fit.
 
     Attributes:
