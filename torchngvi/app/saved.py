@@ -135,8 +135,10 @@ class Fitted:
         X, offset = (None if part is None else torch.as_tensor(part) for part in self._design(frame, name))
         assert X is not None
         frame = frame.rename(columns=str)
-        y = torch.as_tensor(self._targets(frame, name))
-        weights = torch.ones_like(y) if s.weights is None else torch.as_tensor(numbers(frame[s.weights], "weights"))
+        y = torch.tensor(self._targets(frame, name))
+        weights = torch.ones_like(y)
+        if s.weights is not None:
+            weights = torch.tensor(numbers(_of_fit(frame, s.weights, "weights", name), "weights"))
         generator = torch.Generator().manual_seed(seed)
         theta = drawn(self.posterior, draws, generator).double()
         beta = theta / torch.as_tensor(self.scale)
@@ -151,10 +153,7 @@ class Fitted:
     def _targets(self, frame: pd.DataFrame, name: str) -> Array:
         """The targets of the table of the fit, two classes as 0 and 1."""
         target = self.settings.target or "target"
-        if target not in frame:
-            raise InputError(f"{name} has no column {target!r}, the target of the fit. Give the table that was fitted.")
-        _refuse_missing(frame, (target,), name)
-        column = frame[target]
+        column = _of_fit(frame, target, "target", name)
         if self.classes is None:
             return numbers(column, "target")
         failure, success = self.classes
@@ -189,6 +188,14 @@ class Fitted:
         """A model with the likelihood of the fit; its two rows are not looked at."""
         rows = torch.zeros((2, self.posterior.dim), dtype=self.posterior.dtype)
         return GeneralizedLinear(rows, [0.0, 1.0], self.likelihood)
+
+
+def _of_fit(frame: pd.DataFrame, column: str, role: str, name: str) -> pd.Series:
+    """A whole column of the table of the fit, which does not predict."""
+    if column not in frame:
+        raise InputError(f"{name} has no column {column!r}, the {role} of the fit. Give the table that was fitted.")
+    _refuse_missing(frame, (column,), name)
+    return frame[column]
 
 
 def _refuse_missing(frame: pd.DataFrame, names: tuple[str, ...], what: str) -> None:

@@ -142,8 +142,8 @@ class FittedFormula:
                 "the fit has weights, which the run has not kept: make it in Python, torchngvi.mixed(...).fit(), and "
                 "take torchngvi.to_arviz of its result."
             )
-        generator, made = torch.Generator().manual_seed(seed), self.formula
-        y = self.likelihood.checked(torch.as_tensor(made.y, dtype=torch.float64))
+        made = self.formula
+        y = self.likelihood.checked(torch.tensor(made.y, dtype=torch.float64))
         values, dims = {"beta": self.fixed}, {"beta": ["column"], "y": ["row"]}
         coords: dict[str, list[str]] = {"column": made.fixed}
         for key, grouping in made.groupings.items():
@@ -152,9 +152,9 @@ class FittedFormula:
             dims[name], coords[f"effect_{key}"] = [f"effect_{key}"], grouping.random
         if self.parameter is not None:
             values["parameter"] = self.parameter
-        eta = self._predictors(self._random(made.rows), generator)
+        eta = self._predictors(self._random(made.rows), torch.Generator())  # of which nothing is drawn: no group is new
         rows = Predicted(self.likelihood, eta, y, torch.ones_like(y), self.parameter)
-        return with_checks(inference_data(values, y, coords, dims), rows, generator)
+        return with_checks(inference_data(values, y, coords, dims), rows, torch.Generator().manual_seed(seed))
 
     def _refuse_missing(self, frame: pd.DataFrame, name: str) -> None:
         there = [key for key in self.columns if key in frame]
