@@ -265,6 +265,8 @@ class TestRuns:
 
     def test_refused(self):
         run = self.run("--target", "ill", "--drop", "n", "pain")
+        with pytest.raises(InputError, match=r"^a Fitted has a to_arviz of its own: call that, with the table of the"):
+            to_arviz(run)
         with pytest.raises(InputError, match=r"^what is checked are the rows of the fit, and it has held out 0\.2 of"):
             run.to_arviz(self.frame)
         run = self.run("--target", "ill", "--drop", "n", "pain", "--test-fraction", "0")

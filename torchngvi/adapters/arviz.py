@@ -69,7 +69,8 @@ def to_arviz(result: Any, *, draws: int | None = None, seed: int = 0) -> Any:
 
     Raises:
         ImportError: without ArviZ.
-        InputError: another kind of result, a batch of fits, or a number of draws that is none.
+        InputError: another kind of result, one with a ``to_arviz`` of its own, a batch of fits, or a number of draws
+            that is none.
 
     """
     generator = torch.Generator().manual_seed(seed)
@@ -77,6 +78,8 @@ def to_arviz(result: Any, *, draws: int | None = None, seed: int = 0) -> Any:
         if draws is not None:
             raise InputError("draws of a mixed model are those of its result, result.draws(). Leave draws out.")
         return with_checks(result.to_arviz(), _of_mixed(result), generator)
+    if hasattr(result, "to_arviz"):
+        raise InputError(f"a {type(result).__name__} has a to_arviz of its own: call that, with the table of the fit.")
     q, model = (getattr(result, name, None) for name in ("posterior", "target"))
     if not isinstance(result, FitResult) or not isinstance(q, Gaussian) or not isinstance(model, GeneralizedLinear):
         kind = f" of a {type(model).__name__}" if isinstance(result, FitResult) and model is not None else ""

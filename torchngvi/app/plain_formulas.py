@@ -100,5 +100,5 @@ def _command(flags: Mapping[str, Any]) -> str:
             words.append(flag if value else flag.replace("--", "--no-", 1))
         else:
             several = value if isinstance(value, list) else [value]
-            words += [flag, *(f"{one:g}" if isinstance(one, float) else str(one) for one in several)]
+            words += [flag, *(str(one).removesuffix(".0") if isinstance(one, float) else str(one) for one in several)]
     return shlex.join(words)
