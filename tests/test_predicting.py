@@ -347,7 +347,7 @@ def test_the_package_is_there_before_pytorch():
         assert getattr(torchngvi, name) is not None
     source = Path(torchngvi.__file__).read_text()
     typed = set(re.findall(r"\w+", source.split("if TYPE_CHECKING:")[1].split("__version__")[0]))
-    assert set(torchngvi._HOME) - typed == {"mixed", "load"}
+    assert set(torchngvi._HOME) - typed == {"mixed", "load", "to_arviz"}
     with pytest.raises(AttributeError, match="module 'torchngvi' has no attribute 'fitt'"):
         torchngvi.fitt  # noqa: B018
     assert "fit" in dir(torchngvi)
