@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 import torchngvi
 from torchngvi import CholeskyGaussian, PrecisionCholeskyGaussian, registry
+from torchngvi.adapters import words
 from torchngvi.adapters.sklearn import BayesianLogisticRegression
 from torchngvi.app import families, names
 from torchngvi.app.config import Settings, settings_from, to_toml
@@ -316,7 +317,7 @@ class TestOutputs:
         assert tuple(families.FAMILIES) == names.FAMILIES
         assert set(FAMILIES) < set(names.FAMILIES)
         assert {name for name, family in FAMILIES.items() if family.discrete} == set(names.DISCRETE)
-        assert set(names.SHORT.values()) == set(names.FAMILIES)
+        assert set(words.SHORT.values()) == set(names.FAMILIES)
         with pytest.raises(SystemExit) as stop:
             main(["fit", "--help"])
         assert stop.value.code == 0
@@ -479,6 +480,7 @@ BAD_INPUT = {
         "family must be one of bernoulli_logit, bernoulli_probit, poisson_log, gaussian, negative_binomial, student_t; "
         "got 'poison_log'. Did you mean 'poisson_log'?",
     ),
+    "unknown word for a family": (_csv(GOOD, "--family", "ngbin"), "got 'ngbin'. Did you mean 'negbin'?"),
     "binomial": (
         _csv(GOOD, "--family", "binomial"),
         "got 'binomial'. For two classes say bernoulli; for counts of",
@@ -656,6 +658,15 @@ def test_no_command(capsys):
             "unrecognized arguments: --start. Did you mean '--starts'? See torchngvi compare --help.",
         ),
         ("fit --drops=a", "unrecognized arguments: --drops=a. Did you mean '--drop'? See torchngvi fit --help."),
+        (
+            "fit --drop c.toml",
+            "argument --drop: expected at least one argument before c.toml. See torchngvi fit --help.",
+        ),
+        (
+            "predict runs/a new.csv --draws 5",
+            "unrecognized arguments: --draws 5. A run of --formula predicts with the draws that it has kept, and "
+            "others need none: leave it out. See torchngvi predict --help.",
+        ),
         ("methods all", "unrecognized arguments: all. See torchngvi methods --help."),
         ("--verison", "unrecognized arguments: --verison. Did you mean '--version'? See torchngvi --help."),
     ],
@@ -679,6 +690,29 @@ def test_several_columns_after_one_flag():
     flags = ["fit", "--drop", "a", "b", "--drop", "c", "--categorical", "d", "--categorical", "e"]
     found = parser().parse_args(flags)
     assert (found.drop, found.categorical) == (["a", "b", "c"], ["d", "e"])
+
+
+@pytest.mark.parametrize(
+    ("command", "columns", "config"),
+    [
+        ("fit --drop id c.toml", ["id"], "c.toml"),
+        ("fit --drop id name --lr 1 c.toml", ["id", "name"], "c.toml"),
+        ("fit --drop id --drop name c.toml", ["id", "name"], "c.toml"),
+        ("fit c.toml --drop id d.toml", ["id", "d.toml"], "c.toml"),
+        ("compare --methods vn srvn c.toml", ["vn", "srvn"], "c.toml"),
+    ],
+)
+def test_a_file_of_settings_behind_several_values(command, columns, config):
+    found = parser().parse_args(command.split())
+    assert getattr(found, "methods" if "methods" in command else "drop") == columns
+    assert found.config == config
+
+
+def test_a_run_with_a_file_of_settings_behind_several_values():
+    _file("people.csv", "id,x,y\n" + "".join(f"{i},{i % 7},{i % 2}\n" for i in range(40)))
+    _file("run.toml", 'data = "people.csv"\ntarget = "y"\nprogress = false\n')
+    assert main(["fit", "--drop", "id", "run.toml"]) == 0
+    assert [row["name"] for row in coefficients("runs/people")] == ["intercept", "x"]
 
 
 def test_a_folder_without_permission(capsys, monkeypatch):

@@ -20,7 +20,12 @@ ALONE = ("black_box",)  # pages of the top folder that are doctests
 SHOWN = sorted(
     [*(DOCS / "tutorials").glob("*.md"), *(DOCS / "how-to").glob("*.md"), *(DOCS / f"{name}.md" for name in ALONE)]
 )
-NEEDED = {"gaussian_process": ["gpytorch"], "pyro_model": ["pyro"], "mixed_model": ["formulae"]}
+NEEDED = {
+    "check": ["arviz_either"],
+    "gaussian_process": ["gpytorch"],
+    "pyro_model": ["pyro"],
+    "mixed_model": ["formulae"],
+}
 FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

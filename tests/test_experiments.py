@@ -197,6 +197,39 @@ class TestCommands:
         assert table.below["bwgd=1e-3"] == pytest.approx(table.elbo["vn"] - table.elbo["bwgd=1e-3"])
         assert summary["held_out_nll_per_row"] < table.loss["vn"] < 5 * summary["held_out_nll_per_row"]
 
+    @pytest.mark.parametrize(
+        ("family", "parameter", "note"),
+        [("nb", "dispersion", "--dispersion sets another"), ("student_t", "scale", "--noise sets another"),
+         ("gaussian", "noise", "--noise sets another")],
+    )  # fmt: skip
+    def test_compare_takes_the_families_of_fit(self, capsys, family, parameter, note):
+        """With the parameter and the priors that fit finds: the ELBO is the same."""
+        draw = np.random.default_rng(0)
+        x = draw.normal(size=80)
+        y = draw.negative_binomial(2.0, 2.0 / (2.0 + np.exp(2 + 0.5 * x)))
+        pd.DataFrame({"x": x, "y": y if family == "nb" else 100 + 20 * x + 5 * draw.standard_t(3, 80)}).to_csv(
+            "t.csv", index=False
+        )
+        flags = ["--data", "t.csv", "--target", "y", "--likelihood", family]
+        assert main(["compare", *flags, "--methods", "vn", "--iterations", "60", "--starts", "2"]) == 0
+        said = capsys.readouterr().out
+        assert main(["fit", *flags, "--no-progress"]) == 0
+        summary = json.loads(Path("runs/t/summary.json").read_text())
+        assert f"t.csv: {parameter} {summary['likelihood'][parameter]:.4g} is" in said
+        assert note in said
+        table = figures.compared(pd.read_csv("runs/compare/log.csv")).set_index("method")
+        assert table.elbo["vn"] == pytest.approx(summary["elbo"], abs=1e-4)
+        given = ["--dof", "7"] if family == "student_t" else [f"--{parameter}", "7"]
+        assert main(["compare", *flags, *given, "--methods", "vn", "--iterations", "2", "--overwrite"]) == 0
+        case = json.loads(Path("runs/compare/settings.json").read_text())["cases"][0]
+        assert case["dof" if family == "student_t" else parameter] == 7
+
+    def test_gaussian_noise_of_a_file_is_one(self):
+        """As before it could be set: the published quadratics have the noise 1, and those of flags that of fit."""
+        case = settings.parsed(one_case(family="gaussian")).cases[0]
+        assert experiments.build(case).model.likelihood.noise == 1
+        assert experiments.build(settings.replaced(case, noise=2.0)).model.likelihood.noise == 2
+
     def test_all_experiments_are_listed(self, capsys):
         """By the package's own files, which an installation has, and each with a line."""
         assert main(["reproduce"]) == 0
@@ -270,6 +303,12 @@ class TestCommands:
             (["compare"], "data is missing"),
             (["compare", "--data", "breast_cancer", "--methods", "vn=fast"], "METHOD or METHOD=LR"),
             (["compare", "--data", "breast_cancr"], "Did you mean 'breast_cancer'?"),
+            (["compare", "--data", "iris", "--family", "studnt_t"], "got 'studnt_t'. Did you mean 'student_t'?"),
+            (
+                ["compare", "--data", "iris", "--dispersion", "2"],
+                "dispersion belongs to family negative_binomial; got dispersion 2 with family bernoulli_logit.",
+            ),
+            (["compare", "--data", "iris", "--family", "t", "--dof", "0"], "dof must be positive and finite; got 0."),
             (["compare", str(CONFIGS / "srvn-fig1.toml")], "say torchngvi reproduce"),
             (["compare", str(COMPARE), "--starts", "2"], "from a file or from flags"),
         ],

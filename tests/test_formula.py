@@ -2,6 +2,9 @@
 
 import json
 import pickle
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -10,11 +13,12 @@ import torch
 
 import torchngvi
 from torchngvi import MixedModel
-from torchngvi.adapters import formula as module
+from torchngvi.adapters import terms as module
 from torchngvi.adapters.formula import Formula, mixed
 from torchngvi.app.outputs import read_frame
 from torchngvi.cli import main
 from torchngvi.errors import InputError
+from torchngvi.models import NegativeBinomial, PoissonLog
 
 
 @pytest.fixture
@@ -142,8 +146,19 @@ class TestMixed:
             mixed("seizures ~ week + (1 | patient)", visits, "poisson", weights="size")
 
     def test_families_by_their_short_names(self, visits):
-        with pytest.raises(InputError, match="^family must be one of gaussian, student_t, poisson, .*; got 'Poisson'"):
-            mixed("seizures ~ week + (1 | patient)", visits, "Poisson")
+        formula = "seizures ~ week + (1 | patient)"
+        kinds = {"Poisson": PoissonLog, "poisson_log": PoissonLog, "negbin": NegativeBinomial, "nb": NegativeBinomial}
+        for word, kind in kinds.items():
+            assert isinstance(mixed(formula, visits, word).model.rows.likelihood, kind)
+        families = "gaussian, student_t, poisson, negative_binomial, bernoulli, probit, or a Likelihood"
+        for word, told in (("posson", " Did you mean 'poisson'?"), ("neg_bin", " Did you mean 'negbin'?"), (None, "")):
+            text = f"family must be one of {families}; got {word!r}.{told}"
+            with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+                mixed(formula, visits, word)
+
+    def test_a_prior_of_another_kind(self, visits):
+        with pytest.raises(InputError, match="^prior is a torchngvi.models.MixedPrior, or None; got int.$"):
+            mixed("seizures ~ week + (1 | patient)", visits, prior=3)
 
     def test_a_result_is_pickled(self, visits, result):
         again = pickle.loads(pickle.dumps(result))
@@ -293,3 +308,95 @@ class TestCommandLine:
         assert "formulae is not installed, and this command needs it: pip install 'torchngvi[formula]'" in (
             capsys.readouterr().err
         )
+
+
+class TestWithoutGroups:
+    """A formula without a grouping factor is a regression: the same run as with the flags that it is told as."""
+
+    @pytest.fixture(autouse=True)
+    def _people(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        draw = np.random.default_rng(0)
+        people = pandas.DataFrame(
+            {"id": range(60), "age": draw.normal(50, 10, 60), "ward": draw.choice(["a", "b"], 60),
+             "kind": draw.integers(1, 4, 60), "time": draw.normal(size=60), "size of tumour": draw.normal(size=60)}
+        )  # fmt: skip
+        eta = 0.05 * (people.age - 50) + people.time
+        people["died"] = np.where(draw.random(60) < 1 / (1 + np.exp(-eta)), "yes", "no")
+        people["dead"] = (people.died == "yes").astype(int)
+        people["pain"] = eta + 0.5 * draw.normal(size=60)
+        people.to_csv("people.csv", index=False)
+
+    @pytest.mark.parametrize(
+        ("formula", "flags", "same"),
+        [
+            ("pain ~ age + time", [], "--target pain --likelihood gaussian --test-fraction 0 --data people.csv"),
+            (
+                "died[yes] ~ age + ward + C(kind) + offset(time)",
+                ["--likelihood", "logit", "--prior-precision", "2"],
+                "--target died --success yes --likelihood logit --prior-precision 2 --categorical kind --offset time "
+                "--test-fraction 0 --data people.csv",
+            ),
+            (
+                "pain ~ 0 + age + `size of tumour`",
+                ["--weights", "kind", "--test-fraction", "0.5"],
+                "--target pain --no-intercept --weights kind --test-fraction 0.5 --family normal --data people.csv",
+            ),
+        ],
+    )
+    def test_it_is_the_regression_of_its_columns(self, capsys, formula, flags, same):
+        assert main(["fit", "--data", "people.csv", "--formula", formula, *flags, "--no-progress", "--out", "a"]) == 0
+        told = capsys.readouterr().out.splitlines()[0]
+        begin = "The formula has no grouping factor, and is fitted as: torchngvi "
+        assert told.startswith(begin)
+        assert main(shlex.split(told.removeprefix(begin).replace("--out a", "--out b"))) == 0
+        used = [name for name in pandas.read_csv("people.csv") if re.search(rf"\b{name}\b", f"{formula} {flags}")]
+        drop = [name for name in pandas.read_csv("people.csv") if name not in used]
+        assert main(["fit", *same.split(), "--drop", *drop, "--no-progress", "--out", "c"]) == 0
+        one, two, three = (Path(name, "coefficients.csv").read_text() for name in "abc")
+        assert one == two == three
+        assert len(torchngvi.load("a").predict(pandas.read_csv("people.csv").drop(columns=drop))) == 60
+
+    def test_two_classes_as_numbers_are_asked_about(self, capsys):
+        assert main(["fit", "--data", "people.csv", "--formula", "dead ~ age", "--no-progress"]) == 0
+        assert "warning: dead is 0 or 1, fitted as gaussian. If these are two classes, say" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("formula", "flags", "sentence"),
+        [
+            (
+                "pain ~ log(age)",
+                [],
+                "The formula 'pain ~ log(age)' has no grouping factor: it is a regression on columns as they are, and "
+                "log(age) is none. Write a column of it into the table and name that, or add a factor, (1 | group).",
+            ),
+            ("pain ~ age * time", [], "it is a regression on columns as they are, and age:time is none."),
+            ("log(pain) ~ age", [], "it is a regression on columns as they are, and log(pain) is none."),
+            ("pain ~ offset(log(age))", [], "columns as they are, and offset(log(age)) is none."),
+            (
+                "pain ~ aeg",
+                [],
+                "The formula names aeg, which is not in the data. Did you mean 'age'? The columns are: id,",
+            ),
+            (
+                "pain ~ age",
+                ["--drop", "id", "--target", "pain"],
+                "--target, --drop cannot be combined with --formula, which says the same. Leave out what it says.",
+            ),
+            ("age + time", [], "A formula begins with its response, as y ~ x + (1 | group); got 'age + time'."),
+        ],
+    )
+    def test_refusals(self, capsys, formula, flags, sentence):
+        assert main(["fit", "--data", "people.csv", "--formula", formula, *flags]) == 2
+        said = capsys.readouterr()
+        assert sentence in said.err
+        assert said.out == ""
+        assert not Path("runs").exists()
+
+    def test_in_python_there_are_estimators(self):
+        text = (
+            "A formula of a mixed model has a grouping factor, as y ~ x + (1 + x | group); 'pain ~ age' has none. For "
+            "a regression take an estimator of torchngvi.adapters.sklearn, or torchngvi fit on a command line."
+        )
+        with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+            mixed("pain ~ age", pandas.read_csv("people.csv"))

@@ -790,7 +790,10 @@ def test_optimizers_that_cannot_be():
         attach(adamw(model), q, steps="100")
     with pytest.raises(InputError, match="steps is the number .*; got inf"):  # of which the radius would be 0
         attach(adamw(model), q, steps=math.inf)
-    for radius in (0.0, "long"):
+    for steps in (1.5, True):
+        with pytest.raises(InputError, match=f"^steps is the number of optimizer steps .* 1 or more; got {steps}.$"):
+            attach(adamw(model), q, steps=steps)
+    for radius in (0.0, "long", True):
         with pytest.raises(InputError, match=f"radius is a length in nats a datum, larger than 0; got {radius!r}"):
             attach(adamw(model), q, radius=radius)
     with pytest.raises(InputError, match="attach takes an optimizer .* got a NetworkGaussian and a AdamW"):

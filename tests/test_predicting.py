@@ -347,7 +347,7 @@ def test_the_package_is_there_before_pytorch():
         assert getattr(torchngvi, name) is not None
     source = Path(torchngvi.__file__).read_text()
     typed = set(re.findall(r"\w+", source.split("if TYPE_CHECKING:")[1].split("__version__")[0]))
-    assert set(torchngvi._HOME) - typed == {"mixed", "load"}
+    assert set(torchngvi._HOME) - typed == {"mixed", "load", "to_arviz"}
     with pytest.raises(AttributeError, match="module 'torchngvi' has no attribute 'fitt'"):
         torchngvi.fitt  # noqa: B018
     assert "fit" in dir(torchngvi)
@@ -362,11 +362,11 @@ def negative_binomial(rows, r, seed):
 class TestFamiliesWithAParameter:
     """Negative binomial counts and Student's noise: the parameter is where the ELBO of the best q is the largest."""
 
-    def fit(self, folder, table, name, *flags, target="n"):
+    def fit(self, folder, table, name, *flags, target="n", code=0):
         table.to_csv(folder / "t.csv", index=False)
         flags = ("--likelihood", name, "--test-fraction", "0", "--overwrite", *flags)
         assert main(["fit", "--data", str(folder / "t.csv"), "--target", target, *flags, "--no-progress",
-                     "--out", str(folder / "run")]) == 0  # fmt: skip
+                     "--out", str(folder / "run")]) == code  # fmt: skip
         return json.loads((folder / "run" / "summary.json").read_text())
 
     def test_negative_binomial(self, tmp_path, capsys):
@@ -405,8 +405,41 @@ class TestFamiliesWithAParameter:
         stream = np.random.default_rng(15)
         table = pd.DataFrame({"x": stream.normal(size=300), "n": stream.binomial(10, 0.3, 300)})
         found = self.fit(tmp_path, table, "negative_binomial")
-        assert any("the counts vary no more than Poisson's: --likelihood poisson" in note for note in found["notes"])
+        assert found["notes"][0].startswith("the counts vary no more than Poisson's, and dispersion ")
         assert self.fit(tmp_path, table, "poisson")["warnings"] == []
+
+    def test_a_parameter_at_the_end_of_its_range_is_told(self, tmp_path, capsys):
+        """The likelihood rises to that end: points on a line, counts that are all 0, counts that hardly vary."""
+        x = np.random.default_rng(18).normal(size=60)
+        line = pd.DataFrame({"x": x, "n": np.r_[2 * x[:-4], [5.0, -3.0, 4.0, 9.0]]})
+        found = self.fit(tmp_path, line, "student_t")
+        assert found["likelihood_at_limit"] == ["scale"]
+        (warning,) = found["warnings"]
+        assert warning == (
+            f"scale {found['likelihood']['scale']:.4g} is the lower end of the range in which it is sought: most rows "
+            "are fitted exactly, so that there is no noise to find it from, or none that is finite. Set it (--noise)."
+        )
+        assert "converged, with a warning" in capsys.readouterr().out
+        found = self.fit(tmp_path, pd.DataFrame({"x": x, "n": 0}), "negative_binomial")
+        assert found["likelihood_at_limit"] == ["dispersion"]
+        assert found["warnings"] == [
+            "dispersion 1e-06 is the lower end of the range in which it is sought: there are hardly any counts but 0 "
+            "to find it from. Set it (--dispersion)."
+        ]
+        found = self.fit(tmp_path, pd.DataFrame({"x": x, "n": [4, 5] * 30}), "negative_binomial")
+        assert (found["likelihood_at_limit"], found["warnings"]) == (["dispersion"], [])
+        assert found["notes"] == [
+            f"the counts vary no more than Poisson's, and dispersion {found['likelihood']['dispersion']:.4g} is the "
+            "upper end of the range in which it is sought: --likelihood poisson says the same with one parameter less"
+        ]
+
+    def test_a_parameter_that_has_not_settled_is_told(self, tmp_path):
+        found = self.fit(tmp_path, negative_binomial(60, 1.0, 19), "nb", "--max-evaluations", "3", code=1)
+        assert found["likelihood_at_limit"] == []
+        assert found["warnings"] == [
+            f"dispersion {found['likelihood']['dispersion']:.4g} is where the search has ended after 1 fits, before it "
+            "had settled. Raise max_evaluations, or set it (--dispersion)."
+        ]
 
     def test_counts_that_vary_more(self, tmp_path, capsys):
         found = self.fit(tmp_path, negative_binomial(300, 1.0, 16), "poisson")
@@ -424,3 +457,9 @@ class TestFamiliesWithAParameter:
         monkeypatch.setattr(families, "predictor_moments", lambda *_: (torch.tensor([torch.nan]), torch.ones(1)))
         with pytest.raises(InputError, match="as a fit on the way to it broke down. Set it"):
             families.maximised(CholeskyGaussian(1).double(), model, NegativeBinomial, max_evaluations=2)
+
+
+@pytest.mark.parametrize("run", [3, None])
+def test_what_is_no_folder(run):
+    with pytest.raises(InputError, match=rf"^load takes the folder of a run, .*; got {type(run).__name__}\.$"):
+        torchngvi.load(run)

@@ -237,17 +237,50 @@ class TestSeveralClasses:
             [0, 1, 1],
             "prior_precision must be positive, or 'auto'; got 0.",
         ),
+        (
+            BayesianLinearRegression(prior_precision=[1, 2]),
+            [0, 1, 2],
+            "prior_precision must be positive, or 'auto'; got [1, 2].",
+        ),
+        (
+            BayesianLogisticRegression(prior_precision=True),
+            [0, 1, 1],
+            "prior_precision must be positive, or 'auto'; got True.",
+        ),
+        (
+            BayesianPoissonRegression(intercept_sd="a"),
+            [0, 1, 1],
+            "intercept_sd is a standard deviation, positive, or None; got 'a'.",
+        ),
+        (
+            BayesianLinearRegression(intercept_sd=-1),
+            [0, 1, 2],
+            "intercept_sd is a standard deviation, positive, or None; got -1.",
+        ),
         (BayesianPoissonRegression(), [0, 1, -1], "y must be counts, not negative; got -1 among them."),
         (
             BayesianLinearRegression(noise=-1),
             [0, 1, 2],
             "noise must be a positive standard deviation, or 'auto'; got -1.",
         ),
+        (
+            BayesianLinearRegression(noise=True),
+            [0, 1, 2],
+            "noise must be a positive standard deviation, or 'auto'; got True.",
+        ),
     ],
 )
 def test_refused(estimator, y, message):
     with pytest.raises(InputError, match=re.escape(message)):
         estimator.fit(np.arange(6.0).reshape(3, 2), y)
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True, "a"])
+def test_refused_numbers_of_draws(count):
+    X = np.arange(12.0).reshape(6, 2)
+    for model in (BayesianLinearRegression().fit(X, X[:, 0]), BayesianLogisticRegression().fit(X, [0, 1, 2] * 2)):
+        with pytest.raises(InputError, match=f"^{re.escape(f'n_samples is a number of draws; got {count!r}.')}$"):
+            model.sample_posterior(count)
 
 
 def test_quasi_counts():

@@ -97,7 +97,7 @@ class TestWhatItSays:
         for wrong in (-1, 1.5, True):
             with pytest.raises(InputError, match=rf"^n_samples is a number of draws; got {wrong}\.$"):
                 fitted.sample_posterior(wrong)
-        with pytest.raises(InputError, match=r"^random_state is a seed, a whole number, or None; got 'a'\.$"):
+        with pytest.raises(InputError, match=r"^random_state is a seed, a whole number, a .*, or None; got 'a'\.$"):
             fitted.sample_posterior(2, random_state="a")
 
     def test_counts_and_slopes(self):
@@ -155,6 +155,29 @@ class TestConventions:
         assert one.coef_[0] != BayesianMixedRegressor("patient", draws=500).fit(frame, y).coef_[0]
 
 
+def test_random_states():
+    """A seed, or what gives one: a fit and its predictions are of one seed, and None is another at each fit."""
+    frame, _, y, _ = visits()
+    X, new = frame[["week", "patient"]], frame[["week"]].assign(patient="new").head(3)
+
+    def fitted(random_state):
+        return BayesianMixedRegressor("patient", draws=100, random_state=random_state).fit(X, y)
+
+    once, again, next_ = (fitted(np.random.RandomState(seed)) for seed in (3, 3, 4))
+    assert once.seed_ == again.seed_ != next_.seed_
+    np.testing.assert_array_equal(once.predict(new), again.predict(new))
+    np.testing.assert_array_equal(once.predict(new), fitted(once.seed_).predict(new))
+    state = np.random.RandomState(3)
+    assert fitted(state).seed_ != fitted(state).seed_
+    one, other = fitted(None), fitted(None)
+    assert one.seed_ != other.seed_
+    np.testing.assert_array_equal(one.predict(new), one.predict(new))
+    assert clone(one).random_state is None
+    draws = [one.sample_posterior(5, random_state=np.random.RandomState(1)) for _ in range(2)]
+    np.testing.assert_array_equal(*draws)
+    assert not np.array_equal(one.sample_posterior(5), one.sample_posterior(5))
+
+
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
@@ -162,12 +185,24 @@ class TestConventions:
         ({"groups": "ward"}, {}, "groups names the column 'ward'; X has week, patient."),
         ({}, {"groups": [1, 2]}, f"groups must be one label for each of the {GROUPS * VISITS} rows; got shape (2,)."),
         ({"groups": "patient", "family": "gamma"}, {}, "family must be one of gaussian, poisson, negative_binomial, "),
+        (
+            {"groups": "patient", "family": "negbinom"},
+            {},
+            "one of gaussian, poisson, negative_binomial, student_t; got 'negbinom'. Did you mean 'negbin'?",
+        ),
+        ({"groups": "patient", "family": "logit"}, {}, "negative_binomial, student_t; got 'logit'."),
+        ({"groups": "patient", "prior_sd": "a"}, {}, "prior_sd is a standard deviation, positive, or None; got 'a'."),
+        ({"groups": "patient", "prior_sd": 0}, {}, "prior_sd is a standard deviation, positive, or None; got 0."),
         ({"groups": "patient", "slopes": ["age"]}, {}, "slopes names 'age'; the columns are week."),
         ({"groups": "patient", "slopes": "week"}, {}, "slopes is a list of columns, such as ['week'], or an empty one"),
         ({"groups": "patient", "slopes": None}, {}, "slopes is a list of columns, such as ['week'], or an empty one"),
         ({"groups": ["patient"]}, {}, "groups is the name or the number of one column; got ['patient']."),
         ({"groups": True}, {}, "groups is the name or the number of one column; got True."),
-        ({"groups": "patient", "random_state": None}, {}, "random_state is a seed, a whole number; got None."),
+        (
+            {"groups": "patient", "random_state": True},
+            {},
+            "random_state is a seed, a whole number, a numpy.random.RandomState, or None; got True.",
+        ),
         ({}, {"groups": np.array([1, "a"] * (GROUPS * VISITS // 2), object)}, "labels of groups must all be texts or"),
     ],
 )

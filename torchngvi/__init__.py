@@ -133,6 +133,7 @@ __all__ = [
 
 # the module of each name that is exported; a name that is not here is a folder or a file of the package itself
 _HOMES = {
+    "torchngvi.adapters.arviz": ("to_arviz",),
     "torchngvi.adapters.formula": ("mixed",),
     "torchngvi.app.saved": ("load",),
     "torchngvi.averaging": ("ExpectationAverage",),
@@ -183,7 +184,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Find a name when it is asked for; `mixed` needs the extra "formula", `load` the extra "cli"."""
+    """Find a name when it is asked for; `mixed` needs the extra "formula", `load` the extra "cli", `to_arviz` ArviZ."""
     if name in _HOME:
         found = getattr(import_module(_HOME[name]), name)
     elif name.startswith("_") or find_spec(f"{__name__}.{name}") is None:

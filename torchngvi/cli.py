@@ -60,9 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command != "fit":
             return _experiment(command, flags)
         config, overwrite = flags.pop("config", None), flags.pop("overwrite", False)
-        if "formula" in flags:
-            return _mixed({**(read_toml(config) if config else {}), **flags}, overwrite)
-        return _fit(settings_from({**(read_toml(config) if config else {}), **flags}), overwrite)
+        keys = {**(read_toml(config) if config else {}), **flags}
+        return _of_formula(keys, overwrite) if "formula" in flags else _fit(settings_from(keys), overwrite)
     except TorchngviError as error:
         return _refuse(str(error))
     except ImportError as error:
@@ -123,9 +122,12 @@ def _code(result: Any) -> int:
     return 0 if result.converged else 1
 
 
-def _mixed(flags: dict[str, Any], overwrite: bool) -> int:
-    from torchngvi.app import mixed_runs
+def _of_formula(flags: dict[str, Any], overwrite: bool) -> int:
+    from torchngvi.app import mixed_runs, plain_formulas
 
+    regression = plain_formulas.as_regression(flags)
+    if regression is not None:
+        return _fit(settings_from(regression), overwrite)
     return _code(mixed_runs.run(flags, overwrite))
 
 

@@ -11,17 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchngvi.adapters.grouping import Block, Grouping, blocks_of, term_name
+from torchngvi.adapters.grouping import Grouping, blocks_of, term_name
 from torchngvi.adapters.tables import check_dates, check_finite, complete, used
+from torchngvi.adapters.terms import columns_of, described, designs_of, with_response
+from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MultilevelModel
 from torchngvi.models import Likelihood, MixedPrior, RandomEffects
-
-try:
-    import formulae
-except ImportError:  # the extra "formula" is not installed
-    formulae = None
-
 
 FAMILIES = {
     "gaussian": "gaussian",
@@ -31,7 +27,6 @@ FAMILIES = {
     "bernoulli": "bernoulli_logit",
     "probit": "bernoulli_probit",
 }
-_FUNCTIONS = {name: getattr(np, name) for name in ("log", "log1p", "log2", "log10", "exp", "expm1", "sqrt", "abs")}
 
 
 class Rows(NamedTuple):
@@ -49,23 +44,6 @@ class SeveralRows(NamedTuple):
     X: np.ndarray  # of the fixed effects, (N, p)
     random: dict[str, RandomEffects]  # for each factor the design of its effects, and the groups as in `Rows`
     offset: np.ndarray  # (N,)
-
-
-class FormulaColumns(NamedTuple):
-    """The columns of a table that a formula names, by their part."""
-
-    response: tuple[str, ...]
-    predictors: tuple[str, ...]  # of the fixed effects, and of those that vary
-    groups: tuple[str, ...]
-
-    @classmethod
-    def of(cls, formula: str) -> "FormulaColumns":
-        """Find them without a table.
-
-        >>> FormulaColumns.of("y ~ log(x) + (1 + t | school)")
-        FormulaColumns(response=('y',), predictors=('t', 'x'), groups=('school',))
-        """
-        return _columns(_described(_text(formula).replace("||", "|")), blocks_of(formula, _described))
 
 
 class Formula:
@@ -114,16 +92,14 @@ class Formula:
     """
 
     def __init__(self, formula: str, frame: Any) -> None:
-        self.formula = _text(formula)
-        model = _described(formula.replace("||", "|"))
-        if model.response is None:
-            raise InputError(f"A formula begins with its response, as y ~ x + (1 | group); got {formula!r}.")
-        blocks = blocks_of(formula, _described)
+        model, self.formula = with_response(formula), formula
+        blocks = blocks_of(formula, described)
         if not blocks:
             raise InputError(
-                f"A formula of a mixed model has a grouping factor, as y ~ x + (1 + x | group); {formula!r} has none."
+                f"A formula of a mixed model has a grouping factor, as y ~ x + (1 + x | group); {formula!r} has none. "
+                "For a regression take an estimator of torchngvi.adapters.sklearn, or torchngvi fit on a command line."
             )
-        self.columns = columns = _columns(model, blocks)
+        self.columns = columns = columns_of(model, blocks)
         names = sorted({name for some in columns for name in some})
         complete(frame, names)
         check_dates(frame, {*columns.predictors, *columns.response})
@@ -131,13 +107,13 @@ class Formula:
         self.response, common = formula.split("~")[0].strip(), _sum(model.common_terms)
         if common == "0":
             raise InputError(f"A mixed model has at least one fixed effect; {formula!r} has none: leave out the 0.")
-        designs = _read(formula, f"{self.response} ~ {common}", frame)
+        designs = designs_of(formula, f"{self.response} ~ {common}", frame)
         self.y = _numbers(designs.response, self.response)
         check_finite(self.response, self.y)
         self._common, self.fixed = designs.common, _labels(designs.common)
         self.groupings: dict[str, Grouping] = {}
         for block in blocks:
-            within = _read(formula, _sum(block.terms), frame).common
+            within = designs_of(formula, _sum(block.terms), frame).common
             self.groupings[block.name] = Grouping(block, within, _labels(within), frame)
         first = next(iter(self.groupings.values()))
         self.random, self.factor, self.levels = first.random, first.block.factor, first.levels
@@ -251,7 +227,7 @@ def mixed(
             several factors, nested or crossed, "y ~ x + (1 | subject) + (1 | item)"; see `Formula`.
         frame: a pandas DataFrame.
         family: "gaussian", whose residual standard deviation is learned, "poisson", "bernoulli", "probit",
-            "negative_binomial", "student_t", or what else `torchngvi.MixedModel` takes.
+            "negative_binomial", "student_t", one of the shorter words of the command line, or a `Likelihood`.
         prior: `torchngvi.models.MixedPrior`.
         weights: factors of the log likelihood of each row: the name of a column, or numbers (N,).
 
@@ -273,14 +249,13 @@ def mixed(
     >>> bool(new.sd[0] < new.sd[1])  # less is known of a new patient
     True
     """
+    if prior is not None and not isinstance(prior, MixedPrior):
+        raise InputError(f"prior is a torchngvi.models.MixedPrior, or None; got {type(prior).__name__}.")
     made = Formula(formula, frame)
     if isinstance(weights, str):
         complete(frame, [weights], "weights")
         weights = frame[weights].to_numpy()
-    if isinstance(family, str) and family not in FAMILIES.values():
-        if family not in FAMILIES:
-            raise InputError(f"family must be one of {', '.join(FAMILIES)}, or a Likelihood; got {family!r}.")
-        family = FAMILIES[family]
+    family = family if isinstance(family, Likelihood) else family_of(family, FAMILIES, ", or a Likelihood")
     rows = made.rows
     one = {} if isinstance(rows, SeveralRows) else {made.factor: RandomEffects(rows.Z, torch.as_tensor(rows.groups))}
     effects = rows.random if isinstance(rows, SeveralRows) else one
@@ -289,45 +264,9 @@ def mixed(
     return TableModel(made, model)
 
 
-def _columns(model: Any, blocks: Sequence[Block]) -> FormulaColumns:
-    response = () if model.response is None else _variables([model.response.term])
-    predictors = _variables([*model.common_terms, *(term for block in blocks for term in block.terms)])
-    keys = {key for block in blocks for key in block.keys}
-    return FormulaColumns(*(tuple(sorted(some)) for some in (response, predictors, keys)))
-
-
-def _text(formula: Any) -> str:
-    if not isinstance(formula, str) or not formula.strip():
-        got = repr(formula) if isinstance(formula, str) else type(formula).__name__
-        raise InputError(f"A formula is a text, as 'y ~ x + (1 | group)'; got {got}.")
-    return formula
-
-
-def _described(formula: str) -> Any:
-    """What a formula says, without a table."""
-    if formulae is None:
-        raise ImportError("A formula needs the library formulae: pip install 'torchngvi[formula]'.", name="formulae")
-    try:
-        return formulae.model_description(formula)
-    except Exception as error:  # formulae raises its own errors, and Python's, at what it cannot read
-        raise InputError(f"The formula {formula!r} cannot be read: {error}") from error
-
-
 def _sum(terms: Any) -> str:
     names = [term_name(term) for term in terms]
     return " + ".join(names if "1" in names else ["0", *names])
-
-
-def _variables(terms: Any) -> set[str]:
-    return {name for term in terms if term_name(term) != "1" for name in term.var_names if name}
-
-
-def _read(formula: str, part: str, frame: Any) -> Any:
-    try:
-        with np.errstate(all="ignore"):  # what is not finite is refused by name
-            return formulae.design_matrices(part, frame, na_action="error", extra_namespace={"np": np, **_FUNCTIONS})
-    except Exception as error:  # of formulae, of NumPy, or of a function that the formula calls
-        raise InputError(f"The formula {formula!r} cannot be computed from the table: {error}") from error
 
 
 def _numbers(response: Any, name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from torchngvi.app.config import hint
+from torchngvi.adapters.words import hint
 from torchngvi.app.encoding import Encoding, is_number, learned
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError

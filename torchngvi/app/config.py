@@ -1,15 +1,15 @@
 """The settings of a run, from a TOML file and from flags: one frozen record, checked when it is made."""
 
-import difflib
 import json
 import math
 import reprlib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from torchngvi.adapters.words import SHORT, hint
 from torchngvi.app.names import (
     AUTO,
     DISCRETE,
@@ -21,7 +21,6 @@ from torchngvi.app.names import (
     METHODS,
     PARAMETERS,
     POSTERIORS,
-    SHORT,
 )
 from torchngvi.errors import InputError
 
@@ -152,23 +151,6 @@ class Settings:
         return any(mark in self.data for mark in "*?[") and not Path(self.data).is_file()
 
 
-def hint(name: str, known: Iterable[str]) -> str:
-    """A question such as 'Did you mean ..?' for a name that is not known.
-
-    Args:
-        name: what the user wrote.
-        known: the names that there are.
-
-    Returns:
-        The question after a space, or an empty text where no name is close.
-
-    >>> hint("famly", ["family", "data"])
-    " Did you mean 'family'?"
-    """
-    close = difflib.get_close_matches(str(name).lower(), {k.lower(): k for k in known}, n=1)
-    return f" Did you mean {next(k for k in known if k.lower() == close[0])!r}?" if close else ""
-
-
 def family_of(name: str) -> str:
     """The name of a family, from it or a shorter word.
 
@@ -187,7 +169,7 @@ def family_of(name: str) -> str:
     family = SHORT.get(name.lower(), name)
     if family not in FAMILIES:
         advice = ELSEWHERE.get(name.lower())
-        told = f" {advice}" if advice else hint(name, FAMILIES)
+        told = f" {advice}" if advice else hint(name, (*FAMILIES, *SHORT))
         raise InputError(f"family must be one of {', '.join(FAMILIES)}; got {name!r}.{told}")
     return family
 

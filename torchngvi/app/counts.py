@@ -1,15 +1,12 @@
 """What a run of ``torchngvi fit --formula`` says of counts: the family that they need, where it is not theirs."""
 
-from collections.abc import Iterator
-
 import pandas as pd
 import torch
-from torch import Tensor
 
+from torchngvi.adapters.predictors import predictors_of
 from torchngvi.app.families import overdispersion
 from torchngvi.mixed_models import MixedResult, MultilevelResult
 from torchngvi.models.likelihoods import PoissonLog
-from torchngvi.models.mixed_rows import GroupedRows
 
 _SMALL = 10  # the least of the counts from which on a Gaussian is usual for them
 _ROWS = 2_000  # at once, each with all draws
@@ -58,24 +55,8 @@ def overdispersed(result: MixedResult | MultilevelResult) -> tuple[str, ...]:
     rows = result.model.rows
     if not isinstance(rows.likelihood, PoissonLog):
         return ()
-    moments = [(eta.exp().mean(0), eta.var(0)) for eta in _predictors(result)]
+    parts = (slice(begin, begin + _ROWS) for begin in range(0, len(rows.y), _ROWS))
+    moments = [(eta.exp().mean(0), eta.var(0)) for eta in (predictors_of(result, at) for at in parts)]
     mean, variance = (torch.cat(part) for part in zip(*moments, strict=True))
     found = overdispersion(mean, rows.y, rows.weights, float((rows.weights * mean * variance).sum()))
     return () if found is None else (found,)
-
-
-def _predictors(result: MixedResult | MultilevelResult) -> Iterator[Tensor]:
-    """Draws of the linear predictors, (S, M), of some rows after others."""
-    rows, fixed = result.model.rows, result.draws().fixed
-    effects: list[tuple[GroupedRows, Tensor]]
-    if isinstance(result, MixedResult):
-        effects = [(result.model.rows, result.draws().effects)]
-    else:
-        several = result.draws().effects
-        effects = [(of, several[name]) for name, of in zip(result.model.names, result.model.rows.factors, strict=True)]
-    for begin in range(0, len(rows.X), _ROWS):
-        at = slice(begin, begin + _ROWS)
-        eta = fixed @ rows.X[at].mT + rows.offset[at]
-        for of, b in effects:
-            eta = eta + (b.index_select(1, of.groups[at]) * of.Z[at]).sum(-1)
-        yield eta

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.datasets import load_svmlight_file
 
-from torchngvi.app.config import hint
+from torchngvi.adapters.words import hint
 from torchngvi.errors import InputError
 
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from torchngvi.app.config import hint
+from torchngvi.adapters.words import hint
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,24 @@ _PARAMETERS = {"gaussian": ("noise",), "student_t": ("scale", "dof"), "negative_
 _LEAST, _MOST = 1e-6, 1e3  # of a dispersion over the mean of counts, and of a scale over its start
 _ROUNDS = 30
 _CLOSE = 1e-4  # of the logarithm of a parameter
+_AT_END = 0.01  # of the same, from an end of its range
+
+
+class Sought(NamedTuple):
+    """A likelihood with the parameter that the data speak for, as `maximised` finds it.
+
+    Attributes:
+        likelihood: with that parameter.
+        fits: how many it took.
+        end: "lower" or "upper" where it is that end of the range in which it was sought, beyond which the ELBO is
+            larger still; else "".
+        settled: whether the last fits have agreed on it.
+    """
+
+    likelihood: Likelihood
+    fits: int
+    end: str
+    settled: bool
 
 
 def made(family: str, parameters: Mapping[str, float]) -> Likelihood:
@@ -103,7 +122,7 @@ def open_parameter(
 
 def maximised(
     q: Gaussian, model: GeneralizedLinear, at: Callable[[float], Likelihood], *, max_evaluations: int
-) -> tuple[Likelihood, int]:
+) -> Sought:
     """The parameter of a likelihood, positive, that the ELBO speaks for, by variational EM.
 
     Each round fits q with the parameter as it is, and takes the one that maximises E_q[log p(y | η)] then: neither
@@ -116,7 +135,7 @@ def maximised(
         max_evaluations: the budget of each fit.
 
     Returns:
-        The likelihood, and the number of fits.
+        The likelihood, the number of fits, and whether its parameter is at an end of its range.
 
     Raises:
         InputError: the fit breaks down.
@@ -125,6 +144,7 @@ def maximised(
     weights = torch.ones_like(y) if model.weights is None else model.weights.double()
     log = math.log(_value(model.likelihood))
     unit = log if isinstance(model.likelihood, StudentT) else math.log(max(1.0, float(y.mean())))
+    ends = (unit + math.log(_LEAST), unit + math.log(_MOST))
     for rounds in range(1, _ROUNDS + 1):  # noqa: B007
         result = fit(q, model, max_evaluations=max_evaluations, progress=False, examine=False)
         e, v = (part.double() for part in predictor_moments(model, q, model.X, model.offset))
@@ -137,13 +157,14 @@ def maximised(
         def loss(x: float, e: Tensor = e, v: Tensor = v) -> float:
             return float((weights * at(math.exp(x)).expected(e, v, y).value).sum())
 
-        ends = (unit + math.log(_LEAST), unit + math.log(_MOST))
         new = float(minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-7}).x)
         model.likelihood = at(math.exp(new))
-        if abs(new - log) < _CLOSE or not result.converged:
+        settled = result.converged and abs(new - log) < _CLOSE
+        if settled or not result.converged:
             break
         log = new
-    return model.likelihood, rounds
+    near = [end for end, at_ in zip(("lower", "upper"), ends, strict=True) if abs(new - at_) < _AT_END]
+    return Sought(model.likelihood, rounds, "".join(near), settled)
 
 
 def _value(likelihood: Likelihood) -> float:

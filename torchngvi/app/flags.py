@@ -1,10 +1,11 @@
 """The flags of the command line, named as the keys of a file of settings; PyTorch is not needed to list them."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torchngvi import __version__
-from torchngvi.app.config import hint
+from torchngvi.adapters.words import SHORT, hint
 from torchngvi.app.names import (
     AUTO,
     DTYPES,
@@ -13,7 +14,6 @@ from torchngvi.app.names import (
     FLAT_POSTERIORS,
     METHODS,
     POSTERIORS,
-    SHORT,
     STRUCTURES,
 )
 from torchngvi.errors import InputError
@@ -40,6 +40,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports a bad flag as every other bad input, in the words of the command that refuses it."""
 
     of_fit: frozenset[str] = frozenset()  # flags that this command does not have, and fit has
+    answers: Mapping[str, str] = {}  # to flags that it does not have, and that one may expect
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As of the base class, but what is left over is refused here, where the command is known."""
@@ -49,12 +50,25 @@ class _Parser(argparse.ArgumentParser):
             others = [flag for flag in flags if flag in self.of_fit]
             told = f" Only torchngvi fit takes {', '.join(others)}." if others else ""
             if flags and not others:
-                told = hint(flags[0], self._option_string_actions)
+                told = self.answers.get(flags[0]) or hint(flags[0], self._option_string_actions)
             raise InputError(f"unrecognized arguments: {' '.join(left)}.{told} See {self.prog} --help.")
         return found, left
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}. See {self.prog} --help.")
+
+
+class _Several(argparse.Action):
+    """Gathers the values of all uses of an option; a file of settings behind them is not one of them."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if values[-1].endswith(".toml") and getattr(namespace, "config", None) is None:
+            namespace.config = values.pop()
+            if not values:
+                parser.error(f"argument {option}: expected at least one argument before {namespace.config}")
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *values])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -128,6 +142,9 @@ def _add_predict(commands: Any) -> None:
     predict.add_argument("table", metavar="TABLE", help="a csv, tsv or parquet file with the columns of the fit")
     predict.add_argument("--drop", metavar="COLUMN", action="append", default=[], help="leave this column out")
     predict.add_argument("--out", metavar="FILE.csv", help="the file of predictions (RUN/predictions-TABLE.csv)")
+    predict.answers = {
+        "--draws": " A run of --formula predicts with the draws that it has kept, and others need none: leave it out."
+    }
 
 
 def _add_experiments(commands: Any) -> None:
@@ -142,16 +159,23 @@ def _add_experiments(commands: Any) -> None:
     compare.add_argument("config", nargs="?", metavar="CONFIG.toml", help="as configs/compare.toml")
     compare.add_argument("--data", metavar="NAME_OR_FILE", help="as for fit, instead of a file of settings")
     compare.add_argument(
-        "--methods", nargs="+", metavar="METHOD[=LR]", help="vn srvn bwgd=1e-3; without =LR steps are found by trial"
+        "--methods",
+        nargs="+",
+        action=_Several,
+        metavar="METHOD[=LR]",
+        help="vn srvn bwgd=1e-3; without =LR steps are found by trial",
     )
     compare.add_argument("--target", metavar="COLUMN", help="the column to predict")
     compare.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
-    compare.add_argument("--likelihood", "--family", dest="family", metavar="FAMILY", help="bernoulli_logit")
+    compare.add_argument(
+        "--likelihood", "--family", dest="family", metavar="FAMILY", help="as for fit (bernoulli_logit)"
+    )
+    _add_parameters(compare)
     compare.add_argument(
         "--prior-precision",
         type=float,
         metavar="B",
-        help="of the coefficients' prior N(0, 1/B) (0.1); the intercept's is N(0, 10^2)",
+        help="of the coefficients' prior N(0, 1/B) (as for fit, which has that of the intercept too)",
     )
     compare.add_argument("--iterations", type=int, metavar="N", help="steps of each run (50)")
     compare.add_argument("--starts", type=int, metavar="N", help="means drawn from N(0, 1) (5)")
@@ -182,9 +206,9 @@ def _add_data_flags(group: Any) -> None:
     group.add_argument("--success", metavar="CLASS", help="the class to predict, against all others")
     group.add_argument("--weights", metavar="COLUMN", help="row weights")
     group.add_argument("--offset", metavar="COLUMN", help="added to the linear predictor")
-    group.add_argument("--drop", metavar="COLUMN", nargs="+", action="extend", help="columns to leave out")
+    group.add_argument("--drop", metavar="COLUMN", nargs="+", action=_Several, help="columns to leave out")
     group.add_argument(
-        "--categorical", metavar="COLUMN", nargs="+", action="extend", help="columns of numbers that are categories"
+        "--categorical", metavar="COLUMN", nargs="+", action=_Several, help="columns of numbers that are categories"
     )
     group.add_argument(
         "--impute", metavar="median", help="fill missing numbers with medians, categories with the commonest"
@@ -199,7 +223,9 @@ def _add_data_flags(group: Any) -> None:
 
 def _add_model_flags(group: Any) -> None:
     group.add_argument(
-        "--formula", metavar="FORMULA", help="a mixed model, 'y ~ x + (1 + x | group)'; family gaussian, poisson, ..."
+        "--formula",
+        metavar="FORMULA",
+        help="a mixed model, 'y ~ x + (1 + x | group)', or without groups a regression; family gaussian, poisson, ...",
     )
     group.add_argument(
         "--likelihood",
@@ -215,10 +241,15 @@ def _add_model_flags(group: Any) -> None:
         help="of the coefficients' prior N(0, 1/B); auto: the one that the data speak for",
     )
     group.add_argument("--intercept-sd", type=float, metavar="S", help="of the intercept's prior N(0, S^2) (10)")
+    _add_parameters(group)
+    group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
+
+
+def _add_parameters(group: Any) -> None:
+    """Those of the likelihoods."""
     group.add_argument("--noise", type=float, metavar="S", help="sd of the gaussian family, or scale of student_t")
     group.add_argument("--dispersion", type=float, metavar="R", help="of negative_binomial: variance mean + mean^2/R")
     group.add_argument("--dof", type=float, metavar="NU", help="degrees of freedom of student_t (4)")
-    group.add_argument("--temperature", type=float, metavar="G", help="weight of KL(q, prior) (1)")
 
 
 def _number_or_auto(text: str) -> float | str:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from torchngvi.adapters.formula import FormulaColumns
+from torchngvi.adapters.terms import FormulaColumns
 from torchngvi.app.encoding import is_number, listed
 from torchngvi.errors import InputError
 

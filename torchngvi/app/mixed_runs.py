@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from torchngvi.adapters.formula import FormulaColumns, mixed
+from torchngvi.adapters.formula import mixed
+from torchngvi.adapters.terms import FormulaColumns
 from torchngvi.app import counts, formula_tables, saved_formula
 from torchngvi.app.columns import numbers
 from torchngvi.app.config import family_of, file_name, impute_of, seed_of
@@ -48,13 +49,7 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
             f"{', '.join(others)} cannot be combined with --formula, which says what is predicted, and from what. "
             f"Leave out all but {', '.join(f'--{name}' for name in FLAGS)}."
         )
-    if not flags.get("data"):
-        raise InputError("data is missing: name the table of the formula, --data visits.csv.")
-    path, seed = Path(file_name("data", flags["data"])), seed_of(flags.get("seed", 0))
-    if ending(path) not in (*DELIMITED, ".parquet"):
-        raise InputError(f"--formula needs a csv, tsv or parquet file, --data visits.csv; got {str(path)!r}.")
-    if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r} (--data).")
+    path, seed = table_of(flags), seed_of(flags.get("seed", 0))
     folder = OutputFolder(flags.get("out", f"runs/{path.name.partition('.')[0]}"), overwrite=overwrite)
     family, weights = family_of(flags.get("family", "gaussian")), flags.get("weights")
     frame, notes = read_columns(path)
@@ -73,6 +68,28 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
         torch.save(saved_formula.content(model.formula, result, fill, dict(flags)), place / "posterior.pt")
     print(f"written to {folder.path}/; for new rows: torchngvi predict {folder.path} NEW.csv")
     return result
+
+
+def table_of(flags: Mapping[str, Any]) -> Path:
+    """The file of the table of a formula.
+
+    Args:
+        flags: those that were given.
+
+    Returns:
+        Its path.
+
+    Raises:
+        InputError: none that is there, or one of another kind.
+    """
+    if not flags.get("data"):
+        raise InputError("data is missing: name the table of the formula, --data visits.csv.")
+    path = Path(file_name("data", flags["data"]))
+    if ending(path) not in (*DELIMITED, ".parquet"):
+        raise InputError(f"--formula needs a csv, tsv or parquet file, --data visits.csv; got {str(path)!r}.")
+    if not path.is_file():
+        raise InputError(f"there is no file {str(path)!r} (--data).")
+    return path
 
 
 def _prepared(

@@ -23,19 +23,6 @@ FLAT_POSTERIORS = ("flat_cholesky", "mean_field", "vec", "vech")
 STRUCTURES = ("full", "diagonal")
 DTYPES = ("float64", "float32")
 
-# shorter words for a family
-SHORT = {
-    "bernoulli": "bernoulli_logit",
-    "logistic": "bernoulli_logit",
-    "logit": "bernoulli_logit",
-    "probit": "bernoulli_probit",
-    "poisson": "poisson_log",
-    "normal": "gaussian",
-    "negbin": "negative_binomial",
-    "nb": "negative_binomial",
-    "student": "student_t",
-    "t": "student_t",
-}
 # families of other libraries, and what to say here
 _CLASSES = (
     "Of more than two classes name one against the others, --success CLASS; all of them at once are "

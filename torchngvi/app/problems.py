@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,10 @@ from torchngvi.posteriors.gaussian import Gaussian
 
 _PRIOR_PRECISION = 0.1  # of the families without units, standard deviation 3.2
 _MANY = 500.0  # means in a dispersion from which counts are as good as Poisson's
+_BEYOND = {  # the ends of ranges
+    "scale": "most rows are fitted exactly, so that there is no noise to find it from, or none that is finite. Set it",
+    "dispersion": "there are hardly any counts but 0 to find it from. Set it",
+}
 _WIDE = 10.0  # standard deviations of an intercept's prior, in the units of the family
 
 
@@ -43,6 +48,17 @@ class Problem:
     notes: tuple[str, ...]  # values that were chosen from the data
     out: OutputFolder
     encoding: Encoding | None = None  # of a table with named columns
+    warnings: tuple[str, ...] = ()
+    at_limit: tuple[str, ...] = ()  # parameters of the likelihood at an end of the range in which they were sought
+
+
+class Completed(NamedTuple):
+    """A model with the parameter of its likelihood that the data speak for, and what is told of it."""
+
+    model: GeneralizedLinear
+    note: str = ""
+    warning: str = ""
+    at_limit: tuple[str, ...] = ()  # the parameter, where it is at an end of the range in which it was sought
 
 
 def build(settings: Settings, *, overwrite: bool = False) -> Problem:
@@ -92,7 +108,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         impute=settings.impute is not None,
     )
     dtype = getattr(torch, settings.dtype)
-    likelihood, notes, at = _likelihood(settings, data.train)
+    likelihood, notes, at = likelihood_of(settings, data.train)
     precisions, more = prior(settings, len(data.names), float(np.mean(np.square(data.train.y))))
     notes += more
     if data.filled:
@@ -108,13 +124,17 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         temperature=settings.temperature,
     )
     q = start(settings, model.dim, precision, float(np.sqrt(np.square(data.train.X).sum(1).mean())))
+    warnings: tuple[str, ...] = ()
+    at_limit: tuple[str, ...] = ()
     if at is not None:
-        model, note = _completed(settings, model, q, at)
-        notes = (*notes, note)
+        done = completed(settings, model, q, at)
+        model, notes = done.model, (*notes, *filter(None, [done.note]))
+        warnings, at_limit = tuple(filter(None, [done.warning])), done.at_limit
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
     notes = (*table.notes, *notes)
-    return Problem(settings, data, model, q, optimizer, tolerance(settings), notes, out, table.encoding)
+    end = tolerance(settings)
+    return Problem(settings, data, model, q, optimizer, end, notes, out, table.encoding, warnings, at_limit)
 
 
 def start(settings: Settings, dim: int, precision: float, row_norm: float) -> Gaussian | FlatGaussian:
@@ -137,10 +157,21 @@ def _check_rows(settings: Settings, table: Table, y: Array) -> None:
         raise InputError(f"weights must not be negative; column {settings.weights!r} has {table.weights.min():g}.")
 
 
-def _likelihood(
+def likelihood_of(
     settings: Settings, train: Rows
 ) -> tuple[Likelihood, tuple[str, ...], Callable[[float], Likelihood] | None]:
-    """The likelihood, a note where its noise is found from the data, and of which parameter a fit is to find more."""
+    """The likelihood, a note where its noise is found from the data, and of which parameter a fit is to find more.
+
+    Args:
+        settings: the family, and those of its parameters that are given.
+        train: the training rows.
+
+    Returns:
+        The likelihood, the notes, and what makes it of the parameter that `completed` finds; None where there is none.
+
+    Raises:
+        InputError: rows that leave no residual to find the noise from.
+    """
     noise = settings.noise
     notes: tuple[str, ...] = ()
     if settings.family == "gaussian" and noise is None:
@@ -157,20 +188,43 @@ def _likelihood(
     return likelihood, notes, at
 
 
-def _completed(
+def completed(
     settings: Settings, model: GeneralizedLinear, q: Gaussian | FlatGaussian, at: Callable[[float], Likelihood]
-) -> tuple[GeneralizedLinear, str]:
-    """The model with the parameter of its likelihood that the data speak for, and a note of it."""
+) -> Completed:
+    """The model with the parameter of its likelihood that the data speak for, and what is told of it.
+
+    Args:
+        settings: the family, and the budget of each fit.
+        model: with the likelihood of `likelihood_of`.
+        q: where the fits begin; a copy of it is fitted.
+        at: what makes the likelihood of its parameter.
+
+    Returns:
+        A model with the parameter that was found, and a note or a warning.
+
+    Raises:
+        InputError: a fit breaks down.
+    """
     model = copy.copy(model)
     search = copy.deepcopy(q) if isinstance(q, Gaussian) else CholeskyGaussian(q.dim, scale=0.1, dtype=q.mean.dtype)
-    model.likelihood, fits = families.maximised(search, model, at, max_evaluations=settings.max_evaluations)
+    found = families.maximised(search, model, at, max_evaluations=settings.max_evaluations)
+    model.likelihood = found.likelihood
     name, flag = ("scale", "noise") if settings.family == "student_t" else ("dispersion", "dispersion")
     value = getattr(model.likelihood, name)
     under = " under the usual prior" if settings.prior_precision == AUTO else ""
-    note = f"{name} {value:.4g} is where the ELBO is the largest{under}, found in {fits} fits (--{flag} sets another)"
+    told = f"{name} {value:.4g} is where the ELBO is the largest{under}, found in {found.fits} fits"
+    limit = (name,) if found.end else ()
     if name == "dispersion" and value > _MANY * max(1.0, float(model.y.mean())):
-        note = "the counts vary no more than Poisson's: --likelihood poisson says the same with one parameter less"
-    return model, note
+        at_end = f", and {name} {value:.4g} is the upper end of the range in which it is sought" if found.end else ""
+        less = "--likelihood poisson says the same with one parameter less"
+        return Completed(model, f"the counts vary no more than Poisson's{at_end}: {less}", at_limit=limit)
+    if found.end:
+        warning = f"{name} {value:.4g} is the {found.end} end of the range in which it is sought: {_BEYOND[name]}"
+        return Completed(model, warning=f"{warning} (--{flag}).", at_limit=limit)
+    if not found.settled:
+        warning = f"{name} {value:.4g} is where the search has ended after {found.fits} fits, before it had settled. "
+        return Completed(model, warning=f"{warning}Raise max_evaluations, or set it (--{flag}).")
+    return Completed(model, f"{told} (--{flag} sets another)")
 
 
 def prior(settings: Settings, dim: int, mean_square: float) -> tuple[Array, tuple[str, ...]]:

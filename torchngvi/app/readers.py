@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
+from torchngvi.adapters.words import hint
 from torchngvi.app import memory
 from torchngvi.app.columns import Array, Table, kept, refuse_unusable
-from torchngvi.app.config import hint
 from torchngvi.app.dialects import Dialect, dialect
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError

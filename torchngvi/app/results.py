@@ -44,6 +44,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "draws": outcome.draws,
         **psis.numbers(proposal),
         **approximation.numbers(outcome.result.verdict),
+        "likelihood_at_limit": list(outcome.problem.at_limit),
         "evidence": [round_._asdict() for round_ in outcome.curve],
     }
     return findings.numbers(_findings(outcome), own)

@@ -99,6 +99,7 @@ def run(problem: Problem) -> Outcome:
         (
             *too_few_rows(len(train.y), _positive(train.weights)),
             *_overdispersed(problem, q),
+            *problem.warnings,
             *(str(warning.message) for warning in caught),
         ),
     )

@@ -1,5 +1,6 @@
 """A fit that was written to a folder, read again: predictions for new rows of a table."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,15 @@ import torch
 from torch import Tensor
 
 from torchngvi import registry
-from torchngvi.app.columns import refuse_unusable
+from torchngvi.adapters.arviz import Predicted, drawn, exported
+from torchngvi.app.columns import numbers, refuse_unusable
 from torchngvi.app.config import Settings, settings_from
 from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number, listed
 from torchngvi.app.families import made
 from torchngvi.app.intervals import outcome_interval
 from torchngvi.app.report import Z95
 from torchngvi.app.runs import as_gaussian
-from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
+from torchngvi.diagnostics.predictive import coded, predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, StudentT
@@ -107,6 +109,60 @@ class Fitted:
             }
         return pd.DataFrame(found, index=frame.index)
 
+    def to_arviz(self, frame: pd.DataFrame, *, draws: int | None = None, seed: int = 0, name: str = "the table") -> Any:
+        """Export draws of the coefficients for ArviZ, with what its checks of a model need: see `torchngvi.to_arviz`.
+
+        Args:
+            frame: the table of the fit, with the target, and the weights where it has some.
+            draws: how many, 4000 by default.
+            seed: of the draws, and of the new data.
+            name: the table, for messages.
+
+        Returns:
+            What ArviZ takes; its ``posterior`` has ``beta`` (column), per unit of a column of the table.
+
+        Raises:
+            ImportError: without ArviZ.
+            InputError: a fit that has held out rows, of which nothing is left out; a table without the target, targets
+                that the fit has not seen, and what `predict` refuses.
+        """
+        s = self.settings
+        if s.test_fraction:
+            raise InputError(
+                f"what is checked are the rows of the fit, and it has held out {s.test_fraction:.3g} of those of the "
+                "table. Fit all of them, --test-fraction 0."
+            )
+        X, offset = (None if part is None else torch.as_tensor(part) for part in self._design(frame, name))
+        assert X is not None
+        frame = frame.rename(columns=str)
+        y = torch.tensor(self._targets(frame, name))
+        weights = torch.ones_like(y)
+        if s.weights is not None:
+            weights = torch.tensor(numbers(_of_fit(frame, s.weights, "weights", name), "weights"))
+        generator = torch.Generator().manual_seed(seed)
+        theta = drawn(self.posterior, draws, generator).double()
+        beta = theta / torch.as_tensor(self.scale)
+        names = list(self.encoding.names)
+        if s.intercept:
+            beta[:, 0] -= (beta * torch.as_tensor(self.center)).sum(1)
+            names.insert(0, "intercept")
+        eta = theta @ X.mT + (0.0 if offset is None else offset)
+        rows = Predicted(self.likelihood, eta, coded(self.likelihood, y), weights)
+        return exported(beta, names, rows, generator)
+
+    def _targets(self, frame: pd.DataFrame, name: str) -> Array:
+        """The targets of the table of the fit, two classes as 0 and 1."""
+        target = self.settings.target or "target"
+        column = _of_fit(frame, target, "target", name)
+        if self.classes is None:
+            return numbers(column, "target")
+        failure, success = self.classes
+        texts = column.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+        if failure != f"not {success}" and not set(texts) <= {failure, success}:
+            other = next(text for text in texts if text not in (failure, success))
+            raise InputError(f"target {target!r} has the class {other!r}; the fit has {failure!r} and {success!r}.")
+        return np.array(texts == success, dtype=np.float64)
+
     def _design(self, frame: pd.DataFrame, name: str) -> tuple[Array, Array | None]:
         """The columns of the fit, in its scale, and the offset."""
         if not isinstance(frame, pd.DataFrame):
@@ -132,6 +188,14 @@ class Fitted:
         """A model with the likelihood of the fit; its two rows are not looked at."""
         rows = torch.zeros((2, self.posterior.dim), dtype=self.posterior.dtype)
         return GeneralizedLinear(rows, [0.0, 1.0], self.likelihood)
+
+
+def _of_fit(frame: pd.DataFrame, column: str, role: str, name: str) -> pd.Series:
+    """A whole column of the table of the fit, which does not predict."""
+    if column not in frame:
+        raise InputError(f"{name} has no column {column!r}, the {role} of the fit. Give the table that was fitted.")
+    _refuse_missing(frame, (column,), name)
+    return frame[column]
 
 
 def _refuse_missing(frame: pd.DataFrame, names: tuple[str, ...], what: str) -> None:
@@ -166,6 +230,8 @@ def load(run: str | Path) -> "Fitted | FittedFormula":
         ImportError: a run of a formula, without formulae.
         InputError: no such folder, a folder of something else, a run of an earlier version.
     """
+    if not isinstance(run, str | os.PathLike):
+        raise InputError(f"load takes the folder of a run, such as 'runs/patients'; got {type(run).__name__}.")
     path = Path(run)
     path = path / "posterior.pt" if path.is_dir() else path
     if not path.is_file():

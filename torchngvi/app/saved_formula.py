@@ -8,15 +8,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from torchngvi.adapters.formula import Formula, Rows
+from torchngvi.adapters.arviz import Predicted, with_checks
+from torchngvi.adapters.formula import Formula, Rows, SeveralRows
 from torchngvi.app import formula_tables
 from torchngvi.app.encoding import check_columns, listed
 from torchngvi.app.families import described, made
 from torchngvi.app.formula_tables import Filling
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedResult, MultilevelResult
+from torchngvi.mixed_models.exports import inference_data
 from torchngvi.mixed_models.predictions import NewRows, Prediction, of_kind, varying
 from torchngvi.models.likelihoods import Likelihood
+from torchngvi.models.mixed_prior import scales_of
 
 _SEED = 0  # of the draws of new groups and new observations, as in `MixedResult.predict`
 _ROWS = 2_000  # predicted at once
@@ -37,6 +40,7 @@ class FittedFormula:
     parameter: Tensor | None  # of the likelihood, (S,), where it was learned
     fill: Filling  # for missing entries of the predictors, where they are imputed
     classes: tuple[str, str] | None  # failure and success
+    weighted: bool = False
 
     def __repr__(self) -> str:
         return f"FittedFormula({self.formula.formula!r}, {described(self.likelihood)[0]}, {len(self.formula.y)} rows)"
@@ -80,9 +84,7 @@ class FittedFormula:
         check_columns(frame, self.formula.columns.predictors, frame.columns, name)
         table = formula_tables.filled(formula_tables.dated(frame, self.formula.columns.groups), self.fill)[0]
         self._refuse_missing(table, name)
-        designs = self.formula.of(table)
-        of = {next(iter(self.formula.groupings)): designs[1:3]} if isinstance(designs, Rows) else designs.random
-        random = {key: NewRows(*map(_tensor, (designs.X, *rows, designs.offset))) for key, rows in of.items()}
+        random = self._random(self.formula.of(table))
         mean = self._predicted(random, "mean")
         new = [[key for key, rows in random.items() if rows.groups[i] < 0] for i in range(len(frame))]
         found: dict[str, Any]
@@ -102,12 +104,57 @@ class FittedFormula:
         for begin in range(0, len(first.X), _ROWS):
             generator = torch.Generator().manual_seed(_SEED + 2)
             some = {key: NewRows(*(x[begin : begin + _ROWS] for x in rows)) for key, rows in random.items()}
-            one = next(iter(some.values()))
-            eta = self.fixed @ one.X.mT + one.offset
-            for key, rows in some.items():
-                eta = eta + varying(rows, self.omega[key], self.effects[key], generator)
+            eta = self._predictors(some, generator)
             parts.append(of_kind(self.likelihood, eta, kind, 0.95, generator, self.parameter))
         return tuple(torch.cat([part[k] for part in parts]).numpy() for k in _PLACES)  # type: ignore[return-value]
+
+    def _random(self, designs: Rows | SeveralRows) -> dict[str, NewRows]:
+        """Of each grouping factor the rows, with those of the fixed effects."""
+        of = {next(iter(self.formula.groupings)): designs[1:3]} if isinstance(designs, Rows) else designs.random
+        return {key: NewRows(*map(_tensor, (designs.X, *rows, designs.offset))) for key, rows in of.items()}
+
+    def _predictors(self, random: dict[str, NewRows], generator: torch.Generator) -> Tensor:
+        """Draws of the linear predictors, (S, M)."""
+        one = next(iter(random.values()))
+        eta = self.fixed @ one.X.mT + one.offset
+        for key, rows in random.items():
+            eta = eta + varying(rows, self.omega[key], self.effects[key], generator)
+        return eta
+
+    def to_arviz(self, *, seed: int = 0) -> Any:
+        """Export the draws for ArviZ, with what its checks of a model need: see `torchngvi.to_arviz`.
+
+        The rows are those of the fit, which the run has kept.
+
+        Args:
+            seed: of the new data.
+
+        Returns:
+            What ArviZ takes; its ``posterior`` has ``beta`` (column), ``sd`` of the effects of the grouping factor, of
+            several ``sd_<factor>``, and ``parameter`` of the likelihood where it is learned.
+
+        Raises:
+            ImportError: without ArviZ.
+            InputError: a fit with weights, which the run has not kept.
+        """
+        if self.weighted:
+            raise InputError(
+                "the fit has weights, which the run has not kept: make it in Python, torchngvi.mixed(...).fit(), and "
+                "take torchngvi.to_arviz of its result."
+            )
+        made = self.formula
+        y = self.likelihood.checked(torch.tensor(made.y, dtype=torch.float64))
+        values, dims = {"beta": self.fixed}, {"beta": ["column"], "y": ["row"]}
+        coords: dict[str, list[str]] = {"column": made.fixed}
+        for key, grouping in made.groupings.items():
+            name = f"sd_{key}" if len(made.groupings) > 1 else "sd"
+            values[name] = scales_of(self.omega[key], len(grouping.random))[0]
+            dims[name], coords[f"effect_{key}"] = [f"effect_{key}"], grouping.random
+        if self.parameter is not None:
+            values["parameter"] = self.parameter
+        eta = self._predictors(self._random(made.rows), torch.Generator())  # of which nothing is drawn: no group is new
+        rows = Predicted(self.likelihood, eta, y, torch.ones_like(y), self.parameter)
+        return with_checks(inference_data(values, y, coords, dims), rows, torch.Generator().manual_seed(seed))
 
     def _refuse_missing(self, frame: pd.DataFrame, name: str) -> None:
         there = [key for key in self.columns if key in frame]
@@ -173,4 +220,5 @@ def read(saved: dict[str, Any]) -> FittedFormula:
     formula, likelihood = Formula(saved["formula"], table), made(saved["family"], saved["likelihood"])
     classes = formula_tables.classes_of(saved["formula"], formula.y, table) if likelihood.discrete else None
     fixed, effects, omega, parameter = (saved[name] for name in ("fixed", "effects", "omega", "parameter"))
-    return FittedFormula(formula, likelihood, fixed, effects, omega, parameter, saved["fill"], classes)
+    weighted = bool(saved["settings"].get("weights"))
+    return FittedFormula(formula, likelihood, fixed, effects, omega, parameter, saved["fill"], classes, weighted)

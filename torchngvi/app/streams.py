@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from torchngvi.adapters.words import hint
 from torchngvi.app.columns import Array, Table, numbers, refuse_unusable
-from torchngvi.app.config import Settings, hint
+from torchngvi.app.config import Settings
 from torchngvi.app.design import Columns, coded_target, require_spread
 from torchngvi.app.encoding import MOST_LEVELS, Encoding, as_levels, category, is_number
 from torchngvi.app.encoding import Column as Encoded

@@ -8,7 +8,7 @@ after    the move is shortened to a radius, q takes it, and the parameters take 
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -115,10 +115,10 @@ def radius_of(steps: int | None, radius: float | None) -> float:
             f"or radius=, in nats a datum; got steps={steps} and radius={radius}."
         )
     if steps is not None:
-        if not isinstance(steps, Real) or not 1 <= steps < math.inf:
+        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
             raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps!r}.")
         return _SHARE / math.sqrt(steps)
-    if not isinstance(radius, Real) or not radius > 0:
+    if isinstance(radius, bool) or not isinstance(radius, Real) or not radius > 0:
         raise InputError(f"radius is a length in nats a datum, larger than 0; got {radius!r}.")
     return float(radius)
 

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from torchngvi import registry
-from torchngvi.app import datasets, design, tables
+from torchngvi.app import datasets, design, problems, tables
 from torchngvi.app.columns import Table
+from torchngvi.app.design import Rows
 from torchngvi.app.memory import Budget
 from torchngvi.diagnostics import accuracy
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, MonteCarlo, PiecewiseBound, Quadrature
 from torchngvi.interfaces import Estimator
 from torchngvi.models import GeneralizedLinear, Regularized
-from torchngvi.models.likelihoods import FAMILIES
+from torchngvi.models.likelihoods import Likelihood
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.studies.settings import PENALTIES, Case, Contender, Experiment
 from torchngvi.studies.stepping import steps
@@ -39,6 +40,7 @@ class Problem:
     model: GeneralizedLinear
     held_out: GeneralizedLinear | None
     estimator: Estimator
+    notes: tuple[str, ...] = ()  # values that were chosen from the data
 
 
 def build(case: Case, starts: int = 1) -> Problem:
@@ -56,15 +58,37 @@ def build(case: Case, starts: int = 1) -> Problem:
         MissingDataError: a data set that is not to be had.
     """
     (X, y), (X_test, y_test) = _data(case, _budget(case, starts))
-    precision = torch.full(X.shape[1:], case.prior_precision, dtype=torch.float64)
-    if case.intercept and case.intercept_sd is not None:
-        precision[0] = case.intercept_sd**-2
-    model = GeneralizedLinear(X, y, case.family, prior_precision=precision)
-    held_out = GeneralizedLinear(X_test, y_test, case.family, prior_precision=precision) if len(y_test) else None
+    precision, notes = _prior(case, X, y)
+    likelihood, more = _likelihood(case, X, y, precision)
+    model = GeneralizedLinear(X, y, likelihood, prior_precision=precision)
+    held_out = GeneralizedLinear(X_test, y_test, likelihood, prior_precision=precision) if len(y_test) else None
     target: GeneralizedLinear | Regularized = model
     if case.penalty:
         target = Regularized(model, PENALTIES[case.penalty](case.penalty_strength))
-    return Problem(target, model, held_out, _estimator(case))
+    return Problem(target, model, held_out, _estimator(case), (*more, *notes))
+
+
+def _prior(case: Case, X: Tensor, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    """The precisions of the prior, (D,), and a note where they are found from the data."""
+    if case.as_fit:
+        precisions, notes = problems.prior(case.of_fit, X.shape[1], float(y.square().mean()))
+        return torch.as_tensor(precisions), notes
+    precision = torch.full(X.shape[1:], case.precision, dtype=torch.float64)
+    if case.intercept and case.intercept_sd is not None:
+        precision[0] = case.intercept_sd**-2
+    return precision, ()
+
+
+def _likelihood(case: Case, X: Tensor, y: Tensor, precision: Tensor) -> tuple[Likelihood, tuple[str, ...]]:
+    """The likelihood with the parameter that ``torchngvi fit`` has, and a note where that is found from the data."""
+    settings = case.of_fit
+    likelihood, notes, at = problems.likelihood_of(settings, Rows(X.numpy(), y.numpy(), None, None))
+    if at is None:
+        return likelihood, notes
+    model = GeneralizedLinear(X, y, likelihood, prior_precision=precision)
+    q = problems.start(settings, model.dim, float(precision[-1]), float(X.square().sum(1).mean().sqrt()))
+    done = problems.completed(settings, model, q, at)
+    return done.model.likelihood, (*notes, done.note or done.warning)
 
 
 def _budget(case: Case, starts: int) -> Budget:
@@ -78,7 +102,7 @@ def _data(case: Case, budget: Budget) -> tuple[tuple[Tensor, Tensor], tuple[Tens
     """The training and the test rows of a case, float64."""
     if case.data in ("synthetic", "quadratic"):
         budget.require(f"case {case.name!r}", case.rows, case.features)
-        X, y = _synthetic(case) if case.data == "synthetic" else quadratic(case.eigenvalues, case.prior_precision)
+        X, y = _synthetic(case) if case.data == "synthetic" else quadratic(case.eigenvalues, case.precision)
         count = round(case.test_fraction * len(y))
         return (X[count:], y[count:]), (X[:count], y[:count])
     if case.data in datasets.SOURCES:
@@ -88,7 +112,7 @@ def _data(case: Case, budget: Budget) -> tuple[tuple[Tensor, Tensor], tuple[Tens
         classes: tuple[str, str] | None = ("0", "1")
     else:
         table = tables.read_table(case.data, target=case.target, budget=budget)
-        coded, classes = design.coded_target(table, classes=FAMILIES[case.family].discrete, success=case.success)
+        coded, classes = design.coded_target(table, classes=case.of_fit.has_classes, success=case.success)
     prepared = design.prepare(
         table, coded, classes, standardize=case.standardize, intercept=case.intercept,
         test_fraction=case.test_fraction, seed=case.seed,
@@ -257,6 +281,8 @@ def run_all(experiment: Experiment, say: Any = print) -> pd.DataFrame:
         except datasets.MissingDataError as error:
             say(f"{case.name} is skipped: {error}")
             continue
+        for note in problem.notes:
+            say(f"{case.name}: {note}")
         for contender in case.methods:
             logs.append(run(case, contender, experiment, problem))
             say(

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from torchngvi.adapters.words import hint
 from torchngvi.app import datasets
-from torchngvi.app.config import family_of, hint
 from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
 from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
@@ -204,11 +204,9 @@ def _from_flags(methods: Sequence[str], **flags: Any) -> Experiment:
         raise InputError("data is missing: torchngvi compare --data breast_cancer, or name a TOML file.")
     starts = flags.pop("starts", 5)
     contenders = [_contender(text) for text in methods]
-    if "family" in flags:
-        flags["family"] = family_of(flags["family"])
     columns = ["objective over evaluations", "objective over seconds", "test_nll over evaluations"]
-    case = {"name": Path(flags["data"]).name, "prior_precision": 0.1, "iterations": 50, "standardize": True,
-            "intercept": True, "intercept_sd": 10.0, **flags, "methods": contenders}  # fmt: skip
+    case = {"name": Path(flags["data"]).name, "as_fit": True, "iterations": 50, "standardize": True,
+            "intercept": True, **flags, "methods": contenders}  # fmt: skip
     return settings.parsed(
         {"title": f"{case['name']}: {', '.join(methods)}", "cases": [case], "columns": columns, "starts": starts,
          "start_sd": 1.0, "start_scale": 0.5}

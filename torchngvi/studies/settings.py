@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torchngvi import registry
-from torchngvi.app.config import file_name, hint, whole
+from torchngvi.adapters.words import hint
+from torchngvi.app.config import Settings, family_of, file_name, whole
 from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
 from torchngvi.models import ExpectedPenalty, MeanPenalty
-from torchngvi.models.likelihoods import FAMILIES
 
 KINDS = ("curves", "table", "quadratic", "run_time")
 PENALTIES: dict[str, type[MeanPenalty] | type[ExpectedPenalty]] = {"mean": MeanPenalty, "expected": ExpectedPenalty}
@@ -75,11 +75,15 @@ class Case:
     name: str
     data: str = ""  # of `datasets`, "synthetic", or a file or bundled set as for fit
     methods: tuple[Contender, ...] = ()
-    prior_precision: float = 1.0
+    prior_precision: float | None = None  # without: 1
     intercept_sd: float | None = None  # of the intercept's prior; without: as of all coefficients
+    as_fit: bool = False  # what is not given of priors and noise is that of torchngvi fit
     iterations: int = 100
     full_iterations: int = 0  # of --full; 0: the same
     family: str = "bernoulli_logit"
+    noise: float | None = None  # of gaussian, without: 1; or the scale of student_t, without: found
+    dispersion: float | None = None  # of negative_binomial; without: found
+    dof: float | None = None  # of student_t; without: 4
     target: str | None = None
     success: str | None = None
     standardize: bool = False
@@ -99,18 +103,39 @@ class Case:
 
     def __post_init__(self) -> None:
         _check_choice("estimator", self.estimator, ("quadrature", "piecewise"))
-        _check_choice("family", self.family, FAMILIES)
+        object.__setattr__(self, "family", family_of(self.family))
         _check_choice("penalty", self.penalty, ("", *PENALTIES))
         file_name("data", self.data)
         file_name("bound", self.bound)
         for key in ("prior_precision", "intercept_sd", "iterations", "penalty_strength", "points"):
             _check_positive(self, key)
+        _ = self.of_fit
         if not self.skip and not self.methods:
             raise InputError(f"case {self.name!r} names no methods.")
         labels = [contender.label for contender in self.methods]
         for label in labels:
             if labels.count(label) > 1:
                 raise InputError(f"two methods of case {self.name!r} are called {label!r}: give one a label.")
+
+    @property
+    def precision(self) -> float:
+        """The precision of the coefficients' prior, where it is not that of ``torchngvi fit``."""
+        return 1.0 if self.prior_precision is None else self.prior_precision
+
+    @property
+    def of_fit(self) -> Settings:
+        """The settings of ``torchngvi fit`` that say the likelihood and the prior."""
+        noise = 1.0 if self.family == "gaussian" and not self.as_fit and self.noise is None else self.noise
+        return Settings(
+            data=self.data or "rows",
+            family=self.family,
+            prior_precision=self.prior_precision,
+            intercept_sd=self.intercept_sd,
+            intercept=self.intercept,
+            noise=noise,
+            dispersion=self.dispersion,
+            dof=self.dof,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """What the estimators share: one linear predictor, its prior, and its Gaussian posterior."""
 
 import math
-from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -10,6 +9,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, is_positive
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -86,9 +86,10 @@ class BayesianLinear(BaseEstimator):
         """Check the settings that all have; whether the prior is to be found by evidence."""
         if self.posterior not in POSTERIORS:
             raise InputError(f"posterior must be one of {', '.join(POSTERIORS)}; got {self.posterior!r}.")
-        auto = self.prior_precision == "auto"
-        if not auto and not (isinstance(self.prior_precision, (int, float)) and self.prior_precision > 0):
+        auto = isinstance(self.prior_precision, str) and self.prior_precision == "auto"
+        if not auto and not is_positive(self.prior_precision):
             raise InputError(f"prior_precision must be positive, or 'auto'; got {self.prior_precision!r}.")
+        check_sd("intercept_sd", self.intercept_sd)
         return auto
 
     def _keep(
@@ -132,18 +133,18 @@ class BayesianLinear(BaseEstimator):
         ).numpy()
         return found
 
-    def sample_posterior(self, n_samples: int = 1000, random_state: int | None = None) -> Array:
+    def sample_posterior(self, n_samples: int = 1000, random_state: RandomState = None) -> Array:
         """Draw coefficients from the posterior.
 
         Args:
             n_samples: the number of draws.
-            random_state: a seed; without one the draws differ from call to call.
+            random_state: a seed, or a ``RandomState`` of NumPy; without one the draws differ from call to call.
 
         Returns:
             (n_samples, n_features), with the intercept as a last column where there is one.
         """
         check_is_fitted(self)
-        draws: Array = self.posterior_.sample((n_samples,), generator=generator_of(random_state)).numpy()
+        draws: Array = self.posterior_.sample((checked_count(n_samples),), generator=generator_of(random_state)).numpy()
         return draws
 
 
@@ -165,21 +166,3 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
     """
     size = math.sqrt(np.average(np.square(design).sum(1), weights=weights))
     return min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
-
-
-def generator_of(random_state: int | None) -> torch.Generator:
-    """A generator with a seed, or, without one, another at each call.
-
-    Raises:
-        InputError: anything else.
-
-    >>> generator_of(3).initial_seed()
-    3
-    """
-    generator = torch.Generator()
-    if random_state is None:
-        generator.seed()
-        return generator
-    if isinstance(random_state, bool) or not isinstance(random_state, Integral):
-        raise InputError(f"random_state is a seed, a whole number, or None; got {random_state!r}.")
-    return generator.manual_seed(int(random_state))

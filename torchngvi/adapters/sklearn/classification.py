@@ -9,7 +9,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale, generator_of
+from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of
+from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale
 from torchngvi.adapters.sklearn.several import centred, draws_of, softmax_model
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -170,12 +171,12 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         chosen = self.classes_[(mean > 0).numpy().astype(int)]
         return (chosen, _sd_of_sigmoid(mean, variance)) if return_std else chosen
 
-    def sample_posterior(self, n_samples: int = 1000, random_state: int | None = None) -> Array:
+    def sample_posterior(self, n_samples: int = 1000, random_state: RandomState = None) -> Array:
         """Draw coefficients from the posterior.
 
         Args:
             n_samples: the number of draws.
-            random_state: a seed; without one the draws differ from call to call.
+            random_state: a seed, or a ``RandomState`` of NumPy; without one the draws differ from call to call.
 
         Returns:
             With the intercept as a last column where there is one, of two classes (n_samples, n_features), of more
@@ -184,7 +185,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
         check_is_fitted(self)
         if len(self.classes_) == 2:
             return super().sample_posterior(n_samples, random_state)
-        return draws_of(self.posterior_, len(self.classes_), n_samples, generator_of(random_state))
+        return draws_of(self.posterior_, len(self.classes_), checked_count(n_samples), generator_of(random_state))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -10,7 +10,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from torchngvi.adapters.sklearn.base import Array, generator_of, with_intercept
+from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, seed_of
+from torchngvi.adapters.sklearn.base import Array, with_intercept
+from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
 from torchngvi.mixed_models.predictions import Prediction
@@ -38,7 +40,7 @@ class _Mixed(BaseEstimator):
         fit_intercept: bool = True,
         prior_sd: float | None = None,
         draws: int = 4096,
-        random_state: int = 0,
+        random_state: RandomState = 0,
     ) -> None:
         self.groups = groups
         self.slopes = slopes
@@ -98,8 +100,8 @@ class _Mixed(BaseEstimator):
     # -------------------------------------------------------------------------------- fitting
 
     def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
-        if isinstance(self.random_state, bool) or not isinstance(self.random_state, Integral):
-            raise InputError(f"random_state is a seed, a whole number; got {self.random_state!r}.")
+        check_sd("prior_sd", self.prior_sd)
+        self.seed_ = seed_of(self.random_state)
         self.groups_, index = np.unique(labels, return_inverse=True)
         model = MixedModel(
             torch.as_tensor(with_intercept(X, self.fit_intercept)),
@@ -110,7 +112,7 @@ class _Mixed(BaseEstimator):
             weights=weights,
         )
         names = [str(name) for name in getattr(self, "feature_names_in_", range(X.shape[1]))]
-        self.result_ = model.fit(draws=self.draws, seed=self.random_state, progress=False).named(
+        self.result_ = model.fit(draws=self.draws, seed=self.seed_, progress=False).named(
             [*names, *(["intercept"] if self.fit_intercept else [])],
             ["intercept", *map(str, self.slopes)],
             [str(label) for label in self.groups_],
@@ -142,24 +144,22 @@ class _Mixed(BaseEstimator):
             self._varying(rows),
             torch.tensor(index),
             kind=kind,
-            seed=self.random_state,
+            seed=self.seed_,
         )
 
-    def sample_posterior(self, n_samples: int = 1000, random_state: int | None = None) -> Array:
+    def sample_posterior(self, n_samples: int = 1000, random_state: RandomState = None) -> Array:
         """Draw the coefficients that all groups share from the posterior.
 
         Args:
             n_samples: the number of draws.
-            random_state: a seed; without one the draws differ from call to call.
+            random_state: a seed, or a ``RandomState`` of NumPy; without one the draws differ from call to call.
 
         Returns:
             (n_samples, n_features), with the intercept as a last column where there is one. ``result_.draws()`` has
             the effects of the groups and their standard deviations beside.
         """
         check_is_fitted(self)
-        if isinstance(n_samples, bool) or not isinstance(n_samples, Integral) or n_samples < 0:
-            raise InputError(f"n_samples is a number of draws; got {n_samples!r}.")
-        theta = self.result_.weighted.resampled(int(n_samples), generator_of(random_state))
+        theta = self.result_.weighted.resampled(checked_count(n_samples), generator_of(random_state))
         drawn: Array = theta[:, : self.result_.model.rows.p].double().numpy()
         return drawn
 
@@ -179,8 +179,8 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
         fit_intercept: whether there is an intercept that all groups share.
         prior_sd: the prior standard deviation of each coefficient; wide in the units of the data by default.
-        draws: the number of weighted draws of what all groups share.
-        random_state: the seed of all draws.
+        draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 of them.
+        random_state: the seed of all draws, a ``RandomState`` of NumPy, or None for a fresh seed at each fit.
 
     Attributes:
         coef_, intercept_, coef_sd_, intercept_sd_: means and standard deviations of the posterior.
@@ -188,6 +188,7 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         groups_, effects_: the labels of the groups, (n,), and the posterior means of their effects, (n, 1 + slopes).
         result_: the `torchngvi.mixed_models.MixedResult`, with a table, k-hat, draws and a picture.
         elbo_, converged_, n_iter_: as those of `BayesianLogisticRegression`.
+        seed_: the seed of all draws, of the fit and of predictions.
 
     >>> import pandas
     >>> draw = np.random.default_rng(0)
@@ -211,7 +212,7 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
         fit_intercept: bool = True,
         prior_sd: float | None = None,
         draws: int = 4096,
-        random_state: int = 0,
+        random_state: RandomState = 0,
     ) -> None:
         super().__init__(
             groups,
@@ -239,12 +240,11 @@ class BayesianMixedRegressor(RegressorMixin, _Mixed):
             InputError: another family, groups that are not there or miss labels, slopes that are no columns; and as
                 `torchngvi.MixedModel`.
         """
-        if self.family not in FAMILIES:
-            raise InputError(f"family must be one of {', '.join(FAMILIES)}; got {self.family!r}.")
+        family = family_of(self.family, FAMILIES)
         X, labels = self._split(X, groups)
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
-        return self._fit(X, y.astype(np.float64), labels, FAMILIES[self.family], weights)
+        return self._fit(X, y.astype(np.float64), labels, family, weights)
 
     def predict(self, X: Any, groups: Any = None, return_std: bool = False) -> Any:
         """The predictive mean, given the effects of the row's group; of a group that is new, over all that it may have.
@@ -273,8 +273,8 @@ class BayesianMixedClassifier(ClassifierMixin, _Mixed):
         slopes: the columns whose coefficients vary over groups too, by name, or by number once the groups are out.
         fit_intercept: whether there is an intercept that all groups share.
         prior_sd: the prior standard deviation of each coefficient, 10 by default.
-        draws: the number of weighted draws of what all groups share.
-        random_state: the seed of all draws.
+        draws: the number of weighted draws of what all groups share; predictions are averages over 1,000 of them.
+        random_state: the seed of all draws, a ``RandomState`` of NumPy, or None for a fresh seed at each fit.
 
     Attributes:
         classes_: the two classes, the second the success.

@@ -9,6 +9,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
+from torchngvi.adapters.sklearn.arguments import is_positive
 from torchngvi.adapters.sklearn.base import Array, BayesianLinear
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, PoissonLog
@@ -176,8 +177,8 @@ class BayesianLinearRegression(RegressorMixin, BayesianLinear):
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
-        auto = self.noise == "auto"
-        if not auto and not (isinstance(self.noise, (int, float)) and self.noise > 0):
+        auto = isinstance(self.noise, str) and self.noise == "auto"
+        if not auto and not is_positive(self.noise):
             raise InputError(f"noise must be a positive standard deviation, or 'auto'; got {self.noise!r}.")
         noise = _spread(y, weights) if auto else float(self.noise)
         self._fit(X, y, weights, GaussianNoise(noise), noise=auto)

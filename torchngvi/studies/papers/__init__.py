@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from torchngvi.app.config import hint
+from torchngvi.adapters.words import hint
 from torchngvi.errors import InputError
 
 PAPERS = {"tan": "tan2025", "bbvi": "kim2024", "ngvi": "wu2024", "ifvb": "godichon2023"}  # word to module

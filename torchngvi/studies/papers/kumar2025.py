@@ -69,8 +69,8 @@ def run_quadratic(experiment: Experiment) -> pd.DataFrame:
     """Run every method of each case on the quadratic; panel b repeats its case at each of the steps."""
     logs = []
     for case in experiment.cases:
-        X, y = experiments.quadratic(case.eigenvalues, case.prior_precision)
-        model = GeneralizedLinear(X, y, "gaussian", prior_precision=case.prior_precision)
+        X, y = experiments.quadratic(case.eigenvalues, case.precision)
+        model = GeneralizedLinear(X, y, "gaussian", prior_precision=case.precision)
         best = _minimum(model)
         for contender in case.methods:
             if contender.lr is not None:
@@ -152,8 +152,8 @@ def draw_quadratic(log: pd.DataFrame, experiment: Experiment) -> Figure:
 
 def _target_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Precision and mean of the exact posterior."""
-    X, y = experiments.quadratic(case.eigenvalues, case.prior_precision)
-    S = X.mT @ X + case.prior_precision * torch.eye(2, dtype=torch.float64)
+    X, y = experiments.quadratic(case.eigenvalues, case.precision)
+    S = X.mT @ X + case.precision * torch.eye(2, dtype=torch.float64)
     return S.numpy(), torch.linalg.solve(S, X.mT @ y).numpy()
 
 
