@@ -37,7 +37,11 @@ class Substitute:
 
         from torchngvi.adapters.pyro import AutoGaussian
 
-        kept = [item for item in items if AutoMultivariateNormal in getattr(item, "callspec", item).__dict__.get("params", {}).values()]
+        kept = [
+            item
+            for item in items
+            if AutoMultivariateNormal in getattr(item, "callspec", item).__dict__.get("params", {}).values()
+        ]
         items[:] = kept
         if self.who == THEIRS:
             return
@@ -96,10 +100,9 @@ def main() -> None:
     print(f"{'':30s}{'cases':>8s}{'passed':>8s}{'expected failures':>20s}{'failed':>8s}")
     for who, outcomes in results.items():
         counts = Counter(outcome for outcome, _ in outcomes.values())
-        print(
-            f"{who:30s}{len(outcomes):8d}{counts['passed']:8d}{counts['expected failure']:20d}{counts['failed']:8d}"
-        )
-    print("\n| case | AutoMultivariateNormal | AutoGaussian | without torch.jit | what AutoGaussian said |\n|---|---|---|---|---|")
+        print(f"{who:30s}{len(outcomes):8d}{counts['passed']:8d}{counts['expected failure']:20d}{counts['failed']:8d}")
+    print("\n| case | AutoMultivariateNormal | AutoGaussian | without torch.jit | what AutoGaussian said |")
+    print("|---|---|---|---|---|")
     for case, (outcome, said) in results[OURS].items():
         if outcome != "passed":
             print(f"| {case} | {results[THEIRS][case][0]} | {outcome} | {results[UNCOMPILED][case][0]} | {said} |")

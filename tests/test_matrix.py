@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi import AIFVB, IFVB, NGVI, SRVN, VN, CholeskyGaussian, LogJoint
 from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP, natural_optimizer
-from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide
-from torchngvi.adapters.pyro.guide import LatentGaussian
+from torchngvi.adapters.pyro import AutoGaussian, LatentGaussian, NaturalSVI, fit_guide
 from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import FlatCholesky, MeanFieldGaussian, Recursive, VechGaussian
 from torchngvi.stepsizes import KLRadius, PowerSchedule

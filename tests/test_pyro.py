@@ -513,7 +513,7 @@ def test_drop_in(family):
     """Trace_ELBO as a module: backward fills the probes, our optimizer steps."""
     guide = AutoGaussian(conjugate, family).setup(X, Y)
     elbo = Trace_ELBO(num_particles=8, vectorize_particles=True, max_plate_nesting=1)(conjugate, guide)
-    assert list(elbo.parameters()) == []
+    assert [name for name, _ in elbo.named_parameters()] == ["guide.step.length"]
     opt = ngvi.VN(guide.posterior, lr=0.5, step_size=ngvi.KLRadius(0.5))
     for _ in range(60):
         opt.zero_grad()
@@ -603,27 +603,24 @@ def test_losses_that_can_fit_the_guide_have_one_gradient(vectorized):
             close(other, mine, IDENTITY)
 
 
-def test_svi_alone_speaks():
-    """It updates parameters, and the guide has none: said once, at its second step."""
-    guide = AutoGaussian(with_noise).setup(LARGE)
-    svi = SVI(with_noise, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
-    svi.step(LARGE)
-    with pytest.warns(
-        UserWarning, match="a second step of Pyro's SVI finds the posterior of AutoGaussian where the fir"
-    ):
-        svi.step(LARGE)
-    svi.step(LARGE)
-    copy.deepcopy(guide)
-    pickle.dumps(guide)
-    # particles one after another, losses and predictions are no steps
+def test_svi_alone_takes_one_step_at_a_time():
+    """Particles one after another are one step; losses and predictions are none."""
     guide = AutoGaussian(schools).setup(SIGMA, EFFECT)
     svi = SVI(schools, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO(num_particles=3))
-    svi.step(SIGMA, EFFECT)
+    versions = [guide.posterior.mean._version]
     for _ in range(3):
+        svi.step(SIGMA, EFFECT)
+        versions.append(guide.posterior.mean._version)
         svi.evaluate_loss(SIGMA, EFFECT)
         guide(SIGMA, EFFECT)
-    with pytest.warns(UserWarning, match="SVI updates parameters, and this guide has none"):
-        svi.step(SIGMA, EFFECT)
+        Predictive(schools, guide=guide, num_samples=2)(SIGMA, None)
+        assert guide.posterior.mean._version == versions[-1]
+    assert [later - before for before, later in zip(versions, versions[1:], strict=False)] == [1, 1, 1]
+    copy.deepcopy(guide)
+    pickle.dumps(guide)
+    guide.requires_grad_(False)  # kept where it is
+    svi.step(SIGMA, EFFECT)
+    assert guide.posterior.mean._version == versions[-1]
 
 
 def test_importance_sampling():
@@ -985,7 +982,7 @@ def test_module_local_params():
         model = WithNoise()
         guide = AutoGaussian(model, ngvi.DiagonalGaussian).setup(LARGE)
         elbo = Trace_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=1)(model, guide)
-        assert [name for name, _ in elbo.named_parameters()] == ["model.scale_unconstrained"]
+        assert [name for name, _ in elbo.named_parameters()] == ["model.scale_unconstrained", "guide.step.length"]
         adam, natural = torch.optim.Adam(elbo.parameters(), lr=0.1), half(guide.posterior)
         for _ in range(150):
             adam.zero_grad()

@@ -9,7 +9,7 @@ from pyro.distributions import MultivariateNormal, TorchDistribution, constraint
 from torch import Tensor
 from torch.distributions.kl import kl_divergence, register_kl
 
-from torchngvi.adapters.pyro.displacement import Displacement
+from torchngvi.adapters.pyro.owned import Step
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -24,7 +24,7 @@ class LatentGaussian(TorchDistribution):
     Args:
         q: the posterior.
         batch_shape: the batch of the distribution, whose members are all q; () for one.
-        displacement: parameters through which draws are made too, if any.
+        step: the parameter that stands for a step of q, if this distribution is drawn from to fit q.
 
     >>> from torchngvi import CholeskyGaussian
     >>> q = LatentGaussian(CholeskyGaussian(2))
@@ -42,9 +42,9 @@ class LatentGaussian(TorchDistribution):
         self,
         q: Gaussian | FlatGaussian,
         batch_shape: Sequence[int] = (),
-        displacement: Displacement | None = None,
+        step: Step | None = None,
     ) -> None:
-        self.q, self.displacement = q, displacement
+        self.q, self.step = q, step
         super().__init__(torch.Size(batch_shape), torch.Size([q.dim]), validate_args=False)
 
     def _expanded(self, value: Tensor) -> Tensor:
@@ -82,31 +82,33 @@ class LatentGaussian(TorchDistribution):
     @torch.no_grad()
     def entropy(self) -> Tensor:
         """The entropy of q in nats, (*batch,), without gradients."""
-        return self.q.entropy().expand(self.batch_shape)
+        q = self.q
+        log_det = q.log_det_root() if isinstance(q, Gaussian) else q.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return self._expanded(log_det + 0.5 * q.dim * (1 + math.log(2 * math.pi)))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw θ = m + C z, (*sample, *batch, D), differentiable in the probes and in the displacement."""
+        """Draw θ = m + C z, (*sample, *batch, D), differentiable in the probes."""
         shape = torch.Size(sample_shape) + self.batch_shape
-        q, step = self.q, self.displacement if torch.is_grad_enabled() else None
+        q = self.q
         if isinstance(q, FlatGaussian):
-            at = None if step is None else q.point(None) + step.mean
+            at = None if self.step is None else q.point(None) + self.step.length
             return q.rsample(shape.numel(), at=at).reshape(shape + self.event_shape)
-        z = torch.randn(shape + self.event_shape, dtype=q.dtype, device=q.device)
         if torch.jit.is_tracing():  # which takes no functions with a derivative of their own
             frame = q.frame()
-            return frame.mean + frame.push(z)
-        return q.push_noise(z if step is None else step.noise(q, z))
+            return frame.mean + frame.push(torch.randn(shape + self.event_shape, dtype=q.dtype, device=q.device))
+        return q.rsample(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log q(θ) = -½|C⁻¹(θ - m)|² - log|C| - ½D log 2π, (*sample, *batch): differentiable in θ alone."""
         if isinstance(self.q, FlatGaussian):
             return self.q.log_prob(value, self.q.vector)
         z = self.q.whiten(value - self.q.frame().mean)
-        return -0.5 * z.square().sum(-1) - self.q.log_det_root() - 0.5 * self.q.dim * math.log(2 * math.pi)
+        value = -0.5 * z.square().sum(-1) - self.q.log_det_root() - 0.5 * self.q.dim * math.log(2 * math.pi)
+        return value if self.step is None else value + self.step.slope()
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "LatentGaussian":
         """The same distribution with another batch shape."""
-        return LatentGaussian(self.q, batch_shape, self.displacement)
+        return LatentGaussian(self.q, batch_shape, self.step)
 
 
 def _written_out(p: LatentGaussian) -> MultivariateNormal:
@@ -115,6 +117,9 @@ def _written_out(p: LatentGaussian) -> MultivariateNormal:
 
 @register_kl(LatentGaussian, LatentGaussian)
 def _between(p: LatentGaussian, other: LatentGaussian) -> Tensor:
+    if isinstance(p.q, Gaussian) and isinstance(other.q, Gaussian):
+        with torch.no_grad():
+            return p.q.kl(other.q).expand(torch.broadcast_shapes(p.batch_shape, other.batch_shape))
     return kl_divergence(_written_out(p), _written_out(other))
 
 

@@ -8,7 +8,7 @@ at the next use of the guide, as for a PyroModule; unlike there, what another gu
 import warnings
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import pyro
 from pyro.nn import PyroModule
@@ -31,8 +31,15 @@ class _Written(type(constraints.real)):  # type: ignore[misc]
         self.name = guide._pyro_name
         super().__init__()
 
+    def settle(self) -> Self:
+        """Bring the entries up to date, in place, with a step that an optimizer asked for."""
+        for guide in self.guides:
+            guide.settle()
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
         """The plain constraint, which takes this one's place in a file."""
+        self.settle()
         count = sum(guide._pyro_name == self.name for guide in self.guides)
         if count > 1:
             warnings.warn(
@@ -43,7 +50,7 @@ class _Written(type(constraints.real)):  # type: ignore[misc]
         return type(constraints.real), ()
 
 
-transform_to.register(_Written, lambda constraint: AffineTransform(0.0, 1.0))  # to read is to copy
+transform_to.register(_Written, lambda written: written.settle() and AffineTransform(0.0, 1.0))  # to read is to copy
 
 
 def write(guide: PyroModule, q: Posterior) -> None:
@@ -60,6 +67,14 @@ def write(guide: PyroModule, q: Posterior) -> None:
     mark = _Written(guide, entries, {other for old in stale.values() if old for other in old.guides})
     for key in stale:
         del store[key]
+    others = [key for key in store if key.startswith(f"{guide._pyro_name}.")]
+    if others:
+        warnings.warn(
+            f"the parameter store has entries of another guide that is named {guide._pyro_name!r}, such as "
+            f"{others[0]!r}: pyro.infer.autoguide.AutoGaussian has this name too. They are left alone. Name this "
+            "guide, AutoGaussian(model, name=...), or call pyro.clear_param_store().",
+            stacklevel=3,
+        )
     for key, entry in entries.items():
         store._params[key], store._param_to_name[entry], store._constraints[key] = entry, key, mark
 

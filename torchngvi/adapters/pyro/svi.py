@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 import torch
+from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
+from torchngvi.adapters.pyro.distribution import LatentGaussian
+from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.adapters.pyro.steps import FEWEST, AveragedSteps
@@ -324,6 +326,11 @@ def _checked_steps(num_steps: SupportsIndex) -> int:
 
 
 def _check_guide(guide: object) -> None:
+    if isinstance(guide, PyrosAutoGaussian):
+        raise InputError(
+            "the guide is pyro.infer.autoguide.AutoGaussian, another class of this name; import AutoGaussian from "
+            "torchngvi.adapters.pyro."
+        )
     if not isinstance(guide, AutoGaussian):
         raise InputError(
             f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Other guides, and lists of "
