@@ -79,7 +79,7 @@ def test_a_step_of_an_optimizer_is_a_step_of_the_rule(family):
         elbo = eight_draws()
         if how == "natural":
             radius = ngvi.KLRadius(0.5)
-            opt = ngvi.NaturalGradientVI(guide.posterior, rule_for(guide.posterior), lr=0.02, step_size=radius)
+            opt = ngvi.NaturalGradientVI(guide.posterior, rule_for(guide.posterior), lr=0.04, step_size=radius)
             elbo(regression, guide)(X, Y).backward()
             opt.step()
         elif how == "svi":
@@ -106,7 +106,7 @@ def test_svi_alone_ends_at_the_exact_posterior(optim, vectorized):
     """Also an optimizer that writes past torch's count of writes."""
     guide = AutoGaussian(regression)
     elbo = Trace_ELBO(num_particles=4, vectorize_particles=vectorized, max_plate_nesting=1)
-    svi = SVI(regression, guide, optim({"lr": 0.1}), elbo)
+    svi = SVI(regression, guide, optim({"lr": 0.05}), elbo)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(60):
@@ -238,12 +238,12 @@ def test_the_rate_is_the_owners():
     assert torch.equal(moved(lambda p: torch.optim.SGD(p, lr=0.0)).posterior.mean, before)
     assert torch.equal(moved(lambda p: torch.optim.SGD(p, lr=0.1, maximize=True)).posterior.mean, before)
     torch.manual_seed(1)
-    full = moved(lambda p: torch.optim.SGD(p, lr=0.5)).posterior
+    full = moved(lambda p: torch.optim.SGD(p, lr=0.25)).posterior
     torch.manual_seed(1)
     assert torch.equal(moved(lambda p: torch.optim.SGD(p, lr=30.0)).posterior.mean, full.mean)
     slow = moved(lambda p: torch.optim.Adam(p, lr=0.02), 10).posterior.stddev
     widened = (slow / guide.posterior.stddev).log().max() / 10
-    assert 0.01 < float(widened) < 0.02
+    assert 0.02 < float(widened) < 0.04
 
 
 # ------------------------------------------------------------------------------------ code that owns its optimizer
@@ -260,7 +260,7 @@ def test_a_forecaster_of_pyro_moves_it():
     data = 3.0 + torch.randn(20, 1)
     walk = Walk()
     guide = AutoGaussian(walk)
-    Forecaster(walk, data, torch.zeros(20, 0), guide=guide, num_steps=201, learning_rate=0.05, log_every=0)
+    Forecaster(walk, data, torch.zeros(20, 0), guide=guide, num_steps=201, learning_rate=0.02, log_every=0)
     precision = 20 + 0.01
     assert abs(float(guide.median()["level"] - data.sum() / precision)) < 0.1
     assert float(guide.posterior.stddev * precision**0.5) == pytest.approx(1.0, abs=0.1)
@@ -321,25 +321,20 @@ def test_a_flat_posterior_is_one_too():
 # ------------------------------------------------------------------------------------ the other AutoGaussian
 
 
-def test_pyros_guide_of_the_same_name_is_told_apart(tmp_path):
-    """By those that cannot fit it, and in the parameter store, where neither takes what is the other's."""
+def test_pyros_guide_of_the_same_name_is_told_apart():
+    """By those that cannot fit it, and in the parameter store, where it has another name."""
     theirs = PyrosAutoGaussian(regression)
     text = "the guide is pyro.infer.autoguide.AutoGaussian, another class of this name; import AutoGaussian from torch"
     for use in (lambda: fit_guide(regression, theirs, X, Y), lambda: NaturalSVI(regression, theirs)):
         with pytest.raises(InputError, match=text):
             use()
     theirs(X, Y)
-    pyro.get_param_store().save(tmp_path / "store")
-    pyro.clear_param_store()
-    pyro.get_param_store().load(tmp_path / "store")
-    said = (
-        "the parameter store has entries of another guide that is named 'AutoGaussian', such as 'AutoGaussian.locs.w'"
-    )
-    with pytest.warns(UserWarning, match=re.escape(said)):
-        AutoGaussian(regression).setup(X, Y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        AutoGaussian(regression, name="ours").setup(X, Y)
+    before = set(pyro.get_param_store())
+    AutoGaussian(regression).setup(X, Y)
+    ours = {key for key in pyro.get_param_store() if key.startswith("AutoGaussian.")}
+    assert ours == {"AutoGaussian.q.mean", "AutoGaussian.q.scale_tril"}
+    assert before | ours == set(pyro.get_param_store())
+    assert not before & ours
 
 
 # ------------------------------------------------------------------------------------ Pyro's hints

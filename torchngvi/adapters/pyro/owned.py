@@ -4,11 +4,12 @@ Such code moves the parameters that a guide has.  This one has a single number �
 has the slope 1.  An optimizer that steps takes ℓ to minus its rate, and when the guide is used next, q makes a step
 along the natural gradient that the same backward pass left in its probes,
 
-    ρ = min(-2ℓ, 1),        by iBLR and no further than half a nat,
+    ρ = min(-4ℓ, 1),        by iBLR and no further than half a nat,
 
 and ℓ is zero again.  The rate, its schedule, and whether there is a step at all stay with the owner.  Under Adam with
-the rate r a standard deviation of Pyro's guides changes by a factor of at most eʳ; q widens by that factor too, since
--ρP/2 is the change of log σ, and P ≥ -1 where the log joint is concave.
+the rate r a standard deviation σ of Pyro's guides changes by a factor of at most eʳ, and that of a q too narrow grows by
+e²ʳ, since the change of log σ is -ρP/2 and P ≥ -1 where the log joint is concave: twice as fast, for a mean that waits
+until q is wide enough, while Adam moves both at once.
 
 A posterior over a flat vector λ has a parameter p as long, and λ + p in its draws: plain gradients, as Pyro's guides.
 """
@@ -30,6 +31,7 @@ from torchngvi.rules import LocalExponential, NaturalGradient, Retraction
 from torchngvi.stepsizes import KLRadius
 from torchngvi.structures import FullAlgebra
 
+_PER_RATE = 4.0  # ρ of the rate of the owner
 _RADIUS = 0.5  # nats
 
 
@@ -97,7 +99,7 @@ class Step(torch.nn.Module):
         if isinstance(q, FlatPosterior):
             q.assign(*q.moved(Tangent(Coordinates(self.length.clone(), q.no_matrix))))
             return
-        rho = min(-2 * self.length.detach().item(), 1.0)
+        rho = min(_PER_RATE * -self.length.detach().item(), 1.0)
         factor = 0.0 if self.scale.grad is None else float(self.scale.grad)
         if rho > 0 and factor > 0 and q.mean_probe.grad is not None:
             NaturalGradientVI(q, _rule(q), lr=rho, step_size=KLRadius(_RADIUS), loss_scale=1 / factor).step()

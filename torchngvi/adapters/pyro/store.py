@@ -67,14 +67,6 @@ def write(guide: PyroModule, q: Posterior) -> None:
     mark = _Written(guide, entries, {other for old in stale.values() if old for other in old.guides})
     for key in stale:
         del store[key]
-    others = [key for key in store if key.startswith(f"{guide._pyro_name}.")]
-    if others:
-        warnings.warn(
-            f"the parameter store has entries of another guide that is named {guide._pyro_name!r}, such as "
-            f"{others[0]!r}: pyro.infer.autoguide.AutoGaussian has this name too. They are left alone. Name this "
-            "guide, AutoGaussian(model, name=...), or call pyro.clear_param_store().",
-            stacklevel=3,
-        )
     for key, entry in entries.items():
         store._params[key], store._param_to_name[entry], store._constraints[key] = entry, key, mark
 
