@@ -17,12 +17,14 @@ from typing import Any, SupportsIndex
 
 import torch
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
+from pyro.infer.autoguide import AutoGuideList
 from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.lists import ListedGuides, gaussian_of
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.adapters.pyro.steps import FEWEST, AveragedSteps
@@ -97,7 +99,8 @@ class NaturalSVI:
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
-        guide: an `AutoGaussian`.
+        guide: an `AutoGaussian`; or an AutoGuideList with one of them and guides of Pyro for the other latents, such as
+            AutoNormal or AutoDelta, whose parameters go to ``optim``.
         optim: the optimizer of the parameters of the model, a PyroOptim or a torch optimizer; without it they stay as
             they are.
         natural: makes the optimizer of q; by default ``IBLR(q, lr=0.1, step_size=KLRadius(0.5))``, none of whose steps
@@ -128,15 +131,24 @@ class NaturalSVI:
     def __init__(
         self,
         model: Callable[..., Any],
-        guide: AutoGaussian,
+        guide: AutoGaussian | AutoGuideList,
         optim: PyroOptim | torch.optim.Optimizer | None = None,
         *,
         natural: Callable[[Gaussian], NaturalGradientVI] | None = None,
         num_particles: int = 16,
         group: Any = None,
     ) -> None:
-        _check_guide(guide)
+        if isinstance(guide, AutoGuideList):
+            self.gaussian = gaussian_of(guide)
+        else:
+            _check_guide(guide)
+            self.gaussian = guide
         self.processes = processes_of(group)
+        if guide is not self.gaussian and optim is None:
+            raise InputError(
+                "the other guides of the list have parameters of their own: pass an optimizer for them, "
+                "NaturalSVI(model, guide, pyro.optim.Adam({'lr': 0.01}))."
+            )
         if optim is not None and group is not None:
             raise InputError(
                 "draws that are spread over processes give q its gradient, and parameters of the model none; leave "
@@ -153,6 +165,7 @@ class NaturalSVI:
         self._natural: NaturalGradientVI | None = None
         self._density: ModelLogJoint | None = None
         self._target: Target | None = None  # which sums over processes
+        self._listed: ListedGuides | None = None
         self._warned = False
         self.norm = math.nan  # of the natural gradient in q, as the last step saw it
 
@@ -164,7 +177,7 @@ class NaturalSVI:
             InputError: a guide that was not set up.
         """
         if self._natural is None:
-            self._natural = self._make(self.guide.gaussian("NaturalSVI"))
+            self._natural = self._make(self.gaussian.gaussian("NaturalSVI"))
         return self._natural
 
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -176,15 +189,13 @@ class NaturalSVI:
         Returns:
             An estimate of the loss -ELBO before the step.
         """
-        density, q = self.density(args, kwargs), self.guide.gaussian("NaturalSVI")
-        if self._target is None:
-            self._target = _spread(density, self.guide, self.processes)
+        self.density(args, kwargs)
+        q = self.gaussian.gaussian("NaturalSVI")
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
         with torch.enable_grad(), Parameters() as parameters:
-            theta = q.push_noise(self._draws(q.mean_probe.detach()))
-            loss = (LatentGaussian(q).log_prob(theta) - self._target.log_joint(theta)).mean()
+            loss = self._loss()
         if bool(loss.isfinite()):
             loss.backward()
             self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
@@ -215,9 +226,20 @@ class NaturalSVI:
         Returns:
             The estimate.
         """
-        density, q = self.density(args, kwargs), self.guide.gaussian("NaturalSVI")
+        self.density(args, kwargs)
+        return float(self._loss())
+
+    def _loss(self) -> torch.Tensor:
+        """The loss at new draws, with the arguments that `density` was told last."""
+        if self._listed is not None:
+            return self._listed.loss(self.num_particles)
+        assert self._density is not None
+        q = self.gaussian.gaussian("NaturalSVI")
+        if self._target is None:
+            self._target = _spread(self._density, self.gaussian, self.processes)
         theta = q.push_noise(self._draws(q.mean_probe.detach()))
-        return float((LatentGaussian(q).log_prob(theta) - density(theta)).mean())
+        target = self._target if torch.is_grad_enabled() else self._density
+        return (LatentGaussian(q).log_prob(theta) - target.log_joint(theta)).mean()
 
     def run(
         self,
@@ -286,7 +308,11 @@ class NaturalSVI:
             The target, which is one object for all calls.
         """
         if self._density is None:
-            self._density = _density(self.model, self.guide, args, kwargs)
+            if isinstance(self.guide, AutoGuideList):
+                self._listed = ListedGuides(self.model, self.guide, args, kwargs)
+                self._density = self._listed.density
+            else:
+                self._density = _density(self.model, self.guide, args, kwargs)
             return self._density
         return self._density.on(*args, **kwargs)
 
@@ -333,6 +359,6 @@ def _check_guide(guide: object) -> None:
         )
     if not isinstance(guide, AutoGaussian):
         raise InputError(
-            f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Other guides, and lists of "
-            "guides, go through Trace_ELBO()(model, guide)."
+            f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Lists of guides go "
+            "through NaturalSVI, others through Pyro's SVI."
         )
