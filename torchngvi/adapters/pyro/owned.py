@@ -8,8 +8,8 @@ along the natural gradient that the same backward pass left in its probes,
 
 and ℓ is zero again.  The rate, its schedule, and whether there is a step at all stay with the owner.  Under Adam with
 the rate r a standard deviation σ of Pyro's guides changes by a factor of at most eʳ, and that of a q too narrow grows
-by e²ʳ, since the change of log σ is -ρP/2 and P ≥ -1 where the log joint is concave: twice as fast, for a mean that waits
-until q is wide enough, while Adam moves both at once.
+by e²ʳ, since the change of log σ is -ρP/2 and P ≥ -1 where the log joint is concave: twice as fast, for a mean that
+waits until q is wide enough, while Adam moves both at once.
 
 A posterior over a flat vector λ has a parameter p as long, and λ + p in its draws: plain gradients, as Pyro's guides.
 """
