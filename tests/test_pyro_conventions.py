@@ -10,7 +10,7 @@ import torch
 from cases import DTYPE, IDENTITY, POSTERIORS, close
 
 import torchngvi as ngvi
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
 
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
@@ -21,7 +21,8 @@ from torch.distributions import kl_divergence  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide  # noqa: E402
 from torchngvi.adapters.pyro.distribution import LatentGaussian  # noqa: E402
-from torchngvi.posteriors.flat import FlatCholesky  # noqa: E402
+from torchngvi.ifvb import IFVB  # noqa: E402
+from torchngvi.posteriors.flat import AffineCoupling, Beta, FlatCholesky, ModuleFlow  # noqa: E402
 from torchngvi.rules import LocalExponential, NaturalGradient, Retraction  # noqa: E402
 from torchngvi.structures import FullAlgebra  # noqa: E402
 
@@ -139,6 +140,54 @@ def test_posteriors_over_a_flat_vector_move_too():
     for _ in range(200):
         svi.step(X, Y)
     assert float(((guide.posterior.mean - exact_moments()[0]).abs()).max()) < 0.1
+
+
+def flow(dim, mean, scale):
+    coupling = AffineCoupling(dim, layers=4, hidden=8, scale=scale)
+    with torch.no_grad():
+        coupling.shift.copy_(mean)
+    return ModuleFlow(coupling.double(), dim)
+
+
+def bent():
+    """Far from Gaussian: a parabola."""
+    x = pyro.sample("x", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.Normal(x**2, 0.3))
+
+
+@pytest.mark.parametrize("how", ["ifvb", "svi"])
+def test_a_flow_is_moved_by_ifvb_and_by_svi(how):
+    """It begins at the start of the guide, and ends nearer to the posterior than the best Gaussian.
+
+    The target is normalised, so that the loss is KL(q‖p).
+    """
+    torch.manual_seed(1)
+    guide = AutoGaussian(bent, flow, init_loc_fn=lambda site: torch.tensor(0.5)).setup()
+    assert float((guide.posterior.sample(2000).mean(0) - 0.5).abs().max()) < 0.05
+    elbo = Trace_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=0)
+    if how == "ifvb":
+        loss, opt = elbo(bent, guide), IFVB(guide.posterior, lr=0.05)
+        for _ in range(200):
+            opt.zero_grad()
+            loss().backward()
+            opt.step()
+    else:
+        svi = SVI(bent, guide, pyro.optim.Adam({"lr": 0.02}), elbo)
+        for _ in range(200):
+            svi.step()
+    best = fit_guide(bent, AutoGaussian(bent), options=QUIET).loss
+    many = Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=0)
+    assert many.loss(bent, guide) < best - 0.1
+    assert guide()["y"].shape == ()
+    assert guide.get_posterior().sample((3,)).shape == (3, 2)
+    for read in (guide.get_transform, lambda: guide.get_posterior().covariance_matrix, guide.get_posterior().entropy):
+        with pytest.raises((InputError, PairError), match="ModuleFlow is"):
+            read()
+
+
+def test_posteriors_without_a_map_from_noise_are_refused():
+    with pytest.raises(InputError, match="Beta has no map from noise to draws, by which a loss of Pyro reaches q. "):
+        AutoGaussian(bent, lambda dim, mean, scale: Beta(torch.ones(2))).setup()
 
 
 def test_whoever_reads_the_guide_finds_the_step():

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.distributions.kl import kl_divergence, register_kl
 
 from torchngvi.adapters.pyro.owned import Step
+from torchngvi.errors import InputError
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 
 
@@ -40,7 +42,7 @@ class LatentGaussian(TorchDistribution):
 
     def __init__(
         self,
-        q: Gaussian | FlatGaussian,
+        q: Gaussian | FlatPosterior,
         batch_shape: Sequence[int] = (),
         step: Step | None = None,
     ) -> None:
@@ -49,6 +51,14 @@ class LatentGaussian(TorchDistribution):
 
     def _expanded(self, value: Tensor) -> Tensor:
         return value.detach().expand(self.batch_shape + value.shape)
+
+    def _gaussian(self) -> Gaussian | FlatGaussian:
+        if not isinstance(self.q, Gaussian | FlatGaussian):
+            raise InputError(
+                f"{type(self.q).__name__} is no Gaussian, and its covariance and entropy are not known. Take them from "
+                "draws, guide.get_posterior().sample((10_000,))."
+            )
+        return self.q
 
     @property
     def mean(self) -> Tensor:
@@ -65,24 +75,23 @@ class LatentGaussian(TorchDistribution):
     @property
     def covariance_matrix(self) -> Tensor:
         """The covariance V of q, written out, (*batch, D, D)."""
-        return self._expanded(self.q.covariance)
+        return self._expanded(self._gaussian().covariance)
 
     @property
     def scale_tril(self) -> Tensor:
         """The lower Cholesky factor of the covariance, written out, (*batch, D, D)."""
-        return self._expanded(self.q.scale_tril)
+        return self._expanded(self._gaussian().scale_tril)
 
     @property
     def precision_matrix(self) -> Tensor:
         """The precision V⁻¹ of q, written out, (*batch, D, D)."""
-        if isinstance(self.q, Gaussian):
-            return self._expanded(self.q.precision)
-        return self._expanded(torch.cholesky_inverse(self.q.scale_tril))
+        q = self._gaussian()
+        return self._expanded(q.precision if isinstance(q, Gaussian) else torch.cholesky_inverse(q.scale_tril))
 
     @torch.no_grad()
     def entropy(self) -> Tensor:
         """The entropy of q in nats, (*batch,), without gradients."""
-        q = self.q
+        q = self._gaussian()
         log_det = q.log_det_root() if isinstance(q, Gaussian) else q.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self._expanded(log_det + 0.5 * q.dim * (1 + math.log(2 * math.pi)))
 
@@ -90,7 +99,7 @@ class LatentGaussian(TorchDistribution):
         """Draw θ = m + C z, (*sample, *batch, D), differentiable in the probes."""
         shape = torch.Size(sample_shape) + self.batch_shape
         q = self.q
-        if isinstance(q, FlatGaussian):
+        if isinstance(q, FlatPosterior):
             at = None if self.step is None else q.point(None) + self.step.length
             return q.rsample(shape.numel(), at=at).reshape(shape + self.event_shape)
         if torch.jit.is_tracing():  # which takes no functions with a derivative of their own
@@ -100,7 +109,7 @@ class LatentGaussian(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log q(θ) = -½|C⁻¹(θ - m)|² - log|C| - ½D log 2π, (*sample, *batch): differentiable in θ alone."""
-        if isinstance(self.q, FlatGaussian):
+        if isinstance(self.q, FlatPosterior):
             return self.q.log_prob(value, self.q.vector)
         z = self.q.whiten(value - self.q.frame().mean)
         value = -0.5 * z.square().sum(-1) - self.q.log_det_root() - 0.5 * self.q.dim * math.log(2 * math.pi)

@@ -34,7 +34,7 @@ from torchngvi.adapters.pyro.sites import is_enumerable, latents, start
 from torchngvi.errors import InputError
 from torchngvi.fitting.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.renamed import renamed
 
@@ -50,7 +50,8 @@ class AutoGaussian(AutoContinuous):
     Args:
         model: a Pyro model; discrete sites that are marked for enumeration are left to TraceEnum_ELBO.
         posterior: makes q of D dimensions, ``posterior(D, mean=..., scale=...)``: `CholeskyGaussian`,
-            `NaturalGaussian`, `DiagonalGaussian`; ``FlatCholesky.standard`` for `IFVB`.
+            `NaturalGaussian`, `DiagonalGaussian`; ``FlatCholesky.standard``, or a function that makes a `ModuleFlow`,
+            for `IFVB`.
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
@@ -75,7 +76,7 @@ class AutoGaussian(AutoContinuous):
     def __init__(
         self,
         model: Callable[..., Any],
-        posterior: Callable[..., Gaussian | FlatGaussian] = CholeskyGaussian,
+        posterior: Callable[..., Gaussian | FlatPosterior] = CholeskyGaussian,
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
@@ -109,6 +110,13 @@ class AutoGaussian(AutoContinuous):
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
                 trace.remove_node(name)
             self.q = self._posterior_class(self.latent_dim, mean=self._init_loc(), scale=self.init_scale)
+            if not (isinstance(self.q, Gaussian) or getattr(self.q, "reparametrised", False)):
+                kind = type(self.q).__name__
+                del self.q, self.prototype_trace
+                raise InputError(
+                    f"{kind} has no map from noise to draws, by which a loss of Pyro reaches q. Take a Gaussian or a "
+                    "flow, or fit log_joint(model, *args) itself."
+                )
 
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model once with these arguments to size q, unless that was done before; returns the guide."""
@@ -189,7 +197,7 @@ class AutoGaussian(AutoContinuous):
         """The parameter for a step of q, which as a plain attribute Pyro would put into its parameter store."""
         step, q = self._modules.get("step"), self._modules["q"]
         if step is None:  # at the set-up, and in a pickle of an earlier release
-            assert isinstance(q, Gaussian | FlatGaussian)
+            assert isinstance(q, Gaussian | FlatPosterior)
             with torch.inference_mode(False):
                 step = self._modules["step"] = Step(q)
         assert isinstance(step, Step)
@@ -203,7 +211,7 @@ class AutoGaussian(AutoContinuous):
             )
 
     @property
-    def posterior(self) -> Gaussian | FlatGaussian:
+    def posterior(self) -> Gaussian | FlatPosterior:
         """The posterior q over unconstrained θ (D,).
 
         Raises:
@@ -212,7 +220,7 @@ class AutoGaussian(AutoContinuous):
         q = self._modules.get("q")
         if q is None:
             raise InputError(_NOT_SET_UP)
-        assert isinstance(q, Gaussian | FlatGaussian)
+        assert isinstance(q, Gaussian | FlatPosterior)
         store.sync(self, q)
         if self._step.seen is not None:
             self._step.take(q)
@@ -251,8 +259,8 @@ class AutoGaussian(AutoContinuous):
 
     def get_transform(self, *args: Any, **kwargs: Any) -> torch.distributions.Transform:
         """The map θ = m + C z with C lower triangular, as NeuTraReparam asks for it."""
-        q = self.posterior
-        return dist.transforms.LowerCholeskyAffine(q.mean, scale_tril=q.scale_tril)
+        q = self.get_posterior()
+        return dist.transforms.LowerCholeskyAffine(q.loc, scale_tril=q.scale_tril)
 
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.posterior.mean, self.posterior.stddev
