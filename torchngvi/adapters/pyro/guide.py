@@ -112,7 +112,8 @@ class AutoGaussian(AutoContinuous):
             self.q = self._posterior_class(self.latent_dim, mean=self._init_loc(), scale=self.init_scale)
             if not (isinstance(self.q, Gaussian) or getattr(self.q, "reparametrised", False)):
                 kind = type(self.q).__name__
-                del self.q, self.prototype_trace
+                del self.q
+                self.prototype_trace = None
                 raise InputError(
                     f"{kind} has no map from noise to draws, by which a loss of Pyro reaches q. Take a Gaussian or a "
                     "flow, or fit log_joint(model, *args) itself."
