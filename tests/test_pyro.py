@@ -51,7 +51,14 @@ from pyro.infer.mcmc.util import initialize_model  # noqa: E402
 from pyro.infer.reparam import NeuTraReparam  # noqa: E402
 from pyro.nn import PyroModule, PyroParam, PyroSample  # noqa: E402
 
-from torchngvi.adapters.pyro import AutoGaussian, LatentGaussian, NaturalSVI, fit_guide, log_joint  # noqa: E402
+from torchngvi.adapters.pyro import (  # noqa: E402
+    AutoGaussian,
+    LatentGaussian,
+    NaturalSVI,
+    batching,  # noqa: E402
+    fit_guide,
+    log_joint,
+)
 
 QUIET = {"progress": False}
 pytestmark = pytest.mark.filterwarnings("ignore:the model is run for one draw after another")
@@ -168,6 +175,37 @@ def broadcasting_mixture(y):
         pyro.sample("y", dist.Normal(torch.where(z > 0, right, left), 0.7), obs=y)
 
 
+def ordinal(X, y):
+    """Writes the probabilities of the categories into a tensor; the product is for one w."""
+    w = pyro.sample("w", dist.Normal(0, 2).expand([X.shape[-1]]).to_event(1))
+    base = dist.Normal(torch.arange(3.0) - 1, 1.0).to_event(1)
+    cuts = pyro.sample("cuts", dist.TransformedDistribution(base, dist.transforms.OrderedTransform()))
+    with pyro.plate("rows", len(X)):
+        pyro.sample("y", dist.OrderedLogistic(X @ w, cuts), obs=y)
+
+
+def autoregressive(y):
+    """Fills a series in a loop over time, in new tensors and in a copy of the data."""
+    a = pyro.sample("a", dist.Normal(0, 1).expand([2]).to_event(1))
+    scale = pyro.sample("scale", dist.LogNormal(0, 1))
+    mean, start = torch.zeros_like(y), y.clone()
+    start[0] = a[0]
+    for t in range(2, len(y)):
+        mean[t] = a[0] * y[t - 1] + a[1] * y[t - 2]
+    mean[:2] += start[:2] * a[1]
+    pyro.sample("y", dist.Normal(mean, scale).to_event(1), obs=y)
+
+
+@config_enumerate
+def hidden_markov(y):
+    P = pyro.sample("P", dist.Dirichlet(torch.ones(2, 2) + torch.eye(2)).to_event(1))
+    centre = pyro.sample("centre", dist.Normal(torch.tensor([-1.0, 1.0]), 1.0).to_event(1))
+    x = 0
+    for t in pyro.markov(range(len(y))):
+        x = pyro.sample(f"x{t}", dist.Categorical(P[x]))
+        pyro.sample(f"y{t}", dist.Normal(centre[x], 0.7), obs=y[t])
+
+
 MIXED = torch.tensor([-1.5, -0.7, 0.2, 1.1, 1.4], dtype=DTYPE)
 MODELS = {
     "schools": (schools, (SIGMA, EFFECT), "plate"),
@@ -179,6 +217,9 @@ MODELS = {
     "supports": (supports, (), "vmap"),
     "mixture": (mixture, (MIXED,), "vmap"),
     "broadcasting_mixture": (broadcasting_mixture, (MIXED,), "plate"),
+    "ordinal": (ordinal, (X, torch.arange(12) % 4), "vmap"),
+    "autoregressive": (autoregressive, (Y,), "vmap"),
+    "hidden_markov": (hidden_markov, (MIXED,), "vmap"),
 }
 every_model = pytest.mark.parametrize(("model", "args", "way"), MODELS.values(), ids=MODELS)
 
@@ -209,7 +250,7 @@ def test_log_joint_is_the_potential_of_pyros_hmc(model, args, way):
 def test_every_way_to_batch_that_runs_agrees_with_the_loop(model, args, way):
     density = log_joint(model, *args)
     theta = density.initial + 0.5 * torch.randn(2, 3, density.dim)
-    alone = torch.stack([torch.stack([density._one(each) for each in row]) for row in theta])
+    alone = torch.stack([torch.stack([density.one(each) for each in row]) for row in theta])
     close(density.log_joint(theta), alone, IDENTITY)
     close(density.target.log_joint(theta[0, 0]), alone[0, 0], IDENTITY)
 
@@ -281,10 +322,11 @@ def test_parameters_get_the_same_gradient_in_each_way():
     density = log_joint(with_noise, LARGE)
     theta, gradients = torch.randn(4, density.dim), []
     (leaf,) = pyro.get_param_store()._params.values()
-    for way in (density._by_broadcasting, density._by_vmap, density._by_loop):
-        gradients.append(torch.autograd.grad(way(theta).sum(), leaf)[0])
+    for way in (batching.by_broadcasting, batching.by_vmap, batching.by_loop, batching.by_vmap_in_place):
+        gradients.append(torch.autograd.grad(way(density, theta).sum(), leaf)[0])
     close(gradients[0], gradients[2], IDENTITY)
     close(gradients[1], gradients[2], IDENTITY)
+    close(gradients[3], gradients[2], IDENTITY)
 
 
 def test_subsamples_are_kept_until_asked():
@@ -513,7 +555,7 @@ def test_drop_in(family):
     """Trace_ELBO as a module: backward fills the probes, our optimizer steps."""
     guide = AutoGaussian(conjugate, family).setup(X, Y)
     elbo = Trace_ELBO(num_particles=8, vectorize_particles=True, max_plate_nesting=1)(conjugate, guide)
-    assert list(elbo.parameters()) == []
+    assert [name for name, _ in elbo.named_parameters()] == ["guide.step.length"]
     opt = ngvi.VN(guide.posterior, lr=0.5, step_size=ngvi.KLRadius(0.5))
     for _ in range(60):
         opt.zero_grad()
@@ -603,27 +645,24 @@ def test_losses_that_can_fit_the_guide_have_one_gradient(vectorized):
             close(other, mine, IDENTITY)
 
 
-def test_svi_alone_speaks():
-    """It updates parameters, and the guide has none: said once, at its second step."""
-    guide = AutoGaussian(with_noise).setup(LARGE)
-    svi = SVI(with_noise, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
-    svi.step(LARGE)
-    with pytest.warns(
-        UserWarning, match="a second step of Pyro's SVI finds the posterior of AutoGaussian where the fir"
-    ):
-        svi.step(LARGE)
-    svi.step(LARGE)
-    copy.deepcopy(guide)
-    pickle.dumps(guide)
-    # particles one after another, losses and predictions are no steps
+def test_svi_alone_takes_one_step_at_a_time():
+    """Particles one after another are one step; losses and predictions are none."""
     guide = AutoGaussian(schools).setup(SIGMA, EFFECT)
     svi = SVI(schools, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO(num_particles=3))
-    svi.step(SIGMA, EFFECT)
+    versions = [guide.posterior.mean._version]
     for _ in range(3):
+        svi.step(SIGMA, EFFECT)
+        versions.append(guide.posterior.mean._version)
         svi.evaluate_loss(SIGMA, EFFECT)
         guide(SIGMA, EFFECT)
-    with pytest.warns(UserWarning, match="SVI updates parameters, and this guide has none"):
-        svi.step(SIGMA, EFFECT)
+        Predictive(schools, guide=guide, num_samples=2)(SIGMA, None)
+        assert guide.posterior.mean._version == versions[-1]
+    assert [later - before for before, later in zip(versions, versions[1:], strict=False)] == [1, 1, 1]
+    copy.deepcopy(guide)
+    pickle.dumps(guide)
+    guide.requires_grad_(False)  # kept where it is
+    svi.step(SIGMA, EFFECT)
+    assert guide.posterior.mean._version == versions[-1]
 
 
 def test_importance_sampling():
@@ -985,7 +1024,7 @@ def test_module_local_params():
         model = WithNoise()
         guide = AutoGaussian(model, ngvi.DiagonalGaussian).setup(LARGE)
         elbo = Trace_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=1)(model, guide)
-        assert [name for name, _ in elbo.named_parameters()] == ["model.scale_unconstrained"]
+        assert [name for name, _ in elbo.named_parameters()] == ["model.scale_unconstrained", "guide.step.length"]
         adam, natural = torch.optim.Adam(elbo.parameters(), lr=0.1), half(guide.posterior)
         for _ in range(150):
             adam.zero_grad()
@@ -1097,7 +1136,7 @@ def test_masks_and_scales_of_enumerated_sites(at, way):
     rows = torch.stack([prior[k] + parts[k] for k in range(3)]).logsumexp(0).sum(0)
     expected = 2 * rows + dist.Normal(0, 1).log_prob(x[:, 0]) + dist.Normal(x[:, 0], 1).log_prob(torch.tensor(0.3))
     close(density(theta), expected, IDENTITY)
-    close(torch.stack([density._one(each) for each in theta]), expected, IDENTITY)
+    close(torch.stack([density.one(each) for each in theta]), expected, IDENTITY)
     for each, value in zip(theta, expected, strict=True):
         point = poutine.condition(AutoGaussian(model).setup(), {"_AutoGaussian_latent": each})
         trace = poutine.trace(point).get_trace()

@@ -6,12 +6,9 @@ as `pyro.infer.mcmc.util.initialize_model` has it for one θ, and Trace_ELBO wit
 al. 2017, Eq 5); the log Jacobian is neither scaled nor masked.  Discrete sites that are marked for parallel
 enumeration are summed out.
 
-All draws are evaluated in one run of the model, their dimension on the left of those of its plates, if the model
-broadcasts over it; else one θ at a time under `torch.func.vmap`, else one after another.  Which of them is right is not
-assumed but tried, at three points, against the last.
+How many θ are evaluated at once is in `batching`.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self, final
 
@@ -22,6 +19,7 @@ from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 from torch.distributions import biject_to
 
+from torchngvi.adapters.pyro.batching import POINTS, best_way
 from torchngvi.adapters.pyro.enumeration import Enumerated, Factors
 from torchngvi.adapters.pyro.sites import (
     Conditioned,
@@ -37,10 +35,7 @@ from torchngvi.adapters.pyro.sites import (
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
-Batched = Callable[[Tensor], Tensor]  # (S, D) -> (S,)
-
-_PLATE = "_torchngvi_draws"
-_POINTS, _SPREAD = 3, 0.1  # where the ways to batch are compared, around the initial θ
+_SPREAD = 0.1  # of the points where the ways to batch are compared, around the initial θ
 
 
 @final
@@ -72,7 +67,7 @@ class ModelLogJoint(Target):
         self.model, self.args, self.kwargs = model, args, dict(kwargs or {})
         self.layout, self.initial = prototype(model, args, self.kwargs, latents)
         self._indices: dict[str, Tensor] = {}
-        self._enumerates, self._nesting = False, 0
+        self.enumerates, self.nesting = False, 0
         trace = self._traced(self.layout.constrained(self.initial)[0])[0]
         check_latents(trace)
         uncovered = [site["name"] for site in latents_of(trace)]
@@ -83,10 +78,14 @@ class ModelLogJoint(Target):
             )
         sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
         frames: list[Any] = [frame for site in sites for frame in site["cond_indep_stack"] if frame.vectorized]
-        self._nesting = max((-frame.dim for frame in frames), default=0)
-        self._enumerates = any(is_enumerated(site) for site in sites)
+        self.nesting = max((-frame.dim for frame in frames), default=0)
+        self.enumerates = any(is_enumerated(site) for site in sites)
         self.comparable = not self._indices and not any(map(is_subsampled, frames))
-        self.batched_by, self._batched = self._best_way()
+        self._check_density()
+        noise = torch.randn(POINTS, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        points = self.initial + _SPREAD * noise.to(self.initial)
+        self._check_supports(points[0])
+        self.batched_by, self._batched = best_way(self, points)
 
     @property
     def target(self) -> "ModelLogJoint":
@@ -169,14 +168,14 @@ class ModelLogJoint(Target):
 
     # -------------------------------------------------------------------------------- one run of the model
 
-    def _scored(self, values: Values) -> list[Tensor]:
+    def scored(self, values: Values) -> list[Tensor]:
         """The log probabilities of a run of the model at these values, without enumerated sites."""
         with pyro.validation_enabled(False), Scored(values, self.layout.shapes, self._indices) as scored:
             self.model(*self.args, **self.kwargs)
         scored.check()
         return scored.log_probs
 
-    def _trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
+    def trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
         """The run as a trace, with log probabilities at its sites."""
         trace, conditioned = self._traced(values, plate)
         conditioned.check()
@@ -186,97 +185,27 @@ class ModelLogJoint(Target):
 
     def _traced(self, values: Values, plate: pyro.plate | None = None) -> tuple[Trace, Conditioned]:
         model = self.model
-        if self._enumerates:
-            model = Enumerated(-1 - self._nesting - (plate is not None))(model)
+        if self.enumerates:
+            model = Enumerated(-1 - self.nesting - (plate is not None))(model)
         model = model if plate is None else plate(model)
         conditioned = Conditioned(values, self.layout.shapes, self._indices)
         with pyro.validation_enabled(False), poutine.trace() as tracer, conditioned:
             model(*self.args, **self.kwargs)
         return tracer.trace, conditioned
 
-    def _one(self, theta: Tensor) -> Tensor:
+    def one(self, theta: Tensor) -> Tensor:
         """The log joint of one θ, (D,) -> ()."""
         values, log_jacobian = self.layout.constrained(theta)
-        if self._enumerates:
-            return log_jacobian + Factors.of(self._trace(values)).sum_out(frozenset())
-        return log_jacobian + sum(log_prob.sum() for log_prob in self._scored(values))
+        if self.enumerates:
+            return log_jacobian + Factors.of(self.trace(values)).sum_out(frozenset())
+        return log_jacobian + sum(log_prob.sum() for log_prob in self.scored(values))
 
-    def _by_broadcasting(self, theta: Tensor) -> Tensor:
-        """All draws in one run, the dimension of draws on the left of those of the plates."""
-        if self._enumerates:
-            return self._by_plate(theta)
-        count = len(theta)
-        values, log_jacobian = self.layout.constrained(theta, self._nesting)
-        terms = [log_jacobian[:, None]]
-        for log_prob in self._scored(values):
-            if log_prob.ndim <= self._nesting:  # it does not depend on θ
-                log_prob = log_prob.sum().expand(count)
-            terms.append(log_prob.reshape(count, -1))
-        return torch.cat(terms, -1).sum(-1)
-
-    def _by_plate(self, theta: Tensor) -> Tensor:
-        """The same in an outermost plate, which Pyro's contraction of enumerated sites asks for."""
-        count = len(theta)
-        if count == 1:  # the packing of factors drops dimensions of size one
-            return self._by_loop(theta)
-        values, log_jacobian = self.layout.constrained(theta, self._nesting)
-        with pyro.validation_enabled(False):
-            plate = pyro.plate(_PLATE, count, dim=-1 - self._nesting)
-        trace = self._trace(values, plate)
-        return log_jacobian + Factors.of(trace).sum_out(frozenset(trace.plate_to_symbol[_PLATE]))
-
-    def _by_vmap(self, theta: Tensor) -> Tensor:
-        if self._enumerates:
-            return self._by_vmap_and_contraction(theta)
-        return torch.func.vmap(self._one, randomness="same")(theta)
-
-    def _by_vmap_and_contraction(self, theta: Tensor) -> Tensor:
-        """The factors of each draw by vmap, which cannot take Pyro's contraction; their contraction as of one plate."""
-        seen: list[Factors] = []
-
-        def factors(one: Tensor) -> tuple[Tensor, list[Tensor]]:
-            values, log_jacobian = self.layout.constrained(one)
-            seen.append(Factors.of(self._trace(values)))
-            return log_jacobian, [factor.log_prob for factor in seen[-1].factors]
-
-        log_jacobian, log_probs = torch.func.vmap(factors, randomness="same")(theta)
-        return log_jacobian + seen[-1].for_all_draws(log_probs)
-
-    def _by_loop(self, theta: Tensor) -> Tensor:
-        return torch.stack([self._one(each) for each in theta.unbind()])
-
-    # -------------------------------------------------------------------------------- which way
-
-    def _best_way(self) -> tuple[str, Batched]:
-        """The first that agrees with the loop, in value and gradient."""
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(_POINTS, self.dim, generator=generator, dtype=torch.float64)
-        points = self.initial + _SPREAD * noise.to(self.initial)
-        self._check_density()
-        self._check_supports(points[0])
-        truth, reasons = _derivative(self._by_loop, points), []
-        for name, way in (("plate", self._by_broadcasting), ("vmap", self._by_vmap)):
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    answers = [_derivative(way, points), _derivative(way, points[:2])]
-            except Exception as error:  # whatever a model does that was not written for a batch
-                reasons.append(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-                continue
-            if all(_agree(answer, truth) for answer in answers):
-                return name, way
-            reasons.append("other values")
-        warnings.warn(
-            "the model is run for one draw after another, which is slow: it does not broadcast over draws "
-            f"({reasons[0]}), and torch.func.vmap cannot take it ({reasons[1]}).",
-            stacklevel=4,
-        )
-        return "loop", self._by_loop
+    # -------------------------------------------------------------------------------- checks at the start
 
     def _check_density(self) -> None:
         """Not NaN at the initial point, and data within their supports, where Pyro is set to look."""
         values = self.layout.constrained(self.initial)[0]
-        trace = self._trace(values)
+        trace = self.trace(values)
         for site in random_sites(trace):
             if bool(site["log_prob"].isnan().any()):
                 raise InputError(
@@ -288,7 +217,7 @@ class ModelLogJoint(Target):
     def _check_supports(self, theta: Tensor) -> None:
         """The supports must be those of the prototype."""
         values = self.layout.constrained(theta)[0]
-        trace = self._trace(values)
+        trace = self.trace(values)
         for site in self.layout.sites:
             u = theta[site.where].reshape(site.free)
             fn: Any = trace.nodes[site.name]["fn"]
@@ -329,22 +258,3 @@ def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJ
     {'scale': tensor(1.)}
     """
     return ModelLogJoint(model, args, kwargs)
-
-
-def _agree(answer: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor]) -> bool:
-    """Up to rounding: gradients through an ill-conditioned factorisation lose most digits, values few."""
-    eps, (values, gradients), count = torch.finfo(truth[0].dtype).eps, truth, len(answer[0])
-    largest = float(gradients.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp_min(1.0))
-    close = torch.allclose(answer[0], values[:count], rtol=eps**0.6, atol=eps**0.6, equal_nan=True)
-    return close and torch.allclose(answer[1], gradients[:count], rtol=0, atol=eps ** (1 / 3) * largest, equal_nan=True)
-
-
-def _derivative(way: Batched, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The values and gradients of the log joint at some points, by one of the ways."""
-    with torch.enable_grad():
-        leaf = points.clone().requires_grad_()
-        values = way(leaf).to(leaf.dtype)
-        if values.shape != points.shape[:1]:
-            raise ValueError
-        (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
-    return values.detach(), torch.zeros_like(points) if gradient is None else gradient

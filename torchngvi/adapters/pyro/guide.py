@@ -5,88 +5,38 @@ density is log q(θ) with constant coordinates, so that the gradient of Trace_EL
 
     a = E[r]        P = E[(r zᵀ + z rᵀ)/2],        r = Cᵀ∇ℓ(m + C z) - z
 
-which sticks the landing (Roeder, Wu and Duvenaud 2017): where q is exact, no draw has a gradient.
+which sticks the landing (Roeder, Wu and Duvenaud 2017): where q is exact, no draw has a gradient.  Its one
+parameter, which any optimizer may move, stands for a step of q, see `owned`.
 """
 
 import copy
-import math
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Self, final
+from typing import Any, Self
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.distributions import TorchDistribution, constraints
+from pyro.distributions import TorchDistribution
 from pyro.infer.autoguide import AutoContinuous
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.initialization import init_to_median
-from pyro.poutine.runtime import _PYRO_STACK
-from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
 
 from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.losses import check_loss
+from torchngvi.adapters.pyro.owned import Step
 from torchngvi.adapters.pyro.sites import is_enumerable, latents, start
 from torchngvi.errors import InputError
 from torchngvi.fitting.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.renamed import renamed
-
-
-@final
-class LatentGaussian(TorchDistribution):
-    """q as a distribution of Pyro: it draws through the probes, and its log density has constant coordinates.
-
-    Args:
-        q: the posterior.
-        batch_shape: the batch of the distribution, whose members are all q; () for one.
-
-    >>> LatentGaussian(CholeskyGaussian(2)).expand([3]).rsample().shape
-    torch.Size([3, 2])
-    """
-
-    arg_constraints: dict = {}
-    support = constraints.real_vector
-    has_rsample = True
-
-    def __init__(self, q: Gaussian | FlatGaussian, batch_shape: Sequence[int] = ()) -> None:
-        self.q = q
-        super().__init__(torch.Size(batch_shape), torch.Size([q.dim]), validate_args=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean m of q, (*batch, D)."""
-        return self.q.mean.expand(self.batch_shape + self.event_shape)
-
-    @property
-    def variance(self) -> Tensor:
-        """The diagonal of the covariance V of q, (*batch, D)."""
-        return self.q.variance.expand(self.batch_shape + self.event_shape)
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw θ = m + C z, (*sample, *batch, D), differentiable in the probes."""
-        shape = torch.Size(sample_shape) + self.batch_shape
-        if isinstance(self.q, FlatGaussian):
-            return self.q.rsample(shape.numel()).reshape(shape + self.event_shape)
-        return self.q.rsample(shape)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """log q(θ) = -½|C⁻¹(θ - m)|² - log|C| - ½D log 2π, (*sample, *batch): differentiable in θ alone."""
-        if isinstance(self.q, FlatGaussian):
-            return self.q.log_prob(value, self.q.vector)
-        z = self.q.whiten(value - self.q.frame().mean)
-        return -0.5 * z.square().sum(-1) - self.q.log_det_root() - 0.5 * self.q.dim * math.log(2 * math.pi)
-
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "LatentGaussian":
-        """The same distribution with another batch shape."""
-        return LatentGaussian(self.q, batch_shape)
 
 
 class AutoGaussian(AutoContinuous):
@@ -100,7 +50,8 @@ class AutoGaussian(AutoContinuous):
     Args:
         model: a Pyro model; discrete sites that are marked for enumeration are left to TraceEnum_ELBO.
         posterior: makes q of D dimensions, ``posterior(D, mean=..., scale=...)``: `CholeskyGaussian`,
-            `NaturalGaussian`, `DiagonalGaussian`; ``FlatCholesky.standard`` for `IFVB`.
+            `NaturalGaussian`, `DiagonalGaussian`; ``FlatCholesky.standard``, or a function that makes a `ModuleFlow`,
+            for `IFVB`.
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
@@ -125,7 +76,7 @@ class AutoGaussian(AutoContinuous):
     def __init__(
         self,
         model: Callable[..., Any],
-        posterior: Callable[..., Gaussian | FlatGaussian] = CholeskyGaussian,
+        posterior: Callable[..., Gaussian | FlatPosterior] = CholeskyGaussian,
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
@@ -143,7 +94,6 @@ class AutoGaussian(AutoContinuous):
             )
         self._posterior_class, self.init_scale = posterior, float(init_scale)
         self._bare = (model,)  # without the start
-        self._seen: tuple[weakref.ref[TraceMessenger], int] | None = None  # the last step of SVI, and q there
         super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
         self._pyro_name = name
 
@@ -160,6 +110,14 @@ class AutoGaussian(AutoContinuous):
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
                 trace.remove_node(name)
             self.q = self._posterior_class(self.latent_dim, mean=self._init_loc(), scale=self.init_scale)
+            if not (isinstance(self.q, Gaussian) or getattr(self.q, "reparametrised", False)):
+                kind = type(self.q).__name__
+                del self.q
+                self.prototype_trace = None
+                raise InputError(
+                    f"{kind} has no map from noise to draws, by which a loss of Pyro reaches q. Take a Gaussian or a "
+                    "flow, or fit log_joint(model, *args) itself."
+                )
 
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model once with these arguments to size q, unless that was done before; returns the guide."""
@@ -228,22 +186,23 @@ class AutoGaussian(AutoContinuous):
         check_loss()
         if self.prototype_trace is None:
             self._check_model()
+            self._setup_prototype(*args, **kwargs)
+        q = self.posterior
+        self._step.announce(q, self._pyro_name)
         result = super().forward(*args, **kwargs)
-        store.write(self, self.posterior)
-        self._watch()
+        store.write(self, q)
         return result
 
-    def _watch(self) -> None:
-        """Warn where SVI takes its second step and nobody has moved q since the first."""
-        step = next((frame for frame in _PYRO_STACK if isinstance(frame, TraceMessenger) and frame.param_only), None)
-        if step is None:  # not in a step of SVI
-            return
-        version = sum(buffer._version for buffer in self.posterior.buffers())
-        if self._seen is not None and self._seen[0]() is not step and self._seen[1] == version:
-            warnings.warn(_NOT_MOVED, stacklevel=2)
-            version = -1  # said once
-        if self._seen is None or self._seen[1] >= 0:
-            self._seen = weakref.ref(step), version
+    @property
+    def _step(self) -> Step:
+        """The parameter for a step of q, which as a plain attribute Pyro would put into its parameter store."""
+        step, q = self._modules.get("step"), self._modules["q"]
+        if step is None:  # at the set-up, and in a pickle of an earlier release
+            assert isinstance(q, Gaussian | FlatPosterior)
+            with torch.inference_mode(False):
+                step = self._modules["step"] = Step(q)
+        assert isinstance(step, Step)
+        return step
 
     def _check_model(self) -> None:
         if self._model is None:
@@ -253,7 +212,7 @@ class AutoGaussian(AutoContinuous):
             )
 
     @property
-    def posterior(self) -> Gaussian | FlatGaussian:
+    def posterior(self) -> Gaussian | FlatPosterior:
         """The posterior q over unconstrained θ (D,).
 
         Raises:
@@ -262,8 +221,10 @@ class AutoGaussian(AutoContinuous):
         q = self._modules.get("q")
         if q is None:
             raise InputError(_NOT_SET_UP)
-        assert isinstance(q, Gaussian | FlatGaussian)
+        assert isinstance(q, Gaussian | FlatPosterior)
         store.sync(self, q)
+        if self._step.seen is not None:
+            self._step.take(q)
         return q
 
     def gaussian(
@@ -287,6 +248,11 @@ class AutoGaussian(AutoContinuous):
         """The posterior q as a distribution of Pyro over θ."""
         return LatentGaussian(self.posterior)
 
+    def sample_latent(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Draw θ, (D,), as the auxiliary site of the guide, through which a loss of Pyro reaches q."""
+        fn = LatentGaussian(self.posterior, step=self._step)
+        return pyro.sample(f"_{self._pyro_name}_latent", fn, infer={"is_auxiliary": True})
+
     def get_base_dist(self) -> TorchDistribution:
         """The standard normal N(0, I), which `get_transform` takes to q."""
         zeros = torch.zeros_like(self.posterior.mean)
@@ -294,8 +260,8 @@ class AutoGaussian(AutoContinuous):
 
     def get_transform(self, *args: Any, **kwargs: Any) -> torch.distributions.Transform:
         """The map θ = m + C z with C lower triangular, as NeuTraReparam asks for it."""
-        q = self.posterior
-        return dist.transforms.LowerCholeskyAffine(q.mean, scale_tril=q.scale_tril)
+        q = self.get_posterior()
+        return dist.transforms.LowerCholeskyAffine(q.loc, scale_tril=q.scale_tril)
 
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.posterior.mean, self.posterior.stddev
@@ -303,19 +269,22 @@ class AutoGaussian(AutoContinuous):
     # -------------------------------------------------------------------------------- copies
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        if self.prototype_trace is not None:
-            _ = self.posterior  # as the parameter store has it
+        self.settle()
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         _ = self.posterior  # what the store had before does not come back later
         super()._load_from_state_dict(*args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the model, as Pyro's guides, and without a change to this one."""
+    def settle(self) -> None:
+        """Bring q up to date: take what was put into the parameter store, and the step that an optimizer asked for."""
         if self.prototype_trace is not None:
             _ = self.posterior
-        return {**self.__dict__, "_model": None, "_bare": None, "master": None, "_seen": None}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the model, as Pyro's guides, and without a change to this one."""
+        self.settle()
+        return {**self.__dict__, "_model": None, "_bare": None, "master": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A guide of its own for the same model."""
@@ -341,9 +310,4 @@ def _check_plates(sites: list[Any]) -> None:
 _NOT_SET_UP = (
     "the guide has no posterior before it has seen the model: call guide.setup(*args, **kwargs) with the arguments of "
     "the model first."
-)
-_NOT_MOVED = (
-    "a second step of Pyro's SVI finds the posterior of AutoGaussian where the first left it: SVI updates parameters, "
-    "and this guide has none. Fit it with NaturalSVI(model, guide, optim) or fit_guide, or step an optimizer of "
-    "torchngvi on guide.posterior beside SVI."
 )

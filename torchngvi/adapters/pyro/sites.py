@@ -275,7 +275,8 @@ def _check_latent(name: str, site: Any) -> None:
     if fn.support.is_discrete:
         raise InputError(
             f"the latent site {name!r} is discrete, and a Gaussian cannot stand for it. Sum it out, with "
-            "config_enumerate(model) and TraceEnum_ELBO, or hide it from the guide with poutine.block."
+            "config_enumerate(model) and TraceEnum_ELBO (https://pyro.ai/examples/enumeration.html), or hide it from "
+            "the guide with poutine.block."
         )
     for frame in site["cond_indep_stack"]:
         if is_subsampled(frame):
@@ -287,6 +288,11 @@ def _check_latent(name: str, site: Any) -> None:
     try:
         biject_to(fn.support)
     except NotImplementedError as error:
+        if "sphere" in repr(fn.support).lower():
+            raise InputError(
+                f"the latent site {name!r} is on a sphere, which no bijection takes from the real numbers. Draw it "
+                f"from a ProjectedNormal, and use poutine.reparam(model, {{{name!r}: ProjectedNormalReparam()}})."
+            ) from error
         raise InputError(
             f"the latent site {name!r} has the support {fn.support}, to which no bijection from the real numbers is "
             "known. Register one with torch.distributions.biject_to.register."

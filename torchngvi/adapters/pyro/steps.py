@@ -44,7 +44,7 @@ class Stepping(Protocol):
     """What the engine asks of a `NaturalSVI`."""
 
     model: Any
-    guide: AutoGaussian
+    gaussian: AutoGaussian  # whose posterior takes the steps
     optim: PyroOptim | torch.optim.Optimizer | None
     num_particles: int
     norm: float
@@ -72,7 +72,8 @@ class AveragedSteps(Engine):
     unit = "step"
 
     def __init__(self, svi: Stepping, args: tuple[Any, ...], kwargs: dict[str, Any], planned: int) -> None:
-        super().__init__(svi.guide.setup(*args, **kwargs).posterior)
+        svi.density(args, kwargs)  # which sets the guide up
+        super().__init__(svi.gaussian.posterior)
         self.name, self.planned = type(svi).__name__, planned
         self.svi, self.args, self.kwargs = svi, args, kwargs
         self.batches: Any = SimpleNamespace(**{f"argument {k}": given for k, given in enumerate(self._given())})

@@ -8,7 +8,7 @@ at the next use of the guide, as for a PyroModule; unlike there, what another gu
 import warnings
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import pyro
 from pyro.nn import PyroModule
@@ -31,8 +31,15 @@ class _Written(type(constraints.real)):  # type: ignore[misc]
         self.name = guide._pyro_name
         super().__init__()
 
+    def settle(self) -> Self:
+        """Bring the entries up to date, in place, with a step that an optimizer asked for."""
+        for guide in self.guides:
+            guide.settle()
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
         """The plain constraint, which takes this one's place in a file."""
+        self.settle()
         count = sum(guide._pyro_name == self.name for guide in self.guides)
         if count > 1:
             warnings.warn(
@@ -43,7 +50,7 @@ class _Written(type(constraints.real)):  # type: ignore[misc]
         return type(constraints.real), ()
 
 
-transform_to.register(_Written, lambda constraint: AffineTransform(0.0, 1.0))  # to read is to copy
+transform_to.register(_Written, lambda written: written.settle() and AffineTransform(0.0, 1.0))  # to read is to copy
 
 
 def write(guide: PyroModule, q: Posterior) -> None:

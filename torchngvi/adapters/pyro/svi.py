@@ -1,4 +1,4 @@
-"""Fitting a guide: at once, or step by step beside the parameters of the model.
+"""Fitting a guide step by step, beside the parameters of the model.
 
 A step draws θ = m + C z in antithetic pairs and takes the gradient of
 
@@ -16,74 +16,31 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 import torch
+from pyro.infer.autoguide import AutoGuideList
 from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
-from torchngvi.adapters.pyro.names import coordinate_names
+from torchngvi.adapters.pyro.distribution import LatentGaussian
+from torchngvi.adapters.pyro.fitting import check_guide, density_of, spread
+from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.lists import ListedGuides, gaussian_of
 from torchngvi.adapters.pyro.sites import Parameters
 from torchngvi.adapters.pyro.steps import FEWEST, AveragedSteps
-from torchngvi.distributed import Processes, processes_of, synchronize
+from torchngvi.distributed import processes_of
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic
 from torchngvi.fitting.callbacks import checked_callbacks
-from torchngvi.fitting.fit import fit
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, joined
 from torchngvi.interfaces import Local, Target
 from torchngvi.methods import IBLR
-from torchngvi.models import ShardedDraws
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.stepsizes import KLRadius
 
 _EVERY = 100  # steps from one checkpoint to the next
-
-
-def fit_guide(
-    model: Callable[..., Any],
-    guide: AutoGaussian,
-    *args: Any,
-    options: dict[str, Any] | None = None,
-    **kwargs: Any,
-) -> FitResult:
-    """Fit the guide to the model, in place, by `torchngvi.fit`: no learning rate, no number of draws.
-
-    Parameters of the model stay as they are; `NaturalSVI` fits them too.  The method is that of Giordano, Ingram and
-    Broderick (2024), see `torchngvi.fitting.sample_average`.
-
-    Args:
-        model: a Pyro model, all of whose continuous latents the guide covers.
-        guide: the guide, which is set up if it was not, and holds the posterior afterwards.
-        args, kwargs: the arguments of the model.
-        options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
-            checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the
-            draws over processes that all have the same model and data, see `torchngvi.ShardedDraws`.
-
-    Returns:
-        The verdict of `torchngvi.fit` with its trace; whether a Gaussian fits is said in the names of the sites.
-
-    Raises:
-        InputError: a guide of another kind, a model that subsamples its data; as `ModelLogJoint`.
-
-    >>> import pyro
-    >>> import pyro.distributions as dist
-    >>> def model():
-    ...     pyro.sample("x", dist.Normal(3.0, 0.5))
-    >>> guide = AutoGaussian(model)
-    >>> _ = fit_guide(model, guide, options={"progress": False})
-    >>> guide.posterior.mean.round(decimals=2), guide.posterior.stddev.round(decimals=2)
-    (tensor([3.]), tensor([0.5000]))
-    """
-    options = dict(options or {})
-    processes = processes_of(options.pop("group", None))
-    with processes.together():
-        density = _density(model, guide, args, kwargs)
-        density.check_comparable("fit_guide")
-    target = _spread(density, guide, processes)
-    return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))
 
 
 class NaturalSVI:
@@ -95,7 +52,8 @@ class NaturalSVI:
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
-        guide: an `AutoGaussian`.
+        guide: an `AutoGaussian`; or an AutoGuideList with one of them and guides of Pyro for the other latents, such as
+            AutoNormal or AutoDelta, whose parameters go to ``optim``.
         optim: the optimizer of the parameters of the model, a PyroOptim or a torch optimizer; without it they stay as
             they are.
         natural: makes the optimizer of q; by default ``IBLR(q, lr=0.1, step_size=KLRadius(0.5))``, none of whose steps
@@ -126,15 +84,24 @@ class NaturalSVI:
     def __init__(
         self,
         model: Callable[..., Any],
-        guide: AutoGaussian,
+        guide: AutoGaussian | AutoGuideList,
         optim: PyroOptim | torch.optim.Optimizer | None = None,
         *,
         natural: Callable[[Gaussian], NaturalGradientVI] | None = None,
         num_particles: int = 16,
         group: Any = None,
     ) -> None:
-        _check_guide(guide)
+        if isinstance(guide, AutoGuideList):
+            self.gaussian = gaussian_of(guide)
+        else:
+            check_guide(guide)
+            self.gaussian = guide
         self.processes = processes_of(group)
+        if guide is not self.gaussian and optim is None:
+            raise InputError(
+                "the other guides of the list have parameters of their own: pass an optimizer for them, "
+                "NaturalSVI(model, guide, pyro.optim.Adam({'lr': 0.01}))."
+            )
         if optim is not None and group is not None:
             raise InputError(
                 "draws that are spread over processes give q its gradient, and parameters of the model none; leave "
@@ -151,6 +118,7 @@ class NaturalSVI:
         self._natural: NaturalGradientVI | None = None
         self._density: ModelLogJoint | None = None
         self._target: Target | None = None  # which sums over processes
+        self._listed: ListedGuides | None = None
         self._warned = False
         self.norm = math.nan  # of the natural gradient in q, as the last step saw it
 
@@ -162,7 +130,7 @@ class NaturalSVI:
             InputError: a guide that was not set up.
         """
         if self._natural is None:
-            self._natural = self._make(self.guide.gaussian("NaturalSVI"))
+            self._natural = self._make(self.gaussian.gaussian("NaturalSVI"))
         return self._natural
 
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -174,15 +142,13 @@ class NaturalSVI:
         Returns:
             An estimate of the loss -ELBO before the step.
         """
-        density, q = self.density(args, kwargs), self.guide.gaussian("NaturalSVI")
-        if self._target is None:
-            self._target = _spread(density, self.guide, self.processes)
+        self.density(args, kwargs)
+        q = self.gaussian.gaussian("NaturalSVI")
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
         with torch.enable_grad(), Parameters() as parameters:
-            theta = q.push_noise(self._draws(q.mean_probe.detach()))
-            loss = (LatentGaussian(q).log_prob(theta) - self._target.log_joint(theta)).mean()
+            loss = self._loss()
         if bool(loss.isfinite()):
             loss.backward()
             self.norm = float(q.norm2(Local(q.mean_probe.grad, q.root_probe.grad))) ** 0.5  # type: ignore[arg-type]
@@ -213,9 +179,20 @@ class NaturalSVI:
         Returns:
             The estimate.
         """
-        density, q = self.density(args, kwargs), self.guide.gaussian("NaturalSVI")
+        self.density(args, kwargs)
+        return float(self._loss())
+
+    def _loss(self) -> torch.Tensor:
+        """The loss at new draws, with the arguments that `density` was told last."""
+        if self._listed is not None:
+            return self._listed.loss(self.num_particles)
+        assert self._density is not None
+        q = self.gaussian.gaussian("NaturalSVI")
+        if self._target is None:
+            self._target = spread(self._density, self.gaussian, self.processes)
         theta = q.push_noise(self._draws(q.mean_probe.detach()))
-        return float((LatentGaussian(q).log_prob(theta) - density(theta)).mean())
+        target = self._target if torch.is_grad_enabled() else self._density
+        return (LatentGaussian(q).log_prob(theta) - target.log_joint(theta)).mean()
 
     def run(
         self,
@@ -284,26 +261,13 @@ class NaturalSVI:
             The target, which is one object for all calls.
         """
         if self._density is None:
-            self._density = _density(self.model, self.guide, args, kwargs)
+            if isinstance(self.guide, AutoGuideList):
+                self._listed = ListedGuides(self.model, self.guide, args, kwargs)
+                self._density = self._listed.density
+            else:
+                self._density = density_of(self.model, self.guide, args, kwargs)
             return self._density
         return self._density.on(*args, **kwargs)
-
-
-def _spread(density: ModelLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
-    """The log joint with its draws over processes, which all begin from the guide and the generator of the first."""
-    if processes.world == 1:
-        return density
-    synchronize(guide.posterior, group=processes)
-    processes.same_draws()
-    return ShardedDraws(density, processes)
-
-
-def _density(
-    model: Callable[..., Any], guide: AutoGaussian, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ModelLogJoint:
-    """The log joint over the latents of the guide."""
-    _check_guide(guide)
-    return guide.setup(*args, **kwargs).density(model, args, kwargs)
 
 
 def _checked_steps(num_steps: SupportsIndex) -> int:
@@ -321,11 +285,3 @@ def _checked_steps(num_steps: SupportsIndex) -> int:
             f"num_steps must be an integer of at least 8, to compare the last with those before; got {num_steps!r}."
         )
     return steps
-
-
-def _check_guide(guide: object) -> None:
-    if not isinstance(guide, AutoGaussian):
-        raise InputError(
-            f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Other guides, and lists of "
-            "guides, go through Trace_ELBO()(model, guide)."
-        )

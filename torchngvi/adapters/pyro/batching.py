@@ -1,0 +1,183 @@
+"""Many θ at once: the ways in which the log joint of a Pyro model is evaluated for a batch, and which of them is right.
+
+All draws are evaluated in one run of the model, their dimension on the left of those of its plates, if the model
+broadcasts over it; else one θ at a time under `torch.func.vmap`; else so with every tensor that the model makes one
+of each draw, into which it may write; else one after another.  Which of them is right is not assumed but tried, at
+three points, against the last.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import pyro
+import torch
+from pyro.poutine.trace_struct import Trace
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchngvi.adapters.pyro.enumeration import Factors
+from torchngvi.adapters.pyro.sites import Layout, Values
+
+Batched = Callable[[Tensor], Tensor]  # (S, D) -> (S,)
+Within = Callable[[Tensor], AbstractContextManager[Any]]  # of one θ, (D,)
+
+POINTS = 3  # at which the ways are compared
+
+_PLATE = "_torchngvi_draws"
+_MAKERS = ("zeros", "empty", "ones", "full", "clone")  # of tensors that a model may write into
+
+
+class Runs(Protocol):
+    """What is asked of a log joint: one run of its model at given values of the latent sites."""
+
+    layout: Layout
+    nesting: int  # the number of dimensions of the plates
+    enumerates: bool  # whether discrete sites are summed out
+
+    def one(self, theta: Tensor) -> Tensor:
+        """The log joint of one θ, (D,) -> ()."""
+
+    def scored(self, values: Values) -> list[Tensor]:
+        """The log probabilities of all sites."""
+
+    def trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
+        """The run as a trace, with log probabilities at its sites."""
+
+
+def by_broadcasting(runs: Runs, theta: Tensor) -> Tensor:
+    """All draws in one run, the dimension of draws on the left of those of the plates."""
+    if runs.enumerates:
+        return _by_plate(runs, theta)
+    count = len(theta)
+    values, log_jacobian = runs.layout.constrained(theta, runs.nesting)
+    terms = [log_jacobian[:, None]]
+    for log_prob in runs.scored(values):
+        if log_prob.ndim <= runs.nesting:  # it does not depend on θ
+            log_prob = log_prob.sum().expand(count)
+        terms.append(log_prob.reshape(count, -1))
+    return torch.cat(terms, -1).sum(-1)
+
+
+def _by_plate(runs: Runs, theta: Tensor) -> Tensor:
+    """The same in an outermost plate, which Pyro's contraction of enumerated sites asks for."""
+    count = len(theta)
+    if count == 1:  # the packing of factors drops dimensions of size one
+        return by_loop(runs, theta)
+    values, log_jacobian = runs.layout.constrained(theta, runs.nesting)
+    with pyro.validation_enabled(False):
+        plate = pyro.plate(_PLATE, count, dim=-1 - runs.nesting)
+    trace = runs.trace(values, plate)
+    return log_jacobian + Factors.of(trace).sum_out(frozenset(trace.plate_to_symbol[_PLATE]))
+
+
+def by_vmap(runs: Runs, theta: Tensor, within: Within = nullcontext) -> Tensor:
+    """One θ at a time under `torch.func.vmap`, each ``within`` a context of its own."""
+    seen: list[Factors] = []
+
+    def one(each: Tensor) -> Tensor:
+        with within(each):
+            return runs.one(each)
+
+    def factors(each: Tensor) -> tuple[Tensor, list[Tensor]]:
+        values, log_jacobian = runs.layout.constrained(each)
+        with within(each):
+            seen.append(Factors.of(runs.trace(values)))
+        return log_jacobian, [factor.log_prob for factor in seen[-1].factors]
+
+    if not runs.enumerates:
+        return torch.func.vmap(one, randomness="same")(theta)
+    # vmap cannot take Pyro's contraction, which is made for all draws, as of one plate
+    log_jacobian, log_probs = torch.func.vmap(factors, randomness="same")(theta)
+    return log_jacobian + seen[-1].for_all_draws(log_probs)
+
+
+def by_vmap_in_place(runs: Runs, theta: Tensor) -> Tensor:
+    """The same for models that write into tensors which they make, such as OrderedLogistic and loops over time."""
+    return by_vmap(runs, theta, _ForEachDraw)
+
+
+def by_loop(runs: Runs, theta: Tensor) -> Tensor:
+    """One θ after another."""
+    return torch.stack([runs.one(each) for each in theta.unbind()])
+
+
+class _ForEachDraw(TorchFunctionMode):
+    """New tensors are those of each draw, so that what depends on the draw can be written into them.
+
+    vmap cannot write a value for each draw into a tensor that all draws share; every new tensor gets a zero added that
+    is one for each draw.
+    """
+
+    def __init__(self, theta: Tensor) -> None:
+        super().__init__()
+        self.zero = torch.zeros_like(theta[0])
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "").removeprefix("new_").removesuffix("_like")
+        return made + self.zero.to(made.dtype) if name in _MAKERS and made.is_floating_point() else made
+
+
+def best_way(
+    runs: Runs,
+    points: Tensor,  # (POINTS, D)
+) -> tuple[str, Batched]:
+    """The first way that agrees with the loop, in value and gradient.
+
+    Args:
+        runs: the log joint.
+        points: where they are compared, (POINTS, D).
+
+    Returns:
+        Its name, and the way as a function (S, D) -> (S,).
+    """
+    ways: list[tuple[str, Callable[[Runs, Tensor], Tensor]]] = [
+        ("plate", by_broadcasting),
+        ("vmap", by_vmap),
+        ("vmap", by_vmap_in_place),
+    ]
+    truth, reasons = _derivative(lambda theta: by_loop(runs, theta), points), []
+    for name, function in ways:
+
+        def way(theta: Tensor, function: Callable[[Runs, Tensor], Tensor] = function) -> Tensor:
+            return function(runs, theta)
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                answers = [_derivative(way, points), _derivative(way, points[:2])]
+        except Exception as error:  # whatever a model does that was not written for a batch
+            reasons.append(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            continue
+        if all(_agree(answer, truth) for answer in answers):
+            return name, way
+        reasons.append("other values")
+    warnings.warn(
+        "the model is run for one draw after another, which is slow: it does not broadcast over draws "
+        f"({reasons[0]}), and torch.func.vmap cannot take it ({reasons[1]}).",
+        stacklevel=5,
+    )
+    return "loop", lambda theta: by_loop(runs, theta)
+
+
+def _agree(answer: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor]) -> bool:
+    """Up to rounding: gradients through an ill-conditioned factorisation lose most digits, values few."""
+    eps, (values, gradients), count = torch.finfo(truth[0].dtype).eps, truth, len(answer[0])
+    largest = float(gradients.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp_min(1.0))
+    close = torch.allclose(answer[0], values[:count], rtol=eps**0.6, atol=eps**0.6, equal_nan=True)
+    return close and torch.allclose(answer[1], gradients[:count], rtol=0, atol=eps ** (1 / 3) * largest, equal_nan=True)
+
+
+def _derivative(way: Batched, points: Tensor) -> tuple[Tensor, Tensor]:
+    """The values and gradients of the log joint at some points, by one of the ways."""
+    with torch.enable_grad():
+        leaf = points.clone().requires_grad_()
+        values = way(leaf).to(leaf.dtype)
+        if values.shape != points.shape[:1]:
+            raise ValueError
+        (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
+    return values.detach(), torch.zeros_like(points) if gradient is None else gradient

@@ -1,0 +1,119 @@
+"""Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
+
+from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.names import coordinate_names
+from torchngvi.distributed import Processes, processes_of, synchronize
+from torchngvi.errors import InputError
+from torchngvi.fitting.fit import fit
+from torchngvi.fitting.records import FitResult
+from torchngvi.interfaces import Target
+from torchngvi.models import ShardedDraws
+
+
+def fit_guide(
+    model: Callable[..., Any],
+    guide: AutoGaussian,
+    *args: Any,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> FitResult:
+    """Fit the guide to the model, in place, by `torchngvi.fit`: no learning rate, no number of draws.
+
+    Parameters of the model stay as they are; `NaturalSVI` fits them too.  The method is that of Giordano, Ingram and
+    Broderick (2024), see `torchngvi.fitting.sample_average`.
+
+    Args:
+        model: a Pyro model, all of whose continuous latents the guide covers.
+        guide: the guide, which is set up if it was not, and holds the posterior afterwards.
+        args, kwargs: the arguments of the model.
+        options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
+            checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the
+            draws over processes that all have the same model and data, see `torchngvi.ShardedDraws`.
+
+    Returns:
+        The verdict of `torchngvi.fit` with its trace; whether a Gaussian fits is said in the names of the sites.
+
+    Raises:
+        InputError: a guide of another kind, a model that subsamples its data; as `ModelLogJoint`.
+
+    >>> import pyro
+    >>> import pyro.distributions as dist
+    >>> def model():
+    ...     pyro.sample("x", dist.Normal(3.0, 0.5))
+    >>> guide = AutoGaussian(model)
+    >>> _ = fit_guide(model, guide, options={"progress": False})
+    >>> guide.posterior.mean.round(decimals=2), guide.posterior.stddev.round(decimals=2)
+    (tensor([3.]), tensor([0.5000]))
+    """
+    options = dict(options or {})
+    processes = processes_of(options.pop("group", None))
+    with processes.together():
+        density = density_of(model, guide, args, kwargs)
+        density.check_comparable("fit_guide")
+    target = spread(density, guide, processes)
+    return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))
+
+
+def spread(density: ModelLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
+    """The log joint with its draws over processes, which all begin from the guide and the generator of the first.
+
+    Args:
+        density: the log joint.
+        guide: the guide, set up.
+        processes: those that share the draws.
+
+    Returns:
+        The target; the log joint itself where there is one process.
+    """
+    if processes.world == 1:
+        return density
+    synchronize(guide.posterior, group=processes)
+    processes.same_draws()
+    return ShardedDraws(density, processes)
+
+
+def density_of(
+    model: Callable[..., Any], guide: AutoGaussian, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ModelLogJoint:
+    """The log joint over the latents of the guide, which is set up.
+
+    Args:
+        model: the model.
+        guide: the guide.
+        args, kwargs: the arguments of the model.
+
+    Returns:
+        The target.
+
+    Raises:
+        InputError: as `check_guide` and `ModelLogJoint`.
+    """
+    check_guide(guide)
+    return guide.setup(*args, **kwargs).density(model, args, kwargs)
+
+
+def check_guide(guide: object) -> None:
+    """Check that a guide is an `AutoGaussian` of this library.
+
+    Args:
+        guide: what was given as the guide.
+
+    Raises:
+        InputError: another guide; Pyro's of the same name is named with its module.
+    """
+    if isinstance(guide, PyrosAutoGaussian):
+        raise InputError(
+            "the guide is pyro.infer.autoguide.AutoGaussian, another class of this name; import AutoGaussian from "
+            "torchngvi.adapters.pyro."
+        )
+    if not isinstance(guide, AutoGaussian):
+        raise InputError(
+            f"the guide must be an AutoGaussian of torchngvi; got {type(guide).__name__}. Lists of guides go "
+            "through NaturalSVI, others through Pyro's SVI."
+        )
