@@ -26,9 +26,11 @@ class Family(nn.Module, ABC):
 
     Attributes:
         single: whether it wants the gradients of single labels, with the labels first, and not that of their mean.
+        in_steps: whether C moves to the curvature by steps, and does not follow from a curvature that is given.
     """
 
     single = False
+    in_steps = False
 
     def __init__(
         self,
