@@ -185,19 +185,19 @@ def add_prior_(
 
 
 def advance_(
+    share: float,
+    spread: float,
     parameters: Sequence[Tensor],
     mean: Sequence[Tensor],
     stddev: Sequence[Tensor],
     noise: Sequence[Tensor],
-    share: float,
-    spread: float,
 ) -> None:
     """Move the mean by a share of the way to the parameters, then write m + √T σ ε into them.
 
     Args:
-        parameters, mean, stddev, noise: p, m, σ and ε, which `fits`.
         share: of the way.
         spread: √T.
+        parameters, mean, stddev, noise: p, m, σ and ε, which `fits`.
     """
     each = [_addresses(of) for of in (parameters, mean, stddev, noise)]
     _library().advance(len(mean), *each, _sizes(mean), share, spread)

@@ -94,14 +94,14 @@ class Family(nn.Module, ABC):
             write: whether the mean is written into the parameters too; each weight is read once for both.
         """
         if self.fused:
-            forces = [gradients.get(name) for name in self.names]
-            if kernels.fits([*self._held(), *self.mean, *(g for g in forces if g is not None)]):
-                kernels.add_prior_(self._held(), self.mean, forces, self.prior, write)
+            own = [gradients.get(name) for name in self.names]
+            if kernels.fits([*self._held(), *self.mean, *(g for g in own if g is not None)]):
+                kernels.add_prior_(self._held(), self.mean, own, self.prior, write)
                 return
         places = zip(self.names, self._held(), self.mean, self.prior, strict=True)
         each = [(p, m, gradients.get(name), delta) for name, p, m, delta in places]
         for delta in dict.fromkeys(self.prior):
-            alike = [(p, m, g) for p, m, g, own in each if g is not None and own == delta]
+            alike = [(p, m, g) for p, m, g, of_p in each if g is not None and of_p == delta]
             for parameters, mean, forces in blocks(*map(list, zip(*alike, strict=True))) if alike else ():
                 if write:
                     torch._foreach_copy_(parameters, mean)

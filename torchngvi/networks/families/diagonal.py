@@ -77,9 +77,11 @@ class Diagonal(Family):
         """Move the mean by a share of the way to the parameters, then write a draw into them."""
         noise = [windows(m, name, seed, draw) for m, name in zip(self.mean, self.names, strict=True)]
         if self._fused():
-            whole = zip(self._held(), self.mean, self.stddev, noise, strict=True)
-            parts = (zip(*map(pieces, each), strict=True) if isinstance(each[-1], list) else [each] for each in whole)
-            kernels.advance_(*map(list, zip(*(part for each in parts for part in each), strict=True)), share, spread)
+            parts: tuple[list[Tensor], ...] = ([], [], [], [])
+            for four in zip(self._held(), self.mean, self.stddev, noise, strict=True):
+                for part, one in zip(parts, four, strict=True):
+                    part += pieces(one) if isinstance(one, list) or isinstance(four[-1], list) else [one]
+            kernels.advance_(share, spread, *parts)
             return
         alike = self._alike()
         for parameters, mean, stddev, e in blocks(self._held(), self.mean, self.stddev, noise):
