@@ -105,6 +105,27 @@ def test_a_resumed_run_is_the_uninterrupted_one():
 
 
 @needed
+def test_evaluation_leaves_no_trace():
+    """A draw that is made again has the same bits."""
+    ends = []
+    for look in (False, True):
+        model, optimizer, q, _ = attached(True)
+        for k in range(6):
+            x = torch.randn(20, 7, generator=torch.Generator().manual_seed(k))
+            if look and k > 2:
+                held = flat(p.detach() for p in model.parameters()).clone()
+                q.predict(x, samples=2)
+                model.eval()(x)
+                model.train()(x)
+                assert torch.equal(flat(p.detach() for p in model.parameters()), held)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
+            optimizer.step()
+        ends.append(flat(q.mean.values()))
+    assert torch.equal(*ends)
+
+
+@needed
 def test_a_batch_that_is_not_finite_is_left_out():
     model, optimizer, q, handle = attached(True)
     train(model, optimizer, 3)

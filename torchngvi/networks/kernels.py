@@ -2,7 +2,8 @@
 
 The functions are those of `families/diagonal.py` in C, which the compiler of the machine makes when they are first
 asked for.  They are for contiguous parameters of single precision.  Sums are of sixteen interleaved parts of each block
-of 4,096 numbers in single precision, and of those in double precision, so that the same numbers give the same bits.
+of 4,096 numbers in single precision, and of those in double precision, and no product is fused with a sum, so that the
+same numbers give the same bits.
 """
 
 import ctypes
@@ -95,7 +96,7 @@ def _library() -> ctypes.CDLL:
         source.write_text(_SOURCE, encoding="utf-8")
         told = ""
         for native in (["-march=native"], []):
-            call = [compiler, "-O3", *native, "-shared", "-fPIC", "-o", str(built), str(source)]
+            call = [compiler, "-O3", *native, "-ffp-contract=off", "-shared", "-fPIC", "-o", str(built), str(source)]
             try:
                 subprocess.run(call, check=True, capture_output=True, text=True)
                 break

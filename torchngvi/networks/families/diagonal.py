@@ -100,7 +100,8 @@ class Diagonal(Family):
     def departure(self) -> Tensor:
         """Return |dm/σ|²; see the base class."""
         if self._fused():
-            return torch.tensor(kernels.departure(self._held(), self.mean, self.stddev), device="cpu")
+            square = kernels.departure(self._held(), self.mean, self.stddev)
+            return torch.tensor(square, dtype=torch.float64, device="cpu")
         if not self._alike():
             return super().departure()
         norms: list[Tensor] = []
