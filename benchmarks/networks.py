@@ -315,7 +315,7 @@ def last_layer_vbll(task, seed, lr):
     return model, predict
 
 
-def ours(task, seed, structure="diagonal", lr=1.0, **keywords):
+def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, **keywords):
     torch.manual_seed(seed)
     model = Learned(task)
     likelihood = Gaussian(lambda: model.log_scale.exp()) if task.numbers else "categorical"
@@ -324,7 +324,7 @@ def ours(task, seed, structure="diagonal", lr=1.0, **keywords):
     if task.numbers:
         weights.append({"params": [model.log_scale], "lr": 1e-2})
     optimizer = torch.optim.AdamW(weights, weight_decay=0.0)
-    torchngvi.attach(optimizer, q, steps=task.steps)
+    torchngvi.attach(optimizer, q, steps=task.steps).radius *= length
     for _ in run(task, optimizer, model.loss, seed):
         pass
     model.eval()
@@ -350,6 +350,7 @@ SETTINGS = {
     "laplace, last layer": (post_hoc, [{"lr": lr, "last": True} for lr in RATES]),
     "attach": (ours, [{}]),
     "attach, Kronecker": (ours, [{"structure": "kronecker"}]),
+    "attach, best of four radii": (ours, [{"length": f} for f in (3.0, 1.0, 0.3, 0.1)]),
     "attach, best of four": (
         ours,
         [{"structure": s, "temperature": t} for s in ("diagonal", "kronecker") for t in (0.05, 0.5)],
