@@ -170,6 +170,18 @@ def test_an_optimizer_goes_on_from_it():
     assert (start / before).log().abs().max() > 3
 
 
+@pytest.mark.parametrize("labels", [None, 3])
+@pytest.mark.parametrize("structure", ["diagonal", {"2.*": "dense", "*": "diagonal"}])
+def test_under_no_grad_it_is_the_same(labels, structure):
+    found = []
+    for recorded in (True, False):
+        q = torchngvi.network(net(), N, structure)
+        with torch.set_grad_enabled(recorded):
+            q.laplace(uneven(inputs()), labels=labels)
+        found.append(flat(q.variance.values()))
+    assert torch.equal(*found)
+
+
 def test_a_state_that_is_loaded_has_seen_data():
     model, x = net(), inputs()
     q = torchngvi.network(model, N)
@@ -296,6 +308,14 @@ def test_what_cannot_be():
         q.laplace([(x * math.inf, x)])
     assert torch.equal(flat(q.variance.values()), before)
     assert not q.observed
+    frozen = net()
+    q = torchngvi.network(frozen, N, {"2.*": "dense"})
+    frozen[2].bias.requires_grad_(False)
+    for labels in (None, 2):
+        with pytest.raises(
+            InputError, match="parts of all its dense layers, are frozen, so that laplace has no curvat"
+        ):
+            q.laplace(uneven(x), labels=labels)
     kronecker = torchngvi.network(net(), N, "kronecker")
     with pytest.raises(PairError, match="Kronecker family moves to its own by steps. Use structure='diagonal'"):
         kronecker.laplace(uneven(x))

@@ -62,16 +62,16 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
                 "'rows', or train it with torchngvi.attach."
             )
     totals: Totals = []
-    counts = torch.zeros(1, device="cpu")
+    count = 0
     with evaluating(q.model):
         for number, (inputs, _) in enumerate(batches(loader)):
-            for count, seen in _of_batch(q, inputs, number, labels, read):
-                counts += count
+            for own, seen in _of_batch(q, inputs, number, labels, read):
+                count += own
                 totals = _sum(totals, seen)
-    if not counts:
+    if not count:
         raise InputError("The loader of laplace is empty; give the training data, or a part of them.")
     known = [total for part in totals for total in part if total is not None]
-    counts = counts.to(known[0])
+    counts = torch.full_like(known[0].flatten()[:1], count)
     average_over_ranks_([*known, counts])
     for total in known:
         total /= counts.to(total)
@@ -87,17 +87,15 @@ def _of_batch(
     q: AtMean, inputs: Any, number: int, labels: int | None, read: Read | None
 ) -> Iterator[tuple[int, Totals]]:
     """Numbers of labels with the sums of their curvatures."""
-    trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
+    trained = _trained(q)
     with torch.enable_grad():
         output = called(q.model, inputs, read)
-        exact = q.likelihood.curvature_terms(output) if labels is None else None
-        if exact is None:
-            likelihood = copy.copy(q.likelihood)  # one that remembers nothing of it
-            draws = generator(output.device, q.seed, number, f"labels of rank {rank()} for laplace")
-            for _ in range(labels or 1):
-                losses = likelihood.sampled_losses(output, draws)
-                yield losses.numel(), _drawn(q, losses, trained)
-            return
+    exact = q.likelihood.curvature_terms(output) if labels is None else None
+    if exact is None:
+        draws = generator(output.device, q.seed, number, f"labels of rank {rank()} for laplace")
+        for _ in range(labels or 1):
+            yield _drawn(q, output, draws, trained)
+        return
 
     def terms(returned: Any) -> Tensor:
         found = q.likelihood.curvature_terms(returned if read is None else read(returned))
@@ -119,8 +117,21 @@ def _of_batch(
         yield count // exact.shape[-1], summed
 
 
-def _drawn(q: AtMean, losses: Tensor, trained: dict[str, nn.Parameter]) -> Totals:
-    """The sum of the curvatures of labels that were drawn, as SampledLabels estimates it."""
+def _trained(q: AtMean) -> dict[str, nn.Parameter]:
+    """The parameters of q that are not frozen, of which every family whose weights depend on one another has all."""
+    trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
+    if not any(trained.keys() >= set(family.names) or (trained and not family.single) for family in q.each()):
+        raise InputError(
+            "All parameters of the posterior, or parts of all its dense layers, are frozen, so that laplace has no "
+            "curvature to observe; call requires_grad_(True) on what is to be uncertain."
+        )
+    return trained
+
+
+@torch.enable_grad()
+def _drawn(q: AtMean, output: Tensor, draws: torch.Generator, trained: dict[str, nn.Parameter]) -> tuple[int, Totals]:
+    """The number of labels that were drawn, and the sum of their curvatures as SampledLabels estimates it."""
+    losses = copy.copy(q.likelihood).sampled_losses(output, draws)  # of one that remembers nothing of it
     gradients: dict[str, Tensor] = {}
     for single in (False, True):
         own = {name: trained[name] for f in q.each() if f.single == single for name in f.names if name in trained}
@@ -130,7 +141,7 @@ def _drawn(q: AtMean, losses: Tensor, trained: dict[str, nn.Parameter]) -> Total
     for family in q.each():
         seen = family.statistics([_like(gradients.get(name), m) for name, m in _means(family)], losses.numel())
         found.append([None if h is None else h * losses.numel() for h in seen])
-    return found
+    return losses.numel(), found
 
 
 def _means(family: Family) -> Iterator[tuple[str, Tensor]]:
