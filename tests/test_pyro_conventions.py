@@ -17,6 +17,7 @@ pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[py
 import pyro.distributions as dist  # noqa: E402
 from pyro.infer import SVI, EnergyDistance, Trace_ELBO  # noqa: E402
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian  # noqa: E402
+from pyro.infer.autoguide import AutoGuideList  # noqa: E402
 from torch.distributions import kl_divergence  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide  # noqa: E402
@@ -210,6 +211,8 @@ def test_whoever_reads_the_guide_finds_the_step():
         lambda: guide.state_dict()["q.mean"],
         lambda: copy.deepcopy(guide).posterior.mean,
         lambda: pyro.get_param_store()["AutoGaussian.q.mean"],
+        lambda: guide.to(DTYPE).q.mean,
+        lambda: torch.nn.ModuleList([guide]).double()[0].q.mean,
         of_store,
     ]
     for read in reads:
@@ -434,8 +437,14 @@ def test_a_flat_posterior_is_one_too():
 def test_pyros_guide_of_the_same_name_is_told_apart():
     """By those that cannot fit it, and in the parameter store, where it has another name."""
     theirs = PyrosAutoGaussian(regression)
+    listed = AutoGuideList(regression)
+    listed.append(PyrosAutoGaussian(regression))
     text = "the guide is pyro.infer.autoguide.AutoGaussian, another class of this name; import AutoGaussian from torch"
-    for use in (lambda: fit_guide(regression, theirs, X, Y), lambda: NaturalSVI(regression, theirs)):
+    for use in (
+        lambda: fit_guide(regression, theirs, X, Y),
+        lambda: NaturalSVI(regression, theirs),
+        lambda: NaturalSVI(regression, listed, pyro.optim.Adam({"lr": 0.1})),
+    ):
         with pytest.raises(InputError, match=text):
             use()
     theirs(X, Y)
