@@ -303,6 +303,13 @@ def test_an_owner_who_cannot_move_q_is_told():
     assert torch.equal(guide.posterior.mean, start)
 
 
+def test_an_evaluation_meets_no_other_process(monkeypatch):
+    """One process may evaluate alone; only steps spread their draws."""
+    svi = NaturalSVI(regression, AutoGaussian(regression))
+    monkeypatch.setattr("torchngvi.adapters.pyro.svi.spread", lambda *_: pytest.fail("spread"))
+    assert svi.evaluate_loss(X, Y) > 0
+
+
 def test_state_of_a_pyro_optimizer_comes_back(tmp_path):
     def start():
         guide, adam = AutoGaussian(regression).setup(X, Y), pyro.optim.Adam({"lr": 0.1})
