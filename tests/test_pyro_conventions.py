@@ -213,6 +213,7 @@ def test_whoever_reads_the_guide_finds_the_step():
         lambda: pyro.get_param_store()["AutoGaussian.q.mean"],
         lambda: guide.to(DTYPE).q.mean,
         lambda: torch.nn.ModuleList([guide]).double()[0].q.mean,
+        lambda: copy.deepcopy(pyro.get_param_store().get_state())["params"]["AutoGaussian.q.mean"],
         of_store,
     ]
     for read in reads:
