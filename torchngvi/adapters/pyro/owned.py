@@ -55,7 +55,7 @@ class Step(torch.nn.Module):
         self.length = torch.nn.Parameter(torch.zeros_like(vector if isinstance(q, FlatPosterior) else vector[..., 0]))
         self.scale = torch.zeros_like(self.length).requires_grad_()  # its gradient is the factor on the loss
         self.seen: tuple[int, ...] | None = None  # the counts of writes to q when a draw was last recorded
-        self.before: tuple[Tensor | None, ...] = ()  # what the probes held then that belongs to no step
+        self.before: tuple[Tensor | None, ...] = (None, None)  # what the probes held then that belongs to no step
 
     def slope(self) -> Tensor:
         """Zero, with the derivative 1 where there is to be a step: to be added to log q at draws."""
@@ -104,7 +104,7 @@ class Step(torch.nn.Module):
         slope, grads = self.length.grad, _gradients(q)
         if isinstance(q, FlatPosterior) or (self.scale.grad is not None and slope is not None and bool(slope.any())):
             return
-        if self.seen is not None and self.scale.grad is None and grads[0] is not None and self.before[:1] == (None,):
+        if self.seen is not None and self.scale.grad is None and grads[0] is not None and self.before[0] is None:
             warnings.warn(_UNMOVED, stacklevel=2)
         self.scale.grad = None
         if not all(bool(grad.isfinite().all()) for grad in grads if grad is not None):
