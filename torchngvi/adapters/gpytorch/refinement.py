@@ -20,7 +20,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.batches import Batch, pairs, row_dimension
+from torchngvi.adapters.gpytorch.batches import Batch, check_order, pairs, row_dimension
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import kept_modes
@@ -81,6 +81,7 @@ def refine_svgp(
     >>> refine_svgp(model, likelihood, [(x, (x[:, 0] > 0).double())], progress=False).converged
     True
     """
+    check_order(likelihood, batches)
     with lent_posterior(model), kept_modes(model, likelihood):
         model.train()
         likelihood.train()

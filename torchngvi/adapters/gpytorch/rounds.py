@@ -25,7 +25,6 @@ from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.epochs import penalty
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
-from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
@@ -53,7 +52,7 @@ class Rounds(Engine):
         most: the number of rounds up to which the bar counts.
 
     Raises:
-        InputError: targets that are NaN.
+        InputError: targets that are NaN; data with a batch shape.
         PairError: a model or a likelihood that `ProfiledELBO` cannot serve.
     """
 
@@ -63,7 +62,7 @@ class Rounds(Engine):
     processes = None
 
     def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
-        target = SparseGP(model, likelihood, [])
+        target = ProfiledELBO(model, likelihood, (x, y)).target  # refused before anything is moved
         super().__init__(target.posterior)
         self.model, self.likelihood, self.strategy, self.gaussian = model, likelihood, target.strategy, target.posterior
         self.x, self.y, self.most_rounds = x, y, most
@@ -105,7 +104,7 @@ class Rounds(Engine):
     def begin(self) -> None:
         """Choose the inducing points, where they were left open."""
         if left_open(self.strategy):
-            choose_inducing_points(self.strategy, self.x if self.order is None else self.x[self.order])
+            choose_inducing_points(self.strategy, self.x)
 
     def advance(self) -> Standing | None:
         """Learn for a round; where the run goes on from a file, give the standing of its last round first."""
@@ -232,7 +231,8 @@ class Rounds(Engine):
     def settings(self) -> dict[str, str]:
         """The settings of the run: model, kernels, likelihood and data."""
         method = {"method": "train_svgp, hyper-parameters by L-BFGS"}
-        return method | settings.of_model(self.model, self.likelihood) | fingerprints.of_data((self.x, self.y))
+        noise = () if self.order is not None else (self.likelihood.noise,)  # no part of the state of a likelihood
+        return method | settings.of_model(self.model, self.likelihood) | fingerprints.of_data((self.x, self.y, *noise))
 
     def state_dict(self) -> dict[str, Any]:
         """The state after a round: losses, model, likelihood, and the memory of L-BFGS."""
