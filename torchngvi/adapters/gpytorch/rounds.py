@@ -7,7 +7,8 @@ round and doubles from one to the next, up to all rows, or to as many as 2²⁴ 
 on until one of them gains less than 0.001 nats a datum.
 
 L-BFGS keeps its memory of the curvature from one round to the next: the bounds of a part of the rows and of twice as
-many are curved alike, and the line search is on the new one.
+many are curved alike, and the line search is on the new one.  Where a round with that memory ends before its 25
+iterations and gains nothing, the next one begins without.
 
 Kernels, means, noises and inducing points move together, in GPyTorch's raw parameters, so that constraints hold; priors
 and added losses weigh as in GPyTorch's objectives.  What does not require a gradient stays.
@@ -80,7 +81,7 @@ class Rounds(Engine):
         )
         self.losses: list[float] = []
         self.evaluated = 0
-        self.gain = math.inf  # of the last round, per datum
+        self.gain = math.inf  # of the last round, per datum; or where one has to follow that forgets
         self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
 
     def rows(self, number: int) -> int:
@@ -150,8 +151,9 @@ class Rounds(Engine):
                     p.grad = -gradient
             return last[0]
 
+        done = self._iterations()
         start = float(self.optimizer.step(evaluate))
-        after = self._value(bound)
+        stuck, after = 0 < done > self._iterations() - _ITERATIONS, self._value(bound)
         if not after <= start:
             self._put(before)
             self.optimizer.state.clear()
@@ -159,6 +161,13 @@ class Rounds(Engine):
         bound.assign()
         self.losses.append(after)
         self.gain = start - after
+        if stuck and self.gain < _GAIN:  # the memory leads nowhere, or this is the end: another round, without it
+            self.optimizer.state.clear()
+            self.gain = math.inf
+
+    def _iterations(self) -> int:
+        """The iterations that L-BFGS remembers to have made."""
+        return self.optimizer.state[self.learnt[0]].get("n_iter", 0) if self.optimizer.state else 0
 
     def _loss(self, bound: ProfiledELBO) -> Tensor:
         """What a round minimises, per datum."""
