@@ -95,8 +95,8 @@ def all_rows(data: Any, latents: Latents) -> Batch:
     Raises:
         InputError: no data, and as `pairs`.
     """
-    if isinstance(data, DataLoader) and _gives_all_tensors(data):
-        data = data.dataset.tensors
+    if isinstance(data, DataLoader):
+        data = _all_tensors(data) or data
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
         data = [tuple(data)]
     given = [(x[:, None] if x.ndim == 1 else x, y) for x, y in pairs(data, latents)]
@@ -132,10 +132,10 @@ def _sampler(loader: DataLoader) -> Any:
     return batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
 
 
-def _gives_all_tensors(loader: DataLoader) -> bool:
-    """Whether a loader gives each row of two tensors once, as it is."""
+def _all_tensors(loader: DataLoader) -> tuple[Tensor, ...] | None:
+    """The two tensors of a loader that gives each row of them once, as it is; None of any other."""
     dataset, sampler = loader.dataset, _sampler(loader)
     if type(dataset) is not TensorDataset or len(dataset.tensors) != 2 or loader.collate_fn is not default_collate:
-        return False
+        return None
     every = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
-    return every or type(sampler) is SequentialSampler
+    return dataset.tensors if every or type(sampler) is SequentialSampler else None
