@@ -173,3 +173,25 @@ class TestTheModelsOwn:
         model.eval()
         learn(model, likelihood, rows, epochs=1)
         assert all(module.training for module in model.modules())
+
+    def test_a_q_with_a_formula_of_its_own(self):
+        """Is not taken for the Gaussian from which its class inherits, nor a strategy for the one it comes from."""
+
+        class Shifted(OWN[0]):
+            def forward(self):
+                q = super().forward()
+                return gp.distributions.MultivariateNormal(q.mean + 1.0, q.lazy_covariance_matrix)
+
+        class Same(OWN[0]):
+            pass
+
+        class Doubled(UNWHITENED):
+            def forward(self, x, *arguments, **options):
+                return super().forward(2 * x, *arguments, **options)
+
+        rows = data()
+        assert learn(Model(kind=Same).double(), likelihood_of(), rows, epochs=1).refined.converged
+        with pytest.raises(PairError, match="the model's q is a Shifted. Give its strategy a Natural"):
+            learn(Model(kind=Shifted).double(), likelihood_of(), rows)
+        with pytest.raises(PairError, match="for the whitened VariationalStrategy; got Doubled"):
+            learn(Model(kind=OWN[0], strategy=Doubled).double(), likelihood_of(), rows)

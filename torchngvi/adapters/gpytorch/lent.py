@@ -45,8 +45,9 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     """
     strategy: Any = getattr(model, "variational_strategy", None)
     own: Any = getattr(strategy, "_variational_distribution", None)
-    whitened = not isinstance(strategy, UnwhitenedVariationalStrategy)
-    theirs = isinstance(own, _FULL) and not isinstance(own, NaturalGradientVariationalDistribution)
+    whitened = type(strategy) is not UnwhitenedVariationalStrategy
+    # a class of the user's that holds another q, or uses it in another way, has a method of its own
+    theirs = isinstance(own, _FULL) and type(own).forward in {kind.forward for kind in _FULL}
     if not theirs or (whitened and not isinstance(strategy, VariationalStrategy)):
         yield contextlib.nullcontext
         return
