@@ -105,12 +105,12 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     @property
     def variational_mean(self) -> Tensor:
-        """The mean m, (*batch, M), to read: a copy, which no optimizer can move."""
+        """The mean m, (*batch, M), to read: ``posterior.initialize_`` sets q, and what is written here may be lost."""
         return self.posterior.mean.to(self.dtype)
 
     @property
     def chol_variational_covar(self) -> Tensor:
-        """The lower Cholesky factor of S, (*batch, M, M), to read: a copy, which no optimizer can move."""
+        """The lower Cholesky factor of S, (*batch, M, M), to read, as `variational_mean`."""
         return self.posterior.scale_tril.to(self.dtype)
 
     def named_parameters(
