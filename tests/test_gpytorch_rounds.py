@@ -296,6 +296,15 @@ class TestParts:
         assert all(torch.equal(a, b) for a, b in zip(engine.learnt, before, strict=True))
         assert not engine.optimizer.state
 
+    def test_a_memory_that_leads_nowhere(self):
+        """Is dropped: beside one target of 10,000 the noise has to become large, and does not stop on the way."""
+        torch.manual_seed(0)
+        x, y = data()
+        y[-1] += 1e4
+        model, likelihood = Model(Z=torch.zeros(15, 1)).double(), likelihood_of()
+        assert learn(model, likelihood, (x, y)).losses[-1] < 8.2  # that of a constant is 8.0
+        assert steepest(model, likelihood, x, y) < 0.01
+
     def test_inducing_points_left_open(self):
         """They come from rows of the data; others stay where they are."""
         x, y = data()

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
 from torchngvi.adapters.gpytorch.latents import Latents
 from torchngvi.errors import InputError
@@ -84,8 +85,8 @@ def all_rows(data: Any, latents: Latents) -> Batch:
     """All rows of the data at once.
 
     Args:
-        data: one pair (x, y), or pairs, or a ``DataLoader`` of them; the tensors of a ``TensorDataset`` are taken as
-            they are.
+        data: one pair (x, y), or pairs, or a ``DataLoader`` of them; the tensors of a ``TensorDataset`` of which it
+            gives every row once are taken as they are.
         latents: the latent functions of the model, with its inducing points.
 
     Returns:
@@ -94,8 +95,8 @@ def all_rows(data: Any, latents: Latents) -> Batch:
     Raises:
         InputError: no data, and as `pairs`.
     """
-    if isinstance(data, DataLoader) and isinstance(data.dataset, TensorDataset) and len(data.dataset.tensors) == 2:
-        data = data.dataset.tensors
+    if isinstance(data, DataLoader):
+        data = _all_tensors(data) or data
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
         data = [tuple(data)]
     given = [(x[:, None] if x.ndim == 1 else x, y) for x, y in pairs(data, latents)]
@@ -103,3 +104,38 @@ def all_rows(data: Any, latents: Latents) -> Batch:
         raise InputError("train_svgp got no data: the batches are empty. Give one pair (x, y), or a list of pairs.")
     row = row_dimension(given[0][1], latents)
     return torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)
+
+
+def check_order(likelihood: Likelihood, data: Any) -> None:
+    """Check that rows which have a noise of their own come in their order.
+
+    Args:
+        likelihood: the likelihood; any but a `FixedNoiseGaussianLikelihood` passes.
+        data: the data; what is no ``DataLoader`` is taken to be in order.
+
+    Raises:
+        InputError: a loader that shuffles.
+    """
+    if not isinstance(likelihood, FixedNoiseGaussianLikelihood) or not isinstance(data, DataLoader):
+        return
+    sampler = _sampler(data)
+    if sampler is not None and not isinstance(sampler, SequentialSampler):
+        raise InputError(
+            "FixedNoiseGaussianLikelihood holds a noise for each row in their order, and the DataLoader gives the rows "
+            f"in that of a {type(sampler).__name__}. Build it with shuffle=False, or give one pair (x, y)."
+        )
+
+
+def _sampler(loader: DataLoader) -> Any:
+    """What draws the rows of a loader, within its batches if it makes them itself."""
+    batches = loader.batch_sampler
+    return batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
+
+
+def _all_tensors(loader: DataLoader) -> tuple[Tensor, ...] | None:
+    """The two tensors of a loader that gives each row of them once, as it is; None of any other."""
+    dataset, sampler = loader.dataset, _sampler(loader)
+    if type(dataset) is not TensorDataset or len(dataset.tensors) != 2 or loader.collate_fn is not default_collate:
+        return None
+    every = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
+    return dataset.tensors if every or type(sampler) is SequentialSampler else None

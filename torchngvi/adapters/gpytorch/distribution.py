@@ -105,12 +105,12 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     @property
     def variational_mean(self) -> Tensor:
-        """The mean m, (*batch, M), to read: a copy, which no optimizer can move."""
+        """The mean m, (*batch, M), to read: ``posterior.initialize_`` sets q, and what is written here may be lost."""
         return self.posterior.mean.to(self.dtype)
 
     @property
     def chol_variational_covar(self) -> Tensor:
-        """The lower Cholesky factor of S, (*batch, M, M), to read: a copy, which no optimizer can move."""
+        """The lower Cholesky factor of S, (*batch, M, M), to read, as `variational_mean`."""
         return self.posterior.scale_tril.to(self.dtype)
 
     def named_parameters(
@@ -150,7 +150,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         Raises:
             InputError: the probes are no longer zero; autocast, under which kernels have half precision.
         """
-        self._check_autocast()
+        self.check_autocast()
         self._warn_if_idle()
         if any(bool(probe.any()) for probe in (self.posterior.mean_probe, self.posterior.root_probe)):
             raise InputError(
@@ -174,8 +174,12 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
                 UserWarning,
             )
 
-    def _check_autocast(self) -> None:
-        """Kernel matrices of half precision have no Cholesky factor, or a wrong one."""
+    def check_autocast(self) -> None:
+        """Refuse kernel matrices of half precision, which have no Cholesky factor, or a wrong one.
+
+        Raises:
+            InputError: autocast around a model that is not in float64.
+        """
         kind = self.device.type
         cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         if cast and self.dtype != torch.float64:
@@ -216,7 +220,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         Raises:
             InputError: a prior covariance without a Cholesky factor; autocast.
         """
-        self._check_autocast()
+        self.check_autocast()
         mean = prior_dist.mean.expand(self.shape())
         noise = self.mean_init_std * torch.randn_like(mean)
         self.posterior.initialize_(mean + noise, self._scale_of(prior_dist))

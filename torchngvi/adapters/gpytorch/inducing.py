@@ -34,10 +34,10 @@ def choose_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
 
     Args:
         strategy: the strategy of the model, whose inducing points are written to.
-        x: the inputs in an order of no meaning, (rows, features).
+        x: the inputs, (rows, features); of many some are drawn as candidates, the same ones each time.
 
     Raises:
-        InputError: fewer rows than inducing points.
+        InputError: fewer rows than inducing points; the points of a batch of models.
     """
     Z = strategy.inducing_points
     size = Z.shape[-2]
@@ -45,7 +45,13 @@ def choose_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
         raise InputError(
             f"{size} inducing points cannot be chosen among {len(x)} rows of data: build the model with fewer."
         )
-    candidates = x[: max(_CANDIDATES, 4 * size)]
+    if Z.ndim > 2:
+        raise InputError(
+            f"inducing points of shape {tuple(Z.shape)} coincide and are left open, and points of several latent "
+            "functions cannot be chosen here: build the model with rows of the data."
+        )
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(x.device)
+    candidates = x[order[: max(_CANDIDATES, 4 * size)]]
     covariance = strategy.model.forward(candidates).covariance_matrix.double()
     Z.copy_(candidates[pivots(covariance, size)].expand_as(Z))
 

@@ -171,6 +171,7 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
         The latent functions.
 
     Raises:
+        InputError: autocast, under which kernels have half precision.
         PairError: a model with a ``__call__`` of its own, a strategy that is not whitened, a q of another library, a
             likelihood of another number of values.
     """
@@ -197,6 +198,7 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
         raise PairError(
             f"the model's q is a {type(q).__name__}. Give its strategy a NaturalGradientVariationalDistribution."
         )
+    q.check_autocast()
     check_shapes(strategy)
     latents: Latents
     if outer is strategy:

@@ -6,7 +6,8 @@ model is given back as it was, with the q that was found.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ _FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNa
 
 
 @contextlib.contextmanager
-def lent_posterior(model: ApproximateGP) -> Iterator[None]:
+def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """A block in which the model has a q of this library in the place of its own, which takes over what was found.
 
     Args:
@@ -39,14 +40,16 @@ def lent_posterior(model: ApproximateGP) -> Iterator[None]:
             unwhitened one, is left alone.
 
     Returns:
-        A context manager.
+        A context manager, which gives another one: a block within it where the model has its own q, with what was found
+        so far.
     """
     strategy: Any = getattr(model, "variational_strategy", None)
     own: Any = getattr(strategy, "_variational_distribution", None)
-    whitened = not isinstance(strategy, UnwhitenedVariationalStrategy)
-    theirs = isinstance(own, _FULL) and not isinstance(own, NaturalGradientVariationalDistribution)
+    whitened = type(strategy) is not UnwhitenedVariationalStrategy
+    # a class of the user's that holds another q, or uses it in another way, has a method of its own
+    theirs = isinstance(own, _FULL) and type(own).forward in {kind.forward for kind in _FULL}
     if not theirs or (whitened and not isinstance(strategy, VariationalStrategy)):
-        yield
+        yield contextlib.nullcontext
         return
     lent = NaturalGradientVariationalDistribution(own.num_inducing_points, own.batch_shape, mean_init_std=0.0)
     lent.to(dtype=own.dtype, device=own.device)
@@ -54,17 +57,33 @@ def lent_posterior(model: ApproximateGP) -> Iterator[None]:
     stand_in = strategy if whitened else _stand_in(model, strategy, lent)
     if bool(begun):
         _give(own, lent, None if whitened else stand_in)
-    stand_in._variational_distribution = lent
-    model.variational_strategy = stand_in
-    forget(model)
-    try:
-        yield
-    finally:
+
+    def lend() -> None:
+        stand_in._variational_distribution = lent
+        model.variational_strategy = stand_in
+        forget(model)
+
+    def give_back() -> None:
         model.variational_strategy, strategy._variational_distribution = strategy, own
+        strategy.train(stand_in.training)
         begun.copy_(stand_in.variational_params_initialized)
         if bool(begun):
             _take(own, lent, None if whitened else stand_in)
         forget(model)
+
+    @contextlib.contextmanager
+    def returned() -> Iterator[None]:
+        give_back()
+        try:
+            yield
+        finally:
+            lend()
+
+    lend()
+    try:
+        yield returned
+    finally:
+        give_back()
 
 
 def _stand_in(

@@ -67,7 +67,7 @@ class ProfiledELBO:
         tolerance: nats a datum; the search for q ends with a step that brings less.
 
     Raises:
-        InputError: targets that are NaN.
+        InputError: targets that are NaN; data with a batch shape.
         PairError: a model or a likelihood it cannot serve.
 
     >>> import gpytorch
@@ -105,6 +105,11 @@ class ProfiledELBO:
             )
         assert isinstance(target.batches, list)
         self.x, self.y = target.batches[0]
+        if self.x.ndim > 2 or self.y.ndim != 1:
+            raise InputError(
+                "learning hyper-parameters without an optimizer takes inputs (rows, features) and targets (rows,); "
+                f"got {tuple(self.x.shape)} and {tuple(self.y.shape)}."
+            )
         if missing := int(self.y.isnan().sum()):
             raise InputError(
                 f"{missing} of {len(self.y)} targets are NaN. Leave these rows out: a row without a target tells "

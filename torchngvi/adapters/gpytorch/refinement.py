@@ -20,7 +20,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.batches import Batch, pairs, row_dimension
+from torchngvi.adapters.gpytorch.batches import Batch, check_order, pairs, row_dimension
 from torchngvi.adapters.gpytorch.latents import conjugate, log_concave
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import kept_modes
@@ -81,6 +81,7 @@ def refine_svgp(
     >>> refine_svgp(model, likelihood, [(x, (x[:, 0] > 0).double())], progress=False).converged
     True
     """
+    check_order(likelihood, batches)
     with lent_posterior(model), kept_modes(model, likelihood):
         model.train()
         likelihood.train()
@@ -123,11 +124,15 @@ def _pieces(batches: Iterable[Batch], target: SparseGP) -> list[Batch]:
     row = row_dimension(given[0][1], target.latents)
     x, y = torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)
     order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(0)).to(x.device)
-    size = _PIECE * _visit(target)
+    size = _PIECE * max(_ROWS, target.posterior.dim)
     return [(x.index_select(-2, part), y.index_select(row, part)) for part in order.split(size)]
 
 
 def _visit(target: SparseGP) -> int:
+    """The number of rows of a visit; with a noise for each row all of them, in the order that its likelihood knows."""
+    assert isinstance(target.batches, list)
+    if isinstance(target.likelihood, FixedNoiseGaussianLikelihood):
+        return max(y.shape[-1] for _, y in target.batches)
     return max(_ROWS, target.posterior.dim)
 
 

@@ -7,7 +7,8 @@ round and doubles from one to the next, up to all rows, or to as many as 2²⁴ 
 on until one of them gains less than 0.001 nats a datum.
 
 L-BFGS keeps its memory of the curvature from one round to the next: the bounds of a part of the rows and of twice as
-many are curved alike, and the line search is on the new one.
+many are curved alike, and the line search is on the new one.  Where a round with that memory ends before its 25
+iterations and gains nothing, the next one begins without.
 
 Kernels, means, noises and inducing points move together, in GPyTorch's raw parameters, so that constraints hold; priors
 and added losses weigh as in GPyTorch's objectives.  What does not require a gradient stays.
@@ -25,7 +26,6 @@ from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.epochs import penalty
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
-from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
@@ -53,7 +53,7 @@ class Rounds(Engine):
         most: the number of rounds up to which the bar counts.
 
     Raises:
-        InputError: targets that are NaN.
+        InputError: targets that are NaN; data with a batch shape.
         PairError: a model or a likelihood that `ProfiledELBO` cannot serve.
     """
 
@@ -63,7 +63,7 @@ class Rounds(Engine):
     processes = None
 
     def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
-        target = SparseGP(model, likelihood, [])
+        target = ProfiledELBO(model, likelihood, (x, y)).target  # refused before anything is moved
         super().__init__(target.posterior)
         self.model, self.likelihood, self.strategy, self.gaussian = model, likelihood, target.strategy, target.posterior
         self.x, self.y, self.most_rounds = x, y, most
@@ -81,7 +81,7 @@ class Rounds(Engine):
         )
         self.losses: list[float] = []
         self.evaluated = 0
-        self.gain = math.inf  # of the last round, per datum
+        self.gain = math.inf  # of the last round, per datum; or where one has to follow that forgets
         self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
 
     def rows(self, number: int) -> int:
@@ -105,7 +105,7 @@ class Rounds(Engine):
     def begin(self) -> None:
         """Choose the inducing points, where they were left open."""
         if left_open(self.strategy):
-            choose_inducing_points(self.strategy, self.x if self.order is None else self.x[self.order])
+            choose_inducing_points(self.strategy, self.x)
 
     def advance(self) -> Standing | None:
         """Learn for a round; where the run goes on from a file, give the standing of its last round first."""
@@ -151,8 +151,9 @@ class Rounds(Engine):
                     p.grad = -gradient
             return last[0]
 
+        done = self._iterations()
         start = float(self.optimizer.step(evaluate))
-        after = self._value(bound)
+        stuck, after = 0 < done > self._iterations() - _ITERATIONS, self._value(bound)
         if not after <= start:
             self._put(before)
             self.optimizer.state.clear()
@@ -160,6 +161,13 @@ class Rounds(Engine):
         bound.assign()
         self.losses.append(after)
         self.gain = start - after
+        if stuck and self.gain < _GAIN:  # the memory leads nowhere, or this is the end: another round, without it
+            self.optimizer.state.clear()
+            self.gain = math.inf
+
+    def _iterations(self) -> int:
+        """The iterations that L-BFGS remembers to have made."""
+        return self.optimizer.state[self.learnt[0]].get("n_iter", 0) if self.optimizer.state else 0
 
     def _loss(self, bound: ProfiledELBO) -> Tensor:
         """What a round minimises, per datum."""
@@ -232,7 +240,8 @@ class Rounds(Engine):
     def settings(self) -> dict[str, str]:
         """The settings of the run: model, kernels, likelihood and data."""
         method = {"method": "train_svgp, hyper-parameters by L-BFGS"}
-        return method | settings.of_model(self.model, self.likelihood) | fingerprints.of_data((self.x, self.y))
+        noise = () if self.order is not None else (self.likelihood.noise,)  # no part of the state of a likelihood
+        return method | settings.of_model(self.model, self.likelihood) | fingerprints.of_data((self.x, self.y, *noise))
 
     def state_dict(self) -> dict[str, Any]:
         """The state after a round: losses, model, likelihood, and the memory of L-BFGS."""

@@ -5,6 +5,7 @@ How long the natural steps are is said in `natural_steps`.  In a float32 model t
 and so is q from the first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -15,8 +16,9 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 
-from torchngvi.adapters.gpytorch.batches import Batch, all_rows
+from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order
 from torchngvi.adapters.gpytorch.epochs import Epochs
+from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
 from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.adapters.gpytorch.lent import lent_posterior
 from torchngvi.adapters.gpytorch.memory import forget, kept_modes
@@ -154,6 +156,7 @@ def train_svgp(
     >>> len(train_svgp(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
     5
     """
+    check_order(likelihood, batches)
     if num_data is None:
         _check_alone(hyper_optimizer, group)
         return _in_rounds(model, likelihood, batches, epochs, _checked(callbacks), progress, checkpoint, stop)
@@ -210,14 +213,23 @@ def _in_rounds(
     stop: Criterion | None,
 ) -> TrainingResult:
     """Rounds of L-BFGS for the hyper-parameters, then q on all rows."""
-    with lent_posterior(model):
+    with lent_posterior(model) as returned:
         model.train()
         likelihood.train()
-        x, y = all_rows(data, latents_of(model, likelihood))
+        latents = latents_of(model, likelihood)
+        x, y = all_rows(data, latents)
+
+        def told(callback: Callable[[int, float], Any], number: int, loss: float) -> Any:
+            with returned(), kept_modes(model, likelihood):  # q is the model's own, as after the run
+                return callback(number, loss)
+
         trained = replace(_untrained("because no round was run."), unit="rounds")
         if rounds > 0 and any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters())):
             engine = Rounds(model, likelihood, x, y, rounds)
-            trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, progress, checkpoint)
+            told_by = tuple(functools.partial(told, callback) for callback in callbacks)
+            trained = _trained(engine, joined(Gradients(rounds), stop), told_by, progress, checkpoint)
+        elif left_open(latents.strategy):
+            choose_inducing_points(latents.strategy, x)
         forget(model)
         if trained.interrupted:
             return trained
