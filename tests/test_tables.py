@@ -267,7 +267,7 @@ BAD_FILES = {
         "a.csv",
         "id,y\n" + "".join(f"{i},{i}\n" for i in range(60)),
         {"categorical": ["id"]},
-        "column 'id' has 60 different values, more than the 50 that categories may have. Leave it out (--drop id), "
+        "column 'id' has 60 different values, more than the 50 of a category at most. Leave it out (--drop id), "
         'or model it as groups that are alike, --formula "... + (1 | id)".',
     ),
     "missing text": ("a.csv", "a,y\nx,1\n,2\n", {}, "column 'a' has missing or infinite entries in 1 of 2 rows"),

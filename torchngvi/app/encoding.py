@@ -145,8 +145,8 @@ def category(name: str, counts: Mapping[str, int], *, chosen: bool) -> Column:
         )
     if len(counts) > MOST_LEVELS and chosen:
         raise InputError(
-            f"column {name!r} has {len(counts)} different values, more than the {MOST_LEVELS} that categories may have. "
-            f"Leave it out (--drop {name}), or model it as groups that are alike, --formula \"... + (1 | {name})\"."
+            f"column {name!r} has {len(counts)} different values, more than the {MOST_LEVELS} of a category at most. "
+            f'Leave it out (--drop {name}), or model it as groups that are alike, --formula "... + (1 | {name})".'
         )
     if len(counts) > MOST_LEVELS:
         raise InputError(
