@@ -40,9 +40,9 @@ def adamw(width, **keywords):
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, **keywords)
 
 
-def attached(width, **keywords):
+def attached(width, loops=False, **keywords):
     model, optimizer = adamw(width, **keywords)
-    torchngvi.attach(optimizer, torchngvi.network(model, num_data=60_000), steps=10_000)
+    torchngvi.attach(optimizer, torchngvi.network(model, num_data=60_000), steps=10_000, fused=loops)
     return model, optimizer
 
 
@@ -61,6 +61,8 @@ CASES = {
     "AdamW(fused)": lambda w: adamw(w, fused=True),
     "attach, AdamW(foreach)": lambda w: attached(w, foreach=True),
     "attach, AdamW(fused)": lambda w: attached(w, fused=True),
+    "attach(fused), foreach": lambda w: attached(w, loops=True, foreach=True),
+    "attach(fused), AdamW(fused)": lambda w: attached(w, loops=True, fused=True),
     "VON": von,
     **({"ivon-opt": reference} if ivon else {}),
 }
@@ -103,10 +105,10 @@ def compare(width, batch, repeats):
     print(
         f"\n{count:,} weights, batch {batch}: {statistics.median(base) / STEPS * 1e3:.2f} ms a step of AdamW(foreach)"
     )
-    print(f"{'':26s} median  of the least  bytes a weight")
+    print(f"{'':27s} median  of the least  bytes a weight")
     for name, found in times.items():
         ratio = statistics.median(a / b for a, b in zip(found[1:], base, strict=True))
-        print(f"{name:26s} {ratio:6.2f} {min(found[1:]) / min(base):13.2f} {held(*cases[name]):15.1f}", flush=True)
+        print(f"{name:27s} {ratio:6.2f} {min(found[1:]) / min(base):13.2f} {held(*cases[name]):15.1f}", flush=True)
 
 
 def main():

@@ -250,22 +250,44 @@ def published_ivon(task, seed, lr, h0):
     return model, predict
 
 
-def laplace_last_layer(task, seed, lr):
-    """laplace-torch: the last layer of AdamW's network, Kronecker factors, prior and noise by marginal likelihood."""
+def reference_laplace(task, seed, lr, prior="validation", structure="kron", part="last_layer"):
+    """laplace-torch on AdamW's network, linearised; the prior by marginal likelihood or by validation data."""
     model = point(task, seed, lr)
     data = torch.utils.data.TensorDataset(*task.train)
     kind = "regression" if task.numbers else "classification"
-    found = laplace.Laplace(model.net.eval(), kind, subset_of_weights="last_layer", hessian_structure="kron")
+    found = laplace.Laplace(model.net.eval(), kind, subset_of_weights=part, hessian_structure=structure)
     found.fit(torch.utils.data.DataLoader(data, 500))
     if task.numbers:
         found.sigma_noise = model.log_scale.exp().detach()
-    found.optimize_prior_precision(method="marglik")
 
     def predict(x):
         torch.manual_seed(seed)
         return torch.cat([found.functional_samples(part, n_samples=SAMPLES) for part in x.split(500)], 1)
 
+    if prior == "marglik":
+        found.optimize_prior_precision(method="marglik")
+    else:
+        tried = {}
+        for k in range(-4, 11):
+            found.prior_precision = 10.0 ** (k / 2)
+            tried[k] = model.validated(predict(task.val[0]), task.val[1])
+        found.prior_precision = 10.0 ** (min(tried, key=tried.get) / 2)
     return model, predict
+
+
+def post_hoc(task, seed, lr, last=False):
+    """The Laplace approximation of this library at AdamW's network, its temperature on validation data."""
+    model = point(task, seed, lr)
+    model.eval()
+    structure = (
+        {f"{len(model.net) - 1}.*": "dense" if model.net[-1].weight.numel() < 2000 else "rows"} if last else "diagonal"
+    )
+    likelihood = Gaussian(model.log_scale.exp().item()) if task.numbers else "categorical"
+    q = torchngvi.network(model.net, len(task.train[1]), structure, likelihood=likelihood, seed=seed)
+    X, y = task.train
+    q.laplace(list(zip(X.split(100), y.split(100), strict=True)), labels=None if len(y) < 10_000 else 10)
+    torchngvi.calibrate(q, [task.val], samples=SAMPLES)
+    return model, lambda x: torchngvi.networks.outputs(q, x, SAMPLES)
 
 
 def last_layer_vbll(task, seed, lr):
@@ -293,7 +315,7 @@ def last_layer_vbll(task, seed, lr):
     return model, predict
 
 
-def ours(task, seed, structure="diagonal", lr=1.0, **keywords):
+def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, **keywords):
     torch.manual_seed(seed)
     model = Learned(task)
     likelihood = Gaussian(lambda: model.log_scale.exp()) if task.numbers else "categorical"
@@ -302,7 +324,7 @@ def ours(task, seed, structure="diagonal", lr=1.0, **keywords):
     if task.numbers:
         weights.append({"params": [model.log_scale], "lr": 1e-2})
     optimizer = torch.optim.AdamW(weights, weight_decay=0.0)
-    torchngvi.attach(optimizer, q, steps=task.steps)
+    torchngvi.attach(optimizer, q, steps=task.steps).radius *= length
     for _ in run(task, optimizer, model.loss, seed):
         pass
     model.eval()
@@ -311,16 +333,24 @@ def ours(task, seed, structure="diagonal", lr=1.0, **keywords):
 
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+PEERS = {
+    "laplace-torch": (reference_laplace, [{"lr": lr} for lr in RATES]),
+    "laplace-torch, marglik": (reference_laplace, [{"lr": lr, "prior": "marglik"} for lr in RATES]),
+    "laplace-torch, diagonal": (reference_laplace, [{"lr": lr, "structure": "diag", "part": "all"} for lr in RATES]),
+}
 SETTINGS = {
     "AdamW": (adamw, [{"lr": lr} for lr in RATES]),
     "MC dropout": (mc_dropout, [{"lr": lr, "rate": p} for lr in (3e-3, 1e-2) for p in (0.1, 0.3)]),
     "SWAG (diagonal)": (swag, [{"lr": lr} for lr in RATES]),
     **({"ivon-opt": (published_ivon, [{"lr": lr, "h0": h} for lr in (0.1, 0.5) for h in (0.1, 1.0)])} if ivon else {}),
-    **({"laplace-torch": (laplace_last_layer, [{"lr": lr} for lr in RATES])} if laplace else {}),
+    **(PEERS if laplace else {}),
     **({"vbll": (last_layer_vbll, [{"lr": lr} for lr in RATES])} if vbll else {}),
     "ensemble of 5": (ensemble, [{"lr": lr} for lr in (3e-3, 1e-2)]),
+    "laplace, diagonal": (post_hoc, [{"lr": lr} for lr in RATES]),
+    "laplace, last layer": (post_hoc, [{"lr": lr, "last": True} for lr in RATES]),
     "attach": (ours, [{}]),
     "attach, Kronecker": (ours, [{"structure": "kronecker"}]),
+    "attach, best of four radii": (ours, [{"length": f} for f in (3.0, 1.0, 0.3, 0.1)]),
     "attach, best of four": (
         ours,
         [{"structure": s, "temperature": t} for s in ("diagonal", "kronecker") for t in (0.05, 0.5)],

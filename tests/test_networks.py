@@ -35,6 +35,8 @@ from torchngvi.networks.noise import normals, windows
 from torchngvi.rules import NaturalGradient, Retraction
 from torchngvi.structures import Diagonal
 
+untrained = pytest.mark.filterwarnings("ignore:The posterior has seen no data:UserWarning")
+
 
 def mlp(dtype=torch.float32, seed=0):
     torch.manual_seed(seed)
@@ -682,6 +684,7 @@ def test_removed_hooks_leave_the_network_as_any_other():
 # predictions
 
 
+@untrained
 def test_predictions_average_over_draws():
     model = mlp()
     q = network(model, 20)
@@ -705,6 +708,7 @@ def test_predictions_average_over_draws():
     )
 
 
+@untrained
 def test_predictions_of_numbers_have_the_variance_of_a_linear_model():
     """Of a linear network: epistemic x'Vx, aleatoric the noise, within five standard errors of 2,000 draws."""
     torch.manual_seed(0)
@@ -720,6 +724,7 @@ def test_predictions_of_numbers_have_the_variance_of_a_linear_model():
     assert q.predictive(x).epistemic.shape == (4, 1)
 
 
+@untrained
 @pytest.mark.filterwarnings("ignore:The temperature chosen:torchngvi.errors.CalibrationWarning")
 def test_calibrate_finds_the_temperature():
     """Labels drawn from the network at its mean: the less noise the better; wide noise is punished."""
@@ -809,6 +814,7 @@ def test_optimizers_that_cannot_be():
         attach(adamw(model), q, steps=10)
 
 
+@untrained
 def test_numbers_that_cannot_be():
     q = network(mlp(), 100)
     for call, text in [
@@ -871,6 +877,7 @@ def test_outputs_that_are_no_tensor():
                 model(x)
 
 
+@untrained
 @pytest.mark.parametrize("likelihood", [Gaussian(1.0), "bernoulli"])
 def test_labels_of_another_shape_than_the_outputs_are_refused(likelihood):
     """They would be broadcast into pairs that do not belong together."""
@@ -882,6 +889,7 @@ def test_labels_of_another_shape_than_the_outputs_are_refused(likelihood):
         q.log_prob(x, y[:, 0])
 
 
+@untrained
 def test_classes_of_another_shape_than_the_outputs_are_refused():
     x, y = data(6)
     q = network(mlp(), num_data=6)

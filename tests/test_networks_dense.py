@@ -16,6 +16,8 @@ from torchngvi.rules import NaturalGradient
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}
 
+untrained = pytest.mark.filterwarnings("ignore:The posterior has seen no data:UserWarning")
+
 
 def dense(n=30, delta=0.02):
     """A q over a small layer with a random curvature, its family, and its dense covariance."""
@@ -144,6 +146,7 @@ def test_rows_are_the_blocks_of_the_dense_family():
     torch.testing.assert_close(flat(rows.whitened(rows.colored(g))), flat(g), **CLOSE)
 
 
+@untrained
 def test_the_bound_of_rows_is_between_those_of_single_weights_and_all():
     """Of a softmax regression on coarse digits with the exact Hessian of 170 weights, about the same mean."""
     digits = pytest.importorskip("sklearn.datasets").load_digits()
@@ -178,6 +181,7 @@ def test_the_bound_of_rows_is_between_those_of_single_weights_and_all():
     assert bounds[0] + 20 < bounds[1] < bounds[2] - 2, bounds
 
 
+@untrained
 @pytest.mark.parametrize("structure", ["dense", "rows"])
 @pytest.mark.parametrize("make", ["attach", "von"])
 def test_a_network_with_a_dense_head_is_trained(make, structure):

@@ -13,6 +13,8 @@ from torchngvi.networks import VON, Gaussian, SampledLabels, attach, calibrate, 
 
 N, D, STEPS = 200, 20, 300
 
+untrained = pytest.mark.filterwarnings("ignore:The posterior has seen no data:UserWarning")
+
 
 def linear_data():
     """Orthogonal columns of length √N, for which independent weights are exact, and noise of standard deviation 0.3."""
@@ -149,6 +151,7 @@ def numbers(scale):
     return q, x, y
 
 
+@untrained
 def test_calibrate_finds_the_noise():
     """A noise of twice the scale: the factor is 2 to a step of the grid, and predictions are those of the new scale."""
     q, x, y = numbers(0.1)
@@ -172,6 +175,7 @@ def test_calibrate_finds_the_noise():
     assert fresh.likelihood.factor == 2.0
 
 
+@untrained
 def test_classes_have_no_noise_to_find():
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
@@ -181,6 +185,7 @@ def test_classes_have_no_noise_to_find():
     assert q.likelihood.factor == 1.0
 
 
+@untrained
 @at_the_mean  # where the labels were drawn
 def test_the_factor_of_the_noise_is_that_of_one_posterior():
     """Of an ensemble whose members were made with the same likelihood."""
@@ -236,6 +241,7 @@ def test_a_noise_that_the_loss_leaves_out_is_told():
     assert q.likelihood.doubt() is None
 
 
+@untrained
 def test_calibrate_says_that_it_ended_at_an_end():
     """Of the temperatures, both ends; of the factors of the noise."""
     torch.manual_seed(0)
@@ -265,6 +271,7 @@ def test_calibrate_in_the_middle_says_nothing():
         y = q.model.eval()(x).detach() + 0.1 * torch.randn(2000, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "The posterior has seen no data")
         found = calibrate(q, [(x, y)])
         flat = network(nn.Linear(1, 2), 50)
         calibrate(flat, [(torch.zeros(50, 1), torch.arange(50) % 2)], largest=2.0**-6)

@@ -37,6 +37,8 @@ from torchngvi.networks.noise import _table
 
 CURVATURES = [SampledLabels, lambda: GradientNoise(20), Reparametrized]
 
+untrained = pytest.mark.filterwarnings("ignore:The posterior has seen no data:UserWarning")
+
 
 def attached(structure="diagonal", curvature=None, steps=20, lr=0.1, dtype=torch.float32):
     model = mlp(dtype)
@@ -357,6 +359,7 @@ def test_frozen_later_in_a_kronecker_family():
     assert not torch.equal(q.variance["2.weight"], other)
 
 
+@untrained
 def test_weights_that_were_changed_before_the_optimizer_is_attached():
     """A network may be trained or set by hand after q was made; predictions and the attachment take it as it is."""
     model = mlp()
@@ -419,6 +422,7 @@ def test_schedules_that_say_how_far_they_will_go():
 # several optimizers
 
 
+@untrained
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this version of torch has no Muon")
 def test_muon_beside_adamw():
     torch.manual_seed(0)

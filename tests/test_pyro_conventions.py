@@ -15,8 +15,9 @@ from torchngvi.errors import InputError, PairError
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
 import pyro.distributions as dist  # noqa: E402
-from pyro.infer import SVI, Trace_ELBO  # noqa: E402
+from pyro.infer import SVI, EnergyDistance, Trace_ELBO  # noqa: E402
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian  # noqa: E402
+from pyro.infer.autoguide import AutoGuideList  # noqa: E402
 from torch.distributions import kl_divergence  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide  # noqa: E402
@@ -210,6 +211,9 @@ def test_whoever_reads_the_guide_finds_the_step():
         lambda: guide.state_dict()["q.mean"],
         lambda: copy.deepcopy(guide).posterior.mean,
         lambda: pyro.get_param_store()["AutoGaussian.q.mean"],
+        lambda: guide.to(DTYPE).q.mean,
+        lambda: torch.nn.ModuleList([guide]).double()[0].q.mean,
+        lambda: copy.deepcopy(pyro.get_param_store().get_state())["params"]["AutoGaussian.q.mean"],
         of_store,
     ]
     for read in reads:
@@ -239,6 +243,72 @@ def test_who_moves_q_itself_is_not_moved_twice():
         ends.append(guide.posterior.mean.clone())
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+@pytest.mark.parametrize("before", ["nothing", "dropped", "not finite", "frozen", "loaded", "own loss", "rising"])
+def test_a_step_is_along_its_own_gradients_alone(before):
+    """Whatever passes without a step went before, q makes the one step of the rule."""
+    ends = []
+    for how in ("by hand", "owner"):
+        torch.manual_seed(1)
+        guide = AutoGaussian(regression).setup(X, Y)
+        start, loss, sign = copy.deepcopy(guide.state_dict()), eight_draws()(regression, guide), 1
+        owner = torch.optim.SGD(loss.parameters(), lr=0.01, maximize=before == "rising")
+        if how == "owner":
+            torch.manual_seed(8)
+            if before == "dropped":
+                loss(X, Y).backward()
+            elif before == "not finite":
+                (loss(X, Y) * torch.nan).backward()
+            elif before == "frozen":
+                guide.requires_grad_(False)
+                for _ in range(2):
+                    loss(X, Y).backward()
+                guide.requires_grad_(True)
+            elif before == "loaded":
+                loss(X, Y).backward()
+                guide.load_state_dict(start)
+            elif before == "own loss":
+                guide.posterior.rsample(4).square().sum().backward()
+            else:
+                sign = -1 if before == "rising" else 1
+            owner.zero_grad()
+        torch.manual_seed(3)
+        (sign * loss(X, Y)).backward()
+        if how == "owner":
+            owner.step()
+        else:
+            radius = ngvi.KLRadius(0.5)
+            ngvi.NaturalGradientVI(guide.posterior, Retraction(), lr=0.04, step_size=radius).step()
+        assert not torch.equal(guide.posterior.mean, start["q.mean"])
+        ends.append(guide.posterior)
+    close(ends[1].mean, ends[0].mean, IDENTITY)
+    close(ends[1].covariance, ends[0].covariance, IDENTITY)
+
+
+def test_an_owner_who_cannot_move_q_is_told():
+    """One that takes its gradients past the probes, and losses without log q."""
+    text = "q stays where it is: an optimizer of its owner moves an AutoGaussian where log q is part of the loss"
+    guide = AutoGaussian(regression).setup(X, Y)
+    loss, start = eight_draws()(regression, guide), guide.posterior.mean.clone()
+    (slope,) = torch.autograd.grad(loss(X, Y), [*loss.parameters()])
+    with torch.no_grad():
+        next(loss.parameters()).sub_(0.1 * slope)
+    with pytest.warns(UserWarning, match=text):
+        assert torch.equal(guide.posterior.mean, start)
+    svi = SVI(regression, guide, pyro.optim.Adam({"lr": 0.1}), EnergyDistance(num_particles=2))
+    svi.step(X, Y)
+    with pytest.warns(UserWarning, match=text):
+        svi.step(X, Y)
+    assert torch.equal(guide.posterior.mean, start)
+
+
+def test_an_evaluation_meets_no_other_process(monkeypatch):
+    """One process may evaluate alone; only steps spread their draws."""
+    svi = NaturalSVI(regression, AutoGaussian(regression))
+    monkeypatch.setattr("torchngvi.adapters.pyro.svi.spread", lambda *_: pytest.fail("spread"))
+    assert svi.evaluate_loss(X, Y) > 0
 
 
 def test_state_of_a_pyro_optimizer_comes_back(tmp_path):
@@ -375,8 +445,14 @@ def test_a_flat_posterior_is_one_too():
 def test_pyros_guide_of_the_same_name_is_told_apart():
     """By those that cannot fit it, and in the parameter store, where it has another name."""
     theirs = PyrosAutoGaussian(regression)
+    listed = AutoGuideList(regression)
+    listed.append(PyrosAutoGaussian(regression))
     text = "the guide is pyro.infer.autoguide.AutoGaussian, another class of this name; import AutoGaussian from torch"
-    for use in (lambda: fit_guide(regression, theirs, X, Y), lambda: NaturalSVI(regression, theirs)):
+    for use in (
+        lambda: fit_guide(regression, theirs, X, Y),
+        lambda: NaturalSVI(regression, theirs),
+        lambda: NaturalSVI(regression, listed, pyro.optim.Adam({"lr": 0.1})),
+    ):
         with pytest.raises(InputError, match=text):
             use()
     theirs(X, Y)

@@ -110,6 +110,22 @@ def test_a_run_leaves_the_rate_since_parameters_move(tmp_path):
     assert svi.natural.param_groups[0]["lr"] == 0.1
 
 
+def test_a_checkpoint_holds_all_guides_of_the_list(tmp_path):
+    """To the last bit."""
+    ends = []
+    for stops in ([12], [5, 12]):
+        for steps in stops:
+            pyro.clear_param_store()
+            torch.manual_seed(2)
+            guide = listed(model_by_rows, ["w"])
+            svi = NaturalSVI(model_by_rows, guide, pyro.optim.Adam({"lr": 0.05}), num_particles=2)
+            end = [lambda record, steps=steps: record.evaluations >= steps]
+            svi.run(12, X, Y, progress=False, callbacks=end, checkpoint=tmp_path / str(len(stops)))
+        ends.append([guide[0].posterior.mean, guide[1].locs.share, guide[1].scales.share])
+    for one, two in zip(*ends, strict=True):
+        assert torch.equal(one, two)
+
+
 def test_lists_that_cannot_be_moved_are_refused():
     two = listed(model, ["w"])
     two.append(AutoGaussian(poutine.block(model, expose=["rate"])))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchngvi.errors import CalibrationWarning, InputError
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import batches, mean_density, outputs
+from torchngvi.networks.predictions import batches, drawn_outputs, mean_density, warn_of_no_data
 
 _SMALLEST = 2.0**-10  # a posterior 32 times narrower than at the temperature 1 is a point for a network
 _FLAT = 0.001  # nats a label: of temperatures that differ by no more the largest is chosen
@@ -75,12 +75,14 @@ def calibrate(
     >>> model = torch.nn.Linear(1, 2)
     >>> q = torchngvi.network(model, num_data=10)
     >>> x = torch.zeros(20, 1)
+    >>> q.laplace([(x, torch.arange(20) % 2)])
     >>> found = torchngvi.calibrate(q, [(x, torch.arange(20) % 2)], largest=0.05)
     >>> q.temperature == found.temperature
     True
     """
     if isinstance(largest, bool) or not isinstance(largest, Real) or not _SMALLEST <= largest < math.inf:
         raise InputError(f"largest is the temperature to begin with, finite and 2⁻¹⁰ at least; got {largest!r}.")
+    warn_of_no_data(q)
     tried: dict[float, float] = {}
     factors: dict[float, float] = {}
     before, temperature = q.temperature, float(largest)
@@ -148,7 +150,7 @@ def _best(
     totals: list[Tensor | float] = [0.0] * len(factors)
     try:
         for inputs, y in batches(loader):
-            found = outputs(q, inputs, samples, read)
+            found = drawn_outputs(q, inputs, samples, read)
             for k, factor in enumerate(factors):
                 q.likelihood.factor = factor
                 each = mean_density(q.likelihood.log_prob(found, y))

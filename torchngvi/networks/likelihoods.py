@@ -42,6 +42,17 @@ class OutputLikelihood(ABC):
             One loss a label, of any shape; their number is the number of independent labels.
         """
 
+    def curvature_terms(self, output: Tensor) -> Tensor | None:
+        """Return terms whose gradients g have Σₖ gₖgₖᵀ = E[s sᵀ], s the gradient of -log p of a predicted label.
+
+        Args:
+            output: what the network returned, with its graph.
+
+        Returns:
+            K terms a label, (*labels, K), with which nothing has to be drawn; None, the default, where labels have to.
+        """
+        return None
+
     @abstractmethod
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return log p(y | output) of every label, without a sum over labels.
@@ -110,6 +121,11 @@ class Categorical(OutputLikelihood):
         labels = (logits.detach() - noise.log()).argmax(-1)
         return -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
 
+    def curvature_terms(self, output: Tensor) -> Tensor:
+        """Return -√pₖ log pₖ of each class, with √pₖ held; see the base class."""
+        logits = _full(self._rows(output)).log_softmax(-1)
+        return -(0.5 * logits.detach()).exp() * logits
+
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return log softmax at the labels; see the base class."""
         logits = self._rows(output).log_softmax(-1)
@@ -140,6 +156,12 @@ class Bernoulli(OutputLikelihood):
         uniform = torch.empty_like(logits, requires_grad=False).uniform_(generator=generator)
         labels = (uniform < logits.detach().sigmoid()).to(logits)
         return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+
+    def curvature_terms(self, output: Tensor) -> Tensor:
+        """Return the logit times √(p (1 - p)), held; see the base class."""
+        logits = _full(output)
+        p = logits.detach().sigmoid()
+        return ((p * (1 - p)).sqrt() * logits)[..., None]
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return -softplus(-(2y - 1) output); see the base class."""
@@ -233,6 +255,11 @@ class Gaussian(OutputLikelihood):
         scale = self._scale(output)
         noise = torch.empty_like(output, requires_grad=False).normal_(generator=generator)
         return 0.5 * ((output.detach() + scale * noise - output) / scale).square()
+
+    def curvature_terms(self, output: Tensor) -> Tensor:
+        """Return output/scale; see the base class."""
+        output = _full(output)
+        return (output / self._scale(output))[..., None]
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the normal log density; see the base class."""

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchngvi.networks.laplace import curvature_of
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
 from torchngvi.networks.predictions import Predictive, log_prob, predictive
-from torchngvi.networks.weights import NetworkWeights
+from torchngvi.networks.weights import SETTLED, NetworkWeights
 from torchngvi.posteriors import DiagonalGaussian
 
 Read = Callable[[Any], Tensor]
@@ -97,6 +98,44 @@ class NetworkGaussian(NetworkWeights):
             One number a label.
         """
         return log_prob(self, inputs, y, samples, read)
+
+    def laplace(self, loader: Iterable[Any], labels: int | None = None, read: Read | None = None) -> None:
+        """Make q the Laplace approximation at the weights that the network has, which stay as they are.
+
+        One wants it for a network that has been trained already, by any loop and without a posterior: its weights are
+        the mean, and one pass over the training data gives the covariance,
+
+            V⁻¹ = (N (H + δ))/T,   H = Σᵢ Jᵢᵀ Λᵢ Jᵢ/n,
+
+        H the generalised Gauss-Newton matrix a datum, Jᵢ the derivatives of the outputs and Λᵢ the Hessian of -log p in
+        them; of it the family takes the diagonal or its blocks (MacKay 1992; Ritter, Botev and Barber 2018).  The
+        network is evaluated in evaluation mode, at its mean.  :func:`calibrate` then chooses T on validation data.
+        An optimizer that is attached goes on from this covariance.
+
+        Args:
+            loader: batches (inputs, labels) of the training data, or of a part of them; the labels are not looked at.
+                Several processes take a part each.
+            labels: None for the expectation over all labels, which costs a backward pass of single examples for every
+                class; or the number of labels that are drawn for each output, 1 for many classes or large networks.
+            read: where the tensor of outputs is in what the network returns.
+
+        Raises:
+            InputError: if the loader is empty, labels is less than 1, or the curvature is not finite.
+            PairError: for a Kronecker family.
+
+        >>> model = nn.Linear(2, 3)
+        >>> q = network(model, num_data=20, temperature=1.0)
+        >>> q.laplace([(torch.zeros(20, 2), torch.zeros(20))])
+        >>> q.variance["weight"].unique()  # inputs of zero say nothing of their weights: the prior's
+        tensor([1.])
+        """
+        self.agree_()  # on what the network has
+        with self.at_mean():
+            for family, curvature in zip(self.each(), curvature_of(self, loader, labels, read), strict=True):
+                family.absorb_(curvature, 1.0)
+                family.refresh_(0.0)
+            self._seen.clear()
+            self.observed = max(self.observed, SETTLED)
 
     def release(self) -> None:
         """Take the hooks off the network, whose parameters then hold the mean like those of any other network."""
@@ -194,7 +233,5 @@ def network(
     >>> q = network(model, num_data=1000)
     >>> q
     NetworkGaussian(67 diagonal weights of Sequential, num_data=1,000, Categorical, temperature=0.05, steps=0)
-    >>> q.predict(torch.zeros(2, 4)).shape
-    torch.Size([2, 3])
     """
     return NetworkGaussian(model, num_data, structure, prior_precision, temperature, likelihood, seed)

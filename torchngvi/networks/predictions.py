@@ -1,6 +1,8 @@
 """Predictions under q: outputs averaged over draws of the weights, and the parts of their uncertainty."""
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
@@ -12,11 +14,14 @@ from torch import Tensor, nn
 from torchngvi.errors import InputError
 from torchngvi.networks.likelihoods import OutputLikelihood
 
+_PACKAGE = __name__.rpartition(".")[0]
+
 
 class Drawn(Protocol):
     """What predictions need of a posterior over a network."""
 
     likelihood: OutputLikelihood
+    observed: int
 
     @property
     def model(self) -> nn.Module:
@@ -67,8 +72,45 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def warn_of_no_data(q: Drawn) -> None:
+    """Warn of a posterior that has observed no curvature, where the caller of the library asks for predictions.
+
+    Args:
+        q: the posterior.
+    """
+    if q.observed:
+        return
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        "The posterior has seen no data: its standard deviations are those that it starts from, and its uncertainty "
+        "says nothing. Train it with an optimizer and torchngvi.attach, load its own state with that of the network, "
+        "or, if the network is trained already, call q.laplace(loader).",
+        UserWarning,
+        stacklevel=level,
+    )
+
+
+def called(model: nn.Module, inputs: Any, read: Callable[[Any], Tensor] | None) -> Tensor:
+    """Call a network on a batch.
+
+    Args:
+        model: the network.
+        inputs, read: as in :func:`outputs`.
+
+    Returns:
+        The tensor of its outputs.
+    """
+    if isinstance(inputs, dict):
+        output = model(**inputs)
+    else:
+        output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    return output if read is None else read(output)
+
+
 def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None = None) -> Tensor:
-    """Return the outputs of the network under draws of its weights.
+    """Return the outputs of the network under draws of its weights, with a warning if q has seen no data.
 
     Args:
         q: the posterior.
@@ -82,17 +124,29 @@ def outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] |
     Raises:
         InputError: if samples is less than 1.
     """
+    warn_of_no_data(q)
+    return drawn_outputs(q, inputs, samples, read)
+
+
+def drawn_outputs(q: Drawn, inputs: Any, samples: int, read: Callable[[Any], Tensor] | None) -> Tensor:
+    """Return what :func:`outputs` does, for a caller that has looked whether q has seen data.
+
+    Args:
+        q, inputs, samples, read: as there.
+
+    Returns:
+        (samples, *labels, ...).
+
+    Raises:
+        InputError: if samples is less than 1.
+    """
     if not isinstance(samples, Integral) or samples < 1:
         raise InputError(f"samples is the number of draws of the weights, 1 or more; got {samples!r}.")
     found = []
     with evaluating(q.model), torch.no_grad():
         for number in range(samples):  # a forward pass of a network fills the device by itself
             with q.drawn(number):
-                if isinstance(inputs, dict):
-                    output = q.model(**inputs)
-                else:
-                    output = q.model(*inputs) if isinstance(inputs, tuple) else q.model(inputs)
-            found.append(output if read is None else read(output))
+                found.append(called(q.model, inputs, read))
     stacked = torch.stack(found)
     return stacked.to(torch.promote_types(stacked.dtype, torch.float32))  # of half precision, as under autocast
 

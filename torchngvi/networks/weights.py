@@ -25,6 +25,7 @@ from torchngvi.networks.noise import read_seed, seed_of
 FORGOTTEN = 100  # observations of the curvature over which the start is forgotten, where the steps are not known
 _SHORTEST, _SHARE, _LONGEST = 100, 0.3, 1000  # the start is forgotten over this share of the steps, within bounds
 _GONE = 1e-3  # the weight of the start in the geometric mean that is none
+SETTLED = 7000  # observations after which the start is gone, however the training is planned
 _LAST = 4  # the running curvature is a mean over the last fourth of the observations, about
 
 

@@ -281,6 +281,11 @@ class AutoGaussian(AutoContinuous):
         if self.prototype_trace is not None:
             _ = self.posterior
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert q, after the step that an optimizer asked for: its gradients are not converted."""
+        self.settle()
+        return super()._apply(fn, recurse)
+
     def __getstate__(self) -> dict[str, Any]:
         """Without the model, as Pyro's guides, and without a change to this one."""
         self.settle()

@@ -13,10 +13,12 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 from pyro.infer.autoguide import AutoGuideList
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.fitting import check_guide
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.sites import random_sites
 from torchngvi.errors import InputError
@@ -34,9 +36,12 @@ def gaussian_of(guide: AutoGuideList) -> AutoGaussian:
         The `AutoGaussian`.
 
     Raises:
-        InputError: none, or more than one.
+        InputError: none, or more than one; Pyro's of the same name, see `check_guide`.
     """
     found = [part for part in guide.modules() if isinstance(part, AutoGaussian)]
+    for part in guide.modules():
+        if not found and isinstance(part, PyrosAutoGaussian):
+            check_guide(part)
     if len(found) != 1:
         raise InputError(
             f"NaturalSVI moves one AutoGaussian of a list of guides, and this list has {len(found)}. Put the sites of "

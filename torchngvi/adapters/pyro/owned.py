@@ -14,6 +14,7 @@ waits until q is wide enough, while Adam moves both at once.
 A posterior over a flat vector λ has a parameter p as long, and λ + p in its draws: plain gradients, as Pyro's guides.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Self
@@ -54,9 +55,12 @@ class Step(torch.nn.Module):
         self.length = torch.nn.Parameter(torch.zeros_like(vector if isinstance(q, FlatPosterior) else vector[..., 0]))
         self.scale = torch.zeros_like(self.length).requires_grad_()  # its gradient is the factor on the loss
         self.seen: tuple[int, ...] | None = None  # the counts of writes to q when a draw was last recorded
+        self.before: tuple[Tensor | None, ...] = (None, None)  # what the probes held then that belongs to no step
 
     def slope(self) -> Tensor:
-        """Zero, with the derivative 1: to be added to log q at draws."""
+        """Zero, with the derivative 1 where there is to be a step: to be added to log q at draws."""
+        if not self.length.requires_grad:
+            return self.length
         zero = self.length + self.scale
         return zero - zero.detach()
 
@@ -70,6 +74,7 @@ class Step(torch.nn.Module):
         if not (torch.is_grad_enabled() and self.length.requires_grad):
             return
         self.take(q)
+        self._begin(q)
         self.seen, full = _writes(q), f"{name}.step.length"
         pyro.get_param_store()._param_to_name[self.length] = full  # PyroOptim asks for the name
         value: Any = self.length.view_as(self.length)
@@ -90,6 +95,23 @@ class Step(torch.nn.Module):
             self._forget()
 
     @torch.no_grad()
+    def _begin(self, q: Gaussian | FlatPosterior) -> None:
+        """Tell the gradients of the next step from what the probes hold, unless the owner adds up several passes.
+
+        What they hold is of passes that the owner dropped by ``zero_grad``, or made while the guide was frozen, or of
+        a loss of one's own.
+        """
+        slope, grads = self.length.grad, _gradients(q)
+        if isinstance(q, FlatPosterior) or (self.scale.grad is not None and slope is not None and bool(slope.any())):
+            return
+        if self.seen is not None and self.scale.grad is None and grads[0] is not None and self.before[0] is None:
+            warnings.warn(_UNMOVED, stacklevel=2)
+        self.scale.grad = None
+        if not all(bool(grad.isfinite().all()) for grad in grads if grad is not None):
+            q.drop_gradients()
+        self.before = tuple(None if grad is None else grad.clone() for grad in _gradients(q))
+
+    @torch.no_grad()
     def _forget(self) -> None:
         self.length.zero_()
         self.scale.grad = self.seen = None
@@ -98,11 +120,19 @@ class Step(torch.nn.Module):
     def _make(self, q: Gaussian | FlatPosterior) -> None:
         if isinstance(q, FlatPosterior):
             q.assign(*q.moved(Tangent(Coordinates(self.length.clone(), q.no_matrix))))
+            q.drop_gradients()
             return
         rho = min(_PER_RATE * -self.length.detach().item(), 1.0)
-        factor = 0.0 if self.scale.grad is None else float(self.scale.grad)
-        if rho > 0 and factor > 0 and q.mean_probe.grad is not None:
-            NaturalGradientVI(q, _rule(q), lr=rho, step_size=KLRadius(_RADIUS), loss_scale=1 / factor).step()
+        if self.scale.grad is None:
+            if self.seen is not None and rho > 0:
+                warnings.warn(_UNMOVED, stacklevel=2)
+            return
+        factor = float(self.scale.grad)  # negative where the owner lets minus the loss rise
+        if rho > 0 and factor and q.mean_probe.grad is not None:
+            for probe, before in zip((q.mean_probe, q.root_probe), self.before, strict=True):
+                if probe.grad is not None:
+                    probe.grad = (probe.grad if before is None else probe.grad - before) * (1 / factor)
+            NaturalGradientVI(q, _rule(q), lr=rho, step_size=KLRadius(_RADIUS)).step()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert, with a scale that is a leaf again."""
@@ -117,6 +147,17 @@ class Step(torch.nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Nothing."""
+
+
+_UNMOVED = (
+    "q stays where it is: an optimizer of its owner moves an AutoGaussian where log q is part of the loss, as in "
+    "Trace_ELBO, and where loss.backward() fills the probes of q, as torch.autograd.grad does not. For another loss "
+    "step an optimizer of torchngvi on guide.posterior."
+)
+
+
+def _gradients(q: Gaussian | FlatPosterior) -> tuple[Tensor | None, ...]:
+    return q.mean_probe.grad, q.root_probe.grad
 
 
 def _rule(q: Gaussian) -> Any:

@@ -49,6 +49,14 @@ class _Written(type(constraints.real)):  # type: ignore[misc]
             )
         return type(constraints.real), ()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The plain constraint; the entries were copied before the step, and are copied again."""
+        plain, _ = self.__reduce__()
+        for entry in self.entries.values():
+            if id(entry) in memo:
+                memo[id(entry)].copy_(entry)
+        return plain()
+
 
 transform_to.register(_Written, lambda written: written.settle() and AffineTransform(0.0, 1.0))  # to read is to copy
 

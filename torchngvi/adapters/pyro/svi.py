@@ -188,10 +188,12 @@ class NaturalSVI:
             return self._listed.loss(self.num_particles)
         assert self._density is not None
         q = self.gaussian.gaussian("NaturalSVI")
-        if self._target is None:
-            self._target = spread(self._density, self.gaussian, self.processes)
+        target: Target = self._density
+        if torch.is_grad_enabled():  # an evaluation is for one process, which may be alone in it
+            if self._target is None:
+                self._target = spread(self._density, self.gaussian, self.processes)
+            target = self._target
         theta = q.push_noise(self._draws(q.mean_probe.detach()))
-        target = self._target if torch.is_grad_enabled() else self._density
         return (LatentGaussian(q).log_prob(theta) - target.log_joint(theta)).mean()
 
     def run(

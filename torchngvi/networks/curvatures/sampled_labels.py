@@ -1,19 +1,19 @@
 """The curvature from labels that the network itself predicts: ĥ = B ĝ² with E[ĥ] the mean Gauss-Newton diagonal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchngvi.distributed import rank
 from torchngvi.errors import InputError
 from torchngvi.networks.curvatures.base import Curvature
+from torchngvi.networks.gradients import of_labels
 from torchngvi.networks.noise import generator
 from torchngvi.networks.posterior import NetworkGaussian
 
 _HALF_SCALE = 1024.0  # keeps gradients of half precision from vanishing
-_SINGLE = 256  # labels at most whose gradients are computed one by one
 _WINDOW = 100  # observations that the running mean looks back on
 
 
@@ -59,7 +59,7 @@ class SampledLabels(Curvature):
         for single in (False, True):
             of_kind = [p for f in q.each() if f.single == single for p in f.parameters_of_network if p.requires_grad]
             if of_kind:
-                gradients |= zip(of_kind, _gradients(losses, of_kind, single, scale), strict=True)
+                gradients |= zip(of_kind, of_labels(losses, of_kind, single, scale), strict=True)
         each = [gradients.get(p) for p in q.parameters_of_network]
         q.observe_(each, losses.numel() / scale**2, 1 / _WINDOW)
 
@@ -75,22 +75,6 @@ class SampledLabels(Curvature):
                 "call the network that q was made of, model(x), in training mode, and not model.forward(x) or a part "
                 "of it; or make q of the module that is called."
             )
-
-
-def _gradients(losses: Tensor, parameters: list[nn.Parameter], single: bool, scale: float) -> Sequence[Tensor]:
-    """The gradients of the mean loss, or those of single losses over √B, whose squares have the same expected sum."""
-    if not single:
-        return torch.autograd.grad(losses.mean() * scale, parameters, retain_graph=True, materialize_grads=True)
-    every = losses.flatten()[:: -(-losses.numel() // _SINGLE)]  # of tokens some are enough
-    each = every * (scale / losses.numel() ** 0.5)
-    return torch.autograd.grad(
-        each,
-        parameters,
-        torch.eye(len(each), device="cpu").to(each),
-        True,
-        is_grads_batched=True,
-        materialize_grads=True,
-    )
 
 
 def _outputs(output: Any) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from torchngvi.networks import kernels
 from torchngvi.networks.blocks import blocks
 from torchngvi.networks.finite import add_share_, squared_norm, zero_where_
 from torchngvi.networks.noise import normals
@@ -26,9 +27,13 @@ class Family(nn.Module, ABC):
 
     Attributes:
         single: whether it wants the gradients of single labels, with the labels first, and not that of their mean.
+        fused: whether a step takes compiled loops where they fit; `attach` sets it.
+        in_steps: whether C moves to the curvature by steps, and does not follow from a curvature that is given.
     """
 
     single = False
+    in_steps = False
+    fused = False
 
     def __init__(
         self,
@@ -88,10 +93,15 @@ class Family(nn.Module, ABC):
             gradients: by name, changed in place.
             write: whether the mean is written into the parameters too; each weight is read once for both.
         """
+        if self.fused:
+            own = [gradients.get(name) for name in self.names]
+            if kernels.fits([*self._held(), *self.mean, *(g for g in own if g is not None)]):
+                kernels.add_prior_(self._held(), self.mean, own, self.prior, write)
+                return
         places = zip(self.names, self._held(), self.mean, self.prior, strict=True)
         each = [(p, m, gradients.get(name), delta) for name, p, m, delta in places]
         for delta in dict.fromkeys(self.prior):
-            alike = [(p, m, g) for p, m, g, own in each if g is not None and own == delta]
+            alike = [(p, m, g) for p, m, g, of_p in each if g is not None and of_p == delta]
             for parameters, mean, forces in blocks(*map(list, zip(*alike, strict=True))) if alike else ():
                 if write:
                     torch._foreach_copy_(parameters, mean)

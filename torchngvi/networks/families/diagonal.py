@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from torchngvi.networks.blocks import SIZE, blocks
+from torchngvi.networks import kernels
+from torchngvi.networks.blocks import SIZE, blocks, pieces
 from torchngvi.networks.families.base import Family, key
 from torchngvi.networks.finite import squared_norm
 from torchngvi.networks.noise import windows
@@ -75,6 +76,13 @@ class Diagonal(Family):
     def _draw_(self, seed: int, draw: int, spread: float, share: float) -> None:
         """Move the mean by a share of the way to the parameters, then write a draw into them."""
         noise = [windows(m, name, seed, draw) for m, name in zip(self.mean, self.names, strict=True)]
+        if self._fused():
+            parts: tuple[list[Tensor], ...] = ([], [], [], [])
+            for four in zip(self._held(), self.mean, self.stddev, noise, strict=True):
+                for part, one in zip(parts, four, strict=True):
+                    part += pieces(one) if isinstance(one, list) or isinstance(four[-1], list) else [one]
+            kernels.advance_(share, spread, *parts)
+            return
         alike = self._alike()
         for parameters, mean, stddev, e in blocks(self._held(), self.mean, self.stddev, noise):
             if share > 0:
@@ -85,8 +93,15 @@ class Diagonal(Family):
             else:
                 torch._foreach_copy_(parameters, torch._foreach_addcmul(mean, stddev, e, spread))
 
+    def _fused(self) -> bool:
+        """Whether the compiled loops are wanted, and fit."""
+        return self.fused and kernels.fits([*self._held(), *self.mean, *self.stddev])
+
     def departure(self) -> Tensor:
         """Return |dm/σ|²; see the base class."""
+        if self._fused():
+            square = kernels.departure(self._held(), self.mean, self.stddev)
+            return torch.tensor(square, dtype=torch.float64, device="cpu")
         if not self._alike():
             return super().departure()
         norms: list[Tensor] = []

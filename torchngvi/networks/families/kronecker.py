@@ -32,6 +32,8 @@ class Kronecker(Family):
         prior, start, num_data: as in :class:`Family`.
     """
 
+    in_steps = True
+
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],

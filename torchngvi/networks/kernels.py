@@ -1,0 +1,204 @@
+"""What the hooks of a step do on a CPU, compiled: each weight is read once for several operations.
+
+The functions are those of `families/diagonal.py` in C, which the compiler of the machine makes when they are first
+asked for.  They are for contiguous parameters of single precision.  Sums are of sixteen interleaved parts of each block
+of 4,096 numbers in single precision, and of those in double precision, and no product is fused with a sum, so that the
+same numbers give the same bits.
+"""
+
+import ctypes
+import functools
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchngvi.errors import InputError
+
+_SOURCE = """
+#define LANES 16
+#define BLOCK 4096
+
+static double squares(const float *p, const float *m, const float *s, long n) {
+    float lane[LANES] = {0};
+    long i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            float x = (p[i + l] - m[i + l]) / s[i + l];
+            lane[l] += x * x;
+        }
+    double total = 0;
+    for (int l = 0; l < LANES; l++) total += lane[l];
+    for (; i < n; i++) {
+        float x = (p[i] - m[i]) / s[i];
+        total += x * x;
+    }
+    return total;
+}
+
+double departure(long count, float **p, float **m, float **s, const long *n) {
+    double total = 0;
+    for (long k = 0; k < count; k++)
+        for (long i = 0; i < n[k]; i += BLOCK)
+            total += squares(p[k] + i, m[k] + i, s[k] + i, n[k] - i < BLOCK ? n[k] - i : BLOCK);
+    return total;
+}
+
+int finite(long count, float **g, const long *n) {
+    for (long k = 0; k < count; k++) {
+        float lane[LANES] = {0}, total = 0;
+        long i = 0;
+        for (; i + LANES <= n[k]; i += LANES)
+            for (int l = 0; l < LANES; l++) lane[l] += g[k][i + l] * 0.0f;
+        for (; i < n[k]; i++) total += g[k][i] * 0.0f;
+        for (int l = 0; l < LANES; l++) total += lane[l];
+        if (total != total) return 0;
+    }
+    return 1;
+}
+
+void add_prior(long count, float **p, float **m, float **g, const long *n, const float *delta, int write) {
+    for (long k = 0; k < count; k++) {
+        float *restrict to = p[k], *restrict mean = m[k], *restrict force = g[k];
+        if (force)
+            for (long i = 0; i < n[k]; i++) force[i] += delta[k] * mean[i];
+        if (write)
+            for (long i = 0; i < n[k]; i++) to[i] = mean[i];
+    }
+}
+
+void advance(long count, float **p, float **m, float **s, float **e, const long *n, float share, float spread) {
+    for (long k = 0; k < count; k++) {
+        float *restrict at = p[k], *restrict mean = m[k], *restrict scale = s[k], *restrict noise = e[k];
+        if (share > 0)
+            for (long i = 0; i < n[k]; i++) {
+                float to = mean[i] + share * (at[i] - mean[i]);
+                mean[i] = to;
+                at[i] = to + spread * scale[i] * noise[i];
+            }
+        else
+            for (long i = 0; i < n[k]; i++) at[i] = mean[i] + spread * scale[i] * noise[i];
+    }
+}
+"""
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    """Compile the source and load it; once a process, in half a second."""
+    compiler = os.environ.get("CC", "cc")
+    with tempfile.TemporaryDirectory() as folder:
+        source, built = Path(folder, "step.c"), Path(folder, "step.so")
+        source.write_text(_SOURCE, encoding="utf-8")
+        told = ""
+        for native in (["-march=native"], []):
+            call = [compiler, "-O3", *native, "-ffp-contract=off", "-shared", "-fPIC", "-o", str(built), str(source)]
+            try:
+                subprocess.run(call, check=True, capture_output=True, text=True)
+                break
+            except FileNotFoundError:
+                told = "it was not found"
+            except subprocess.CalledProcessError as error:
+                told = f"it ended with the status {error.returncode}: {error.stderr.strip()[:200]}"
+        else:
+            raise InputError(
+                f"fused=True compiles a few loops with the C compiler {compiler!r}, and {told}. Leave fused=True out, "
+                "or name another compiler in the environment variable CC."
+            )
+        library = ctypes.CDLL(str(built))
+    pointer, number = ctypes.c_void_p, ctypes.c_float
+    library.departure.restype = ctypes.c_double
+    library.departure.argtypes = [ctypes.c_long, *[pointer] * 4]
+    library.finite.argtypes = [ctypes.c_long, *[pointer] * 2]
+    library.add_prior.argtypes = [ctypes.c_long, *[pointer] * 5, ctypes.c_int]
+    library.advance.argtypes = [ctypes.c_long, *[pointer] * 5, number, number]
+    return library
+
+
+def prepare() -> None:
+    """Compile, so that a machine without a compiler says so before the training.
+
+    Raises:
+        InputError: if there is no compiler, or it fails.
+    """
+    _library()
+
+
+def fits(tensors: Sequence[Tensor]) -> bool:
+    """Whether the loops take these tensors: contiguous, in single precision, on the CPU.
+
+    Args:
+        tensors: of a step.
+
+    >>> fits([torch.zeros(2)]), fits([torch.zeros(2, dtype=torch.float64)])
+    (True, False)
+    """
+    return all(t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(tensors))(*[None if t is None else t.data_ptr() for t in tensors])
+
+
+def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array:
+    return (ctypes.c_long * len(tensors))(*[t.numel() for t in tensors])
+
+
+def departure(parameters: Sequence[Tensor], mean: Sequence[Tensor], stddev: Sequence[Tensor]) -> float:
+    """Return Σ ((p - m)/σ)².
+
+    Args:
+        parameters, mean, stddev: p, m and σ, which `fits`.
+    """
+    each = [_addresses(of) for of in (parameters, mean, stddev)]
+    return float(_library().departure(len(mean), *each, _sizes(mean)))
+
+
+def finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all entries are finite.
+
+    Args:
+        tensors: which `fits`.
+    """
+    return bool(_library().finite(len(tensors), _addresses(tensors), _sizes(tensors)))
+
+
+def add_prior_(
+    parameters: Sequence[Tensor],
+    mean: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    prior: Sequence[float],
+    write: bool,
+) -> None:
+    """Add δm to gradients, and write m into the parameters.
+
+    Args:
+        parameters, mean, gradients: which `fits`; None where a parameter was not used.
+        prior: δ.
+        write: whether the parameters take the mean.
+    """
+    each = [_addresses(of) for of in (parameters, mean, gradients)]
+    _library().add_prior(len(mean), *each, _sizes(mean), (ctypes.c_float * len(prior))(*prior), write)
+
+
+def advance_(
+    share: float,
+    spread: float,
+    parameters: Sequence[Tensor],
+    mean: Sequence[Tensor],
+    stddev: Sequence[Tensor],
+    noise: Sequence[Tensor],
+) -> None:
+    """Move the mean by a share of the way to the parameters, then write m + √T σ ε into them.
+
+    Args:
+        share: of the way.
+        spread: √T.
+        parameters, mean, stddev, noise: p, m, σ and ε, which `fits`.
+    """
+    each = [_addresses(of) for of in (parameters, mean, stddev, noise)]
+    _library().advance(len(mean), *each, _sizes(mean), share, spread)

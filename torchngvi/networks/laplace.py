@@ -1,0 +1,162 @@
+"""The curvature of all data at weights that are trained, for the Laplace approximation: passes over data, no step."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchngvi.distributed import average_over_ranks_, rank
+from torchngvi.errors import InputError, PairError
+from torchngvi.networks.families import Family
+from torchngvi.networks.finite import all_finite
+from torchngvi.networks.gradients import of_examples, of_labels
+from torchngvi.networks.likelihoods import OutputLikelihood
+from torchngvi.networks.noise import generator
+from torchngvi.networks.predictions import batches, called, evaluating
+
+Read = Callable[[Any], Tensor]
+Totals = list[list[Tensor | None]]  # of each family its part of a curvature
+
+
+class AtMean(Protocol):
+    """What the curvature needs of a posterior whose network holds the mean."""
+
+    likelihood: OutputLikelihood
+    names: list[str]
+    parameters_of_network: list[nn.Parameter]
+    seed: int
+
+    @property
+    def model(self) -> nn.Module:
+        """The network."""
+
+    def each(self) -> Iterator[Family]:
+        """The families of the posterior."""
+
+
+def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None) -> Totals:
+    """Return the generalised Gauss-Newton matrix a label, H = Σᵢ E[gᵢgᵢᵀ]/n, at the weights that the network holds.
+
+    gᵢ is the gradient of -log p of a label that the network itself predicts.
+
+    Args:
+        q: the posterior.
+        loader, labels, read: as in `NetworkGaussian.laplace`.
+
+    Returns:
+        Of each family its part of H, as its `absorb_` takes it; None for what is frozen.
+
+    Raises:
+        InputError, PairError: as there.
+    """
+    if labels is not None and (isinstance(labels, bool) or not isinstance(labels, Integral) or labels < 1):
+        raise InputError(f"labels is the number of labels drawn for each output, 1 or more, or None; got {labels!r}.")
+    for family in q.each():
+        if family.in_steps:
+            raise PairError(
+                "laplace gives a posterior the curvature of the data at once, and the "
+                f"{type(family).__name__} family moves to its own by steps. Use structure='diagonal', 'dense' or "
+                "'rows', or train it with torchngvi.attach."
+            )
+    totals: Totals = []
+    count = 0
+    with evaluating(q.model):
+        for number, (inputs, _) in enumerate(batches(loader)):
+            for own, seen in _of_batch(q, inputs, number, labels, read):
+                count += own
+                totals = _sum(totals, seen)
+    if not count:
+        raise InputError("The loader of laplace is empty; give the training data, or a part of them.")
+    known = [total for part in totals for total in part if total is not None]
+    counts = torch.full_like(known[0].flatten()[:1], count)
+    average_over_ranks_([*known, counts])
+    for total in known:
+        total /= counts.to(total)
+    if not all_finite(known):
+        raise InputError(
+            "The curvature of the data at the weights of the network is not finite, and the posterior is as it was; "
+            "look at the weights and at the inputs."
+        )
+    return totals
+
+
+def _of_batch(
+    q: AtMean, inputs: Any, number: int, labels: int | None, read: Read | None
+) -> Iterator[tuple[int, Totals]]:
+    """Numbers of labels with the sums of their curvatures."""
+    trained = _trained(q)
+    with torch.enable_grad():
+        output = called(q.model, inputs, read)
+    exact = q.likelihood.curvature_terms(output) if labels is None else None
+    if exact is None:
+        draws = generator(output.device, q.seed, number, f"labels of rank {rank()} for laplace")
+        for _ in range(labels or 1):
+            yield _drawn(q, output, draws, trained)
+        return
+
+    def terms(returned: Any) -> Tensor:
+        found = q.likelihood.curvature_terms(returned if read is None else read(returned))
+        assert found is not None
+        return found
+
+    for gradients in of_examples(q.model, trained, inputs, terms):
+        count = len(next(iter(gradients.values())))
+        seen = [
+            family.statistics(
+                [_like(gradients.get(name), m) for name, m in _means(family)], count if family.single else 1
+            )
+            for family in q.each()
+        ]
+        summed = [
+            part if family.single else [None if h is None else h.sum(0) for h in part]
+            for family, part in zip(q.each(), seen, strict=True)
+        ]
+        yield count // exact.shape[-1], summed
+
+
+def _trained(q: AtMean) -> dict[str, nn.Parameter]:
+    """The parameters of q that are not frozen, of which every family whose weights depend on one another has all."""
+    trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
+    if not any(trained.keys() >= set(family.names) or (trained and not family.single) for family in q.each()):
+        raise InputError(
+            "All parameters of the posterior, or parts of all its dense layers, are frozen, so that laplace has no "
+            "curvature to observe; call requires_grad_(True) on what is to be uncertain."
+        )
+    return trained
+
+
+@torch.enable_grad()
+def _drawn(q: AtMean, output: Tensor, draws: torch.Generator, trained: dict[str, nn.Parameter]) -> tuple[int, Totals]:
+    """The number of labels that were drawn, and the sum of their curvatures as SampledLabels estimates it."""
+    losses = copy.copy(q.likelihood).sampled_losses(output, draws)  # of one that remembers nothing of it
+    gradients: dict[str, Tensor] = {}
+    for single in (False, True):
+        own = {name: trained[name] for f in q.each() if f.single == single for name in f.names if name in trained}
+        if own:
+            gradients |= zip(own, of_labels(losses, list(own.values()), single), strict=True)
+    found = []
+    for family in q.each():
+        seen = family.statistics([_like(gradients.get(name), m) for name, m in _means(family)], losses.numel())
+        found.append([None if h is None else h * losses.numel() for h in seen])
+    return losses.numel(), found
+
+
+def _means(family: Family) -> Iterator[tuple[str, Tensor]]:
+    return zip(family.names, family.mean, strict=True)
+
+
+def _like(gradient: Tensor | None, mean: Tensor) -> Tensor | None:
+    """In the dtype of the mean."""
+    return None if gradient is None else gradient.to(mean.dtype)
+
+
+def _sum(totals: Totals, seen: Totals) -> Totals:
+    """The sums of corresponding parts; the second where there is no first."""
+    for part, own in zip(totals, seen, strict=False):
+        for total, new in zip(part, own, strict=True):
+            if total is not None and new is not None:
+                total += new
+    return totals or seen
