@@ -151,7 +151,13 @@ class TestMixed:
         for word, kind in kinds.items():
             assert isinstance(mixed(formula, visits, word).model.rows.likelihood, kind)
         families = "gaussian, student_t, poisson, negative_binomial, bernoulli, probit, or a Likelihood"
-        for word, told in (("posson", " Did you mean 'poisson'?"), ("neg_bin", " Did you mean 'negbin'?"), (None, "")):
+        hints = {
+            "posson": " Did you mean 'poisson'?",
+            "neg_bin": " Did you mean 'negbin'?",
+            "binomial": " For two classes say bernoulli; for counts of events poisson, or negative_binomial.",
+            None: "",
+        }
+        for word, told in hints.items():
             text = f"family must be one of {families}; got {word!r}.{told}"
             with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
                 mixed(formula, visits, word)
@@ -213,6 +219,7 @@ class TestRefusals:
             ("y ~ 0 + (1 | group)", r"at least one fixed effect.*leave out the 0"),
             ("y ~ x ++* (1 | group)", r"cannot be read"),
             ("y ~ age + (1 | group)", r"names age; the table has y, x, kind, group, half"),
+            ("y ~ X + (1 | group)", r"names X; the table has y, x, kind, group, half\. Did you mean 'x'\?"),
             ("y ~ unknown(x) + (1 | group)", r"cannot be computed from the table: .*unknown"),
             ("kind ~ x + (1 | group)", r"a number; kind holds categories, a, b, c\. .* as 1: kind\[c\]\."),
         ],

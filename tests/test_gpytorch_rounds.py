@@ -433,6 +433,8 @@ class TestRefusals:
             learn(model, likelihood, [])
         with pytest.raises(InputError, match="batches are pairs"):
             learn(model, likelihood, x)
+        with pytest.raises(InputError, match=r"num_data is .*; got a tensor\. Give inputs and targets as one pair"):
+            train_svgp(model, likelihood, x, y, progress=False)
         y[0] = torch.inf
         with pytest.raises(InputError, match="the ELBO is not finite at these hyper-parameters: check the targets"):
             learn(model, likelihood, (x, y))

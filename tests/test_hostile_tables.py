@@ -89,7 +89,7 @@ def test_missing_entries(capsys):
     frame.loc[:9, "x"] = None
     frame.to_csv("a.csv", index=False)
     assert fit("a.csv") == 2
-    assert "column 'x' has missing or infinite entries in 10 of 60 rows (and 1 more columns have some)" in (
+    assert "column 'x' has missing or infinite entries in 10 of 60 rows (and 1 more column has some)" in (
         capsys.readouterr().err
     )
     assert fit("a.csv", "--impute", "median") == 0

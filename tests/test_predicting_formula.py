@@ -11,6 +11,7 @@ import torch
 
 import torchngvi
 from torchngvi.app import counts, formula_tables
+from torchngvi.app.mixed_runs import baselines
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 
@@ -76,6 +77,18 @@ def test_from_a_shell(ship, fitted, capsys):
     assert "probability of 'yes', with 95% intervals, the first 10 of 30 rows" in said
     written = pd.read_csv(ship / "run" / "predictions-new.csv")
     np.testing.assert_allclose(written.probability, fitted.predict(new).probability)
+
+
+def test_baselines_are_named(ship):
+    """The levels without a coefficient, where the others have one."""
+    notes = json.loads((ship / "run" / "summary.json").read_text(encoding="utf-8"))["notes"]
+    assert "baselines are deck = A, sex = female; the effects of other levels are relative to them" in notes
+    frame = pd.DataFrame({"year": [1, 2, 3], "kind": ["a", "a", "b"], "x": [0.1, 0.2, 0.3]})
+    all_levels = ["kind[a]", "kind[b]", "C(year)[2]", "C(year)[3]", "x"]
+    assert baselines(frame, ["year", "kind", "x", "z"], all_levels) == (
+        "baselines are year = 1; the effects of other levels are relative to them",
+    )
+    assert baselines(frame, ["x"], ["x"]) == ()
 
 
 def test_counts_of_several_factors(tmp_path, monkeypatch, capsys):

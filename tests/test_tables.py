@@ -249,7 +249,26 @@ BAD_FILES = {
         "a.csv",
         "a,b,y\n1,,2\n,,3\n3,1,4\n",
         {},
-        "column 'b' has missing or infinite entries in 2 of 3 rows (and 1 more columns have some)",
+        "column 'b' has missing or infinite entries in 2 of 3 rows (and 1 more column has some)",
+    ),
+    "missing in three": (
+        "a.csv",
+        "a,b,c,y\n1,,2,1\n,,3,2\n3,1,,3\n",
+        {},
+        "column 'b' has missing or infinite entries in 2 of 3 rows (and 2 more columns have some)",
+    ),
+    "one name twice": (
+        "a.csv",
+        "a,b,a ,y\n1,2,3,4\n",
+        {},
+        "two columns of the table are named 'a', without the spaces around their names. Rename one of them.",
+    ),
+    "too many categories": (
+        "a.csv",
+        "id,y\n" + "".join(f"{i},{i}\n" for i in range(60)),
+        {"categorical": ["id"]},
+        "column 'id' has 60 different values, more than the 50 of a category at most. Leave it out (--drop id), "
+        'or model it as groups that are alike, --formula "... + (1 | id)".',
     ),
     "missing text": ("a.csv", "a,y\nx,1\n,2\n", {}, "column 'a' has missing or infinite entries in 1 of 2 rows"),
     "infinite": ("a.csv", "a,y\ninf,1\n2,2\n", {}, "column 'a' has missing or infinite entries in 1 of 2 rows"),

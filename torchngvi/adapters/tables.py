@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from torchngvi.adapters.words import hint
 from torchngvi.errors import InputError
 
 
@@ -19,7 +20,10 @@ def complete(frame: Any, names: Sequence[str], asking: str = "The formula") -> N
         raise InputError(f"A formula needs a pandas DataFrame with its columns; got {type(frame).__name__}.")
     lacking = [name for name in names if name not in frame]
     if lacking:
-        raise InputError(f"{asking} names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.")
+        told = hint(lacking[0], map(str, frame.columns))
+        raise InputError(
+            f"{asking} names {', '.join(lacking)}; the table has {', '.join(map(str, frame.columns))}.{told}"
+        )
     missing = frame[list(names)].isna()
     if missing.any(axis=None):
         counts = ", ".join(f"{count} of {name}" for name, count in missing.sum().items() if count)

@@ -18,6 +18,7 @@ SHORT = {
     "student": "student_t",
     "t": "student_t",
 }
+BINOMIAL = "For two classes say bernoulli; for counts of events poisson, or negative_binomial."
 
 
 def hint(name: str, known: Iterable[str]) -> str:
@@ -33,8 +34,9 @@ def hint(name: str, known: Iterable[str]) -> str:
     >>> hint("famly", ["family", "data"])
     " Did you mean 'family'?"
     """
-    close = difflib.get_close_matches(str(name).lower(), {k.lower(): k for k in known}, n=1)
-    return f" Did you mean {next(k for k in known if k.lower() == close[0])!r}?" if close else ""
+    names = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(str(name).lower(), names, n=1)
+    return f" Did you mean {names[close[0]]!r}?" if close else ""
 
 
 def family_of(word: object, known: Mapping[str, str], otherwise: str = "") -> str:
@@ -57,5 +59,7 @@ def family_of(word: object, known: Mapping[str, str], otherwise: str = "") -> st
     name = SHORT.get(word.lower(), word.lower()) if isinstance(word, str) else ""
     if name not in known.values():
         told = hint(str(word), (*known, *(short for short, of in SHORT.items() if of in known.values())))
+        if str(word).lower() == "binomial":
+            told = f" {BINOMIAL}" if "bernoulli_logit" in known.values() else ""
         raise InputError(f"family must be one of {', '.join(known)}{otherwise}; got {word!r}.{told}")
     return name

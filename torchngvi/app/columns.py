@@ -207,7 +207,8 @@ def refuse_unusable(
     if not bad:
         return
     first = max(bad, key=lambda name: bad[name])
-    others = f" (and {len(bad) - 1} more columns have some)" if len(bad) > 1 else ""
+    more = "1 more column has" if len(bad) == 2 else f"{len(bad) - 1} more columns have"
+    others = f" (and {more} some)" if len(bad) > 1 else ""
     rows = len(next(iter(columns.values())))
     fill = fillable and named is not None and first not in roles and not impute
     raise InputError(

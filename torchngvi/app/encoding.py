@@ -143,6 +143,11 @@ def category(name: str, counts: Mapping[str, int], *, chosen: bool) -> Column:
             f"column {name!r} is numbers except for {bad} of {rows} rows, the first {texts[0]!r}. "
             f"Mend them, leave the column out (--drop {name}), or take it as categories (--categorical {name})."
         )
+    if len(counts) > MOST_LEVELS and chosen:
+        raise InputError(
+            f"column {name!r} has {len(counts)} different values, more than the {MOST_LEVELS} of a category at most. "
+            f'Leave it out (--drop {name}), or model it as groups that are alike, --formula "... + (1 | {name})".'
+        )
     if len(counts) > MOST_LEVELS:
         raise InputError(
             f"text column {name!r} has {len(counts)} different values, more than {MOST_LEVELS}: it looks like names "

@@ -10,6 +10,7 @@ from torchngvi.app.encoding import listed
 from torchngvi.app.readers import (
     DELIMITED,
     ending,
+    names_of,
     parsed,
     readable,
     readable_parquet,
@@ -68,7 +69,7 @@ class Frames:
 def _of_text(path: Path, rows: int) -> Iterator[pd.DataFrame]:
     with readable(path), parsed(path, text_dialect(path), chunksize=rows) as frames:
         for frame in frames:
-            frame.columns = frame.columns.astype(str).str.strip()
+            frame.columns = names_of(frame)
             yield frame
 
 

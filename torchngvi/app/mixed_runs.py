@@ -56,6 +56,7 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
     frame, fill, more = _prepared(frame, flags["formula"], impute_of(flags.get("impute")) is not None, weights)
     model = mixed(flags["formula"], frame, family, weights=weights)
     result = model.fit(seed=seed, progress=flags.get("progress", True))
+    more += baselines(frame, FormulaColumns.of(flags["formula"]).predictors, result.summary().fixed.names)
     print(result)
     for note in (*notes, *more):
         print(f"note: {note}")
@@ -104,6 +105,31 @@ def _prepared(
     frame, notes = formula_tables.filled(frame, fill)
     formula_tables.refuse_missing(frame, columns, impute=impute, weights=weights)
     return frame, fill, notes
+
+
+def baselines(frame: pd.DataFrame, predictors: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """A note of the levels to which the effects of the other levels are relative.
+
+    Args:
+        frame: the table.
+        predictors: the columns from which a formula predicts.
+        names: the fixed effects, "sex[male]" that of a level.
+
+    Returns:
+        The note, or nothing where no column is coded in this way.
+
+    >>> baselines(pd.DataFrame({"sex": ["f", "m"]}), ["sex"], ["Intercept", "sex[m]"])
+    ('baselines are sex = f; the effects of other levels are relative to them',)
+    """
+    names, found = set(names), []
+    for name in predictors:
+        if name not in frame:
+            continue
+        levels = {str(level) for level in frame[name].dropna().unique()}
+        without = [level for level in levels if not names & {f"{name}[{level}]", f"C({name})[{level}]"}]
+        if len(without) == 1 and len(levels) > 1:
+            found.append(f"{name} = {without[0]}")
+    return (f"baselines are {', '.join(found)}; the effects of other levels are relative to them",) if found else ()
 
 
 def _write(place: Path, formula: str, result: MixedResult | MultilevelResult, told: dict[str, list[str]]) -> None:

@@ -3,6 +3,8 @@
 What they stand for is in `torchngvi.registry` and `torchngvi.models`; a test holds the two lists to each other.
 """
 
+from torchngvi.adapters.words import BINOMIAL
+
 FAMILIES = ("bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian", "negative_binomial", "student_t")
 METHODS = (
     "vn",
@@ -30,7 +32,7 @@ _CLASSES = (
 )
 _TIMES = "For positive amounts take their logarithms, and say --likelihood gaussian."
 ELSEWHERE = {
-    "binomial": "For two classes say bernoulli; for counts of events poisson, or negative_binomial.",
+    "binomial": BINOMIAL,
     "quasipoisson": "Counts that vary more than Poisson's are negative_binomial.",
     **dict.fromkeys(("categorical", "multinomial", "softmax", "ordinal"), _CLASSES),
     **dict.fromkeys(("gamma", "lognormal", "exponential", "weibull"), _TIMES),

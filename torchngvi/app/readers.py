@@ -80,8 +80,23 @@ def read_delimited(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
         except UnicodeDecodeError:  # beyond what was looked at
             found = found._replace(encoding="cp1252")
             frame = parsed(path, found)
-    frame.columns = frame.columns.astype(str).str.strip()
+    frame.columns = names_of(frame)
     return frame, text_notes(path, found)
+
+
+def names_of(frame: pd.DataFrame) -> list[str]:
+    """The names of the columns as texts, without spaces around them; two that are the same are refused.
+
+    >>> names_of(pd.DataFrame({"age ": [1], 2: [1]}))
+    ['age', '2']
+    """
+    names = frame.columns.astype(str).str.strip()
+    if names.has_duplicates:
+        twice = names[names.duplicated()][0]
+        raise InputError(
+            f"two columns of the table are named {twice!r}, without the spaces around their names. Rename one of them."
+        )
+    return list(names)
 
 
 def text_dialect(path: Path) -> Dialect:
@@ -161,7 +176,7 @@ def readable_parquet(path: Path) -> Iterator[None]:
 
 def without_nullable(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with names that are texts, and with numbers that may be missing as float64."""
-    frame.columns = frame.columns.astype(str).str.strip()
+    frame.columns = names_of(frame)
     nullable = [name for name in frame.columns if pd.api.types.is_extension_array_dtype(frame[name].dtype)]
     numbers = [name for name in nullable if pd.api.types.is_numeric_dtype(frame[name].dtype)]
     return frame.astype(dict.fromkeys(numbers, np.float64))
