@@ -156,15 +156,12 @@ def train_svgp(
     >>> len(train_svgp(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
     5
     """
-<<<<<<< HEAD
-    check_order(likelihood, batches)
-=======
     if isinstance(num_data, torch.Tensor):
         raise InputError(
             "num_data is the number of rows of an epoch; got a tensor. Give inputs and targets as one pair, "
             "train_svgp(model, likelihood, (x, y))."
         )
->>>>>>> fix-user
+    check_order(likelihood, batches)
     if num_data is None:
         _check_alone(hyper_optimizer, group)
         return _in_rounds(model, likelihood, batches, epochs, _checked(callbacks), progress, checkpoint, stop)
