@@ -115,7 +115,8 @@ def test_a_likelihood_of_ones_own_has_its_labels_drawn():
 
     model, x = net(2), inputs()
     q = torchngvi.network(model, 2 * N, temperature=1.0, likelihood=Own(0.3))
-    q.laplace([(x, x)] * 300)
+    with pytest.warns(UserWarning, match="24,000 labels, more than num_data=80"):
+        q.laplace([(x, x)] * 300)
     exact = gauss_newton(model, x, Gaussian(0.3), q.names).diagonal() + 1
     torch.testing.assert_close(1 / flat(q.variance.values()), exact, rtol=0.35, atol=0)
 

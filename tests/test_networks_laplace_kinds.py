@@ -163,18 +163,28 @@ def test_what_was_frozen_after_q_was_made_is_told():
     torch.testing.assert_close(q.variance["0.bias"], known)
 
 
+@pytest.mark.parametrize("labels", [None, 3])
+def test_more_labels_than_num_data_are_told(labels):
+    """Two numbers a row are two labels each."""
+    q, x = made(nn.Linear(4, 2), 6, likelihood=Gaussian(0.5)), inputs(6, 4)
+    with pytest.warns(UserWarning, match="has 12 labels, more than num_data=6, by which .* every number") as told:
+        q.laplace([(x[:2], x), (x[2:], x)], labels=labels)
+    assert told[0].filename == __file__
+    made(nn.Linear(4, 2), 12, likelihood=Gaussian(0.5)).laplace([(x, x)], labels=labels)
+
+
 def test_half_precision_does_not_vanish():
-    """Gradients of the mean loss of 4,096 labels are below the smallest number of half precision times a thousand."""
+    """Gradients of the mean loss of 4,096 labels are below the smallest number of half precision."""
     torch.manual_seed(0)
-    model, x = nn.Linear(4, 3), inputs(4096, 4)
-    exact = made(model, 4096)
-    exact.laplace([(1e-3 * x, x)])
+    model, x = nn.Linear(4, 3), (1e-6 * inputs(4096, 4)).half()
+    exact = made(model, 4096, prior_precision=1e-13)
+    exact.laplace([(x.float(), x)])
     other = nn.Linear(4, 3)
     other.load_state_dict(model.state_dict())
-    q = made(other.half(), 4096)
-    q.laplace([(1e-3 * x.half(), x)] * 2, labels=100)
-    H = [1 / of.variance["weight"] - 1 for of in (exact, q)]
-    torch.testing.assert_close(H[1], H[0], rtol=0.5, atol=0)
+    q = made(other.half(), 4096, prior_precision=1e-13)
+    q.laplace([(x, x)], labels=400)
+    ratio = exact.variance["weight"] / q.variance["weight"]
+    torch.testing.assert_close(ratio, torch.ones(3, 4), rtol=0, atol=0.3)
 
 
 def test_the_warning_is_given_to_code_without_a_name():

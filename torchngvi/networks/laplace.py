@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from torchngvi.distributed import average_over_ranks_, rank
+from torchngvi.distributed import average_over_ranks_, rank, ranks
 from torchngvi.errors import InputError, PairError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite
@@ -30,6 +30,7 @@ class AtMean(Protocol):
 
     likelihood: OutputLikelihood
     names: list[str]
+    num_data: int
     observed: int
     parameters_of_network: list[nn.Parameter]
     seed: int
@@ -88,6 +89,7 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
             "look at the weights and at the inputs."
         )
     _tell_of_frozen(q)
+    _tell_of_number(q, round(float(counts) * ranks() / (labels or 1)))
     return totals
 
 
@@ -152,6 +154,18 @@ def _tell_of_frozen(q: AtMean) -> None:
             f"{len(frozen)} parameters, {frozen[0]!r} the first, were frozen after the posterior was made: laplace "
             "observes no curvature of them, and predictions draw them with the covariance of the prior. Freeze them "
             "before torchngvi.network, which then leaves them as they are.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _tell_of_number(q: AtMean, count: int) -> None:
+    """Warn of more labels than q was told of, which is as many times too wide."""
+    if count > 1.01 * q.num_data:  # samplers for several processes repeat some
+        warnings.warn(
+            f"The loader of laplace has {count:,} labels, more than num_data={q.num_data:,}, by which their mean "
+            "curvature is multiplied. num_data is the number of labels in the training data: every token counts, and "
+            "every number where there are several a row. If the loader has none of them twice, make q with that.",
             UserWarning,
             stacklevel=4,
         )
