@@ -173,12 +173,72 @@ def test_without_a_compiler(monkeypatch, tmp_path):
     failing = tmp_path / "failing"
     failing.write_text("#!/bin/sh\necho no such thing >&2\nexit 3\n")
     failing.chmod(0o755)
-    for compiler, text in (("no-compiler", "it was not found"), (str(failing), "the status 3: no such thing")):
+    cases = [("no-compiler", "it was not found"), (str(failing), "the status 3: no such thing")]
+    cases += [
+        (str(tmp_path), "Permission denied"),
+        ("true", "cannot open shared object file: No such file or directory"),
+        ("'", "No closing"),
+    ]
+    for compiler, text in cases:
         monkeypatch.setenv("CC", compiler)
-        with pytest.raises(InputError, match=f"fused=True compiles a few loops .* {text}. Leave fused=True out"):
+        with pytest.raises(InputError, match=f"fused=True compiles a few loops .* {text}.*. Leave fused=True out"):
             attached(True)
     attached(False)
     kernels._library.cache_clear()
+
+
+@needed
+def test_a_compiler_with_flags_or_blanks_in_its_path(monkeypatch, tmp_path):
+    blank = tmp_path / "my compiler"
+    blank.symlink_to(shutil.which("cc"))
+    for compiler in ("cc -pthread -ffast-math", str(blank), ""):
+        kernels._library.cache_clear()
+        monkeypatch.setenv("CC", compiler)
+        assert not kernels.finite([torch.tensor([1.0, float("nan")])])  # as it would be with -ffast-math
+    assert torch.tensor([1e-40]) * 1 > 0  # nor are small numbers flushed to zero from then on
+    kernels._library.cache_clear()
+
+
+@needed
+@pytest.mark.parametrize("shape", [(36, 7), (7, 37), (0,)])  # as where another library has put the weights away
+def test_parameters_of_another_shape_are_not_written_beyond_their_end(shape):
+    model, optimizer, _, handle = attached(True)
+    train(model, optimizer, 1)
+    optimizer.state.clear()
+    model[0].weight.data = torch.zeros(shape)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with pytest.raises(RuntimeError, match="size"):  # torch's, as without the loops
+        optimizer.step()
+    handle.handles.clear()
+
+
+def test_what_has_its_numbers_elsewhere_does_not_fit():
+    class Own(torch.Tensor):
+        pass
+
+    plain = torch.ones(2)
+    assert kernels.fits([plain], [plain], [None])
+    assert not kernels.fits([plain], [torch.ones(3)])
+    for other in (plain.as_subclass(Own), torch._neg_view(plain), torch.ones(2, device="meta"), torch.ones(4)[::2]):
+        assert not kernels.fits([plain], [other])
+        assert not kernels.fits([other])
+
+
+@needed
+def test_a_copy_needs_no_compiler(monkeypatch):
+    model, optimizer, q, _ = attached(True)
+    train(model, optimizer, 1)
+    file = io.BytesIO()
+    torch.save((model, q), file)
+    file.seek(0)
+    monkeypatch.setenv("CC", "no-compiler")
+    kernels._library.cache_clear()
+    x = torch.ones(2, 7)
+    found = [other.predict(x) for other in (torch.load(file, weights_only=False)[1], copy.deepcopy(q))]
+    monkeypatch.undo()
+    for one in found:
+        torch.testing.assert_close(one, q.predict(x), rtol=0, atol=1e-6)
 
 
 @needed

@@ -115,7 +115,8 @@ def test_a_likelihood_of_ones_own_has_its_labels_drawn():
 
     model, x = net(2), inputs()
     q = torchngvi.network(model, 2 * N, temperature=1.0, likelihood=Own(0.3))
-    q.laplace([(x, x)] * 300)
+    with pytest.warns(UserWarning, match="24,000 labels, more than num_data=80"):
+        q.laplace([(x, x)] * 300)
     exact = gauss_newton(model, x, Gaussian(0.3), q.names).diagonal() + 1
     torch.testing.assert_close(1 / flat(q.variance.values()), exact, rtol=0.35, atol=0)
 
@@ -138,12 +139,15 @@ def test_mean_mode_gradients_and_statistics_stay():
     assert torch.equal(flat(q.variance.values()), first)
 
 
-def test_what_is_frozen_later_keeps_its_start():
+def test_what_is_frozen_later_has_the_prior():
     model = net()
     q = torchngvi.network(model, N, temperature=1.0)
     before = q.variance["0.weight"].clone()
     model[0].weight.requires_grad_(False)
-    q.laplace(uneven(inputs()))
+    with pytest.warns(
+        UserWarning, match="1 parameters, '0.weight' the first, were frozen after the posterior was made"
+    ):
+        q.laplace(uneven(inputs()))
     assert not torch.equal(q.variance["0.bias"], before[:, 0])
     nothing_observed = torch.full_like(before, 1.0)  # the prior's, as after any training with it frozen
     torch.testing.assert_close(q.variance["0.weight"], nothing_observed, rtol=1e-12, atol=0)

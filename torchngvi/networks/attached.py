@@ -56,7 +56,7 @@ def attach(
         curvature: how the curvature is observed; `SampledLabels()` by default.
         fused: whether the hooks of a step go through compiled loops on a CPU, which read each weight fewer times.  They
             are compiled in half a second by the C compiler of the machine, and equal the other ones to rounding; they
-            are for single weights in single precision, and all else goes as without them.
+            are for single weights in single precision, run on one thread, and all else goes as without them.
 
     Returns:
         The attachment, whose `remove()` lets the optimizer go.

@@ -73,7 +73,7 @@ def calibrate(
     >>> import torch
     >>> import torchngvi
     >>> model = torch.nn.Linear(1, 2)
-    >>> q = torchngvi.network(model, num_data=10)
+    >>> q = torchngvi.network(model, num_data=20)
     >>> x = torch.zeros(20, 1)
     >>> q.laplace([(x, torch.arange(20) % 2)])
     >>> found = torchngvi.calibrate(q, [(x, torch.arange(20) % 2)], largest=0.05)

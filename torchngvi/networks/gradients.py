@@ -1,14 +1,19 @@
 """Gradients of the losses of labels: of their mean, of some of them one by one, or of single examples."""
 
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchngvi.errors import InputError
+
 _SINGLE = 256  # labels at most whose gradients are computed one by one, through a whole batch
 _NUMBERS = 2**24  # in the gradients of examples that are held at a time: 64 MB in single precision
+_MOST = 2**31  # numbers in those of one example: 8 GB in single precision
+_REFUSED = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)  # by torch.func, where it cannot
 
 
 def of_labels(losses: Tensor, parameters: Sequence[nn.Parameter], single: bool, scale: float = 1.0) -> Sequence[Tensor]:
@@ -48,11 +53,15 @@ def of_examples(
     Args:
         model: the network, whose examples do not meet.
         parameters: that the gradients are taken of, by name.
-        inputs: a batch: a tensor, a tuple of arguments or a dict of keywords, with the examples first.
+        inputs: a batch: a tensor, a tuple of arguments or a dict of keywords, with the examples first; what is no
+            tensor is the same for all of them.
         terms: the functions of what the network returns for one example.
 
     Yields:
         By name, the gradients of all functions of some examples, those first.
+
+    Raises:
+        InputError: if they are more than the memory holds, or the network cannot be taken by single examples.
 
     >>> model, x = nn.Linear(2, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> [found["weight"].tolist() for found in of_examples(model, dict(model.named_parameters()), x, lambda out: out)]
@@ -61,23 +70,57 @@ def of_examples(
     held = {name: p.detach() for name, p in parameters.items()}
 
     def of_one(given: dict[str, Tensor], one: Any) -> Tensor:
-        batch = _each(one, lambda tensor: tensor[None])
+        batch = each_tensor(one, lambda tensor: tensor[None])
         arguments, keywords = ((), batch) if isinstance(batch, dict) else (batch, None)
         return terms(torch.func.functional_call(model, given, arguments, keywords)).flatten()
 
-    jacobian = torch.func.vmap(torch.func.jacrev(of_one), in_dims=(None, 0), randomness="different")
-    first = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
-    first = first[0] if isinstance(first, tuple) else first
+    places = each_tensor(inputs, lambda tensor: 0, None)
+    jacobian = torch.func.vmap(torch.func.jacrev(of_one), in_dims=(None, places), randomness="different")
     with torch.no_grad():
-        count = of_one(held, _each(inputs, operator.itemgetter(0))).numel()
-    size = max(1, _NUMBERS // (count * sum(p.numel() for p in held.values())))
-    for at in range(0, len(first), size):
-        found = jacobian(held, _each(inputs, operator.itemgetter(slice(at, at + size))))
+        count = of_one(held, each_tensor(inputs, operator.itemgetter(0))).numel()
+    numbers = count * sum(p.numel() for p in held.values())
+    if numbers > _MOST:
+        raise InputError(
+            f"The expectation over all labels takes {numbers:,} derivatives of an example; say labels=1, which draws "
+            "labels and passes back once a batch."
+        )
+    size = max(1, _NUMBERS // numbers)
+    for at in range(0, size_of(inputs), size):
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")  # of operations that run one by one
+                found = jacobian(held, each_tensor(inputs, operator.itemgetter(slice(at, at + size))))
+        except _REFUSED as error:
+            raise InputError(
+                f"torch.func cannot take the derivatives of this network by single examples: {str(error)[:200]!r}. Say "
+                "labels=1, which draws labels and passes back through whole batches."
+            ) from error
         yield {name: g.detach().flatten(0, 1) for name, g in found.items()}
 
 
-def _each(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with every tensor changed."""
+def each_tensor(inputs: Any, change: Callable[[Tensor], Any], *other: Any) -> Any:
+    """Return a batch with every tensor changed.
+
+    Args:
+        inputs: the batch: a tensor, or a tuple, list or dict of them.
+        change: what is done to a tensor.
+        other: what takes the place of what is no tensor; itself by default.
+    """
     if isinstance(inputs, dict):
-        return {name: change(tensor) for name, tensor in inputs.items()}
-    return tuple(change(tensor) for tensor in inputs) if isinstance(inputs, tuple) else change(inputs)
+        return {name: each_tensor(part, change, *other) for name, part in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return type(inputs)(each_tensor(part, change, *other) for part in inputs)
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    return other[0] if other else inputs
+
+
+def size_of(inputs: Any) -> int:
+    """Return the number of examples in a batch, the length of its first tensor; 1 where it has none.
+
+    Args:
+        inputs: the batch.
+    """
+    sizes: list[int] = []
+    each_tensor(inputs, lambda tensor: sizes.extend(tensor.shape[:1]))
+    return sizes[0] if sizes else 1

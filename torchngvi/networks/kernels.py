@@ -9,6 +9,8 @@ same numbers give the same bits.
 import ctypes
 import functools
 import os
+import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 
+_EXACT = ("-ffp-contract=off", "-fno-fast-math")  # whatever flags the compiler is named with
 _SOURCE = """
 #define LANES 16
 #define BLOCK 4096
@@ -87,29 +90,34 @@ void advance(long count, float **p, float **m, float **s, float **e, const long 
 """
 
 
-@functools.lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
-    """Compile the source and load it; once a process, in half a second."""
-    compiler = os.environ.get("CC", "cc")
+def _built(compiler: str) -> ctypes.CDLL:
+    """Compile the source in a folder that only this user can read, and load it; an OSError says what went wrong."""
+    command = [compiler] if shutil.which(compiler) else shlex.split(compiler)  # its path, or its name and flags
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder, "step.c"), Path(folder, "step.so")
         source.write_text(_SOURCE, encoding="utf-8")
-        told = ""
         for native in (["-march=native"], []):
-            call = [compiler, "-O3", *native, "-ffp-contract=off", "-shared", "-fPIC", "-o", str(built), str(source)]
+            call = [*command, "-O3", *native, *_EXACT, "-shared", "-fPIC", "-o", str(built), str(source)]
             try:
-                subprocess.run(call, check=True, capture_output=True, text=True)
-                break
-            except FileNotFoundError:
-                told = "it was not found"
-            except subprocess.CalledProcessError as error:
-                told = f"it ended with the status {error.returncode}: {error.stderr.strip()[:200]}"
-        else:
-            raise InputError(
-                f"fused=True compiles a few loops with the C compiler {compiler!r}, and {told}. Leave fused=True out, "
-                "or name another compiler in the environment variable CC."
-            )
-        library = ctypes.CDLL(str(built))
+                done = subprocess.run(call, capture_output=True, text=True, errors="replace")
+            except FileNotFoundError as error:
+                raise OSError("it was not found") from error
+            if done.returncode == 0:
+                return ctypes.CDLL(str(built))
+        raise OSError(f"it ended with the status {done.returncode}: {done.stderr.strip()[:200]}")
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    """Compile the source and load it; once a process, in half a second."""
+    compiler = os.environ.get("CC") or "cc"
+    try:
+        library = _built(compiler)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"fused=True compiles a few loops with the C compiler {compiler!r}, and {error}. Leave fused=True out, "
+            "or name another compiler in the environment variable CC."
+        ) from error
     pointer, number = ctypes.c_void_p, ctypes.c_float
     library.departure.restype = ctypes.c_double
     library.departure.argtypes = [ctypes.c_long, *[pointer] * 4]
@@ -128,16 +136,33 @@ def prepare() -> None:
     _library()
 
 
-def fits(tensors: Sequence[Tensor]) -> bool:
-    """Whether the loops take these tensors: contiguous, in single precision, on the CPU.
+def fits(first: Sequence[Tensor], *others: Sequence[Tensor | None]) -> bool:
+    """Whether the loops take these tensors: plain and contiguous, in single precision, on the CPU, of the same shapes.
+
+    The loops go by addresses: a tensor of another shape than its mean would be written beyond its end.
 
     Args:
-        tensors: of a step.
+        first: tensors of a step.
+        others: lists of tensors that correspond to them; None where there is none.
 
-    >>> fits([torch.zeros(2)]), fits([torch.zeros(2, dtype=torch.float64)])
-    (True, False)
+    >>> fits([torch.zeros(2)]), fits([torch.zeros(2, dtype=torch.float64)]), fits([torch.zeros(2)], [torch.zeros(3)])
+    (True, False, False)
     """
-    return all(t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+    return all(map(_plain, first)) and all(
+        t is None or (t.shape == own.shape and _plain(t)) for of in others for own, t in zip(first, of, strict=True)
+    )
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether what is at its address are its numbers, one after the other."""
+    return (
+        type(tensor) is Tensor
+        and tensor.dtype is torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:

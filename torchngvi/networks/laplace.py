@@ -1,6 +1,8 @@
 """The curvature of all data at weights that are trained, for the Laplace approximation: passes over data, no step."""
 
 import copy
+import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from typing import Any, Protocol
@@ -8,17 +10,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from torchngvi.distributed import average_over_ranks_, rank
+from torchngvi.distributed import average_over_ranks_, rank, ranks
 from torchngvi.errors import InputError, PairError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite
-from torchngvi.networks.gradients import of_examples, of_labels
+from torchngvi.networks.gradients import each_tensor, of_examples, of_labels, size_of
 from torchngvi.networks.likelihoods import OutputLikelihood
 from torchngvi.networks.noise import generator
 from torchngvi.networks.predictions import batches, called, evaluating
 
 Read = Callable[[Any], Tensor]
 Totals = list[list[Tensor | None]]  # of each family its part of a curvature
+_SAME = 0.02  # of the largest output: an example alone and among others differ by less, by rounding of half precision
+_HALF_SCALE = 1024.0  # keeps gradients of half precision from vanishing
 
 
 class AtMean(Protocol):
@@ -26,6 +30,8 @@ class AtMean(Protocol):
 
     likelihood: OutputLikelihood
     names: list[str]
+    num_data: int
+    observed: int
     parameters_of_network: list[nn.Parameter]
     seed: int
 
@@ -65,13 +71,15 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
     count = 0
     with evaluating(q.model):
         for number, (inputs, _) in enumerate(batches(loader)):
+            if not size_of(inputs):
+                continue
             for own, seen in _of_batch(q, inputs, number, labels, read):
                 count += own
                 totals = _sum(totals, seen)
     if not count:
         raise InputError("The loader of laplace is empty; give the training data, or a part of them.")
     known = [total for part in totals for total in part if total is not None]
-    counts = torch.full_like(known[0].flatten()[:1], count)
+    counts = known[0].new_full((), count)
     average_over_ranks_([*known, counts])
     for total in known:
         total /= counts.to(total)
@@ -80,6 +88,8 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
             "The curvature of the data at the weights of the network is not finite, and the posterior is as it was; "
             "look at the weights and at the inputs."
         )
+    _tell_of_frozen(q)
+    _tell_of_number(q, round(float(counts) * ranks() / (labels or 1)))
     return totals
 
 
@@ -96,6 +106,8 @@ def _of_batch(
         for _ in range(labels or 1):
             yield _drawn(q, output, draws, trained)
         return
+    if number == 0:
+        _check_apart(q, inputs, output.detach(), read)
 
     def terms(returned: Any) -> Tensor:
         found = q.likelihood.curvature_terms(returned if read is None else read(returned))
@@ -117,6 +129,48 @@ def _of_batch(
         yield count // exact.shape[-1], summed
 
 
+@torch.no_grad()
+def _check_apart(q: AtMean, inputs: Any, output: Tensor, read: Read | None) -> None:
+    """Refuse outputs that depend on the other examples of the batch, by the last one, which is passed alone."""
+    try:
+        alone = called(q.model, each_tensor(inputs, operator.itemgetter(slice(-1, None))), read).flatten()
+        together = output.flatten()[-len(alone) :]
+        meet = bool((alone - together).abs().max() > _SAME * together.abs().max())
+    except (RuntimeError, ValueError):  # of a batch of one, or of other shapes
+        meet = True
+    if meet:
+        raise InputError(
+            "The outputs for an example are others alone than in its batch: examples meet in the network, as under the "
+            "statistics of a batch, are not along the first dimension, or the network is random. Say labels=1, which "
+            "draws labels and passes whole batches, or pass the examples first."
+        )
+
+
+def _tell_of_frozen(q: AtMean) -> None:
+    """Warn of parameters that are drawn and have no curvature, neither from a training nor from here."""
+    frozen = [name for name, p in zip(q.names, q.parameters_of_network, strict=True) if not p.requires_grad]
+    if frozen and len(frozen) < len(q.names) and not q.observed:
+        warnings.warn(
+            f"{len(frozen)} parameters, {frozen[0]!r} the first, were frozen after the posterior was made: laplace "
+            "observes no curvature of them, and predictions draw them with the covariance of the prior. Freeze them "
+            "before torchngvi.network, which then leaves them as they are.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _tell_of_number(q: AtMean, count: int) -> None:
+    """Warn of more labels than q was told of, which is as many times too wide."""
+    if count > 1.01 * q.num_data:  # samplers for several processes repeat some
+        warnings.warn(
+            f"The loader of laplace has {count:,} labels, more than num_data={q.num_data:,}, by which their mean "
+            "curvature is multiplied. num_data is the number of labels in the training data: every token counts, and "
+            "every number where there are several a row. If the loader has none of them twice, make q with that.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def _trained(q: AtMean) -> dict[str, nn.Parameter]:
     """The parameters of q that are not frozen, of which every family whose weights depend on one another has all."""
     trained = {name: p for name, p in zip(q.names, q.parameters_of_network, strict=True) if p.requires_grad}
@@ -132,14 +186,17 @@ def _trained(q: AtMean) -> dict[str, nn.Parameter]:
 def _drawn(q: AtMean, output: Tensor, draws: torch.Generator, trained: dict[str, nn.Parameter]) -> tuple[int, Totals]:
     """The number of labels that were drawn, and the sum of their curvatures as SampledLabels estimates it."""
     losses = copy.copy(q.likelihood).sampled_losses(output, draws)  # of one that remembers nothing of it
+    scale = _HALF_SCALE if output.dtype == torch.float16 else 1.0
     gradients: dict[str, Tensor] = {}
     for single in (False, True):
         own = {name: trained[name] for f in q.each() if f.single == single for name in f.names if name in trained}
         if own:
-            gradients |= zip(own, of_labels(losses, list(own.values()), single), strict=True)
+            gradients |= zip(own, of_labels(losses, list(own.values()), single, scale), strict=True)
     found = []
     for family in q.each():
-        seen = family.statistics([_like(gradients.get(name), m) for name, m in _means(family)], losses.numel())
+        seen = family.statistics(
+            [_like(gradients.get(name), m) for name, m in _means(family)], losses.numel() / scale**2
+        )
         found.append([None if h is None else h * losses.numel() for h in seen])
     return losses.numel(), found
 

@@ -114,6 +114,7 @@ class NetworkGaussian(NetworkWeights):
 
         Args:
             loader: batches (inputs, labels) of the training data, or of a part of them; the labels are not looked at.
+                More labels than num_data are told by a warning.
                 Several processes take a part each.
             labels: None for the expectation over all labels, which costs a backward pass of single examples for every
                 class; or the number of labels that are drawn for each output, 1 for many classes or large networks.

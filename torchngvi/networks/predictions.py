@@ -81,7 +81,7 @@ def warn_of_no_data(q: Drawn) -> None:
     if q.observed:
         return
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
     warnings.warn(
         "The posterior has seen no data: its standard deviations are those that it starts from, and its uncertainty "

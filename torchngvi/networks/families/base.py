@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ class Family(nn.Module, ABC):
         """
         if self.fused:
             own = [gradients.get(name) for name in self.names]
-            if kernels.fits([*self._held(), *self.mean, *(g for g in own if g is not None)]):
+            if kernels.fits(self._held(), self.mean, own):
                 kernels.add_prior_(self._held(), self.mean, own, self.prior, write)
                 return
         places = zip(self.names, self._held(), self.mean, self.prior, strict=True)
@@ -109,6 +110,10 @@ class Family(nn.Module, ABC):
         for p, m, g, _ in each:
             if write and g is None:
                 p.copy_(m)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle has: it is attached to nothing, and may be read where there is no compiler."""
+        return {**self.__dict__, "fused": False}
 
     def noise(self, seed: int, draw: int) -> list[Tensor]:
         """Return the noise ε of a draw, only to be read.

@@ -95,7 +95,7 @@ class Diagonal(Family):
 
     def _fused(self) -> bool:
         """Whether the compiled loops are wanted, and fit."""
-        return self.fused and kernels.fits([*self._held(), *self.mean, *self.stddev])
+        return self.fused and kernels.fits(self._held(), self.mean, self.stddev)
 
     def departure(self) -> Tensor:
         """Return |dm/σ|²; see the base class."""

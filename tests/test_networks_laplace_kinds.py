@@ -1,0 +1,193 @@
+"""The Laplace approximation of networks of all kinds: what it computes, what it refuses, and with what words."""
+
+import pytest
+import torch
+from torch import nn
+
+import torchngvi
+from torchngvi.errors import InputError
+from torchngvi.networks import Gaussian
+
+
+def inputs(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def made(model, n, **keywords):
+    return torchngvi.network(model, n, temperature=1.0, **keywords)
+
+
+def from_single_terms(q, given, read=lambda returned: returned):
+    """N H + 1 by name, from one backward pass for each term of each label."""
+    terms = q.likelihood.curvature_terms(read(q.model.eval()(*given))).flatten()
+    totals = [torch.zeros_like(p) for p in q.parameters_of_network]
+    for term in terms:
+        each = torch.autograd.grad(term, q.parameters_of_network, retain_graph=True, materialize_grads=True)
+        totals = [total + g.square() for total, g in zip(totals, each, strict=True)]
+    return {name: total + 1 for name, total in zip(q.names, totals, strict=True)}
+
+
+class Scaled(nn.Module):
+    """A parameter without dimensions, before another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.head = nn.Parameter(torch.tensor(1.3)), nn.Linear(4, 3)
+
+    def forward(self, x, shift=None, sign=1):
+        return sign * self.gain * self.head(x if shift is None else x + shift)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens).tanh())
+
+
+@pytest.mark.parametrize("kind", ["scalar", "tied", "weight norm", "encoder"])
+def test_the_precision_is_that_of_single_terms(kind):
+    torch.manual_seed(0)
+    model, x, labels = Scaled(), inputs(6, 4), 6
+    if kind == "tied":
+        model, x, labels = Tied(), torch.arange(12).view(4, 3) % 6, 12
+    if kind == "weight norm":
+        model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    if kind == "encoder":
+        model, x = (
+            nn.Sequential(nn.TransformerEncoderLayer(4, 1, 5, batch_first=True), nn.Linear(4, 2)),
+            inputs(3, 2, 4),
+        )
+    q = made(model, labels)
+    q.laplace([(x, x)])
+    for name, precision in from_single_terms(q, (x,)).items():
+        torch.testing.assert_close(1 / q.variance[name], precision, rtol=2e-5, atol=0)
+
+
+def test_a_noise_that_is_learned_and_is_no_part_of_q():
+    torch.manual_seed(0)
+    model, log_scale, x = nn.Linear(4, 2), nn.Parameter(torch.tensor(-0.7)), inputs(6, 4)
+    q = made(model, 12, likelihood=Gaussian(lambda: log_scale.exp()))
+    q.laplace([(x[:4], x), (x[4:], x)])
+    for name, precision in from_single_terms(q, (x,)).items():
+        torch.testing.assert_close(1 / q.variance[name], precision, rtol=2e-5, atol=0)
+    assert log_scale.grad is None
+
+
+def test_batches_of_other_kinds():
+    """What is no tensor is the same for all examples; a list is one argument, an empty batch is none."""
+    torch.manual_seed(0)
+    model, x = Scaled(), inputs(6, 4)
+    q = made(model, 6)
+    q.laplace([((x, None), x)])
+    expected = 1 / q.variance["head.weight"]
+    for given in ({"x": x, "sign": 1}, (x, None, 1), (x, torch.zeros(6, 4))):
+        q.laplace([(given, x)])
+        torch.testing.assert_close(1 / q.variance["head.weight"], expected, rtol=1e-5, atol=0)
+    q.laplace((part, part) for part in (x[:0], x[:4], x[4:], x[:0]))
+    torch.testing.assert_close(1 / q.variance["head.weight"], expected, rtol=1e-5, atol=0)
+
+    class Listed(nn.Linear):
+        def forward(self, parts):
+            return super().forward(parts[0] + parts[1])
+
+    model, alone = Listed(4, 3), nn.Linear(4, 3)
+    alone.load_state_dict(model.state_dict())
+    q, other = made(model, 6), made(alone, 6)
+    q.laplace([([x, x], x)])
+    other.laplace([(2 * x, x)])
+    torch.testing.assert_close(q.variance["weight"], other.variance["weight"], rtol=1e-5, atol=0)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x)[0][:, -1])
+
+
+class OnTime(nn.Module):
+    """Time first, examples second."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(x.cumsum(0))
+
+
+@pytest.mark.parametrize("model", [OnTime, lambda: nn.BatchNorm1d(4, track_running_stats=False)])
+def test_examples_that_meet_are_refused(model):
+    torch.manual_seed(0)
+    q, x = made(model(), 6), inputs(3, 2, 4) if model is OnTime else inputs(6, 4)
+    before = q.variance["weight" if "weight" in q.names else "head.weight"].clone()
+    with pytest.raises(InputError, match="others alone than in its batch: examples meet .* Say labels=1, which draws"):
+        q.laplace([(x, x)])
+    assert torch.equal(q.variance["weight" if "weight" in q.names else "head.weight"], before)
+    q.laplace([(x, x)], labels=1)
+
+
+def test_what_torch_func_cannot_do_says_what_can():
+    torch.manual_seed(0)
+    q, x = made(Recurrent(), 6), inputs(6, 5, 4)
+    with pytest.raises(InputError, match="torch.func cannot take the derivatives .* Say labels=1, which draws labels"):
+        q.laplace([(x, x)])
+    q.laplace([(x, x)], labels=1)
+
+
+def test_more_derivatives_than_memory(monkeypatch):
+    monkeypatch.setattr("torchngvi.networks.gradients._MOST", 40)
+    q, x = made(nn.Linear(4, 3), 6), inputs(6, 4)
+    with pytest.raises(InputError, match="takes 45 derivatives of an example; say labels=1, which draws"):
+        q.laplace([(x, x)])
+
+
+def test_what_was_frozen_after_q_was_made_is_told():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    q, x = made(model, 6), inputs(6, 4)
+    model[0].requires_grad_(False)
+    with pytest.warns(UserWarning, match="2 parameters, '0.weight' the first, were frozen after .* Freeze them before"):
+        q.laplace([(x, x)])
+    assert torch.equal(q.variance["0.bias"], torch.ones(5))
+    model[0].requires_grad_(True)
+    q.laplace([(x, x)])
+    known = q.variance["0.bias"].clone()
+    model[0].requires_grad_(False)
+    q.laplace([(x, x)])  # a curvature is known, and kept
+    torch.testing.assert_close(q.variance["0.bias"], known)
+
+
+@pytest.mark.parametrize("labels", [None, 3])
+def test_more_labels_than_num_data_are_told(labels):
+    """Two numbers a row are two labels each."""
+    q, x = made(nn.Linear(4, 2), 6, likelihood=Gaussian(0.5)), inputs(6, 4)
+    with pytest.warns(UserWarning, match="has 12 labels, more than num_data=6, by which .* every number") as told:
+        q.laplace([(x[:2], x), (x[2:], x)], labels=labels)
+    assert told[0].filename == __file__
+    made(nn.Linear(4, 2), 12, likelihood=Gaussian(0.5)).laplace([(x, x)], labels=labels)
+
+
+def test_half_precision_does_not_vanish():
+    """Gradients of the mean loss of 4,096 labels are below the smallest number of half precision."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3), (1e-6 * inputs(4096, 4)).half()
+    exact = made(model, 4096, prior_precision=1e-13)
+    exact.laplace([(x.float(), x)])
+    other = nn.Linear(4, 3)
+    other.load_state_dict(model.state_dict())
+    q = made(other.half(), 4096, prior_precision=1e-13)
+    q.laplace([(x, x)], labels=400)
+    ratio = exact.variance["weight"] / q.variance["weight"]
+    torch.testing.assert_close(ratio, torch.ones(3, 4), rtol=0, atol=0.3)
+
+
+def test_the_warning_is_given_to_code_without_a_name():
+    q = made(nn.Linear(4, 3), 6)
+    with pytest.warns(UserWarning, match="The posterior has seen no data"):
+        exec("q.predict(x)", {"q": q, "x": inputs(2, 4)})
