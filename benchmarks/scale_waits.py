@@ -10,14 +10,18 @@ import argparse
 
 import torch
 
-from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit
 from torchngvi.testing.waits import far, reads
 
 
-def problem():
+def data():
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(300, 5, generator=generator, dtype=torch.float64)
-    return far(GeneralizedLinear(X, (X.sum(-1) > 0).double(), classes=(0, 1)))
+    return X, (X.sum(-1) > 0).double()
+
+
+def problem():
+    return far(GeneralizedLinear(*data(), classes=(0, 1)))
 
 
 def steps(kind):
@@ -36,6 +40,20 @@ def fits(kind):
     return lines, result.evaluations
 
 
+def black_box():
+    """Of a whole fit of a log joint, with the search for a mode and the check whether a Gaussian fits; its gradients."""
+    X, y = map(far, data())
+
+    def log_joint(theta):
+        eta = theta @ X.mT
+        return (y * eta - torch.nn.functional.softplus(eta)).sum(-1) - 0.5 * theta.square().sum(-1)
+
+    result, lines = reads(
+        lambda: fit(far(CholeskyGaussian(5, dtype=torch.float64)), LogJoint(log_joint), progress=False)
+    )
+    return lines, result.gradients
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", action="store_true")
@@ -46,6 +64,10 @@ def main(arguments=None):
         print(f"{kind.__name__}: {step:.1f} a step; {whole:.1f} an evaluation of a fit")
         for line, number in lines.most_common() if options.lines else ():
             print(f"    {number:4} {line}")
+    lines, gradients = black_box()
+    print(f"a log joint: {sum(lines.values())} in a fit of {gradients} gradients")
+    for line, number in lines.most_common() if options.lines else ():
+        print(f"    {number:4} {line}")
 
 
 if __name__ == "__main__":

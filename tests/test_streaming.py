@@ -27,6 +27,7 @@ from torchngvi import (
     LogJoint,
     NaturalGaussian,
     Stein,
+    Streamed,
     fit,
 )
 from torchngvi.derivatives import energy_and_gradient
@@ -500,6 +501,46 @@ class TestDataLogJoint:
         value.sum().backward()
         assert len(most) == calls
         close(theta.grad, 2 * (x.sum() - 20 * theta.detach()), EXACT)
+
+    @pytest.mark.parametrize("shape", [(7, 4), (7, 3, 4), (4,)])
+    def test_draws_times_rows_are_bounded(self, shape, monkeypatch):
+        """Many draws of a large batch come to the function some at a time; values and gradients are the same."""
+        monkeypatch.setattr("torchngvi.models.data_log_joint._CELLS", 60)
+        x, weight, seen = randn(40, 4, seed=1), randn(*shape[:-1], seed=3), []
+
+        def log_likelihood(theta, batch):
+            seen.append((len(theta) if theta.ndim > 1 else 1) * len(batch))
+            return -(theta @ batch.mT).cosh().sum(-1)
+
+        target = DataLogJoint(log_likelihood, lambda theta: -theta.square().sum(-1), x.split(20), 40)
+        theta = randn(*shape, seed=2).requires_grad_()
+        whole = -(theta @ x.mT).cosh().sum(-1) - theta.square().sum(-1)
+        value = target.log_joint(theta)
+        close(value, whole, EXACT)
+        (actual,) = torch.autograd.grad(value, theta, weight)
+        (expected,) = torch.autograd.grad(whole, theta, weight)
+        close(actual, expected, EXACT)
+        with torch.no_grad():
+            close(target.log_joint(theta), whole, EXACT)
+        assert max(seen) == (60 if theta.ndim > 1 else 20)
+
+    def test_draws_of_rows_in_files_are_bounded(self, monkeypatch):
+        monkeypatch.setattr("torchngvi.models.data_log_joint._CELLS", 60)
+        X, seen = randn(40, 4, seed=1), []
+
+        class Watched(GeneralizedLinear):
+            def data_log_likelihood(self, theta):
+                seen.append(len(theta) * self.num_data)
+                return super().data_log_likelihood(theta)
+
+        y = (X.sum(-1) > 0).double()
+        target = Streamed([(X[:20], y[:20]), (X[20:], y[20:])], 40, lambda X, y: Watched(X, y, classes=(0, 1)))
+        theta = randn(7, 4, seed=2)
+        for actual, expected in zip(
+            energy_and_gradient(target, theta), energy_and_gradient(GeneralizedLinear(X, y), theta), strict=True
+        ):
+            close(actual, expected, EXACT)
+        assert max(seen) == 60
 
     def test_once_differentiable(self):
         """A Hessian that lacks the data is refused, not returned."""

@@ -13,6 +13,7 @@ from torchngvi.models import checks
 from torchngvi.models.log_joint import LogJoint
 
 _SAME = 1e-4  # relative error at which two sums of the same rows differ
+_CELLS = 2**21  # draws times rows in one call: 16 MB for each of its double tensors, however large the batches are
 
 
 @final
@@ -49,7 +50,7 @@ class DataLogJoint(Additive):
 
     prior: LogJoint
     in_passes = True
-    draws_at_once = 2**62  # a pass costs its reading: all draws see a batch while it is there
+    draws_at_once = 2**62  # a pass costs its reading: all draws see a batch while it is there, some in a call
 
     def __init__(
         self,
@@ -73,7 +74,19 @@ class DataLogJoint(Additive):
         if torch.is_grad_enabled() and theta.requires_grad:
             total: Tensor = Pass.apply(theta, self)
             return total
-        return sum((self.batch_log_likelihood(theta, batch) for batch in self.one_pass()), theta.new_zeros(()))
+        return sum((by_slabs(self, theta, batch) for batch in self.one_pass()), theta.new_zeros(()))
+
+    def slabs(self, theta: Tensor, batch: Any) -> tuple[Tensor, ...]:
+        """Split the draws so that draws times rows in one call of ``log_likelihood`` are bounded.
+
+        Args:
+            theta: the points, (S, D) or (D,).
+            batch: one batch of the data.
+
+        Returns:
+            Parts of theta, in its order; theta alone where it has no draws.
+        """
+        return slabs(theta, rows_of(batch))
 
     def pieces(self) -> Iterator["DataLogJoint"]:
         """Yield one target for each batch, with the whole prior."""
@@ -162,14 +175,18 @@ class Pass(torch.autograd.Function):
         """Sum values and gradients of the batches of a target that has one_pass and batch_log_likelihood."""
         value, gradient, reached = theta.new_zeros(theta.shape[:-1]), torch.zeros_like(theta), False
         for batch in target.one_pass():
-            with torch.enable_grad():
-                copy = theta.detach().requires_grad_()
-                part = target.batch_log_likelihood(copy, batch)
-                slope = torch.autograd.grad(part.sum(), copy, allow_unused=True)[0] if part.requires_grad else None
-            value += part.detach()
-            if slope is not None:
-                gradient += slope
-                reached = True
+            done = 0
+            for some in target.slabs(theta.detach(), batch):
+                rows = slice(done, done + len(some)) if some.ndim > 1 else ...
+                done += len(some)
+                with torch.enable_grad():
+                    copy = some.detach().requires_grad_()
+                    part = target.batch_log_likelihood(copy, batch)
+                    slope = torch.autograd.grad(part.sum(), copy, allow_unused=True)[0] if part.requires_grad else None
+                value[rows] += part.detach()
+                if slope is not None:
+                    gradient[rows] += slope
+                    reached = True
         if not reached:
             raise InputError(
                 "log_likelihood does not depend on theta in any batch. Compute it from the theta it is given, by torch "
@@ -188,6 +205,37 @@ class Pass(torch.autograd.Function):
             )
         (gradient,) = ctx.saved_tensors
         return weight[..., None] * gradient, None
+
+
+def slabs(theta: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """Split draws so that draws times rows in one call are bounded, whatever the batches.
+
+    Args:
+        theta: the points, (S, ..., D) or (D,).
+        rows: the number of rows that each of them sees.
+
+    Returns:
+        Parts of theta along its draws, in their order; theta alone where it has no draws.
+
+    >>> [len(part) for part in slabs(torch.zeros(50, 3), 100_000)], len(slabs(torch.zeros(50, 3), 1_000))
+    ([20, 20, 10], 1)
+    """
+    return theta.split(max(1, _CELLS // max(1, rows))) if theta.ndim > 1 else (theta,)
+
+
+def by_slabs(target: Any, theta: Tensor, batch: Any) -> Tensor:
+    """Compute the log likelihood of one batch at all draws, some of them in a call.
+
+    Args:
+        target: what has ``slabs`` and ``batch_log_likelihood``.
+        theta: the points, (S, ..., D) or (D,).
+        batch: one batch of the data.
+
+    Returns:
+        log p(batch | θ), (S, ...) or ().
+    """
+    parts = [target.batch_log_likelihood(some, batch) for some in target.slabs(theta, batch)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def check_batches(batches: Any, num_data: int) -> None:
