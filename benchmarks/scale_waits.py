@@ -41,7 +41,7 @@ def fits(kind):
 
 
 def black_box():
-    """Of a whole fit of a log joint, with the search for a mode and the check whether a Gaussian fits; its gradients."""
+    """Of a whole fit of a log joint, its search for a mode and its check included, and the number of its gradients."""
     X, y = map(far, data())
 
     def log_joint(theta):
