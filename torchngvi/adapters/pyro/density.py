@@ -46,6 +46,7 @@ class ModelLogJoint(Target):
         model: a Pyro model.
         args, kwargs: the arguments of the model.
         latents: a trace whose latent sites make up θ; by default all of the model's that are continuous.
+        order: which coordinate, in the order of the sites, is the first, second, ... of θ; by default it is theirs.
 
     Raises:
         InputError: latent sites that θ cannot hold, a density that is NaN at the start; on use, sites that change.
@@ -63,10 +64,11 @@ class ModelLogJoint(Target):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         latents: Trace | None = None,
+        order: Tensor | None = None,
     ) -> None:
         self.model, self.args, self.kwargs = model, args, dict(kwargs or {})
-        self.layout, self.initial = prototype(model, args, self.kwargs, latents)
-        self._indices: dict[str, Tensor] = {}
+        self.layout, self.initial = prototype(model, args, self.kwargs, latents, order)
+        self.subsamples: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0
         trace = self._traced(self.layout.constrained(self.initial)[0])[0]
         check_latents(trace)
@@ -80,7 +82,7 @@ class ModelLogJoint(Target):
         frames: list[Any] = [frame for site in sites for frame in site["cond_indep_stack"] if frame.vectorized]
         self.nesting = max((-frame.dim for frame in frames), default=0)
         self.enumerates = any(is_enumerated(site) for site in sites)
-        self.comparable = not self._indices and not any(map(is_subsampled, frames))
+        self.comparable = not self.subsamples and not any(map(is_subsampled, frames))
         self._check_density()
         noise = torch.randn(POINTS, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         points = self.initial + _SPREAD * noise.to(self.initial)
@@ -118,7 +120,7 @@ class ModelLogJoint(Target):
     def on(self, *args: Any, **kwargs: Any) -> Self:
         """Go on with other arguments of the model, of the same structure, and new random subsamples; returns itself."""
         self.args, self.kwargs = args, kwargs
-        self._indices.clear()
+        self.subsamples.clear()
         return self
 
     def log_joint(self, theta: Tensor) -> Tensor:
@@ -170,7 +172,7 @@ class ModelLogJoint(Target):
 
     def scored(self, values: Values) -> list[Tensor]:
         """The log probabilities of a run of the model at these values, without enumerated sites."""
-        with pyro.validation_enabled(False), Scored(values, self.layout.shapes, self._indices) as scored:
+        with pyro.validation_enabled(False), Scored(values, self.layout.shapes, self.subsamples) as scored:
             self.model(*self.args, **self.kwargs)
         scored.check()
         return scored.log_probs
@@ -188,7 +190,7 @@ class ModelLogJoint(Target):
         if self.enumerates:
             model = Enumerated(-1 - self.nesting - (plate is not None))(model)
         model = model if plate is None else plate(model)
-        conditioned = Conditioned(values, self.layout.shapes, self._indices)
+        conditioned = Conditioned(values, self.layout.shapes, self.subsamples)
         with pyro.validation_enabled(False), poutine.trace() as tracer, conditioned:
             model(*self.args, **self.kwargs)
         return tracer.trace, conditioned
@@ -218,6 +220,7 @@ class ModelLogJoint(Target):
         """The supports must be those of the prototype."""
         values = self.layout.constrained(theta)[0]
         trace = self.trace(values)
+        theta = self.layout.by_site(theta)
         for site in self.layout.sites:
             u = theta[site.where].reshape(site.free)
             fn: Any = trace.nodes[site.name]["fn"]
