@@ -86,6 +86,18 @@ class FactoredLogJoint(FactorTarget):
 
     @torch.no_grad()
     def _try(self) -> None:
+        try:
+            self._check()
+        except _MismatchError:
+            raise
+        except Exception as error:  # whatever a model does that was not written for several members
+            line = str(error).splitlines()[0] if str(error) else ""
+            raise _MismatchError(
+                "the model does not broadcast over shared latents that have a value for each member "
+                f"({type(error).__name__}: {line})"
+            ) from error
+
+    def _check(self) -> None:
         generator = torch.Generator().manual_seed(0)
 
         def near(shape: torch.Size) -> Tensor:
@@ -254,18 +266,45 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         if structure.forest is None:
             return structure
         try:
-            density = ModelLogJoint(model, args, kwargs, trace, structure.order)
-            density.check_comparable("A structure")
-            if density.enumerates:
-                raise _MismatchError("the model sums out discrete latents, whose terms are not told by member")
-            FactoredLogJoint(density, structure)
+            FactoredLogJoint(_fixed(ModelLogJoint(model, args, kwargs, trace, structure.order)), structure)
         except _JoinedError as error:
             joined[error.plate] = str(error)
-        except _MismatchError as error:
-            return Structure(dim, reasons=(str(error),))
-        except Exception as error:  # whatever a model does that was not written for several members
-            line = str(error).splitlines()[0] if str(error) else ""
-            text = f"the model does not broadcast over values for each member ({type(error).__name__}: {line})"
-            return Structure(dim, reasons=(text,))
+        except InputError as error:
+            return Structure(dim, reasons=(str(error).rstrip("."),))
         else:
             return structure
+
+
+def _fixed(density: ModelLogJoint) -> ModelLogJoint:
+    """The log joint, if it is one function of θ and a plain sum over sites."""
+    if density.enumerates:
+        raise _MismatchError("the model sums out discrete latents, whose terms are not told by member")
+    if not density.comparable:
+        raise _MismatchError("the model subsamples its data, of which other rows may join other members")
+    try:
+        density.check_comparable("")
+    except InputError as error:
+        raise _MismatchError("the model has other values at the same latents in each run: it draws") from error
+    return density
+
+
+def factored(density: ModelLogJoint, structure: Structure) -> FactoredLogJoint:
+    """The log joint in terms of the members that a guide has apart.
+
+    Args:
+        density: the log joint, whose θ has the order of the guide.
+        structure: that of the guide, with a forest.
+
+    Returns:
+        The target.
+
+    Raises:
+        InputError: a model that joins these members, or that the guide was not set up with.
+    """
+    try:
+        return FactoredLogJoint(_fixed(density), structure)
+    except InputError as error:
+        raise InputError(
+            f"the guide has members of plates apart that this model or these data have not: {str(error).rstrip('.')}. "
+            "Set another guide up with them."
+        ) from error

@@ -6,7 +6,7 @@ from typing import Any
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.factored import FactoredLogJoint
+from torchngvi.adapters.pyro.factored import factored
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.distributed import Processes, processes_of, synchronize
@@ -59,9 +59,9 @@ def fit_guide(
         density = density_of(model, guide, args, kwargs)
         density.check_comparable("fit_guide")
     if guide.structure.forest is None:
-        target = spread(density, guide, processes)
+        target: Target = spread(density, guide, processes)
     elif processes.world == 1:
-        target = FactoredLogJoint(density, guide.structure)
+        target = factored(density, guide.structure)
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
     return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))

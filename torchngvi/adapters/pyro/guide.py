@@ -124,7 +124,8 @@ class AutoGaussian(AutoContinuous):
                 trace.remove_node(name)
             self._structure = Structure(self.latent_dim)
             if self._automatic:
-                self._structure = found(self._bare[0], args, kwargs, trace)
+                with poutine.block():
+                    self._structure = found(self._bare[0], args, kwargs, trace)
             self.q = made(self._posterior_class, self._structure, self._init_loc(), self.init_scale)
             if not (isinstance(self.q, Gaussian) or getattr(self.q, "reparametrised", False)):
                 kind = type(self.q).__name__

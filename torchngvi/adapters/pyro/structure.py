@@ -96,7 +96,9 @@ class Dependencies(NamedTuple):
     uses: dict[str, Uses]  # by site
 
 
-def dependencies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace) -> Any:
+def dependencies(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace
+) -> Dependencies | str:
     """Follow one run of the model.
 
     Args:
@@ -109,11 +111,13 @@ def dependencies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     layout, met = Layout(trace), pyro.poutine.trace(InitMessenger(partial(start, init_to_median))(model))
     try:
         with pyro.validation_enabled(False):
-            found = get_dependencies(met, args, kwargs)["prior_dependencies"]
+            record: Any = get_dependencies(met, args, kwargs)["prior_dependencies"]
     except Exception as error:  # whatever a model does with a tensor that is no plain one
         line = str(error).splitlines()[0] if str(error) else ""
         return f"the dependencies of the sites could not be followed ({type(error).__name__}: {line})"
-    latents, plates, uses = {site.name: site for site in layout.sites}, {}, {}
+    latents: dict[str, Site] = {site.name: site for site in layout.sites}
+    plates: dict[str, Plate] = {}
+    uses: dict[str, Uses] = {}
     for site in random_sites(met.trace):
         frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized and frame.size > 1]
         for frame in frames:
@@ -121,7 +125,7 @@ def dependencies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             whole = mine is None or mine.free[mine.batch_dims + plate.dim] == plate.size
             if plates.setdefault(frame.name, plate) != plate or not whole:
                 return f"the plate {frame.name!r} has not one dimension and size at all sites"
-        ups: Any = found.get(site["name"], latents.keys() & {site["name"]})
+        ups = record.get(site["name"], latents.keys() & {site["name"]})
         uses[site["name"]] = Uses(frozenset(frame.name for frame in frames), tuple(n for n in ups if n in latents))
     return Dependencies(layout, plates, uses)
 
