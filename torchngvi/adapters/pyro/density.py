@@ -68,7 +68,7 @@ class ModelLogJoint(Target):
     ) -> None:
         self.model, self.args, self.kwargs = model, args, dict(kwargs or {})
         self.layout, self.initial = prototype(model, args, self.kwargs, latents, order)
-        self.subsamples: dict[str, Tensor] = {}
+        self._indices: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0
         trace = self._traced(self.layout.constrained(self.initial)[0])[0]
         check_latents(trace)
@@ -82,7 +82,7 @@ class ModelLogJoint(Target):
         frames: list[Any] = [frame for site in sites for frame in site["cond_indep_stack"] if frame.vectorized]
         self.nesting = max((-frame.dim for frame in frames), default=0)
         self.enumerates = any(is_enumerated(site) for site in sites)
-        self.comparable = not self.subsamples and not any(map(is_subsampled, frames))
+        self.comparable = not self._indices and not any(map(is_subsampled, frames))
         self._check_density()
         noise = torch.randn(POINTS, self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         points = self.initial + _SPREAD * noise.to(self.initial)
@@ -120,7 +120,7 @@ class ModelLogJoint(Target):
     def on(self, *args: Any, **kwargs: Any) -> Self:
         """Go on with other arguments of the model, of the same structure, and new random subsamples; returns itself."""
         self.args, self.kwargs = args, kwargs
-        self.subsamples.clear()
+        self._indices.clear()
         return self
 
     def log_joint(self, theta: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class ModelLogJoint(Target):
 
     def scored(self, values: Values) -> list[Tensor]:
         """The log probabilities of a run of the model at these values, without enumerated sites."""
-        with pyro.validation_enabled(False), Scored(values, self.layout.shapes, self.subsamples) as scored:
+        with pyro.validation_enabled(False), Scored(values, self.layout.shapes, self._indices) as scored:
             self.model(*self.args, **self.kwargs)
         scored.check()
         return scored.log_probs
@@ -190,7 +190,7 @@ class ModelLogJoint(Target):
         if self.enumerates:
             model = Enumerated(-1 - self.nesting - (plate is not None))(model)
         model = model if plate is None else plate(model)
-        conditioned = Conditioned(values, self.layout.shapes, self.subsamples)
+        conditioned = Conditioned(values, self.layout.shapes, self._indices)
         with pyro.validation_enabled(False), poutine.trace() as tracer, conditioned:
             model(*self.args, **self.kwargs)
         return tracer.trace, conditioned

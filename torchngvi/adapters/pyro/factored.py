@@ -14,6 +14,7 @@ import pyro
 import torch
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.trace_struct import Trace
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
@@ -134,7 +135,8 @@ class _Term:
         self.density, self.level = density, levels[number]
         sites = {site.name: site for site in layout.sites}
         self.nesting = max([density.nesting, *(site.batch_dims for site in layout.sites)])
-        self.fixed = layout.constrained(density.initial, self.nesting)[0]
+        fixed = layout.constrained(density.initial[None], self.nesting)[0]
+        self.fixed = {name: self._for_members(x) for name, x in fixed.items()}
         self.names = {name for name, level in (structure.terms or {}).items() if level == number}
         self.last = number == len(levels) - 1  # which has what depends on no latent
         self.known = set(structure.terms or {})
@@ -148,19 +150,27 @@ class _Term:
                 start += count
             up = level.up  # type: ignore[assignment]
 
+    def _for_members(self, value: Tensor) -> Tensor:
+        """The value of a site, (1, *nesting, *event), as that of each member of the plates of this level."""
+        sizes = [-1] * value.ndim
+        for plate in self.level.plates:
+            if value.shape[axis := 1 + self.nesting + plate.dim] == 1:
+                sizes[axis] = plate.size
+        return value.expand(sizes)
+
     def __call__(self, theta: Tensor) -> Tensor:
         """Their sum over sites at θ_c (S, n, k), (S, n)."""
         return sum(self.by_site(theta).values())  # type: ignore[return-value]
 
     def by_site(self, theta: Tensor) -> dict[str, Tensor]:
         """The terms at θ_c (S, n, k), (S, n) for each site."""
-        values, terms = {name: x.expand(len(theta), *x.shape) for name, x in self.fixed.items()}, {}
+        values, terms = {name: x.expand(len(theta), *x.shape[1:]) for name, x in self.fixed.items()}, {}
         for site, where, plates in self.places:
             u = self._laid_out(site, theta[..., where], plates)
             values[site.name] = x = site.transform(u)
             if site.name in self.level.sites:
                 terms[f"{site.name} "] = self._by_node(site.transform.log_abs_det_jacobian(u, x), len(theta))
-        scored = _Named(values, self.density.layout.shapes, self.density.subsamples, self._is_mine)
+        scored = _Named(values, {site.name: site.shape for site, _, _ in self.places}, self._is_mine)
         with pyro.validation_enabled(False), scored:
             self.density.model(*self.density.args, **self.density.kwargs)
         scored.check()
@@ -232,19 +242,27 @@ class _Term:
 
 
 class _Named(Conditioned):
-    """`Conditioned`, which keeps the log probabilities of some sites by name."""
+    """`Conditioned`, which keeps the log probabilities of some sites by name, and no eye on sites that are not theirs.
 
-    def __init__(
-        self, values: Values, shapes: Mapping[str, torch.Size], kept: dict[str, Tensor], wanted: Callable[[str], bool]
-    ) -> None:
-        super().__init__(values, shapes, kept)
+    The others have a value for each member too, whatever shape they come with.
+    """
+
+    def __init__(self, values: Values, shapes: Mapping[str, torch.Size], wanted: Callable[[str], bool]) -> None:
+        super().__init__(values, shapes, {})
         self.wanted, self.log_probs = wanted, dict[str, Tensor]()
 
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if name in self.values and name not in self.shapes:
+            msg["value"], msg["is_observed"] = self.values[name], True
+            self.met.add(name)
+        else:
+            super()._pyro_sample(msg)
+
     def _pyro_post_sample(self, msg: Any) -> None:
-        if msg["name"] in self.kept or not self.wanted(msg["name"]) or not hasattr(msg["fn"], "log_prob"):
-            return
-        log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
-        self.log_probs[msg["name"]] = scale_and_mask(log_prob, msg["scale"], msg["mask"])
+        if not site_is_subsample(msg) and self.wanted(msg["name"]):
+            log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
+            self.log_probs[msg["name"]] = scale_and_mask(log_prob, msg["scale"], msg["mask"])
 
 
 def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace) -> Structure:

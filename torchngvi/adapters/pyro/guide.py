@@ -64,10 +64,10 @@ class AutoGaussian(AutoContinuous):
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
 
     Raises:
-        InputError: a model, a posterior or a structure that is none, a posterior that has no structure of its own, an
-            init_scale that is not positive; on set-up, sites that θ
-            cannot hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up,
-            a loss that cannot fit it (`check_loss`), a parameter store that holds another posterior.
+        InputError: a model, a posterior or a structure that is none, a posterior that no structure can be given, an
+            init_scale that is not positive; on set-up, sites that θ cannot hold (`latents`), a guide from a pickle,
+            which holds no model; on use, a guide that was not set up, a loss that cannot fit it (`check_loss`), a
+            parameter store that holds another posterior.
 
     >>> import pyro
     >>> def model(y):
@@ -194,7 +194,7 @@ class AutoGaussian(AutoContinuous):
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> ModelLogJoint:
         """The log joint of a model over the θ of this guide, as a target; the guide has to be set up."""
-        order = None if self._structure is None else self._structure.order
+        order = self._structure.order if self._structure is not None else None
         density = ModelLogJoint(model, args, kwargs, self.prototype_trace, order)
         density.check(self.posterior)
         return density
@@ -302,8 +302,7 @@ class AutoGaussian(AutoContinuous):
 
     def _unpack_latent(self, latent: Tensor) -> Any:
         """The unconstrained value of each site, from θ in the order of q."""
-        order = None if self._structure is None else self._structure.order
-        return super()._unpack_latent(latent if order is None else latent[..., torch.argsort(order).to(latent.device)])
+        return super()._unpack_latent(self.structure.by_site(latent))
 
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.posterior.mean, self.posterior.stddev

@@ -61,7 +61,11 @@ class Layout:
 
     def by_site(self, theta: Tensor) -> Tensor:
         """θ (*sample, D) in the order of the sites."""
-        return theta if self.back is None else theta[..., self.back.to(theta.device)]
+        if self.back is None:
+            return theta
+        if self.back.device != theta.device:  # once
+            self.back = self.back.to(theta.device)
+        return theta[..., self.back]
 
     def constrained(self, theta: Tensor, nesting: int = 0) -> tuple[Values, Tensor]:
         """The constrained values of the latent sites at θ.

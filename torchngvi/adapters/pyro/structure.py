@@ -10,7 +10,7 @@ plate whose members a site joins is no level of the forest; its latents stay tog
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Level(NamedTuple):
     up: int | None  # the level of the parents
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Structure:
     """What was found of a model: the levels of its forest, and in sentences why they are not more.
 
@@ -78,6 +78,18 @@ class Structure:
     order: Tensor | None = None
     terms: Mapping[str, int] | None = None
     reasons: tuple[str, ...] = ()
+    _back: Tensor | None = field(default=None, repr=False)
+
+    def by_site(
+        self,
+        theta: Tensor,  # (*sample, D)
+    ) -> Tensor:
+        """θ (*sample, D) in the order of the sites."""
+        if self.order is None:
+            return theta
+        if self._back is None or self._back.device != theta.device:
+            self._back = torch.argsort(self.order).to(theta.device)
+        return theta[..., self._back]
 
     def __str__(self) -> str:
         lines = [f"one dense block of {self.dim} coordinates"] if self.forest is None else []
@@ -115,17 +127,14 @@ def dependencies(
     except Exception as error:  # whatever a model does with a tensor that is no plain one
         line = str(error).splitlines()[0] if str(error) else ""
         return f"the dependencies of the sites could not be followed ({type(error).__name__}: {line})"
-    latents: dict[str, Site] = {site.name: site for site in layout.sites}
+    latents = {site.name for site in layout.sites}
     plates: dict[str, Plate] = {}
     uses: dict[str, Uses] = {}
     for site in random_sites(met.trace):
         frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized and frame.size > 1]
         for frame in frames:
-            plate, mine = Plate(frame.name, frame.dim, frame.size), latents.get(site["name"])
-            whole = mine is None or mine.free[mine.batch_dims + plate.dim] == plate.size
-            if plates.setdefault(frame.name, plate) != plate or not whole:
-                return f"the plate {frame.name!r} has not one dimension and size at all sites"
-        ups = record.get(site["name"], latents.keys() & {site["name"]})
+            plates[frame.name] = Plate(frame.name, frame.dim, frame.size)
+        ups = record.get(site["name"], latents & {site["name"]})
         uses[site["name"]] = Uses(frozenset(frame.name for frame in frames), tuple(n for n in ups if n in latents))
     return Dependencies(layout, plates, uses)
 
