@@ -46,6 +46,7 @@ class ModelLogJoint(Target):
         model: a Pyro model.
         args, kwargs: the arguments of the model.
         latents: a trace whose latent sites make up θ; by default all of the model's that are continuous.
+        order: which coordinate, in the order of the sites, is the first, second, ... of θ; by default it is theirs.
 
     Raises:
         InputError: latent sites that θ cannot hold, a density that is NaN at the start; on use, sites that change.
@@ -63,9 +64,10 @@ class ModelLogJoint(Target):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         latents: Trace | None = None,
+        order: Tensor | None = None,
     ) -> None:
         self.model, self.args, self.kwargs = model, args, dict(kwargs or {})
-        self.layout, self.initial = prototype(model, args, self.kwargs, latents)
+        self.layout, self.initial = prototype(model, args, self.kwargs, latents, order)
         self._indices: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0
         trace = self._traced(self.layout.constrained(self.initial)[0])[0]
@@ -218,6 +220,7 @@ class ModelLogJoint(Target):
         """The supports must be those of the prototype."""
         values = self.layout.constrained(theta)[0]
         trace = self.trace(values)
+        theta = self.layout.by_site(theta)
         for site in self.layout.sites:
             u = theta[site.where].reshape(site.free)
             fn: Any = trace.nodes[site.name]["fn"]

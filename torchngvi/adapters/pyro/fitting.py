@@ -6,6 +6,7 @@ from typing import Any
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.factored import factored
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.distributed import Processes, processes_of, synchronize
@@ -40,7 +41,8 @@ def fit_guide(
         The verdict of `torchngvi.fit` with its trace; whether a Gaussian fits is said in the names of the sites.
 
     Raises:
-        InputError: a guide of another kind, a model that subsamples its data; as `ModelLogJoint`.
+        InputError: a guide of another kind, a model that subsamples its data, or that no longer has the structure of
+            its guide, a group for a guide with a structure; as `ModelLogJoint`.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -56,7 +58,12 @@ def fit_guide(
     with processes.together():
         density = density_of(model, guide, args, kwargs)
         density.check_comparable("fit_guide")
-    target = spread(density, guide, processes)
+    if guide.structure.forest is None:
+        target: Target = spread(density, guide, processes)
+    elif processes.world == 1:
+        target = factored(density, guide.structure)
+    else:
+        raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
     return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))
 
 

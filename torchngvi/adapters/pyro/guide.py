@@ -28,9 +28,11 @@ from torch import Tensor
 from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
+from torchngvi.adapters.pyro.factored import found
 from torchngvi.adapters.pyro.losses import check_loss
 from torchngvi.adapters.pyro.owned import Step
 from torchngvi.adapters.pyro.sites import is_enumerable, latents, start
+from torchngvi.adapters.pyro.structure import Structure, check_choice, check_plates, made
 from torchngvi.errors import InputError
 from torchngvi.fitting.laplace import laplace
 from torchngvi.posteriors import CholeskyGaussian
@@ -52,14 +54,20 @@ class AutoGaussian(AutoContinuous):
         posterior: makes q of D dimensions, ``posterior(D, mean=..., scale=...)``: `CholeskyGaussian`,
             `NaturalGaussian`, `DiagonalGaussian`; ``FlatCholesky.standard``, or a function that makes a `ModuleFlow`,
             for `IFVB`.
+        structure: "dense", every latent correlated with every other; or "auto", the forest of the plates of the model,
+            as `structure` shows it on set-up: blocks for the members of plates and a dense one for what they share, at
+            a cost that grows with the number of members. q is then a `PrecisionCholeskyGaussian` unless the posterior
+            is a `NaturalGaussian`, and θ has the members before what they share. A model without local latents gives
+            a dense q.
         init_loc_fn: a strategy of `pyro.infer.autoguide.initialization` for m.
         init_scale: C = init_scale · I at the start, in unconstrained space.
         name: under which Pyro's parameter store holds q, one guide a name; a module that holds the guide names it.
 
     Raises:
-        InputError: a model or posterior that is none, an init_scale that is not positive; on set-up, sites that θ
-            cannot hold (`latents`), a guide from a pickle, which holds no model; on use, a guide that was not set up,
-            a loss that cannot fit it (`check_loss`), a parameter store that holds another posterior.
+        InputError: a model, a posterior or a structure that is none, a posterior that no structure can be given, an
+            init_scale that is not positive; on set-up, sites that θ cannot hold (`latents`), a guide from a pickle,
+            which holds no model; on use, a guide that was not set up, a loss that cannot fit it (`check_loss`), a
+            parameter store that holds another posterior.
 
     >>> import pyro
     >>> def model(y):
@@ -72,12 +80,15 @@ class AutoGaussian(AutoContinuous):
     torch.Size([])
     """
 
+    _structure: Structure | None = None  # and in pickles of earlier releases
+
     @renamed(family="posterior")
     def __init__(
         self,
         model: Callable[..., Any],
         posterior: Callable[..., Gaussian | FlatPosterior] = CholeskyGaussian,
         *,
+        structure: str = "dense",
         init_loc_fn: Callable[..., Any] = init_to_median,
         init_scale: float = 0.1,
         name: str = "AutoGaussian",
@@ -92,7 +103,9 @@ class AutoGaussian(AutoContinuous):
             raise InputError(
                 f"init_scale is a standard deviation in unconstrained space, positive; got {init_scale!r}."
             )
+        check_choice(structure, posterior)
         self._posterior_class, self.init_scale = posterior, float(init_scale)
+        self._automatic = structure == "auto"
         self._bare = (model,)  # without the start
         super().__init__(model, init_loc_fn=partial(start, init_loc_fn))
         self._pyro_name = name
@@ -104,12 +117,16 @@ class AutoGaussian(AutoContinuous):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         # what is wrong is said in our words; tensors made in inference mode could not be moved outside
         with torch.inference_mode(False), torch.no_grad(), pyro.validation_enabled(False):
-            _check_plates(latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs)))
+            check_plates(latents(poutine.block(poutine.trace(self.model).get_trace)(*args, **kwargs)))
             super()._setup_prototype(*args, **kwargs)
             trace: Any = self.prototype_trace
             for name in ("_INPUT", "_RETURN"):  # the data are no part of the guide
                 trace.remove_node(name)
-            self.q = self._posterior_class(self.latent_dim, mean=self._init_loc(), scale=self.init_scale)
+            self._structure = Structure(self.latent_dim)
+            if self._automatic:
+                with poutine.block():
+                    self._structure = found(self._bare[0], args, kwargs, trace)
+            self.q = made(self._posterior_class, self._structure, self._init_loc(), self.init_scale)
             if not (isinstance(self.q, Gaussian) or getattr(self.q, "reparametrised", False)):
                 kind = type(self.q).__name__
                 del self.q
@@ -177,7 +194,8 @@ class AutoGaussian(AutoContinuous):
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> ModelLogJoint:
         """The log joint of a model over the θ of this guide, as a target; the guide has to be set up."""
-        density = ModelLogJoint(model, args, kwargs, self.prototype_trace)
+        order = self._structure.order if self._structure is not None else None
+        density = ModelLogJoint(model, args, kwargs, self.prototype_trace, order)
         density.check(self.posterior)
         return density
 
@@ -227,6 +245,25 @@ class AutoGaussian(AutoContinuous):
             self._step.take(q)
         return q
 
+    @property
+    def structure(self) -> Structure:
+        """What was found of the model: printed, a line for each level of latents, and why others are no levels.
+
+        Raises:
+            InputError: a guide that was not set up.
+
+        >>> def model():
+        ...     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        ...     with pyro.plate("groups", 3):
+        ...         pyro.sample("x", dist.Normal(mu, 1.0))
+        >>> print(AutoGaussian(model, structure="auto").setup().structure)
+        x: 1 coordinate for each member of groups (3)
+        mu: 1 coordinate shared by all
+        """
+        if self.prototype_trace is None:
+            raise InputError(_NOT_SET_UP)
+        return self._structure or Structure(self.latent_dim)
+
     def gaussian(
         self,
         reader: str,  # for the message
@@ -263,6 +300,10 @@ class AutoGaussian(AutoContinuous):
         q = self.get_posterior()
         return dist.transforms.LowerCholeskyAffine(q.loc, scale_tril=q.scale_tril)
 
+    def _unpack_latent(self, latent: Tensor) -> Any:
+        """The unconstrained value of each site, from θ in the order of q."""
+        return super()._unpack_latent(self.structure.by_site(latent))
+
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.posterior.mean, self.posterior.stddev
 
@@ -298,18 +339,6 @@ class AutoGaussian(AutoContinuous):
         new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         new.__dict__.update(_model=self._model, _bare=self._bare)
         return new
-
-
-def _check_plates(sites: list[Any]) -> None:
-    """Latent sites in loops over a plate have no place among those of Pyro's automatic guides."""
-    for site in sites:
-        for frame in site["cond_indep_stack"]:
-            if not frame.vectorized:
-                raise InputError(
-                    f"the latent site {site['name']!r} is in the loop over the plate {frame.name!r}, which Pyro's "
-                    "automatic guides do not take. Write it as `with pyro.plate(...)`, loop over a range, or fit "
-                    "log_joint(model, *args) itself."
-                )
 
 
 _NOT_SET_UP = (

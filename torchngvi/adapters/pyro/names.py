@@ -24,7 +24,7 @@ def coordinate_names(layout: Layout) -> list[str]:
         name = f"{_scale(site.transform)}{site.name}"
         indices = itertools.product(*map(range, site.free))
         names += [f"{name}[{', '.join(map(str, index))}]" if index else name for index in indices]
-    return names
+    return names if layout.order is None else [names[k] for k in layout.order.tolist()]
 
 
 def _scale(transform: Transform) -> str:

@@ -132,7 +132,7 @@ class Step(torch.nn.Module):
             for probe, before in zip((q.mean_probe, q.root_probe), self.before, strict=True):
                 if probe.grad is not None:
                     probe.grad = (probe.grad if before is None else probe.grad - before) * (1 / factor)
-            NaturalGradientVI(q, _rule(q), lr=rho, step_size=KLRadius(_RADIUS)).step()
+            NaturalGradientVI(q, safe_rule(q), lr=rho, step_size=KLRadius(_RADIUS)).step()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert, with a scale that is a leaf again."""
@@ -160,8 +160,15 @@ def _gradients(q: Gaussian | FlatPosterior) -> tuple[Tensor | None, ...]:
     return q.mean_probe.grad, q.root_probe.grad
 
 
-def _rule(q: Gaussian) -> Any:
-    """The rule that stays in the cone for every step, if there is one for the coordinates and the structure of q."""
+def safe_rule(q: Gaussian) -> Any:
+    """The rule that stays in the cone for every step, if there is one for the coordinates and the structure of q.
+
+    Args:
+        q: the posterior.
+
+    Returns:
+        A rule that it can follow.
+    """
     if isinstance(q.structure, FullAlgebra):
         return Retraction()
     return LocalExponential() if LocalExponential.emits in q.takes else NaturalGradient()

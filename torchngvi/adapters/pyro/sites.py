@@ -39,12 +39,14 @@ class Layout:
 
     Args:
         trace: a trace of the model, or of a guide with the same latent sites.
+        order: which of these coordinates is the first, second, ... of θ, where it has another order.
 
     Raises:
         InputError: sites that θ cannot hold, see `latents`.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, order: Tensor | None = None) -> None:
+        self.order, self.back = order, None if order is None else torch.argsort(order)
         self.sites: list[Site] = []
         self.dim = 0
         for site in latents(trace):
@@ -57,6 +59,14 @@ class Layout:
             self.dim = where.stop
         self.shapes = {site.name: site.shape for site in self.sites}
 
+    def by_site(self, theta: Tensor) -> Tensor:
+        """θ (*sample, D) in the order of the sites."""
+        if self.back is None:
+            return theta
+        if self.back.device != theta.device:  # once
+            self.back = self.back.to(theta.device)
+        return theta[..., self.back]
+
     def constrained(self, theta: Tensor, nesting: int = 0) -> tuple[Values, Tensor]:
         """The constrained values of the latent sites at θ.
 
@@ -67,7 +77,7 @@ class Layout:
         Returns:
             The values (*sample, *shape) by the name of the site, and log|∂x/∂θ|, (*sample,).
         """
-        sample, values = theta.shape[:-1], {}
+        theta, sample, values = self.by_site(theta), theta.shape[:-1], {}
         log_jacobian = theta.new_zeros(sample)
         for site in self.sites:
             u = theta[..., site.where].reshape(sample + site.free)
@@ -97,7 +107,8 @@ class Layout:
             value = values[site.name]
             sample = value.shape[: value.ndim - len(site.shape)]
             parts.append(site.transform.inv(value).reshape(*sample, -1))
-        return torch.cat(parts, -1)
+        theta = torch.cat(parts, -1)
+        return theta if self.order is None else theta[..., self.order.to(theta.device)]
 
 
 class Conditioned(Messenger):
@@ -165,18 +176,6 @@ class Scored(Conditioned):
         if not site_is_subsample(msg):
             log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
             self.log_probs.append(scale_and_mask(log_prob, msg["scale"], msg["mask"]))
-
-
-class Parameters(Messenger):
-    """A messenger that collects the leaf tensors behind the parameters that a run meets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.met: Any = set()
-
-    def _pyro_post_param(self, msg: Any) -> None:
-        value = msg["value"]
-        self.met.add(value.unconstrained() if hasattr(value, "unconstrained") else value)
 
 
 def is_enumerable(site: Any) -> bool:
@@ -320,13 +319,18 @@ def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
 
 
 def prototype(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace | None
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    trace: Trace | None,
+    order: Tensor | None = None,
 ) -> tuple[Layout, Tensor]:
     """The layout of θ and an initial point, from a given trace or from a run of the model.
 
     Args:
         model, args, kwargs: the model with its arguments.
         trace: the trace to use; without one the model is run, with its sites at their medians.
+        order: of the coordinates of θ, as for a `Layout`.
 
     Returns:
         The layout, and the initial θ, (D,).
@@ -339,6 +343,6 @@ def prototype(
             started = InitMessenger(partial(start, init_to_median))(model)
             with pyro.validation_enabled(False):  # what is wrong is said in our words
                 trace = poutine.block(poutine.trace(started).get_trace)(*args, **kwargs)
-        layout = Layout(trace)
+        layout = Layout(trace, order)
         values: Any = {site.name: trace.nodes[site.name]["value"] for site in layout.sites}
         return layout, layout.unconstrained(values).detach()

@@ -19,13 +19,14 @@ import torch
 from pyro.infer.autoguide import AutoGuideList
 from pyro.infer.util import zero_grads
 from pyro.optim import PyroOptim
+from pyro.poutine.messenger import Messenger
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.fitting import check_guide, density_of, spread
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.lists import ListedGuides, gaussian_of
-from torchngvi.adapters.pyro.sites import Parameters
+from torchngvi.adapters.pyro.owned import safe_rule
 from torchngvi.adapters.pyro.steps import FEWEST, AveragedSteps
 from torchngvi.distributed import processes_of
 from torchngvi.errors import InputError, RejectedStepWarning
@@ -39,6 +40,7 @@ from torchngvi.methods import IBLR
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.stepsizes import KLRadius
+from torchngvi.structures import FullAlgebra
 
 _EVERY = 100  # steps from one checkpoint to the next
 
@@ -57,7 +59,7 @@ class NaturalSVI:
         optim: the optimizer of the parameters of the model, a PyroOptim or a torch optimizer; without it they stay as
             they are.
         natural: makes the optimizer of q; by default ``IBLR(q, lr=0.1, step_size=KLRadius(0.5))``, none of whose steps
-            leaves the positive definite cone.
+            leaves the positive definite cone; `LocalExponential` in its place where q has the pattern of a forest.
         num_particles: the number of draws a step, even.
         group: a `torchngvi.Processes`, or a group of torch.distributed, over whose processes the draws of `step` are
             spread, where there is no ``optim``; all have the same model and data, and begin from the guide of rank 0.
@@ -114,7 +116,7 @@ class NaturalSVI:
             )
         self.model, self.guide, self.optim = model, guide, optim
         self.num_particles, self._draws = num_particles, Antithetic(num_particles)
-        self._make = natural or (lambda q: IBLR(q, lr=0.1, step_size=KLRadius(0.5)))
+        self._make = natural or _usual
         self._natural: NaturalGradientVI | None = None
         self._density: ModelLogJoint | None = None
         self._target: Target | None = None  # which sums over processes
@@ -147,7 +149,7 @@ class NaturalSVI:
         self.natural.zero_grad()
         if isinstance(self.optim, torch.optim.Optimizer):
             self.optim.zero_grad()
-        with torch.enable_grad(), Parameters() as parameters:
+        with torch.enable_grad(), _Parameters() as parameters:
             loss = self._loss()
         if bool(loss.isfinite()):
             loss.backward()
@@ -270,6 +272,25 @@ class NaturalSVI:
                 self._density = density_of(self.model, self.guide, args, kwargs)
             return self._density
         return self._density.on(*args, **kwargs)
+
+
+class _Parameters(Messenger):
+    """A messenger that collects the leaf tensors behind the parameters that a run meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: Any = set()
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        value = msg["value"]
+        self.met.add(value.unconstrained() if hasattr(value, "unconstrained") else value)
+
+
+def _usual(q: Gaussian) -> NaturalGradientVI:
+    """Small steps that stay in the cone."""
+    if isinstance(q.structure, FullAlgebra):
+        return IBLR(q, lr=0.1, step_size=KLRadius(0.5))
+    return NaturalGradientVI(q, safe_rule(q), lr=0.1, step_size=KLRadius(0.5))
 
 
 def _checked_steps(num_steps: SupportsIndex) -> int:
