@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from svgp_joint import Clock, Model, TimeIsUpError, score, watched
+from svgp_joint import Clock, Model, TimeIsUpError, score, theirs, watched
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -116,29 +116,11 @@ def jointly(data, options, take):
 
 
 def by_ngd(data, options, rate, take):
-    x, y, x_test, y_test = data
     q = gp.variational.NaturalVariationalDistribution(options.inducing)
-    model, likelihood = start(q, at_random(x, options), options)
-    adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=HYPER_RATE)
-    ngd = gp.optim.NGD(list(model.variational_parameters()), len(y), rate)
-    mll = gp.mlls.VariationalELBO(likelihood, model, num_data=len(y))
-    clock = Clock(options.seconds, POINTS)
-
-    def at_a_mark(at):
-        take("NGD", rate, at, score(model, likelihood, x_test, y_test))
-
-    try:
-        while True:
-            for a, b in watched(x, y, BATCH, clock, at_a_mark):
-                adam.zero_grad()
-                ngd.zero_grad()
-                (-mll(model(a), b)).backward()
-                ngd.step()
-                adam.step()
-    except TimeIsUpError:
-        pass
-    except Exception as error:  # a crash ends its curve
-        print(f"  NGD at {rate}: {type(error).__name__} after {clock.now():.1f} s", flush=True)
+    model, likelihood = start(q, at_random(data[0], options), options)
+    ngd = gp.optim.NGD(list(model.variational_parameters()), len(data[1]), rate)
+    settings = {"batch": BATCH, "hyper_rate": HYPER_RATE, "seconds": options.seconds, "points": POINTS}
+    theirs(model, likelihood, ngd, data, settings, lambda at, nll: take("NGD", rate, at, nll))
 
 
 def run(options):

@@ -142,19 +142,13 @@ def ours(name, x, y, x_test, y_test, settings, log):
         pass
 
 
-def theirs(name, method, rate, x, y, x_test, y_test, settings, log):
-    model, likelihood = start(QS[method](settings["inducing"]), x, settings)
-    hypers = [*model.hyperparameters(), *likelihood.parameters()]
-    adam = torch.optim.Adam(hypers, lr=settings["hyper_rate"])
+def theirs(model, likelihood, natural, data, settings, take):
+    """GPyTorch's loop, Adam beside the optimizer `natural` of q, with take(seconds, score) where one is due."""
+    x, y, x_test, y_test = data
+    adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=settings["hyper_rate"])
     mll = gp.mlls.VariationalELBO(likelihood, model, num_data=len(y))
-    of_q = list(model.variational_parameters())
-    natural = torch.optim.Adam(of_q, rate) if method == "Adam" else gp.optim.NGD(of_q, len(y), rate)
     clock = Clock(settings["seconds"], settings["points"])
-
-    def take(at):
-        log.append((name, method, rate, at, score(model, likelihood, x_test, y_test)))
-
-    loader = watched(x, y, settings["batch"], clock, take)
+    loader = watched(x, y, settings["batch"], clock, lambda at: take(at, score(model, likelihood, x_test, y_test)))
     try:
         while True:
             for a, b in loader:
@@ -166,7 +160,14 @@ def theirs(name, method, rate, x, y, x_test, y_test, settings, log):
     except TimeIsUpError:
         pass
     except Exception as error:  # a crash ends its curve
-        print(f"  {name}, {method} at {rate}: {type(error).__name__} after {clock.now():.1f} s", flush=True)
+        print(f"  {type(natural).__name__} of q: {type(error).__name__} after {clock.now():.1f} s", flush=True)
+
+
+def at_rate(name, method, rate, data, settings, log):
+    model, likelihood = start(QS[method](settings["inducing"]), data[0], settings)
+    of_q = list(model.variational_parameters())
+    natural = torch.optim.Adam(of_q, rate) if method == "Adam" else gp.optim.NGD(of_q, len(data[1]), rate)
+    theirs(model, likelihood, natural, data, settings, lambda at, nll: log.append((name, method, rate, at, nll)))
 
 
 def run(settings):
@@ -176,7 +177,7 @@ def run(settings):
         ours(name, *data, settings, log)
         for method in QS:
             for rate in settings["rates"][method]:
-                theirs(name, method, rate, *data, settings, log)
+                at_rate(name, method, rate, data, settings, log)
         print(f"{name} done", flush=True)
     return pd.DataFrame(log, columns=["data", "method", "rate", "seconds", "nll"])
 
