@@ -87,11 +87,10 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._passes = 0  # with a gradient that no step has used
         self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
-        self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`
         self.stepped_with: RemovableHandle | None = None  # the hook of a `natural_optimizer` on a hyper-optimizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kept_factor": None, "stepped_with": None, "_entropy_weights": None}
+        return {**self.__dict__, "stepped_with": None, "_entropy_weights": None}
 
     @property
     def device(self) -> torch.device:

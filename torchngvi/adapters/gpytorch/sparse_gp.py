@@ -277,13 +277,14 @@ class SparseGP(TractableTarget):
         now = self.tensors()
         if self._kept is None or not self._kept[0].hold(now) or any(p.rows.dtype != dtype for p in self._kept[1]):
             self._kept = (Versions(now), [])
-        kept, size = self._kept[1], sum(p.rows.numel() for p in self._kept[1])
+        kept, size, factor = self._kept[1], sum(p.rows.numel() for p in self._kept[1]), None
         for index, (x, y) in enumerate(self._counted()):
             if index < len(kept):
                 yield None, kept[index], y.to(dtype)
                 continue
             with torch.no_grad():
-                projection = kernels(self.strategy, x).projection(dtype)
+                prior = kernels(self.strategy, x, factor)
+                projection, factor = prior.projection(dtype), prior.factor
             size += projection.rows.numel()
             if isinstance(self.batches, list) and index == len(kept) and size <= _KEPT:
                 kept.append(projection)
