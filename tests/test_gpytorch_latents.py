@@ -8,7 +8,6 @@ import torch
 
 from torchngvi import IBLR, VN
 from torchngvi.adapters.gpytorch import (
-    DualELBO,
     NaturalGradientVariationalDistribution,
     SparseGP,
     natural_optimizer,
@@ -443,8 +442,6 @@ def test_refusals():
     with pytest.raises(PairError, match="takes 2 latent values a datum, and the model gives 3. Wrap the Variational"):
         SparseGP(model_of(3), likelihood, [(x, y)])
     model = model_of(3)
-    with pytest.raises(InputError, match="DualELBO is for one latent function a datum; got several. Use train_svgp."):
-        DualELBO(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double(), [(x, y)])
     base = model.variational_strategy.base_variational_strategy
     base._variational_distribution = NaturalGradientVariationalDistribution(M + 1, (3,))
     with pytest.raises(InputError, match="q holds 9 inducing values where the strategy has 8 inducing points: build"):

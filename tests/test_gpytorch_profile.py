@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from torchngvi.adapters.gpytorch import DualELBO, NaturalGradientVariationalDistribution, refine_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.errors import InputError, PairError
 
@@ -153,18 +153,6 @@ def test_the_gradient_by_differences(name):
         parameter.data += 1e-3 * direction
         wanted = (values[0] - values[1]) / 2e-3
         assert abs(float((gradient * direction).sum()) - wanted) < 1e-4 * max(1.0, abs(wanted))
-
-
-def test_the_dual_bound_touches_it():
-    """`DualELBO` of fixed noise is the collapsed bound at every kernel, and below it at another noise."""
-    model, likelihood, batch = problem()
-    refine_svgp(model, likelihood, [batch], progress=False)
-    dual, bound = DualELBO(model, likelihood, [batch]), ProfiledELBO(model, likelihood, batch)
-    assert abs(float((dual() - bound()).detach())) < 1e-9
-    model.covar_module.base_kernel.lengthscale = 0.5
-    assert abs(float((dual() - bound()).detach())) < 1e-9
-    likelihood.noise = 0.3
-    assert float((bound() - dual()).detach()) > 1e-3
 
 
 def test_float32():

@@ -12,7 +12,6 @@ import torch.utils.data as tud
 
 from torchngvi import VN
 from torchngvi.adapters.gpytorch import (
-    DualELBO,
     NaturalGradientVariationalDistribution,
     SparseGP,
     refine_svgp,
@@ -661,7 +660,6 @@ class TestRefusals:
             for ask in (
                 lambda b: train_svgp(model, likelihood, b, N, adam, progress=False),
                 lambda b: refine_svgp(model, likelihood, b, progress=False),
-                lambda b: DualELBO(model, likelihood, b),
                 lambda b: VN(variational_posteriors(model)[0]).step(SparseGP(model, likelihood, iter(b))),
             ):
                 with pytest.raises(InputError, match=text):
@@ -743,7 +741,6 @@ class TestRefusals:
         for ask in (
             lambda: train_svgp(model, likelihood, loader, N, adam, progress=False),
             lambda: refine_svgp(model, likelihood, [(x, y)], progress=False),
-            lambda: DualELBO(model, likelihood, [(x, y)]),
         ):
             with pytest.raises(PairError, match=text):
                 ask()

@@ -113,7 +113,7 @@ def _check_hyper_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InputError(
             "LBFGS evaluates the loss several times a step, and q would step on the sum of those gradients. Give Adam "
-            "or SGD, or let LBFGS step on DualELBO."
+            "or SGD, or call train_svgp(model, likelihood, (x, y)), which steps by L-BFGS itself."
         )
 
 

@@ -1,8 +1,8 @@
 """The ELBO as a function of the hyper-parameters alone: at each of them q is the optimal one.
 
-The optimal q is a sum of Gaussian sites t_n f_n - ½ c_n f_n² in f_n = μ_n + a_nᵀv, one a datum, as in `dual`.  For a
-Gaussian likelihood of noise s_n² they are t_n = y_n/s_n² and c_n = 1/s_n², and the function is the collapsed bound of
-Titsias (2009),
+The optimal q is the prior times a Gaussian site t_n f_n - ½ c_n f_n² of each datum in f_n = μ_n + a_nᵀv (Adam et al.
+2021).  For a Gaussian likelihood of noise s_n² they are t_n = y_n/s_n² and c_n = 1/s_n², and the function is the
+collapsed bound of Titsias (2009),
 
     log N(y; μ, AᵀA + diag s²) - ½ Σ (k_nn - |a_n|²)/s_n²        A = (a_1, ..., a_N)
 

@@ -216,30 +216,12 @@ class SparseGP(TractableTarget):
         Returns:
             An iterator over a_n (rows, M), b_n = β_n a_nᵀm - α_n and c_n = β_n, (rows,) each.
         """
-        for projection, mean, alpha, beta in self._linearized(q, rows):
-            yield projection.rows, beta * (mean - projection.mean) - alpha, beta
-
-    def sites_of_values(self, q: Gaussian) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same sites in f_n, batch after batch.
-
-        Args:
-            q: the posterior.
-
-        Returns:
-            An iterator over t_n = β_n e_n - α_n and c_n = β_n, (*batch, B) each.
-        """
-        for _, mean, alpha, beta in self._linearized(q):
-            yield beta * mean - alpha, beta
-
-    def _linearized(self, q: Gaussian, rows: int | None = None) -> Iterator[tuple[Projection, Tensor, Tensor, Tensor]]:
-        """Of whole batches, or of so many rows of one at a time."""
         for _, whole, y in self._projections(q.dtype):
-            total = whole.mean.shape[-1]
-            for first in range(0, total, rows or total):
-                projection = whole.part(slice(first, first + (rows or total)))
+            for first in range(0, whole.mean.shape[-1], rows):
+                projection = whole.part(slice(first, first + rows))
                 mean, variance, _ = projection.moments(q.frame())
-                _, alpha, beta = self._moments(y[..., first : first + (rows or total)], mean, variance, 1.0)
-                yield projection, mean, alpha, beta
+                _, alpha, beta = self._moments(y[..., first : first + rows], mean, variance, 1.0)
+                yield projection.rows, beta * (mean - projection.mean) - alpha, beta
 
     def backward(self) -> None:
         """Add the gradient of the last value per datum, with q as it was, to the ``grad`` of the hyper-parameters."""

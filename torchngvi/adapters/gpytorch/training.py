@@ -311,7 +311,7 @@ def _check_optimizer(optimizer: object, q: Gaussian, parameters: list[torch.nn.P
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InputError(
             "LBFGS evaluates a batch several times a step, and train_svgp evaluates it once. Give Adam or SGD, or "
-            "let LBFGS step on DualELBO."
+            "rows in memory to train_svgp(model, likelihood, (x, y)), which steps by L-BFGS itself."
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held & {id(part) for part in q.buffers()}:
