@@ -27,7 +27,7 @@ from torchngvi.adapters.gpytorch import (
     SparseGP,
     natural_optimizer,
     refine_svgp,
-    train_svgp,
+    train_svgp_in_batches,
     variational_posteriors,
 )
 
@@ -238,7 +238,7 @@ def direct(row, dtype, rows, steps):
     size = row.batch or rows
     batches = list(zip(x.split(size), y.split(size), strict=True))
     epochs = max(1, steps // len(batches))
-    result = train_svgp(model, likelihood, batches, rows, adam, epochs=epochs, refine=True, progress=False)
+    result = train_svgp_in_batches(model, likelihood, batches, rows, adam, epochs=epochs, refine=True, progress=False)
     return ended(row, model, likelihood, x, y, result.rejections)
 
 

@@ -32,7 +32,12 @@ with warnings.catch_warnings():
     import gpytorch as gp
 
 from torchngvi import NaturalGaussian
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp
+from torchngvi.adapters.gpytorch import (
+    NaturalGradientVariationalDistribution,
+    refine_svgp,
+    train_svgp,
+    train_svgp_in_batches,
+)
 
 LIKELIHOODS = {
     "gaussian": gp.likelihoods.GaussianLikelihood,
@@ -89,7 +94,7 @@ def in_rounds(data, options, take):
         take("rounds", 0.0, at + spent, value)
         return at > options.seconds
 
-    train_svgp(model, likelihood, (x, y), epochs=100, callbacks=[at_a_round], progress=False)
+    train_svgp(model, likelihood, (x, y), rounds=100, callbacks=[at_a_round], progress=False)
 
 
 def at_random(x, options):
@@ -110,7 +115,7 @@ def jointly(data, options, take):
 
     try:
         loader = watched(x, y, BATCH, clock, at_a_mark)
-        train_svgp(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
+        train_svgp_in_batches(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
     except TimeIsUpError:
         pass
 

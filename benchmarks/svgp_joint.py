@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     import gpytorch as gp
 
 from torchngvi import NaturalGaussian
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp_in_batches
 
 v = gp.variational
 QS = {
@@ -137,7 +137,7 @@ def ours(name, x, y, x_test, y_test, settings, log):
 
     try:
         loader = watched(x, y, settings["batch"], clock, take)
-        train_svgp(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
+        train_svgp_in_batches(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
     except TimeIsUpError:
         pass
 

@@ -178,7 +178,9 @@ def test_student_t_from_anywhere():
 
 def test_refusals():
     model, likelihood, (x, y) = problem()
-    with pytest.raises(PairError, match=r"for one latent function; got the batch shape \(2,\). Give num"):
+    with pytest.raises(
+        PairError, match=r"for one latent function; got the batch shape \(2,\). Use train_svgp_in_batches"
+    ):
         ProfiledELBO(Model((2,)).double(), likelihood, (x, y))
     y[3] = torch.nan
     with pytest.raises(InputError, match="1 of 40 targets are NaN. Leave these rows out: a row without a target tells"):

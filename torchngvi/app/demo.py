@@ -146,7 +146,7 @@ def _svgp(shorter: int) -> Use:
     """A sparse GP on 3000 rows: `train_svgp`, and GPyTorch's natural gradients beside the same Adam."""
     import gpytorch
 
-    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp_in_batches
 
     class SparseGP(gpytorch.models.ApproximateGP):
         def __init__(self, distribution: Any) -> None:
@@ -179,7 +179,7 @@ def _svgp(shorter: int) -> Use:
         adam = hyper(model, likelihood)
         if ngd is None:
             each = partial(_look, losses, model, mll, x, y)
-            train_svgp(
+            train_svgp_in_batches(
                 model,
                 likelihood,
                 batches,

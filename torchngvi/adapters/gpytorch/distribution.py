@@ -19,9 +19,12 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.variational import BatchDecoupledVariationalStrategy, CholeskyVariationalDistribution
-from gpytorch.variational._variational_distribution import _VariationalDistribution
-from gpytorch.variational._variational_strategy import _VariationalStrategy
+from gpytorch.variational import (
+    BatchDecoupledVariationalStrategy,
+    CholeskyVariationalDistribution,
+    _VariationalDistribution,
+    _VariationalStrategy,
+)
 from linear_operator.operators import DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -207,10 +210,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             self._entropy_weights.append((gradient is None or not bool(gradient.any()), weight.sum()))
 
     @torch.no_grad()
-    def initialize_variational_distribution(
-        self,
-        prior_dist: MultivariateNormal,  # over (*batch, M), or broadcasting to it
-    ) -> None:
+    def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
         """Start q at the prior, with a little noise on the mean; a strategy calls this once.
 
         Args:

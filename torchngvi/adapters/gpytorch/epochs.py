@@ -1,4 +1,4 @@
-"""The engine of `train_svgp`: an advance is an epoch, one evaluation a batch for q and every hyper-parameter.
+"""The engine of `train_svgp_in_batches`: an advance is an epoch, one evaluation a batch for q and hyper-parameters.
 
 What is marked is where an epoch has led, with the state of the generators where it began: the first batch that they
 give tells, by its loss, whether a run that goes on has the same data.
@@ -25,6 +25,7 @@ from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.generators import Generators
 from torchngvi.fitting.records import Record
+from torchngvi.posteriors.gaussian import Gaussian
 
 
 class Epochs(Engine):
@@ -34,7 +35,7 @@ class Epochs(Engine):
     epochs, and no norm is computed.  An interrupt leaves everything as the last step left it.
 
     Args:
-        model, likelihood, batches, num_data, hyper_optimizer: see `train_svgp`.
+        model, likelihood, batches, num_data, hyper_optimizer: see `train_svgp_in_batches`.
         epochs: the number of epochs up to which the bar counts.
         processes: those that train together, each with batches of its own; None for one process.
 
@@ -283,3 +284,37 @@ def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int)
     value = penalty(model, likelihood, num_data)
     if value is not None:
         value.backward()
+
+
+def check_optimizer(optimizer: object, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:
+    """Check that an optimizer takes one evaluation a step, of hyper-parameters of this model.
+
+    Args:
+        optimizer: what was given as one.
+        q: the posterior, which it may not hold.
+        parameters: those of the model and its likelihood.
+
+    Raises:
+        InputError: something else.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"hyper_optimizer must be a torch optimizer over hyper-parameters; got {type(optimizer).__name__}. "
+            "Give torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS evaluates a batch several times a step, and here it is evaluated once. Give Adam or SGD, or "
+            "rows in memory to train_svgp(model, likelihood, (x, y)), which steps by L-BFGS itself."
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held & {id(part) for part in q.buffers()}:
+        raise InputError(
+            "hyper_optimizer holds the posterior, which moves by natural gradients; give it model.parameters() and "
+            "likelihood.parameters(), which leave q out."
+        )
+    if not held & {id(p) for p in parameters}:
+        raise InputError(
+            "hyper_optimizer holds no parameter of this model or likelihood; was it built over an earlier model? "
+            "Build it over [*model.parameters(), *likelihood.parameters()]."
+        )

@@ -31,10 +31,10 @@ def natural_optimizer(
     """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
 
     Use it in a training loop of your own, with any strategy and objective of GPyTorch; `train_svgp` needs no loop
-    and, for q, no learning rate, with the whitened strategy.  GPyTorch's objectives are divided by the number of data
-    and weigh the KL divergence by β.  The optimizer takes both back: lr = 1 is the full step, whatever β.  The first
-    step checks it, by the weight that the KL divergence really has in the loss.  Every step uses q's gradients up,
-    so that nothing need clear them, and clears GPyTorch's memory of q.
+    and no learning rate, with the whitened strategy.  GPyTorch's objectives are divided by the number of data and weigh
+    the KL divergence by β.  The optimizer takes both back: lr = 1 is the full step, whatever β.  The first step checks
+    it, by the weight that the KL divergence really has in the loss.  Every step uses q's gradients up, so that nothing
+    need clear them, and clears GPyTorch's memory of q.
 
     Args:
         mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a

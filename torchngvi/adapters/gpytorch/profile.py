@@ -58,7 +58,7 @@ class _Point(NamedTuple):
 class ProfiledELBO:
     """The largest ELBO over q at the present hyper-parameters, of rows that weigh as much as the whole data.
 
-    It is what `train_svgp` maximises where it has no optimizer of the hyper-parameters.
+    It is what `train_svgp` maximises.
 
     Args:
         model, likelihood: see `SparseGP`; one latent function, without a batch shape.
@@ -101,7 +101,7 @@ class ProfiledELBO:
         if target.coupled or shape:
             raise PairError(
                 "learning hyper-parameters without an optimizer is for one latent function; got the batch shape "
-                f"{shape}. Give num_data and a hyper_optimizer."
+                f"{shape}. Use train_svgp_in_batches."
             )
         assert isinstance(target.batches, list)
         self.x, self.y = target.batches[0]

@@ -38,7 +38,7 @@ _KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to th
 class SparseGP(TractableTarget):
     """-log p(y, v) of an `ApproximateGP` with the whitened strategy, as a target that steps the q of that model.
 
-    It is what `train_svgp` and `refine_svgp` step on; use it directly to choose method and step size yourself.
+    It is what `train_svgp_in_batches` and `refine_svgp` step on; use it directly to choose method and step size.
 
     Args:
         model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or
