@@ -67,7 +67,7 @@ def test_no_strategy_is_left_out():
 
 
 @pytest.mark.parametrize(
-    "name, door", [pair for pair in itertools.product([*WHITENED, *SEVERAL], DOORS) if pair != SLOW]
+    ("name", "door"), [pair for pair in itertools.product([*WHITENED, *SEVERAL], DOORS) if pair != SLOW]
 )
 def test_served(name, door):
     """q ends at its optimum by GPyTorch's own objective: its gradient vanishes in the probes."""
@@ -108,7 +108,7 @@ def test_refused(name, door):
 def test_in_a_loop_of_ones_own(name):
     """A full step is exact for a Gaussian likelihood, whatever the strategy.
 
-    Not for LMC, whose functions overshoot together, nor with an orthogonal part of the mean, which holds q's covariance.
+    Not for LMC, whose functions overshoot together, nor with an orthogonal mean, whose kernel is q's covariance.
     """
     model, likelihood, x, y = problem(name)
     mll = elbo(model, likelihood)
