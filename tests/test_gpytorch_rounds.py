@@ -157,10 +157,11 @@ class TestWhereItEnds:
 
     @pytest.mark.usefixtures("short")
     @pytest.mark.parametrize("learnt", [True, False])
-    def test_the_unwhitened_strategy(self, learnt):
+    @pytest.mark.parametrize("kind", [OWN[0], NaturalGradientVariationalDistribution])
+    def test_the_unwhitened_strategy(self, learnt, kind):
         """The same end, held by its own q of the values; the strategy and its parameters are the same objects."""
         wanted = learn(*set_up(learn=learnt), rounds=2).losses
-        model, likelihood, rows = set_up(kind=OWN[0], strategy=UNWHITENED, learn=learnt)
+        model, likelihood, rows = set_up(kind=kind, strategy=UNWHITENED, learn=learnt)
         strategy, Z = model.variational_strategy, model.variational_strategy.inducing_points
         result = learn(model, likelihood, rows, rounds=2)
         assert max(abs(a - b) for a, b in zip(result.losses, wanted, strict=True)) < 1e-9
@@ -172,14 +173,16 @@ class TestWhereItEnds:
         assert abs(again.loss / N - result.losses[-1]) < 1e-9
 
     def test_a_q_of_this_library_is_the_one_that_is_trained(self):
-        """Nothing is put in its place, though it may be registered as one of GPyTorch's."""
+        """Nothing is put in its place, though it may be registered as one of GPyTorch's; but for q of u, one of v."""
         model, _, _ = set_up()
         own = model.variational_strategy._variational_distribution
         with lent_posterior(model):
             assert model.variational_strategy._variational_distribution is own
         model, _, _ = set_up(strategy=UNWHITENED)
+        own = model.variational_strategy
         with lent_posterior(model):
-            assert isinstance(model.variational_strategy, UNWHITENED)
+            assert isinstance(model.variational_strategy, WHITENED)
+        assert model.variational_strategy is own
 
     def test_a_trained_distribution_of_gpytorch(self):
         """Is refined from where it is, though Adam has left a negative entry on the diagonal of its factor."""

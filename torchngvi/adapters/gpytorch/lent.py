@@ -23,10 +23,11 @@ from gpytorch.variational import (
 from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.checkpoints import moments_of
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
 from torchngvi.adapters.gpytorch.kernels import kernels
 from torchngvi.adapters.gpytorch.memory import forget
-from torchngvi.numerics.linalg import cholesky, positive_columns
+from torchngvi.numerics.linalg import cholesky
 
 _FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNaturalVariationalDistribution)
 
@@ -111,15 +112,13 @@ def _prior(strategy: VariationalStrategy) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def _give(own: Any, lent: NaturalGradientVariationalDistribution, unwhitened: VariationalStrategy | None) -> None:
     """Give the one that is lent the moments of the model's own."""
-    distribution = own()
-    mean = distribution.mean.double()
-    root = distribution.lazy_covariance_matrix.cholesky().to_dense().double()
+    mean, root = (part.double() for part in moments_of(own))
     if unwhitened is not None:
         centre, L = _prior(unwhitened)
         mean = torch.linalg.solve_triangular(L, (mean - centre)[..., None], upper=False)[..., 0]
         root = torch.linalg.solve_triangular(L, root, upper=False)
     q = lent.posterior
-    q.initialize_(mean.to(q.dtype), q.kept_covariance(positive_columns(root.tril())[0].to(q.dtype)))
+    q.initialize_(mean.to(q.dtype), q.kept_covariance(root.to(q.dtype)))
 
 
 @torch.no_grad()
