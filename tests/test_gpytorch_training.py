@@ -704,10 +704,10 @@ class TestRefusals:
     def test_optimizers(self):
         model, likelihood, _, loader = set_up()
         for wrong, text in (
-            (0.1, "hyper_optimizer must be a torch optimizer over hyper-parameters; got float. Give torch.optim.Adam"),
+            (0.1, "hyper_optimizer is a torch optimizer of the hyper-parameters; got float. Give torch.optim.Adam"),
             (
                 torch.optim.LBFGS(model.parameters()),
-                "LBFGS evaluates a batch several times a step, and here it is eval",
+                "LBFGS evaluates the loss several times a step, and q would step on",
             ),
             (set_up()[2], "hyper_optimizer holds no parameter of this model or likelihood; was it built over an earl"),
         ):

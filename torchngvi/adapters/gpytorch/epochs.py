@@ -18,6 +18,7 @@ from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
 from torchngvi.adapters.gpytorch.memory import kept_modes
 from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
+from torchngvi.adapters.gpytorch.optimizer import check_hyper_optimizer
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
@@ -286,7 +287,7 @@ def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int)
         value.backward()
 
 
-def check_optimizer(optimizer: object, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:
     """Check that an optimizer takes one evaluation a step, of hyper-parameters of this model.
 
     Args:
@@ -297,16 +298,7 @@ def check_optimizer(optimizer: object, q: Gaussian, parameters: list[torch.nn.Pa
     Raises:
         InputError: something else.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(
-            f"hyper_optimizer must be a torch optimizer over hyper-parameters; got {type(optimizer).__name__}. "
-            "Give torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)."
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InputError(
-            "LBFGS evaluates a batch several times a step, and here it is evaluated once. Give Adam or SGD, or "
-            "rows in memory to train_svgp(model, likelihood, (x, y)), which steps by L-BFGS itself."
-        )
+    check_hyper_optimizer(optimizer)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held & {id(part) for part in q.buffers()}:
         raise InputError(

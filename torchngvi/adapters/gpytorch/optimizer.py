@@ -90,7 +90,8 @@ def natural_optimizer(
             "the KL divergence must be larger than 0."
         )
     _check_method(method, options)
-    _check_hyper_optimizer(hyper_optimizer)
+    if hyper_optimizer is not None:
+        check_hyper_optimizer(hyper_optimizer)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
     optimizer = method(groups, lr=lr, **options)
@@ -101,14 +102,19 @@ def natural_optimizer(
     return optimizer
 
 
-def _check_hyper_optimizer(optimizer: Any) -> None:
-    """A torch optimizer whose step follows one backward pass."""
-    if optimizer is None:
-        return
+def check_hyper_optimizer(optimizer: object) -> None:
+    """Check that something is a torch optimizer whose step follows one backward pass.
+
+    Args:
+        optimizer: what was given as one.
+
+    Raises:
+        InputError: something else.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, NaturalGradientVI):
         raise InputError(
-            f"hyper_optimizer is the torch optimizer of the hyper-parameters, such as torch.optim.Adam over "
-            f"model.parameters(); got {type(optimizer).__name__}."
+            f"hyper_optimizer is a torch optimizer of the hyper-parameters; got {type(optimizer).__name__}. "
+            "Give torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)."
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InputError(
