@@ -4,9 +4,9 @@
 
 All methods share the model, the start, the order of the mini-batches and Adam at one rate for hyper-parameters and
 inducing points; they differ in q.  NGD, its triangular form and Adam run at each of three rates of q, and the best by
-its last held-out score, in hindsight, is shown with all of its curve; `train_svgp` has none.  Time is the processor's,
-on one thread, without that of the scores.  `train_svgp` with ``refine`` is scored on a copy, with the time of
-`refine_svgp` added.
+its last held-out score, in hindsight, is shown with all of its curve; `train_svgp_in_batches` has none, and is called
+"train_svgp" in logs and legends.  Time is the processor's, on one thread, without that of the scores; "refined" is
+scored on a copy, with the time of `refine_svgp` added.
 """
 
 import argparse
