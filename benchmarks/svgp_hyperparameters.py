@@ -5,9 +5,9 @@
 
 Three ways to train one model from one start: `train_svgp` (rounds of L-BFGS, then `refine_svgp`),
 `train_svgp_in_batches` with Adam at 0.02 for hyper-parameters and inducing points, and GPyTorch's NGD for q, at the
-best of its rates in hindsight, with the same Adam.  Time is the processor's, on one thread, without that of the scores; a score of
-the first two is taken on a copy after `refine_svgp`, whose time is added.  The first begins from inducing points that
-it chooses itself, which is part of its time; the others from random rows.
+best of its rates in hindsight, with the same Adam.  Time is the processor's, on one thread, without that of the scores;
+a score of the first two is taken on a copy after `refine_svgp`, whose time is added.  The first begins from inducing
+points that it chooses itself, which is part of its time; the others from random rows.
 
 For each set and split the table has the last score of each, and the time at which the first has reached the last score
 of each of the others for good.  Bernoulli: whether the target is above its median.  Student-t: the targets as they are.

@@ -159,19 +159,22 @@ def test_mean_field_of_u_is_refused():
         in_batches(model, gaussian(0.05), *data())
 
 
-def test_no_factor_of_the_kernel_where_the_strategy_avoids_it():
-    """CIQ: no Cholesky factorisation from the model to the gradient; the whitened strategy has one, of K_ZZ."""
-    counts = {}
-    for name in ("ciq", "whitened"):
+@pytest.mark.parametrize(("name", "number"), [("ciq", 0), ("grid", 1), ("unwhitened", 1), ("whitened", 1)])
+def test_no_factor_of_the_kernel_where_the_strategy_avoids_it(name, number):
+    """From the model to the gradient the Cholesky factorisations of GPyTorch with its own q: with CIQ none."""
+    for own in (False, True):
         model, likelihood, x, y = problem(name)
+        if own:
+            model.variational_strategy._variational_distribution = v.CholeskyVariationalDistribution(M).double()
         mll = elbo(model, likelihood)
-        natural = natural_optimizer(mll, lr=0.5)
-        (-mll(model(x), y)).backward()
-        natural.step()
+        (-mll(model(x), y)).backward()  # q starts at the prior
+        if not own:
+            natural = natural_optimizer(mll, lr=0.5)
+            (-mll(model(x), y)).backward()
+            natural.step()
         with patch("torch.linalg.cholesky_ex", side_effect=torch.linalg.cholesky_ex) as factored:
             (-mll(model(x), y)).backward()
-        counts[name] = len(factored.mock_calls)
-    assert counts == {"ciq": 0, "whitened": 1}
+        assert len(factored.mock_calls) == number
 
 
 # every name with an underscore that the adapter takes from GPyTorch or linear_operator, and where it stands there
