@@ -91,7 +91,7 @@ def flat(file, size=1):
 def svgp(file, size=1):
     import gpytorch
 
-    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp_in_batches
 
     class Model(gpytorch.models.ApproximateGP):
         def __init__(self):
@@ -110,7 +110,9 @@ def svgp(file, size=1):
     data = torch.utils.data.TensorDataset(x, torch.sin(3 * x[:, 0]) + 0.2 * torch.cos(40 * x[:, 0]))
     batches = torch.utils.data.DataLoader(data, batch_size=20, shuffle=True)
     adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
-    result = train_svgp(model, likelihood, batches, 60, adam, epochs=10 if size else 2, progress=False, checkpoint=file)
+    result = train_svgp_in_batches(
+        model, likelihood, batches, 60, adam, epochs=10 if size else 2, progress=False, checkpoint=file
+    )
     digest = fingerprint([*model.state_dict().values(), *likelihood.state_dict().values()])
     return repr((digest, result.losses, result.rejections)), result.interrupted
 

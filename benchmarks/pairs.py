@@ -155,11 +155,13 @@ def gp():
         import gpytorch
     import torch
 
-    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+    from torchngvi.adapters import gpytorch as adapter
+
+    train = getattr(adapter, "train_svgp_in_batches", adapter.train_svgp)  # of an earlier checkout
 
     class Model(gpytorch.models.ApproximateGP):
         def __init__(self, Z):
-            q = NaturalGradientVariationalDistribution(len(Z))
+            q = adapter.NaturalGradientVariationalDistribution(len(Z))
             super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
             self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
 
@@ -172,7 +174,7 @@ def gp():
         model, likelihood = Model(x[::40]), gpytorch.likelihoods.BernoulliLikelihood()
         adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)
         batches = list(zip(x.split(256), (torch.sin(3 * x[:, 0]) > 0).float().split(256), strict=True))
-        train_svgp(model, likelihood, batches, 4096, adam, epochs=2, progress=False)
+        train(model, likelihood, batches, 4096, adam, epochs=2, progress=False)
 
     return {"train_svgp, 103 points, 32 batches": run}
 

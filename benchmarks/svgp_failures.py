@@ -27,7 +27,7 @@ from torchngvi.adapters.gpytorch import (
     SparseGP,
     natural_optimizer,
     refine_svgp,
-    train_svgp,
+    train_svgp_in_batches,
     variational_posteriors,
 )
 
@@ -230,7 +230,7 @@ def drop_in(row, dtype, rows, steps):
 
 
 def direct(row, dtype, rows, steps):
-    """`train_svgp` with the verdict at its end; no learning rate for q."""
+    """`train_svgp_in_batches` with the verdict at its end; no learning rate for q."""
     if row.objective != "VariationalELBO":
         return None
     model, likelihood, adam = started(row, NaturalGradientVariationalDistribution(row.points), dtype)
@@ -238,7 +238,7 @@ def direct(row, dtype, rows, steps):
     size = row.batch or rows
     batches = list(zip(x.split(size), y.split(size), strict=True))
     epochs = max(1, steps // len(batches))
-    result = train_svgp(model, likelihood, batches, rows, adam, epochs=epochs, refine=True, progress=False)
+    result = train_svgp_in_batches(model, likelihood, batches, rows, adam, epochs=epochs, refine=True, progress=False)
     return ended(row, model, likelihood, x, y, result.rejections)
 
 
@@ -246,7 +246,7 @@ METHODS = {
     "NGD": lambda *a: theirs(a[0], v.NaturalVariationalDistribution, *a[1:]),
     "TrilNatural": lambda *a: theirs(a[0], v.TrilNaturalVariationalDistribution, *a[1:]),
     "ours, drop-in": drop_in,
-    "ours, train_svgp": direct,
+    "ours, train_svgp_in_batches": direct,
 }
 
 

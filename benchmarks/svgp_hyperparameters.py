@@ -1,13 +1,13 @@
-"""`train_svgp` without an optimizer beside joint training: held-out score against processor time.
+"""`train_svgp` beside joint training in batches: held-out score against processor time.
 
     TORCHNGVI_DATA=... python benchmarks/svgp_hyperparameters.py [--data bike power ...] [--splits 0 1 2] [--seconds 20]
         [--likelihood gaussian|bernoulli|student] [--dtype float64|float32] [--inducing 256] [--out DIR] [--from-logs]
 
-Three ways to train one model from one start: `train_svgp` of data alone (rounds of L-BFGS, then `refine_svgp`),
-`train_svgp` with Adam at 0.02 for hyper-parameters and inducing points, and GPyTorch's NGD for q, at the best of its
-rates in hindsight, with the same Adam.  Time is the processor's, on one thread, without that of the scores; a score of
-the first two is taken on a copy after `refine_svgp`, whose time is added.  The first begins from inducing points that
-it chooses itself, which is part of its time; the others from random rows.
+Three ways to train one model from one start: `train_svgp` (rounds of L-BFGS, then `refine_svgp`),
+`train_svgp_in_batches` with Adam at 0.02 for hyper-parameters and inducing points, and GPyTorch's NGD for q, at the
+best of its rates in hindsight, with the same Adam.  Time is the processor's, on one thread, without that of the scores;
+a score of the first two is taken on a copy after `refine_svgp`, whose time is added.  The first begins from inducing
+points that it chooses itself, which is part of its time; the others from random rows.
 
 For each set and split the table has the last score of each, and the time at which the first has reached the last score
 of each of the others for good.  Bernoulli: whether the target is above its median.  Student-t: the targets as they are.
@@ -25,14 +25,19 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from svgp_joint import Clock, Model, TimeIsUpError, score, watched
+from svgp_joint import Clock, Model, TimeIsUpError, score, theirs, watched
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import gpytorch as gp
 
 from torchngvi import NaturalGaussian
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp
+from torchngvi.adapters.gpytorch import (
+    NaturalGradientVariationalDistribution,
+    refine_svgp,
+    train_svgp,
+    train_svgp_in_batches,
+)
 
 LIKELIHOODS = {
     "gaussian": gp.likelihoods.GaussianLikelihood,
@@ -89,7 +94,7 @@ def in_rounds(data, options, take):
         take("rounds", 0.0, at + spent, value)
         return at > options.seconds
 
-    train_svgp(model, likelihood, (x, y), epochs=100, callbacks=[at_a_round], progress=False)
+    train_svgp(model, likelihood, (x, y), rounds=100, callbacks=[at_a_round], progress=False)
 
 
 def at_random(x, options):
@@ -110,35 +115,17 @@ def jointly(data, options, take):
 
     try:
         loader = watched(x, y, BATCH, clock, at_a_mark)
-        train_svgp(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
+        train_svgp_in_batches(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
     except TimeIsUpError:
         pass
 
 
 def by_ngd(data, options, rate, take):
-    x, y, x_test, y_test = data
     q = gp.variational.NaturalVariationalDistribution(options.inducing)
-    model, likelihood = start(q, at_random(x, options), options)
-    adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=HYPER_RATE)
-    ngd = gp.optim.NGD(list(model.variational_parameters()), len(y), rate)
-    mll = gp.mlls.VariationalELBO(likelihood, model, num_data=len(y))
-    clock = Clock(options.seconds, POINTS)
-
-    def at_a_mark(at):
-        take("NGD", rate, at, score(model, likelihood, x_test, y_test))
-
-    try:
-        while True:
-            for a, b in watched(x, y, BATCH, clock, at_a_mark):
-                adam.zero_grad()
-                ngd.zero_grad()
-                (-mll(model(a), b)).backward()
-                ngd.step()
-                adam.step()
-    except TimeIsUpError:
-        pass
-    except Exception as error:  # a crash ends its curve
-        print(f"  NGD at {rate}: {type(error).__name__} after {clock.now():.1f} s", flush=True)
+    model, likelihood = start(q, at_random(data[0], options), options)
+    ngd = gp.optim.NGD(list(model.variational_parameters()), len(data[1]), rate)
+    settings = {"batch": BATCH, "hyper_rate": HYPER_RATE, "seconds": options.seconds, "points": POINTS}
+    theirs(model, likelihood, ngd, data, settings, lambda at, nll: take("NGD", rate, at, nll))
 
 
 def run(options):

@@ -4,9 +4,9 @@
 
 All methods share the model, the start, the order of the mini-batches and Adam at one rate for hyper-parameters and
 inducing points; they differ in q.  NGD, its triangular form and Adam run at each of three rates of q, and the best by
-its last held-out score, in hindsight, is shown with all of its curve; `train_svgp` has none.  Time is the processor's,
-on one thread, without that of the scores.  `train_svgp` with ``refine`` is scored on a copy, with the time of
-`refine_svgp` added.
+its last held-out score, in hindsight, is shown with all of its curve; `train_svgp_in_batches` has none, and is called
+"train_svgp" in logs and legends.  Time is the processor's, on one thread, without that of the scores; "refined" is
+scored on a copy, with the time of `refine_svgp` added.
 """
 
 import argparse
@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     import gpytorch as gp
 
 from torchngvi import NaturalGaussian
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp_in_batches
 
 v = gp.variational
 QS = {
@@ -137,24 +137,18 @@ def ours(name, x, y, x_test, y_test, settings, log):
 
     try:
         loader = watched(x, y, settings["batch"], clock, take)
-        train_svgp(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
+        train_svgp_in_batches(model, likelihood, loader, len(y), adam, epochs=10**9, progress=False)
     except TimeIsUpError:
         pass
 
 
-def theirs(name, method, rate, x, y, x_test, y_test, settings, log):
-    model, likelihood = start(QS[method](settings["inducing"]), x, settings)
-    hypers = [*model.hyperparameters(), *likelihood.parameters()]
-    adam = torch.optim.Adam(hypers, lr=settings["hyper_rate"])
+def theirs(model, likelihood, natural, data, settings, take):
+    """GPyTorch's loop, Adam beside the optimizer `natural` of q, with take(seconds, score) where one is due."""
+    x, y, x_test, y_test = data
+    adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=settings["hyper_rate"])
     mll = gp.mlls.VariationalELBO(likelihood, model, num_data=len(y))
-    of_q = list(model.variational_parameters())
-    natural = torch.optim.Adam(of_q, rate) if method == "Adam" else gp.optim.NGD(of_q, len(y), rate)
     clock = Clock(settings["seconds"], settings["points"])
-
-    def take(at):
-        log.append((name, method, rate, at, score(model, likelihood, x_test, y_test)))
-
-    loader = watched(x, y, settings["batch"], clock, take)
+    loader = watched(x, y, settings["batch"], clock, lambda at: take(at, score(model, likelihood, x_test, y_test)))
     try:
         while True:
             for a, b in loader:
@@ -166,7 +160,14 @@ def theirs(name, method, rate, x, y, x_test, y_test, settings, log):
     except TimeIsUpError:
         pass
     except Exception as error:  # a crash ends its curve
-        print(f"  {name}, {method} at {rate}: {type(error).__name__} after {clock.now():.1f} s", flush=True)
+        print(f"  {type(natural).__name__} of q: {type(error).__name__} after {clock.now():.1f} s", flush=True)
+
+
+def at_rate(name, method, rate, data, settings, log):
+    model, likelihood = start(QS[method](settings["inducing"]), data[0], settings)
+    of_q = list(model.variational_parameters())
+    natural = torch.optim.Adam(of_q, rate) if method == "Adam" else gp.optim.NGD(of_q, len(data[1]), rate)
+    theirs(model, likelihood, natural, data, settings, lambda at, nll: log.append((name, method, rate, at, nll)))
 
 
 def run(settings):
@@ -176,7 +177,7 @@ def run(settings):
         ours(name, *data, settings, log)
         for method in QS:
             for rate in settings["rates"][method]:
-                theirs(name, method, rate, *data, settings, log)
+                at_rate(name, method, rate, data, settings, log)
         print(f"{name} done", flush=True)
     return pd.DataFrame(log, columns=["data", "method", "rate", "seconds", "nll"])
 

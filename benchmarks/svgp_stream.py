@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import gpytorch as gp
 
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp_in_batches
 
 
 def truth(x):
@@ -78,14 +78,19 @@ def main():
         if options.interrupt:
             model, likelihood, adam = made(options.inducing)
             once = torch.utils.data.DataLoader(Rows(options.rows, options.batch), batch_size=None)
-            train_svgp(model, likelihood, once, options.rows, adam, epochs=1, checkpoint=path)
+            train_svgp_in_batches(model, likelihood, once, options.rows, adam, epochs=1, checkpoint=path)
             broken = Rows(options.rows, options.batch, stop_after=options.rows // 2)
             loader = torch.utils.data.DataLoader(broken, batch_size=None)
-            print(train_svgp(model, likelihood, loader, options.rows, adam, epochs=2, checkpoint=path), flush=True)
+            print(
+                train_svgp_in_batches(model, likelihood, loader, options.rows, adam, epochs=2, checkpoint=path),
+                flush=True,
+            )
         model, likelihood, adam = made(options.inducing)
         loader = torch.utils.data.DataLoader(Rows(options.rows, options.batch), batch_size=None)
         start = time.perf_counter()
-        result = train_svgp(model, likelihood, loader, options.rows, adam, epochs=options.epochs, checkpoint=path)
+        result = train_svgp_in_batches(
+            model, likelihood, loader, options.rows, adam, epochs=options.epochs, checkpoint=path
+        )
         seconds = time.perf_counter() - start
     print(result)
     model.eval()

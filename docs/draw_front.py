@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_diabetes, make_moons
 
 import torchngvi as ngvi
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp_in_batches
 
 OUT = Path(__file__).parent / "front.png"
 BLUE, GREY = "#1f5fa8", "0.55"
@@ -60,7 +60,7 @@ def process(axes):
     y = torch.sin(3 * x[:, 0]) + 0.15 * torch.randn(120).double()
     model, likelihood = Process(x[::6].clone()).double(), gpytorch.likelihoods.GaussianLikelihood().double()
     adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.05)
-    train_svgp(model, likelihood, [(x, y)], 120, adam, epochs=100, refine=True, progress=False)
+    train_svgp_in_batches(model, likelihood, [(x, y)], 120, adam, epochs=100, refine=True, progress=False)
     model.eval()
     along = torch.linspace(-2.2, 2.2, 200).double()[:, None]
     with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn.functional import softplus
 
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp_in_batches
 
 HOURS = 24
 
@@ -58,7 +58,9 @@ def main(arguments=None):
     model = Counts(x[:: max(1, len(x) // 60)], y.mean(), y.var()).double()
     likelihood = gpytorch.likelihoods.PoissonLikelihood().double()
     adam = torch.optim.Adam(model.parameters(), lr=0.03)
-    result = train_svgp(model, likelihood, loader, len(y), adam, epochs=options.epochs, refine=True, progress=False)
+    result = train_svgp_in_batches(
+        model, likelihood, loader, len(y), adam, epochs=options.epochs, refine=True, progress=False
+    )
     print(result)
 
     model.eval()

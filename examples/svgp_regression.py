@@ -11,7 +11,7 @@ import gpytorch
 import torch
 from matplotlib.figure import Figure
 
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp_in_batches
 
 
 class SparseRegression(gpytorch.models.ApproximateGP):
@@ -43,7 +43,7 @@ def main(arguments=None):
     model = SparseRegression(torch.linspace(-2, 2, 40)[:, None])
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
     adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
-    result = train_svgp(
+    result = train_svgp_in_batches(
         model, likelihood, loader, options.rows, adam, epochs=options.epochs, refine=True, progress=False
     )
     print(result)

@@ -58,7 +58,7 @@ def gp(kind):
 
 
 def svgp(rank, kind, epochs=3, folder=None, **settings):
-    from torchngvi.adapters.gpytorch import train_svgp
+    from torchngvi.adapters.gpytorch import train_svgp_in_batches
 
     torch.manual_seed(rank or 0)  # the start of q is drawn, as the leader draws it
     model, likelihood, x, y = gp(kind)
@@ -66,7 +66,7 @@ def svgp(rank, kind, epochs=3, folder=None, **settings):
     group = None if rank is None else Processes()
     before = 0 if group is None else group.sums
     path = None if folder is None else f"{folder}/run.pt"
-    result = train_svgp(
+    result = train_svgp_in_batches(
         *(model, likelihood, batches_of(rank, x, y), ROWS, adam),
         **{"epochs": epochs, "progress": False, "checkpoint": path, "group": group, **settings},
     )
@@ -142,11 +142,13 @@ def network(rank, batches=12):
 
 
 def fault_svgp_rows(rank):
-    from torchngvi.adapters.gpytorch import train_svgp
+    from torchngvi.adapters.gpytorch import train_svgp_in_batches
 
     model, likelihood, x, y = gp("gaussian")
     adam = torch.optim.Adam(model.parameters())
-    return train_svgp(model, likelihood, batches_of(rank, x, y), ROWS + 1, adam, progress=False, group=Processes())
+    return train_svgp_in_batches(
+        model, likelihood, batches_of(rank, x, y), ROWS + 1, adam, progress=False, group=Processes()
+    )
 
 
 def fault_svgp_settings(rank):
@@ -162,29 +164,31 @@ def fault_svgp_refine(rank):
 
 
 def fault_svgp_nan(rank):
-    from torchngvi.adapters.gpytorch import train_svgp
+    from torchngvi.adapters.gpytorch import train_svgp_in_batches
 
     model, likelihood, x, y = gp("gaussian")
     y[130:140] = float("nan")
     adam = torch.optim.Adam(model.parameters())
-    return train_svgp(model, likelihood, batches_of(rank, x, y), ROWS, adam, progress=False, group=Processes())
+    return train_svgp_in_batches(
+        model, likelihood, batches_of(rank, x, y), ROWS, adam, progress=False, group=Processes()
+    )
 
 
 def fault_svgp_batch(rank):
     """A batch of another number of features on one rank, in its second round."""
-    from torchngvi.adapters.gpytorch import train_svgp
+    from torchngvi.adapters.gpytorch import train_svgp_in_batches
 
     model, likelihood, x, y = gp("gaussian")
     batches = batches_of(rank, x, y)
     if rank:
         batches[1] = (batches[1][0].expand(-1, 2), batches[1][1])
     adam = torch.optim.Adam(model.parameters())
-    return train_svgp(model, likelihood, batches, ROWS, adam, progress=False, group=Processes())
+    return train_svgp_in_batches(model, likelihood, batches, ROWS, adam, progress=False, group=Processes())
 
 
 def fault_svgp_moved(rank):
     """A hyper-parameter that is moved on one rank by a callback of the leader."""
-    from torchngvi.adapters.gpytorch import train_svgp
+    from torchngvi.adapters.gpytorch import train_svgp_in_batches
 
     model, likelihood, x, y = gp("gaussian")
 
@@ -194,7 +198,9 @@ def fault_svgp_moved(rank):
 
     adam = torch.optim.Adam(model.parameters())
     batches = batches_of(rank, x, y)
-    return train_svgp(model, likelihood, batches, ROWS, adam, progress=False, group=Processes(), callbacks=[move])
+    return train_svgp_in_batches(
+        model, likelihood, batches, ROWS, adam, progress=False, group=Processes(), callbacks=[move]
+    )
 
 
 def fault_pyro_data(rank):

@@ -187,7 +187,9 @@ LARGER = {
     ),
     "models/softmax.py: SoftmaxRegression.__init__": "X, y and the same keywords, with the number of nodes",
     "methods/ifvb.py: AIFVB.__init__": "those of IFVB, and the average",
-    "adapters/gpytorch/training.py: train_svgp": "keywords that stand alone, as those of fit, with the processes",
+    "adapters/gpytorch/training.py: train_svgp_in_batches": (
+        "keywords that stand alone, as those of fit, with the processes"
+    ),
 }
 
 

@@ -128,7 +128,7 @@ def test_a_mixed_model(device):
 @everywhere
 def test_a_sparse_gaussian_process(device):
     gp = pytest.importorskip("gpytorch")
-    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp_in_batches
 
     class Model(gp.models.ApproximateGP):
         def __init__(self):
@@ -144,7 +144,7 @@ def test_a_sparse_gaussian_process(device):
     X, _ = data(60, 1, device)
     model, likelihood = Model().double().to(device), gp.likelihoods.GaussianLikelihood().double().to(device)
     adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
-    result = train_svgp(model, likelihood, [(X, torch.sin(X[:, 0]))], 60, adam, epochs=4, progress=False)
+    result = train_svgp_in_batches(model, likelihood, [(X, torch.sin(X[:, 0]))], 60, adam, epochs=4, progress=False)
     assert math.isfinite(result.loss)
 
 

@@ -30,7 +30,7 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
     SparseGP,
     natural_optimizer,
     refine_svgp,
-    train_svgp,
+    train_svgp_in_batches,
     variational_posteriors,
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning  # noqa: E402
@@ -364,12 +364,12 @@ class TestRefusals:
         model, likelihood = model_with(NGVD(M)), gaussian()
         adam = torch.optim.Adam(model.parameters())
         with pytest.raises(InputError, match="num_data counts the rows of an epoch and must be at least 1; got 0"):
-            train_svgp(model, likelihood, [(x, y)], 0, adam)
+            train_svgp_in_batches(model, likelihood, [(x, y)], 0, adam)
         with pytest.raises(InputError, match="an epoch has 60 rows where num_data is 70"):
-            train_svgp(model, likelihood, [(x, y)], 70, adam, progress=False)
+            train_svgp_in_batches(model, likelihood, [(x, y)], 70, adam, progress=False)
         q = variational_posteriors(model)[0]
         with pytest.raises(InputError, match="hyper_optimizer holds the posterior"):
-            train_svgp(model, likelihood, [(x, y)], N, torch.optim.Adam([q.mean_probe]), progress=False)
+            train_svgp_in_batches(model, likelihood, [(x, y)], N, torch.optim.Adam([q.mean_probe]), progress=False)
 
     def test_coinciding_inducing_points(self):
         model = model_with(NGVD(M), jitter_val=0.0)
@@ -501,7 +501,7 @@ class TestTraining:
         model, seen = model_with(NGVD(M)), []
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=40, shuffle=True)
         parameters = [*model.parameters(), *likelihood.parameters()]
-        result = train_svgp(
+        result = train_svgp_in_batches(
             model,
             likelihood,
             loader,
@@ -519,7 +519,9 @@ class TestTraining:
         assert result.losses[-1] < result.losses[0] - 0.02
         assert result.refined.loss / 200 < result.losses[-1] + 0.05
         assert "15 epochs, negative ELBO per datum" in str(result)
-        stopped = train_svgp(model, likelihood, loader, 200, torch.optim.Adam(parameters), callbacks=[lambda *_: True])
+        stopped = train_svgp_in_batches(
+            model, likelihood, loader, 200, torch.optim.Adam(parameters), callbacks=[lambda *_: True]
+        )
         assert len(stopped.losses) == 1
 
     def test_priors_count(self):
@@ -531,7 +533,7 @@ class TestTraining:
             model.covar_module.register_prior("outputscale_prior", gp.priors.GammaPrior(2.0, 3.0), "outputscale")
             if direct:
                 sgd = torch.optim.SGD([*model.parameters(), *likelihood.parameters()], lr=0.0)
-                train_svgp(model, likelihood, [(x, y)], N, sgd, epochs=1, progress=False)
+                train_svgp_in_batches(model, likelihood, [(x, y)], N, sgd, epochs=1, progress=False)
             else:
                 mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
                 (-mll(model(x), y)).backward()
@@ -557,7 +559,9 @@ class TestTraining:
         adam = torch.optim.Adam([*model.parameters(), *(likelihood := gaussian(noise).float()).parameters()], lr=0.01)
         said = pytest.warns(RejectedStepWarning, match="could not be taken in float32: q is kept in float64")
         with said if noise < 1e-5 else contextlib.nullcontext():
-            result = train_svgp(model, likelihood, batches, 500, adam, epochs=10, refine=True, progress=False)
+            result = train_svgp_in_batches(
+                model, likelihood, batches, 500, adam, epochs=10, refine=True, progress=False
+            )
         assert result.rejections == (noise < 1e-5)
         assert result.refined.converged
         assert result.refined.loss < losses[1]

@@ -8,12 +8,11 @@ import torch
 
 from torchngvi import IBLR, VN
 from torchngvi.adapters.gpytorch import (
-    DualELBO,
     NaturalGradientVariationalDistribution,
     SparseGP,
     natural_optimizer,
     refine_svgp,
-    train_svgp,
+    train_svgp_in_batches,
 )
 from torchngvi.adapters.gpytorch.epochs import Epochs
 from torchngvi.adapters.gpytorch.latents import _draws, conjugate, energy, log_concave
@@ -380,10 +379,10 @@ def test_functions_that_explain_the_same_data():
     still = torch.optim.SGD(likelihood.parameters(), lr=0.0)
     for functions in (3, 5):
         model = model_of(functions, 2)
-        result = train_svgp(model, likelihood, [(x, y)], N, still, epochs=12, progress=False)
+        result = train_svgp_in_batches(model, likelihood, [(x, y)], N, still, epochs=12, progress=False)
         assert all(b <= a for a, b in zip(result.losses[6:], result.losses[7:], strict=False))
         assert result.losses[-1] < 0.01 * result.losses[0]
-    own = train_svgp(model_of(2), likelihood, [(x, y)], N, still, epochs=3, progress=False)
+    own = train_svgp_in_batches(model_of(2), likelihood, [(x, y)], N, still, epochs=3, progress=False)
     assert abs(own.losses[2] - own.losses[1]) < 1e-9 * abs(own.losses[1])
 
 
@@ -427,7 +426,7 @@ def test_a_noise_that_depends_on_x():
     model, likelihood = model_of(2), Heteroskedastic()
     adam = torch.optim.Adam(model.parameters(), lr=0.02)
     batches = list(zip(x.split(100), y.split(100), strict=True))
-    result = train_svgp(model, likelihood, batches, 600, adam, epochs=15, refine=True, progress=False)
+    result = train_svgp_in_batches(model, likelihood, batches, 600, adam, epochs=15, refine=True, progress=False)
     assert result.refined.converged
     assert result.losses[-1] < result.losses[0]
     model.eval()
@@ -443,8 +442,6 @@ def test_refusals():
     with pytest.raises(PairError, match="takes 2 latent values a datum, and the model gives 3. Wrap the Variational"):
         SparseGP(model_of(3), likelihood, [(x, y)])
     model = model_of(3)
-    with pytest.raises(InputError, match="DualELBO is for one latent function a datum; got several. Use train_svgp."):
-        DualELBO(model, gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double(), [(x, y)])
     base = model.variational_strategy.base_variational_strategy
     base._variational_distribution = NaturalGradientVariationalDistribution(M + 1, (3,))
     with pytest.raises(InputError, match="q holds 9 inducing values where the strategy has 8 inducing points: build"):

@@ -298,7 +298,7 @@ class TestHyperOptimizer:
         with pytest.raises(InputError, match="LBFGS evaluates the loss several times a step, and q would step on the"):
             natural_optimizer(mll, hyper_optimizer=lbfgs)
         for other, name in ((natural_optimizer(mll), "VN"), (model, "Model")):
-            with pytest.raises(InputError, match=rf"hyper_optimizer is the torch optimizer of the .*; got {name}\."):
+            with pytest.raises(InputError, match=rf"hyper_optimizer is a torch optimizer of the .*; got {name}\."):
                 natural_optimizer(mll, hyper_optimizer=other)
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from torchngvi.adapters.gpytorch import DualELBO, NaturalGradientVariationalDistribution, refine_svgp
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.errors import InputError, PairError
 
@@ -155,18 +155,6 @@ def test_the_gradient_by_differences(name):
         assert abs(float((gradient * direction).sum()) - wanted) < 1e-4 * max(1.0, abs(wanted))
 
 
-def test_the_dual_bound_touches_it():
-    """`DualELBO` of fixed noise is the collapsed bound at every kernel, and below it at another noise."""
-    model, likelihood, batch = problem()
-    refine_svgp(model, likelihood, [batch], progress=False)
-    dual, bound = DualELBO(model, likelihood, [batch]), ProfiledELBO(model, likelihood, batch)
-    assert abs(float((dual() - bound()).detach())) < 1e-9
-    model.covar_module.base_kernel.lengthscale = 0.5
-    assert abs(float((dual() - bound()).detach())) < 1e-9
-    likelihood.noise = 0.3
-    assert float((bound() - dual()).detach()) > 1e-3
-
-
 def test_float32():
     """Beside a float64 model: the linear algebra is in float64, and so is the value."""
     model, likelihood, (x, y) = problem()
@@ -190,7 +178,9 @@ def test_student_t_from_anywhere():
 
 def test_refusals():
     model, likelihood, (x, y) = problem()
-    with pytest.raises(PairError, match=r"for one latent function; got the batch shape \(2,\). Give num"):
+    with pytest.raises(
+        PairError, match=r"for one latent function; got the batch shape \(2,\). Use train_svgp_in_batches"
+    ):
         ProfiledELBO(Model((2,)).double(), likelihood, (x, y))
     y[3] = torch.nan
     with pytest.raises(InputError, match="1 of 40 targets are NaN. Leave these rows out: a row without a target tells"):

@@ -7,7 +7,12 @@ import pytest
 import torch
 import torch.utils.data as tud
 
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, refine_svgp, train_svgp
+from torchngvi.adapters.gpytorch import (
+    NaturalGradientVariationalDistribution,
+    refine_svgp,
+    train_svgp,
+    train_svgp_in_batches,
+)
 from torchngvi.adapters.gpytorch import rounds as rounds_module
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open, pivots
 from torchngvi.adapters.gpytorch.lent import lent_posterior
@@ -127,11 +132,11 @@ class TestWhereItEnds:
     def test_with_the_distributions_of_gpytorch(self, kind):
         """The same end as with ours, held by the model's own object, whose parameters stay the same tensors."""
         ours = set_up()
-        learn(*ours, epochs=2)
+        learn(*ours, rounds=2)
         model, likelihood, rows = set_up(kind=kind)
         own = model.variational_strategy._variational_distribution
         names, tensors = list(model.state_dict()), [id(p) for p in model.parameters()]
-        result = learn(model, likelihood, rows, epochs=2)
+        result = learn(model, likelihood, rows, rounds=2)
         assert model.variational_strategy._variational_distribution is own
         assert list(model.state_dict()) == names
         assert [id(p) for p in model.parameters()] == tensors
@@ -152,12 +157,13 @@ class TestWhereItEnds:
 
     @pytest.mark.usefixtures("short")
     @pytest.mark.parametrize("learnt", [True, False])
-    def test_the_unwhitened_strategy(self, learnt):
+    @pytest.mark.parametrize("kind", [OWN[0], NaturalGradientVariationalDistribution])
+    def test_the_unwhitened_strategy(self, learnt, kind):
         """The same end, held by its own q of the values; the strategy and its parameters are the same objects."""
-        wanted = learn(*set_up(learn=learnt), epochs=2).losses
-        model, likelihood, rows = set_up(kind=OWN[0], strategy=UNWHITENED, learn=learnt)
+        wanted = learn(*set_up(learn=learnt), rounds=2).losses
+        model, likelihood, rows = set_up(kind=kind, strategy=UNWHITENED, learn=learnt)
         strategy, Z = model.variational_strategy, model.variational_strategy.inducing_points
-        result = learn(model, likelihood, rows, epochs=2)
+        result = learn(model, likelihood, rows, rounds=2)
         assert max(abs(a - b) for a, b in zip(result.losses, wanted, strict=True)) < 1e-9
         assert model.variational_strategy is strategy
         assert model.variational_strategy.inducing_points is Z
@@ -167,14 +173,16 @@ class TestWhereItEnds:
         assert abs(again.loss / N - result.losses[-1]) < 1e-9
 
     def test_a_q_of_this_library_is_the_one_that_is_trained(self):
-        """Nothing is put in its place, though it may be registered as one of GPyTorch's."""
+        """Nothing is put in its place, though it may be registered as one of GPyTorch's; but for q of u, one of v."""
         model, _, _ = set_up()
         own = model.variational_strategy._variational_distribution
         with lent_posterior(model):
             assert model.variational_strategy._variational_distribution is own
         model, _, _ = set_up(strategy=UNWHITENED)
+        own = model.variational_strategy
         with lent_posterior(model):
-            assert isinstance(model.variational_strategy, UNWHITENED)
+            assert isinstance(model.variational_strategy, WHITENED)
+        assert model.variational_strategy is own
 
     def test_a_trained_distribution_of_gpytorch(self):
         """Is refined from where it is, though Adam has left a negative entry on the diagonal of its factor."""
@@ -349,13 +357,13 @@ class TestTheLoop:
             tud.DataLoader(tud.Subset(dataset, range(N)), batch_size=30),
             (x[:, 0], y),
         ]
-        losses = [learn(*set_up()[:2], rows, epochs=2).losses for rows in given]
+        losses = [learn(*set_up()[:2], rows, rounds=2).losses for rows in given]
         assert all(each == losses[0] for each in losses)
 
     @pytest.mark.usefixtures("short")
     def test_the_end_by_rounds_a_criterion_or_a_callback(self):
         model, likelihood, rows = set_up()
-        result = learn(model, likelihood, rows, epochs=2)
+        result = learn(model, likelihood, rows, rounds=2)
         assert len(result.losses) == 2
         assert result.reason.startswith("because the budget of 2 gradients is used up (a negative bound per datum of ")
         assert len(learn(*set_up()[:2], rows, stop=Evaluations(5)).losses) == 1
@@ -378,7 +386,7 @@ class TestTheLoop:
     @pytest.mark.usefixtures("short")
     def test_an_interrupt_goes_back_to_the_last_round(self, monkeypatch):
         once = set_up()
-        learn(*once, epochs=1)
+        learn(*once, rounds=1)
         asked, call = [], ProfiledELBO.__call__
         rounds = []
 
@@ -404,10 +412,10 @@ class TestTheLoop:
         """Bit for bit, and not for other data or another method."""
         path = tmp_path / "run.pt"
         whole = set_up(name)
-        wanted = learn(*whole, epochs=3)
-        learn(*set_up(name), epochs=1, checkpoint=path)
+        wanted = learn(*whole, rounds=3)
+        learn(*set_up(name), rounds=1, checkpoint=path)
         model, likelihood, (x, y) = set_up(name)
-        result = learn(model, likelihood, (x, y), epochs=3, checkpoint=path)
+        result = learn(model, likelihood, (x, y), rounds=3, checkpoint=path)
         assert result.losses == wanted.losses
         for a, b in zip(whole[0].state_dict().values(), model.state_dict().values(), strict=True):
             assert torch.equal(a, b)
@@ -415,17 +423,31 @@ class TestTheLoop:
             learn(*set_up(name)[:2], (x, 1 - y), checkpoint=path)
         adam = torch.optim.Adam(model.parameters(), lr=0.01)
         with pytest.raises(InputError, match="its method is train_svgp, hyper-parameters by L-BFGS, here it is train"):
-            train_svgp(model, likelihood, [(x, y)], N, adam, progress=False, checkpoint=path)
+            train_svgp_in_batches(model, likelihood, [(x, y)], N, adam, progress=False, checkpoint=path)
 
 
 class TestRefusals:
+    @pytest.mark.filterwarnings("ignore:train_svgp. with hyper_optimizer:FutureWarning")
     def test_half_of_the_other_way(self):
         model, likelihood, rows = set_up()
         adam = torch.optim.Adam(model.parameters(), lr=0.01)
-        with pytest.raises(InputError, match="num_data counts the rows of an epoch, by which a batch is weighed; gi"):
+        with pytest.raises(InputError, match="num_data counts the rows of an epoch and must be at least 1; got None."):
             train_svgp(model, likelihood, [rows], hyper_optimizer=adam, progress=False)
-        with pytest.raises(InputError, match="are learnt without an optimizer in one process, on rows in memory. With"):
-            train_svgp(model, likelihood, [rows], group=object(), progress=False)
+        with pytest.raises(InputError, match="hyper_optimizer is a torch optimizer .*; got NoneType. Give torch"):
+            train_svgp_in_batches(model, likelihood, [rows], N, None, progress=False)
+
+    @pytest.mark.usefixtures("short")
+    def test_the_old_names_of_arguments(self):
+        wanted = learn(*set_up(), rounds=1)
+        model, likelihood, rows = set_up()
+        with pytest.warns(FutureWarning, match="train_svgp: epochs= is now called rounds="):
+            found = learn(model, likelihood, rows, epochs=1)
+        assert found.losses == wanted.losses
+        with (
+            pytest.warns(FutureWarning, match="train_svgp: batches= is now called data="),
+            pytest.raises(InputError, match="train_svgp got no data"),
+        ):
+            train_svgp(model, likelihood, batches=[], progress=False)
 
     def test_data(self):
         model, likelihood, (x, y) = set_up()
@@ -433,7 +455,7 @@ class TestRefusals:
             learn(model, likelihood, [])
         with pytest.raises(InputError, match="batches are pairs"):
             learn(model, likelihood, x)
-        with pytest.raises(InputError, match=r"num_data is .*; got a tensor\. Give inputs and targets as one pair"):
+        with pytest.raises(InputError, match=r"takes inputs and targets as one pair; got two tensors\. Write train"):
             train_svgp(model, likelihood, x, y, progress=False)
         y[0] = torch.inf
         with pytest.raises(InputError, match="the ELBO is not finite at these hyper-parameters: check the targets"):
@@ -445,7 +467,7 @@ class TestRefusals:
 
     def test_models(self):
         x, y = data()
-        text = r"without an optimizer is for one latent function; got the batch shape \(2,\). Give num_data and a hyp"
+        text = r"without an optimizer is for one latent function; got the batch shape \(2,\). Use train_svgp_in_b"
         with pytest.raises(PairError, match=text):
             learn(Model(shape=(2,)).double(), likelihood_of(), (x, y))
         mean_field = Model(kind=gp.variational.MeanFieldVariationalDistribution).double()

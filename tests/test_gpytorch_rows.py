@@ -25,7 +25,7 @@ def short(monkeypatch):
 def of_the_first(first):
     """The losses of a run on the first rows."""
     x, y = data()
-    return learn(*set_up()[:2], (x[:first], y[:first]), epochs=1).losses
+    return learn(*set_up()[:2], (x[:first], y[:first]), rounds=1).losses
 
 
 class TestLoaders:
@@ -39,7 +39,7 @@ class TestLoaders:
             loader = tud.DataLoader(dataset, batch_size=20, sampler=range(60))
         else:
             loader = tud.DataLoader(dataset, batch_sampler=tud.BatchSampler(range(60), 20, False))
-        assert learn(*set_up()[:2], loader, epochs=1).losses == of_the_first(60)
+        assert learn(*set_up()[:2], loader, rounds=1).losses == of_the_first(60)
 
     def test_what_a_loader_does_to_rows(self):
         """A function that collates them is called."""
@@ -50,7 +50,7 @@ class TestLoaders:
 
         x, y = data()
         loader = tud.DataLoader(tud.TensorDataset(x, y), batch_size=20, collate_fn=scaled)
-        assert learn(*set_up()[:2], loader, epochs=1).losses == learn(*set_up()[:2], (x, 2 * y), epochs=1).losses
+        assert learn(*set_up()[:2], loader, rounds=1).losses == learn(*set_up()[:2], (x, 2 * y), rounds=1).losses
 
     def test_draws_with_replacement(self):
         """Are taken as they come."""
@@ -58,8 +58,8 @@ class TestLoaders:
         sampler = tud.RandomSampler(range(N), replacement=True, generator=torch.Generator().manual_seed(1))
         drawn = torch.tensor(list(tud.RandomSampler(range(N), True, generator=torch.Generator().manual_seed(1))))
         loader = tud.DataLoader(tud.TensorDataset(x, y), batch_size=20, sampler=sampler)
-        wanted = learn(*set_up()[:2], (x[drawn], y[drawn]), epochs=1).losses
-        assert learn(*set_up()[:2], loader, epochs=1).losses == wanted
+        wanted = learn(*set_up()[:2], (x[drawn], y[drawn]), rounds=1).losses
+        assert learn(*set_up()[:2], loader, rounds=1).losses == wanted
 
     @pytest.mark.parametrize("refine", [False, True])
     def test_a_noise_for_each_row_is_not_shuffled(self, refine):
@@ -67,7 +67,7 @@ class TestLoaders:
         likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.linspace(0.02, 0.06, N).double())
         dataset = tud.TensorDataset(x, y)
         do = (lambda rows: refine_svgp(model, likelihood, rows, progress=False)) if refine else None
-        do = do or (lambda rows: learn(model, likelihood, rows, epochs=1))
+        do = do or (lambda rows: learn(model, likelihood, rows, rounds=1))
         for shuffled in (
             tud.DataLoader(dataset, batch_size=N, shuffle=True),
             tud.DataLoader(dataset, batch_sampler=tud.BatchSampler(tud.RandomSampler(dataset), N, False)),
@@ -92,7 +92,7 @@ class TestInducingPoints:
         if how == "frozen":
             for p in (*model.parameters(), *likelihood.parameters()):
                 p.requires_grad_(False)
-        assert learn(model, likelihood, (x, y), epochs=10 if how == "frozen" else 0).refined.converged
+        assert learn(model, likelihood, (x, y), rounds=10 if how == "frozen" else 0).refined.converged
         assert len(set(model.variational_strategy.inducing_points[:, 0].tolist())) == M
 
     def test_from_all_over_the_data(self, monkeypatch):
@@ -103,16 +103,16 @@ class TestInducingPoints:
         choose_inducing_points(strategy, x)
         assert float(strategy.inducing_points.detach().max()) > 1.5
 
-    @pytest.mark.parametrize("epochs", [0, 1])
-    def test_of_several_functions(self, epochs):
+    @pytest.mark.parametrize("rounds", [0, 1])
+    def test_of_several_functions(self, rounds):
         """Are refused in a sentence."""
         model = Model(shape=(2,)).double()
         model.variational_strategy.inducing_points.data = torch.zeros(2, M, 1).double()
         error, text = (
-            (PairError, "for one latent function") if epochs else (InputError, r"\(2, 8, 1\) coincide and are")
+            (PairError, "for one latent function") if rounds else (InputError, r"\(2, 8, 1\) coincide and are")
         )
         with pytest.raises(error, match=text):
-            learn(model, likelihood_of(), data(), epochs=epochs)
+            learn(model, likelihood_of(), data(), rounds=rounds)
 
 
 class TestRefusals:
@@ -136,7 +136,7 @@ class TestRefusals:
         """Also of a model that has been trained."""
         model, likelihood, (x, y) = set_up()
         model, likelihood, rows = model.float(), likelihood.float(), (x.float(), y.float())
-        learn(model, likelihood, rows, epochs=1)
+        learn(model, likelihood, rows, rounds=1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             with pytest.raises(InputError, match="autocast evaluates the kernel matrix"):
                 learn(model, likelihood, rows)
@@ -147,9 +147,9 @@ class TestRefusals:
         x, y = data()
         noise, path = torch.linspace(0.02, 0.06, N).double(), tmp_path / "run.pt"
         kind = gp.likelihoods.FixedNoiseGaussianLikelihood
-        learn(set_up()[0], kind(noise), (x, y), epochs=1, checkpoint=path)
+        learn(set_up()[0], kind(noise), (x, y), rounds=1, checkpoint=path)
         with pytest.raises(InputError, match="its fingerprint of the data is"):
-            learn(set_up()[0], kind(2 * noise), (x, y), epochs=1, checkpoint=path)
+            learn(set_up()[0], kind(2 * noise), (x, y), rounds=1, checkpoint=path)
 
 
 class TestTheModelsOwn:
@@ -165,8 +165,8 @@ class TestTheModelsOwn:
             model.eval()
             saved.append((loss, copy.deepcopy((model.state_dict(), likelihood.state_dict()))))
 
-        wanted = learn(*set_up(kind=OWN[0], **options)[:2], (x, y), epochs=2).losses
-        assert learn(model, likelihood, (x, y), epochs=2, callbacks=[keep]).losses == wanted
+        wanted = learn(*set_up(kind=OWN[0], **options)[:2], (x, y), rounds=2).losses
+        assert learn(model, likelihood, (x, y), rounds=2, callbacks=[keep]).losses == wanted
         assert own.training
         loss, (first, noise) = saved[0]
         model.load_state_dict(first)
@@ -178,7 +178,7 @@ class TestTheModelsOwn:
         """A model that was in evaluation mode is in training mode as a whole, and keeps no older values."""
         model, likelihood, rows = set_up(kind=OWN[0], **({} if strategy is None else {"strategy": strategy}))
         model.eval()
-        learn(model, likelihood, rows, epochs=1)
+        learn(model, likelihood, rows, rounds=1)
         assert all(module.training for module in model.modules())
 
     def test_a_q_with_a_formula_of_its_own(self):
@@ -197,7 +197,7 @@ class TestTheModelsOwn:
                 return super().forward(2 * x, *arguments, **options)
 
         rows = data()
-        assert learn(Model(kind=Same).double(), likelihood_of(), rows, epochs=1).refined.converged
+        assert learn(Model(kind=Same).double(), likelihood_of(), rows, rounds=1).refined.converged
         with pytest.raises(PairError, match="the model's q is a Shifted. Give its strategy a Natural"):
             learn(Model(kind=Shifted).double(), likelihood_of(), rows)
         with pytest.raises(PairError, match="for the whitened VariationalStrategy; got Doubled"):

@@ -12,11 +12,11 @@ import torch.utils.data as tud
 
 from torchngvi import VN
 from torchngvi.adapters.gpytorch import (
-    DualELBO,
     NaturalGradientVariationalDistribution,
     SparseGP,
     refine_svgp,
     train_svgp,
+    train_svgp_in_batches,
     variational_posteriors,
 )
 from torchngvi.adapters.gpytorch.epochs import Epochs, backward_priors
@@ -229,7 +229,7 @@ class TestParts:
         def convert(*_):
             variational_posteriors(model)[0].double()
 
-        train_svgp(model, likelihood, [(x, y)], N, adam, epochs=3, callbacks=[convert], progress=False)
+        train_svgp_in_batches(model, likelihood, [(x, y)], N, adam, epochs=3, callbacks=[convert], progress=False)
         assert model.training
         assert likelihood.training
         assert variational_posteriors(model)[0].dtype == torch.float32
@@ -272,7 +272,7 @@ class TestParts:
                 model.train()
                 likelihood.train()
 
-        train_svgp(model, likelihood, [(x, y)], N, adam, epochs=4, callbacks=[look], progress=False)
+        train_svgp_in_batches(model, likelihood, [(x, y)], N, adam, epochs=4, callbacks=[look], progress=False)
         who = "as_it_is"
         look()
         errors = [float((got - expected).abs().max()) for got, expected in seen]
@@ -294,12 +294,23 @@ class TestParts:
             model.eval()
             raise KeyboardInterrupt
 
-        assert train_svgp(model, likelihood, loader, N, adam, callbacks=[look], progress=False).interrupted
+        assert train_svgp_in_batches(model, likelihood, loader, N, adam, callbacks=[look], progress=False).interrupted
         assert all(module.training for module in model.modules())
 
-    def test_without_an_optimizer_q_is_refined(self):
+    def test_as_it_was_called_before(self):
+        """The old spelling of `train_svgp` does the same to the bit, with a warning."""
+        model, likelihood, adam, loader = set_up()
+        text = "train_svgp: with hyper_optimizer or group is now called train_svgp_in_batches. The old name"
+        with pytest.warns(FutureWarning, match=text) as told_of:
+            old = train_svgp(model, likelihood, loader, N, adam, epochs=2, refine=True, progress=False)
+        assert told_of[0].filename == __file__
+        model, likelihood, adam, loader = set_up()
+        new = train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=2, refine=True, progress=False)
+        assert new.losses == old.losses
+        assert new.refined.loss == old.refined.loss
         model, likelihood, _, _ = set_up()
-        result = train_svgp(model, likelihood, [data()], N, progress=False)
+        with pytest.warns(FutureWarning, match="num_data without hyper_optimizer is now called refine_svgp"):
+            result = train_svgp(model, likelihood, [data()], N, progress=False)
         assert result.losses == []
         assert result.refined.converged
 
@@ -333,17 +344,17 @@ class TestResume:
     def test_bit_for_bit(self, tmp_path):
         """Two epochs, then two more from the file, as four in one go: the shuffling included."""
         whole = set_up()
-        result = train_svgp(*whole[:2], whole[3], N, whole[2], epochs=4, progress=False)
+        result = train_svgp_in_batches(*whole[:2], whole[3], N, whole[2], epochs=4, progress=False)
         path = tmp_path / "run.pt"
         first = set_up()
-        train_svgp(*first[:2], first[3], N, first[2], epochs=2, progress=False, checkpoint=path)
+        train_svgp_in_batches(*first[:2], first[3], N, first[2], epochs=2, progress=False, checkpoint=path)
         again = set_up()
         torch.manual_seed(99)
-        resumed = train_svgp(*again[:2], again[3], N, again[2], epochs=4, progress=False, checkpoint=path)
+        resumed = train_svgp_in_batches(*again[:2], again[3], N, again[2], epochs=4, progress=False, checkpoint=path)
         assert resumed.losses == result.losses
         for a, b in zip(whole[0].state_dict().values(), again[0].state_dict().values(), strict=True):
             assert torch.equal(a, b)
-        done = train_svgp(*again[:2], again[3], N, again[2], epochs=4, progress=False, checkpoint=path)
+        done = train_svgp_in_batches(*again[:2], again[3], N, again[2], epochs=4, progress=False, checkpoint=path)
         assert done.losses == result.losses
 
     def test_an_interrupt_keeps_what_was_done(self):
@@ -360,7 +371,7 @@ class TestResume:
         class Loader:
             __iter__ = staticmethod(batches)
 
-        result = train_svgp(model, likelihood, Loader(), N, adam, epochs=5, refine=True, progress=False)
+        result = train_svgp_in_batches(model, likelihood, Loader(), N, adam, epochs=5, refine=True, progress=False)
         assert result.interrupted
         assert result.refined is None
         assert len(result.losses) == 1
@@ -382,7 +393,9 @@ class TestResume:
                 return forward(y, values)
 
             likelihood.expected_log_prob = counted
-            result = train_svgp(model, likelihood, loader, N, adam, epochs=2, progress=False, checkpoint=path)
+            result = train_svgp_in_batches(
+                model, likelihood, loader, N, adam, epochs=2, progress=False, checkpoint=path
+            )
             if cut:
                 assert told(result)[:4] == ([], 0, None, True)
                 assert result.reason.startswith("because it was interrupted before ")
@@ -390,7 +403,9 @@ class TestResume:
         whole = set_up()
         torch.manual_seed(0)
         whole[1].expected_log_prob = lambda y, values, forward=whole[1].expected_log_prob: forward(y, values)
-        assert train_svgp(*whole[:2], whole[3], N, whole[2], epochs=2, progress=False).losses == result.losses
+        assert (
+            train_svgp_in_batches(*whole[:2], whole[3], N, whole[2], epochs=2, progress=False).losses == result.losses
+        )
 
     def test_callbacks_are_told_once(self, tmp_path):
         """Of an epoch that is in the file they were told by the run that wrote it."""
@@ -398,7 +413,7 @@ class TestResume:
         for epochs in (2, 2, 1, 4):
             model, likelihood, adam, loader = set_up()
             callbacks = [lambda epoch, loss: seen.append((epoch, loss))]
-            result = train_svgp(
+            result = train_svgp_in_batches(
                 model, likelihood, loader, N, adam, epochs=epochs, callbacks=callbacks, progress=False, checkpoint=path
             )
             assert len(result.losses) == max(epochs, 2)
@@ -411,22 +426,24 @@ class TestResume:
         with pytest.raises(
             InputError, match=r"run.pt is no checkpoint of this version of torchngvi. Remove it, or nam"
         ):
-            train_svgp(model, likelihood, loader, N, adam, checkpoint=path)
+            train_svgp_in_batches(model, likelihood, loader, N, adam, checkpoint=path)
         path.unlink()
-        train_svgp(model, likelihood, loader, N, adam, epochs=1, progress=False, checkpoint=path)
+        train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=1, progress=False, checkpoint=path)
         other = Model(5).double()
         text = (
             r"is the checkpoint of another run: its model \S*inducing_points is \(8, 1\) \w+, here it is \(5, 1\) \w+."
         )
         with pytest.raises(InputError, match=text):
-            train_svgp(other, likelihood, loader, N, torch.optim.Adam(other.parameters()), checkpoint=path)
+            train_svgp_in_batches(other, likelihood, loader, N, torch.optim.Adam(other.parameters()), checkpoint=path)
 
     def test_other_runs(self, tmp_path):
         """Of other data, another rate, another kernel: each in a sentence, and nothing is changed."""
         path = tmp_path / "run.pt"
 
         def run(parts, epochs=1):
-            return train_svgp(*parts[:2], parts[3], N, parts[2], epochs=epochs, progress=False, checkpoint=path)
+            return train_svgp_in_batches(
+                *parts[:2], parts[3], N, parts[2], epochs=epochs, progress=False, checkpoint=path
+            )
 
         def another_rate(parts):
             return (*parts[:2], torch.optim.Adam([*parts[0].parameters(), *parts[1].parameters()], lr=0.5), parts[3])
@@ -464,7 +481,7 @@ class TestResume:
                 generator = torch.Generator().manual_seed(3)
                 own = torch.utils.data.DataLoader(loader.dataset, batch_size=20, shuffle=True, generator=generator)
                 path = tmp_path / f"{len(stops)}.pt"
-                train_svgp(model, likelihood, own, N, adam, epochs=epochs, progress=False, checkpoint=path)
+                train_svgp_in_batches(model, likelihood, own, N, adam, epochs=epochs, progress=False, checkpoint=path)
             ends.append(model.state_dict())
         assert all(torch.equal(a, b) for a, b in zip(ends[0].values(), ends[1].values(), strict=True))
 
@@ -479,12 +496,14 @@ class TestResume:
                 if where == "batch_sampler":
                     own = tud.DataLoader(loader.dataset, batch_sampler=tud.BatchSampler(sampler, 20, False))
                 path = tmp_path / f"{len(stops)}.pt"
-                train_svgp(model, likelihood, own, N, adam, epochs=epochs, progress=False, checkpoint=path)
+                train_svgp_in_batches(model, likelihood, own, N, adam, epochs=epochs, progress=False, checkpoint=path)
             ends.append(model.state_dict())
         assert all(torch.equal(a, b) for a, b in zip(ends[0].values(), ends[1].values(), strict=True))
         text = "its number of generators in the batches is 1, here it is not there. Remove it, or name another file."
         with pytest.raises(InputError, match=text):
-            train_svgp(model, likelihood, tud.DataLoader(loader.dataset, 20), N, adam, progress=False, checkpoint=path)
+            train_svgp_in_batches(
+                model, likelihood, tud.DataLoader(loader.dataset, 20), N, adam, progress=False, checkpoint=path
+            )
 
     @pytest.mark.parametrize("change", CHANGES)
     def test_what_has_no_fingerprint(self, tmp_path, change):
@@ -498,7 +517,7 @@ class TestResume:
             SparseGP(model, likelihood, [])  # q is initialised
             start, before = copy.deepcopy(model.state_dict()), torch.get_rng_state()
             try:
-                return train_svgp(
+                return train_svgp_in_batches(
                     model, likelihood, batches, N, adam_of(model), epochs=2, progress=False, checkpoint=path
                 )
             except InputError:
@@ -523,16 +542,18 @@ class TestResume:
 
         for batches, epochs in ((Shuffled(), 1), (Shuffled(), 2), (iter(Shuffled()), 3)):
             model, likelihood, adam, _ = set_up()
-            result = train_svgp(model, likelihood, batches, N, adam, epochs=epochs, progress=False, checkpoint=path)
+            result = train_svgp_in_batches(
+                model, likelihood, batches, N, adam, epochs=epochs, progress=False, checkpoint=path
+            )
             assert len(result.losses) == epochs
 
     def test_a_checkpoint_does_not_change_the_run(self, tmp_path):
         """Nor do the draws of the evaluation that it holds."""
         plain = set_up()
-        wanted = train_svgp(*plain[:2], plain[3], N, plain[2], epochs=3, progress=False)
+        wanted = train_svgp_in_batches(*plain[:2], plain[3], N, plain[2], epochs=3, progress=False)
         kept = set_up()
         path = tmp_path / "run.pt"
-        found = train_svgp(*kept[:2], kept[3], N, kept[2], epochs=3, progress=False, checkpoint=path)
+        found = train_svgp_in_batches(*kept[:2], kept[3], N, kept[2], epochs=3, progress=False, checkpoint=path)
         assert told(found) == told(wanted)
 
     def test_a_full_disk_loses_nothing(self, tmp_path, monkeypatch):
@@ -550,11 +571,13 @@ class TestResume:
         with pytest.warns(
             CheckpointWarning, match=r"run.pt could not be written \(No space left on device\); the earlier"
         ):
-            result = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False, checkpoint=path)
+            result = train_svgp_in_batches(
+                model, likelihood, loader, N, adam, epochs=3, progress=False, checkpoint=path
+            )
         assert len(result.losses) == 3
         monkeypatch.undo()
         model, likelihood, adam, loader = set_up()
-        again = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False, checkpoint=path)
+        again = train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=3, progress=False, checkpoint=path)
         assert again.losses == result.losses
 
     def test_a_float64_q_in_a_float32_model(self, tmp_path):
@@ -588,7 +611,7 @@ class TestEnds:
 
         def run(stop, **options):
             model, likelihood, adam, loader = set_up()
-            return train_svgp(model, likelihood, loader, N, adam, progress=False, stop=stop, **options)
+            return train_svgp_in_batches(model, likelihood, loader, N, adam, progress=False, stop=stop, **options)
 
         result = run(Evaluations(25))
         assert len(result.losses) == 3
@@ -604,11 +627,11 @@ class TestEnds:
         cut = run(SlopeBelow(1e9, block=2, blocks=2), epochs=9, checkpoint=path)
         assert told(cut) == told(whole)
         with pytest.raises(InputError, match="^stop is a criterion of torchngvi.fitting"):
-            train_svgp(*parts[:2], parts[3], N, parts[2], stop=3, progress=False)
+            train_svgp_in_batches(*parts[:2], parts[3], N, parts[2], stop=3, progress=False)
 
     def test_no_epochs(self):
         model, likelihood, adam, loader = set_up()
-        result = train_svgp(model, likelihood, loader, N, adam, epochs=0)
+        result = train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=0)
         assert told(result) == ([], 0, None, False, "because no epoch was run.")
 
     def test_the_bar_counts_rows(self, capsys, monkeypatch):
@@ -616,7 +639,7 @@ class TestEnds:
         told, tell = [], Loop._tell
         monkeypatch.setattr(Loop, "_tell", lambda loop, *what: (tell(loop, *what), told.append((loop.bar.n, what[1]))))
         model, likelihood, adam, loader = set_up()
-        result = train_svgp(model, likelihood, loader, N, adam, epochs=2)
+        result = train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=2)
         assert [rows for rows, _ in told] == [*range(20, 201, 20), 200, *range(220, 401, 20), 400]
         assert told[-1][1] == told[-2][1] == {"loss": f"{result.losses[-1]:.4f}"}
         assert "SVGP" in capsys.readouterr().err
@@ -632,7 +655,7 @@ class TestRefusals:
         with pytest.raises(
             InputError, match="of a batch is nan: 1 of 100 targets of this batch are NaN. Everything is"
         ):
-            train_svgp(model, likelihood, [(x[:100], y[:100]), (x[100:], y[100:])], N, adam, progress=False)
+            train_svgp_in_batches(model, likelihood, [(x[:100], y[:100]), (x[100:], y[100:])], N, adam, progress=False)
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
         known = torch.arange(N) != 3
         for policy in ("mask", "fill"):
@@ -659,9 +682,8 @@ class TestRefusals:
         }
         for text, batches in wrong.items():
             for ask in (
-                lambda b: train_svgp(model, likelihood, b, N, adam, progress=False),
+                lambda b: train_svgp_in_batches(model, likelihood, b, N, adam, progress=False),
                 lambda b: refine_svgp(model, likelihood, b, progress=False),
-                lambda b: DualELBO(model, likelihood, b),
                 lambda b: VN(variational_posteriors(model)[0]).step(SparseGP(model, likelihood, iter(b))),
             ):
                 with pytest.raises(InputError, match=text):
@@ -675,23 +697,25 @@ class TestRefusals:
         model, likelihood, adam, _ = set_up()
         x, y = data()
         with pytest.raises(InputError, match="the batches of an epoch are empty: an iterator is used up after one"):
-            train_svgp(model, likelihood, zip(x.split(50), y.split(50), strict=True), N, adam, progress=False)
+            train_svgp_in_batches(
+                model, likelihood, zip(x.split(50), y.split(50), strict=True), N, adam, progress=False
+            )
 
     def test_optimizers(self):
         model, likelihood, _, loader = set_up()
         for wrong, text in (
-            (0.1, "hyper_optimizer must be a torch optimizer over hyper-parameters; got float. Give torch.optim.Adam"),
+            (0.1, "hyper_optimizer is a torch optimizer of the hyper-parameters; got float. Give torch.optim.Adam"),
             (
                 torch.optim.LBFGS(model.parameters()),
-                "LBFGS evaluates a batch several times a step, and train_svgp eval",
+                "LBFGS evaluates the loss several times a step, and q would step on",
             ),
             (set_up()[2], "hyper_optimizer holds no parameter of this model or likelihood; was it built over an earl"),
         ):
             with pytest.raises(InputError, match=text):
-                train_svgp(model, likelihood, loader, N, wrong, progress=False)
+                train_svgp_in_batches(model, likelihood, loader, N, wrong, progress=False)
         some = torch.optim.SGD(likelihood.parameters(), lr=0.01)
         before = [p.detach().clone() for p in (*model.parameters(), *likelihood.parameters())]
-        train_svgp(model, likelihood, loader, N, some, epochs=1, progress=False)
+        train_svgp_in_batches(model, likelihood, loader, N, some, epochs=1, progress=False)
         after = [*model.parameters(), *likelihood.parameters()]
         changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
         assert changed == [False] * (len(changed) - 1) + [True]
@@ -699,24 +723,26 @@ class TestRefusals:
     def test_a_callback_alone(self):
         model, likelihood, adam, loader = set_up()
         with pytest.raises(InputError, match="callbacks is a list of functions of the epoch and its loss; put the one"):
-            train_svgp(model, likelihood, loader, N, adam, callbacks=lambda *_: True)
+            train_svgp_in_batches(model, likelihood, loader, N, adam, callbacks=lambda *_: True)
         seen = []
         stop = lambda epoch, loss: seen.append((epoch, loss)) or epoch == 1  # noqa: E731
-        result = train_svgp(model, likelihood, loader, N, adam, callbacks=[stop], progress=False)
+        result = train_svgp_in_batches(model, likelihood, loader, N, adam, callbacks=[stop], progress=False)
         assert seen == list(enumerate(result.losses))
         assert len(seen) == 2
 
     def test_checkpoints(self, tmp_path):
         model, likelihood, adam, loader = set_up()
         with pytest.raises(InputError, match="run.pt is in a folder that does not exist. Name a file in a folder that"):
-            train_svgp(model, likelihood, loader, N, adam, checkpoint=tmp_path / "runs" / "run.pt", progress=False)
+            train_svgp_in_batches(
+                model, likelihood, loader, N, adam, checkpoint=tmp_path / "runs" / "run.pt", progress=False
+            )
         path = tmp_path / "run.pt"
-        train_svgp(model, likelihood, loader, N, adam, epochs=1, checkpoint=path, progress=False)
+        train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=1, checkpoint=path, progress=False)
         other = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(
             InputError, match="of another run: its hyper_optimizer is Adam, here it is SGD. Remove it, o"
         ):
-            train_svgp(model, likelihood, loader, N, other, checkpoint=path, progress=False)
+            train_svgp_in_batches(model, likelihood, loader, N, other, checkpoint=path, progress=False)
 
     def test_a_call_of_its_own(self):
         """A network in ``__call__`` is not trained without a word; in ``forward`` it is."""
@@ -741,9 +767,8 @@ class TestRefusals:
         before = copy.deepcopy(model.state_dict())
         text = "InCall overrides __call__, and steps from the derivatives of each datum call forward: what .* Do it"
         for ask in (
-            lambda: train_svgp(model, likelihood, loader, N, adam, progress=False),
+            lambda: train_svgp_in_batches(model, likelihood, loader, N, adam, progress=False),
             lambda: refine_svgp(model, likelihood, [(x, y)], progress=False),
-            lambda: DualELBO(model, likelihood, [(x, y)]),
         ):
             with pytest.raises(PairError, match=text):
                 ask()
@@ -751,7 +776,7 @@ class TestRefusals:
         model = InForward().double()
         start = model.network.weight.detach().clone()
         adam = torch.optim.Adam(model.parameters(), lr=0.02)
-        result = train_svgp(model, likelihood, loader, N, adam, epochs=3, progress=False)
+        result = train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=3, progress=False)
         assert result.losses[-1] < result.losses[0]
         assert float((model.network.weight.detach() - start).abs().min()) > 1e-3
 
@@ -760,14 +785,14 @@ class TestRefusals:
         with pytest.raises(
             PairError, match="must be an ApproximateGP, with a variational_strategy; got GaussianLikeli"
         ):
-            train_svgp(likelihood, likelihood, loader, N, adam)
+            train_svgp_in_batches(likelihood, likelihood, loader, N, adam)
 
     def test_infinite_loss(self):
         model, likelihood, adam, _ = set_up()
         x, y = data()
         y[0] = torch.inf
         with pytest.raises(InputError, match="of a batch is inf: check the data and hyper-parameters"):
-            train_svgp(model, likelihood, [(x, y)], N, adam, progress=False)
+            train_svgp_in_batches(model, likelihood, [(x, y)], N, adam, progress=False)
 
     def test_a_noise_for_each_row(self):
         model, _, _, _ = set_up()

@@ -143,10 +143,10 @@ def _smoothed(losses: list[float], over: int = 50) -> list[float]:
 
 
 def _svgp(shorter: int) -> Use:
-    """A sparse GP on 3000 rows: `train_svgp`, and GPyTorch's natural gradients beside the same Adam."""
+    """A sparse GP on 3000 rows: `train_svgp_in_batches`, and GPyTorch's natural gradients beside the same Adam."""
     import gpytorch
 
-    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
+    from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp_in_batches
 
     class SparseGP(gpytorch.models.ApproximateGP):
         def __init__(self, distribution: Any) -> None:
@@ -179,7 +179,7 @@ def _svgp(shorter: int) -> Use:
         adam = hyper(model, likelihood)
         if ngd is None:
             each = partial(_look, losses, model, mll, x, y)
-            train_svgp(
+            train_svgp_in_batches(
                 model,
                 likelihood,
                 batches,
@@ -194,7 +194,7 @@ def _svgp(shorter: int) -> Use:
         for _ in _bar(epochs if ngd else 0, "NGD"):
             _ngd_epoch(model, mll, batches, ngd, adam)
             losses.append(_elbo(model, mll, x, y))
-        label = "train_svgp" if ours else "NGD(lr=0.1)"
+        label = "train_svgp_in_batches" if ours else "NGD(lr=0.1)"
         curves.append(Curve(label, [float(k + 1) for k in range(len(losses))], losses))
         said.append(f"{label} {losses[-1]:.4f}")
     return Use("A sparse GP", "epochs", tuple(curves), f"negative ELBO a row: {', '.join(said)}.")

@@ -3,23 +3,22 @@
 Two ways.  A variational distribution that any strategy and objective take, for the usual loop
 (`NaturalGradientVariationalDistribution`, `natural_optimizer`); and, for the whitened strategy, alone or of
 several tasks or latent functions, steps from the derivatives of each datum, without autograd through a
-factor of the covariance (`SparseGP`, `train_svgp`, `refine_svgp`, `DualELBO`).
+factor of the covariance (`SparseGP`, `train_svgp`, `train_svgp_in_batches`, `refine_svgp`).
 """
 
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
-from torchngvi.adapters.gpytorch.dual import DualELBO
 from torchngvi.adapters.gpytorch.optimizer import natural_optimizer
 from torchngvi.adapters.gpytorch.refinement import refine_svgp
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
-from torchngvi.adapters.gpytorch.training import TrainingResult, train_svgp
+from torchngvi.adapters.gpytorch.training import TrainingResult, train_svgp, train_svgp_in_batches
 
 __all__ = [
-    "DualELBO",
     "NaturalGradientVariationalDistribution",
     "SparseGP",
     "TrainingResult",
     "natural_optimizer",
     "refine_svgp",
     "train_svgp",
+    "train_svgp_in_batches",
     "variational_posteriors",
 ]

@@ -12,6 +12,8 @@ from gpytorch.variational import (
 )
 from torch import Tensor
 
+from torchngvi.numerics.linalg import positive_columns
+
 _GAUSSIANS = (
     CholeskyVariationalDistribution,
     MeanFieldVariationalDistribution,
@@ -56,7 +58,20 @@ def taken(
         like = found[names[0]]
         q = q.to(dtype=like.dtype, device=like.device)
         q.load_state_dict(found)
-        root = q().lazy_covariance_matrix.cholesky().to_dense()
-        signs = torch.where(root.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(root)  # Adam may leave either
-        return q().mean, root * signs[..., None, :]
+        return moments_of(q)
     return None
+
+
+@torch.no_grad()
+def moments_of(own: Any) -> tuple[Tensor, Tensor]:
+    """The moments of a Gaussian of GPyTorch's, or of this library.
+
+    Args:
+        own: the variational distribution.
+
+    Returns:
+        The mean (*batch, M) and the lower Cholesky factor of the covariance (*batch, M, M).
+    """
+    q = own()
+    # Adam may leave columns of either sign
+    return q.mean, positive_columns(q.lazy_covariance_matrix.cholesky().to_dense().tril())[0]

@@ -19,9 +19,12 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.variational import BatchDecoupledVariationalStrategy, CholeskyVariationalDistribution
-from gpytorch.variational._variational_distribution import _VariationalDistribution
-from gpytorch.variational._variational_strategy import _VariationalStrategy
+from gpytorch.variational import (
+    BatchDecoupledVariationalStrategy,
+    CholeskyVariationalDistribution,
+    _VariationalDistribution,
+    _VariationalStrategy,
+)
 from linear_operator.operators import DiagLinearOperator, TriangularLinearOperator
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -87,11 +90,10 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._passes = 0  # with a gradient that no step has used
         self._entropy_weights: list[tuple[bool, Tensor]] | None = None  # kept while `natural_optimizer` asks
-        self.kept_factor: tuple[object, Tensor] | None = None  # of K_ZZ, for `SparseGP`
         self.stepped_with: RemovableHandle | None = None  # the hook of a `natural_optimizer` on a hyper-optimizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kept_factor": None, "stepped_with": None, "_entropy_weights": None}
+        return {**self.__dict__, "stepped_with": None, "_entropy_weights": None}
 
     @property
     def device(self) -> torch.device:
@@ -208,10 +210,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             self._entropy_weights.append((gradient is None or not bool(gradient.any()), weight.sum()))
 
     @torch.no_grad()
-    def initialize_variational_distribution(
-        self,
-        prior_dist: MultivariateNormal,  # over (*batch, M), or broadcasting to it
-    ) -> None:
+    def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
         """Start q at the prior, with a little noise on the mean; a strategy calls this once.
 
         Args:

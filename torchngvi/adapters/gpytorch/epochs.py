@@ -1,4 +1,4 @@
-"""The engine of `train_svgp`: an advance is an epoch, one evaluation a batch for q and every hyper-parameter.
+"""The engine of `train_svgp_in_batches`: an advance is an epoch, one evaluation a batch for q and hyper-parameters.
 
 What is marked is where an epoch has led, with the state of the generators where it began: the first batch that they
 give tells, by its loss, whether a run that goes on has the same data.
@@ -18,6 +18,7 @@ from torchngvi.adapters.gpytorch import settings
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
 from torchngvi.adapters.gpytorch.memory import kept_modes
 from torchngvi.adapters.gpytorch.natural_steps import NaturalSteps
+from torchngvi.adapters.gpytorch.optimizer import check_hyper_optimizer
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
@@ -25,6 +26,7 @@ from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
 from torchngvi.fitting.generators import Generators
 from torchngvi.fitting.records import Record
+from torchngvi.posteriors.gaussian import Gaussian
 
 
 class Epochs(Engine):
@@ -34,7 +36,7 @@ class Epochs(Engine):
     epochs, and no norm is computed.  An interrupt leaves everything as the last step left it.
 
     Args:
-        model, likelihood, batches, num_data, hyper_optimizer: see `train_svgp`.
+        model, likelihood, batches, num_data, hyper_optimizer: see `train_svgp_in_batches`.
         epochs: the number of epochs up to which the bar counts.
         processes: those that train together, each with batches of its own; None for one process.
 
@@ -283,3 +285,28 @@ def backward_priors(model: ApproximateGP, likelihood: Likelihood, num_data: int)
     value = penalty(model, likelihood, num_data)
     if value is not None:
         value.backward()
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:
+    """Check that an optimizer takes one evaluation a step, of hyper-parameters of this model.
+
+    Args:
+        optimizer: what was given as one.
+        q: the posterior, which it may not hold.
+        parameters: those of the model and its likelihood.
+
+    Raises:
+        InputError: something else.
+    """
+    check_hyper_optimizer(optimizer)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held & {id(part) for part in q.buffers()}:
+        raise InputError(
+            "hyper_optimizer holds the posterior, which moves by natural gradients; give it model.parameters() and "
+            "likelihood.parameters(), which leave q out."
+        )
+    if not held & {id(p) for p in parameters}:
+        raise InputError(
+            "hyper_optimizer holds no parameter of this model or likelihood; was it built over an earlier model? "
+            "Build it over [*model.parameters(), *likelihood.parameters()]."
+        )

@@ -1,9 +1,9 @@
 """The prior of a batch beside the inducing values: what the kernels give, its rows a_n, and the way back to them.
 
-K_ZZ = L Lᵀ is factored once while no hyper-parameter changes; a_n = L⁻¹ k(Z, x_n), as in `sparse_gp`.
+K_ZZ = L Lᵀ is factored once a pass; a_n = L⁻¹ k(Z, x_n), as in `sparse_gp`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -101,12 +101,14 @@ class Projection(NamedTuple):
 def kernels(
     strategy: VariationalStrategy,
     x: Tensor,  # (*batch, B, features)
+    factor: Tensor | None = None,  # (*batch, M, M)
 ) -> Kernels:
     """Evaluate mean and kernel of the model for a batch beside the inducing points.
 
     Args:
         strategy: the whitened strategy of the model.
         x: the inputs, (*batch, B, features).
+        factor: L, (*batch, M, M), where the same hyper-parameters have given it already.
 
     Returns:
         The prior of the batch.
@@ -122,9 +124,10 @@ def kernels(
     size, jitter = Z.shape[-2], strategy.jitter_val
     joint = strategy.model.forward(torch.cat([Z, x], -2))
     covariance = joint.lazy_covariance_matrix
-    L = _factor_of_inducing_covariance(strategy, lambda: covariance[..., :size, :size].add_jitter(jitter).to_dense())
+    if factor is None:
+        factor = _factor(covariance[..., :size, :size].add_jitter(jitter).to_dense())
     variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + jitter
-    return Kernels(L, covariance[..., :size, size:].to_dense(), joint.mean[..., size:], variance)
+    return Kernels(factor, covariance[..., :size, size:].to_dense(), joint.mean[..., size:], variance)
 
 
 class Values:
@@ -155,19 +158,12 @@ class Values:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _factor_of_inducing_covariance(strategy: VariationalStrategy, covariance: Callable[[], Tensor]) -> Tensor:
-    """L with K_ZZ = L Lᵀ; without a graph it is kept while no parameter of the model changes."""
-    q, now = strategy._variational_distribution, None
-    if not torch.is_grad_enabled():
-        now = Values(strategy)
-        if q.kept_factor is not None and q.kept_factor[0] == now:
-            return q.kept_factor[1]
-    # GPyTorch factors K_ZZ in float64 whatever the model's dtype
-    L, ok = cholesky(covariance().to(_linalg_dtype_cholesky.value()))
+def _factor(covariance: Tensor) -> Tensor:
+    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, as in GPyTorch."""
+    L, ok = cholesky(covariance.to(_linalg_dtype_cholesky.value()))
     if L.device.type == "cpu" and not bool(ok.all()):
         raise InputError(
             "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype. "
             "Raise jitter_val of the strategy, or use float64."
         )
-    q.kept_factor = None if now is None else (now, L)
     return L

@@ -20,13 +20,12 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
     GaussianLikelihoodWithMissingObs,
     LaplaceLikelihood,
     Likelihood,
     PoissonLikelihood,
 )
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
-from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from gpytorch.models import ApproximateGP
 from gpytorch.settings import observation_nan_policy
 from gpytorch.variational import (
@@ -43,8 +42,8 @@ from torchngvi.errors import InputError, PairError
 
 _STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
 # of GPyTorch's likelihoods, asked by their methods: a class that inherits them has the same expectations
-_QUADRATIC = {kind.expected_log_prob for kind in (_GaussianLikelihoodBase, GaussianLikelihoodWithMissingObs)}
-_BY_QUADRATURE = {kind.expected_log_prob for kind in (_OneDimensionalLikelihood, BernoulliLikelihood)}
+_QUADRATIC = {kind.expected_log_prob for kind in (GaussianLikelihood, GaussianLikelihoodWithMissingObs)}
+_BY_QUADRATURE = {kind.expected_log_prob for kind in (PoissonLikelihood, BernoulliLikelihood)}
 _CONVEX = {kind.forward for kind in (BernoulliLikelihood, PoissonLikelihood, LaplaceLikelihood)}  # -log p(y | f) in f
 _DRAWS = 64  # of the latent values of each datum, where a likelihood has no formula
 

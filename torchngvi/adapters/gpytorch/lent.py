@@ -1,8 +1,8 @@
-"""A model whose q is one of GPyTorch's own, for a while with one of this library in its place.
+"""A model whose q is one of GPyTorch's own, or of u, for a while with one of this library of v in its place.
 
 The full Gaussians of GPyTorch, `CholeskyVariationalDistribution` and its natural and triangular natural forms, hold the
-same q in other coordinates.  The unwhitened strategy holds it for u = μ_Z + L v in the place of v, K_ZZ = L Lᵀ.  The
-model is given back as it was, with the q that was found.
+same q in other coordinates.  The unwhitened strategy holds it, theirs or ours, for u = μ_Z + L v in the place of v,
+K_ZZ = L Lᵀ.  The model is given back as it was, with the q that was found.
 """
 
 import contextlib
@@ -23,10 +23,11 @@ from gpytorch.variational import (
 from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
 from torch import Tensor
 
+from torchngvi.adapters.gpytorch.checkpoints import moments_of
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
 from torchngvi.adapters.gpytorch.kernels import kernels
 from torchngvi.adapters.gpytorch.memory import forget
-from torchngvi.numerics.linalg import cholesky, positive_columns
+from torchngvi.numerics.linalg import cholesky
 
 _FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNaturalVariationalDistribution)
 
@@ -36,8 +37,8 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     """A block in which the model has a q of this library in the place of its own, which takes over what was found.
 
     Args:
-        model: the model; one whose q is no full Gaussian of GPyTorch, or whose strategy is neither the whitened nor the
-            unwhitened one, is left alone.
+        model: the model; one with a strategy that is neither the whitened nor the unwhitened one, with the whitened one
+            over a q of this library, or with a q that is no full Gaussian, is left alone.
 
     Returns:
         A context manager, which gives another one: a block within it where the model has its own q, with what was found
@@ -48,7 +49,9 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     whitened = type(strategy) is not UnwhitenedVariationalStrategy
     # a class of the user's that holds another q, or uses it in another way, has a method of its own
     theirs = isinstance(own, _FULL) and type(own).forward in {kind.forward for kind in _FULL}
-    if not theirs or (whitened and not isinstance(strategy, VariationalStrategy)):
+    ours = isinstance(own, NaturalGradientVariationalDistribution) and not whitened
+    ours = ours and own.posterior.framed and own.posterior.structure.widest > 1  # a full Gaussian
+    if not (theirs or ours) or (whitened and not isinstance(strategy, VariationalStrategy)):
         yield contextlib.nullcontext
         return
     lent = NaturalGradientVariationalDistribution(own.num_inducing_points, own.batch_shape, mean_init_std=0.0)
@@ -93,7 +96,7 @@ def _stand_in(
 ) -> VariationalStrategy:
     """The whitened strategy over the same inducing points."""
     learn = isinstance(strategy.inducing_points, torch.nn.Parameter)
-    other = VariationalStrategy(model, strategy.inducing_points.detach(), lent, learn, strategy._jitter_val)
+    other = VariationalStrategy(model, strategy.inducing_points.detach(), lent, learn, strategy.jitter_val)
     other.inducing_points = strategy.inducing_points
     other.variational_params_initialized.copy_(strategy.variational_params_initialized)
     return other.train(strategy.training)
@@ -108,21 +111,19 @@ def _prior(strategy: VariationalStrategy) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _give(own: Any, lent: NaturalGradientVariationalDistribution, unwhitened: VariationalStrategy | None) -> None:
-    """Give ours the moments of GPyTorch's."""
-    distribution = own()
-    mean = distribution.mean.double()
-    root = distribution.lazy_covariance_matrix.cholesky().to_dense().double()
+    """Give the one that is lent the moments of the model's own."""
+    mean, root = (part.double() for part in moments_of(own))
     if unwhitened is not None:
         centre, L = _prior(unwhitened)
         mean = torch.linalg.solve_triangular(L, (mean - centre)[..., None], upper=False)[..., 0]
         root = torch.linalg.solve_triangular(L, root, upper=False)
     q = lent.posterior
-    q.initialize_(mean.to(q.dtype), q.kept_covariance(positive_columns(root.tril())[0].to(q.dtype)))
+    q.initialize_(mean.to(q.dtype), q.kept_covariance(root.to(q.dtype)))
 
 
 @torch.no_grad()
 def _take(own: Any, lent: NaturalGradientVariationalDistribution, unwhitened: VariationalStrategy | None) -> None:
-    """Give GPyTorch's the moments of ours, by the method with which a strategy starts it."""
+    """Give the model's own the moments of the one that was lent, by the method with which a strategy starts it."""
     mean, (root, _) = lent.posterior.mean.double(), cholesky(lent.posterior.covariance.double())
     if unwhitened is not None:
         centre, L = _prior(unwhitened)

@@ -31,10 +31,10 @@ def natural_optimizer(
     """The optimizer of q for ``loss = -mll(model(x), y); loss.backward(); natural.step()``.
 
     Use it in a training loop of your own, with any strategy and objective of GPyTorch; `train_svgp` needs no loop
-    and, for q, no learning rate, with the whitened strategy.  GPyTorch's objectives are divided by the number of data
-    and weigh the KL divergence by β.  The optimizer takes both back: lr = 1 is the full step, whatever β.  The first
-    step checks it, by the weight that the KL divergence really has in the loss.  Every step uses q's gradients up,
-    so that nothing need clear them, and clears GPyTorch's memory of q.
+    and no learning rate, with the whitened strategy.  GPyTorch's objectives are divided by the number of data and weigh
+    the KL divergence by β.  The optimizer takes both back: lr = 1 is the full step, whatever β.  The first step checks
+    it, by the weight that the KL divergence really has in the loss.  Every step uses q's gradients up, so that nothing
+    need clear them, and clears GPyTorch's memory of q.
 
     Args:
         mll: `VariationalELBO`, `PredictiveLogLikelihood`, `GammaRobustVariationalELBO`, or a
@@ -90,7 +90,8 @@ def natural_optimizer(
             "the KL divergence must be larger than 0."
         )
     _check_method(method, options)
-    _check_hyper_optimizer(hyper_optimizer)
+    if hyper_optimizer is not None:
+        check_hyper_optimizer(hyper_optimizer)
     posteriors, scale = variational_posteriors(mll.model), mll.num_data / mll.beta
     groups = [{"posterior": q, "loss_scale": float(scale)} for q in posteriors]
     optimizer = method(groups, lr=lr, **options)
@@ -101,19 +102,24 @@ def natural_optimizer(
     return optimizer
 
 
-def _check_hyper_optimizer(optimizer: Any) -> None:
-    """A torch optimizer whose step follows one backward pass."""
-    if optimizer is None:
-        return
+def check_hyper_optimizer(optimizer: object) -> None:
+    """Check that something is a torch optimizer whose step follows one backward pass.
+
+    Args:
+        optimizer: what was given as one.
+
+    Raises:
+        InputError: something else.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, NaturalGradientVI):
         raise InputError(
-            f"hyper_optimizer is the torch optimizer of the hyper-parameters, such as torch.optim.Adam over "
-            f"model.parameters(); got {type(optimizer).__name__}."
+            f"hyper_optimizer is a torch optimizer of the hyper-parameters; got {type(optimizer).__name__}. "
+            "Give torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)."
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InputError(
             "LBFGS evaluates the loss several times a step, and q would step on the sum of those gradients. Give Adam "
-            "or SGD, or let LBFGS step on DualELBO."
+            "or SGD, or call train_svgp(model, likelihood, (x, y)), which steps by L-BFGS itself."
         )
 
 

@@ -1,8 +1,8 @@
 """The ELBO as a function of the hyper-parameters alone: at each of them q is the optimal one.
 
-The optimal q is a sum of Gaussian sites t_n f_n - ½ c_n f_n² in f_n = μ_n + a_nᵀv, one a datum, as in `dual`.  For a
-Gaussian likelihood of noise s_n² they are t_n = y_n/s_n² and c_n = 1/s_n², and the function is the collapsed bound of
-Titsias (2009),
+The optimal q is the prior times a Gaussian site t_n f_n - ½ c_n f_n² of each datum in f_n = μ_n + a_nᵀv (Adam et al.
+2021).  For a Gaussian likelihood of noise s_n² they are t_n = y_n/s_n² and c_n = 1/s_n², and the function is the
+collapsed bound of Titsias (2009),
 
     log N(y; μ, AᵀA + diag s²) - ½ Σ (k_nn - |a_n|²)/s_n²        A = (a_1, ..., a_N)
 
@@ -58,7 +58,7 @@ class _Point(NamedTuple):
 class ProfiledELBO:
     """The largest ELBO over q at the present hyper-parameters, of rows that weigh as much as the whole data.
 
-    It is what `train_svgp` maximises where it has no optimizer of the hyper-parameters.
+    It is what `train_svgp` maximises.
 
     Args:
         model, likelihood: see `SparseGP`; one latent function, without a batch shape.
@@ -101,7 +101,7 @@ class ProfiledELBO:
         if target.coupled or shape:
             raise PairError(
                 "learning hyper-parameters without an optimizer is for one latent function; got the batch shape "
-                f"{shape}. Give num_data and a hyper_optimizer."
+                f"{shape}. Use train_svgp_in_batches."
             )
         assert isinstance(target.batches, list)
         self.x, self.y = target.batches[0]

@@ -1,5 +1,4 @@
-"""The engine of `train_svgp` without an optimizer: rounds of L-BFGS for all hyper-parameters, on growing parts of the
-data.
+"""The engine of `train_svgp`: rounds of L-BFGS for all hyper-parameters, on growing parts of the data.
 
 An advance is a round: up to 25 iterations of L-BFGS (strong Wolfe line search; Liu and Nocedal 1989) on `ProfiledELBO`
 of n rows that weigh N/n, in which q is optimal at every evaluation.  n is 2,048 (or 4M, if that is more) in the first
@@ -126,7 +125,7 @@ class Rounds(Engine):
         where = f"a negative bound per datum of {last:.6g} after {rounds} rounds"
         loss = torch.tensor(last)
         spent = self.evaluated, rounds
-        return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise epochs.")
+        return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise rounds.")
 
     def _part(self, number: int) -> ProfiledELBO:
         """The bound on the rows of a round."""

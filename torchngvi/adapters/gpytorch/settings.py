@@ -20,10 +20,10 @@ def of_run(
     num_data: int,
     hyper: torch.optim.Optimizer,
 ) -> dict[str, str]:
-    """The settings of `train_svgp` in words: model, kernels, likelihood, hyper-optimizer, and the data where in memory.
+    """The settings of a run in batches, in words: model, kernels, likelihood, hyper-optimizer, data in memory.
 
     Args:
-        model, likelihood, batches, num_data: see `train_svgp`.
+        model, likelihood, batches, num_data: see `train_svgp_in_batches`.
         hyper: the optimizer of the hyper-parameters.
 
     Returns:

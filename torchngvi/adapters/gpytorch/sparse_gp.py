@@ -38,7 +38,7 @@ _KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to th
 class SparseGP(TractableTarget):
     """-log p(y, v) of an `ApproximateGP` with the whitened strategy, as a target that steps the q of that model.
 
-    It is what `train_svgp` and `refine_svgp` step on; use it directly to choose method and step size yourself.
+    It is what `train_svgp_in_batches` and `refine_svgp` step on; use it directly to choose method and step size.
 
     Args:
         model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`, alone or
@@ -216,30 +216,12 @@ class SparseGP(TractableTarget):
         Returns:
             An iterator over a_n (rows, M), b_n = β_n a_nᵀm - α_n and c_n = β_n, (rows,) each.
         """
-        for projection, mean, alpha, beta in self._linearized(q, rows):
-            yield projection.rows, beta * (mean - projection.mean) - alpha, beta
-
-    def sites_of_values(self, q: Gaussian) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same sites in f_n, batch after batch.
-
-        Args:
-            q: the posterior.
-
-        Returns:
-            An iterator over t_n = β_n e_n - α_n and c_n = β_n, (*batch, B) each.
-        """
-        for _, mean, alpha, beta in self._linearized(q):
-            yield beta * mean - alpha, beta
-
-    def _linearized(self, q: Gaussian, rows: int | None = None) -> Iterator[tuple[Projection, Tensor, Tensor, Tensor]]:
-        """Of whole batches, or of so many rows of one at a time."""
         for _, whole, y in self._projections(q.dtype):
-            total = whole.mean.shape[-1]
-            for first in range(0, total, rows or total):
-                projection = whole.part(slice(first, first + (rows or total)))
+            for first in range(0, whole.mean.shape[-1], rows):
+                projection = whole.part(slice(first, first + rows))
                 mean, variance, _ = projection.moments(q.frame())
-                _, alpha, beta = self._moments(y[..., first : first + (rows or total)], mean, variance, 1.0)
-                yield projection, mean, alpha, beta
+                _, alpha, beta = self._moments(y[..., first : first + rows], mean, variance, 1.0)
+                yield projection.rows, beta * (mean - projection.mean) - alpha, beta
 
     def backward(self) -> None:
         """Add the gradient of the last value per datum, with q as it was, to the ``grad`` of the hyper-parameters."""
@@ -277,13 +259,14 @@ class SparseGP(TractableTarget):
         now = self.tensors()
         if self._kept is None or not self._kept[0].hold(now) or any(p.rows.dtype != dtype for p in self._kept[1]):
             self._kept = (Versions(now), [])
-        kept, size = self._kept[1], sum(p.rows.numel() for p in self._kept[1])
+        kept, size, factor = self._kept[1], sum(p.rows.numel() for p in self._kept[1]), None
         for index, (x, y) in enumerate(self._counted()):
             if index < len(kept):
                 yield None, kept[index], y.to(dtype)
                 continue
             with torch.no_grad():
-                projection = kernels(self.strategy, x).projection(dtype)
+                prior = kernels(self.strategy, x, factor)
+                projection, factor = prior.projection(dtype), prior.factor
             size += projection.rows.numel()
             if isinstance(self.batches, list) and index == len(kept) and size <= _KEPT:
                 kept.append(projection)

@@ -1,13 +1,14 @@
-"""Training in two ways.  Without an optimizer the hyper-parameters are learnt by L-BFGS, `rounds`, and q after them.
+"""The two ways to train a sparse GP: `train_svgp` by L-BFGS on rows in memory, `rounds`, and in batches, `epochs`.
 
-With one, joint training: natural steps for q, any torch optimizer for the hyper-parameters, one evaluation a batch.
-How long the natural steps are is said in `natural_steps`.  In a float32 model the sums over all data are in float64,
-and so is q from the first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
+In batches q takes natural steps, whose length is said in `natural_steps`, and the hyper-parameters those of any torch
+optimizer, from one evaluation a batch.  In a float32 model the sums over all data are in float64, and so is q from the
+first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
 """
 
 import functools
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 
 from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order
-from torchngvi.adapters.gpytorch.epochs import Epochs
+from torchngvi.adapters.gpytorch.epochs import Epochs, check_optimizer
 from torchngvi.adapters.gpytorch.inducing import choose_inducing_points, left_open
 from torchngvi.adapters.gpytorch.latents import latents_of
 from torchngvi.adapters.gpytorch.lent import lent_posterior
@@ -26,20 +27,20 @@ from torchngvi.adapters.gpytorch.refinement import refine_svgp, restored_dtype
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.settings import of_run
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
-from torchngvi.distributed import Processes, processes_of, synchronize
+from torchngvi.distributed import processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Gradients, joined
 from torchngvi.models.shards import threads
-from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.renamed import warn_renamed
 
 _INTERRUPTED = "because it was interrupted"
 
 
 @dataclass(frozen=True)
 class TrainingResult(FitResult):
-    """The `FitResult` of `train_svgp`, of which a record is an epoch or a round, with what only training has to tell.
+    """The `FitResult` of training, of which a record is an epoch or a round, with what only training has to tell.
 
     Its loss is the negative ELBO per datum: the mean over the batches of the last epoch, or that at the optimal q for
     the rows of the last round, less the log priors.  It never says that the hyper-parameters have converged; the
@@ -49,7 +50,7 @@ class TrainingResult(FitResult):
     rejections: int = 0  # natural steps that were not taken
     refined: FitResult | None = None  # the verdict on q, where asked
     interrupted: bool = False  # from the keyboard, within an epoch or a round that is not counted
-    unit: str = "epochs"  # or "rounds", without an optimizer of the hyper-parameters
+    unit: str = "epochs"  # or "rounds", of `train_svgp`
 
     @property
     def losses(self) -> list[float]:
@@ -69,12 +70,126 @@ class TrainingResult(FitResult):
         return f"{len(self.losses)} {self.unit}{stopped}, {last}{verdict}"
 
 
+def _formerly_in_batches(function: Callable[..., TrainingResult]) -> Callable[..., TrainingResult]:
+    """For one release `train_svgp` also does what `train_svgp_in_batches` and `refine_svgp` are for, with a warning."""
+
+    @functools.wraps(function)
+    def called(
+        model: ApproximateGP,
+        likelihood: Likelihood,
+        data: Any = (),
+        num_data: Any = None,
+        hyper_optimizer: Any = None,
+        *,
+        refine: bool = False,
+        group: Any = None,
+        **options: Any,
+    ) -> TrainingResult:
+        if isinstance(num_data, torch.Tensor):
+            raise InputError(
+                "train_svgp takes inputs and targets as one pair; got two tensors. Write "
+                "train_svgp(model, likelihood, (x, y))."
+            )
+        if "batches" in options:
+            warn_renamed("train_svgp", "batches=", "data=")
+            data = options.pop("batches")
+        if hyper_optimizer is not None or group is not None:
+            warn_renamed("train_svgp", "with hyper_optimizer or group", "train_svgp_in_batches")
+            options |= {"refine": refine, "group": group}
+            return train_svgp_in_batches(model, likelihood, data, num_data, hyper_optimizer, **options)
+        if num_data is not None:
+            warn_renamed("train_svgp", "num_data without hyper_optimizer", "refine_svgp")
+            refined = refine_svgp(model, likelihood, data, progress=options.get("progress", True))
+            return replace(_untrained("because no epoch was run."), refined=refined)
+        if "epochs" in options:
+            warn_renamed("train_svgp", "epochs=", "rounds=")
+            options["rounds"] = options.pop("epochs")
+        return function(model, likelihood, data, **options)
+
+    return called
+
+
+@_formerly_in_batches
 def train_svgp(
     model: ApproximateGP,
     likelihood: Likelihood,
+    data: Any,
+    *,
+    rounds: int = 10,
+    callbacks: Iterable[Callable[[int, float], Any]] = (),
+    progress: bool = True,
+    checkpoint: str | Path | None = None,
+    stop: Criterion | None = None,
+) -> TrainingResult:
+    """Train a sparse GP without a learning rate: ``train_svgp(model, likelihood, (x, y))``.
+
+    All hyper-parameters and the inducing points are learnt by L-BFGS at the optimal q (for a Gaussian likelihood on the
+    collapsed bound of Titsias 2009), in rounds on growing parts of the rows, and q is refined on all rows at the end.
+    Inducing points that coincide, as ``torch.zeros(M, features)``, are put on rows of the data first.
+
+    Use it for rows that fit into memory and one latent function; for data that come in batches, several latent
+    functions or several processes `train_svgp_in_batches`, and for other strategies and objectives `natural_optimizer`
+    in a loop of your own.
+
+    Args:
+        model: an `ApproximateGP` with a `VariationalStrategy` or an `UnwhitenedVariationalStrategy` over a
+            `NaturalGradientVariationalDistribution`, or over a full Gaussian of GPyTorch, as
+            `CholeskyVariationalDistribution`, which then holds what was found.
+        likelihood: see `SparseGP`.
+        data: one pair (x, y) of all rows, a list of such pairs, or a ``DataLoader`` of them.
+        rounds: the largest number of rounds.
+        callbacks: called with the round and its loss; a true result ends the rounds.  They may evaluate the model, in
+            whichever mode.
+        progress: show a bar.
+        checkpoint: a file, written after each round; where it exists, the run goes on from there.
+        stop: a further criterion that ends the rounds, asked after each, as ``Seconds(60)`` of `torchngvi.fitting`.
+
+    Returns:
+        What was done.  An interrupt from the keyboard ends the run, with everything as the last round left it.
+
+    Raises:
+        InputError: no data, targets that are NaN, a loss that is not finite, a checkpoint that cannot be written or is
+            of another model or other data.
+        PairError: a model or a likelihood it cannot serve; the message says what to use.
+
+    >>> import gpytorch
+    >>> class Model(gpytorch.models.ApproximateGP):
+    ...     def __init__(self, Z):
+    ...         q = gpytorch.variational.CholeskyVariationalDistribution(len(Z))
+    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
+    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> x = torch.linspace(-2, 2, 100)[:, None]
+    >>> model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
+    >>> train_svgp(model, likelihood, (x, torch.sin(3 * x[:, 0])), progress=False).refined.converged
+    True
+    """
+    check_order(likelihood, data)
+    callbacks = _checked(callbacks)
+    with lent_posterior(model) as returned:
+        model.train()
+        likelihood.train()
+        latents = latents_of(model, likelihood)
+        x, y = all_rows(data, latents)
+        trained = replace(_untrained("because no round was run."), unit="rounds")
+        if rounds > 0 and any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters())):
+            engine = Rounds(model, likelihood, x, y, rounds)
+            trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, returned, progress, checkpoint)
+        elif left_open(latents.strategy):
+            choose_inducing_points(latents.strategy, x)
+        forget(model)
+        if trained.interrupted:
+            return trained
+        return replace(trained, refined=refine_svgp(model, likelihood, [(x, y)], progress=progress))
+
+
+def train_svgp_in_batches(
+    model: ApproximateGP,
+    likelihood: Likelihood,
     batches: Iterable[Batch],
-    num_data: int | None = None,
-    hyper_optimizer: torch.optim.Optimizer | None = None,
+    num_data: int,
+    hyper_optimizer: torch.optim.Optimizer,
     *,
     epochs: int = 10,
     refine: bool = False,
@@ -84,54 +199,41 @@ def train_svgp(
     stop: Criterion | None = None,
     group: Any = None,
 ) -> TrainingResult:
-    """Train a sparse GP: ``train_svgp(model, likelihood, (x, y))``, without a learning rate, or in mini-batches.
+    """Train a sparse GP on mini-batches: natural steps for q, whose length is chosen, and your optimizer for the rest.
 
-    Given data alone, all hyper-parameters and the inducing points are learnt by L-BFGS at the optimal q (for a Gaussian
-    likelihood on the collapsed bound of Titsias 2009), in rounds on growing parts of the rows, and q is refined on all
-    rows at the end.  Inducing points that coincide, as ``torch.zeros(M, features)``, are put on rows of the data first.
-    This is the way for rows that fit into memory.
-
-    Given ``num_data`` and a ``hyper_optimizer``, q moves by natural gradients and the hyper-parameters by any torch
-    optimizer, from one evaluation a batch: for data that come in batches, several latent functions, several processes.
-
-    Use either for a sparse GP with the whitened strategy, the first also with the unwhitened one; for other strategies
-    and objectives use `natural_optimizer` in a loop of your own.
+    From one evaluation a batch q moves by natural gradients and the hyper-parameters by any torch optimizer: for data
+    that come in batches, several latent functions, several processes.  For rows in memory and one latent function
+    `train_svgp` is faster, and has no learning rate at all.
 
     Args:
-        model: an `ApproximateGP` with a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`; with a
-            ``hyper_optimizer`` also within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`,
-            without one also over a full Gaussian of GPyTorch, as `CholeskyVariationalDistribution`, which then holds
-            what was found, and with an `UnwhitenedVariationalStrategy` over one.
+        model: as `train_svgp` takes it; also a `VariationalStrategy` over a `NaturalGradientVariationalDistribution`
+            within an `IndependentMultitaskVariationalStrategy` or an `LMCVariationalStrategy`.
         likelihood: see `SparseGP`.
-        batches: a ``DataLoader`` of (x, y), or a list of such pairs; gone through once an epoch.  Without ``num_data``
-            also one pair (x, y) of all rows.
-        num_data: the number of rows of an epoch.  With it and without an optimizer the hyper-parameters stay, and q is
-            refined alone.
+        batches: a ``DataLoader`` of (x, y), or a list of such pairs; gone through once an epoch.
+        num_data: the number of rows of an epoch.
         hyper_optimizer: over parameters of the model and the likelihood, as you like it.
-        epochs: the number of passes over the data, or the largest number of rounds.
-        refine: end with `refine_svgp`, at the final hyper-parameters; done in any case without an optimizer.
-        callbacks: called with the epoch, or the round, and its loss; a true result ends them.  They may evaluate the
-            model, in whichever mode.
+        epochs: the number of passes over the data.
+        refine: end with `refine_svgp`, at the final hyper-parameters.
+        callbacks: called with the epoch and its loss; a true result ends the epochs.  They may evaluate the model, in
+            whichever mode.
         progress: show a bar.
-        checkpoint: a file, written after each epoch or round; where it exists, the run goes on from there, with torch's
-            default generator, and those of a ``DataLoader`` and its samplers, as they were.
-        stop: a further criterion that ends the epochs or rounds, asked after each, as ``Seconds(60)`` of
-            `torchngvi.fitting`.
+        checkpoint: a file, written after each epoch; where it exists, the run goes on from there, with torch's default
+            generator, and those of a ``DataLoader`` and its samplers, as they were.
+        stop: a further criterion that ends the epochs, asked after each, as ``Seconds(60)`` of `torchngvi.fitting`.
         group: a `torchngvi.Processes`, or a group of torch.distributed, whose processes train one model together, each
             on ``batches`` of its own rows, of which ``num_data`` counts those of all; a batch is what the processes
             have at the same time, and one that has none left waits with nothing. All begin from the model of rank 0,
             which shows the bar, calls the callbacks and writes the checkpoint. None for one process.
 
     Returns:
-        What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it, or the
-        last round.
+        What was done.  An interrupt from the keyboard ends the run, with everything as the last step left it.
 
     Raises:
-        InputError: no data, another number of rows than ``num_data``, ``refine`` or no hyper-optimizer with several
-            processes, on which hyper-parameters or settings differ, a hyper-optimizer without ``num_data``, or one that
-            holds q or none of the parameters or evaluates more than once a step, a loss that is not finite, a
-            checkpoint that cannot be written or is of another model, optimizer or other data: they are told by tensors
-            in memory, and by the loss of the first batch of an epoch, but for an iterator, which cannot be looked into.
+        InputError: no data, another number of rows than ``num_data``, ``refine`` with several processes, on which
+            hyper-parameters or settings differ, a hyper-optimizer that holds q or none of the parameters or evaluates
+            more than once a step, a loss that is not finite, a checkpoint that cannot be written or is of another
+            model, optimizer or other data: they are told by tensors in memory, and by the loss of the first batch of an
+            epoch, but for an iterator, which cannot be looked into.
         PairError: a model or a likelihood it cannot serve; the message says what to use.
 
     >>> import gpytorch
@@ -145,100 +247,42 @@ def train_svgp(
     ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
     >>> x = torch.linspace(-2, 2, 100)[:, None]
     >>> model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
-    >>> y = torch.sin(3 * x[:, 0])
-    >>> train_svgp(model, likelihood, (x, y), progress=False).refined.converged
-    True
-
-    In mini-batches:
-
     >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.05)
-    >>> batches = list(zip(x.split(25), y.split(25)))
-    >>> len(train_svgp(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
+    >>> batches = list(zip(x.split(25), torch.sin(3 * x[:, 0]).split(25)))
+    >>> len(train_svgp_in_batches(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
     5
     """
-    if isinstance(num_data, torch.Tensor):
-        raise InputError(
-            "num_data is the number of rows of an epoch; got a tensor. Give inputs and targets as one pair, "
-            "train_svgp(model, likelihood, (x, y))."
-        )
     check_order(likelihood, batches)
-    if num_data is None:
-        _check_alone(hyper_optimizer, group)
-        return _in_rounds(model, likelihood, batches, epochs, _checked(callbacks), progress, checkpoint, stop)
     processes = None if group is None else processes_of(group)
-    with processes_of(group).together():
-        callbacks = _checked(callbacks)
-        if num_data < 1:
-            raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
-        if processes is not None and (refine or hyper_optimizer is None):
-            raise InputError(
-                "refine_svgp passes over all rows in one process, and here they are spread over "
-                f"{processes.world}. Give a hyper_optimizer and leave refine= out."
-            )
-        if hyper_optimizer is not None:
+    with ExitStack() as until_the_end:
+        with processes_of(group).together():
+            callbacks = _checked(callbacks)
+            if num_data is None or num_data < 1:
+                raise InputError(f"num_data counts the rows of an epoch and must be at least 1; got {num_data}.")
+            if processes is not None and refine:
+                raise InputError(
+                    "refine_svgp passes over all rows in one process, and here they are spread over "
+                    f"{processes.world}. Leave refine= out."
+                )
+            returned = until_the_end.enter_context(lent_posterior(model))
             model.train()
             likelihood.train()
             q = SparseGP(model, likelihood, []).posterior
-            _check_optimizer(hyper_optimizer, q, [*model.parameters(), *likelihood.parameters()])
-    trained = _untrained("because no epoch was run.")
-    if hyper_optimizer is not None:
-        if processes is not None:
-            _begin_alike(processes, epochs, model, likelihood, num_data, hyper_optimizer)
+            check_optimizer(hyper_optimizer, q, [*model.parameters(), *likelihood.parameters()])
+        if processes is not None:  # the same settings on all ranks, and the leader's model, likelihood and draws
+            alike = of_run(model, likelihood, (), num_data, hyper_optimizer)
+            processes.agree(epochs=epochs, **threads(), **alike)
+            synchronize(model, group=processes)
+            synchronize(likelihood, group=processes)
+            processes.same_draws()
+        trained = _untrained("because no epoch was run.")
         if epochs > 0:
             engine = Epochs(model, likelihood, batches, num_data, hyper_optimizer, epochs, processes)
-            trained = _trained(engine, joined(Gradients(epochs), stop), callbacks, progress, checkpoint)
-    forget(model)
-    if trained.interrupted or not (refine or hyper_optimizer is None):
+            trained = _trained(engine, joined(Gradients(epochs), stop), callbacks, returned, progress, checkpoint)
+        forget(model)
+    if trained.interrupted or not refine:
         return trained
     return replace(trained, refined=refine_svgp(model, likelihood, batches, progress=progress))
-
-
-def _check_alone(hyper_optimizer: object, group: Any) -> None:
-    """Without num_data there is neither an optimizer nor another process."""
-    if hyper_optimizer is not None:
-        raise InputError(
-            "num_data counts the rows of an epoch, by which a batch is weighed; give it beside hyper_optimizer. "
-            "Without both the hyper-parameters are learnt by L-BFGS."
-        )
-    if group is not None:
-        raise InputError(
-            "hyper-parameters are learnt without an optimizer in one process, on rows in memory. With group= give "
-            "num_data and a hyper_optimizer."
-        )
-
-
-def _in_rounds(
-    model: ApproximateGP,
-    likelihood: Likelihood,
-    data: Any,
-    rounds: int,
-    callbacks: tuple[Callable[[int, float], Any], ...],
-    progress: bool,
-    checkpoint: str | Path | None,
-    stop: Criterion | None,
-) -> TrainingResult:
-    """Rounds of L-BFGS for the hyper-parameters, then q on all rows."""
-    with lent_posterior(model) as returned:
-        model.train()
-        likelihood.train()
-        latents = latents_of(model, likelihood)
-        x, y = all_rows(data, latents)
-
-        def told(callback: Callable[[int, float], Any], number: int, loss: float) -> Any:
-            with returned(), kept_modes(model, likelihood):  # q is the model's own, as after the run
-                return callback(number, loss)
-
-        trained = replace(_untrained("because no round was run."), unit="rounds")
-        if rounds > 0 and any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters())):
-            engine = Rounds(model, likelihood, x, y, rounds)
-            told_by = tuple(functools.partial(told, callback) for callback in callbacks)
-            trained = _trained(engine, joined(Gradients(rounds), stop), told_by, progress, checkpoint)
-        elif left_open(latents.strategy):
-            choose_inducing_points(latents.strategy, x)
-        forget(model)
-        if trained.interrupted:
-            return trained
-        return replace(trained, refined=refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
 
 def _untrained(reason: str) -> TrainingResult:
@@ -249,13 +293,14 @@ def _trained(
     engine: Epochs | Rounds,
     stop: Criterion,
     callbacks: tuple[Callable[[int, float], Any], ...],
+    returned: Callable[[], AbstractContextManager[None]],
     progress: bool,
     checkpoint: str | Path | None,
 ) -> TrainingResult:
-    """The epochs; q has the dtype of the model again at the end."""
+    """The epochs or rounds; q has the dtype of the model again at the end."""
 
     def told(record: Record) -> bool:
-        with kept_modes(engine.model, engine.likelihood):
+        with returned(), kept_modes(engine.model, engine.likelihood):  # q is the model's own, as after the run
             answers = [callback(record.gradients - 1, record.loss) for callback in callbacks]
         return any(answers)
 
@@ -280,47 +325,7 @@ def _trained(
         return TrainingResult(**told_by_all, rejections=engine.rejections, interrupted=interrupted, unit=unit)
 
 
-def _begin_alike(
-    processes: Processes,
-    epochs: int,
-    model: ApproximateGP,
-    likelihood: Likelihood,
-    num_data: int,
-    hyper_optimizer: torch.optim.Optimizer,
-) -> None:
-    """The same settings on all ranks, and the leader's model, likelihood and draws."""
-    processes.agree(epochs=epochs, **threads(), **of_run(model, likelihood, (), num_data, hyper_optimizer))
-    synchronize(model, group=processes)
-    synchronize(likelihood, group=processes)
-    processes.same_draws()
-
-
 def _checked(callbacks: Iterable[Callable[[int, float], Any]]) -> tuple[Callable[[int, float], Any], ...]:
     if callable(callbacks):
         raise InputError("callbacks is a list of functions of the epoch and its loss; put the one you have in a list.")
     return tuple(callbacks)
-
-
-def _check_optimizer(optimizer: object, q: Gaussian, parameters: list[torch.nn.Parameter]) -> None:
-    """One evaluation a step, of hyper-parameters of this model."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(
-            f"hyper_optimizer must be a torch optimizer over hyper-parameters; got {type(optimizer).__name__}. "
-            "Give torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)."
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InputError(
-            "LBFGS evaluates a batch several times a step, and train_svgp evaluates it once. Give Adam or SGD, or "
-            "let LBFGS step on DualELBO."
-        )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if held & {id(part) for part in q.buffers()}:
-        raise InputError(
-            "hyper_optimizer holds the posterior, which moves by natural gradients; give it model.parameters() and "
-            "likelihood.parameters(), which leave q out."
-        )
-    if not held & {id(p) for p in parameters}:
-        raise InputError(
-            "hyper_optimizer holds no parameter of this model or likelihood; was it built over an earlier model? "
-            "Build it over [*model.parameters(), *likelihood.parameters()]."
-        )
