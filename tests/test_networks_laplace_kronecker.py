@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from test_networks_laplace import N, PRIOR, flat, gauss_newton, inputs, net, uneven
+from test_networks_laplace import PRIOR, N, flat, gauss_newton, inputs, net, uneven
 from torch import nn
 
 import torchngvi
