@@ -275,13 +275,12 @@ def reference_laplace(task, seed, lr, prior="validation", structure="kron", part
     return model, predict
 
 
-def post_hoc(task, seed, lr, last=False):
+def post_hoc(task, seed, lr, last=False, structure="diagonal"):
     """The Laplace approximation of this library at AdamW's network, its temperature on validation data."""
     model = point(task, seed, lr)
     model.eval()
-    structure = (
-        {f"{len(model.net) - 1}.*": "dense" if model.net[-1].weight.numel() < 2000 else "rows"} if last else "diagonal"
-    )
+    if last:
+        structure = {f"{len(model.net) - 1}.*": "dense" if model.net[-1].weight.numel() < 2000 else "rows"}
     likelihood = Gaussian(model.log_scale.exp().item()) if task.numbers else "categorical"
     q = torchngvi.network(model.net, len(task.train[1]), structure, likelihood=likelihood, seed=seed)
     X, y = task.train
@@ -315,7 +314,7 @@ def last_layer_vbll(task, seed, lr):
     return model, predict
 
 
-def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, **keywords):
+def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, steps=None, radius=None, **keywords):
     torch.manual_seed(seed)
     model = Learned(task)
     likelihood = Gaussian(lambda: model.log_scale.exp()) if task.numbers else "categorical"
@@ -324,12 +323,25 @@ def ours(task, seed, structure="diagonal", lr=1.0, length=1.0, **keywords):
     if task.numbers:
         weights.append({"params": [model.log_scale], "lr": 1e-2})
     optimizer = torch.optim.AdamW(weights, weight_decay=0.0)
-    torchngvi.attach(optimizer, q, steps=task.steps).radius *= length
+    task = (
+        task if steps is None else Task((task.train, task.val, task.test), task.make, steps, task.batch, task.numbers)
+    )
+    torchngvi.attach(optimizer, q, steps=task.steps, radius=radius).radius *= length
     for _ in run(task, optimizer, model.loss, seed):
         pass
     model.eval()
     torchngvi.calibrate(q, [task.val], samples=SAMPLES)
     return model, lambda x: torchngvi.networks.outputs(q, x, SAMPLES)
+
+
+def by_trials(task, seed):
+    """The radius by three trials of a quarter of the steps each, on the same validation data."""
+
+    def train(steps, radius):
+        model, predict = ours(task, seed, steps=steps, radius=radius)
+        return model.validated(predict(task.val[0]), task.val[1])
+
+    return ours(task, seed, radius=torchngvi.networks.choose_radius(train, task.steps).radius)
 
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -347,8 +359,10 @@ SETTINGS = {
     **({"vbll": (last_layer_vbll, [{"lr": lr} for lr in RATES])} if vbll else {}),
     "ensemble of 5": (ensemble, [{"lr": lr} for lr in (3e-3, 1e-2)]),
     "laplace, diagonal": (post_hoc, [{"lr": lr} for lr in RATES]),
+    "laplace, Kronecker": (post_hoc, [{"lr": lr, "structure": "kronecker"} for lr in RATES]),
     "laplace, last layer": (post_hoc, [{"lr": lr, "last": True} for lr in RATES]),
     "attach": (ours, [{}]),
+    "attach, radius by trials": (by_trials, [{}]),
     "attach, Kronecker": (ours, [{"structure": "kronecker"}]),
     "attach, best of four radii": (ours, [{"length": f} for f in (3.0, 1.0, 0.3, 0.1)]),
     "attach, best of four": (

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchngvi
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.networks import Bernoulli, Categorical, Gaussian, SampledLabels
 
 N, PRIOR = 40, 1.7
@@ -320,6 +320,3 @@ def test_what_cannot_be():
             InputError, match="parts of all its dense layers, are frozen, so that laplace has no curvat"
         ):
             q.laplace(uneven(x), labels=labels)
-    kronecker = torchngvi.network(net(), N, "kronecker")
-    with pytest.raises(PairError, match="Kronecker family moves to its own by steps. Use structure='diagonal'"):
-        kronecker.laplace(uneven(x))

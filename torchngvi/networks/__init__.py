@@ -6,6 +6,7 @@ from torchngvi.networks.curvatures import Curvature, ExampleGradients, GradientN
 from torchngvi.networks.likelihoods import Bernoulli, Categorical, Gaussian, OutputLikelihood
 from torchngvi.networks.posterior import NetworkGaussian, network
 from torchngvi.networks.predictions import Predictive, log_prob, outputs, predictive
+from torchngvi.networks.radii import ChosenRadius, choose_radius
 from torchngvi.networks.von import IVON, VOGN, VON
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Bernoulli",
     "Calibrated",
     "Categorical",
+    "ChosenRadius",
     "Curvature",
     "ExampleGradients",
     "Gaussian",
@@ -27,6 +29,7 @@ __all__ = [
     "SampledLabels",
     "attach",
     "calibrate",
+    "choose_radius",
     "log_prob",
     "network",
     "outputs",

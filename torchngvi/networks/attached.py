@@ -41,7 +41,8 @@ def attach(
         κ = ½ dmᵀ(H + δ) dm ≤ r f²   nats a datum, f = lr/its largest value,
 
     so that a learning rate that is large enough (1, say) has no other part than its schedule, and no step is too long.
-    The default is r = 0.04/√steps, chosen on validation data of eight tasks.  The diagonal of H says too little of a
+    The default is r = 0.04/√steps, chosen on validation data of eight tasks; it is too long for some, and
+    :func:`torchngvi.networks.choose_radius` finds a better one by short trials.  The diagonal of H says too little of a
     move of weights whose inputs move together, so that a long radius is longer than it says, and a noise that is
     learned beside the weights makes up for it and stays too large.  The precision of q moves by natural-gradient steps
     towards the observed curvature.
@@ -52,7 +53,8 @@ def attach(
         q: the posterior, from :func:`torchngvi.network`.
         steps: the number of optimizer steps that the training will take, for the default radius; the start of q is
             forgotten over 0.3 of them, 100 at least and 1,000 at most.
-        radius: the longest move of a step in nats a datum, instead; ``math.inf`` sets none.
+        radius: the longest move of a step in nats a datum, in place of the default; ``math.inf`` sets none.  Without
+            steps the start is forgotten over 100 observations of the curvature.
         curvature: how the curvature is observed; `SampledLabels()` by default.
         fused: whether the hooks of a step go through compiled loops on a CPU, which read each weight fewer times.  They
             are compiled in half a second by the C compiler of the machine, and equal the other ones to rounding; they
@@ -62,7 +64,7 @@ def attach(
         The attachment, whose `remove()` lets the optimizer go.
 
     Raises:
-        InputError: for another kind of argument, if neither or both of steps and radius are given, if an optimizer has
+        InputError: for another kind of argument, if neither steps nor radius is given, if an optimizer has
             weight decay for a parameter of q, maximises, or is LBFGS, if a parameter of q is in none of them, or if
             fused loops are wanted and there is no C compiler.
 
@@ -114,20 +116,20 @@ def radius_of(steps: int | None, radius: float | None) -> float:
         Nats a datum.
 
     Raises:
-        InputError: unless exactly one of them is given, and larger than 0.
+        InputError: unless one of them is given, and both are larger than 0.
 
     >>> radius_of(steps=100, radius=None)
     0.004
     """
-    if (steps is None) == (radius is None):
+    if steps is None and radius is None:
         raise InputError(
-            "Say either steps=, the number of optimizer steps that the training will take, which chooses the radius, "
-            f"or radius=, in nats a datum; got steps={steps} and radius={radius}."
+            "Say steps=, the number of optimizer steps that the training will take, which chooses the radius, or "
+            "radius=, in nats a datum, or both; got neither."
         )
-    if steps is not None:
-        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
-            raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps!r}.")
-        return _SHARE / math.sqrt(steps)
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1):
+        raise InputError(f"steps is the number of optimizer steps of the training, 1 or more; got {steps!r}.")
+    if radius is None:
+        return _SHARE / math.sqrt(steps or 1)
     if isinstance(radius, bool) or not isinstance(radius, Real) or not radius > 0:
         raise InputError(f"radius is a length in nats a datum, larger than 0; got {radius!r}.")
     return float(radius)

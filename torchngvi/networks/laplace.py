@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.distributed import average_over_ranks_, rank, ranks
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import InputError
 from torchngvi.networks.families import Family
 from torchngvi.networks.finite import all_finite
 from torchngvi.networks.gradients import each_tensor, of_examples, of_labels, size_of
@@ -43,7 +43,35 @@ class AtMean(Protocol):
         """The families of the posterior."""
 
 
-def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None) -> Totals:
+def settle_(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None) -> None:
+    """Give each family of q its part of the curvature at the weights that the network holds.
+
+    Args:
+        q: the posterior.
+        loader, labels, read: as in `NetworkGaussian.laplace`.
+
+    Raises:
+        InputError: as there; q is then as it was.
+    """
+    families = list(q.each())
+    last = max(family.passes for family in families) - 1
+    moving = [family for family in families if family.passes > 1]
+    before = [(buffer, buffer.clone()) for family in moving for buffer in family.buffers()]
+    try:
+        for family in moving:
+            family.restart_(q.observed > 0)
+        for number in range(last + 1):
+            totals = curvature_of(q, loader, labels, read, number == 0)
+            for family, curvature in zip(families, totals, strict=True):
+                if number == last or family.passes > 1:
+                    family.settle_(curvature)
+    except BaseException:
+        for buffer, held in before:
+            buffer.copy_(held)
+        raise
+
+
+def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Read | None, first: bool = True) -> Totals:
     """Return the generalised Gauss-Newton matrix a label, H = Σᵢ E[gᵢgᵢᵀ]/n, at the weights that the network holds.
 
     gᵢ is the gradient of -log p of a label that the network itself predicts.
@@ -51,22 +79,16 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
     Args:
         q: the posterior.
         loader, labels, read: as in `NetworkGaussian.laplace`.
+        first: whether this is the first pass, in which the warnings are given.
 
     Returns:
-        Of each family its part of H, as its `absorb_` takes it; None for what is frozen.
+        Of each family its part of H, as its `settle_` takes it; None for what is frozen.
 
     Raises:
-        InputError, PairError: as there.
+        InputError: as there.
     """
     if labels is not None and (isinstance(labels, bool) or not isinstance(labels, Integral) or labels < 1):
         raise InputError(f"labels is the number of labels drawn for each output, 1 or more, or None; got {labels!r}.")
-    for family in q.each():
-        if family.in_steps:
-            raise PairError(
-                "laplace gives a posterior the curvature of the data at once, and the "
-                f"{type(family).__name__} family moves to its own by steps. Use structure='diagonal', 'dense' or "
-                "'rows', or train it with torchngvi.attach."
-            )
     totals: Totals = []
     count = 0
     with evaluating(q.model):
@@ -77,7 +99,12 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
                 count += own
                 totals = _sum(totals, seen)
     if not count:
-        raise InputError("The loader of laplace is empty; give the training data, or a part of them.")
+        raise InputError(
+            "The loader of laplace is empty; give the training data, or a part of them."
+            if first
+            else "The loader of laplace can be read only once, and a Kronecker family takes several passes over the "
+            "data; give a list of batches or a DataLoader."
+        )
     known = [total for part in totals for total in part if total is not None]
     counts = known[0].new_full((), count)
     average_over_ranks_([*known, counts])
@@ -88,6 +115,8 @@ def curvature_of(q: AtMean, loader: Iterable[Any], labels: int | None, read: Rea
             "The curvature of the data at the weights of the network is not finite, and the posterior is as it was; "
             "look at the weights and at the inputs."
         )
+    if not first:
+        return totals
     _tell_of_frozen(q)
     _tell_of_number(q, round(float(counts) * ranks() / (labels or 1)))
     return totals
@@ -123,7 +152,7 @@ def _of_batch(
             for family in q.each()
         ]
         summed = [
-            part if family.single else [None if h is None else h.sum(0) for h in part]
+            part if family.single or family.passes > 1 else [None if h is None else h.sum(0) for h in part]
             for family, part in zip(q.each(), seen, strict=True)
         ]
         yield count // exact.shape[-1], summed
@@ -155,7 +184,7 @@ def _tell_of_frozen(q: AtMean) -> None:
             "observes no curvature of them, and predictions draw them with the covariance of the prior. Freeze them "
             "before torchngvi.network, which then leaves them as they are.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -167,7 +196,7 @@ def _tell_of_number(q: AtMean, count: int) -> None:
             "curvature is multiplied. num_data is the number of labels in the training data: every token counts, and "
             "every number where there are several a row. If the loader has none of them twice, make q with that.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

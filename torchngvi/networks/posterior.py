@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchngvi.networks.laplace import curvature_of
+from torchngvi.networks.laplace import settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
 from torchngvi.networks.predictions import Predictive, log_prob, predictive
@@ -108,7 +108,8 @@ class NetworkGaussian(NetworkWeights):
             V⁻¹ = (N (H + δ))/T,   H = Σᵢ Jᵢᵀ Λᵢ Jᵢ/n,
 
         H the generalised Gauss-Newton matrix a datum, Jᵢ the derivatives of the outputs and Λᵢ the Hessian of -log p in
-        them; of it the family takes the diagonal or its blocks (MacKay 1992; Ritter, Botev and Barber 2018).  The
+        them; of it the family takes the diagonal or its blocks (MacKay 1992; Ritter, Botev and Barber 2018), and a
+        Kronecker family makes the product that is nearest in KL(q‖N(m, V)), by five passes.  The
         network is evaluated in evaluation mode, at its mean.  :func:`calibrate` then chooses T on validation data.
         An optimizer that is attached goes on from this covariance.
 
@@ -121,8 +122,8 @@ class NetworkGaussian(NetworkWeights):
             read: where the tensor of outputs is in what the network returns.
 
         Raises:
-            InputError: if the loader is empty, labels is less than 1, or the curvature is not finite.
-            PairError: for a Kronecker family.
+            InputError: if the loader is empty, or can be read only once for a Kronecker family, labels is less than 1,
+                or the curvature is not finite.
 
         >>> model = nn.Linear(2, 3)
         >>> q = network(model, num_data=20, temperature=1.0)
@@ -132,9 +133,7 @@ class NetworkGaussian(NetworkWeights):
         """
         self.agree_()  # on what the network has
         with self.at_mean():
-            for family, curvature in zip(self.each(), curvature_of(self, loader, labels, read), strict=True):
-                family.absorb_(curvature, 1.0)
-                family.refresh_(0.0)
+            settle_(self, loader, labels, read)
             self._seen.clear()
             self.observed = max(self.observed, SETTLED)
 

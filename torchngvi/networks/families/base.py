@@ -29,11 +29,12 @@ class Family(nn.Module, ABC):
     Attributes:
         single: whether it wants the gradients of single labels, with the labels first, and not that of their mean.
         fused: whether a step takes compiled loops where they fit; `attach` sets it.
-        in_steps: whether C moves to the curvature by steps, and does not follow from a curvature that is given.
+        passes: over the data that `settle_` takes; more than 1 where the part of a curvature depends on C, and then
+            `statistics` sums over gradients that have the labels first.
     """
 
     single = False
-    in_steps = False
+    passes = 1
     fused = False
 
     def __init__(
@@ -228,6 +229,22 @@ class Family(nn.Module, ABC):
         Args:
             weight: of the start in the geometric mean of start and curvature, 1 before anything was observed.
         """
+
+    def restart_(self, observed: bool) -> None:
+        """Prepare for the first call of `settle_`.
+
+        Args:
+            observed: whether a curvature is known, which a parameter that is frozen keeps.
+        """
+
+    def settle_(self, statistics: list[Tensor | None]) -> None:
+        """Make C from the curvature of all data alone, without the start and without what was observed before.
+
+        Args:
+            statistics: what `statistics` returned, averaged over the data.
+        """
+        self.absorb_(statistics, 1.0)
+        self.refresh_(0.0)
 
     @abstractmethod
     def variances(self) -> list[Tensor]:

@@ -107,7 +107,7 @@ class Dense(Family):
         diagonal.add_(delta)
         scale = ((start + delta) / diagonal).pow(0.5 * weight)
         precision *= self.num_data * scale[..., None, :] * scale[..., None]
-        self.root.copy_(_root(precision, torch.finfo(self.curvature.dtype).eps))
+        self.root.copy_(lower_root(precision, torch.finfo(self.curvature.dtype).eps))
 
     def variances(self) -> list[Tensor]:
         """Return the diagonal of (L Lᵀ)⁻¹, one tensor a parameter."""
@@ -151,14 +151,21 @@ class Rows(Dense):
         return torch.cat([tensor.reshape(self.rows, -1) for tensor in tensors], 1)
 
 
-def _root(
+def lower_root(
     precision: Tensor,  # (..., D, D), overwritten
-    rounding: float,  # of the numbers that it was made of
+    rounding: float,
 ) -> Tensor:
-    """The lower root; where rounding has left the matrix indefinite, of one with a diagonal that is D times it larger.
+    """Return the lower root; where rounding has left a matrix indefinite, of one with a diagonal D times it larger.
 
     A running mean in single precision is positive semidefinite only up to rounding, Σⱼₖ|vⱼvₖ|√(HⱼⱼHₖₖ) times it along
     v, which is more than δ where features are large and data many.
+
+    Args:
+        precision: one matrix or several.
+        rounding: of the numbers that it was made of.
+
+    >>> lower_root(torch.tensor([[4.0]]), 1e-7)
+    tensor([[2.]])
     """
     root, failed = torch.linalg.cholesky_ex(precision)
     if failed.device.type == "cpu" and not failed.any():

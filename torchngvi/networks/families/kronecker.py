@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.networks.families.base import Family, key
+from torchngvi.networks.families.dense import lower_root
 
 _LONGEST = 0.2  # rate of a step of the roots: one statistic is of one batch
 _SMALL = 0.5  # largest Frobenius norm of K, so that I - K + ½K² stays near I
@@ -32,7 +33,7 @@ class Kronecker(Family):
         prior, start, num_data: as in :class:`Family`.
     """
 
-    in_steps = True
+    passes = 5  # after which the divergence is within 0.001 nats a weight of the smallest, in tests
 
     def __init__(
         self,
@@ -72,18 +73,22 @@ class Kronecker(Family):
         ]
 
     def statistics(self, gradients: list[Tensor | None], scale: float) -> list[Tensor | None]:
-        """Return N scale RRᵀ/i and N scale RᵀR/o of every parameter, with R = AᵀgB."""
+        """Return N scale RRᵀ/i and N scale RᵀR/o of every parameter, R = AᵀgB; their sums where labels come first."""
         found: list[Tensor | None] = []
-        for g, (A, B) in zip(gradients, self.roots(), strict=True):
+        for g, m, (A, B) in zip(gradients, self.mean, self.roots(), strict=True):
             if g is None:
                 found += [None, None]
                 continue
-            R = A.mT @ g.flatten(1) @ B
-            found += [self.num_data * scale / len(B) * (R @ R.mT), self.num_data * scale / len(A) * (R.mT @ R)]
+            R = A.mT @ g.flatten(g.ndim - m.ndim + 1) @ B
+            rows, columns = R.movedim(-2, 0).flatten(1), R.flatten(0, -2)
+            found += [
+                self.num_data * scale / len(B) * (rows @ rows.mT),
+                self.num_data * scale / len(A) * (columns.mT @ columns),
+            ]
         return found
 
-    def projected(self, statistics: list[Tensor | None]) -> list[tuple[Tensor, Tensor] | None]:
-        """Return P_A - ½τI and P_B - ½τI of every parameter, the prior's part included.
+    def factors(self, statistics: list[Tensor | None]) -> list[tuple[Tensor, Tensor] | None]:
+        """Return W_A and W_B of every parameter, the prior's part included.
 
         Args:
             statistics: what `statistics` returned.
@@ -94,12 +99,22 @@ class Kronecker(Family):
             if of_rows is None or of_columns is None:
                 found.append(None)
                 continue
-            P_A = of_rows + (self.num_data * delta * B.square().sum() / len(B)) * (A.mT @ A)
-            P_B = of_columns + (self.num_data * delta * A.square().sum() / len(A)) * (B.mT @ B)
+            W_A = of_rows + (self.num_data * delta * B.square().sum() / len(B)) * (A.mT @ A)
+            W_B = of_columns + (self.num_data * delta * A.square().sum() / len(A)) * (B.mT @ B)
+            found.append((W_A, W_B))
+        return found
+
+    def projected(self, statistics: list[Tensor | None]) -> list[tuple[Tensor, Tensor] | None]:
+        """Return P_A - ½τI and P_B - ½τI of every parameter, the prior's part included.
+
+        Args:
+            statistics: what `statistics` returned.
+        """
+        found = self.factors(statistics)
+        for P_A, P_B in filter(None, found):  # W_A and W_B still
             half = 0.5 * (P_A.diagonal().mean() - 1)
             P_A.diagonal().sub_(1 + half)
             P_B.diagonal().sub_(1 + half)
-            found.append((P_A, P_B))
         return found
 
     def absorb_(self, statistics: list[Tensor | None], rate: float | Tensor) -> None:
@@ -114,6 +129,27 @@ class Kronecker(Family):
 
     def refresh_(self, weight: float) -> None:
         """Do nothing: the roots are what is known of the curvature, and leave the start by steps of their own."""
+
+    def restart_(self, observed: bool) -> None:
+        """Begin at the prior, but for what is frozen and known."""
+        each = zip(self.parameters_of_network, self.roots(), self.prior, strict=True)
+        for p, pair, delta in each:
+            for root in pair if p.requires_grad or not observed else ():
+                root.zero_().diagonal().fill_((self.num_data * delta) ** -0.25)
+
+    def settle_(self, statistics: list[Tensor | None]) -> None:
+        """Take AAᵀ to √τ A W_A⁻¹Aᵀ and BBᵀ to √τ B W_B⁻¹Bᵀ, τ = tr W_A/o = tr W_B/i: both blocks of a pass at once.
+
+        A fixed point has W_A = W_B = I, as the steps have, and minimises KL(q‖N(m, (N (H + δ))⁻¹)) over either factor;
+        if H + δ is a Kronecker product the first pass ends at its inverse.
+        """
+        for pair, factors in zip(self.roots(), self.factors(statistics), strict=True):
+            if factors is None:
+                continue
+            quarter = factors[0].double().diagonal().mean() ** 0.25
+            for root, W in zip(pair, factors, strict=True):
+                upper = lower_root(W.double().flip(0, 1), torch.finfo(W.dtype).eps).flip(0, 1)  # W = upper upperᵀ
+                root.copy_(quarter * torch.linalg.solve_triangular(upper.mT, root.double(), upper=False, left=False))
 
     def variances(self) -> list[Tensor]:
         """Return (AAᵀ)_jj (BBᵀ)_kk, one tensor a parameter."""
