@@ -88,14 +88,14 @@ class MultilevelModel(MultilevelLogJoint):
         if learned.units and prior.fixed_scale is None:  # which is known once X and y have been checked
             joint = joint._replace(fixed_scale=asked.wide(self.rows.X, self.rows.y))
             super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
-        self.value = learned.begin(self._leaves)
+        self.value = learned.begin(self.leaves)
         self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)
         for of in self.rows.factors:
             of.likelihood = self.rows.likelihood
         self.priors = self._priors(joint)  # of which the defaults depend on the likelihood
 
     @property
-    def _leaves(self) -> Any:
+    def leaves(self) -> Any:
         """The rows with the groups of the largest factor."""
         return self.rows.factors[self.rows.arrangement.chain[0]]
 
@@ -215,7 +215,7 @@ class MultilevelModel(MultilevelLogJoint):
             q = model.posterior()
             elbo = run(q, model)
         else:
-            prior = self.learned.settled(self._leaves)
+            prior = self.learned.settled(self.leaves)
             q, phi, profile = profiled(model, self.learned, prior, math.log(self.value), run)
             model, elbo = model.with_likelihood(self.learned.at(math.exp(phi))), profile.log_evidence
         near = GivenGlobals(q, local, profile)

@@ -14,7 +14,7 @@ from torchngvi.mixed_models.fitted import Fitted
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.multilevel_table import FactorTable, MultilevelDraws, MultilevelTable
 from torchngvi.mixed_models.predictions import NewRows, Prediction
-from torchngvi.mixed_models.table import ByFactor, Marginals, names_of, probability
+from torchngvi.mixed_models.table import ByFactor, Marginals, names_of, probability, ratio_of
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed_prior import scales_of
 from torchngvi.models.multilevel import MultilevelLogJoint
@@ -157,6 +157,7 @@ class MultilevelResult(Fitted):
             interval,
             self._head(),
             self._foot(fixed, learned),
+            ratio_of(self.model.rows.likelihood),
         )
 
     def _parts(

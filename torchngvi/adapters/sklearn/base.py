@@ -9,7 +9,14 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, is_positive
+from torchngvi.adapters.sklearn.arguments import (
+    RandomState,
+    check_sd,
+    checked_count,
+    generator_of,
+    is_positive,
+    warn_of_constants,
+)
 from torchngvi.diagnostics.predictive import predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -56,6 +63,7 @@ class BayesianLinear(BaseEstimator):
     def _fit(self, X: Array, y: Array, weights: Array | None, likelihood: Likelihood, *, noise: bool = False) -> Self:
         """Fit the posterior, of the prior that is given or with one by evidence."""
         auto = self._checked()
+        warn_of_constants(X, self)
         design = self._with_intercept(X)
         unit = (
             max(math.sqrt(np.average(np.square(y), weights=weights)), 1e-100)
