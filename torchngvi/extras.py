@@ -24,5 +24,5 @@ def install(extra: str) -> str:
 
 def _is_source(root: Path) -> bool:
     """Whether a folder is a source tree of this package."""
-    project = root / "pyproject.toml"
-    return project.is_file() and 'name = "torchngvi"' in project.read_text(encoding="utf-8")
+    project = root / "setup.cfg"
+    return project.is_file() and "name = torchngvi\n" in project.read_text(encoding="utf-8")

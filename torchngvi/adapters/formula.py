@@ -275,7 +275,8 @@ def _check_varying(made: Formula) -> None:
             continue
         beside = ", and the intercept is there already" if there else ""
         raise InputError(
-            f"{name} is {entry:g} in all {len(X)} rows{beside}: nothing can tell its effect. Leave it out of the formula."
+            f"{name} is {entry:g} in all {len(X)} rows{beside}: nothing can tell its effect. "
+            "Leave it out of the formula."
         )
 
 

@@ -64,7 +64,7 @@ class _Several(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        if values[-1].endswith(".toml") and getattr(namespace, "config", None) is None:
+        if values[-1].lower().endswith(".toml") and getattr(namespace, "config", None) is None:
             namespace.config = values.pop()
             if not values:
                 parser.error(f"argument {option}: expected at least one argument before {namespace.config}")

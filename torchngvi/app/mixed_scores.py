@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from torchngvi.adapters.arviz import log_likelihood
-from torchngvi.adapters.formula import Formula, Rows
+from torchngvi.adapters.formula import Formula
 from torchngvi.app.design import split
 from torchngvi.app.findings import HeldOut
 from torchngvi.app.runs import weighted_mean
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedResult, MultilevelResult
 from torchngvi.mixed_models.predictions import NewRows, inverse_link, varying
+from torchngvi.models.mixed_rows import GroupedRows
 
 _ROWS = 2_000  # predicted at once
 _SEED = 2  # of the effects of groups that the training rows have not
@@ -111,15 +112,17 @@ def scores(
 def _predictors(result: MixedResult | MultilevelResult, frame: pd.DataFrame) -> Tensor:
     """Draws of the linear predictors of new rows, (S, M)."""
     assert result.designs is not None
-    rows, draws = result.designs(frame), result.draws()
+    rows, generator = result.designs(frame), torch.Generator().manual_seed(_SEED)
+    parts: list[tuple[GroupedRows, Any, Tensor, Tensor]]
     if isinstance(result, MixedResult):
-        assert isinstance(rows, Rows)
-        parts = {"": (result.model.rows, (rows.Z, rows.groups), draws.omega, draws.effects)}
+        one = result.draws()
+        parts, fixed = [(result.model.rows, (rows.Z, rows.groups), one.omega, one.effects)], one.fixed
     else:
-        named = zip(result.model.names, result.model.rows.factors, strict=True)
-        parts = {key: (of, rows.random[key], draws.omega[key], draws.effects[key]) for key, of in named}
-    generator, eta = torch.Generator().manual_seed(_SEED), torch.zeros(())
-    for of, random, omega, effects in parts.values():
-        new = NewRows.of(of, rows.X, *random, rows.offset)
+        several, factors = result.draws(), zip(result.model.names, result.model.rows.factors, strict=True)
+        parts = [(of, rows.random[key], several.omega[key], several.effects[key]) for key, of in factors]
+        fixed = several.fixed
+    eta = torch.zeros(())
+    for of, (Z, groups), omega, effects in parts:
+        new = NewRows.of(of, rows.X, Z, groups, rows.offset)
         eta = eta + varying(new, omega, effects, generator)
-    return eta + draws.fixed @ new.X.mT + new.offset
+    return eta + fixed @ new.X.mT + new.offset

@@ -191,7 +191,7 @@ def _coding(targets: dict[Any, int], settings: Settings) -> tuple[dict[Any, floa
 def _standardised(
     columns: Mapping[str, Column], encoding: Encoding, settings: Settings
 ) -> tuple[tuple[str, ...], Array, Array, float, tuple[str, ...]]:
-    """The names of the design's columns, what is subtracted, what they are divided by, the row norm, and which are constant."""
+    """The names of the design's columns, what is subtracted, what they are divided by, the row norm, and constants."""
     moments = [(c.mean, c.square / c.count, c.low, c.low == c.high) for c in columns.values() if c.numeric]
     for kind in encoding.categories:
         column = columns[kind.name]

@@ -136,7 +136,8 @@ class Fitted(ABC):
     def _separated(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Sentences about columns of the fixed effects that separate two classes."""
         rows = self.model.rows
-        if not rows.likelihood.discrete or rows.X.shape[0] != rows.all_rows:  # of several processes each has a part
+        part = len(rows.y) < getattr(rows, "all_rows", 0)  # of several processes each has a part
+        if part or not rows.likelihood.discrete:
             return ()
         there = rows.weights > 0
         return separation.told(names, separation.separating(rows.X[there], rows.y[there] > 0))

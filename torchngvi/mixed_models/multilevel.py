@@ -19,6 +19,7 @@ from torchngvi.mixed_models.multilevel_joint import GivenGlobals, drawn, moments
 from torchngvi.mixed_models.multilevel_result import Effects, MultilevelResult
 from torchngvi.models import GaussianNoise, Likelihood, MixedPrior
 from torchngvi.models.arguments import count
+from torchngvi.models.mixed_prior import checked_prior
 from torchngvi.models.multilevel import MultilevelLogJoint, Several
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.multilevel_start import started
@@ -75,7 +76,7 @@ class MultilevelModel(MultilevelLogJoint):
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior = MixedPrior() if prior is None else prior
+        prior = checked_prior(prior)
         learned = self.learned = asked.learned_of(family, prior)
         if learned is not None:
             family = learned.at(1.0)
@@ -146,7 +147,7 @@ class MultilevelModel(MultilevelLogJoint):
         >>> result.summary().random["item"].sd.mean.shape
         torch.Size([1])
         """
-        budget = Budget(max_evaluations, max_seconds)
+        budget, seed = Budget(max_evaluations, max_seconds), asked.seed_of(seed)
         asked.check_way(marginalise)
         if draws is not None and count("draws", draws, "counts draws") < _FEWEST:
             raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")

@@ -1,5 +1,7 @@
 """The priors of a mixed model, in words."""
 
+from typing import Any
+
 from torchngvi.models.learned import Learned, LearnedSize
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import Precision
@@ -32,7 +34,7 @@ def described(model: MixedLogJoint | MultilevelLogJoint, factor: str = "group") 
         parts.append(_of_factor(model.precision if scales is None else scales, factor))
     learned = getattr(model, "learned", None)
     if isinstance(learned, Learned):
-        rows = getattr(model, "leaves", model.rows)
+        rows: Any = getattr(model, "leaves", model.rows)
         name = "1/sqrt(size)" if isinstance(learned, LearnedSize) else learned.name
         parts.append(f"{name} {_of_scale(learned.settled(rows))}")
     return ", ".join(parts)

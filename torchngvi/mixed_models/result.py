@@ -284,7 +284,8 @@ class MixedResult(Fitted):
             "b": ["group", "random"],
             "y": ["row"],
         }
-        return exports.inference_data(values, self.model.rows.y, coords, dims)
+        y = exports.observed(self.model.rows.likelihood, self.model.rows.y)
+        return exports.inference_data(values, y, coords, dims)
 
     def plot_effects(self, effect: int | str = 0, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw a caterpillar plot: the effects of all groups in rising order, with intervals.

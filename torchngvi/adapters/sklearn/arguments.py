@@ -1,16 +1,13 @@
 """Arguments of the estimators, after a check: numbers, numbers of draws, and seeds by scikit-learn's convention."""
 
 import math
-import warnings
 from numbers import Integral, Real
-from typing import Any
 
 import numpy as np
 import torch
 
 from torchngvi.errors import InputError
 
-_SHOWN = 10  # columns in a warning
 RandomState = int | np.random.RandomState | None  # by scikit-learn's convention, see `seed_of`
 
 
@@ -33,26 +30,6 @@ def check_sd(name: str, value: object) -> None:
     """
     if value is not None and not is_positive(value):
         raise InputError(f"{name} is a standard deviation, positive, or None; got {value!r}.")
-
-
-def warn_of_constants(X: "np.ndarray[Any, Any]", estimator: Any) -> None:
-    """Warn of columns that are the same in all rows beside an intercept, of which nothing is learned.
-
-    Args:
-        X: the rows, (n_samples, n_features).
-        estimator: with the names of the columns, where they have some.
-    """
-    same = (X[:1] == X).all(0)
-    if not estimator.fit_intercept or len(X) < 2 or not same.any():
-        return
-    names = [str(name) for name in getattr(estimator, "feature_names_in_", range(X.shape[1]))]
-    found = [f"{names[k]} = {X[0, k]:g}" for k in np.flatnonzero(same)]
-    more = f", .. ({len(found)} in all)" if len(found) > _SHOWN else ""
-    warnings.warn(
-        f"The same in all {len(X)} rows, so that the prior alone says what the coefficient is: column "
-        f"{', '.join(found[:_SHOWN])}{more}. Leave it out, as sklearn.feature_selection.VarianceThreshold does.",
-        stacklevel=4,
-    )
 
 
 def checked_count(n_samples: object) -> int:

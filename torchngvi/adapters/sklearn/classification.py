@@ -9,8 +9,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of, warn_of_constants
-from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale
+from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of
+from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale, warn_of_constants
 from torchngvi.adapters.sklearn.several import centred, draws_of, softmax_model
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit

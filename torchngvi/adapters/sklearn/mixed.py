@@ -10,15 +10,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from torchngvi.adapters.sklearn.arguments import (
-    RandomState,
-    check_sd,
-    checked_count,
-    generator_of,
-    seed_of,
-    warn_of_constants,
-)
-from torchngvi.adapters.sklearn.base import Array, with_intercept
+from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, seed_of
+from torchngvi.adapters.sklearn.base import Array, warn_of_constants, with_intercept
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
