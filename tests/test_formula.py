@@ -262,7 +262,7 @@ class TestRefusals:
 
     def test_without_the_library(self, table, monkeypatch):
         monkeypatch.setattr(module, "formulae", None)
-        with pytest.raises(ImportError, match=r"pip install 'torchngvi\[formula\]'"):
+        with pytest.raises(ImportError, match=re.escape(install("formula"))):
             Formula("y ~ x + (1 | group)", table)
 
 

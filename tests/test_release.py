@@ -31,6 +31,15 @@ def test_the_experiments_are_data_of_the_package():
     assert len(list((ROOT / "torchngvi" / "studies" / "configs").glob("*.toml"))) >= 31
 
 
+def test_the_sdist_has_what_the_tests_read():
+    """Every folder of the clone, so that `pytest tests` runs from it against an installed wheel."""
+    kept = [line.split()[1] for line in text("MANIFEST.in").splitlines() if line.startswith("graft")]
+    assert {"docs", "examples", "tests"} <= set(kept)
+    assert all((ROOT / name).is_dir() for name in kept)
+    files = [line.split()[1:] for line in text("MANIFEST.in").splitlines() if line.startswith("include")]
+    assert all((ROOT / name).is_file() for names in files for name in names)
+
+
 @pytest.fixture
 def licences():
     spec = importlib.util.spec_from_file_location("licences", ROOT / ".ci" / "licences.py")
