@@ -97,9 +97,8 @@ def run(problem: Problem) -> Outcome:
         psis.proposal(result.verdict, weights),
         _scores(problem, q),
         (
-            *too_few_rows(len(train.y), _positive(train.weights)),
+            *(too_few_rows(len(train.y), _positive(train.weights)) or separated(problem)),
             *_overdispersed(problem, q),
-            *separated(problem),
             *problem.warnings,
             *(str(warning.message) for warning in caught),
         ),

@@ -3,8 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from torchngvi.app.columns import Array, Table
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared
@@ -24,6 +22,7 @@ def without_constants(table: Table, settings: Settings) -> tuple[Table, Settings
     Returns:
         Both.
 
+    >>> import numpy as np
     >>> from torchngvi.app.encoding import Column
     >>> X, y = np.array([[3.0, 1.0], [3.0, 2.0]]), np.array([0, 1])
     >>> table = Table(X, y, ("site", "age"), "died", encoding=Encoding((Column("site"), Column("age"))))
@@ -36,7 +35,7 @@ def without_constants(table: Table, settings: Settings) -> tuple[Table, Settings
     lone = {c.name: c.levels[0] for c in table.encoding.categories if len(c.levels) == 1}
     same = constant(table.X)
     numbers = [c.name for c in table.encoding.columns if not c.levels]  # which come first in the design
-    lone |= {name: f"{_entry(table.X[:, k]):g}" for k, name in enumerate(numbers) if same[k]}
+    lone |= {name: f"{table.X[0, k]:g}" for k, name in enumerate(numbers) if same[k]}
     if not lone or len(lone) == len(table.encoding.columns):
         return table, settings
     left = Encoding(tuple(c for c in table.encoding.columns if c.name not in lone))
@@ -80,16 +79,11 @@ def told(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def constant(X: Array) -> Array:
-    """Which columns have the same entry in all rows, but for missing ones.
+    """Which columns have the same entry in all rows, none of them missing.
 
-    >>> constant(np.array([[1.0, np.nan], [2.0, 5.0]]))
-    array([False,  True])
+    >>> import numpy as np
+    >>> constant(np.array([[1.0, 5.0, np.nan], [2.0, 5.0, 5.0]]))
+    array([False,  True, False])
     """
-    low, high = np.fmin.reduce(X, 0), np.fmax.reduce(X, 0)
-    same: Array = low == high
+    same: Array = X.min(0) == X.max(0)
     return same
-
-
-def _entry(column: Array) -> float:
-    """The one that is not missing."""
-    return float(np.fmax.reduce(column))
