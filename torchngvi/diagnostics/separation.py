@@ -58,8 +58,8 @@ def told(names: Sequence[str], found: Separation) -> tuple[str, ...]:
     Returns:
         One sentence for those that do so completely, and one for the others.
 
-    >>> told(["age", "ward=B"], Separation((), (1,)))[0][:68]
-    'ward=B separates the classes in part (quasi-complete separation): so'
+    >>> told(["age", "ward=B"], Separation((), (1,)))[0].partition(":")[0]
+    'ward=B separates the classes in part (quasi-complete separation)'
     """
     complete, quasi = (_listed([names[place] for place in places]) for places in found)
     end = "no finite coefficient is the likeliest, and the prior alone bounds it."

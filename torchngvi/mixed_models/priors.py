@@ -24,7 +24,7 @@ def described(model: MixedLogJoint | MultilevelLogJoint, factor: str = "group") 
     >>> X = torch.ones(6, 1, dtype=torch.float64)
     >>> y = torch.tensor([1.0, 2, 0, 1, 2, 3])
     >>> described(MixedModel(X, y, (X, [0, 0, 1, 1, 2, 2]), "poisson_log"), "ward")
-    'fixed effects N(0, 10^2), 1/variance over ward Wishart(1, scale 2.98)'
+    'fixed effects N(0, 10^2), 1/variance over ward Wishart(1, scale 3)'
     """
     parts = [f"fixed effects N(0, {float(model.fixed.prior.precision.flatten()[0]) ** -0.5:.4g}^2)"]
     if isinstance(model, MultilevelLogJoint):
