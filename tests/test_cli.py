@@ -26,6 +26,7 @@ from torchngvi.app import families, names
 from torchngvi.app.config import Settings, settings_from, to_toml
 from torchngvi.app.toml import read_toml
 from torchngvi.cli import main, parser
+from torchngvi.extras import install
 from torchngvi.models.likelihoods import FAMILIES
 from torchngvi.structures import block_diagonal
 
@@ -629,7 +630,7 @@ def test_missing_extras(extra, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, extra, None)
     assert run("--data", "iris", "--success", "setosa") == 2
     error = capsys.readouterr().err
-    assert f"{extra} is not installed, and the command line needs it: pip install 'torchngvi[cli]'." in error
+    assert f"{extra} is not installed, and the command line needs it: {install('cli')}." in error
     assert list(Path.cwd().iterdir()) == []
 
 

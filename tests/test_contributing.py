@@ -59,8 +59,11 @@ def test_every_block_is_run_or_compared():
     shell = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.M | re.S)
     assert len(python) + len(shell) == TEXT.count("```") // 2
     decides = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    tests, some, tools = (block.splitlines() for block in shell)
+    tests, some, wheel, tools = (block.splitlines() for block in shell)
     assert set(tests) | set(tools) <= set(decides)
+    ends = [line.partition("python")[2].split(" tests")[0] for line in wheel if "pytest" in line]
+    assert ends[0].endswith(" -P -m pytest -q")  # as .ci/run does with some of the files
+    assert any('/bin/python" -P -m pytest -q tests/' in line for line in decides)
     assert tests[0] in (ROOT / "README.md").read_text(encoding="utf-8")
     for name in some[0].split()[4:]:
         assert (ROOT / name).exists()

@@ -10,6 +10,7 @@ from sklearn.model_selection import train_test_split
 from torchngvi.app import memory
 from torchngvi.app.tables import read_table
 from torchngvi.cli import main
+from torchngvi.extras import install
 
 
 @pytest.fixture(autouse=True)
@@ -114,10 +115,7 @@ def test_parquet_without_its_package(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     Path("a.parquet").touch()
     assert fit("a.parquet") == 2
-    assert (
-        "pyarrow is not installed, and this command needs it: pip install 'torchngvi[parquet]'."
-        in capsys.readouterr().err
-    )
+    assert f"pyarrow is not installed, and this command needs it: {install('parquet')}." in capsys.readouterr().err
 
 
 def test_formulas_in_cells():

@@ -391,8 +391,9 @@ class TestAnswers:
         text = str(fitted[1]).splitlines()
         assert text[0] == f"mixed model, PoissonLog: {len(fitted[0].rows.y)} rows, 12 groups"
         assert text[1].split() == ["mean", "sd", "2.5", "%", "97.5", "%"]
-        assert [line.split()[0] for line in text[2:]][:8] == [
+        assert [line.split()[0] for line in text[2:]][:11] == [
             *("fixed", "one", "time"),
+            *("rate", "one", "time"),
             *("standard", "one", "time"),
             *("correlations", "one,"),
         ]

@@ -102,7 +102,7 @@ BAD = {
     ),
     "other column": (
         lambda f: f.assign(cabin=1),
-        "the table has cabin, which the fit has not seen. Leave the column out",
+        "the table has cabin, which the fit has not seen. Leave it out (frame.drop(columns=['cabin'])), or",
     ),
     "unseen level": (
         lambda f: f.assign(port="C"),

@@ -2,6 +2,7 @@
 
 import builtins
 import math
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torchngvi.diagnostics import examine
 from torchngvi.diagnostics.rule import Marginals
 from torchngvi.diagnostics.verdict import Effort, Verdict
 from torchngvi.errors import InputError
+from torchngvi.extras import install
 
 F64 = torch.float64
 
@@ -83,5 +85,5 @@ def test_without_matplotlib(monkeypatch):
         return load(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"needs matplotlib, which is not installed: pip install 'torchngvi\[cli\]'\."):
+    with pytest.raises(InputError, match=re.escape(f"needs matplotlib, which is not installed: {install('cli')}.")):
         found.plot()

@@ -16,6 +16,7 @@ from torchngvi.app.flags import DEBUG, parser
 from torchngvi.app.names import FLAT_METHODS, METHODS
 from torchngvi.app.toml import read_toml
 from torchngvi.errors import TorchngviError
+from torchngvi.extras import install
 
 # what is missing, by the extra that brings it
 _EXTRAS = dict.fromkeys(("matplotlib", "numpy", "pandas", "rich", "sklearn"), "cli")
@@ -69,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing not in _EXTRAS:
             raise
         what = "the command line" if _EXTRAS[missing] == "cli" else "this command"
-        command_ = f"pip install 'torchngvi[{_EXTRAS[missing]}]'"
-        return _refuse(f"{missing} is not installed, and {what} needs it: {command_}.")
+        return _refuse(f"{missing} is not installed, and {what} needs it: {install(_EXTRAS[missing])}.")
     except Exception as error:  # the last resort: what a parser raises at a file of a stranger is not specified
         sentence = _last_sentence(error)
         if sentence is None or os.environ.get(DEBUG):

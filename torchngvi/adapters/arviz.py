@@ -10,7 +10,7 @@ from torchngvi.adapters.predictors import predictors_of
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import FitResult
 from torchngvi.mixed_models import MixedResult, MultilevelResult
-from torchngvi.mixed_models.exports import inference_data
+from torchngvi.mixed_models.exports import inference_data, observed
 from torchngvi.mixed_models.predictions import responses
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.learned import Learned, LearnedNoise, LearnedScale, LearnedSize
@@ -152,10 +152,9 @@ def with_checks(data: Any, rows: Predicted, generator: torch.Generator) -> Any:
         "log_likelihood": weights * log_likelihood(rows.likelihood, eta, y, rows.parameter),
         "posterior_predictive": responses(rows.likelihood, eta, generator, rows.parameter),
     }
-    observed = 0.5 * (1 + y) if rows.likelihood.discrete else y
     groups: dict[str, Any] = {
         **{name: {"y": values[None].double().cpu().numpy()} for name, values in of_draws.items()},
-        "observed_data": {"y": observed.double().cpu().numpy()},
+        "observed_data": {"y": observed(rows.likelihood, y).double().cpu().numpy()},
     }
     named: dict[str, Any] = {"dims": {"y": ["row"]}, "coords": {"row": here.nonzero()[:, 0].tolist()}}
     if int(arviz.__version__.partition(".")[0]) < 1:

@@ -236,7 +236,8 @@ def mixed(
 
     Raises:
         ImportError: without formulae.
-        InputError: as `Formula` and `torchngvi.MixedModel`.
+        InputError: a column that is the same in all rows, as the intercept is; and as `Formula` and
+            `torchngvi.MixedModel`.
 
     >>> import pandas
     >>> visits = pandas.DataFrame(
@@ -252,6 +253,7 @@ def mixed(
     if prior is not None and not isinstance(prior, MixedPrior):
         raise InputError(f"prior is a torchngvi.models.MixedPrior, or None; got {type(prior).__name__}.")
     made = Formula(formula, frame)
+    _check_varying(made)
     if isinstance(weights, str):
         complete(frame, [weights], "weights")
         weights = frame[weights].to_numpy()
@@ -262,6 +264,20 @@ def mixed(
     X = torch.as_tensor(rows.X, dtype=torch.float64)
     model = MixedModel(X, made.y, effects, family, prior=prior, weights=weights, offset=rows.offset)
     return TableModel(made, model)
+
+
+def _check_varying(made: Formula) -> None:
+    """Check that no column of the fixed effects is the same in all rows, beside the intercept; cells may be empty."""
+    X, there = made.rows.X, "Intercept" in made.fixed
+    for name, column in zip(made.fixed, X.T, strict=True):
+        entry = float(column[0])
+        if name == "Intercept" or ":" in name or not bool((column == entry).all()) or not (there or entry == 0):
+            continue
+        beside = ", and the intercept is there already" if there else ""
+        raise InputError(
+            f"{name} is {entry:g} in all {len(X)} rows{beside}: nothing can tell its effect. "
+            "Leave it out of the formula."
+        )
 
 
 def _sum(terms: Any) -> str:

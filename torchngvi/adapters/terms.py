@@ -7,6 +7,7 @@ import numpy as np
 
 from torchngvi.adapters.grouping import Block, blocks_of, parenthesised, term_name
 from torchngvi.errors import InputError
+from torchngvi.extras import install
 
 try:
     import formulae
@@ -106,7 +107,7 @@ def described(formula: str) -> Any:
         InputError: a formula that cannot be read.
     """
     if formulae is None:
-        raise ImportError("A formula needs the library formulae: pip install 'torchngvi[formula]'.", name="formulae")
+        raise ImportError(f"A formula needs the library formulae: {install('formula')}.", name="formulae")
     try:
         return formulae.model_description(formula)
     except Exception as error:  # formulae raises its own errors, and Python's, at what it cannot read

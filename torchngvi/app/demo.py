@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from torchngvi.app import report
 from torchngvi.app.outputs import OutputFolder
+from torchngvi.extras import install
 from torchngvi.fitting.fit import fit
 from torchngvi.posteriors import CholeskyGaussian
 
@@ -60,7 +61,7 @@ def run(out: str = "runs/demo", *, overwrite: bool = False, quick: bool = False)
         except ImportError as error:
             if (error.name or "").partition(".")[0] != package:
                 raise
-            print(f"{number}. left out: {package} is not installed; pip install 'torchngvi[{package}]'.")
+            print(f"{number}. left out: {package} is not installed; {install(package)}.")
             continue
         print(f"{number}. {found[-1].title}: {found[-1].said}", flush=True)
     with folder.writing() as place:

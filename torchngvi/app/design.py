@@ -154,7 +154,7 @@ def prepare(
     Raises:
         InputError: too few rows for the split, training rows of one class, a column that cannot be standardised.
     """
-    train, test = _split(len(y), test_fraction, seed)
+    train, test = split(len(y), test_fraction, seed)
     if classes is not None and len(np.unique(y[train])) < 2:
         raise InputError(
             f"the {len(train)} training rows are all {classes[int(y[train][0])]!r}, and a Bernoulli family needs both "
@@ -217,7 +217,23 @@ def require_spread(
         )
 
 
-def _split(count: int, test_fraction: float, seed: int) -> tuple[Array, Array]:
+def split(count: int, test_fraction: float, seed: int) -> tuple[Array, Array]:
+    """The numbers of the training rows and of those that are held out, by scikit-learn's train_test_split.
+
+    Args:
+        count: the number of rows.
+        test_fraction: the share that is held out.
+        seed: of the split.
+
+    Returns:
+        Both.
+
+    Raises:
+        InputError: too few rows.
+
+    >>> [len(rows) for rows in split(10, 0.2, 0)]
+    [8, 2]
+    """
     rows = np.arange(count)
     if test_fraction == 0:
         return rows, rows[:0]

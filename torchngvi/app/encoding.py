@@ -206,7 +206,14 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(map(str, names[:_SHOWN])) + (f", .. ({len(names)} in all)" if len(names) > _SHOWN else "")
 
 
-def check_columns(frame: pd.DataFrame, needed: Sequence[str], known: Iterable[str], what: str) -> None:
+def check_columns(
+    frame: pd.DataFrame,
+    needed: Sequence[str],
+    known: Iterable[str],
+    what: str,
+    *,
+    flag: bool = False,
+) -> None:
     """Check that a table of new rows has the columns of the fit, and no other.
 
     Args:
@@ -214,6 +221,7 @@ def check_columns(frame: pd.DataFrame, needed: Sequence[str], known: Iterable[st
         needed: the columns that the fit has taken.
         known: columns that it has seen and not taken, which may be there.
         what: the table, for the message.
+        flag: whether a flag leaves columns out, as on a command line, or a method of the table, as in Python.
 
     Raises:
         InputError: columns that are missing, or that the fit has not seen.
@@ -227,7 +235,9 @@ def check_columns(frame: pd.DataFrame, needed: Sequence[str], known: Iterable[st
         )
     others = sorted(set(there) - set(needed) - set(known))
     if others:
+        some = others[:_SHOWN]
+        how = " ".join(f"--drop {name}" for name in some) if flag else f"frame.drop(columns={some!r})"
         raise InputError(
-            f"{what} has {listed(others)}, which the fit has not seen. Leave the column out (--drop {others[0]}), or "
+            f"{what} has {listed(others)}, which the fit has not seen. Leave it out ({how}), or "
             "check that this is the right table."
         )

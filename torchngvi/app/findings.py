@@ -71,6 +71,32 @@ class Findings:
         return {} if self.encoding is None else {c.name: c.baseline for c in self.encoding.categories}
 
 
+def held_out_numbers(held_out: HeldOut | None) -> dict[str, Any]:
+    """The scores under their names in summary.json.
+
+    Args:
+        held_out: the scores; None where no rows were held out.
+
+    Returns:
+        The numbers, None where there are none or where they are not finite.
+
+    >>> held_out_numbers(None)["held_out_rows"]
+    0
+    """
+    named = {
+        "held_out_rows": 0 if held_out is None else held_out.rows,
+        "held_out_nll_per_row": None if held_out is None else held_out.nll,
+        "held_out_nll_standard_error": None if held_out is None else held_out.nll_error,
+        "held_out_accuracy": None if held_out is None else held_out.accuracy,
+        "held_out_rmse": None if held_out is None else held_out.rmse,
+    }
+    return _finite(named)
+
+
+def _finite(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in named.items()}
+
+
 def numbers(found: Findings, own: Mapping[str, Any]) -> dict[str, Any]:
     """The run as plain numbers and texts; numbers that are not finite become None.
 
@@ -81,7 +107,7 @@ def numbers(found: Findings, own: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The content of summary.json.
     """
-    result, held_out, classes = found.result, found.held_out, found.columns.classes
+    result, classes = found.result, found.columns.classes
     every = {
         "converged": result.converged,
         "verdict": found.verdict,
@@ -89,11 +115,7 @@ def numbers(found: Findings, own: Mapping[str, Any]) -> dict[str, Any]:
         "natural_gradient_norm": result.norm,
         "tolerance": found.tolerance,
         **own,
-        "held_out_rows": 0 if held_out is None else held_out.rows,
-        "held_out_nll_per_row": None if held_out is None else held_out.nll,
-        "held_out_nll_standard_error": None if held_out is None else held_out.nll_error,
-        "held_out_accuracy": None if held_out is None else held_out.accuracy,
-        "held_out_rmse": None if held_out is None else held_out.rmse,
+        **held_out_numbers(found.held_out),
         "evaluations": result.evaluations,
         "rejected_steps": result.trace[-1].rejections,
         "seconds": result.trace[-1].seconds,
@@ -109,7 +131,7 @@ def numbers(found: Findings, own: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": list(found.warnings),
         "settings": to_dict(found.settings),
     }
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in every.items()}
+    return _finite(every)
 
 
 def show(
@@ -137,7 +159,7 @@ def show(
         ("verdict", found.verdict),
         ("ELBO", f"{-result.loss:.4f}{tempered}{sampled}"),
         ("approximation", approximation),
-        ("held out", _held_out_line(found.held_out)),
+        ("held out", held_out_line(found.held_out)),
         ("cost", f"{result.evaluations} {unit}, {result.trace[-1].seconds:.2f} s"),
         ("data", _data_line(found)),
         ("model", _model_line(found)),
@@ -196,7 +218,15 @@ def _title(found: Findings) -> str:
     return "converged, with a warning" if found.warnings else "converged"
 
 
-def _held_out_line(held_out: HeldOut | None) -> str:
+def held_out_line(held_out: HeldOut | None) -> str:
+    """The scores in one line.
+
+    Args:
+        held_out: the scores; None where no rows were held out.
+
+    >>> held_out_line(HeldOut(20, 0.5, 0.1, 0.75, None))
+    'accuracy 0.750, negative log likelihood 0.5000 +- 0.1000 a row, 20 rows'
+    """
     if held_out is None:
         return "no rows (test_fraction 0)"
     score = f"accuracy {held_out.accuracy:.3f}" if held_out.rmse is None else f"RMSE {held_out.rmse:.4g}"

@@ -64,7 +64,7 @@ class _Several(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        if values[-1].endswith(".toml") and getattr(namespace, "config", None) is None:
+        if values[-1].lower().endswith(".toml") and getattr(namespace, "config", None) is None:
             namespace.config = values.pop()
             if not values:
                 parser.error(f"argument {option}: expected at least one argument before {namespace.config}")
@@ -217,7 +217,9 @@ def _add_data_flags(group: Any) -> None:
     boolean = argparse.BooleanOptionalAction
     group.add_argument("--standardize", action=boolean, help="columns to mean 0 and sd 1 (default)")
     group.add_argument("--intercept", action=boolean, help="add a column of ones (default)")
-    group.add_argument("--test-fraction", type=float, metavar="F", help="share of rows held out (0.2)")
+    group.add_argument(
+        "--test-fraction", type=float, metavar="F", help="rows held out, a share (0.2; with --formula 0)"
+    )
     group.add_argument("--seed", type=int, metavar="N", help="of the split and of the checks by sampling (42)")
 
 

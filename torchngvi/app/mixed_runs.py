@@ -10,19 +10,21 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from torchngvi.adapters.formula import mixed
+from torchngvi.adapters.formula import Formula, mixed
 from torchngvi.adapters.terms import FormulaColumns
-from torchngvi.app import counts, formula_tables, saved_formula
+from torchngvi.app import counts, formula_tables, mixed_scores, saved_formula
 from torchngvi.app.columns import numbers
 from torchngvi.app.config import family_of, file_name, impute_of, seed_of
+from torchngvi.app.findings import HeldOut, held_out_line, held_out_numbers
 from torchngvi.app.formula_tables import Filling
 from torchngvi.app.outputs import OutputFolder, write_rows
 from torchngvi.app.readers import DELIMITED, ending, read_columns
+from torchngvi.app.report import exponential
 from torchngvi.app.runs import too_few_rows
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import Marginals, MixedResult, MultilevelResult, MultilevelTable
 
-FLAGS = ("formula", "data", "family", "weights", "impute", "seed", "out", "progress")
+FLAGS = ("formula", "data", "family", "weights", "impute", "test_fraction", "seed", "out", "progress")
 _COLUMNS = ("name", "mean", "sd", "low", "high")
 
 
@@ -52,20 +54,25 @@ def run(flags: Mapping[str, Any], overwrite: bool) -> MixedResult | MultilevelRe
     path, seed = table_of(flags), seed_of(flags.get("seed", 0))
     folder = OutputFolder(flags.get("out", f"runs/{path.name.partition('.')[0]}"), overwrite=overwrite)
     family, weights = family_of(flags.get("family", "gaussian")), flags.get("weights")
-    frame, notes = read_columns(path)
-    frame, fill, more = _prepared(frame, flags["formula"], impute_of(flags.get("impute")) is not None, weights)
+    whole, notes = read_columns(path)
+    train, test = mixed_scores.parted(whole, float(flags.get("test_fraction", 0.0)), seed)
+    frame, fill, more = _prepared(train, flags["formula"], impute_of(flags.get("impute")) is not None, weights)
     model = mixed(flags["formula"], frame, family, weights=weights)
     result = model.fit(seed=seed, progress=flags.get("progress", True))
     more += baselines(frame, FormulaColumns.of(flags["formula"]).predictors, result.summary().fixed.names)
+    held_out = _held_out(model.formula, result, frame, _filled(test, flags["formula"], fill, weights), weights)
     print(result)
+    print(f"priors: {result.priors}")
+    print(f"held out: {held_out_line(held_out)}")
     for note in (*notes, *more):
         print(f"note: {note}")
     unsaid = () if "family" in flags else counts.not_gaussian(frame, model.formula.response)
     warnings = (*too_few_rows(len(model.formula.y), None), *unsaid, *counts.overdispersed(result))
     for warning in warnings:
         print(f"warning: {warning}")
+    told = {"notes": [*notes, *more], "warnings": list(warnings), **held_out_numbers(held_out)}
     with folder.writing() as place:
-        _write(place, flags["formula"], result, {"notes": [*notes, *more], "warnings": list(warnings)})
+        _write(place, flags["formula"], result, told)
         torch.save(saved_formula.content(model.formula, result, fill, dict(flags)), place / "posterior.pt")
     print(f"written to {folder.path}/; for new rows: torchngvi predict {folder.path} NEW.csv")
     return result
@@ -107,6 +114,28 @@ def _prepared(
     return frame, fill, notes
 
 
+def _filled(test: pd.DataFrame, formula: str, fill: Filling, weights: str | None) -> pd.DataFrame:
+    """The rows that were held out, with what the training rows say of missing predictors."""
+    columns = FormulaColumns.of(formula)
+    test, _ = formula_tables.filled(formula_tables.dated(test, columns.groups), fill)
+    formula_tables.refuse_missing(test, columns, impute=bool(fill), weights=weights)
+    return test
+
+
+def _held_out(
+    formula: Formula,
+    result: MixedResult | MultilevelResult,
+    train: pd.DataFrame,
+    test: pd.DataFrame,
+    weights: str | None,
+) -> HeldOut | None:
+    """The scores on the rows that were held out, if any were."""
+    if not len(test):
+        return None
+    y = mixed_scores.targets(formula, pd.concat([train, test]), train, test)
+    return mixed_scores.scores(result, test, y, None if weights is None else numbers(test[weights], "weights"))
+
+
 def baselines(frame: pd.DataFrame, predictors: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
     """A note of the levels to which the effects of the other levels are relative.
 
@@ -132,7 +161,7 @@ def baselines(frame: pd.DataFrame, predictors: Iterable[str], names: Iterable[st
     return (f"baselines are {', '.join(found)}; the effects of other levels are relative to them",) if found else ()
 
 
-def _write(place: Path, formula: str, result: MixedResult | MultilevelResult, told: dict[str, list[str]]) -> None:
+def _write(place: Path, formula: str, result: MixedResult | MultilevelResult, told: dict[str, Any]) -> None:
     table = result.summary()
     parts = {"fixed effect": table.fixed}
     if isinstance(table, MultilevelTable):
@@ -142,12 +171,18 @@ def _write(place: Path, formula: str, result: MixedResult | MultilevelResult, to
         parts |= {"sd": table.sd, "correlation": table.correlation}
     if table.likelihood is not None:
         parts["likelihood"] = table.likelihood
-    write_rows(place / "parameters.csv", ["kind", *_COLUMNS], _rows(parts.items()))
+    rows, header = _rows(parts.items()), ["kind", *_COLUMNS]
+    if table.ratio:
+        header += ["ratio", "ratio_low", "ratio_high"]
+        for row in rows:
+            of_fixed = row[0] == "fixed effect"
+            row += [exponential(row[at]) if of_fixed else "" for at in (2, 4, 5)]
+    write_rows(place / "parameters.csv", header, rows)
     effects = _effects(result)
     write_rows(place / "effects.csv", ["effect", "group", *_COLUMNS[1:]], _rows((name, of) for name, of, _ in effects))
-    rows = result.model.rows
     summary = {
         "formula": formula,
+        "priors": result.priors,
         "converged": result.converged,
         "reason": result.reason,
         "method": result.method,
@@ -155,7 +190,7 @@ def _write(place: Path, formula: str, result: MixedResult | MultilevelResult, to
         "log_evidence": result.log_evidence,
         "k_hat": result.k_hat,
         "effective_draws": result.effective,
-        "rows": len(rows.y),
+        "rows": len(result.model.rows.y),
         "groups": _counts(result),
         **told,
     }

@@ -15,7 +15,7 @@ from torchngvi.app.design import Columns
 from torchngvi.app.findings import HeldOut
 from torchngvi.app.names import AUTO
 from torchngvi.app.problems import Problem
-from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean
+from torchngvi.diagnostics import accuracy, log_predictive_density, log_weights, predictive_mean, separation
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.evidence import Evidence, Round, prior_by_evidence
 from torchngvi.fitting import Evaluations, Unimproved
@@ -97,7 +97,7 @@ def run(problem: Problem) -> Outcome:
         psis.proposal(result.verdict, weights),
         _scores(problem, q),
         (
-            *too_few_rows(len(train.y), _positive(train.weights)),
+            *(too_few_rows(len(train.y), _positive(train.weights)) or separated(problem)),
             *_overdispersed(problem, q),
             *problem.warnings,
             *(str(warning.message) for warning in caught),
@@ -186,6 +186,23 @@ def _overdispersed(problem: Problem, q: Gaussian) -> tuple[str, ...]:
     return () if found is None else (found,)
 
 
+def separated(problem: Problem) -> tuple[str, ...]:
+    """Warnings of columns that separate the two classes of the training rows, each by itself.
+
+    Args:
+        problem: with its data.
+
+    Returns:
+        The warnings.
+    """
+    train, names = problem.data.train, problem.data.names
+    if problem.data.classes is None:
+        return ()
+    there = np.ones(len(train.y), dtype=bool) if train.weights is None else train.weights > 0
+    X, y = (torch.from_numpy(part[there]) for part in (train.X, train.y))
+    return separation.told(names, separation.separating(X, y > 0))
+
+
 def _positive(weights: Array | None) -> int | None:
     return None if weights is None else int(np.count_nonzero(weights))
 
@@ -216,18 +233,29 @@ def _scores(problem: Problem, q: Gaussian) -> HeldOut | None:
     X, y = torch.as_tensor(test.X, dtype=q.dtype), torch.as_tensor(test.y)
     offset = None if test.offset is None else torch.as_tensor(test.offset)
     w = torch.ones_like(y) if test.weights is None else torch.as_tensor(test.weights)
-    nll, error = _weighted_mean(-log_predictive_density(model, q, X, y, offset), w)
+    nll, error = weighted_mean(-log_predictive_density(model, q, X, y, offset), w)
     discrete = model.likelihood.discrete
     right = float(accuracy(model, q, X, y, offset, w)) if discrete else None
-    square = None if discrete else _weighted_mean((predictive_mean(model, q, X, offset) - y).square(), w)[0]
+    square = None if discrete else weighted_mean((predictive_mean(model, q, X, offset) - y).square(), w)[0]
     return HeldOut(len(y), nll, error, right, None if square is None else math.sqrt(square))
 
 
-def _weighted_mean(
+def weighted_mean(
     values: Tensor,  # (N,)
     weights: Tensor,  # (N,)
 ) -> tuple[float, float]:
-    """Mean and its standard error; NaN where there is too little for either."""
+    """The mean and its standard error, which is NaN of a single value.
+
+    Args:
+        values: (N,).
+        weights: factors of each, (N,).
+
+    Returns:
+        Both.
+
+    >>> weighted_mean(torch.tensor([1.0, 3.0]), torch.ones(2))
+    (2.0, 0.7071067690849304)
+    """
     share = weights / weights.sum()
     mean = (share * values).sum()
     error = (share.square() * (values - mean).square()).sum().sqrt()

@@ -28,6 +28,8 @@ from torchngvi.posteriors.gaussian import Gaussian
 if TYPE_CHECKING:
     from torchngvi.app.saved_formula import FittedFormula
 
+_TABLE = "the table"  # what a frame is called; one that was read from a file has its name
+
 
 @dataclass(frozen=True, repr=False)
 class Fitted:
@@ -71,7 +73,7 @@ class Fitted:
         offset = () if self.settings.offset is None else (self.settings.offset,)
         return (*(column.name for column in self.encoding.columns), *offset)
 
-    def predict(self, frame: pd.DataFrame, *, name: str = "the table") -> pd.DataFrame:
+    def predict(self, frame: pd.DataFrame, *, name: str = _TABLE) -> pd.DataFrame:
         """Predict new rows, with central 95% intervals.
 
         For two classes the table has the likelier ``class`` and the ``probability`` of success, averaged over q, with
@@ -109,7 +111,7 @@ class Fitted:
             }
         return pd.DataFrame(found, index=frame.index)
 
-    def to_arviz(self, frame: pd.DataFrame, *, draws: int | None = None, seed: int = 0, name: str = "the table") -> Any:
+    def to_arviz(self, frame: pd.DataFrame, *, draws: int | None = None, seed: int = 0, name: str = _TABLE) -> Any:
         """Export draws of the coefficients for ArviZ, with what its checks of a model need: see `torchngvi.to_arviz`.
 
         Args:
@@ -170,7 +172,8 @@ class Fitted:
                 f"predict takes a pandas DataFrame with the columns of the fit; got {type(frame).__name__}."
             )
         s = self.settings
-        check_columns(frame, self.columns, [c for c in (s.target, s.weights, *s.drop, "target") if c], name)
+        known = [c for c in (s.target, s.weights, *s.drop, "target") if c]
+        check_columns(frame, self.columns, known, name, flag=name != _TABLE)
         frame = frame.rename(columns=str)
         _refuse_missing(frame, self.columns if s.impute is None else self.columns[len(self.encoding.columns) :], name)
         raw = self.encoding.design(frame)

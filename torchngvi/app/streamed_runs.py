@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchngvi import registry
-from torchngvi.app import approximation, devices, families, findings, problems, psis, report
+from torchngvi.app import approximation, devices, families, findings, problems, psis, report, varying
 from torchngvi.app.config import Settings
 from torchngvi.app.findings import Findings, HeldOut
 from torchngvi.app.frames import Frames
@@ -95,7 +95,7 @@ def run(settings: Settings, overwrite: bool) -> FitResult:
         report.coefficients(layout.names, *per_unit(q, layout, settings.intercept)),
         _scores(model, q, Designs(frames, layout, settings, train=False)) if layout.rows[1] else None,
         tolerance,
-        (*frames.notes, *notes),
+        (*frames.notes, *varying.told(layout.same), *notes),
         too_few_rows(layout.rows[0], layout.positive),
     )
     proposal = _proposal(q, model, settings)

@@ -71,6 +71,7 @@ class Layout(Columns):
     positive: int | None  # training rows of positive weight; None where there are no weights
     mean_square: float  # of the targets in the training rows
     row_norm: float  # root of the mean square of a training row
+    same: tuple[str, ...]  # columns with one entry in all training rows
 
 
 def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
@@ -118,12 +119,12 @@ def first_pass(frames: Iterable[pd.DataFrame], settings: Settings) -> Layout:
     coding, classes = _coding(targets, settings)
     found = (_encoded(name, column, chosen=name in settings.categorical) for name, column in columns.items())
     encoding = Encoding(tuple(found))
-    names, center, scale, norm = _standardised(columns, encoding, settings)
+    names, center, scale, norm, same = _standardised(columns, encoding, settings)
     fill = np.full(len(names), np.nan)
     fill[: int(settings.intercept)] = 1.0
     weighted = None if settings.weights is None else positive
     rows = train, start - train
-    return Layout(names, center, scale, classes, fill, encoding, coding, rows, weighted, squares / train, norm)
+    return Layout(names, center, scale, classes, fill, encoding, coding, rows, weighted, squares / train, norm, same)
 
 
 def _add(column: Column, entries: pd.Series, held: Array, *, chosen: bool) -> None:
@@ -189,14 +190,15 @@ def _coding(targets: dict[Any, int], settings: Settings) -> tuple[dict[Any, floa
 
 def _standardised(
     columns: Mapping[str, Column], encoding: Encoding, settings: Settings
-) -> tuple[tuple[str, ...], Array, Array, float]:
-    """The names of the design's columns, what is subtracted from them, what they are divided by, and the row norm."""
+) -> tuple[tuple[str, ...], Array, Array, float, tuple[str, ...]]:
+    """The names of the design's columns, what is subtracted, what they are divided by, the row norm, and constants."""
     moments = [(c.mean, c.square / c.count, c.low, c.low == c.high) for c in columns.values() if c.numeric]
     for kind in encoding.categories:
         column = columns[kind.name]
         shares = [column.levels.get(level, 0) / column.count for level in kind.levels[1:]]
         moments += [(share, share * (1 - share), share, share in (0, 1)) for share in shares]
     names, count = encoding.names, len(moments)
+    same = tuple(name for name, moment in zip(names, moments, strict=True) if moment[-1])
     center, scale = np.zeros(count), np.ones(count)
     if settings.standardize:
         center = np.array([low if constant else mean for mean, _, low, constant in moments])
@@ -206,7 +208,7 @@ def _standardised(
     square = float(((variance + np.square(mean - center)) / scale**2).sum())
     if settings.intercept:
         names, center, scale = ("intercept", *names), np.r_[0.0, center], np.r_[1.0, scale]
-    return names, center, scale, float(np.sqrt(square + settings.intercept))
+    return names, center, scale, float(np.sqrt(square + settings.intercept)), same
 
 
 def held_out(start: int, count: int, settings: Settings) -> Array:

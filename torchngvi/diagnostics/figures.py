@@ -13,6 +13,7 @@ from torchngvi.diagnostics.psis import USELESS
 from torchngvi.diagnostics.rule import LIMITS, Marginals, Shape, log_ratio, trusted
 from torchngvi.diagnostics.uniformity import ALPHA, Uniformity
 from torchngvi.errors import InputError
+from torchngvi.extras import install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +35,7 @@ def new_figure(what: str, width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError(
-            f"the picture of {what} needs matplotlib, which is not installed: pip install 'torchngvi[cli]'."
+            f"the picture of {what} needs matplotlib, which is not installed: {install('cli')}."
         ) from error
     return Figure(figsize=(width, height), dpi=120, layout="constrained")
 

@@ -1,6 +1,8 @@
 """What a user asks of a mixed model, read and put into words: families, priors, ways to the posterior."""
 
+import difflib
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 from torch import Tensor
@@ -18,6 +20,7 @@ from torchngvi.models.multilevel_prior import prior_of
 Marginalise = Literal["quadrature", "response", "none"]
 
 WAYS = ("quadrature", "response", "none")
+_SEEDS = 2**62
 TELLING = 200  # coordinates up to which importance weights over all of them tell something of a few
 
 
@@ -34,7 +37,9 @@ def learned_of(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
         return LEARNED[family](prior.likelihood)
     if isinstance(family, str) and family not in {**FAMILIES, **SHORT}:
         names = ", ".join({**FAMILIES, **LEARNED})
-        raise InputError(f"family must be one of {names}, or a Likelihood; got {family!r}.")
+        close = difflib.get_close_matches(family.lower(), [*FAMILIES, *LEARNED, *SHORT], n=1)
+        told = f" Did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"family must be one of {names}, or a Likelihood; got {family!r}.{told}")
     if prior.likelihood is not None:
         raise InputError(
             f"likelihood= of the prior is that of a learned parameter, of the families {', '.join(LEARNED)}; got "
@@ -118,6 +123,20 @@ def check_way(way: object, others: Sequence[str] = WAYS) -> None:
     """
     if way is not None and way not in others:
         raise InputError(f"marginalise must be quadrature, response or none; got {way!r}.")
+
+
+def seed_of(seed: object) -> int:
+    """The seed of all draws, after a check.
+
+    Raises:
+        InputError: anything but a whole number that torch's generators take.
+
+    >>> seed_of(3)
+    3
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or abs(int(seed)) >= _SEEDS:
+        raise InputError(f"seed is that of all draws, a whole number such as 0, of less than 63 bits; got {seed!r}.")
+    return int(seed)
 
 
 def numbers(size: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.mixed_models.table import Marginals
+from torchngvi.models import Likelihood
 
 
 def inference_data(
@@ -33,6 +34,17 @@ def inference_data(
     if int(arviz.__version__.partition(".")[0]) < 1:
         return arviz.from_dict(**groups, **named)
     return arviz.from_dict(groups, **named)
+
+
+def observed(likelihood: Likelihood, y: Tensor) -> Tensor:
+    """The targets as they are exported: two classes, which a likelihood has as -1 and +1, as 0 and 1.
+
+    >>> import torch
+    >>> from torchngvi.models import BernoulliLogit
+    >>> observed(BernoulliLogit(), torch.tensor([-1.0, 1.0]))
+    tensor([0., 1.])
+    """
+    return 0.5 * (1 + y) if likelihood.discrete else y
 
 
 def effect_number(effect: int | str, names: Sequence[str]) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchngvi.diagnostics import separation
 from torchngvi.fitting.records import FitResult
-from torchngvi.mixed_models import remarks
+from torchngvi.mixed_models import priors, remarks
 from torchngvi.mixed_models.asked import TELLING
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.table import Marginals
@@ -83,6 +84,11 @@ class Fitted(ABC):
         return self.joint_of()
 
     @property
+    def priors(self) -> str:
+        """The priors of the fit in one line: of fixed effects, of each grouping factor, of a learned parameter."""
+        return priors.described(self.model, getattr(self, "factor", "group"))
+
+    @property
     def k_hat(self) -> float:
         """The Pareto k̂ of the importance weights.
 
@@ -119,10 +125,19 @@ class Fitted(ABC):
 
     def _foot(self, fixed: Marginals, parameter: Marginals | None) -> str:
         prior_sd = float(self.model.fixed.prior.precision.flatten()[0]) ** -0.5
-        lines = [self.method, *remarks.of_answers(fixed, prior_sd, parameter)]
+        lines = [self.method, *self._separated(fixed.names), *remarks.of_answers(fixed, prior_sd, parameter)]
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
         telling = self.log_evidence is not None or self.model.all_dim <= TELLING
         if telling and not self.k_hat < TRUSTED:
             lines.append(f"k-hat {self.k_hat:.2f} is above {TRUSTED}: take means and intervals for rough.")
         return "\n".join(lines)
+
+    def _separated(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Sentences about columns of the fixed effects that separate two classes."""
+        rows = self.model.rows
+        part = len(rows.y) < getattr(rows, "all_rows", 0)  # of several processes each has a part
+        if part or not rows.likelihood.discrete:
+            return ()
+        there = rows.weights > 0
+        return separation.told(names, separation.separating(rows.X[there], rows.y[there] > 0))

@@ -24,6 +24,7 @@ from torchngvi.models.arguments import count
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.mixed import RandomEffects
 from torchngvi.models.mixed_integrated import IntegratedMixed
+from torchngvi.models.mixed_prior import checked_prior
 from torchngvi.models.multilevel import Several
 from torchngvi.models.scale_priors import ScalesPrior
 from torchngvi.numerics import sparse
@@ -92,7 +93,7 @@ class MixedModel(MixedLogJoint):
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior, only = MixedPrior() if prior is None else prior, asked.only(random)
+        prior, only = checked_prior(prior), asked.only(random)
         prior = asked.prior_for(prior, random)
         learned = self.learned = asked.learned_of(family, prior)
         if learned is not None:
@@ -179,8 +180,8 @@ class MixedModel(MixedLogJoint):
             The result, which prints as a table and says what was used.
 
         Raises:
-            InputError: another word for marginalise, nodes without quadrature, too few draws, or a model that needs
-                the random effects integrated out with another word than that.
+            InputError: another word for marginalise, a seed that is no whole number, nodes without quadrature, too few
+                draws, or a model that needs the random effects integrated out with another word than that.
 
         >>> import torch
         >>> groups = torch.arange(20) // 5
@@ -196,7 +197,7 @@ class MixedModel(MixedLogJoint):
         everyone = self.processes or Processes.alone()
         with everyone.together():
             budget = Budget(max_evaluations, max_seconds)
-            way = self._way(marginalise, nodes, draws)
+            way, seed = self._way(marginalise, nodes, draws), asked.seed_of(seed)
         everyone.agree(marginalise=way, nodes=nodes, draws=draws, seed=seed)
         X = self.rows.X  # or, of several processes, its Gram matrix, which has the same rank
         X = X if self.processes is None else self.rows.total(X.mT @ X)[0]

@@ -19,6 +19,7 @@ from torchngvi.mixed_models.multilevel_joint import GivenGlobals, drawn, moments
 from torchngvi.mixed_models.multilevel_result import Effects, MultilevelResult
 from torchngvi.models import GaussianNoise, Likelihood, MixedPrior
 from torchngvi.models.arguments import count
+from torchngvi.models.mixed_prior import checked_prior
 from torchngvi.models.multilevel import MultilevelLogJoint, Several
 from torchngvi.models.multilevel_gaussian import GaussianMultilevel
 from torchngvi.models.multilevel_start import started
@@ -75,7 +76,7 @@ class MultilevelModel(MultilevelLogJoint):
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior = MixedPrior() if prior is None else prior
+        prior = checked_prior(prior)
         learned = self.learned = asked.learned_of(family, prior)
         if learned is not None:
             family = learned.at(1.0)
@@ -88,14 +89,14 @@ class MultilevelModel(MultilevelLogJoint):
         if learned.units and prior.fixed_scale is None:  # which is known once X and y have been checked
             joint = joint._replace(fixed_scale=asked.wide(self.rows.X, self.rows.y))
             super().__init__(X, y, random, family, prior=joint, weights=weights, offset=offset)
-        self.value = learned.begin(self._leaves)
+        self.value = learned.begin(self.leaves)
         self.rows.likelihood = self.fixed.likelihood = learned.at(self.value)
         for of in self.rows.factors:
             of.likelihood = self.rows.likelihood
         self.priors = self._priors(joint)  # of which the defaults depend on the likelihood
 
     @property
-    def _leaves(self) -> Any:
+    def leaves(self) -> Any:
         """The rows with the groups of the largest factor."""
         return self.rows.factors[self.rows.arrangement.chain[0]]
 
@@ -146,7 +147,7 @@ class MultilevelModel(MultilevelLogJoint):
         >>> result.summary().random["item"].sd.mean.shape
         torch.Size([1])
         """
-        budget = Budget(max_evaluations, max_seconds)
+        budget, seed = Budget(max_evaluations, max_seconds), asked.seed_of(seed)
         asked.check_way(marginalise)
         if draws is not None and count("draws", draws, "counts draws") < _FEWEST:
             raise InputError(f"draws must be at least {_FEWEST}, which say something about a tail; got {draws}.")
@@ -215,7 +216,7 @@ class MultilevelModel(MultilevelLogJoint):
             q = model.posterior()
             elbo = run(q, model)
         else:
-            prior = self.learned.settled(self._leaves)
+            prior = self.learned.settled(self.leaves)
             q, phi, profile = profiled(model, self.learned, prior, math.log(self.value), run)
             model, elbo = model.with_likelihood(self.learned.at(math.exp(phi))), profile.log_evidence
         near = GivenGlobals(q, local, profile)

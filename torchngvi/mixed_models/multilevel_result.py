@@ -14,7 +14,7 @@ from torchngvi.mixed_models.fitted import Fitted
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.multilevel_table import FactorTable, MultilevelDraws, MultilevelTable
 from torchngvi.mixed_models.predictions import NewRows, Prediction
-from torchngvi.mixed_models.table import ByFactor, Marginals, names_of, probability
+from torchngvi.mixed_models.table import ByFactor, Marginals, names_of, probability, ratio_of
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed_prior import scales_of
 from torchngvi.models.multilevel import MultilevelLogJoint
@@ -150,14 +150,8 @@ class MultilevelResult(Fitted):
         fixed, learned = Marginals.of(self.fixed_names, beta, weights, interval), None
         if parameter is not None:
             learned = Marginals.of([self._parameter], parameter[:, None], weights, interval)
-        return MultilevelTable(
-            fixed,
-            random,
-            learned,
-            interval,
-            self._head(),
-            self._foot(fixed, learned),
-        )
+        ratio = ratio_of(self.model.rows.likelihood)
+        return MultilevelTable(fixed, random, learned, interval, self._head(), self._foot(fixed, learned), ratio)
 
     def _parts(
         self,
@@ -315,7 +309,8 @@ class MultilevelResult(Fitted):
             }
             coords |= {of: self.random_names[name], bis: self.random_names[name], name: self.group_names[name]}
             dims |= {f"sd_{name}": [of], f"correlation_{name}": [of, bis], f"b_{name}": [name, of]}
-        return exports.inference_data(values, self.model.rows.y, coords, dims)
+        y = exports.observed(self.model.rows.likelihood, self.model.rows.y)
+        return exports.inference_data(values, y, coords, dims)
 
     def plot_effects(self, factor: str, effect: int | str = 0, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw a caterpillar plot: the effects of all groups of one factor in rising order, with intervals.

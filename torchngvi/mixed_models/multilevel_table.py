@@ -32,6 +32,7 @@ class MultilevelTable:
         interval: the probability of the intervals.
         head: what was fitted, the line above the table.
         foot: how, the lines below it.
+        ratio: what e to the power of a fixed effect is called, "odds ratio" or "rate ratio"; empty where it is nothing.
 
     >>> import torch
     >>> one = Marginals(("x",), *torch.ones(4, 1))
@@ -52,6 +53,7 @@ class MultilevelTable:
     interval: float
     head: str
     foot: str
+    ratio: str = ""
 
     @property
     def sd(self) -> dict[str, Marginals]:
@@ -70,7 +72,7 @@ class MultilevelTable:
             blocks[f"correlations of random effects, {name}"] = of.correlation
         if self.likelihood is not None:
             blocks["likelihood"] = self.likelihood
-        return printed(blocks, self.interval, self.head, self.foot)
+        return printed(blocks, self.interval, self.head, self.foot, self.ratio)
 
 
 class MultilevelDraws(NamedTuple):

@@ -13,7 +13,7 @@ from torchngvi.mixed_models.fitted import Fitted
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.mixed_models.locals import Locals
 from torchngvi.mixed_models.predictions import NewRows, Prediction
-from torchngvi.mixed_models.table import ByFactor, Marginals, MixedTable, names_of, probability
+from torchngvi.mixed_models.table import ByFactor, Marginals, MixedTable, names_of, probability, ratio_of
 from torchngvi.models.learned import Learned
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import scales_of
@@ -149,6 +149,7 @@ class MixedResult(Fitted):
             interval,
             self._head(),
             self._foot(fixed, learned),
+            ratio_of(self.model.rows.likelihood),
         )
 
     def _parts(
@@ -283,7 +284,8 @@ class MixedResult(Fitted):
             "b": ["group", "random"],
             "y": ["row"],
         }
-        return exports.inference_data(values, self.model.rows.y, coords, dims)
+        y = exports.observed(self.model.rows.likelihood, self.model.rows.y)
+        return exports.inference_data(values, y, coords, dims)
 
     def plot_effects(self, effect: int | str = 0, interval: float = 0.95, ax: Any = None) -> Any:
         """Draw a caterpillar plot: the effects of all groups in rising order, with intervals.

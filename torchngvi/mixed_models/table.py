@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.models import BernoulliLogit, Likelihood, NegativeBinomial, PoissonLog
 
 Of = TypeVar("Of")
 
@@ -58,6 +59,17 @@ class ByFactor(dict[str, Of]):
 
     def __missing__(self, name: object) -> Of:
         raise InputError(f"the grouping factors are {', '.join(self)}; got {name!r}.")
+
+
+def ratio_of(likelihood: Likelihood) -> str:
+    """What e to the power of a coefficient is called under a likelihood; an empty text where it is nothing.
+
+    >>> ratio_of(PoissonLog()), ratio_of(BernoulliLogit())
+    ('rate ratio', 'odds ratio')
+    """
+    if isinstance(likelihood, BernoulliLogit):
+        return "odds ratio"
+    return "rate ratio" if isinstance(likelihood, PoissonLog | NegativeBinomial) else ""
 
 
 def names_of(what: str, given: Sequence[str] | None, size: int, old: tuple[str, ...]) -> tuple[str, ...]:
@@ -128,6 +140,7 @@ class MixedTable:
         interval: the probability of the intervals.
         head: what was fitted, the line above the table.
         foot: how, the lines below it.
+        ratio: what e to the power of a fixed effect is called, "odds ratio" or "rate ratio"; empty where it is nothing.
 
     >>> one = Marginals(("x",), *torch.ones(4, 1))
     >>> print(MixedTable(one, one, one._replace(names=(), mean=one.mean[:0]), None, 0.9, "a model", "a way"))
@@ -147,6 +160,7 @@ class MixedTable:
     interval: float
     head: str
     foot: str
+    ratio: str = ""
 
     def __str__(self) -> str:
         blocks = {
@@ -156,17 +170,20 @@ class MixedTable:
         }
         if self.likelihood is not None:
             blocks["likelihood"] = self.likelihood
-        return printed(blocks, self.interval, self.head, self.foot)
+        return printed(blocks, self.interval, self.head, self.foot, self.ratio)
 
 
-def printed(blocks: Mapping[str, Marginals], interval: float, head: str, foot: str) -> str:
-    """Print a table: a head, blocks with their titles, and a foot."""
+def printed(blocks: Mapping[str, Marginals], interval: float, head: str, foot: str, ratio: str = "") -> str:
+    """Print a table: a head, blocks with their titles, the first also as ratios where these have a name, and a foot."""
     width = max(28, *(2 + len(name) for block in blocks.values() for name in block.names))
     ends = (f"{100 * share:.4g} %" for share in ends_of(interval))
     lines = [head, " " * width + "".join(f"{word:>11}" for word in ("mean", "sd", *ends))]
     for title, block in blocks.items():
         if block.names:
             lines += [title, *rows_of(block, width)]
+            if ratio:
+                lines += [f"{ratio}s, e to the power of the {title}", *_ratios(block, width)]
+        ratio = ""
     return "\n".join([*lines, foot])
 
 
@@ -176,4 +193,13 @@ def rows_of(block: Marginals, width: int) -> list[str]:
     return [
         f"  {name:<{width - 2}}" + "".join(f"{x:>11.4g}" for x in row)
         for name, row in zip(block.names, columns, strict=True)
+    ]
+
+
+def _ratios(block: Marginals, width: int) -> list[str]:
+    """One line for each ratio: e to the power of the mean, and of the ends of the interval."""
+    columns = zip(*(column.exp().tolist() for column in (block.mean, block.low, block.high)), strict=True)
+    return [
+        f"  {name:<{width - 2}}{mean:>11.4g}{'':>11}{low:>11.4g}{high:>11.4g}"
+        for name, (mean, low, high) in zip(block.names, columns, strict=True)
     ]

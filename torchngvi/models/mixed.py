@@ -23,6 +23,7 @@ from torchngvi.models.mixed_prior import (
     Effects,
     MixedPrior,
     Precision,
+    checked_prior,
     derivative,
     quadratic_terms,
     root_of,
@@ -111,13 +112,8 @@ class MixedLogJoint(SpreadGroups):
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior = MixedPrior() if prior is None else prior
+        prior = checked_prior(prior)
         fixed_scale = FIXED_SCALE if prior.fixed_scale is None else prior.fixed_scale
-        if not (fixed_scale > 0 and math.isfinite(fixed_scale)):
-            raise InputError(
-                "fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got "
-                f"{fixed_scale}."
-            )
         if prior.sd is not None:
             raise InputError(
                 "priors of standard deviations, MixedPrior(sd=...), are for MixedModel.fit, which integrates random "

@@ -67,6 +67,43 @@ class MixedPrior(NamedTuple):
     likelihood: object = None  # a prior of a standard deviation
 
 
+def is_positive(value: Any) -> bool:
+    """Whether this is a number, positive and finite.
+
+    >>> is_positive(2), is_positive(math.inf), is_positive("2")
+    (True, False, False)
+    """
+    if isinstance(value, str):
+        return False
+    try:
+        return 0 < float(value) < math.inf
+    except (TypeError, ValueError):
+        return False
+
+
+def checked_prior(prior: object) -> MixedPrior:
+    """The priors of a mixed model, after a check of what they are; the default of None.
+
+    Raises:
+        InputError: another object, or a scale of the fixed effects that is no positive number.
+
+    >>> checked_prior(None).fixed_scale is None
+    True
+    """
+    if prior is None:
+        return MixedPrior()
+    if not isinstance(prior, MixedPrior):
+        raise InputError(
+            f"prior is a torchngvi.models.MixedPrior, such as MixedPrior(fixed_scale=2.5), or None; got {prior!r}."
+        )
+    scale = prior.fixed_scale
+    if scale is not None and not is_positive(scale):
+        raise InputError(
+            f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got {scale!r}."
+        )
+    return prior
+
+
 class Effects(NamedTuple):
     """Means and covariances under q of the effects b of groups, and of ω, the entries of W."""
 
@@ -201,6 +238,8 @@ class Precision:
     """
 
     def __init__(self, prior: Wishart, like: Tensor, size: int, batch: tuple[int, ...] = ()) -> None:
+        if not isinstance(prior, Wishart):
+            raise InputError(f"precision of a prior is a torchngvi.models.Wishart(dof, scale), or None; got {prior!r}.")
         scale = checks.numbers("the scale of the Wishart prior", prior.scale, like)
         scale = scale.reshape(1, 1) if scale.ndim == 0 else scale
         if scale.shape not in ((size, size), (*batch, size, size)) or not bool(torch.equal(scale, scale.mT)):
@@ -214,9 +253,9 @@ class Precision:
                 "the scale of the Wishart prior must be positive definite; the Cholesky factorisation fails. Add a "
                 "multiple of the identity."
             )
-        if not (prior.dof > size - 1 and math.isfinite(prior.dof)):
+        if not is_positive(prior.dof) or prior.dof <= size - 1:
             raise InputError(
-                f"the degrees of freedom of the Wishart prior must exceed r - 1 = {size - 1}; got {prior.dof}."
+                f"the degrees of freedom of the Wishart prior must exceed r - 1 = {size - 1}; got {prior.dof!r}."
             )
         self.dof, self.size, self.scale = float(prior.dof), size, scale
         self.inverse = torch.cholesky_inverse(factor)

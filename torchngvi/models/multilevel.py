@@ -25,7 +25,7 @@ from torchngvi.models.by_moments import ByMoments
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.mixed import FIXED_SCALE, RandomEffects
-from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, root_of, starts
+from torchngvi.models.mixed_prior import Effects, MixedPrior, Precision, checked_prior, root_of, starts
 from torchngvi.models.mixed_rows import GroupedRows
 from torchngvi.models.mixed_start import information
 from torchngvi.models.multilevel_prior import CovariancePrior, derivative, expected_energy, prior_of, scales_prior
@@ -94,12 +94,8 @@ class MultilevelLogJoint(ByMoments):
         weights: Any = None,
         offset: Any = None,
     ) -> None:
-        prior = MixedPrior() if prior is None else prior
+        prior = checked_prior(prior)
         scale = FIXED_SCALE if prior.fixed_scale is None else prior.fixed_scale
-        if not (scale > 0 and math.isfinite(scale)):
-            raise InputError(
-                f"fixed_scale is the prior standard deviation of a fixed effect, positive and finite; got {scale}."
-            )
         named = by_name(random)
         self.names = tuple(named)
         self.fixed = GeneralizedLinear(X, y, family, prior_precision=scale**-2, weights=weights, offset=offset)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.models.mixed_prior import scales_of, starts
+from torchngvi.models.mixed_prior import is_positive, scales_of, starts
 
 
 class HalfNormal(NamedTuple):
@@ -97,7 +97,7 @@ def checked_scale(what: str, prior: object) -> ScalePrior:
     """
     if not isinstance(prior, ScalePrior):
         raise InputError(f"{what} is the prior of a standard deviation, HalfNormal, HalfT or Exponential; got {prior}.")
-    if not all(0 < x < math.inf for x in prior):
+    if not all(is_positive(x) for x in prior):
         raise InputError(f"{what} must have positive and finite numbers; got {prior}.")
     return prior
 
@@ -125,8 +125,8 @@ class ScalesPrior:
         if len(given) != size:
             raise InputError(f"sd must be one prior, or one for each of the {size} random effects; got {len(given)}.")
         self.sd = [checked_scale("sd", one) for one in given]
-        if not 0 < concentration < math.inf:
-            raise InputError(f"concentration is that of the LKJ density, positive and finite; got {concentration}.")
+        if not is_positive(concentration):
+            raise InputError(f"concentration is that of the LKJ density, positive and finite; got {concentration!r}.")
         self.concentration, self.size = float(concentration), size
         self.log_normaliser = 0.0  # log Z
         for k in range(1, size):

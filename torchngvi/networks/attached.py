@@ -93,6 +93,10 @@ def attach(
         raise InputError("The posterior is attached already; call remove() of that attachment first.")
     check(optimizers, dict(zip(q.names, q.parameters_of_network, strict=True)))
     curvature = SampledLabels() if curvature is None else curvature
+    if not isinstance(curvature, Curvature):
+        raise InputError(
+            f"curvature is a way to observe it, such as torchngvi.networks.SampledLabels(), or None; got {curvature!r}."
+        )
     if fused:
         kernels.prepare()
     for family in q.each():

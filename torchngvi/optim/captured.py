@@ -5,6 +5,7 @@ for the state of the optimizer and for the last evaluation; here they are writte
 mask that holds everything still once q has converged, so that the host need not look after every step.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
-from torchngvi.models.arguments import FullPrecision, as_target
+from torchngvi.models.arguments import FullPrecision, as_target, count, real
 from torchngvi.optim.optimizer import NaturalGradientVI
 from torchngvi.optim.records import Evaluation, Report, Status
 
@@ -116,10 +117,15 @@ class CapturedStep:
 
         Returns:
             Whether q is within the tolerance.
+
+        Raises:
+            InputError: numbers of steps that are no whole numbers.
         """
-        for count in range(1, most + 1):
+        every = count("every", every, "counts the steps from one look to the next")
+        most = most and count("most", most, "counts steps")
+        for taken in range(1, most + 1):
             self()
-            if (count % every == 0 or count == most) and self.tolerance > 0 and bool(self.done):
+            if (taken % every == 0 or taken == most) and self.tolerance > 0 and bool(self.done):
                 return True
         return False
 
@@ -222,7 +228,12 @@ class CapturedStep:
 
 
 def _check(optimizer: NaturalGradientVI, target: Target, tolerance: float) -> None:
-    """Refuse what a graph cannot repeat."""
+    """Refuse what a graph cannot repeat, and a tolerance that is none."""
+    if not 0 <= real("tolerance", tolerance, "bounds the natural-gradient norm and must be a number") < math.inf:
+        raise InputError(
+            "tolerance bounds the natural-gradient norm, and is positive and finite, or 0 for no such stop; got "
+            f"{tolerance!r}."
+        )
     if target.processes is not None or target.in_passes or target.batches:
         raise InputError(
             f"{type(target).__name__} is read in batches or by several processes, which the host does anew at each "

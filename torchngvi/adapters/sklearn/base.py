@@ -1,6 +1,7 @@
 """What the estimators share: one linear predictor, its prior, and its Gaussian posterior."""
 
 import math
+import warnings
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from torchngvi.models.likelihoods import GaussianNoise, Likelihood
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 
 Array = np.ndarray[Any, Any]
+_SHOWN = 10  # columns in a warning
 POSTERIORS = {"cholesky": CholeskyGaussian, "diagonal": DiagonalGaussian}
 
 
@@ -56,6 +58,7 @@ class BayesianLinear(BaseEstimator):
     def _fit(self, X: Array, y: Array, weights: Array | None, likelihood: Likelihood, *, noise: bool = False) -> Self:
         """Fit the posterior, of the prior that is given or with one by evidence."""
         auto = self._checked()
+        warn_of_constants(X, self)
         design = self._with_intercept(X)
         unit = (
             max(math.sqrt(np.average(np.square(y), weights=weights)), 1e-100)
@@ -166,3 +169,23 @@ def first_scale(design: Array, precision: Array, weights: Array | None) -> float
     """
     size = math.sqrt(np.average(np.square(design).sum(1), weights=weights))
     return min(float(precision[0]) ** -0.5, 1 / size) if size > 0 else 1.0
+
+
+def warn_of_constants(X: Array, estimator: Any) -> None:
+    """Warn of columns that are the same in all rows beside an intercept, of which nothing is learned.
+
+    Args:
+        X: the rows, (n_samples, n_features).
+        estimator: with the names of the columns, where they have some.
+    """
+    same = (X[:1] == X).all(0)
+    if not estimator.fit_intercept or len(X) < 2 or not same.any():
+        return
+    names = [str(name) for name in getattr(estimator, "feature_names_in_", range(X.shape[1]))]
+    found = [f"{names[k]} = {X[0, k]:g}" for k in np.flatnonzero(same)]
+    more = f", .. ({len(found)} in all)" if len(found) > _SHOWN else ""
+    warnings.warn(
+        f"The same in all {len(X)} rows, so that the prior alone says what the coefficient is: column "
+        f"{', '.join(found[:_SHOWN])}{more}. Leave it out, as sklearn.feature_selection.VarianceThreshold does.",
+        stacklevel=4,
+    )

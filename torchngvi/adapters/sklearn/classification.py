@@ -10,7 +10,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from torchngvi.adapters.sklearn.arguments import RandomState, checked_count, generator_of
-from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale
+from torchngvi.adapters.sklearn.base import POSTERIORS, Array, BayesianLinear, first_scale, warn_of_constants
 from torchngvi.adapters.sklearn.several import centred, draws_of, softmax_model
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -88,6 +88,7 @@ class BayesianLogisticRegression(ClassifierMixin, BayesianLinear):
                 "Only binary classification is supported. The type of the target is multiclass. It is so with "
                 "prior_precision='auto': choose a number, for instance by sklearn.model_selection.GridSearchCV."
             )
+        warn_of_constants(X, self)
         design = self._with_intercept(X)
         precision = np.full(design.shape[1], float(self.prior_precision))
         if self.fit_intercept:

@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from torchngvi.adapters.sklearn.arguments import RandomState, check_sd, checked_count, generator_of, seed_of
-from torchngvi.adapters.sklearn.base import Array, with_intercept
+from torchngvi.adapters.sklearn.base import Array, warn_of_constants, with_intercept
 from torchngvi.adapters.words import family_of
 from torchngvi.errors import InputError
 from torchngvi.mixed_models import MixedModel, MixedResult
@@ -102,6 +102,7 @@ class _Mixed(BaseEstimator):
     def _fit(self, X: Array, y: Array, labels: Array, family: str, weights: Array | None) -> Self:
         check_sd("prior_sd", self.prior_sd)
         self.seed_ = seed_of(self.random_state)
+        warn_of_constants(X, self)
         self.groups_, index = np.unique(labels, return_inverse=True)
         model = MixedModel(
             torch.as_tensor(with_intercept(X, self.fit_intercept)),
