@@ -24,6 +24,7 @@ from torchngvi.adapters.pyro.density import ModelLogJoint, log_joint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.fitting import fit_guide
 from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.svi import NaturalSVI
 
-__all__ = ["AutoGaussian", "LatentGaussian", "ModelLogJoint", "NaturalSVI", "fit_guide", "log_joint"]
+__all__ = ["AutoGaussian", "AutoLocalGaussian", "LatentGaussian", "ModelLogJoint", "NaturalSVI", "fit_guide", "log_joint"]

@@ -7,6 +7,8 @@ from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
+from torchngvi.adapters.pyro.local_passes import fit_locals
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
@@ -18,7 +20,7 @@ from torchngvi.models import ShardedDraws
 
 def fit_guide(
     model: Callable[..., Any],
-    guide: AutoGaussian,
+    guide: AutoGaussian | AutoLocalGaussian,
     *args: Any,
     options: dict[str, Any] | None = None,
     **kwargs: Any,
@@ -52,6 +54,8 @@ def fit_guide(
     (tensor([3.]), tensor([0.5000]))
     """
     options = dict(options or {})
+    if isinstance(guide, AutoLocalGaussian):
+        return fit_locals(model, guide, args, kwargs, options)
     processes = processes_of(options.pop("group", None))
     with processes.together():
         density = density_of(model, guide, args, kwargs)
