@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.adapters.pyro.local_sites import Globals, Message, Sites, seen_alone
-from torchngvi.adapters.pyro.local_steps import Visits, framed, turned, where
+from torchngvi.adapters.pyro.local_steps import Visits, corrected, framed, turned, where
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
 from torchngvi.models import checks
@@ -119,6 +119,7 @@ class MemoisedBound(TractableTarget):
                 z = self.visits.noise(len(index))
             here, message = sites.of(index, top.mean)
             here, seen, norm2 = self.visits.settled(index, here, top, z, allowed**2 / members)
+            seen = corrected(seen, here, top, z)
             alone = seen_alone(seen.members, here)
             each_g, each_H = turned(alone, here.slope)
             if keeps:

@@ -29,6 +29,7 @@ from torchngvi.adapters.pyro.sites import Layout, Scored, Site, Values, is_enume
 from torchngvi.errors import InputError
 from torchngvi.numerics.inference_mode import tracked
 
+_SMALL = 2000  # numbers of locals up to which derivatives are taken in one batched pass; beyond, caches are too small
 _SPREAD = 0.1  # of the points where the model is tried, around the start
 
 
@@ -241,7 +242,7 @@ class PlateDensity:
             weights[-1] = float(whose != "of a member")
             with torch.enable_grad():
                 leaf = theta.clone().requires_grad_()
-                (slope,) = _slopes(self.one(leaf), leaf)
+                slope = _slopes(self.one(leaf), leaf)
             slope = slope[: layout.members * layout.r].reshape(layout.members, layout.r)
             if bool((slope[weights[:-1] == 0] != 0).any()):
                 raise InputError(
@@ -290,7 +291,7 @@ class PlateDensity:
             The means over the draws.
         """
         u, loss = self._loss(index, b, g)
-        return _slopes(loss, u)[0].detach()
+        return _slopes(loss, u).detach()
 
     @tracked
     @torch.enable_grad()
@@ -313,15 +314,14 @@ class PlateDensity:
         k = b.shape[-1] + g.shape[-1]
         t = g.new_zeros(k, requires_grad=True)
         u, loss = self._loss(index, b + t[: b.shape[-1]], g + t[b.shape[-1] :])
-        (slope,) = _slopes(loss, t, graph=True)
-        value = _slopes(loss, u)[0]
-        gradient = torch.stack([_slopes(each, u)[0] for each in slope], -1)
+        small = b.numel() <= _SMALL
+        slope = _slopes(loss, t, graph=True)
+        value, gradient = _slopes(loss, u), _jacobian(slope, u, small)
+        rows, columns = torch.tril_indices(k, k, device=t.device)
+        curvature = _jacobian(_jacobian(slope, t, small, graph=True)[rows, columns], u, small)
         H = value.new_zeros(len(value), k, k)
-        for row in range(k):
-            (curvature,) = _slopes(slope[row], t, graph=True)
-            for column in range(row + 1):
-                H[:, row, column] = H[:, column, row] = _slopes(curvature[column], u)[0]
-        return Terms(value.detach(), gradient.detach(), H.detach())
+        H[:, rows, columns] = H[:, columns, rows] = curvature.mT
+        return Terms(value.detach(), gradient.mT.detach(), H)
 
     def _loss(self, index: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """The weights u, and L(u, ·)."""
@@ -331,11 +331,24 @@ class PlateDensity:
         return u, -self._batched(theta).to(g.dtype).mean()
 
 
-def _slopes(y: Tensor, x: Tensor, graph: bool = False) -> tuple[Tensor, ...]:
-    """dy/dx, zero where y does not depend on x."""
+def _slopes(y: Tensor, x: Tensor, graph: bool = False) -> Tensor:
+    """The gradient of y () in x, zero where y does not depend on x."""
     if not y.requires_grad:
-        return (torch.zeros_like(x),)
-    return torch.autograd.grad(y, x, retain_graph=True, create_graph=graph, materialize_grads=True)
+        return torch.zeros_like(x)
+    return torch.autograd.grad(y, x, retain_graph=True, create_graph=graph, materialize_grads=True)[0]
+
+
+def _jacobian(y: Tensor, x: Tensor, at_once: bool, graph: bool = False) -> Tensor:
+    """∂y/∂x of vectors, (len(y), len(x)), all rows in one batched pass or one after another."""
+    if not at_once:
+        return torch.stack([_slopes(each, x, graph) for each in y])
+    if not y.requires_grad:
+        return torch.zeros(len(y), len(x), dtype=y.dtype, device=y.device)
+    eye = torch.eye(len(y), dtype=y.dtype, device=y.device)
+    (rows,) = torch.autograd.grad(
+        y, x, eye, retain_graph=True, create_graph=graph, materialize_grads=True, is_grads_batched=True
+    )
+    return rows
 
 
 def _without(trace: Trace, plate: str) -> Trace:

@@ -80,9 +80,14 @@ class Sites(torch.nn.Module):
         self.total.copy_(self.message.sum(0))  # type: ignore[operator]
         self.total_pull.copy_(self.pull.sum(0))  # type: ignore[operator]
 
+    def sums(self) -> list[Tensor]:
+        """Λ_0, h_0, ΣM and Σμ, the buffers themselves."""
+        return [getattr(self, name) for name in ("shared", "shared_pull", "total", "total_pull")]
+
     def top(self) -> Globals:
         """q(g) of the sums; NaN where the precision is not positive definite."""
-        return _top(self.shared + self.total, self.shared_pull + self.total_pull)  # type: ignore[operator]
+        shared, shared_pull, total, total_pull = self.sums()
+        return _top(shared + total, shared_pull + total_pull)
 
     def come_to(self, top: Globals) -> None:
         """Let the shared site make up for what the messages lack of a q(g).
@@ -131,6 +136,15 @@ class Sites(torch.nn.Module):
 def clique(here: Locals, top: Globals) -> Tensor:
     """The means of the cliques (b_i, g), (B, r + P)."""
     return torch.cat([here.mean, top.mean.expand(len(here.mean), -1)], -1)
+
+
+def covariance(here: Locals, top: Globals) -> Tensor:
+    """The covariances of the cliques (b_i, g), (B, r + P, r + P)."""
+    root, _ = small_blocks.cholesky(here.precision)
+    inverse, V = small_blocks.inverse(root), top.covariance
+    gb = -V @ here.slope
+    bb = inverse.mT @ inverse - here.slope.mT @ gb
+    return torch.cat([torch.cat([bb, gb.mT], -1), torch.cat([gb, V.expand(len(gb), -1, -1)], -1)], -2)
 
 
 def moved(

@@ -9,23 +9,26 @@ is lost.  Two things keep it:
 2. The step of the globals is ρ ≤ 0.7/ν, ν their natural norm with the others' messages as they are.  Then ρ|P|_F < 1
    in the frame of q(g), and the damped sites, whose messages are concave in the sites, keep Λ positive definite.
 
-At its first visit a batch goes on until ν < 0.3.
+At its first visit a batch takes steps until ν < 0.3 that are judged by its own bound with the messages of the others,
+which may then be long: the start can be far.
 """
 
+import math
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.adapters.pyro.local_density import PlateDensity, Terms
-from torchngvi.adapters.pyro.local_sites import Globals, Message, Sites, moved, seen_alone
+from torchngvi.adapters.pyro.local_sites import Globals, Message, Sites, covariance, moved, seen_alone
 from torchngvi.expectations import Antithetic, Quasi
 from torchngvi.models.mixed_batches import Locals, Seen
 from torchngvi.numerics import small_blocks
 
 _NEAR, _GUARD = 0.3, 0.7  # natural norms: where a batch solve ends, and beyond which a site is not taken
 _MOST, _ROUNDS = 40, 40  # steps of the members alone, and of the globals at the first visit
-_SHORTER, _LONGER = 0.35, 2.0  # factors of a member's step size after a failure and after a success
+_HALVINGS = 20  # of a step whose Λ is not positive definite
+_SHORTER, _LONGER = 0.35, 2.0  # factors of a step size after a failure and after a success
 _LEAST = 0.05  # step size with which a member begins a visit
 _ROUNDING = 1e-12  # relative rise of a member's bound that is rounding
 
@@ -86,17 +89,49 @@ class Visits:
             What was seen before the last step.
         """
         z, before = self.noise(len(index)), self.asked
-        for _ in range(_ROUNDS if first else 1):
-            top = self.sites.top()
-            here, message = self.sites.of(index, top.mean)
-            here, seen, norm2 = self.settled(index, here._replace(rho=here.rho.clamp_min(_LEAST)), top, z)
-            alone = seen_alone(seen.members, here)
-            ok = norm2 <= _GUARD**2  # NaN is not
-            norm = self._norm(alone, seen, here, message, top, ok)
-            taken = self._step(index, here, message, seen, top, ok, min(rate, _GUARD / max(norm, 1e-12)))
-            if norm <= _NEAR:
+        if not first:
+            at = self._look(index, z)
+            taken = self._step(at, min(rate, _GUARD / max(at.norm, 1e-12)))
+        else:
+            at, taken = self._solved(index, rate, z)
+        return Visit(at.alone.value, at.norm2, at.seen.value[-1], at.norm, taken, self.asked - before)
+
+    def _solved(self, index: Tensor, rate: float, z: tuple[Tensor, Tensor]) -> tuple["_Look", Tensor]:
+        """Steps on a batch, judged by its bound with the messages of the others, and a last one from near its best."""
+        at, rho = self._look(index, z), rate
+        for _ in range(_ROUNDS):
+            if at.norm <= _NEAR:
                 break
-        return Visit(alone.value, norm2, seen.value[-1], norm, taken, self.asked - before)
+            self._step(at, rho)
+            there = self._look(index, z)
+            lower = there.bound <= at.bound + _ROUNDING * abs(at.bound) or not math.isfinite(at.bound)
+            if lower and bool((there.ok | ~at.ok).all()):
+                at, rho = there, min(_LONGER * rho, rate)
+            else:
+                self._undo(at)
+                rho *= _SHORTER
+        return at, self._step(at, min(rate, _GUARD / max(at.norm, 1e-12)))
+
+    def _look(self, index: Tensor, z: tuple[Tensor, Tensor]) -> "_Look":
+        """The members of a batch at their best for q(g) as it is, and what is seen there."""
+        sites = self.sites
+        held = [x.clone() for x in sites.sums()]
+        top = sites.top()
+        here, message = sites.of(index, top.mean)
+        here, seen, norm2 = self.settled(index, here._replace(rho=here.rho.clamp_min(_LEAST)), top, z)
+        alone = seen_alone(seen.members, here)
+        ok = norm2 <= _GUARD**2  # NaN is not
+        cavity = held[2] - message.precision[ok].sum(0), held[3] - message.shift[ok].sum(0)
+        norm = self._norm(alone, seen, here, cavity, top, ok)
+        of_others = 0.5 * (cavity[0] * (top.covariance + top.mean[:, None] * top.mean)).sum() - cavity[1] @ top.mean
+        bound = alone.value.sum() + seen.value[-1] + of_others + top.root.diagonal().log().sum()
+        return _Look(index, here, message, seen, alone, norm2, top, ok, held, norm, float(bound))
+
+    def _undo(self, at: "_Look") -> None:
+        """Go back to before a step; the members stay where they were at their best."""
+        self.sites.keep(at.index, at.top.mean, at.here, at.message)
+        for buffer, x in zip(self.sites.sums(), at.held, strict=True):
+            buffer.copy_(x)
 
     def settled(
         self,
@@ -151,12 +186,11 @@ class Visits:
         self.asked += self.num_particles
         return self.density.terms(index, *drawn(here, top, z))
 
-    def _norm(self, alone: Seen, seen: Terms, here: Locals, message: Message, top: Globals, ok: Tensor) -> float:
+    def _norm(
+        self, alone: Seen, seen: Terms, here: Locals, cavity: tuple[Tensor, Tensor], top: Globals, ok: Tensor
+    ) -> float:
         """The natural norm of the globals, with the messages of the members that have a say at what they would be."""
-        sites, r = self.sites, here.mean.shape[-1]
-        assert isinstance(sites.total, Tensor)
-        assert isinstance(sites.total_pull, Tensor)
-        cavity = sites.total - message.precision[ok].sum(0), sites.total_pull - message.shift[ok].sum(0)
+        r = here.mean.shape[-1]
         g, H = (x[ok].sum(0) for x in turned(alone, here.slope))
         g = g + seen.g[-1, r:] + cavity[0] @ top.mean - cavity[1]
         H = H + seen.H[-1, r:, r:] + cavity[0]
@@ -165,29 +199,62 @@ class Visits:
         eye = torch.eye(len(W), dtype=W.dtype, device=W.device)
         return float((a.square().sum() + 0.5 * (W - eye).square().sum()).sqrt())
 
-    def _step(
-        self, index: Tensor, here: Locals, message: Message, seen: Terms, top: Globals, ok: Tensor, rate: float
-    ) -> Tensor:
+    def _step(self, at: "_Look", rate: float) -> Tensor:
         """Take new sites, with a shorter step where Λ would not be positive definite after all."""
-        sites, r = self.sites, here.mean.shape[-1]
-        old = [x.clone() for x in (sites.shared, sites.shared_pull, sites.total, sites.total_pull)]  # type: ignore[operator]
-        kept = sites.of(index, top.mean)[1], sites.visited[index]
-        H, pull = seen.H[-1, r:, r:], seen.H[-1, r:, r:] @ top.mean - seen.g[-1, r:]
-        for _ in range(10):
+        sites, here, top, mean = self.sites, at.here, at.top, at.top.mean
+        r = here.mean.shape[-1]
+        H = at.seen.H[-1, r:, r:]
+        pull = H @ mean - at.seen.g[-1, r:]
+        for _ in range(_HALVINGS):
             each = torch.full_like(here.rho, rate)
-            there, told, positive = moved(here, message, seen.members, top, each)
-            keep = ok & positive
+            there, told, positive = moved(here, at.message, at.seen.members, top, each)
+            keep = at.ok & positive
             new = Locals(*(where(keep, x, y) for x, y in zip(there, here, strict=True)))
-            sites.keep(index, top.mean, new, Message(*(where(keep, x, y) for x, y in zip(told, message, strict=True))))
-            sites.shared.lerp_(H, rate)  # type: ignore[operator]
-            sites.shared_pull.lerp_(pull, rate)  # type: ignore[operator]
+            message = Message(*(where(keep, x, y) for x, y in zip(told, at.message, strict=True)))
+            sites.keep(at.index, mean, new, message)
+            shared, shared_pull, _, _ = sites.sums()
+            shared.lerp_(H, rate)
+            shared_pull.lerp_(pull, rate)
             if bool(sites.top().root.isfinite().all()):
                 return keep
+            self._undo(at)
             rate *= 0.5
-            sites.keep(index, top.mean, here, kept[0])
-            for buffer, x in zip((sites.shared, sites.shared_pull, sites.total, sites.total_pull), old, strict=True):
-                buffer.copy_(x)  # type: ignore[operator]
-        return torch.zeros_like(ok)
+        return torch.zeros_like(at.ok)
+
+
+def corrected(seen: Terms, here: Locals, top: Globals, z: tuple[Tensor, Tensor]) -> Terms:
+    """Terms whose values have the mean of ½ δᵀHδ over the draws replaced by its expectation ½ tr(HV).
+
+    δ is a draw less the mean; of a quadratic term the value is then exact.  Far from the best H is no guide.
+
+    Args:
+        seen: the terms at these draws.
+        here, top, z: those of `drawn`.
+
+    Returns:
+        The same gradients and Hessians, with better values.
+    """
+    (b, g), r = drawn(here, top, z), here.mean.shape[-1]
+    off = torch.cat([b - here.mean, (g - top.mean)[:, None].expand(-1, len(here.mean), -1)], -1)
+    error = covariance(here, top) - torch.einsum("sbi,sbj->bij", off, off) / len(off)
+    of_members, of_all = seen.H[:-1] * error, seen.H[-1:, r:, r:] * error[:1, r:, r:]
+    return seen._replace(value=seen.value + 0.5 * torch.cat([of_members.sum((1, 2)), of_all.sum((1, 2))]))
+
+
+class _Look(NamedTuple):
+    """A batch at its best for a q(g)."""
+
+    index: Tensor
+    here: Locals
+    message: Message
+    seen: Terms
+    alone: Seen
+    norm2: Tensor
+    top: Globals
+    ok: Tensor  # the members that have a say
+    held: list[Tensor]  # the sums before a step
+    norm: float
+    bound: float  # of the batch with the messages of the others, but for a constant
 
 
 def drawn(here: Locals, top: Globals, z: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
