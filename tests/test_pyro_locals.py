@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import torchngvi as ngvi
 from torchngvi.errors import InputError
 
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
@@ -13,6 +14,8 @@ import pyro.distributions as dist  # noqa: E402
 from pyro.infer import Predictive, Trace_ELBO  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide, log_joint  # noqa: E402
+from torchngvi.adapters.pyro.local_bound import MemoisedBound  # noqa: E402
+from torchngvi.adapters.pyro.local_sites import moved  # noqa: E402
 from torchngvi.adapters.pyro.local_steps import drawn  # noqa: E402
 
 
@@ -90,7 +93,7 @@ def written_out(guide):
 
 def test_terms_are_the_derivatives_of_the_log_joint_member_by_member():
     """Their sums are gradient and Hessian of the whole model's log joint, which has another layout."""
-    n = 5
+    n = 3
     model, args = slopes(n, n)
     _, visits = visited(model, args)
     b, g = torch.randn(2, n, 2), 0.5 * torch.randn(2, 4)
@@ -159,7 +162,7 @@ def test_a_step_on_all_members_is_that_of_vn_in_the_arrow(rate):
 
 
 def test_sums_by_differences_are_the_sums():
-    model, args = slopes(20, 5, most=6)
+    model, args = slopes(20, 5, most=6, scales=False)
     guide, visits = visited(model, args)
     for first in (0, 5, 10, 15, 5, 0):
         visits.visit(torch.arange(first, first + 5), 0.7, first=True)
@@ -202,3 +205,179 @@ def test_a_fit_ends_at_the_exact_posterior_and_its_evidence():
     losses = [Trace_ELBO().loss(model, guide, y) for _ in range(300)]  # by Pyro's own account, scaled up from 8 of 30
     noise = torch.tensor(losses).std() / math.sqrt(len(losses))
     assert abs(torch.tensor(losses).mean() + evidence) < 4 * noise
+
+
+def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
+    """Its ELBO is that of the best of all Gaussians, since a full one has no more to say."""
+    model, args = slopes(12, 4, most=8, scales=False)
+    guide = AutoLocalGaussian(model, "groups", num_particles=64)
+    result = fit_guide(model, guide, *args, options={"progress": False})
+    assert result.converged, result
+    mean, precision = written_out(guide)
+    whole = log_joint(slopes(12, 12, most=8, scales=False)[0], *args)
+    order = torch.cat([torch.arange(24, 26), torch.arange(24)])  # there the globals are first
+    dense = ngvi.CholeskyGaussian(26, dtype=torch.float64)
+    best = ngvi.fit(dense, whole, progress=False, examine=False)
+    assert best.converged
+    assert abs(result.loss - best.loss) < 0.05
+    assert ((mean[order] - dense.mean) / dense.stddev).abs().max() < 0.05
+    ratio = torch.linalg.inv(precision).diagonal()[order].sqrt() / dense.stddev
+    assert (ratio - 1).abs().max() < 0.05
+
+
+def test_guarded_visits_of_counts_with_slopes_live_where_a_bare_step_dies():
+    """From S = I; bare is ρ = ½ on sites as they come, after which Λ is not positive definite."""
+    n, size = 30, 10
+    model, args = slopes(n, size)
+    guide, visits = visited(model, args, init_scale=1.0)
+    for index in torch.arange(n).split(size):
+        assert bool(visits.visit(index, 1.0, first=True).taken.all())
+    top = guide.memo.top()
+    truth = torch.tensor([1.0, 0.3, 0.0, math.log(0.5)])
+    assert ((top.mean - truth).abs() < 4 * top.covariance.diagonal().sqrt()).all()
+
+    bare, visits = visited(model, args, init_scale=1.0)
+    index, top = torch.arange(size), bare.memo.top()
+    here, message = bare.memo.of(index, top.mean)
+    seen = visits.seen(index, here, top, visits.noise(size))
+    there, told, _ = moved(here, message, seen.members, top, torch.full((size,), 0.5))
+    bare.memo.keep(index, top.mean, there, told)
+    assert not bool(bare.memo.top().root.isfinite().all())
+
+
+# ------------------------------------------------------------------------------------ as a guide
+
+
+def nested(n, size):
+    """Two local sites, one positive, in the outer of two plates, and a global site in a plate of its own."""
+    x = torch.randn(n, 4)
+    y = torch.randn(n, 4) + x
+
+    def model(x, y):
+        with pyro.plate("columns", 2, dim=-1):
+            beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", n, subsample_size=size, dim=-2) as index:
+            b = pyro.sample("b", dist.Normal(beta[..., :1], 1.0))
+            scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+            with pyro.plate("rows", 4, dim=-1):
+                pyro.sample("y", dist.Normal(b + beta[..., 1:] * x[index], scale), obs=y[index])
+
+    return model, (x, y)
+
+
+def test_plates_within_members_and_positive_locals():
+    model, args = nested(21, 7)
+    guide = AutoLocalGaussian(model, "groups", num_particles=64)
+    result = fit_guide(model, guide, *args, options={"progress": False})
+    assert result.converged, result
+    median = guide.median()
+    assert {name: tuple(value.shape) for name, value in median.items()} == {
+        "beta": (2,),
+        "b": (21, 1),
+        "scale": (21, 1),
+    }
+    assert bool((median["scale"] > 0).all())
+    losses = torch.tensor([Trace_ELBO().loss(model, guide, *args) for _ in range(400)])
+    assert abs(losses.mean() - result.loss) < 4 * losses.std() / 20 + 0.1
+    draws = Predictive(model, guide=guide, num_samples=7)(*args)
+    assert draws["beta"].shape[0] == 7
+    assert draws["b"].shape == (7, 7, 1)
+    together = Trace_ELBO(num_particles=400, vectorize_particles=True, max_plate_nesting=2)
+    assert abs(together.loss(model, guide, *args) - result.loss) < 4 * losses.std() / 20 + 0.1
+
+
+def test_a_fit_goes_on_and_is_kept(tmp_path):
+    """From a checkpoint to the last bit, and from a state_dict in another guide."""
+    model, y, _, _ = gaussian(12, 4)
+    args, options = (y,), {"progress": False, "tolerance": 1e-12, "max_evaluations": 3}
+    whole = AutoLocalGaussian(model, "groups")
+    torch.manual_seed(1)
+    expected = fit_guide(model, whole, *args, options=options)
+    torch.manual_seed(1)
+    file, part = tmp_path / "run.pt", AutoLocalGaussian(model, "groups")
+    fit_guide(model, part, *args, options={**options, "max_evaluations": 1, "checkpoint": file})
+    other = AutoLocalGaussian(model, "groups")
+    result = fit_guide(model, other, *args, options={**options, "checkpoint": file})
+    assert result.loss == expected.loss
+    assert torch.equal(other.median()["b"], whole.median()["b"])
+    third = AutoLocalGaussian(model, "groups").setup(*args)
+    third.load_state_dict(other.state_dict())
+    assert torch.equal(third.median()["b"], whole.median()["b"])
+    again = fit_guide(model, third, *args, options={"progress": False})
+    assert again.evaluations == 1  # it goes on from where it is
+
+
+# ------------------------------------------------------------------------------------ what is refused
+
+
+def local(n=6, size=3, **changes):
+    """A model with one wrong thing."""
+
+    def model():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0)) if changes.get("globals", True) else 0.0
+        if changes.get("loop"):
+            for i in pyro.plate("groups", n, subsample_size=size):
+                pyro.sample(f"b{i}", dist.Normal(mu, 1.0))
+            return
+        with pyro.plate("groups", n, subsample_size=size, dim=-2):
+            if changes.get("locals", True):
+                b = pyro.sample("b", dist.Normal(mu, 1.0))
+            if changes.get("enumerated"):
+                pyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+            if changes.get("discrete"):
+                pyro.sample("k", dist.Bernoulli(0.5))
+            if changes.get("rows"):
+                with pyro.plate("rows", 8, subsample_size=2, dim=-1):
+                    pyro.sample("y", dist.Normal(b, 1.0), obs=torch.zeros(size, 2))
+            if changes.get("across"):
+                pyro.sample("y", dist.Normal(b.mean(), 1.0), obs=torch.zeros(size, 1))
+            if changes.get("nan"):
+                pyro.sample("y", dist.Normal(b, 1.0), obs=torch.full((size, 1), math.nan))
+        if changes.get("outside"):
+            pyro.sample("total", dist.Normal(b.sum(), 1.0), obs=torch.tensor(0.0))
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"locals": False}, "no site of the model is in a plate 'groups'; name the plate of the local latents"),
+        ({"loop": True}, "the model loops over the plate 'groups'; write it as"),
+        ({"globals": False}, "every latent site is in the plate 'groups', whose members have nothing in common"),
+        ({"discrete": True}, "the latent site 'k' is discrete, and a Gaussian cannot stand for it"),
+        ({"enumerated": True}, "the latent site 'k' is enumerated, which AutoLocalGaussian does not sum out"),
+        ({"rows": True}, "the plate 'rows' is subsampled beside 'groups'; run it in full"),
+        ({"across": True}, "a site of a member depends on latents of another member of the plate 'groups'"),
+        ({"outside": True}, "a site outside the plate depends on latents of another member of the plate 'groups'"),
+        ({"nan": True}, "the log density of the model is NaN at its initial point"),
+    ],
+)
+def test_models_that_it_is_not_for(changes, message):
+    with pytest.raises(InputError, match=message):
+        visited(local(**changes), ())
+
+
+def test_refusals_of_the_guide_and_its_fit():
+    model, y, _, _ = gaussian(6, 3)
+    with pytest.raises(InputError, match="the model is a function or a module that samples; got int"):
+        AutoLocalGaussian(3, "groups")
+    with pytest.raises(InputError, match="init_scale is a standard deviation in unconstrained space, positive; got 0"):
+        AutoLocalGaussian(model, "groups", init_scale=0)
+    with pytest.raises(InputError, match="num_particles is even and at least 2 \\(r \\+ 1\\) = 4, .* got 3"):
+        AutoLocalGaussian(model, "groups", num_particles=3).setup(y)
+    with pytest.raises(InputError, match="the guide has no posterior before it has seen the model"):
+        _ = AutoLocalGaussian(model, "groups").posterior
+    with pytest.raises(InputError, match="knows tolerance, max_evaluations, .* got examine, patience"):
+        fit_guide(model, AutoLocalGaussian(model, "groups"), y, options={"patience": 3, "examine": True})
+
+    def only_data(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 6, subsample_size=3) as index:
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=y[index, 0])
+
+    with pytest.raises(InputError, match="no latent site is in the plate 'groups'; AutoGaussian is the guide"):
+        visited(only_data, (y,))
+    guide = AutoLocalGaussian(model, "groups")
+    with pytest.raises(InputError, match="a bound with memoised locals has no log joint of the globals alone"):
+        MemoisedBound(guide.visits(model, (y,), {}), 1.0).log_joint(torch.zeros(1))

@@ -27,4 +27,12 @@ from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.svi import NaturalSVI
 
-__all__ = ["AutoGaussian", "AutoLocalGaussian", "LatentGaussian", "ModelLogJoint", "NaturalSVI", "fit_guide", "log_joint"]
+__all__ = [
+    "AutoGaussian",
+    "AutoLocalGaussian",
+    "LatentGaussian",
+    "ModelLogJoint",
+    "NaturalSVI",
+    "fit_guide",
+    "log_joint",
+]

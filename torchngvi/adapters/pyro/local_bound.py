@@ -39,7 +39,7 @@ class MemoisedBound(TractableTarget):
 
     def __init__(self, visits: Visits, tolerance: float) -> None:
         self.visits, self.tolerance = visits, tolerance
-        self.batches = batches_of(visits)
+        self.batches: list[tuple[Tensor, Tensor]] = batches_of(visits)
         self.seed = int(torch.randint(2**31, (), device="cpu"))
         self.left, self.gradient = 0.0, 1.0
 
@@ -60,9 +60,7 @@ class MemoisedBound(TractableTarget):
 
     def check(self, q: Posterior) -> None:
         """Check that q is over the globals."""
-        like = self.sites.shared_pull
-        assert isinstance(like, Tensor)
-        checks.posterior(q, self.dim, torch.Size(), like)
+        checks.posterior(q, self.dim, torch.Size(), self.sites.shared_pull)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """No tensors: what the model reads is not known."""
@@ -107,7 +105,9 @@ class MemoisedBound(TractableTarget):
         entropy = 0.5 * self.dim * math.log(2 * math.pi * math.e) - top.root.diagonal().log().sum()
         return float(value - entropy), norm
 
-    def _pass(self, top: Globals, seed: int, allowed: float, keeps: bool = True) -> tuple[Tensor, Tensor, Tensor, float]:
+    def _pass(
+        self, top: Globals, seed: int, allowed: float, keeps: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
         """L* + entropy, its slope and curvature, and the norm that the members leave."""
         sites, P = self.sites, self.dim
         members = self.members
@@ -125,7 +125,9 @@ class MemoisedBound(TractableTarget):
             if keeps:
                 ok = norm2 <= _ALONE
                 said = Message(each_H, each_H @ top.mean - each_g)
-                sites.keep(index, top.mean, here, Message(*(where(ok, x, y) for x, y in zip(said, message, strict=True))))
+                sites.keep(
+                    index, top.mean, here, Message(*(where(ok, x, y) for x, y in zip(said, message, strict=True)))
+                )
             value = value + alone.value[new].sum()
             g, H = g + each_g[new].sum(0), H + each_H[new].sum(0)
             left = left + norm2[new].sum()

@@ -229,7 +229,7 @@ class PlateDensity:
                 "the log density of the model is NaN at its initial point. Look for missing data or parameters out of "
                 "range there, or choose another init_loc_fn."
             )
-        return max((-frame.dim for frame in frames if frame.vectorized), default=0)
+        return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
 
     def _check_separate(self, theta: Tensor) -> None:
         """Terms of some members may have no slope in the latents of the others."""

@@ -26,7 +26,6 @@ from torchngvi.adapters.pyro.local_sites import Globals, Sites
 from torchngvi.adapters.pyro.local_steps import Visits
 from torchngvi.adapters.pyro.sites import start
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Coordinates
 from torchngvi.numerics import small_blocks
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 
@@ -152,7 +151,7 @@ class AutoLocalGaussian(AutoGuide):
         self.setup(*args, **kwargs)
         with torch.inference_mode(False):
             density = PlateDensity(model, args, kwargs, self.layout, self._start)
-        return Visits(self.memo, density, self.num_particles)
+        return Visits(self._memo(), density, self.num_particles)
 
     def elbo(self, *args: Any, **kwargs: Any) -> float:
         """Estimate the ELBO over all members in nats, by one pass on new draws.
@@ -168,6 +167,10 @@ class AutoLocalGaussian(AutoGuide):
         """
         return -MemoisedBound(self.visits(self.model, args, kwargs), 1.0).looked_at(self._top())[0]
 
+    def _memo(self) -> Sites:
+        assert isinstance(self.memo, Sites)
+        return self.memo
+
     def _top(self) -> Globals:
         q = self.posterior
         return Globals(q.mean.detach(), q.precision_tril.detach())
@@ -177,7 +180,7 @@ class AutoLocalGaussian(AutoGuide):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw the globals, and the locals of a subsample of the plate given them; the values of the sites by name."""
         self.setup(*args, **kwargs)
-        top, memo, layout = self._top(), self.memo, self.layout
+        top, memo, layout = self._top(), self._memo(), self.layout
         plates = self._create_plates(*args, **kwargs)
         name = self._pyro_name
         g = pyro.sample(
@@ -223,7 +226,7 @@ class AutoLocalGaussian(AutoGuide):
         Returns:
             For each site one value a quantile, (quantiles, *shape), the plate at its full size.
         """
-        top, memo = self._top(), self.memo
+        top, memo = self._top(), self._memo()
         root, _ = small_blocks.cholesky(memo.precision)
         own = small_blocks.inverse(root).square().sum(-2)
         across = torch.linalg.solve_triangular(top.root, memo.slope, upper=False).square().sum(-2)
@@ -243,4 +246,3 @@ class AutoLocalGaussian(AutoGuide):
             The values by the name of the site.
         """
         return {name: value[0] for name, value in self.quantiles([0.5]).items()}
-

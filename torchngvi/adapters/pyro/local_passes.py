@@ -29,7 +29,6 @@ from torchngvi.methods import VN
 from torchngvi.optim import Status
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 
-
 _PASSES = 100  # at most, unless options say otherwise
 _STALL = 10  # rejected steps in a row after which nothing more is to be had
 _KNOWN = ("tolerance", "max_evaluations", "max_seconds", "stop", "callbacks", "progress", "checkpoint")
@@ -92,6 +91,11 @@ class PassesOverPlate(Steps):
         """Say how far from the best q is on draws that no pass has seen."""
         ending = super().ending(stop, last)
         self._settle()
+        if last.stalled >= _STALL:
+            return ending._replace(
+                reason=f"because {last.stalled} steps in a row were rejected ({last.at()}): on the draws of the run "
+                "the bound and its derivatives agree no further. Use more num_particles, or a larger tolerance."
+            )
         if not ending.converged:
             return ending
         self.show("fresh draws")

@@ -54,31 +54,42 @@ class Sites(torch.nn.Module):
         scale: the standard deviation of all of them there.
     """
 
+    centre: Tensor  # c, (n, r)
+    precision: Tensor  # S, (n, r, r)
+    slope: Tensor  # K, (n, P, r)
+    message: Tensor  # M, (n, P, P)
+    pull: Tensor  # μ, (n, P)
+    rho: Tensor  # (n,), the next step of the locals alone
+    visited: Tensor  # (n,)
+    shared: Tensor  # Λ_0, (P, P)
+    shared_pull: Tensor  # h_0, (P,)
+    total: Tensor  # ΣM, (P, P)
+    total_pull: Tensor  # Σμ, (P,)
+
     def __init__(self, n: int, start: tuple[Tensor, Tensor], scale: float) -> None:
         super().__init__()
         b, g = start
         r, P = len(b), len(g)
         eye, precision = torch.eye(r, dtype=b.dtype, device=b.device), scale**-2
         for name, value in {
-            "centre": b.repeat(n, 1),  # c
-            "precision": (precision * eye).repeat(n, 1, 1),  # S
-            "slope": g.new_zeros(n, P, r),  # K
-            "message": g.new_zeros(n, P, P),  # M
-            "pull": g.new_zeros(n, P),  # μ
-            "rho": g.new_ones(n),  # the next step of the locals alone
+            "centre": b.repeat(n, 1),
+            "precision": (precision * eye).repeat(n, 1, 1),
+            "slope": g.new_zeros(n, P, r),
+            "message": g.new_zeros(n, P, P),
+            "pull": g.new_zeros(n, P),
+            "rho": g.new_ones(n),
             "visited": torch.zeros(n, dtype=torch.bool, device=g.device),
-            "shared": precision * torch.eye(P, dtype=g.dtype, device=g.device),  # Λ_0
-            "shared_pull": precision * g,  # h_0
-            "total": g.new_zeros(P, P),  # ΣM
-            "total_pull": g.new_zeros(P),  # Σμ
+            "shared": precision * torch.eye(P, dtype=g.dtype, device=g.device),
+            "shared_pull": precision * g,
+            "total": g.new_zeros(P, P),
+            "total_pull": g.new_zeros(P),
         }.items():
             self.register_buffer(name, value)
-        self.visited: Tensor
 
     def sum_up(self) -> None:
         """Form the sums over the members anew, which steps change by differences."""
-        self.total.copy_(self.message.sum(0))  # type: ignore[operator]
-        self.total_pull.copy_(self.pull.sum(0))  # type: ignore[operator]
+        self.total.copy_(self.message.sum(0))
+        self.total_pull.copy_(self.pull.sum(0))
 
     def sums(self) -> list[Tensor]:
         """Λ_0, h_0, ΣM and Σμ, the buffers themselves."""
@@ -97,8 +108,8 @@ class Sites(torch.nn.Module):
         """
         precision = top.root @ top.root.mT
         self.sum_up()
-        self.shared.copy_(precision - self.total)  # type: ignore[operator]
-        self.shared_pull.copy_(precision @ top.mean - self.total_pull)  # type: ignore[operator]
+        self.shared.copy_(precision - self.total)
+        self.shared_pull.copy_(precision @ top.mean - self.total_pull)
 
     def of(
         self,
@@ -124,8 +135,8 @@ class Sites(torch.nn.Module):
             here: b_i given g, with the means at m_g.
             message: theirs.
         """
-        self.total += (message.precision - self.message[index]).sum(0)  # type: ignore[index]
-        self.total_pull += (message.shift - self.pull[index]).sum(0)  # type: ignore[index]
+        self.total += (message.precision - self.message[index]).sum(0)
+        self.total_pull += (message.shift - self.pull[index]).sum(0)
         found = [here.mean + mean @ here.slope, here.precision, here.slope, *message, here.rho]
         names = ("centre", "precision", "slope", "message", "pull", "rho")
         for name, value in zip(names, found, strict=True):

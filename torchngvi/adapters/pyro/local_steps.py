@@ -65,9 +65,10 @@ class Visits:
         up, and of covariance exactly I, so that a quadratic has its exact expectation; the globals' are shared by all.
         """
         layout, like = self.density.layout, self.sites.shared_pull
-        assert isinstance(like, Tensor)
         seed = int(torch.randint(2**31, (), device="cpu"))
-        half = Quasi(self.num_particles // 2, seed=seed)(like.new_zeros(members, layout.r)).movedim(0, -1)  # (B, r, S/2)
+        half = Quasi(self.num_particles // 2, seed=seed)(like.new_zeros(members, layout.r)).movedim(
+            0, -1
+        )  # (B, r, S/2)
         root, _ = small_blocks.cholesky(half @ half.mT / half.shape[-1])
         half = small_blocks.solve(root, half).movedim(-1, 0)
         return torch.cat([half, -half]), Antithetic(self.num_particles)(like)
@@ -129,7 +130,7 @@ class Visits:
 
     def _undo(self, at: "_Look") -> None:
         """Go back to before a step; the members stay where they were at their best."""
-        self.sites.keep(at.index, at.top.mean, at.here, at.message)
+        self.sites.keep(at.batch, at.top.mean, at.here, at.message)
         for buffer, x in zip(self.sites.sums(), at.held, strict=True):
             buffer.copy_(x)
 
@@ -211,7 +212,7 @@ class Visits:
             keep = at.ok & positive
             new = Locals(*(where(keep, x, y) for x, y in zip(there, here, strict=True)))
             message = Message(*(where(keep, x, y) for x, y in zip(told, at.message, strict=True)))
-            sites.keep(at.index, mean, new, message)
+            sites.keep(at.batch, mean, new, message)
             shared, shared_pull, _, _ = sites.sums()
             shared.lerp_(H, rate)
             shared_pull.lerp_(pull, rate)
@@ -244,7 +245,7 @@ def corrected(seen: Terms, here: Locals, top: Globals, z: tuple[Tensor, Tensor])
 class _Look(NamedTuple):
     """A batch at its best for a q(g)."""
 
-    index: Tensor
+    batch: Tensor  # the index of its members, (B,)
     here: Locals
     message: Message
     seen: Terms
