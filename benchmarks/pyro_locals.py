@@ -85,11 +85,16 @@ def run_ours(options):
     before, clock = memory(), time.process_time()
     guide = AutoLocalGaussian(model, "members")
     losses = []
+
+    def see(record):
+        losses.append(time.process_time() - clock)
+        print(f"    {record.loss:.1f}, norm {record.norm:.2g}, {losses[-1]:.0f} s", flush=True)
+
     result = fit_guide(
         model,
         guide,
         *args,
-        options={"progress": False, "callbacks": [lambda record: losses.append(time.process_time() - clock)]},
+        options={"progress": False, "callbacks": [see]},
     )
     seconds, more = time.process_time() - clock, memory() - before
     memo, top = guide.memo, guide._top()

@@ -21,7 +21,8 @@ from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from torch import Tensor
 
 from torchngvi.adapters.pyro.local_bound import MemoisedBound
-from torchngvi.adapters.pyro.local_density import PlateDensity, PlateLayout
+from torchngvi.adapters.pyro.local_density import PlateDensity
+from torchngvi.adapters.pyro.local_layout import PlateLayout
 from torchngvi.adapters.pyro.local_sites import Globals, Sites
 from torchngvi.adapters.pyro.local_steps import Visits
 from torchngvi.adapters.pyro.sites import start
