@@ -1,6 +1,7 @@
 """Pyro: our posteriors as guides, the log joints of its models as targets.
 
     fit_guide(model, guide, *args)      a converged guide, nothing to tune
+    AutoLocalGaussian(model, "plate")   the guide for local latents in a subsampled plate
     NaturalSVI(model, guide, optim)     step by step, for mini-batches and for models with parameters
     Trace_ELBO()(model, guide)          with one of our optimizers on guide.posterior
     log_joint(model, *args)             the density alone, for any of our optimizers

@@ -32,7 +32,8 @@ def fit_guide(
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
-        guide: the guide, which is set up if it was not, and holds the posterior afterwards.
+        guide: the guide, which is set up if it was not, and holds the posterior afterwards; of an `AutoLocalGaussian`
+            the options are those of `torchngvi.adapters.pyro.local_passes.fit_locals`.
         args, kwargs: the arguments of the model.
         options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
             checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the

@@ -191,7 +191,8 @@ def fit_locals(
         )
     visits = guide.visits(model, args, kwargs)
     dim = visits.density.layout.size * visits.density.layout.r + visits.density.layout.P
-    tolerance = options.get("tolerance") or 0.1 * math.sqrt(max(dim, 100) / 100)
+    tolerance = options.get("tolerance")
+    tolerance = 0.1 * math.sqrt(max(dim, 100) / 100) if tolerance is None else tolerance
     stop: Criterion = NormBelow(tolerance) | Evaluations(options.get("max_evaluations", _PASSES)) | Stalled(_STALL)
     if options.get("max_seconds") is not None:
         stop = stop | Seconds(options["max_seconds"])

@@ -52,11 +52,14 @@ class Visits:
         sites: of all members.
         density: the terms of the model.
         num_particles: the number of draws, even.
+
+    Attributes:
+        asked: for how many draws of a batch the model was run with derivatives so far.
     """
 
     def __init__(self, sites: Sites, density: PlateDensity, num_particles: int) -> None:
         self.sites, self.density, self.num_particles = sites, density, num_particles
-        self.asked = 0  # draws so far
+        self.asked = 0
 
     def noise(self, members: int) -> tuple[Tensor, Tensor]:
         """z of the members, (S, B, r), and of the globals, (S, P), in antithetic pairs.
@@ -66,9 +69,8 @@ class Visits:
         """
         layout, like = self.density.layout, self.sites.shared_pull
         seed = int(torch.randint(2**31, (), device="cpu"))
-        half = Quasi(self.num_particles // 2, seed=seed)(like.new_zeros(members, layout.r)).movedim(
-            0, -1
-        )  # (B, r, S/2)
+        quasi = Quasi(self.num_particles // 2, seed=seed)
+        half = quasi(like.new_zeros(members, layout.r)).movedim(0, -1)  # (B, r, S/2)
         root, _ = small_blocks.cholesky(half @ half.mT / half.shape[-1])
         half = small_blocks.solve(root, half).movedim(-1, 0)
         return torch.cat([half, -half]), Antithetic(self.num_particles)(like)
