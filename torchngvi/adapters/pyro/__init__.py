@@ -1,6 +1,7 @@
 """Pyro: our posteriors as guides, the log joints of its models as targets.
 
     fit_guide(model, guide, *args)      a converged guide, nothing to tune
+    AutoLocalGaussian(model, "plate")   the guide for local latents in a subsampled plate
     NaturalSVI(model, guide, optim)     step by step, for mini-batches and for models with parameters
     Trace_ELBO()(model, guide)          with one of our optimizers on guide.posterior
     log_joint(model, *args)             the density alone, for any of our optimizers
@@ -24,6 +25,15 @@ from torchngvi.adapters.pyro.density import ModelLogJoint, log_joint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.fitting import fit_guide
 from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.svi import NaturalSVI
 
-__all__ = ["AutoGaussian", "LatentGaussian", "ModelLogJoint", "NaturalSVI", "fit_guide", "log_joint"]
+__all__ = [
+    "AutoGaussian",
+    "AutoLocalGaussian",
+    "LatentGaussian",
+    "ModelLogJoint",
+    "NaturalSVI",
+    "fit_guide",
+    "log_joint",
+]

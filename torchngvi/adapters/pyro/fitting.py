@@ -8,6 +8,8 @@ from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.factored import factored
 from torchngvi.adapters.pyro.guide import AutoGaussian
+from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
+from torchngvi.adapters.pyro.local_passes import fit_locals
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
@@ -19,7 +21,7 @@ from torchngvi.models import ShardedDraws
 
 def fit_guide(
     model: Callable[..., Any],
-    guide: AutoGaussian,
+    guide: AutoGaussian | AutoLocalGaussian,
     *args: Any,
     options: dict[str, Any] | None = None,
     **kwargs: Any,
@@ -31,7 +33,8 @@ def fit_guide(
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
-        guide: the guide, which is set up if it was not, and holds the posterior afterwards.
+        guide: the guide, which is set up if it was not, and holds the posterior afterwards; of an `AutoLocalGaussian`
+            the options are those of `torchngvi.adapters.pyro.local_passes.fit_locals`.
         args, kwargs: the arguments of the model.
         options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
             checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the
@@ -54,6 +57,8 @@ def fit_guide(
     (tensor([3.]), tensor([0.5000]))
     """
     options = dict(options or {})
+    if isinstance(guide, AutoLocalGaussian):
+        return fit_locals(model, guide, args, kwargs, options)
     processes = processes_of(options.pop("group", None))
     with processes.together():
         density = density_of(model, guide, args, kwargs)

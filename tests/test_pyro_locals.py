@@ -1,0 +1,385 @@
+"""Guides with memoised locals: identities of a step, exact posteriors, the guard, passes, and what is refused."""
+
+import math
+
+import pytest
+import torch
+
+import torchngvi as ngvi
+from torchngvi.errors import InputError
+
+pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
+
+import pyro.distributions as dist  # noqa: E402
+from pyro.infer import Predictive, Trace_ELBO  # noqa: E402
+
+from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide, log_joint  # noqa: E402
+from torchngvi.adapters.pyro.local_bound import MemoisedBound  # noqa: E402
+from torchngvi.adapters.pyro.local_sites import moved  # noqa: E402
+from torchngvi.adapters.pyro.local_steps import drawn  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    pyro.clear_param_store()
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def gaussian(n, size):
+    """y_ij ~ N(b_i, 1), b_i ~ N(μ, 0.7²), μ ~ N(0, 10²): the model, its data, and the exact posterior of all."""
+    y = torch.randn(n, 3) + torch.randn(n, 1) + 2.0
+
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+        with pyro.plate("groups", n, subsample_size=size) as index:
+            b = pyro.sample("b", dist.Normal(mu, 0.7))
+            pyro.sample("y", dist.Normal(b[..., None] + torch.zeros(3), 1.0).to_event(1), obs=y[index])
+
+    precision = torch.zeros(n + 1, n + 1)  # b, mu
+    precision[range(n), range(n)] = 3 + 0.7**-2
+    precision[:n, n] = precision[n, :n] = -(0.7**-2)
+    precision[n, n] = n * 0.7**-2 + 0.01
+    mean = torch.linalg.solve(precision, torch.cat([y.sum(1), torch.zeros(1)]))
+    return model, y, mean, precision
+
+
+def slopes(n, size, most=None, seed=0, scales=True):
+    """Counts with an intercept and a slope of each group, whose means and, unless they are known, scales are shared."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=generator)
+    b = torch.randn(n, 2, generator=generator) * torch.tensor([1.0, 0.5])
+    y = torch.poisson((1 + b[:, :1] + (0.3 + b[:, 1:]) * x).exp(), generator=generator)
+    y = y if most is None else y.clamp_max(most)
+
+    def model(x, y):
+        beta = pyro.sample("beta", dist.Normal(torch.zeros(2), 10.0).to_event(1))
+        scale = torch.tensor([0.7, 0.4])
+        if scales:
+            scale = pyro.sample("scale", dist.HalfNormal(torch.full((2,), 2.0)).to_event(1))
+        with pyro.plate("groups", n, subsample_size=size) as index:
+            b = pyro.sample("b", dist.Normal(beta, scale).to_event(1))
+            eta = b[..., :1] + b[..., 1:] * x[index]
+            pyro.sample("y", dist.Poisson(eta.exp()).to_event(1), obs=y[index])
+
+    return model, (x, y)
+
+
+def visited(model, args, plate="groups", **settings):
+    """A guide at its start, and what visits its members."""
+    guide = AutoLocalGaussian(model, plate, **settings)
+    return guide, guide.visits(model, args, {})
+
+
+def written_out(guide):
+    """Mean and precision of q over (b_1, .., b_n, g)."""
+    memo, layout, top = guide.memo, guide.layout, guide.memo.top()
+    n, r, P = layout.size, layout.r, layout.P
+    precision = torch.zeros(n * r + P, n * r + P)
+    precision[-P:, -P:] = top.root @ top.root.mT
+    for i in range(n):
+        own, cross = slice(i * r, i * r + r), memo.slope[i] @ memo.precision[i]
+        precision[own, own] = memo.precision[i]
+        precision[-P:, own], precision[own, -P:] = cross, cross.mT
+        precision[-P:, -P:] += cross @ memo.slope[i].mT
+    return torch.cat([(memo.centre - top.mean @ memo.slope).flatten(), top.mean]), precision
+
+
+# ------------------------------------------------------------------------------------ one step
+
+
+def test_terms_are_the_derivatives_of_the_log_joint_member_by_member():
+    """Their sums are gradient and Hessian of the whole model's log joint, which has another layout."""
+    n = 3
+    model, args = slopes(n, n)
+    _, visits = visited(model, args)
+    b, g = torch.randn(2, n, 2), 0.5 * torch.randn(2, 4)
+    seen = visits.density.terms(torch.arange(n), b, g)
+    whole = log_joint(model, *args)
+
+    def energy(shift):  # (n r + P)
+        theta = torch.cat([g + shift[-4:], (b + shift[:-4].reshape(n, 2)).flatten(-2)], -1)
+        return -whole(theta).mean()
+
+    zero = torch.zeros(2 * n + 4)
+    gradient, hessian = torch.func.grad(energy)(zero), torch.func.hessian(energy)(zero)
+    assert torch.allclose(seen.value.sum(), energy(zero), rtol=1e-12)
+    assert torch.allclose(seen.g[:-1, :2].flatten(), gradient[:-4], atol=1e-9)
+    assert torch.allclose(seen.g[:, 2:].sum(0), gradient[-4:], atol=1e-9)
+    assert torch.allclose(seen.H[:, 2:, 2:].sum(0), hessian[-4:, -4:], atol=1e-8)
+    for i in range(n):
+        own = slice(2 * i, 2 * i + 2)
+        assert torch.allclose(seen.H[i, :2, :2], hessian[own, own], atol=1e-9)
+        assert torch.allclose(seen.H[i, 2:, :2], hessian[-4:, own], atol=1e-9)
+    assert (seen.g[-1, :2] == 0).all()
+
+
+def test_a_subsample_is_not_scaled_up():
+    """A member's terms are its own, whatever the size of the batch that it is seen in."""
+    model, args = slopes(6, 3)
+    _, visits = visited(model, args)
+    _, all_of_them = visited(slopes(6, 6)[0], args)
+    b, g = torch.randn(2, 6, 2), 0.5 * torch.randn(2, 4)
+    index = torch.tensor([4, 0, 5])
+    some = visits.density.terms(index, b[:, index], g)
+    every = all_of_them.density.terms(torch.arange(6), b, g)
+    for part, whole in zip(some, every, strict=True):
+        assert torch.allclose(part[:-1], whole[index], rtol=1e-12)
+        assert torch.allclose(part[-1], whole[-1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_a_step_on_all_members_is_that_of_vn_in_the_arrow(rate):
+    """S' = (1 - ρ) S + ρH and m' = m - ρ S'⁻¹ g over all coordinates at once, to rounding."""
+    n = 6
+    model, args = slopes(n, n, most=6, scales=False)
+    guide, visits = visited(model, args)
+    for _ in range(3):  # to where no guard is needed
+        visits.visit(torch.arange(n), 1.0, first=True)
+    mean, precision = written_out(guide)
+    index, state = torch.arange(n), torch.get_rng_state()
+    top = guide.memo.top()
+    here, _ = guide.memo.of(index, top.mean)
+    seen = visits.density.terms(index, *drawn(here, top, visits.noise(n)))
+    P, H, g = 2, torch.zeros_like(precision), torch.zeros_like(mean)
+    H[-P:, -P:], g[-P:] = seen.H[:, 2:, 2:].sum(0), seen.g[:, 2:].sum(0)
+    for i in range(n):
+        own = slice(2 * i, 2 * i + 2)
+        H[own, own], H[-P:, own], H[own, -P:] = seen.H[i, :2, :2], seen.H[i, 2:, :2], seen.H[i, :2, 2:]
+        g[own] = seen.g[i, :2]
+    new = (1 - rate) * precision + rate * H
+    expected = mean - rate * torch.linalg.solve(new, g)
+    torch.set_rng_state(state)
+    seen_again = visits.visit(index, rate)
+    assert bool(seen_again.taken.all())
+    assert seen_again.norm < 0.7  # beyond which the step would be shorter
+    mean, precision = written_out(guide)
+    assert float((precision - new).abs().max() / new.abs().max()) < 1e-10
+    assert float((mean - expected).abs().max()) < 1e-10
+
+
+def test_sums_by_differences_are_the_sums():
+    model, args = slopes(20, 5, most=6, scales=False)
+    guide, visits = visited(model, args)
+    for first in (0, 5, 10, 15, 5, 0):
+        visits.visit(torch.arange(first, first + 5), 0.7, first=True)
+    total = guide.memo.total.clone()
+    guide.memo.sum_up()
+    assert torch.allclose(total, guide.memo.total, rtol=1e-10)
+
+
+# ------------------------------------------------------------------------------------ fixed points
+
+
+@pytest.mark.parametrize("order", ["in turn", "backwards", "at random"])
+def test_visits_end_at_the_exact_posterior_of_a_gaussian_hierarchy(order):
+    n, size = 12, 4
+    model, y, mean, precision = gaussian(n, size)
+    guide, visits = visited(model, (y,))
+    orders = {"in turn": torch.arange(n), "backwards": torch.arange(n).flip(0), "at random": torch.randperm(n)}
+    for turn in range(3):
+        for index in orders[order].split(size):
+            visits.visit(index, 1.0, first=turn == 0)
+    found, root = written_out(guide)
+    assert torch.allclose(root, precision, atol=1e-9)
+    assert torch.allclose(found, mean, atol=1e-9)
+
+
+def test_a_fit_ends_at_the_exact_posterior_and_its_evidence():
+    n = 30
+    model, y, mean, precision = gaussian(n, 8)  # which does not divide 30
+    guide = AutoLocalGaussian(model, "groups")
+    result = fit_guide(model, guide, y, options={"progress": False, "tolerance": 1e-6})
+    assert result.converged, result
+    assert torch.allclose(guide.median()["b"], mean[:-1], atol=1e-6)
+    sd = torch.linalg.inv(precision).diagonal().sqrt()
+    low, high = guide.quantiles([0.5 - 0.341344746, 0.5 + 0.341344746])["b"]
+    assert torch.allclose((high - low) / 2, sd[:-1], rtol=1e-6)
+    joint = torch.eye(3 * n) + 0.49 * torch.kron(torch.eye(n), torch.ones(3, 3)) + 100.0
+    evidence = torch.distributions.MultivariateNormal(torch.zeros(3 * n), joint).log_prob(y.flatten())
+    assert abs(result.loss + float(evidence)) < 1e-6
+    assert abs(guide.elbo(y) - float(evidence)) < 1e-6
+    losses = [Trace_ELBO().loss(model, guide, y) for _ in range(300)]  # by Pyro's own account, scaled up from 8 of 30
+    noise = torch.tensor(losses).std() / math.sqrt(len(losses))
+    assert abs(torch.tensor(losses).mean() + evidence) < 4 * noise
+
+
+def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
+    """Its ELBO is that of the best of all Gaussians, since a full one has no more to say."""
+    model, args = slopes(12, 4, most=8, scales=False)
+    guide = AutoLocalGaussian(model, "groups", num_particles=64)
+    result = fit_guide(model, guide, *args, options={"progress": False})
+    assert result.converged, result
+    mean, precision = written_out(guide)
+    whole = log_joint(slopes(12, 12, most=8, scales=False)[0], *args)
+    order = torch.cat([torch.arange(24, 26), torch.arange(24)])  # there the globals are first
+    dense = ngvi.CholeskyGaussian(26, dtype=torch.float64)
+    best = ngvi.fit(dense, whole, progress=False, examine=False)
+    assert best.converged
+    assert abs(result.loss - best.loss) < 0.05
+    assert ((mean[order] - dense.mean) / dense.stddev).abs().max() < 0.05
+    ratio = torch.linalg.inv(precision).diagonal()[order].sqrt() / dense.stddev
+    assert (ratio - 1).abs().max() < 0.05
+
+
+def test_guarded_visits_of_counts_with_slopes_live_where_a_bare_step_dies():
+    """From S = I; bare is ρ = ½ on sites as they come, after which Λ is not positive definite."""
+    n, size = 30, 10
+    model, args = slopes(n, size)
+    guide, visits = visited(model, args, init_scale=1.0)
+    for index in torch.arange(n).split(size):
+        assert bool(visits.visit(index, 1.0, first=True).taken.all())
+    top = guide.memo.top()
+    truth = torch.tensor([1.0, 0.3, 0.0, math.log(0.5)])
+    assert ((top.mean - truth).abs() < 4 * top.covariance.diagonal().sqrt()).all()
+
+    bare, visits = visited(model, args, init_scale=1.0)
+    index, top = torch.arange(size), bare.memo.top()
+    here, message = bare.memo.of(index, top.mean)
+    seen = visits.seen(index, here, top, visits.noise(size))
+    there, told, _ = moved(here, message, seen.members, top, torch.full((size,), 0.5))
+    bare.memo.keep(index, top.mean, there, told)
+    assert not bool(bare.memo.top().root.isfinite().all())
+
+
+# ------------------------------------------------------------------------------------ as a guide
+
+
+def nested(n, size):
+    """Two local sites, one positive, in the outer of two plates, and a global site in a plate of its own."""
+    x = torch.randn(n, 4)
+    y = torch.randn(n, 4) + x
+
+    def model(x, y):
+        with pyro.plate("columns", 2, dim=-1):
+            beta = pyro.sample("beta", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", n, subsample_size=size, dim=-2) as index:
+            b = pyro.sample("b", dist.Normal(beta[..., :1], 1.0))
+            scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+            with pyro.plate("rows", 4, dim=-1):
+                pyro.sample("y", dist.Normal(b + beta[..., 1:] * x[index], scale), obs=y[index])
+
+    return model, (x, y)
+
+
+def test_plates_within_members_and_positive_locals():
+    model, args = nested(21, 7)
+    guide = AutoLocalGaussian(model, "groups", num_particles=32)
+    result = fit_guide(model, guide, *args, options={"progress": False, "tolerance": 0.3})
+    assert result.converged, result
+    median = guide.median()
+    assert {name: tuple(value.shape) for name, value in median.items()} == {
+        "beta": (2,),
+        "b": (21, 1),
+        "scale": (21, 1),
+    }
+    assert bool((median["scale"] > 0).all())
+    losses = torch.tensor([Trace_ELBO().loss(model, guide, *args) for _ in range(100)])
+    assert abs(losses.mean() - result.loss) < 4 * losses.std() / 10
+    draws = Predictive(model, guide=guide, num_samples=7)(*args)
+    assert draws["beta"].shape[0] == 7
+    assert draws["b"].shape == (7, 7, 1)
+    together = Predictive(model, guide=guide, num_samples=7, parallel=True)(*args)
+    assert {name: tuple(together[name].shape) for name in ("beta", "b")} == {"beta": (7, 1, 2), "b": (7, 7, 1)}
+
+
+def test_a_fit_goes_on_and_is_kept(tmp_path):
+    """From a checkpoint to the last bit, and from a state_dict in another guide."""
+    model, y, _, _ = gaussian(12, 4)
+    args, options = (y,), {"progress": False, "tolerance": 1e-12, "max_evaluations": 3}
+    whole = AutoLocalGaussian(model, "groups")
+    torch.manual_seed(1)
+    expected = fit_guide(model, whole, *args, options=options)
+    torch.manual_seed(1)
+    file, part = tmp_path / "run.pt", AutoLocalGaussian(model, "groups")
+    fit_guide(model, part, *args, options={**options, "max_evaluations": 1, "checkpoint": file})
+    other = AutoLocalGaussian(model, "groups")
+    result = fit_guide(model, other, *args, options={**options, "checkpoint": file})
+    assert result.loss == expected.loss
+    assert torch.equal(other.median()["b"], whole.median()["b"])
+    third = AutoLocalGaussian(model, "groups").setup(*args)
+    third.load_state_dict(other.state_dict())
+    assert torch.equal(third.median()["b"], whole.median()["b"])
+    again = fit_guide(model, third, *args, options={"progress": False})
+    assert again.evaluations == 1  # it goes on from where it is
+
+
+# ------------------------------------------------------------------------------------ what is refused
+
+
+def local(n=6, size=3, **changes):
+    """A model with one wrong thing."""
+
+    def model():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0)) if changes.get("globals", True) else 0.0
+        if changes.get("loop"):
+            for i in pyro.plate("groups", n, subsample_size=size):
+                pyro.sample(f"b{i}", dist.Normal(mu, 1.0))
+            return
+        given = {"subsample": torch.arange(size)} if changes.get("given") else {"subsample_size": size}
+        with pyro.plate("groups", n, dim=-2, **given):
+            if changes.get("locals", True):
+                b = pyro.sample("b", dist.Normal(mu, 1.0))
+            if changes.get("enumerated"):
+                pyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+            if changes.get("discrete"):
+                pyro.sample("k", dist.Bernoulli(0.5))
+            if changes.get("rows"):
+                with pyro.plate("rows", 8, subsample_size=2, dim=-1):
+                    pyro.sample("y", dist.Normal(b, 1.0), obs=torch.zeros(size, 2))
+            if changes.get("across"):
+                pyro.sample("y", dist.Normal(b.mean(), 1.0), obs=torch.zeros(size, 1))
+            if changes.get("nan"):
+                pyro.sample("y", dist.Normal(b, 1.0), obs=torch.full((size, 1), math.nan))
+        if changes.get("outside"):
+            pyro.sample("total", dist.Normal(b.sum(), 1.0), obs=torch.tensor(0.0))
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"locals": False}, "no site of the model is in a plate 'groups'; name the plate of the local latents"),
+        ({"loop": True}, "the model loops over the plate 'groups'; write it as"),
+        ({"globals": False}, "every latent site is in the plate 'groups', whose members have nothing in common"),
+        ({"discrete": True}, "the latent site 'k' is discrete, and a Gaussian cannot stand for it"),
+        ({"enumerated": True}, "the latent site 'k' is enumerated, which AutoLocalGaussian does not sum out"),
+        ({"given": True}, "the plate 'groups' is given its indices, and the guide has to choose them"),
+        ({"rows": True}, "the plate 'rows' is subsampled beside 'groups'; run it in full"),
+        ({"across": True}, "a site of a member depends on latents of another member of the plate 'groups'"),
+        ({"outside": True}, "a site outside the plate depends on latents of another member of the plate 'groups'"),
+        ({"nan": True}, "the log density of the model is NaN at its initial point"),
+    ],
+)
+def test_models_that_it_is_not_for(changes, message):
+    with pytest.raises(InputError, match=message):
+        visited(local(**changes), ())
+
+
+def test_refusals_of_the_guide_and_its_fit():
+    model, y, _, _ = gaussian(6, 3)
+    with pytest.raises(InputError, match="the model is a function or a module that samples; got int"):
+        AutoLocalGaussian(3, "groups")
+    with pytest.raises(InputError, match="init_scale is a standard deviation in unconstrained space, positive; got 0"):
+        AutoLocalGaussian(model, "groups", init_scale=0)
+    with pytest.raises(InputError, match="num_particles is even and at least 2 \\(r \\+ 1\\) = 4, .* got 3"):
+        AutoLocalGaussian(model, "groups", num_particles=3).setup(y)
+    with pytest.raises(InputError, match="the guide has no posterior before it has seen the model"):
+        _ = AutoLocalGaussian(model, "groups").posterior
+    with pytest.raises(InputError, match="knows tolerance, max_evaluations, .* got examine, patience"):
+        fit_guide(model, AutoLocalGaussian(model, "groups"), y, options={"patience": 3, "examine": True})
+
+    def only_data(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 6, subsample_size=3) as index:
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=y[index, 0])
+
+    with pytest.raises(InputError, match="no latent site is in the plate 'groups'; AutoGaussian is the guide"):
+        visited(only_data, (y,))
+    guide = AutoLocalGaussian(model, "groups")
+    with pytest.raises(InputError, match="a bound with memoised locals has no log joint of the globals alone"):
+        MemoisedBound(guide.visits(model, (y,), {}), 1.0).log_joint(torch.zeros(1))

@@ -1,0 +1,251 @@
+"""The log joint of a Pyro model with local latents in a plate, member by member, on a subsample of the plate.
+
+Under the model the members i of the plate are independent given the global latents g,
+
+    log p(data, g, b) = -ℓ_0(g) - Σ_i ℓ_i(b_i, g),
+
+with the log Jacobians of the supports among the terms.  With weights u of the terms and one shift t = (t_b, t_g) for
+all draws and members, L(u, t) = mean_s [u_0 ℓ_0(g_s + t_g) + Σ_i u_i ℓ_i(b_is + t_b, g_s + t_g)] has all that is
+wanted as derivatives at u = 1, t = 0, because each term has a latent vector b_i of its own:
+
+    E[ℓ_i] = ∂L/∂u_i        E[∇ℓ_i] = ∂²L/∂u_i∂t        E[∇²ℓ_i] = ∂³L/∂u_i∂t∂t.
+
+The cost does not depend on the number of members beyond one run of the model, so that a model is run as it is written.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast, final
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from torchngvi.adapters.pyro.batching import POINTS, best_way
+from torchngvi.adapters.pyro.local_layout import PlateLayout
+from torchngvi.adapters.pyro.sites import Scored, Values, is_enumerated, is_subsampled
+from torchngvi.errors import InputError
+from torchngvi.numerics.inference_mode import tracked
+
+_SMALL = 2000  # numbers of locals up to which derivatives are taken in one batched pass; beyond, caches are too small
+_SPREAD = 0.1  # of the points where the model is tried, around the start
+
+
+class Terms(NamedTuple):
+    """Of each member of a batch, and last of what all share: expectations of -log p over draws."""
+
+    value: Tensor  # (B + 1,)
+    g: Tensor  # (B + 1, r + P), the locals before the globals
+    H: Tensor  # (B + 1, r + P, r + P)
+
+    @property
+    def members(self) -> "Terms":
+        """Those of the members alone."""
+        return Terms(*(x[:-1] for x in self))
+
+
+class _Weighted(Scored):
+    """`Scored` with the weights of the terms, and without the scale by which the plate stands for all its members."""
+
+    def __init__(self, values: Values, layout: PlateLayout, index: Tensor) -> None:
+        super().__init__(values, layout.shapes, {layout.plate: index})
+        self.layout = layout
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg):
+            return
+        assert self.layout.weights is not None
+        weight, scale = self.layout.weights[-1], msg["scale"]
+        for frame in msg["cond_indep_stack"]:
+            if frame.name == self.layout.plate:
+                weight = self.layout.weights[:-1].reshape(-1, *(1,) * (-frame.dim - 1))
+                scale = scale * frame.size / (frame.full_size or frame.size)
+        log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
+        self.log_probs.append(weight * scale_and_mask(log_prob, scale, msg["mask"]))
+
+
+@final
+class PlateDensity:
+    """The terms of a Pyro model on a subsample of a plate, whose members it asks for by their index.
+
+    Args:
+        model: a Pyro model.
+        args, kwargs: its arguments, which hold the data of all members.
+        layout: where its latents are.
+        start: b_i and g about which the model is tried, (r,) and (P,).
+
+    Raises:
+        InputError: another subsampled plate, enumerated sites, a member whose terms depend on another member, a shared
+            term that depends on a member, a density that is NaN at the start.
+    """
+
+    enumerates = False
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layout: PlateLayout,
+        start: tuple[Tensor, Tensor],
+    ) -> None:
+        self.model, self.args, self.kwargs, self.layout = model, args, kwargs, layout
+        b, g = start
+        self.index, self.nesting = torch.arange(layout.size - layout.members, layout.size, device=g.device), 0
+        theta = torch.cat([b.expand(layout.members, -1).flatten(), g])
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(POINTS, len(theta), generator=generator, dtype=torch.float64).to(theta)
+        points = theta + _SPREAD * noise
+        layout.weights = 0.5 + torch.rand(layout.members + 1, generator=generator, dtype=torch.float64).to(theta)
+        self.nesting = self._nesting(theta)
+        self._check_separate(points[0])
+        self.batched_by, self._batched = best_way(cast(Any, self), points)
+
+    def _nesting(self, theta: Tensor) -> int:
+        """The number of dimensions of the plates, from a run in which everything is looked at."""
+        with pyro.validation_enabled(False), poutine.trace() as tracer:
+            log_probs = self.scored(self.layout.constrained(theta)[0])
+        sites = [site for site in tracer.trace.nodes.values() if site["type"] == "sample"]
+        drawn: Any = tracer.trace.nodes.get(self.layout.plate, {"value": None})["value"]
+        if drawn is None or not torch.equal(torch.as_tensor(drawn), self.index):
+            raise InputError(
+                f"the plate {self.layout.plate!r} is given its indices, and the guide has to choose them: write it "
+                "with subsample_size=, and let the model have the data of all members."
+            )
+        frames = [frame for site in sites for frame in site["cond_indep_stack"]]
+        for frame in frames:
+            if frame.name != self.layout.plate and is_subsampled(frame):
+                raise InputError(
+                    f"the plate {frame.name!r} is subsampled beside {self.layout.plate!r}; run it in full, or leave "
+                    "out its subsample_size."
+                )
+        for name, site in tracer.trace.nodes.items():
+            if site["type"] == "sample" and is_enumerated(site):
+                raise InputError(f"the latent site {name!r} is enumerated, which AutoLocalGaussian does not sum out.")
+        if any(bool(log_prob.isnan().any()) for log_prob in log_probs):
+            raise InputError(
+                "the log density of the model is NaN at its initial point. Look for missing data or parameters out of "
+                "range there, or choose another init_loc_fn."
+            )
+        return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
+
+    def _check_separate(self, theta: Tensor) -> None:
+        """Terms of some members may have no slope in the latents of the others."""
+        kept, layout = self.layout.weights, self.layout
+        assert kept is not None
+        on = torch.zeros_like(kept)
+        on[: layout.members // 2] = 1.0
+        for weights, whose in ((on, "of a member"), (torch.zeros_like(on), "outside the plate")):
+            layout.weights = weights
+            weights[-1] = float(whose != "of a member")
+            with torch.enable_grad():
+                leaf = theta.clone().requires_grad_()
+                slope = _slopes(self.one(leaf), leaf)
+            slope = slope[: layout.members * layout.r].reshape(layout.members, layout.r)
+            if bool((slope[weights[:-1] == 0] != 0).any()):
+                raise InputError(
+                    f"a site {whose} depends on latents of another member of the plate {layout.plate!r}: the members "
+                    "are not independent given the globals. Use AutoGaussian with the plate in full."
+                )
+        layout.weights = kept
+
+    def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "PlateDensity":
+        """Go on with other arguments of the model, of the same structure; returns itself."""
+        self.args, self.kwargs = args, kwargs
+        return self
+
+    # -------------------------------------------------------------------------------- one run of the model
+
+    def scored(self, values: Values) -> list[Tensor]:
+        """The weighted log probabilities of a run of the model at these values."""
+        with pyro.validation_enabled(False), _Weighted(values, self.layout, self.index) as scored:
+            self.model(*self.args, **self.kwargs)
+        scored.check()
+        return scored.log_probs
+
+    def one(self, theta: Tensor) -> Tensor:
+        """The weighted log joint of one θ, (D,) -> ()."""
+        values, log_jacobian = self.layout.constrained(theta)
+        return log_jacobian + sum(log_prob.sum() for log_prob in self.scored(values))
+
+    # -------------------------------------------------------------------------------- expectations
+
+    @tracked
+    @torch.enable_grad()
+    def values(
+        self,
+        index: Tensor,  # (B,)
+        b: Tensor,  # (S, B, r)
+        g: Tensor,  # (S, P)
+    ) -> Tensor:
+        """E[ℓ_i] of the members of a batch, and last E[ℓ_0], over draws, (B + 1,).
+
+        Args:
+            index: of the members, (B,).
+            b: draws of their latents, (S, B, r).
+            g: draws of the globals, (S, P).
+
+        Returns:
+            The means over the draws.
+        """
+        u, loss = self._loss(index, b, g)
+        return _slopes(loss, u).detach()
+
+    @tracked
+    @torch.enable_grad()
+    def terms(
+        self,
+        index: Tensor,  # (B,)
+        b: Tensor,  # (S, B, r)
+        g: Tensor,  # (S, P)
+    ) -> Terms:
+        """The same with gradients and Hessians.
+
+        Args:
+            index: of the members, (B,).
+            b: draws of their latents, (S, B, r).
+            g: draws of the globals, (S, P).
+
+        Returns:
+            Values, gradients and Hessians in (b_i, g).
+        """
+        k = b.shape[-1] + g.shape[-1]
+        t = g.new_zeros(k, requires_grad=True)
+        u, loss = self._loss(index, b + t[: b.shape[-1]], g + t[b.shape[-1] :])
+        small = b.numel() <= _SMALL
+        slope = _slopes(loss, t, graph=True)
+        value, gradient = _slopes(loss, u), _jacobian(slope, u, small)
+        rows, columns = torch.tril_indices(k, k, device=t.device)
+        curvature = _jacobian(_jacobian(slope, t, small, graph=True)[rows, columns], u, small)
+        H = value.new_zeros(len(value), k, k)
+        H[:, rows, columns] = H[:, columns, rows] = curvature.mT
+        return Terms(value.detach(), gradient.mT.detach(), H)
+
+    def _loss(self, index: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights u, and L(u, ·)."""
+        self.index = index
+        u = self.layout.weights = g.new_ones(len(index) + 1).requires_grad_()
+        theta = torch.cat([b.flatten(-2), g], -1)
+        return u, -self._batched(theta).to(g.dtype).mean()
+
+
+def _slopes(y: Tensor, x: Tensor, graph: bool = False) -> Tensor:
+    """The gradient of y () in x, zero where y does not depend on x."""
+    if not y.requires_grad:
+        return torch.zeros_like(x)
+    return torch.autograd.grad(y, x, retain_graph=True, create_graph=graph, materialize_grads=True)[0]
+
+
+def _jacobian(y: Tensor, x: Tensor, at_once: bool, graph: bool = False) -> Tensor:
+    """∂y/∂x of vectors, (len(y), len(x)), all rows in one batched pass or one after another."""
+    if not at_once:
+        return torch.stack([_slopes(each, x, graph) for each in y])
+    if not y.requires_grad:
+        return torch.zeros(len(y), len(x), dtype=y.dtype, device=y.device)
+    eye = torch.eye(len(y), dtype=y.dtype, device=y.device)
+    (rows,) = torch.autograd.grad(
+        y, x, eye, retain_graph=True, create_graph=graph, materialize_grads=True, is_grads_batched=True
+    )
+    return rows
