@@ -3,9 +3,10 @@
     TORCHNGVI_DATA=... python benchmarks/svgp_hyperparameters.py [--data bike power ...] [--splits 0 1 2] [--seconds 20]
         [--likelihood gaussian|bernoulli|student] [--dtype float64|float32] [--inducing 256] [--out DIR] [--from-logs]
 
-Three ways to train one model from one start: `train_svgp` of data alone (rounds of L-BFGS, then `refine_svgp`),
+Four ways to train one model from one start: `train_svgp` of data alone (rounds of L-BFGS, then `refine_svgp`),
 `train_svgp` with Adam at 0.02 for hyper-parameters and inducing points, and GPyTorch's NGD for q, at the best of its
-rates in hindsight, with the same Adam.  Time is the processor's, on one thread, without that of the scores; a score of
+rates in hindsight, or Adam for q, at 0.02, both with the same Adam for the others.
+Time is the processor's, on one thread, without that of the scores; a score of
 the first two is taken on a copy after `refine_svgp`, whose time is added.  The first begins from inducing points that
 it chooses itself, which is part of its time; the others from random rows.
 
@@ -40,6 +41,7 @@ LIKELIHOODS = {
     "student": gp.likelihoods.StudentTLikelihood,
 }
 BATCH, HYPER_RATE, POINTS, RATES = 1024, 0.02, 10, (0.03, 0.1, 0.3)
+METHODS = ("rounds", "joint", "NGD", "Adam")
 
 
 def load(name, split, options):
@@ -115,30 +117,32 @@ def jointly(data, options, take):
         pass
 
 
-def by_ngd(data, options, rate, take):
+def by_gpytorch(method, data, options, rate, take):
     x, y, x_test, y_test = data
-    q = gp.variational.NaturalVariationalDistribution(options.inducing)
+    kind = "Natural" if method == "NGD" else "Cholesky"
+    q = getattr(gp.variational, f"{kind}VariationalDistribution")(options.inducing)
     model, likelihood = start(q, at_random(x, options), options)
     adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=HYPER_RATE)
-    ngd = gp.optim.NGD(list(model.variational_parameters()), len(y), rate)
+    of_q = list(model.variational_parameters())
+    of_q = gp.optim.NGD(of_q, len(y), rate) if method == "NGD" else torch.optim.Adam(of_q, rate)
     mll = gp.mlls.VariationalELBO(likelihood, model, num_data=len(y))
     clock = Clock(options.seconds, POINTS)
 
     def at_a_mark(at):
-        take("NGD", rate, at, score(model, likelihood, x_test, y_test))
+        take(method, rate, at, score(model, likelihood, x_test, y_test))
 
     try:
         while True:
             for a, b in watched(x, y, BATCH, clock, at_a_mark):
                 adam.zero_grad()
-                ngd.zero_grad()
+                of_q.zero_grad()
                 (-mll(model(a), b)).backward()
-                ngd.step()
+                of_q.step()
                 adam.step()
     except TimeIsUpError:
         pass
     except Exception as error:  # a crash ends its curve
-        print(f"  NGD at {rate}: {type(error).__name__} after {clock.now():.1f} s", flush=True)
+        print(f"  {method} at {rate}: {type(error).__name__} after {clock.now():.1f} s", flush=True)
 
 
 def run(options):
@@ -156,7 +160,9 @@ def run(options):
             if "joint" in options.methods:
                 jointly(data, options, take)
             for rate in options.rates if "NGD" in options.methods else ():
-                by_ngd(data, options, rate, take)
+                by_gpytorch("NGD", data, options, rate, take)
+            if "Adam" in options.methods:
+                by_gpytorch("Adam", data, options, HYPER_RATE, take)
     return pd.DataFrame(log, columns=["data", "split", "method", "rate", "seconds", "nll"])
 
 
@@ -179,13 +185,17 @@ def reached(curve, value):
 
 
 def show(log):
-    print(f"\n{'data':<10}{'split':>6} {'rounds':>9}{'joint':>9}{'NGD':>9}   when rounds has the others' last score")
+    print(
+        f"\n{'data':<10}{'split':>6} "
+        + "".join(f"{m:>9}" for m in METHODS)
+        + "   when rounds has the others' last score"
+    )
     for (name, split), part in log.groupby(["data", "split"], sort=False):
         found = curves(part)
         line = f"{name:<10}{split:>6} "
-        for method in ("rounds", "joint", "NGD"):
+        for method in METHODS:
             line += f"{found[method]['nll'].iloc[-1]:>9.4f}" if method in found else f"{'-':>9}"
-        for method in ("joint", "NGD"):
+        for method in METHODS[1:]:
             if method in found and "rounds" in found:
                 end = found[method].iloc[-1]
                 at = reached(found["rounds"], end["nll"])
@@ -196,7 +206,7 @@ def show(log):
 def draw(log, path):
     places = list(log.groupby(["data", "split"], sort=False))
     figure = Figure(figsize=(4.2 * len(places), 3.6), layout="constrained")
-    colors = {"rounds": "#1f5a94", "joint": "#7fb0dd", "NGD": "#d1672b"}
+    colors = {"rounds": "#1f5a94", "joint": "#7fb0dd", "NGD": "#d1672b", "Adam": "#8a4fa3"}
     for axes, ((name, split), part) in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
         for method, curve in curves(part).items():
             axes.plot(curve["seconds"], curve["nll"], color=colors[method], marker=".", label=method)
@@ -215,7 +225,7 @@ def main():
     parser.add_argument("--likelihood", choices=LIKELIHOODS, default="gaussian")
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--inducing", type=int, default=256)
-    parser.add_argument("--methods", nargs="+", choices=["rounds", "joint", "NGD"], default=["rounds", "joint", "NGD"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--rates", nargs="+", type=float, default=RATES)
     parser.add_argument("--out", default="runs/svgp-hyperparameters")
     parser.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")

@@ -22,13 +22,15 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, Values, kernels
-from torchngvi.adapters.gpytorch.latents import energy, latents_of
+from torchngvi.adapters.gpytorch.latents import conjugate, energy, latents_of
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
 from torchngvi.models import summands
 from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.numerics.linalg import gram
 from torchngvi.numerics.versions import Versions
+from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to the next
@@ -177,6 +179,11 @@ class SparseGP(TractableTarget):
         """Add the batches to a value, and to the derivative of a prior."""
         parts: list[Raw | Sites] = []
         for prior_at_batch, projection, y in self._projections(frame.mean.dtype):
+            if self._needs_no_variance(frame, projection):
+                moments, raw = self._quadratic(y, projection, frame)
+                value = value + moments
+                parts.append(raw.with_prior(prior if not parts else prior.scaled(0.0), frame.mean))
+                continue
             mean, variance, projected = projection.moments(frame)
             moments = self._moments(y, mean, variance, self._share())
             _, alpha, beta = moments
@@ -196,6 +203,25 @@ class SparseGP(TractableTarget):
             more = part if isinstance(part, Raw) else part.raw()
             total = Raw(g + more.g, H.add_(more.H))
         return value, total
+
+    def _needs_no_variance(self, frame: Frame, projection: Projection) -> bool:
+        """Whether F_n is quadratic, and the curvature H in v is what q steps by, on so many rows that it pays."""
+        return (
+            conjugate(self.likelihood)
+            and isinstance(self.posterior, NaturalGaussian)
+            and not (self.learn or self.coupled or torch.is_grad_enabled())
+            and frame.mean.dtype == torch.float64  # in float32 the trace cancels
+            and projection.rows.shape[-2] >= 2 * projection.rows.shape[-1]
+        )
+
+    def _quadratic(self, y: Tensor, projection: Projection, frame: Frame) -> tuple[Tensor, Raw]:
+        """E_q[ℓ] of a batch and its derivative without the variances a_nᵀS a_n: ½ Σ β_n a_nᵀS a_n = ½ tr(S H)."""
+        mean = projection.mean + (projection.rows @ frame.mean[..., None])[..., 0]
+        energies, alpha, beta = self._moments(y, mean, projection.variance.expand_as(mean), self._share())
+        raw = Sites(projection.rows, projection.rows, alpha, beta, None, frame.mean).raw()
+        root = frame.dense().mT
+        covariance = gram(root, root.new_ones(root.shape[:-1]))
+        return energies.sum(-1) + 0.5 * (covariance * raw.H).sum((-2, -1)), raw
 
     def _summand(self, sites: Sites, prior_at_batch: Kernels | None, frame: Frame) -> Raw | Sites:
         """The derivative of a batch; where hyper-parameters learn, theirs is prepared from the same H."""
