@@ -6,8 +6,9 @@
 First, the time of a step, the best of several rounds that take turns: of q alone, and of q with the gradient of
 every hyper-parameter.  Second, the error of a full step on all data where K_ZZ has a condition number of 1e8.  Third,
 with fixed hyper-parameters and a Bernoulli likelihood, the time until the negative ELBO per datum is within 1e-2 ..
-1e-5 nats of the optimum, in seconds of the processor: NGD, its triangular form and Adam, each at
-several constant learning rates on the same mini-batches, and `refine_svgp`.  All with the same log Φ, that of torch: GPyTorch's own jumps at -1, and has no optimum to be near to.
+1e-5 nats of the optimum, in seconds of the processor: NGD, its triangular form and Adam, each at several constant
+learning rates on the same mini-batches, and `refine_svgp`.  All with the same log Φ, that of torch: GPyTorch's own
+jumps at -1, and has no optimum to be near to.
 """
 
 import argparse

@@ -6,7 +6,12 @@ import torch
 gp = pytest.importorskip("gpytorch")
 
 from torchngvi import CholeskyGaussian, NaturalGaussian  # noqa: E402
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP, kernels  # noqa: E402
+from torchngvi.adapters.gpytorch import (  # noqa: E402
+    NaturalGradientVariationalDistribution,
+    SparseGP,
+    kernels,
+    sparse_gp,
+)
 from torchngvi.interfaces import Frame, Raw  # noqa: E402
 from torchngvi.structures import Dense, Diagonal  # noqa: E402
 
@@ -91,3 +96,22 @@ def test_a_diagonal_root_has_no_blocks():
     size = kernels._LARGE
     frame = Frame(torch.zeros(size), torch.full((size,), 2.0), Diagonal(size))
     assert torch.equal(kernels._through(torch.ones(3, size), frame), torch.full((3, size), 2.0))
+
+
+@pytest.mark.parametrize("posterior", [CholeskyGaussian, NaturalGaussian])
+def test_no_batch_is_held(posterior, monkeypatch):
+    """Each batch is added before the next but one is asked for, so that the rows of all are never there together."""
+    events, added = [], sparse_gp._added
+
+    class Batches:
+        def __iter__(self):
+            for part in range(4):
+                events.append(f"batch {part}")
+                x = torch.linspace(-2, 2, N).double()[part::4, None]
+                yield x, torch.sin(3 * x[:, 0])
+
+    monkeypatch.setattr(sparse_gp, "_added", lambda *parts: events.append("added") or added(*parts))
+    target = SparseGP(Model(posterior).double(), gp.likelihoods.GaussianLikelihood().double(), Batches())
+    with torch.no_grad():
+        target.expected_energy(target.posterior.frame())
+    assert events == ["batch 0", "batch 1", "added", "batch 2", "added", "batch 3", "added"]

@@ -177,31 +177,28 @@ class SparseGP(TractableTarget):
 
     def _summed(self, frame: Frame, value: Tensor, prior: Prior) -> tuple[Tensor, Raw | Sites]:
         """Add the batches to a value, and to the derivative of a prior."""
-        parts: list[Raw | Sites] = []
+        total: Raw | Sites | None = None
         for prior_at_batch, projection, y in self._projections(frame.mean.dtype):
+            own = prior if total is None else prior.scaled(0.0)
+            part: Raw | Sites
             if self._needs_no_variance(frame, projection):
-                moments, raw = self._quadratic(y, projection, frame)
-                value = value + moments
-                parts.append(raw.with_prior(prior if not parts else prior.scaled(0.0), frame.mean))
-                continue
-            mean, variance, projected = projection.moments(frame)
-            moments = self._moments(y, mean, variance, self._share())
-            _, alpha, beta = moments
-            value = value + self.latents.shared(moments.value)
-            if torch.is_grad_enabled():
-                value = value + (alpha * (mean - mean.detach()) + 0.5 * beta * (variance - variance.detach())).sum(-1)
-            nothing = prior if not parts else prior.scaled(0.0)
-            sites = Sites(projection.rows, projected.detach(), alpha, beta, nothing, frame.mean.detach())
-            parts.append(self._summand(sites, prior_at_batch, frame))
-        if not parts:
+                energies, data = self._quadratic(y, projection, frame)
+                value, part = value + energies, data.with_prior(own, frame.mean)
+            else:
+                mean, variance, projected = projection.moments(frame)
+                moments = self._moments(y, mean, variance, self._share())
+                _, alpha, beta = moments
+                value = value + self.latents.shared(moments.value)
+                if torch.is_grad_enabled():
+                    first = alpha * (mean - mean.detach()) + 0.5 * beta * (variance - variance.detach())
+                    value = value + first.sum(-1)
+                sites = Sites(projection.rows, projected.detach(), alpha, beta, own, frame.mean.detach())
+                part = self._summand(sites, prior_at_batch, frame)
+            total = part if total is None else _added(total, part)  # no list, which would hold the rows of all
+        if total is None:
             raise InputError(
                 "SparseGP got no data: the batches are empty, or an iterator that was used up. Give a list."
             )
-        total = parts[0]
-        for part in parts[1:]:
-            g, H = total if isinstance(total, Raw) else total.raw()
-            more = part if isinstance(part, Raw) else part.raw()
-            total = Raw(g + more.g, H.add_(more.H))
         return value, total
 
     def _needs_no_variance(self, frame: Frame, projection: Projection) -> bool:
@@ -343,3 +340,10 @@ class SparseGP(TractableTarget):
         old = self._energy_gradients or [torch.zeros_like(gradient) for gradient in rest]
         self._energy_gradients = [a + b for a, b in zip(old, rest, strict=True)]
         return Moments(energies.detach(), alpha, 2 * half)
+
+
+def _added(total: Raw | Sites, part: Raw | Sites) -> Raw:
+    """The sum of two derivatives; the first may be written to."""
+    g, H = total if isinstance(total, Raw) else total.raw()
+    more = part if isinstance(part, Raw) else part.raw()
+    return Raw(g + more.g, H.add_(more.H))
