@@ -182,7 +182,7 @@ class SparseGP(TractableTarget):
             own = prior if total is None else prior.scaled(0.0)
             part: Raw | Sites
             if self._needs_no_variance(frame, projection):
-                energies, data = self._quadratic(y, projection, frame)
+                energies, data = _quadratic(self, y, projection, frame)
                 value, part = value + energies, data.with_prior(own, frame.mean)
             else:
                 mean, variance, projected = projection.moments(frame)
@@ -210,15 +210,6 @@ class SparseGP(TractableTarget):
             and frame.mean.dtype == torch.float64  # in float32 the trace cancels
             and projection.rows.shape[-2] >= 2 * projection.rows.shape[-1]
         )
-
-    def _quadratic(self, y: Tensor, projection: Projection, frame: Frame) -> tuple[Tensor, Raw]:
-        """E_q[ℓ] of a batch and its derivative without the variances a_nᵀS a_n: ½ Σ β_n a_nᵀS a_n = ½ tr(S H)."""
-        mean = projection.mean + (projection.rows @ frame.mean[..., None])[..., 0]
-        energies, alpha, beta = self._moments(y, mean, projection.variance.expand_as(mean), self._share())
-        raw = Sites(projection.rows, projection.rows, alpha, beta, None, frame.mean).raw()
-        root = frame.dense().mT
-        covariance = gram(root, root.new_ones(root.shape[:-1]))
-        return energies.sum(-1) + 0.5 * (covariance * raw.H).sum((-2, -1)), raw
 
     def _summand(self, sites: Sites, prior_at_batch: Kernels | None, frame: Frame) -> Raw | Sites:
         """The derivative of a batch; where hyper-parameters learn, theirs is prepared from the same H."""
@@ -340,6 +331,16 @@ class SparseGP(TractableTarget):
         old = self._energy_gradients or [torch.zeros_like(gradient) for gradient in rest]
         self._energy_gradients = [a + b for a, b in zip(old, rest, strict=True)]
         return Moments(energies.detach(), alpha, 2 * half)
+
+
+def _quadratic(target: SparseGP, y: Tensor, projection: Projection, frame: Frame) -> tuple[Tensor, Raw]:
+    """E_q[ℓ] of a batch and its derivative without the variances a_nᵀS a_n: ½ Σ β_n a_nᵀS a_n = ½ tr(S H)."""
+    mean = projection.mean + (projection.rows @ frame.mean[..., None])[..., 0]
+    energies, alpha, beta = target._moments(y, mean, projection.variance.expand_as(mean), target._share())
+    raw = Sites(projection.rows, projection.rows, alpha, beta, None, frame.mean).raw()
+    root = frame.dense().mT
+    covariance = gram(root, root.new_ones(root.shape[:-1]))
+    return energies.sum(-1) + 0.5 * (covariance * raw.H).sum((-2, -1)), raw
 
 
 def _added(total: Raw | Sites, part: Raw | Sites) -> Raw:
