@@ -1,12 +1,14 @@
 """Sparse GPs side by side with GPyTorch's own natural gradients, in one run, on one thread.
 
-    python benchmarks/svgp.py [--sizes 256 512] [--rounds 12] [--rows 20000] [--budget 60]
+    python benchmarks/svgp.py [--sizes 256 512] [--rounds 12] [--rows 20000] [--budget 60] [--dtypes float64 float32]
+        [--only steps|accuracy|convergence]
 
 First, the time of a step, the best of several rounds that take turns: of q alone, and of q with the gradient of
-every hyper-parameter.  Second, with fixed hyper-parameters and a Bernoulli likelihood, the time until the negative
-ELBO per datum is within 1e-2 .. 1e-5 nats of the optimum, in seconds of the processor: NGD, its triangular form and
-Adam, each at several constant learning rates on the same mini-batches, and `refine_svgp`.  All with the same log Φ,
-that of torch: GPyTorch's own jumps at -1, and has no optimum to be near to.
+every hyper-parameter.  Second, the error of a full step on all data where K_ZZ has a condition number of 1e8.  Third,
+with fixed hyper-parameters and a Bernoulli likelihood, the time until the negative ELBO per datum is within 1e-2 ..
+1e-5 nats of the optimum, in seconds of the processor: NGD, its triangular form and Adam, each at several constant
+learning rates on the same mini-batches, and `refine_svgp`.  All with the same log Φ, that of torch: GPyTorch's own
+jumps at -1, and has no optimum to be near to.
 """
 
 import argparse
@@ -47,8 +49,8 @@ class Model(gp.models.ApproximateGP):
 
 
 def made(q, Z, learn):
-    """A model whose hyper-parameters ask for gradients, or not."""
-    model = Model(q.double(), Z).double().train()
+    """A model in the dtype of Z, whose hyper-parameters ask for gradients, or not."""
+    model = Model(q.to(Z.dtype), Z).to(Z.dtype).train()
     model.covar_module.outputscale = 4.0
     for parameter in model.hyperparameters():
         parameter.requires_grad_(learn)
@@ -86,13 +88,14 @@ def direct(family, Z, likelihood, x, y, rows, learn, kept=False):
     return run
 
 
-def steps(sizes, rounds):
-    print(f"milliseconds a step, batch of {BATCH}, float64, best of {rounds}; in brackets NGD's time over this")
-    likelihoods = gp.likelihoods.GaussianLikelihood().double(), gp.likelihoods.BernoulliLikelihood().double()
+def steps(sizes, rounds, dtype):
+    print(f"milliseconds a step, batch of {BATCH}, {dtype}, best of {rounds}; in brackets NGD's time over this")
+    dtype = getattr(torch, dtype)
+    likelihoods = gp.likelihoods.GaussianLikelihood().to(dtype), gp.likelihoods.BernoulliLikelihood().to(dtype)
     for size, likelihood in itertools.product(sizes, likelihoods):
         torch.manual_seed(0)
-        x, Z = torch.rand(BATCH, 8).double(), torch.rand(size, 8).double()
-        y = (torch.sin(3 * x.sum(-1)) > 0).double()
+        x, Z = torch.rand(BATCH, 8).to(dtype), torch.rand(size, 8).to(dtype)
+        y = (torch.sin(3 * x.sum(-1)) > 0).to(dtype)
         for learn in (False, True):
             common = (Z, likelihood, x, y, 20000, learn)
             runs = {
@@ -113,6 +116,54 @@ def steps(sizes, rounds):
             print(f"M = {size}, {type(likelihood).__name__}, {'q and hyper-parameters' if learn else 'q alone'}")
             for name, seconds in best.items():
                 print(f"  {name:<36}{seconds * 1e3:8.1f}  ({best['NGD'] / seconds:.2f})", flush=True)
+
+
+def accuracy(sizes, dtype):
+    """Largest errors of mean and deviation at the data after a full step, over the largest mean and in relation."""
+    for size in sizes:
+        torch.manual_seed(0)
+        x = torch.linspace(-1, 1, 4 * size)[:, None].to(getattr(torch, dtype))
+        y, Z = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(len(x)).to(x), x[::4].clone()
+        likelihood = gp.likelihoods.GaussianLikelihood().to(x)
+        likelihood.noise = 0.01
+        kernel = made(NaturalGradientVariationalDistribution(size).double(), Z.double(), False).covar_module
+        K = kernel(Z.double()).to_dense()
+        jitter = float(torch.linalg.eigvalsh(K)[-1]) * 1e-8  # the smallest eigenvalue is 0 to rounding without it
+        K.diagonal().add_(jitter)
+        # a least-squares problem, by QR: no normal equations
+        A = torch.linalg.solve_triangular(
+            torch.linalg.cholesky(K), kernel(Z.double(), x.double()).to_dense(), upper=False
+        )
+        noise = float(likelihood.noise)
+        Q, R = torch.linalg.qr(torch.cat([A.mT / noise**0.5, torch.eye(size).double()]))
+        m = torch.linalg.solve_triangular(R, (Q[: len(x)].mT @ y.double() / noise**0.5)[:, None], upper=True)
+        mean = (A.mT @ m)[:, 0]
+        root = torch.linalg.solve_triangular(R.mT, A, upper=False)
+        stddev = root.square().sum(0).sqrt()  # of the part that q explains
+        print(f"a full step on {len(x)} rows, M = {size}, {dtype}, cond K_ZZ = {float(torch.linalg.cond(K)):.1e}")
+        for name in ("NGD", "ours, drop-in", "ours, direct, C", "ours, direct, S"):
+            kind = NaturalGaussian if name.endswith("S") else CholeskyGaussian
+            q = v.NaturalVariationalDistribution(size) if name == "NGD" else None
+            model = made(q or NaturalGradientVariationalDistribution(size, posterior=kind), Z, False)
+            model.variational_strategy.jitter_val = jitter
+            mll = gp.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+            try:
+                if "direct" in name:
+                    target = SparseGP(model, likelihood, [(x, y)])
+                    VN(target.posterior, lr=1.0).step(target)
+                else:
+                    parameters = model.variational_parameters() if q else ()
+                    natural = gp.optim.NGD(parameters, len(x), 1.0) if q else natural_optimizer(mll, 1.0)
+                    (-mll(model(x), y)).backward()
+                    natural.step()
+                q = model.variational_strategy._variational_distribution()
+                moments = q.mean.detach().double(), q.lazy_covariance_matrix.root.to_dense().detach().double()
+            except Exception as error:
+                print(f"  {name:<36}{type(error).__name__}", flush=True)
+                continue
+            got = A.mT @ moments[0], (A.mT @ moments[1]).square().sum(-1).sqrt()
+            errors = float((got[0] - mean).abs().max() / mean.abs().max()), float((got[1] / stddev - 1).abs().max())
+            print(f"  {name:<36}mean {errors[0]:.1e}, deviation {errors[1]:.1e}", flush=True)
 
 
 def reached(gap, start, pause, times):
@@ -195,14 +246,17 @@ def main():
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--rows", type=int, default=20000)
     parser.add_argument("--budget", type=float, default=20.0, help="seconds for each method and learning rate")
-    parser.add_argument("--only", choices=("steps", "convergence"))
+    parser.add_argument("--dtypes", nargs="+", choices=("float64", "float32"), default=["float64"], help="of the steps")
+    parser.add_argument("--only", choices=("steps", "accuracy", "convergence"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.only != "convergence":
-        steps(arguments.sizes, arguments.rounds)
-    if arguments.only == "steps":
-        return
-    convergence(arguments.rows, arguments.sizes[0], arguments.budget)
+    for dtype in arguments.dtypes:
+        if arguments.only in (None, "steps"):
+            steps(arguments.sizes, arguments.rounds, dtype)
+        if arguments.only in (None, "accuracy"):
+            accuracy(arguments.sizes, dtype)
+    if arguments.only in (None, "convergence"):
+        convergence(arguments.rows, arguments.sizes[0], arguments.budget)
 
 
 if __name__ == "__main__":

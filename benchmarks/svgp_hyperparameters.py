@@ -3,11 +3,12 @@
     TORCHNGVI_DATA=... python benchmarks/svgp_hyperparameters.py [--data bike power ...] [--splits 0 1 2] [--seconds 20]
         [--likelihood gaussian|bernoulli|student] [--dtype float64|float32] [--inducing 256] [--out DIR] [--from-logs]
 
-Three ways to train one model from one start: `train_svgp` (rounds of L-BFGS, then `refine_svgp`),
+Four ways to train one model from one start: `train_svgp` (rounds of L-BFGS, then `refine_svgp`),
 `train_svgp_in_batches` with Adam at 0.02 for hyper-parameters and inducing points, and GPyTorch's NGD for q, at the
-best of its rates in hindsight, with the same Adam.  Time is the processor's, on one thread, without that of the scores;
-a score of the first two is taken on a copy after `refine_svgp`, whose time is added.  The first begins from inducing
-points that it chooses itself, which is part of its time; the others from random rows.
+best of its rates in hindsight, or Adam for q, at 0.02, both with the same Adam for the others.  Time is the
+processor's, on one thread, without that of the scores; a score of the first two is taken on a copy after `refine_svgp`,
+whose time is added.  The first begins from inducing points that it chooses itself, which is part of its time; the
+others from random rows.
 
 For each set and split the table has the last score of each, and the time at which the first has reached the last score
 of each of the others for good.  Bernoulli: whether the target is above its median.  Student-t: the targets as they are.
@@ -45,6 +46,7 @@ LIKELIHOODS = {
     "student": gp.likelihoods.StudentTLikelihood,
 }
 BATCH, HYPER_RATE, POINTS, RATES = 1024, 0.02, 10, (0.03, 0.1, 0.3)
+METHODS = ("rounds", "joint", "NGD", "Adam")
 
 
 def load(name, split, options):
@@ -120,12 +122,14 @@ def jointly(data, options, take):
         pass
 
 
-def by_ngd(data, options, rate, take):
-    q = gp.variational.NaturalVariationalDistribution(options.inducing)
+def by_gpytorch(method, data, options, rate, take):
+    kind = "Natural" if method == "NGD" else "Cholesky"
+    q = getattr(gp.variational, f"{kind}VariationalDistribution")(options.inducing)
     model, likelihood = start(q, at_random(data[0], options), options)
-    ngd = gp.optim.NGD(list(model.variational_parameters()), len(data[1]), rate)
+    of_q = list(model.variational_parameters())
+    of_q = gp.optim.NGD(of_q, len(data[1]), rate) if method == "NGD" else torch.optim.Adam(of_q, rate)
     settings = {"batch": BATCH, "hyper_rate": HYPER_RATE, "seconds": options.seconds, "points": POINTS}
-    theirs(model, likelihood, ngd, data, settings, lambda at, nll: take("NGD", rate, at, nll))
+    theirs(model, likelihood, of_q, data, settings, lambda at, nll: take(method, rate, at, nll))
 
 
 def run(options):
@@ -143,7 +147,9 @@ def run(options):
             if "joint" in options.methods:
                 jointly(data, options, take)
             for rate in options.rates if "NGD" in options.methods else ():
-                by_ngd(data, options, rate, take)
+                by_gpytorch("NGD", data, options, rate, take)
+            if "Adam" in options.methods:
+                by_gpytorch("Adam", data, options, HYPER_RATE, take)
     return pd.DataFrame(log, columns=["data", "split", "method", "rate", "seconds", "nll"])
 
 
@@ -166,13 +172,17 @@ def reached(curve, value):
 
 
 def show(log):
-    print(f"\n{'data':<10}{'split':>6} {'rounds':>9}{'joint':>9}{'NGD':>9}   when rounds has the others' last score")
+    print(
+        f"\n{'data':<10}{'split':>6} "
+        + "".join(f"{m:>9}" for m in METHODS)
+        + "   when rounds has the others' last score"
+    )
     for (name, split), part in log.groupby(["data", "split"], sort=False):
         found = curves(part)
         line = f"{name:<10}{split:>6} "
-        for method in ("rounds", "joint", "NGD"):
+        for method in METHODS:
             line += f"{found[method]['nll'].iloc[-1]:>9.4f}" if method in found else f"{'-':>9}"
-        for method in ("joint", "NGD"):
+        for method in METHODS[1:]:
             if method in found and "rounds" in found:
                 end = found[method].iloc[-1]
                 at = reached(found["rounds"], end["nll"])
@@ -183,7 +193,7 @@ def show(log):
 def draw(log, path):
     places = list(log.groupby(["data", "split"], sort=False))
     figure = Figure(figsize=(4.2 * len(places), 3.6), layout="constrained")
-    colors = {"rounds": "#1f5a94", "joint": "#7fb0dd", "NGD": "#d1672b"}
+    colors = {"rounds": "#1f5a94", "joint": "#7fb0dd", "NGD": "#d1672b", "Adam": "#8a4fa3"}
     for axes, ((name, split), part) in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
         for method, curve in curves(part).items():
             axes.plot(curve["seconds"], curve["nll"], color=colors[method], marker=".", label=method)
@@ -202,7 +212,7 @@ def main():
     parser.add_argument("--likelihood", choices=LIKELIHOODS, default="gaussian")
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--inducing", type=int, default=256)
-    parser.add_argument("--methods", nargs="+", choices=["rounds", "joint", "NGD"], default=["rounds", "joint", "NGD"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--rates", nargs="+", type=float, default=RATES)
     parser.add_argument("--out", default="runs/svgp-hyperparameters")
     parser.add_argument("--from-logs", action="store_true", help="draw again from the log of an earlier run")

@@ -14,6 +14,10 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.structures.pattern import is_whole
+
+_LARGE = 256  # M from which a product by blocks is faster
+_BLOCKS = 4
 
 
 class Kernels(NamedTuple):
@@ -93,9 +97,23 @@ class Projection(NamedTuple):
         Returns:
             The means e_n and the variances v_n, (*batch, B) each, and the rows times C, (*batch, B, M).
         """
-        projected = frame.rows(self.rows)
+        projected = _through(self.rows, frame)
         mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
         return mean, self.variance + projected.square().sum(-1), projected
+
+
+def _through(rows: Tensor, frame: Frame) -> Tensor:
+    """The rows times C, (*batch, B, M); of a large triangular C on a CPU 5/8 of the multiplications."""
+    size = rows.shape[-1]
+    if size < _LARGE or rows.device.type != "cpu" or not is_whole(frame.structure):
+        return frame.rows(rows)
+    root = frame.dense()
+    ends = [size * k // _BLOCKS for k in range(_BLOCKS + 1)]
+    product = rows.new_empty(*torch.broadcast_shapes(rows.shape[:-2], root.shape[:-2]), *rows.shape[-2:])
+    for start, end in zip(ends, ends[1:], strict=False):
+        part = slice(0, end) if frame.upper else slice(start, size)
+        product[..., start:end] = rows[..., part] @ root[..., part, start:end]
+    return product
 
 
 def kernels(

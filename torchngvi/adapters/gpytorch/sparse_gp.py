@@ -22,13 +22,15 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
 from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, Values, kernels
-from torchngvi.adapters.gpytorch.latents import energy, latents_of
+from torchngvi.adapters.gpytorch.latents import conjugate, energy, latents_of
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
 from torchngvi.models import summands
 from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.numerics.linalg import gram
 from torchngvi.numerics.versions import Versions
+from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to the next
@@ -175,27 +177,39 @@ class SparseGP(TractableTarget):
 
     def _summed(self, frame: Frame, value: Tensor, prior: Prior) -> tuple[Tensor, Raw | Sites]:
         """Add the batches to a value, and to the derivative of a prior."""
-        parts: list[Raw | Sites] = []
+        total: Raw | Sites | None = None
         for prior_at_batch, projection, y in self._projections(frame.mean.dtype):
-            mean, variance, projected = projection.moments(frame)
-            moments = self._moments(y, mean, variance, self._share())
-            _, alpha, beta = moments
-            value = value + self.latents.shared(moments.value)
-            if torch.is_grad_enabled():
-                value = value + (alpha * (mean - mean.detach()) + 0.5 * beta * (variance - variance.detach())).sum(-1)
-            nothing = prior if not parts else prior.scaled(0.0)
-            sites = Sites(projection.rows, projected.detach(), alpha, beta, nothing, frame.mean.detach())
-            parts.append(self._summand(sites, prior_at_batch, frame))
-        if not parts:
+            own = prior if total is None else prior.scaled(0.0)
+            part: Raw | Sites
+            if self._needs_no_variance(frame, projection):
+                energies, data = _quadratic(self, y, projection, frame)
+                value, part = value + energies, data.with_prior(own, frame.mean)
+            else:
+                mean, variance, projected = projection.moments(frame)
+                moments = self._moments(y, mean, variance, self._share())
+                _, alpha, beta = moments
+                value = value + self.latents.shared(moments.value)
+                if torch.is_grad_enabled():
+                    first = alpha * (mean - mean.detach()) + 0.5 * beta * (variance - variance.detach())
+                    value = value + first.sum(-1)
+                sites = Sites(projection.rows, projected.detach(), alpha, beta, own, frame.mean.detach())
+                part = self._summand(sites, prior_at_batch, frame)
+            total = part if total is None else _added(total, part)  # no list, which would hold the rows of all
+        if total is None:
             raise InputError(
                 "SparseGP got no data: the batches are empty, or an iterator that was used up. Give a list."
             )
-        total = parts[0]
-        for part in parts[1:]:
-            g, H = total if isinstance(total, Raw) else total.raw()
-            more = part if isinstance(part, Raw) else part.raw()
-            total = Raw(g + more.g, H.add_(more.H))
         return value, total
+
+    def _needs_no_variance(self, frame: Frame, projection: Projection) -> bool:
+        """Whether F_n is quadratic, and the curvature H in v is what q steps by, on so many rows that it pays."""
+        return (
+            conjugate(self.likelihood)
+            and isinstance(self.posterior, NaturalGaussian)
+            and not (self.learn or self.coupled or torch.is_grad_enabled())
+            and frame.mean.dtype == torch.float64  # in float32 the trace cancels
+            and projection.rows.shape[-2] >= 2 * projection.rows.shape[-1]
+        )
 
     def _summand(self, sites: Sites, prior_at_batch: Kernels | None, frame: Frame) -> Raw | Sites:
         """The derivative of a batch; where hyper-parameters learn, theirs is prepared from the same H."""
@@ -300,3 +314,20 @@ class SparseGP(TractableTarget):
         old = self._energy_gradients or [torch.zeros_like(gradient) for gradient in rest]
         self._energy_gradients = [a + b for a, b in zip(old, rest, strict=True)]
         return Moments(energies.detach(), alpha, 2 * half)
+
+
+def _quadratic(target: SparseGP, y: Tensor, projection: Projection, frame: Frame) -> tuple[Tensor, Raw]:
+    """E_q[ℓ] of a batch and its derivative without the variances a_nᵀS a_n: ½ Σ β_n a_nᵀS a_n = ½ tr(S H)."""
+    mean = projection.mean + (projection.rows @ frame.mean[..., None])[..., 0]
+    energies, alpha, beta = target._moments(y, mean, projection.variance.expand_as(mean), target._share())
+    raw = Sites(projection.rows, projection.rows, alpha, beta, None, frame.mean).raw()
+    root = frame.dense().mT
+    covariance = gram(root, root.new_ones(root.shape[:-1]))
+    return energies.sum(-1) + 0.5 * (covariance * raw.H).sum((-2, -1)), raw
+
+
+def _added(total: Raw | Sites, part: Raw | Sites) -> Raw:
+    """The sum of two derivatives; the first may be written to."""
+    g, H = total if isinstance(total, Raw) else total.raw()
+    more = part if isinstance(part, Raw) else part.raw()
+    return Raw(g + more.g, H.add_(more.H))

@@ -1,0 +1,117 @@
+"""The products of a step of q: what is left out changes neither value nor derivative."""
+
+import pytest
+import torch
+
+gp = pytest.importorskip("gpytorch")
+
+from torchngvi import CholeskyGaussian, NaturalGaussian  # noqa: E402
+from torchngvi.adapters.gpytorch import (  # noqa: E402
+    NaturalGradientVariationalDistribution,
+    SparseGP,
+    kernels,
+    sparse_gp,
+)
+from torchngvi.interfaces import Frame, Raw  # noqa: E402
+from torchngvi.structures import Dense, Diagonal  # noqa: E402
+
+M, N = 10, 50
+
+
+class Model(gp.models.ApproximateGP):
+    def __init__(self, posterior, tasks=()):
+        q = NaturalGradientVariationalDistribution(M, tasks, posterior=posterior)
+        Z = torch.linspace(-1.9, 1.9, M)[:, None].expand(*tasks, M, 1)
+        base = gp.variational.VariationalStrategy(self, Z, q)
+        several = gp.variational.IndependentMultitaskVariationalStrategy
+        super().__init__(several(base, num_tasks=tasks[0]) if tasks else base)
+        batch = torch.Size(tasks)
+        self.mean_module = gp.means.ConstantMean(batch_shape=batch)
+        self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=batch), batch_shape=batch)
+
+    def forward(self, x):
+        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def evaluated(posterior, likelihood, y, tasks=()):
+    """Value, g and H of one batch at a q that is not the prior."""
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, N).double()[:, None]
+    target = SparseGP(Model(posterior, tasks).double(), likelihood.double(), [(x, y)], 3 * N)
+    root = torch.randn(*tasks, M, M).double().tril()
+    root.diagonal(dim1=-2, dim2=-1).abs_().add_(0.5)
+    target.posterior.initialize_(torch.randn(*tasks, M).double(), root)
+    with torch.no_grad():
+        value, derivative = target.expected_energy(target.posterior.frame())
+    raw = derivative if isinstance(derivative, Raw) else derivative.raw()
+    return value, raw.g, raw.H
+
+
+def y_of(tasks=()):
+    x = torch.linspace(-2, 2, N).double()
+    return torch.stack([torch.sin(3 * x + k) for k in range(tasks[0])], -1) if tasks else torch.sin(3 * x)
+
+
+@pytest.mark.parametrize("kind", ["one noise", "a noise for each row", "missing", "tasks"])
+def test_a_quadratic_energy_needs_no_variances(kind, monkeypatch):
+    """½ tr(S H) is what the variances add, whatever the noises; it is the value that the variances themselves give."""
+    tasks = (2,) if kind == "tasks" else ()
+    y, likelihood = y_of(tasks), gp.likelihoods.GaussianLikelihood()
+    if kind == "a noise for each row":
+        likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.linspace(0.1, 2.0, N).double())
+    if kind == "missing":
+        y = y.clone()
+        y[::7] = torch.nan
+    if kind == "tasks":
+        likelihood = gp.likelihoods.MultitaskGaussianLikelihood(2)
+    with gp.settings.observation_nan_policy("fill"):
+        wanted = evaluated(CholeskyGaussian, likelihood, y, tasks)
+        if kind != "tasks":  # whose functions share one energy
+            monkeypatch.setattr(kernels.Projection, "moments", None)  # nor are they formed
+        found = evaluated(NaturalGaussian, likelihood, y, tasks)
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-11)
+
+
+def test_other_energies_need_them(monkeypatch):
+    """A Bernoulli likelihood asks for the variances."""
+    monkeypatch.setattr(kernels.Projection, "moments", None)
+    with pytest.raises(TypeError):
+        evaluated(NaturalGaussian, gp.likelihoods.BernoulliLikelihood(), (y_of() > 0).double())
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_a_product_by_blocks(upper):
+    """Rows times a triangular root, part by part, is the whole product."""
+    torch.manual_seed(0)
+    size = kernels._LARGE + 3
+    root = torch.randn(2, size, size).double().tril()
+    frame = Frame(torch.zeros(2, size).double(), root, Dense(size), upper=upper)
+    for rows in (torch.randn(5, size).double(), torch.randn(2, 5, size).double()):
+        torch.testing.assert_close(kernels._through(rows, frame), rows @ frame.dense(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_diagonal_root_has_no_blocks():
+    """It multiplies columns."""
+    size = kernels._LARGE
+    frame = Frame(torch.zeros(size), torch.full((size,), 2.0), Diagonal(size))
+    assert torch.equal(kernels._through(torch.ones(3, size), frame), torch.full((3, size), 2.0))
+
+
+@pytest.mark.parametrize("posterior", [CholeskyGaussian, NaturalGaussian])
+def test_no_batch_is_held(posterior, monkeypatch):
+    """Each batch is added before the next but one is asked for, so that the rows of all are never there together."""
+    events, added = [], sparse_gp._added
+
+    class Batches:
+        def __iter__(self):
+            for part in range(4):
+                events.append(f"batch {part}")
+                x = torch.linspace(-2, 2, N).double()[part::4, None]
+                yield x, torch.sin(3 * x[:, 0])
+
+    monkeypatch.setattr(sparse_gp, "_added", lambda *parts: events.append("added") or added(*parts))
+    target = SparseGP(Model(posterior).double(), gp.likelihoods.GaussianLikelihood().double(), Batches())
+    with torch.no_grad():
+        target.expected_energy(target.posterior.frame())
+    assert events == ["batch 0", "batch 1", "added", "batch 2", "added", "batch 3", "added"]
