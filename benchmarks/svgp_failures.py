@@ -33,6 +33,7 @@ from torchngvi.adapters.gpytorch import (
     SparseGP,
     natural_optimizer,
     refine_svgp,
+    train_svgp,
     train_svgp_in_batches,
     variational_posteriors,
 )
