@@ -95,7 +95,6 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         impute=settings.impute is not None,
         budget=memory.Budget(settings.posterior, settings.structure, trial),
     )
-    table, settings = varying.without_constants(table, settings)
     y, classes = design.coded_target(table, classes=settings.has_classes, success=settings.success)
     _check_rows(settings, table, y)
     data = design.prepare(
@@ -133,7 +132,7 @@ def build(settings: Settings, *, overwrite: bool = False) -> Problem:
         warnings, at_limit = tuple(filter(None, [done.warning])), done.at_limit
     parts = {"estimator": Quadrature()} if isinstance(q, Gaussian) else {}
     optimizer = registry.method(settings.method, q, settings.lr, **parts)
-    notes = (*table.notes, *varying.in_training(data, settings), *notes)
+    notes = (*table.notes, *varying.in_training(data, settings, table.encoding), *notes)
     end = tolerance(settings)
     return Problem(settings, data, model, q, optimizer, end, notes, out, table.encoding, warnings, at_limit)
 
