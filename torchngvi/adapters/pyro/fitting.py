@@ -1,6 +1,6 @@
 """Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
@@ -8,12 +8,13 @@ from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.names import coordinate_names
+from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
-from torchngvi.models import ShardedDraws
+from torchngvi.models import DataLogJoint, ShardedDraws
 
 
 def fit_guide(
@@ -21,11 +22,13 @@ def fit_guide(
     guide: AutoGaussian,
     *args: Any,
     options: dict[str, Any] | None = None,
+    batches: Iterable[Any] | None = None,
     **kwargs: Any,
 ) -> FitResult:
     """Fit the guide to the model, in place, by `torchngvi.fit`: no learning rate, no number of draws.
 
-    Parameters of the model stay as they are; `NaturalSVI` fits them too.  The method is that of Giordano, Ingram and
+    Parameters of the model stay as they are; `NaturalSVI` fits them too.  A model with a plate that subsamples is
+    fitted to all members of it, in passes over batches of ``subsample_size``, see `torchngvi.DataLogJoint`.  The method is that of Giordano, Ingram and
     Broderick (2024), see `torchngvi.fitting.sample_average`.
 
     Args:
@@ -35,12 +38,16 @@ def fit_guide(
         options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
             checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the
             draws over processes that all have the same model and data, see `torchngvi.ShardedDraws`.
+        batches: a DataLoader without ``drop_last``, or a list, where the data are passed in batches: tensors, tuples
+            of arguments that stand before ``args``, or dicts of arguments by name, with as many rows in each tensor.
+            A plate over the rows may scale them, ``pyro.plate(name, num_data, subsample_size=len(y))``, or not.
 
     Returns:
         The verdict of `torchngvi.fit` with its trace; whether a Gaussian fits is said in the names of the sites.
 
     Raises:
-        InputError: a guide of another kind, a model that subsamples its data; as `ModelLogJoint`.
+        InputError: a guide of another kind; rows that come in batches beside sites that are summed out, in two plates
+            that subsample, or whose log densities do not add up; as `ModelLogJoint`.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -53,14 +60,22 @@ def fit_guide(
     """
     options = dict(options or {})
     processes = processes_of(options.pop("group", None))
+    target: ModelLogJoint | DataLogJoint
     with processes.together():
-        density = density_of(model, guide, args, kwargs)
-        density.check_comparable("fit_guide")
-    target = spread(density, guide, processes)
-    return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))
+        if batches is not None:
+            check_guide(guide)
+            target, layout = pass_over_batches(model, guide, batches, args, kwargs)
+        else:
+            target = density_of(model, guide, args, kwargs)
+            layout, plate = target.layout, subsampled_plate(target)
+            if plate is not None:
+                target = pass_over_plate(model, guide, args, kwargs, plate)
+            else:
+                target.check_comparable("fit_guide")
+    return fit(guide.posterior, spread(target, guide, processes), **options).named(coordinate_names(layout))
 
 
-def spread(density: ModelLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
+def spread(density: ModelLogJoint | DataLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
     """The log joint with its draws over processes, which all begin from the guide and the generator of the first.
 
     Args:
