@@ -339,8 +339,6 @@ def test_subsamples_are_kept_until_asked():
     rows = density._indices["data"]
     expected = 4 * dist.Normal(0, 1).log_prob(x[rows]).sum() + dist.Normal(0, 1).log_prob(theta[0])
     close(density(theta), expected, EXACT)
-    with pytest.raises(InputError, match="fit_guide minimises one objective, and a model that subsamples"):
-        fit_guide(model, AutoGaussian(model))
     with pytest.raises(PairError, match="a mini-batch gives another objective"):
         ngvi.VN(ngvi.CholeskyGaussian(1), estimator=ngvi.Stein(ngvi.Fixed(4))).step(density)
 

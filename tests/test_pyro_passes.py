@@ -141,3 +141,51 @@ class TestRefusals:
 
         with raises("the observed sites must be a sum over the rows of a batch; a batch gives"):
             fit_guide(model, AutoGaussian(model), batches=Y.split(5))
+
+
+class TestMissingRows:
+    """`obs_mask=`: the fit is that of the rows that are there."""
+
+    SEEN = torch.tensor([True, False, True, True])
+    Y = torch.tensor([1.0, 99.0, -0.5, 2.0], dtype=torch.float64)
+
+    def masked(self):
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        with pyro.plate("rows", 4):
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=self.Y, obs_mask=self.SEEN)
+
+    def test_the_posterior_and_the_evidence(self):
+        guide = AutoGaussian(self.masked)
+        result = fit_guide(self.masked, guide, options=EXACT)
+        assert result.converged
+        precision = 1 / 4 + 3
+        mu = float(self.Y[self.SEEN].sum()) / precision
+        assert abs(float(guide.median()["mu"]) - mu) < 1e-8
+        covariance = torch.eye(5)
+        covariance[0, 0] = covariance[0, 2] = covariance[2, 0] = 1 / precision
+        covariance[2, 2] += 1 / precision  # the one row that is missing follows mu
+        torch.testing.assert_close(guide.posterior.covariance, covariance, rtol=0, atol=1e-7)
+        spread = torch.eye(3) + 4 * torch.ones(3, 3)
+        evidence = dist.MultivariateNormal(torch.zeros(3), spread).log_prob(self.Y[self.SEEN])
+        assert abs(result.loss + float(evidence)) < 1e-8
+
+    def test_on_another_scale_and_with_events(self):
+        """Idle values are N(0, 1) in unconstrained space, whatever their support; the others keep their Jacobian."""
+
+        def model():
+            with pyro.plate("rows", 4):
+                pyro.sample("x", dist.LogNormal(0.5, 2.0), obs=self.Y.abs(), obs_mask=self.SEEN)
+                pyro.sample("p", dist.Dirichlet(torch.ones(3)), obs=torch.full((4, 3), 1 / 3), obs_mask=self.SEEN)
+
+        density, theta = log_joint(model), torch.randn(6, 12)
+        assert density.dim == 4 + 8
+        unit, transform = dist.Normal(0.0, 1.0), torch.distributions.biject_to(dist.Dirichlet(torch.ones(3)).support)
+        rest = theta[:, 4:].reshape(6, 4, 2)
+        points = transform(rest[:, 1])
+        wanted = unit.log_prob(theta[:, [0, 2, 3]]).sum(-1) + unit.log_prob(rest[:, [0, 2, 3]]).sum((-1, -2))
+        wanted = (
+            wanted + dist.Normal(0.5, 2.0).log_prob(theta[:, 1]) + transform.log_abs_det_jacobian(rest[:, 1], points)
+        )
+        wanted = wanted + 4 * dist.Dirichlet(torch.ones(3)).log_prob(torch.full((3,), 1 / 3))  # the missing one too
+        wanted = wanted + dist.LogNormal(0.5, 2.0).log_prob(self.Y.abs()[self.SEEN]).sum()
+        torch.testing.assert_close(density(theta), wanted, rtol=1e-12, atol=1e-10)

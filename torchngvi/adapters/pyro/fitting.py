@@ -28,8 +28,9 @@ def fit_guide(
     """Fit the guide to the model, in place, by `torchngvi.fit`: no learning rate, no number of draws.
 
     Parameters of the model stay as they are; `NaturalSVI` fits them too.  A model with a plate that subsamples is
-    fitted to all members of it, in passes over batches of ``subsample_size``, see `torchngvi.DataLogJoint`.  The method is that of Giordano, Ingram and
-    Broderick (2024), see `torchngvi.fitting.sample_average`.
+    fitted to all members of it, in passes over batches of ``subsample_size``, see `torchngvi.DataLogJoint`.
+
+    The method is that of Giordano, Ingram and Broderick (2024), see `torchngvi.fitting.sample_average`.
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
