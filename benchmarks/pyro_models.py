@@ -2,11 +2,11 @@
 
     python -m benchmarks.pyro_models [--only lkj ...] [--seconds 20] [--nuts 60]
 
-The data are simulated.  Ours is `fit_guide(model, AutoGaussian(model))` as it comes, with at most
-``--longest`` seconds; shown are the ELBO, the seconds of CPU to the verdict, and the verdict.  Pyro's guides AutoDiagonalNormal
-(the mean field), AutoMultivariateNormal, AutoLowRankMultivariateNormal and AutoIAFNormal are trained by Adam on 16
-draws a step from the same vectorised log joint, which is faster than Pyro's SVI, at a rate that falls from 0.03 to 0
-over ``--seconds`` of CPU each.  ELBOs are means over 4,000 draws, with their standard errors.
+The data are simulated.  Ours is `fit_guide(model, AutoGaussian(model))` as it comes, with at most ``--longest`` seconds;
+shown are the ELBO, the seconds of CPU to the verdict, and the verdict.  Pyro's guides AutoDiagonalNormal (the mean
+field), AutoMultivariateNormal, AutoLowRankMultivariateNormal and AutoIAFNormal are trained by Adam on 16 draws a step
+from the same vectorised log joint, which is faster than Pyro's SVI, at a rate that falls from 0.03 to 0 over
+``--seconds`` of CPU each.  ELBOs are means over 4,000 draws, with their standard errors.
 
 ``--nuts`` runs one chain of 300 + 300 draws for each model and leaves out those that take longer than so many seconds;
 the errors of means and sds are in its sds, the largest over θ, and have the noise of that chain.
@@ -268,7 +268,7 @@ def measured(values: Tensor) -> str:
 def by_adam(model: Model, density: ModelLogJoint, kind: type[AutoContinuous], seconds: float) -> Tensor:
     """log p - log q at draws from a guide of Pyro, trained."""
     pyro.clear_param_store()
-    guide = kind(poutine.block(model, hide_fn=lambda site: bool(site["infer"].get("enumerate"))))  # type: ignore[no-untyped-call]
+    guide = kind(poutine.block(model, hide_fn=lambda site: bool(site["infer"].get("enumerate"))))
     guide()
     optimizer = torch.optim.Adam(guide.parameters(), lr=RATE)
     start = time.process_time()
