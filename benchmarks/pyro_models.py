@@ -2,7 +2,7 @@
 
     python -m benchmarks.pyro_models [--only lkj ...] [--seconds 20] [--nuts 60]
 
-The data are simulated.  Ours is `fit_guide(model, AutoGaussian(model))` as it comes, with at most ``--longest`` seconds;
+The data are simulated.  Ours is `fit_guide(model, AutoGaussian(model))` as it comes, for ``--longest`` seconds at most;
 shown are the ELBO, the seconds of CPU to the verdict, and the verdict.  Pyro's guides AutoDiagonalNormal (the mean
 field), AutoMultivariateNormal, AutoLowRankMultivariateNormal and AutoIAFNormal are trained by Adam on 16 draws a step
 from the same vectorised log joint, which is faster than Pyro's SVI, at a rate that falls from 0.03 to 0 over
