@@ -20,6 +20,19 @@ def libsvm_folder():
     return folder
 
 
+@pytest.fixture
+def pyro_in_float64():
+    """Pyro models are written in the default dtype, which is float64 here; the parameter store is empty."""
+    pyro = pytest.importorskip("pyro")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    pyro.clear_param_store()
+    yield
+    torch.set_default_dtype(before)
+    pyro.clear_param_store()
+
+
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory):
     """Two processes, started once for all tests that need them."""

@@ -32,16 +32,7 @@ X = torch.linspace(-1, 1, 12, dtype=DTYPE)[:, None] ** torch.arange(3)
 Y = torch.sin(3 * X[:, 1])
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    """Models are written in the default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPE)
-    torch.manual_seed(0)
-    pyro.clear_param_store()
-    yield
-    torch.set_default_dtype(before)
-    pyro.clear_param_store()
+pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 
 
 def regression(X, y):

@@ -18,15 +18,7 @@ from torchngvi.adapters.pyro.local_bound import MemoisedBound  # noqa: E402
 from torchngvi.adapters.pyro.local_sites import moved  # noqa: E402
 from torchngvi.adapters.pyro.local_steps import drawn  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    pyro.clear_param_store()
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 
 
 def gaussian(n, size):
@@ -372,6 +364,9 @@ def test_refusals_of_the_guide_and_its_fit():
         _ = AutoLocalGaussian(model, "groups").posterior
     with pytest.raises(InputError, match="knows tolerance, max_evaluations, .* got examine, patience"):
         fit_guide(model, AutoLocalGaussian(model, "groups"), y, options={"patience": 3, "examine": True})
+
+    with pytest.raises(InputError, match="takes its batches from the plate that subsamples; leave batches= out"):
+        fit_guide(model, AutoLocalGaussian(model, "groups"), y, batches=[y])
 
     def only_data(y):
         mu = pyro.sample("mu", dist.Normal(0.0, 1.0))

@@ -23,14 +23,7 @@ from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI  # noqa: E402
 ROWS, SIZE = 400, 40
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    pyro.clear_param_store()
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 
 
 @functools.cache

@@ -26,16 +26,7 @@ QUIET = {"progress": False}
 Y = torch.tensor([1.0, 2.5, 0.5], dtype=DTYPE)
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    """Models are written in the default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPE)
-    torch.manual_seed(0)
-    pyro.clear_param_store()
-    yield
-    torch.set_default_dtype(before)
-    pyro.clear_param_store()
+pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 
 
 def model(y):

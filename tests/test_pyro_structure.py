@@ -26,19 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide  # noqa: E402
 from torchngvi.adapters.pyro.factored import FactoredLogJoint  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:the model is run for one draw after another")
+pytestmark = [
+    pytest.mark.usefixtures("pyro_in_float64"),
+    pytest.mark.filterwarnings("ignore:the model is run for one draw after another"),
+]
 
 QUIET = {"progress": False, "examine": False}
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPE)
-    torch.manual_seed(0)
-    pyro.clear_param_store()
-    yield
-    torch.set_default_dtype(before)
 
 
 def groups(y):
@@ -501,6 +494,18 @@ def test_a_loss_may_set_the_guide_up():
     loss = Trace_ELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1).loss(groups, guide, y)
     assert loss == loss
     assert guide.structure.forest == arrow(groups=6, local=1, globals=1)
+
+
+def test_rows_in_batches_have_no_structure():
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        with pyro.plate("groups", 6):
+            b = pyro.sample("b", dist.Normal(mu, 1.5))
+            with pyro.plate("rows", len(y), dim=-2):
+                pyro.sample("y", dist.Normal(b, 0.7), obs=y)
+
+    with refused('rows in batches are fitted with one dense block; leave structure="auto" out.'):
+        fit_guide(model, AutoGaussian(model, structure="auto"), batches=[(torch.randn(4, 6),)], options=QUIET)
 
 
 def test_draws_of_a_structure_are_not_spread(monkeypatch):

@@ -1,6 +1,6 @@
 """Fitting a guide at once, to its log joint; and what of it the steps of `NaturalSVI` share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
@@ -11,12 +11,14 @@ from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.local_passes import fit_locals
 from torchngvi.adapters.pyro.names import coordinate_names
+from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate
+from torchngvi.adapters.pyro.sites import Layout
 from torchngvi.distributed import Processes, processes_of, synchronize
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
-from torchngvi.models import ShardedDraws
+from torchngvi.models import DataLogJoint, ShardedDraws
 
 
 def fit_guide(
@@ -24,12 +26,15 @@ def fit_guide(
     guide: AutoGaussian | AutoLocalGaussian,
     *args: Any,
     options: dict[str, Any] | None = None,
+    batches: Iterable[Any] | None = None,
     **kwargs: Any,
 ) -> FitResult:
     """Fit the guide to the model, in place, by `torchngvi.fit`: no learning rate, no number of draws.
 
-    Parameters of the model stay as they are; `NaturalSVI` fits them too.  The method is that of Giordano, Ingram and
-    Broderick (2024), see `torchngvi.fitting.sample_average`.
+    Parameters of the model stay as they are; `NaturalSVI` fits them too.  A model with a plate that subsamples is
+    fitted to all members of it, in passes over batches of ``subsample_size``, see `torchngvi.DataLogJoint`.
+
+    The method is that of Giordano, Ingram and Broderick (2024), see `torchngvi.fitting.sample_average`.
 
     Args:
         model: a Pyro model, all of whose continuous latents the guide covers.
@@ -39,13 +44,17 @@ def fit_guide(
         options: keywords of `torchngvi.fit`: tolerance, max_gradients, max_seconds, progress, callbacks,
             checkpoint, optimizer. ``group``, a `torchngvi.Processes` or a group of torch.distributed, spreads the
             draws over processes that all have the same model and data, see `torchngvi.ShardedDraws`.
+        batches: a DataLoader without ``drop_last``, or a list, where the data are passed in batches: tensors, tuples
+            of arguments that stand before ``args``, or dicts of arguments by name, with as many rows in each tensor.
+            A plate over the rows may scale them, ``pyro.plate(name, num_data, subsample_size=len(y))``, or not.
 
     Returns:
         The verdict of `torchngvi.fit` with its trace; whether a Gaussian fits is said in the names of the sites.
 
     Raises:
-        InputError: a guide of another kind, a model that subsamples its data, or that no longer has the structure of
-            its guide, a group for a guide with a structure; as `ModelLogJoint`.
+        InputError: a guide of another kind; rows that come in batches beside sites that are summed out, in two plates
+            that subsample, whose log densities do not add up, or for a guide with a structure; a model that no longer
+            has the structure of its guide, a group for a guide with one; as `ModelLogJoint`.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -58,21 +67,57 @@ def fit_guide(
     """
     options = dict(options or {})
     if isinstance(guide, AutoLocalGaussian):
+        if batches is not None:
+            raise InputError("AutoLocalGaussian takes its batches from the plate that subsamples; leave batches= out.")
         return fit_locals(model, guide, args, kwargs, options)
     processes = processes_of(options.pop("group", None))
     with processes.together():
-        density = density_of(model, guide, args, kwargs)
-        density.check_comparable("fit_guide")
+        target, layout = target_of(model, guide, batches, args, kwargs)
     if guide.structure.forest is None:
-        target: Target = spread(density, guide, processes)
+        whole: Target = spread(target, guide, processes)
+    elif isinstance(target, DataLogJoint):
+        raise InputError('rows in batches are fitted with one dense block; leave structure="auto" out.')
     elif processes.world == 1:
-        target = factored(density, guide.structure)
+        whole = factored(target, guide.structure)
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
-    return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))
+    return fit(guide.posterior, whole, **options).named(coordinate_names(layout))
 
 
-def spread(density: ModelLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
+def target_of(
+    model: Callable[..., Any],
+    guide: AutoGaussian,
+    batches: Iterable[Any] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[ModelLogJoint | DataLogJoint, Layout]:
+    """The log joint of a model in the coordinates of a guide, in passes where its rows come in batches.
+
+    Args:
+        model: the model.
+        guide: the guide.
+        batches: the arguments of the model for a pass, or None.
+        args: those of every call.
+        kwargs: those by name.
+
+    Returns:
+        The log joint, and how the sites lie in its coordinates.
+
+    Raises:
+        InputError: as `fit_guide`.
+    """
+    if batches is not None:
+        check_guide(guide)
+        return pass_over_batches(model, guide, batches, args, kwargs)
+    density = density_of(model, guide, args, kwargs)
+    plate = subsampled_plate(density)
+    if plate is not None:
+        return pass_over_plate(model, guide, args, kwargs, plate), density.layout
+    density.check_comparable("fit_guide")
+    return density, density.layout
+
+
+def spread(density: ModelLogJoint | DataLogJoint, guide: AutoGaussian, processes: Processes) -> Target:
     """The log joint with its draws over processes, which all begin from the guide and the generator of the first.
 
     Args:

@@ -17,6 +17,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
+from torchngvi.adapters.pyro.missing import idle_of, standing_alone
 from torchngvi.errors import InputError
 
 Values = dict[str, Tensor]  # constrained, by the name of the site
@@ -32,6 +33,7 @@ class Site:
     free: torch.Size  # of its unconstrained value
     batch_dims: int  # of its plates
     where: slice
+    idle: Tensor | None = None  # which of the unconstrained values stand for rows that are observed, (*free,)
 
 
 class Layout:
@@ -53,9 +55,8 @@ class Layout:
             transform, value = biject_to(site["fn"].support), site["value"]
             free = transform.inv(value).shape
             where = slice(self.dim, self.dim + math.prod(free))
-            self.sites.append(
-                Site(site["name"], transform, value.shape, free, value.ndim - site["fn"].event_dim, where)
-            )
+            dims = value.ndim - site["fn"].event_dim
+            self.sites.append(Site(site["name"], transform, value.shape, free, dims, where, idle_of(site, free)))
             self.dim = where.stop
         self.shapes = {site.name: site.shape for site in self.sites}
 
@@ -75,7 +76,7 @@ class Layout:
             nesting: the number of plates for which there is to be room between sample and site dimensions.
 
         Returns:
-            The values (*sample, *shape) by the name of the site, and log|∂x/∂θ|, (*sample,).
+            The values (*sample, *shape) by site, and log|∂x/∂θ|, (*sample,); log N(θ_i | 0, 1) of what is idle.
         """
         theta, sample, values = self.by_site(theta), theta.shape[:-1], {}
         log_jacobian = theta.new_zeros(sample)
@@ -83,6 +84,7 @@ class Layout:
             u = theta[..., site.where].reshape(sample + site.free)
             x = site.transform(u)
             each = site.transform.log_abs_det_jacobian(u, x)
+            each = each if site.idle is None else standing_alone(u, each, site.idle)
             log_jacobian = log_jacobian + each.reshape(*sample, -1).sum(-1)
             values[site.name] = x.reshape(sample + (1,) * (nesting - site.batch_dims) + site.shape)
         return values, log_jacobian
