@@ -210,7 +210,7 @@ class TestLinks:
 
 class TestCells:
     def test_names_of_columns_that_a_spreadsheet_would_evaluate(self):
-        table("a.csv", "=cmd,+1+1,-2,@sum,same,'quoted,plain")  # the fifth is the same in all rows
+        table("a.csv", "=cmd,+1+1,-2,@sum,'quoted,plain")
         assert fit("a.csv") == 0
         with Path("runs/a/coefficients.csv").open() as file:
             rows = list(csv.DictReader(file))

@@ -17,6 +17,7 @@ from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide, log_joint  # n
 from torchngvi.adapters.pyro.local_bound import MemoisedBound  # noqa: E402
 from torchngvi.adapters.pyro.local_sites import moved  # noqa: E402
 from torchngvi.adapters.pyro.local_steps import drawn  # noqa: E402
+from torchngvi.structures.storage import Part  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 
@@ -193,7 +194,7 @@ def test_a_fit_ends_at_the_exact_posterior_and_its_evidence():
     joint = torch.eye(3 * n) + 0.49 * torch.kron(torch.eye(n), torch.ones(3, 3)) + 100.0
     evidence = torch.distributions.MultivariateNormal(torch.zeros(3 * n), joint).log_prob(y.flatten())
     assert abs(result.loss + float(evidence)) < 1e-6
-    assert abs(guide.elbo(y) - float(evidence)) < 1e-6
+    assert abs(guide.elbo(y).elbo - float(evidence)) < 1e-6
     losses = [Trace_ELBO().loss(model, guide, y) for _ in range(300)]  # by Pyro's own account, scaled up from 8 of 30
     noise = torch.tensor(losses).std() / math.sqrt(len(losses))
     assert abs(torch.tensor(losses).mean() + evidence) < 4 * noise
@@ -202,7 +203,7 @@ def test_a_fit_ends_at_the_exact_posterior_and_its_evidence():
 def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
     """Its ELBO is that of the best of all Gaussians, since a full one has no more to say."""
     model, args = slopes(12, 4, most=8, scales=False)
-    guide = AutoLocalGaussian(model, "groups", num_particles=64)
+    guide = AutoLocalGaussian(model, "groups", num_particles=256)
     result = fit_guide(model, guide, *args, options={"progress": False})
     assert result.converged, result
     mean, precision = written_out(guide)
@@ -211,12 +212,56 @@ def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
     dense = ngvi.CholeskyGaussian(26, dtype=torch.float64)
     best = ngvi.fit(dense, whole, progress=False, examine=False)
     assert best.converged
-    assert abs(result.loss - best.loss) < 0.05
+    elbo, error = guide.elbo(*args)
+    assert error < 0.05
+    assert abs(-elbo - best.loss) < 3 * error + 0.01
+    assert abs(result.loss - best.loss) < 4 * error + 0.01
     assert ((mean[order] - dense.mean) / dense.stddev).abs().max() < 0.05
     ratio = torch.linalg.inv(precision).diagonal()[order].sqrt() / dense.stddev
     assert (ratio - 1).abs().max() < 0.05
 
 
+def test_the_reported_elbo_is_unbiased():
+    """Against the closed form of a mixed model at the same q; the points of the fit are off by .4 nats here."""
+    n, rows = 300, 5
+    intercept, y = torch.ones(n * rows, 1), torch.poisson((1 + 0.8 * torch.randn(n, 1)).exp().expand(n, rows))
+    groups = torch.arange(n).repeat_interleave(rows)
+    whole = ngvi.MixedModel(
+        intercept,
+        y.flatten(),
+        (intercept, groups),
+        "poisson_log",
+        prior=ngvi.models.MixedPrior(10.0, ngvi.models.Wishart(2.0, [[0.5]])),
+    )
+
+    def model(y):
+        beta = pyro.sample("beta", dist.Normal(0.0, 10.0))
+        precision = pyro.sample("precision", dist.Gamma(1.0, 1.0))
+        with pyro.plate("groups", n, subsample_size=50, dim=-2) as index:
+            b = pyro.sample("b", dist.Normal(0.0, precision.rsqrt()))
+            with pyro.plate("rows", rows, dim=-1):
+                pyro.sample("y", dist.Poisson((b + beta).exp()), obs=y[index])
+
+    guide = AutoLocalGaussian(model, "groups")
+    result = fit_guide(model, guide, y, options={"progress": False})
+    memo, top, scale = guide.memo, guide.memo.top(), torch.tensor([1.0, 2.0])  # the logarithm of the precision is 2ω
+    leaf = memo.precision.sqrt()
+    parts = [
+        Part(leaf, scale[:, None] * memo.slope @ leaf),
+        Part((scale[:, None] * top.root)[None], (scale[:, None] * top.root)[None, :0, :]),
+    ]
+    q = ngvi.PrecisionCholeskyGaussian(whole.dim, structure=whole.structure, dtype=torch.float64)
+    at = torch.cat([(memo.centre - top.mean @ memo.slope).flatten(), top.mean / scale])
+    q.restore(q._coordinates_with(at, whole.structure.matrix(parts)))
+    exact = -whole.negative_elbo(q).item()
+    found = guide.elbo(y)
+    assert 0 < found.error < 0.1
+    assert abs(found.elbo - exact) < 3 * found.error
+    assert abs(-result.loss - exact) < 3 * found.error
+    assert "on 64 fresh draws the ELBO is -" in result.reason
+
+
+@pytest.mark.slow
 def test_guarded_visits_of_counts_with_slopes_live_where_a_bare_step_dies():
     """From S = I; bare is ρ = ½ on sites as they come, after which Λ is not positive definite."""
     n, size = 30, 10

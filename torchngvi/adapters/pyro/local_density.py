@@ -174,24 +174,26 @@ class PlateDensity:
 
     @tracked
     @torch.enable_grad()
-    def values(
+    def log_joint(
         self,
         index: Tensor,  # (B,)
         b: Tensor,  # (S, B, r)
         g: Tensor,  # (S, P)
+        weights: Tensor,  # (B + 1,)
     ) -> Tensor:
-        """E[ℓ_i] of the members of a batch, and last E[ℓ_0], over draws, (B + 1,).
+        """-Σ_i u_i ℓ_i - u_0 ℓ_0 of each draw, (S,).
 
         Args:
             index: of the members, (B,).
             b: draws of their latents, (S, B, r).
             g: draws of the globals, (S, P).
+            weights: u of the members, and last of what all share, (B + 1,).
 
         Returns:
-            The means over the draws.
+            The weighted log joint of the batch.
         """
-        u, loss = self._loss(index, b, g)
-        return _slopes(loss, u).detach()
+        self.index, self.layout.weights = index, weights
+        return self._batched(torch.cat([b.flatten(-2), g], -1)).detach().to(g.dtype)
 
     @tracked
     @torch.enable_grad()
@@ -201,7 +203,7 @@ class PlateDensity:
         b: Tensor,  # (S, B, r)
         g: Tensor,  # (S, P)
     ) -> Terms:
-        """The same with gradients and Hessians.
+        """E[ℓ_i] of the members of a batch, and last E[ℓ_0], over draws, with gradients and Hessians.
 
         Args:
             index: of the members, (B,).

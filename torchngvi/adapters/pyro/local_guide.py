@@ -20,8 +20,9 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from torch import Tensor
 
-from torchngvi.adapters.pyro.local_bound import MemoisedBound
+from torchngvi.adapters.pyro.local_bound import batches_of
 from torchngvi.adapters.pyro.local_density import PlateDensity
+from torchngvi.adapters.pyro.local_elbo import FreshElbo, fresh_elbo
 from torchngvi.adapters.pyro.local_layout import PlateLayout
 from torchngvi.adapters.pyro.local_sites import Globals, Sites
 from torchngvi.adapters.pyro.local_steps import Visits
@@ -154,19 +155,20 @@ class AutoLocalGaussian(AutoGuide):
             density = PlateDensity(model, args, kwargs, self.layout, self._start)
         return Visits(self._memo(), density, self.num_particles)
 
-    def elbo(self, *args: Any, **kwargs: Any) -> float:
-        """Estimate the ELBO over all members in nats, by one pass on new draws.
+    def elbo(self, *args: Any, **kwargs: Any) -> FreshElbo:
+        """Estimate the ELBO over all members in nats, without bias, by one pass on new draws.
 
         Args:
             args, kwargs: of the model.
 
         Returns:
-            The estimate.
+            The estimate ``elbo`` and its standard ``error``.
 
         Raises:
             InputError: as `visits`.
         """
-        return -MemoisedBound(self.visits(self.model, args, kwargs), 1.0).looked_at(self._top())[0]
+        visits = self.visits(self.model, args, kwargs)
+        return fresh_elbo(visits, self._top(), batches_of(visits))
 
     def _memo(self) -> Sites:
         assert isinstance(self.memo, Sites)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.adapters.pyro.local_bound import MemoisedBound
+from torchngvi.adapters.pyro.local_elbo import fresh_elbo
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.local_sites import Globals
 from torchngvi.adapters.pyro.local_steps import Visits
@@ -91,22 +92,28 @@ class PassesOverPlate(Steps):
         """Say how far from the best q is on draws that no pass has seen."""
         ending = super().ending(stop, last)
         self._settle()
+        self.show("fresh draws")
+        judged = fresh_elbo(self.visits, self._top(), self.bound.batches)
+        self.show("")
+        if not math.isfinite(judged.elbo):
+            reason = f"because {judged}: no Gaussian fits inside the support. Transform the constrained coordinates."
+            return ending._replace(converged=False, reason=reason, loss=-judged.elbo, members=torch.tensor(False))
+        ending = ending._replace(loss=-judged.elbo)
         if last.stalled >= _STALL:
-            return ending._replace(
-                reason=f"because {last.stalled} steps in a row were rejected ({last.at()}): on the draws of the run "
+            reason = (
+                f"because {last.stalled} steps in a row were rejected ({last.at()}): on the draws of the run "
                 "the bound and its derivatives agree no further. Use more num_particles, or a larger tolerance."
             )
+            return ending._replace(reason=f"{reason} On{str(judged)[2:]}.")
         if not ending.converged:
-            return ending
-        self.show("fresh draws")
-        loss, norm = self.bound.looked_at(self._top())
-        self.show("")
+            return ending._replace(reason=f"{ending.reason.rstrip('.')}; {judged}.")
+        norm = self.bound.norm_at(self._top())
         above = 0.5 * norm**2
         reason = (
-            f"{ending.reason.rstrip('.')}; on fresh draws the norm is {norm:.2g}, which puts q about {above:.2g} nats "
+            f"{ending.reason.rstrip('.')}; {judged}, and the norm is {norm:.2g}, which puts q about {above:.2g} nats "
             f"from the best, {1e3 * above / self.bound.members:.2g} a thousand members."
         )
-        return ending._replace(reason=reason, loss=loss, norm=norm)
+        return ending._replace(reason=reason, norm=norm)
 
     def interrupted(self, reason: str, last: Standing) -> Ending:
         """As of every engine, with the sites in agreement with q(g)."""
