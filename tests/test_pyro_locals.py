@@ -413,6 +413,15 @@ def test_refusals_of_the_guide_and_its_fit():
     with pytest.raises(InputError, match="takes its batches from the plate that subsamples; leave batches= out"):
         fit_guide(model, AutoLocalGaussian(model, "groups"), y, batches=[y])
 
+    def missing(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 6, subsample_size=3) as index:
+            b = pyro.sample("b", dist.Normal(mu, 1.0))
+            pyro.sample("y", dist.Normal(b, 1.0), obs=y[index, 0], obs_mask=y[index, 0] > 0)
+
+    with pytest.raises(InputError, match="the site 'y_unobserved' comes from obs_mask=, .* Mask the likelihood"):
+        visited(missing, (y,))
+
     def only_data(y):
         mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
         with pyro.plate("groups", 6, subsample_size=3) as index:
