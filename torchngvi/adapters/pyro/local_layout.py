@@ -34,9 +34,9 @@ class PlateLayout:
         missing = [site.name for site in layout.sites if site.idle is not None]
         if missing:
             raise InputError(
-                f"the site {missing[0]!r} comes from obs_mask=, which memoised locals do not know: nothing would confine "
-                "its values at rows that are observed. Mask the likelihood (poutine.mask) in its place, which leaves the "
-                "missing rows out."
+                f"the site {missing[0]!r} comes from obs_mask=, which memoised locals do not know: nothing would "
+                "confine its values at rows that are observed. Mask the likelihood (poutine.mask) in its place, which "
+                "leaves the missing rows out."
             )
         inside = {s["name"] for s in random_sites(trace) if any(f.name == plate for f in s["cond_indep_stack"])}
         self.sites, self.shapes = layout.sites, layout.shapes
