@@ -40,7 +40,7 @@ from torchngvi.fitting.stopping import (
     joined,
 )
 from torchngvi.interfaces import Posterior, Target, TractableTarget
-from torchngvi.methods import VN
+from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, count
 from torchngvi.models.guarded_factors import in_factors
@@ -53,6 +53,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _MANY = 100  # coordinates of a log joint in factors from which each is as accurate as with so many
 _PATIENCE = 200  # steps without a new best of the smoothed bound
+_WIDE = 500  # coordinates up to which the products of Newton's method cost about what an evaluation does
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
 
@@ -151,7 +152,7 @@ def fit(
     else:
         by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
         starts = optimizer is None
-        optimizer = VN(q) if optimizer is None else optimizer
+        optimizer = _usual_optimizer(q, target) if optimizer is None else optimizer
         if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
             raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
         criteria = _criteria(
@@ -174,6 +175,12 @@ def fit(
         processes=processes,
     )
     return replace(loop.run(), target=target, posterior=q)
+
+
+def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
+    """Newton's method on the bound where it is convex and known to second order, else VN."""
+    convex = isinstance(target, TractableTarget) and target.convex and target.comparable and not target.coupled
+    return NewtonCG(q) if convex and isinstance(q, Gaussian) and q.structure.closed and q.dim <= _WIDE else VN(q)
 
 
 def _check_posterior(q: object) -> None:

@@ -6,7 +6,7 @@ the derivative is known exactly, stand here too.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,10 @@ from torchngvi.interfaces.frame import Frame, where_members
 from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import gram
 from torchngvi.structures.pattern import Structured
+
+# from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W where the
+# frame stands still, Cᵀ dg and Π(Cᵀ dH C)
+Change = Callable[[Tensor, Structured], tuple[Tensor, Structured]]
 
 
 class Prior(NamedTuple):
@@ -51,6 +55,13 @@ class Prior(NamedTuple):
     ) -> Tensor:
         """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
         return self.precision * (mean - self.mean)
+
+    def product(
+        self,
+        x: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """Multiply vectors by the precision: Λx, (*batch, D)."""
+        return self.precision * x
 
     def framed(self, frame: Frame) -> Structured:
         """Bring the curvature of the prior into the frame: Π(CᵀΛC)."""
@@ -106,6 +117,13 @@ class FullPrior(NamedTuple):
         """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
         return (mean - self.mean) @ self.precision
 
+    def product(
+        self,
+        x: Tensor,  # (*batch, D)
+    ) -> Tensor:
+        """Multiply vectors by the precision: Λx, (*batch, D)."""
+        return x @ self.precision
+
     def framed(self, frame: Frame) -> Structured:
         """Bring the curvature of the prior into the frame: Π((RC)ᵀRC)."""
         projected = frame.rows(self.root)
@@ -140,6 +158,10 @@ class Framed(NamedTuple):
         """Return the packet itself, which is in the frame already."""
         return self
 
+    def change(self, frame: Frame) -> Change | None:
+        """Return None: how a and W change with q is not known."""
+        return None
+
     def merged(self, where: Tensor, old: "Framed") -> "Framed":
         """Keep this packet for the members (*batch,) of the mask, and take the old one for the others."""
         return Framed(where_members(where, self.a, old.a), where_members(where, self.W, old.W))
@@ -150,6 +172,11 @@ class Raw(NamedTuple):
 
     Models with closed forms and estimators that evaluate Hessians return it; the natural coordinates read it as it is.
 
+    Attributes:
+        g: the mean gradient, (*batch, D).
+        H: the mean Hessian, (*batch, D, D), symmetric.
+        bend: makes, in the frame, the map of `change`; None where it is not known.
+
     >>> packet = Raw(torch.ones(1), torch.ones(1, 1))
     >>> packet.with_prior(Prior(torch.zeros(1), torch.full((1,), 2.0)), torch.ones(1)).g.tolist()
     [3.0]
@@ -157,6 +184,7 @@ class Raw(NamedTuple):
 
     g: Tensor  # (*batch, D)
     H: Tensor  # (*batch, D, D), symmetric
+    bend: Callable[[Frame], Change] | None = None
 
     def with_prior(
         self,
@@ -164,7 +192,24 @@ class Raw(NamedTuple):
         mean: Tensor,  # m, (*batch, D)
     ) -> "Raw":
         """Add the part of a Gaussian prior: g + Λ(m - m₀) and H + Λ, the latter in place."""
-        return Raw(self.g + prior.force(mean), prior.add_to(self.H))
+        g, H, bend = self.g + prior.force(mean), prior.add_to(self.H), self.bend
+        if bend is None:
+            return Raw(g, H)
+
+        def with_prior(frame: Frame) -> Change:
+            data = bend(frame)
+
+            def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
+                a, W = data(delta, K)
+                return a + frame.pull(prior.product(frame.push(delta))), W
+
+            return change
+
+        return Raw(g, H, with_prior)
+
+    def change(self, frame: Frame) -> Change | None:
+        """Return the map from a move to the changes of a and W, where the model knows it."""
+        return None if self.bend is None else self.bend(frame)
 
     def raw(self) -> "Raw":
         """Return the packet itself, which is in θ already."""
@@ -194,6 +239,7 @@ class Sites(NamedTuple):
         beta: β = 2 ∂F/∂v, (*batch, N).
         prior: a Gaussian prior with the temperature in its precision; None for the data alone.
         mean: m, (*batch, D).
+        bends: computes ∂β/∂e and ∂β/∂v, (*batch, N) each, for Newton's method; None where they are not known.
 
     >>> X = torch.tensor([[1.0], [2.0]])
     >>> Sites(X, X, torch.ones(2), torch.ones(2), None, torch.zeros(1)).raw()
@@ -206,6 +252,7 @@ class Sites(NamedTuple):
     beta: Tensor  # 2 ∂F/∂v, (*batch, N)
     prior: Prior | FullPrior | None  # tempered; None of the data alone
     mean: Tensor  # m, (*batch, D)
+    bends: Callable[[], tuple[Tensor, Tensor]] | None = None  # ∂β/∂e and ∂β/∂v, (*batch, N) each
 
     def with_prior(
         self,
@@ -241,16 +288,43 @@ class Sites(NamedTuple):
             data = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
         return data if self.prior is None else data + self.prior.force(self.mean)
 
+    def change(self, frame: Frame) -> Change | None:
+        """Return the map from a move to the changes of a and W: those of e and v, through α and β; no new expectation.
+
+        With A = XC, de = Aδ and dv_n = 2 Σ_i A_ni (AK)_ni, where the derivatives of F are known (Price 1958):
+
+            Cᵀ dg = Aᵀ(β de + ½ β_e dv) + CᵀΛCδ        Cᵀ dH C = Aᵀ diag(β_e de + β_v dv) A
+        """
+        A, prior, structure = self.projected, self.prior, frame.structure
+        if A is None or self.bends is None:
+            return None
+        beta_e, beta_v = self.bends()
+
+        def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
+            de = (A @ delta[..., None])[..., 0]
+            dv = 2 * torch.linalg.vecdot(A, structure.rows(A, K, frame.upper))
+            slope = self.beta * de + 0.5 * beta_e * dv
+            a = (slope[..., None, :] @ A)[..., 0, :]
+            if prior is not None:
+                a = a + frame.pull(prior.product(frame.push(delta)))
+            return a, structure.lower(A * (beta_e * de + beta_v * dv)[..., None], A)
+
+        return change
+
     def merged(self, where: Tensor, old: "Sites") -> "Sites":
         """Keep this packet for the members (*batch,) of the mask, and the old one for the others; rows are shared."""
-        projected = self.projected
+        projected, new, before = self.projected, self.bends, old.bends
         if projected is not None and old.projected is not None:
             projected = where_members(where, projected, old.projected)
+        bends = None
+        if new is not None and before is not None:
+            bends = lambda: tuple(where_members(where, x, y) for x, y in zip(new(), before(), strict=True))  # noqa: E731
         return self._replace(
             projected=projected,
             alpha=where_members(where, self.alpha, old.alpha),
             beta=where_members(where, self.beta, old.beta),
             mean=where_members(where, self.mean, old.mean),
+            bends=bends,
         )
 
 

@@ -15,6 +15,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces.frame import Frame
 from torchngvi.interfaces.packets import FullPrior, Prior, Raw, Sites
 from torchngvi.interfaces.posterior import Posterior
+from torchngvi.numerics.bends import bends
 from torchngvi.numerics.gaussian_integrals import Moments
 
 
@@ -94,6 +95,10 @@ class TractableTarget(Target):
 
     The optimizer can then judge its steps by L itself, without draws.  `torchngvi.GeneralizedLinear` is of this kind.
 
+    Attributes:
+        convex: whether ℓ is convex, known to second order at a point by `second_order`, and its packets tell how they
+            change with q: `torchngvi.fit` then begins at the mode and goes on by Newton's method.
+
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> import torch
     >>> model = GeneralizedLinear(torch.ones(1, 1), [0.0], "gaussian", prior_precision=1.0)
@@ -102,9 +107,18 @@ class TractableTarget(Target):
     1.2655
     """
 
+    convex: bool = False
+
     @abstractmethod
     def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative as a packet."""
+
+    def second_order(
+        self,
+        theta: Tensor,  # (*batch, D)
+    ) -> tuple[Tensor, Raw]:
+        """Compute ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ, of a target that is ``convex``."""
+        raise NotImplementedError  # asked of no other
 
     def negative_elbo(self, q: "Posterior") -> Tensor:
         """Compute L(q) = E_q[ℓ] - γ entropy(q), (*batch,), in nats, differentiable in the probes of q.
@@ -277,6 +291,11 @@ class Marginals(NamedTuple):
         moments: Moments = self.likelihood.expected(self.mean, self.variance, self.y)
         return moments
 
+    def bends(self) -> tuple[Tensor, Tensor]:
+        """Compute the derivatives of w β with respect to e and v, (*batch, N) each, of a likelihood that knows F."""
+        slope, bend = bends(self.likelihood.expected, self.mean, self.variance, self.y)
+        return self.weights * slope, self.weights * bend
+
     def energy_from(
         self,
         moments: Moments,  # F, α and β of each row, (*batch, N)
@@ -303,7 +322,8 @@ class LinearTarget(AdditiveTractable):
     def data_energy(self, frame: Frame) -> tuple[Tensor, Sites]:
         """Compute Σ_n w_n E[f_n], (*batch,), and its derivative as sites, both without the prior."""
         rows = self.marginals(frame)
-        return rows.energy_from(rows.expected())
+        value, sites = rows.energy_from(rows.expected())
+        return value, sites._replace(bends=rows.bends)
 
     def energy_from(self, frame: Frame, rows: Marginals, moments: Moments) -> tuple[Tensor, Sites]:
         """Compute E_q[ℓ] (*batch,) and its derivative from other moments than the likelihood's: a bound, or draws."""
