@@ -293,7 +293,8 @@ class Marginals(NamedTuple):
 
     def bends(self) -> tuple[Tensor, Tensor]:
         """Compute the derivatives of w β with respect to e and v, (*batch, N) each, of a likelihood that knows F."""
-        slope, bend = bends(self.likelihood.expected, self.mean, self.variance, self.y)
+        likelihood = self.likelihood
+        slope, bend = bends(likelihood.expected, likelihood.of_softplus, self.mean, self.variance, self.y)
         return self.weights * slope, self.weights * bend
 
     def energy_from(

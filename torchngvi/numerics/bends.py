@@ -8,7 +8,6 @@ F_vv = ½β_v.  For a softplus both are sums over the terms of `torchngvi.numeri
 and for other functions they come from what computes β.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ _ROWS = 2048  # of a block on the CPU: what is computed of it stays in the cache
 
 def bends(
     expected: Callable[..., Moments],
+    of_softplus: bool,
     mean: Tensor,  # (*batch, N)
     variance: Tensor,  # (*batch, N)
     y: Tensor,  # (*batch, N)
@@ -29,8 +29,9 @@ def bends(
     """Compute ∂β/∂e and ∂β/∂v of the expectation of an energy under N(e, v).
 
     Args:
-        expected: from e, v and y to the moments F, α and β, in which β is differentiable; one that takes its
-            expectation of a softplus as the argument ``softplus`` is given one that knows these derivatives.
+        expected: from e, v and y to the moments F, α and β, in which β is differentiable.
+        of_softplus: whether it takes its expectation of a softplus as the argument ``softplus``: it is then given one
+            that knows these derivatives.
         mean: e, (*batch, N).
         variance: v, (*batch, N), positive.
         y: the targets, (*batch, N).
@@ -41,12 +42,12 @@ def bends(
     >>> def poisson(mean, variance, y):
     ...     rate = torch.exp(mean + variance / 2)
     ...     return Moments(rate - y * mean, rate - y, rate)
-    >>> [float(x) for x in bends(poisson, torch.zeros(1), torch.zeros(1), torch.ones(1))]
+    >>> [float(x) for x in bends(poisson, False, torch.zeros(1), torch.zeros(1), torch.ones(1))]
     [1.0, 0.5]
     """
     with torch.enable_grad():
         mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
-        options = {"softplus": _curved_softplus} if "softplus" in inspect.signature(expected).parameters else {}
+        options = {"softplus": _curved_softplus} if of_softplus else {}
         curvature = expected(mean, variance, y, **options).curvature
         if not curvature.requires_grad:  # of a quadratic
             return torch.zeros_like(mean), torch.zeros_like(mean)
@@ -76,12 +77,11 @@ def _curved_softplus(mean: Tensor, variance: Tensor) -> Moments:
 
 
 def _softplus_bends(mean: Tensor, variance: Tensor) -> Moments:
-    """A block of rows (N,): β_e in the place of α, and β_v in that of β."""
+    """A block of rows (N,): β_e in the place of α, and β_v in that of β, from Σ p φ/r³ and Σ p φ/r⁵."""
     scale2, _, weights = _mixture_tensors(mean.dtype, mean.device)
-    inverse2 = (variance[:, None] + scale2).reciprocal()  # 1/r²
-    u2 = mean.square()[:, None] * inverse2
-    cubes = torch.exp(-0.5 * u2) * inverse2 * inverse2.sqrt()  # φ/r³, but for 1/√2π, which the weights have
-    normal = weights[:, 0]
-    slope = -mean * (cubes @ normal)  # u φ/r² = e φ/r³
-    bend = 0.5 * ((u2 - 1) * cubes @ normal)
-    return Moments(slope, slope, bend)
+    inverse2 = (variance[:, None] + scale2).reciprocal_()  # 1/r²
+    cubes = torch.exp((-0.5 * mean.square())[:, None] * inverse2).mul_(inverse2).mul_(inverse2.sqrt())
+    normal = weights[:, 0]  # p/√2π
+    third = cubes @ normal
+    slope = -mean * third  # u φ/r² = e φ/r³
+    return Moments(slope, slope, 0.5 * (mean.square() * (cubes.mul_(inverse2) @ normal) - third))

@@ -35,7 +35,7 @@ from torchngvi.interfaces.packets import Change
 from torchngvi.structures import Dense, FullAlgebra
 from torchngvi.structures.pattern import Structured
 
-_SHIFT = 1.0
+
 _LOOSE, _POWER = 0.3, 0.3  # the relative residual is the smaller of the first and a power of the natural norm
 _WIDE = 500  # coordinates up to which the mean is preconditioned by all of W, where q keeps a part of it
 _INSIDE = 0.9  # share of the way to the border of the cone that a step may go
@@ -128,45 +128,21 @@ class RootNewton(Rule):
         """The direction of Newton, cut short before it leaves the cone."""
         structure, gamma = q.structure, e.temperature
         assert isinstance(structure, FullAlgebra)
-        eye = structure.eye(local.a)
-        W = local.P + gamma * eye
+        W = local.P + gamma * structure.eye(local.a)
         change = e.derivative.change(frame) or _still(W, structure)
-        solve = self._mean_solver(e, frame, W)
-        inverse = (structure.diagonal(W) + _SHIFT * gamma).reciprocal()
-
         def hessian(x: _Move) -> _Move:
             a, change_W = change(x.delta, x.T)
             product = structure.matmul(x.T, W) if frame.upper else structure.matmul(W, x.T)
             T = structure.tril(change_W + product)
             return _Move(a, structure.with_diagonal(T, structure.diagonal(T) + gamma * structure.diagonal(x.T)))
 
-        def precondition(x: _Move) -> _Move:
-            return _Move(solve(x.delta), columns(x.T))
-
-        def columns(T: Structured) -> Structured:
-            """T over the diagonal of W, the rows of it where C is lower triangular."""
-            if frame.upper:
-                return structure.scale_columns(T, inverse)
-            return structure.transpose(structure.scale_columns(structure.transpose(T), inverse))
-
         gradient = _Move(-local.a, -structure.tril(local.P))
         norm = q.norm2(local).sqrt() / (gamma or 1.0)
         accuracy = (_POWER * norm).clamp_max(_LOOSE)
-        x = self._conjugate_gradients(hessian, precondition, gradient, accuracy, structure)
+        x = self._conjugate_gradients(hessian, _still_solved(e, frame, W), gradient, accuracy, structure)
         shrinks = (-structure.diagonal(x.T)).amax(-1)
         share = torch.where(shrinks >= 1, _INSIDE / shrinks, 1.0)
         return _Move(share[..., None] * x.delta, structure.scaled(share, x.T))
-
-    @staticmethod
-    def _mean_solver(e: Expectation, frame: Frame, W: Structured) -> Callable[[Tensor], Tensor]:
-        """The solution of W δ = x, with all of W, of which a narrow structure keeps a part, where D is moderate."""
-        structure = frame.structure
-        if structure.widest < structure.dim <= _WIDE and not isinstance(e.derivative, Framed):
-            dense, C = Dense(structure.dim), frame.dense()
-            structure, W = dense, dense.conjugate(C, e.derivative.raw().H)
-        root, ok = structure.cholesky(W)
-        root = where_members(ok, root, structure.eye(frame.mean).expand_as(root))
-        return lambda x: structure.tsolve(root, structure.solve(root, x))
 
     def _conjugate_gradients(
         self,
@@ -199,6 +175,51 @@ class RootNewton(Rule):
             running = running & (rz > accuracy.square() * first)
             p = z.plus(torch.where(running, rz / before, 0.0), p, structure)
         return x
+
+
+def _still_solved(e: Expectation, frame: Frame, W: Structured) -> Callable[[_Move], _Move]:
+    """The inverse of the Hessian as it would be if H stood still, (Wδ, tril[WT] + γ diag T), as a preconditioner.
+
+    Column j of tril[WT] is the trailing square of W times that of T.  With W = LᵀL the trailing squares of L are their
+    factors, so that all columns are solved at once by T₀ = L⁻¹ tril[L⁻ᵀ R], and each of the D terms γ T_jj takes a
+    correction of rank one.  Where C is upper triangular, rows and leading squares of W = LLᵀ take their place.
+    """
+    structure, gamma = frame.structure, e.temperature
+    assert isinstance(structure, FullAlgebra)
+    root, ok = structure.cholesky(W) if frame.upper else structure.reverse_cholesky(W)
+    root = where_members(ok, root, structure.eye(frame.mean).expand_as(root))
+    inverse, diagonal = structure.inverse(root), structure.diagonal(root)
+    transposed, share = structure.transpose(inverse), gamma / ((1 + gamma / diagonal.square()) * diagonal)
+    solve = _mean_solved(e, frame) or _solution(structure, inverse, frame.upper)
+
+    def solved(x: _Move) -> _Move:
+        if frame.upper:
+            first = structure.matmul(structure.tril(structure.matmul(x.T, transposed)), inverse)
+            correction = structure.scale_columns(transposed, share * structure.diagonal(first))
+            T = structure.tril(first) - structure.transpose(correction)
+        else:
+            T = structure.matmul(inverse, structure.tril(structure.matmul(transposed, x.T)))
+            T = T - structure.scale_columns(inverse, share * structure.diagonal(T))
+        return _Move(solve(x.delta), T)
+
+    return solved
+
+
+def _mean_solved(e: Expectation, frame: Frame) -> Callable[[Tensor], Tensor] | None:
+    """The solution of W δ = x with all of W, of which a narrow structure keeps a part, where D is moderate."""
+    structure = frame.structure
+    if not structure.widest < structure.dim <= _WIDE or isinstance(e.derivative, Framed):
+        return None
+    dense, C = Dense(structure.dim), frame.dense()
+    root, ok = dense.reverse_cholesky(dense.conjugate(C, e.derivative.raw().H))
+    return _solution(dense, dense.inverse(where_members(ok, root, dense.eye(frame.mean).expand_as(root))), False)
+
+
+def _solution(structure: FullAlgebra, inverse: Structured, upper: bool) -> Callable[[Tensor], Tensor]:
+    """The solution of LᵀL δ = x, or of LLᵀ δ = x where ``upper``, from L⁻¹."""
+    if upper:
+        return lambda x: structure.tmv(inverse, structure.mv(inverse, x))
+    return lambda x: structure.mv(inverse, structure.tmv(inverse, x))
 
 
 def _still(W: Structured, structure: FullAlgebra) -> Change:
