@@ -6,7 +6,6 @@ less, q is off Laplace's approximation by less than that is off the optimum.
 """
 
 import torch
-from torch import Tensor
 
 from torchngvi.fitting.laplace import backtracked
 from torchngvi.interfaces import Congruence, TractableTarget
@@ -54,4 +53,3 @@ def start_at_mode(q: Gaussian, target: TractableTarget) -> int:
     q.restore(here)
     q.assign(new, inside & known)
     return passes
-

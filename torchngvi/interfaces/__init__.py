@@ -50,7 +50,18 @@ from torchngvi.interfaces.moves import (
     Tangent,
     once,
 )
-from torchngvi.interfaces.packets import Cost, Derivative, Expectation, Framed, FullPrior, Local, Prior, Raw, Sites
+from torchngvi.interfaces.packets import (
+    Change,
+    Cost,
+    Derivative,
+    Expectation,
+    Framed,
+    FullPrior,
+    Local,
+    Prior,
+    Raw,
+    Sites,
+)
 from torchngvi.interfaces.parts import (
     Acceleration,
     Bent,
@@ -75,6 +86,7 @@ from torchngvi.interfaces.targets import (
 )
 
 __all__ = [
+    "Change",
     "Acceleration",
     "Additive",
     "AdditiveTractable",

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.interfaces import (
+    Change,
     Congruence,
     Expectation,
     Frame,
@@ -31,12 +32,11 @@ from torchngvi.interfaces import (
     once,
     where_members,
 )
-from torchngvi.interfaces.packets import Change
 from torchngvi.structures import Dense, FullAlgebra
 from torchngvi.structures.pattern import Structured
 
-
-_LOOSE, _POWER = 0.3, 0.3  # the relative residual is the smaller of the first and a power of the natural norm
+_RESIDUAL = 0.3  # relative residual of the system, and its share of the natural norm where that is below 1
+_SHIFT = 0.3  # of W in the preconditioner, in units of γ: where the likelihood is flat, W⁻¹ leads far out
 _WIDE = 500  # coordinates up to which the mean is preconditioned by all of W, where q keeps a part of it
 _INSIDE = 0.9  # share of the way to the border of the cone that a step may go
 _WITHOUT_ASKING = 16  # products where the host is not to wait for a device
@@ -130,6 +130,7 @@ class RootNewton(Rule):
         assert isinstance(structure, FullAlgebra)
         W = local.P + gamma * structure.eye(local.a)
         change = e.derivative.change(frame) or _still(W, structure)
+
         def hessian(x: _Move) -> _Move:
             a, change_W = change(x.delta, x.T)
             product = structure.matmul(x.T, W) if frame.upper else structure.matmul(W, x.T)
@@ -138,7 +139,7 @@ class RootNewton(Rule):
 
         gradient = _Move(-local.a, -structure.tril(local.P))
         norm = q.norm2(local).sqrt() / (gamma or 1.0)
-        accuracy = (_POWER * norm).clamp_max(_LOOSE)
+        accuracy = _RESIDUAL * norm.clamp_max(1.0)
         x = self._conjugate_gradients(hessian, _still_solved(e, frame, W), gradient, accuracy, structure)
         shrinks = (-structure.diagonal(x.T)).amax(-1)
         share = torch.where(shrinks >= 1, _INSIDE / shrinks, 1.0)
@@ -186,7 +187,8 @@ def _still_solved(e: Expectation, frame: Frame, W: Structured) -> Callable[[_Mov
     """
     structure, gamma = frame.structure, e.temperature
     assert isinstance(structure, FullAlgebra)
-    root, ok = structure.cholesky(W) if frame.upper else structure.reverse_cholesky(W)
+    shifted = W + _SHIFT * gamma * structure.eye(frame.mean)
+    root, ok = structure.cholesky(shifted) if frame.upper else structure.reverse_cholesky(shifted)
     root = where_members(ok, root, structure.eye(frame.mean).expand_as(root))
     inverse, diagonal = structure.inverse(root), structure.diagonal(root)
     transposed, share = structure.transpose(inverse), gamma / ((1 + gamma / diagonal.square()) * diagonal)
