@@ -179,8 +179,11 @@ def fit(
 
 def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
     """Newton's method on the bound where it is convex and known to second order, else VN."""
-    convex = isinstance(target, TractableTarget) and target.convex and target.comparable and not target.coupled
-    return NewtonCG(q) if convex and isinstance(q, Gaussian) and q.structure.closed and q.dim <= _WIDE else VN(q)
+    if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.convex and target.comparable):
+        return VN(q)
+    narrow = q.structure.widest < q.dim
+    newton = q.structure.closed and q.dim <= _WIDE and (narrow or target.products) and not target.coupled
+    return NewtonCG(q) if newton else VN(q)
 
 
 def _check_posterior(q: object) -> None:

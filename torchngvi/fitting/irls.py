@@ -35,7 +35,7 @@ def start_at_mode(q: Gaussian, target: TractableTarget) -> int:
     """
     theta = q.frame().mean.clone()
     for passes in range(1, _PASSES + 1):  # noqa: B007
-        energy, (g, H, _) = target.second_order(theta)
+        energy, (g, H) = target.second_order(theta)
         factor, ok = cholesky(H)
         direction = -torch.cholesky_solve(g[..., None], factor)[..., 0]
         square = -torch.linalg.vecdot(g, direction)

@@ -53,12 +53,11 @@ from torchngvi.interfaces.moves import (
 from torchngvi.interfaces.packets import (
     Change,
     Cost,
+    Curved,
     Derivative,
     Expectation,
     Framed,
-    FullPrior,
     Local,
-    Prior,
     Raw,
     Sites,
 )
@@ -74,6 +73,7 @@ from torchngvi.interfaces.parts import (
     TrialStepSize,
 )
 from torchngvi.interfaces.posterior import Posterior
+from torchngvi.interfaces.priors import FullPrior, Prior
 from torchngvi.interfaces.targets import (
     Additive,
     AdditiveTractable,
@@ -95,6 +95,7 @@ __all__ = [
     "Congruence",
     "Coordinates",
     "Cost",
+    "Curved",
     "Derivative",
     "Estimator",
     "Expectation",

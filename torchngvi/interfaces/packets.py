@@ -1,18 +1,18 @@
 """What an expectation hands on: a value, and a derivative in one of three forms.
 
 `Framed` holds the derivative in the frame of q, `Raw` in θ, and `Sites` as two numbers for each row of a design.  An
-estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  The priors, whose part of
-the derivative is known exactly, stand here too.
+estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  A `Curved` is a `Raw` that
+knows how it changes with q, as `Sites` do.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchngvi.interfaces.frame import Frame, where_members
+from torchngvi.interfaces.priors import FullPrior, Prior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import gram
 from torchngvi.structures.pattern import Structured
@@ -20,125 +20,6 @@ from torchngvi.structures.pattern import Structured
 # from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W where the
 # frame stands still, Cᵀ dg and Π(Cᵀ dH C)
 Change = Callable[[Tensor, Structured], tuple[Tensor, Structured]]
-
-
-class Prior(NamedTuple):
-    """A Gaussian prior N(m₀, Λ⁻¹) with a diagonal precision Λ.
-
-    Attributes:
-        mean: m₀, broadcasts to (*batch, D).
-        precision: diag Λ, positive, broadcasts to (*batch, D).
-
-    >>> prior = Prior(torch.zeros(2), torch.full((2,), 2 * torch.pi))
-    >>> prior.energy(torch.zeros(2)).item()
-    0.0
-    """
-
-    mean: Tensor  # m₀, broadcasts to (*batch, D)
-    precision: Tensor  # diag Λ, broadcasts to (*batch, D)
-
-    def energy(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
-        """Compute -log p(θ) with its constants, (*sample, *batch)."""
-        square = self.precision * (theta - self.mean).square()
-        return 0.5 * (square - torch.log(self.precision / (2 * torch.pi)).expand(square.shape)).sum(-1)
-
-    def expected_energy(self, frame: Frame) -> Tensor:
-        """Compute E_q[-log p(θ)] = -log p(m) + ½ Σ_i Λ_ii V_ii, (*batch,), differentiable in the frame."""
-        return self.energy(frame.mean) + 0.5 * (self.precision * frame.variance).sum(-1)
-
-    def force(
-        self,
-        mean: Tensor,  # (*batch, D)
-    ) -> Tensor:
-        """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
-        return self.precision * (mean - self.mean)
-
-    def product(
-        self,
-        x: Tensor,  # (*batch, D)
-    ) -> Tensor:
-        """Multiply vectors by the precision: Λx, (*batch, D)."""
-        return self.precision * x
-
-    def framed(self, frame: Frame) -> Structured:
-        """Bring the curvature of the prior into the frame: Π(CᵀΛC)."""
-        return frame.gram(self.precision)
-
-    def add_to(
-        self,
-        H: Tensor,  # (*batch, D, D)
-    ) -> Tensor:
-        """Add the precision to a Hessian in place, H + Λ, and return it."""
-        H.diagonal(dim1=-2, dim2=-1).add_(self.precision)
-        return H
-
-    def scaled(self, factor: float) -> "Prior":
-        """Return the prior with its precision times a factor, as a temperature or a share of the data weighs it."""
-        return Prior(self.mean, factor * self.precision)
-
-
-class FullPrior(NamedTuple):
-    """A Gaussian prior N(m₀, Λ⁻¹) with a full precision Λ = RᵀR.
-
-    Attributes:
-        mean: m₀, broadcasts to (*batch, D).
-        precision: Λ, (D, D), symmetric positive definite.
-        root: R, (D, D), upper triangular, so that densities and expectations need no factorisation.
-
-    >>> R = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-    >>> FullPrior(torch.zeros(2), R.mT @ R, R).force(torch.tensor([1.0, 0.0])).tolist()
-    [1.0, 1.0]
-    """
-
-    mean: Tensor  # m₀, broadcasts to (*batch, D)
-    precision: Tensor  # Λ, (D, D)
-    root: Tensor  # R, (D, D) upper triangular
-
-    def energy(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
-        """Compute -log p(θ) = ½|R(θ - m₀)|² - log|R| + ½D log 2π, (*sample, *batch)."""
-        square = ((theta - self.mean) @ self.root.mT).square().sum(-1)
-        constant = 0.5 * theta.shape[-1] * math.log(2 * math.pi) - self.root.diagonal().log().sum()
-        return 0.5 * square + constant
-
-    def expected_energy(self, frame: Frame) -> Tensor:
-        """Compute E_q[-log p(θ)] = -log p(m) + ½‖RC‖²_F, (*batch,), differentiable in the frame."""
-        return self.energy(frame.mean) + 0.5 * frame.rows(self.root).square().sum((-2, -1))
-
-    def force(
-        self,
-        mean: Tensor,  # (*batch, D)
-    ) -> Tensor:
-        """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
-        return (mean - self.mean) @ self.precision
-
-    def product(
-        self,
-        x: Tensor,  # (*batch, D)
-    ) -> Tensor:
-        """Multiply vectors by the precision: Λx, (*batch, D)."""
-        return x @ self.precision
-
-    def framed(self, frame: Frame) -> Structured:
-        """Bring the curvature of the prior into the frame: Π((RC)ᵀRC)."""
-        projected = frame.rows(self.root)
-        return frame.structure.lower(projected, projected)
-
-    def add_to(
-        self,
-        H: Tensor,  # (*batch, D, D)
-    ) -> Tensor:
-        """Add the precision to a Hessian in place, H + Λ, and return it."""
-        return H.add_(self.precision)
-
-    def scaled(self, factor: float) -> "FullPrior":
-        """Return the prior with its precision times a factor, and its root times the square root of that."""
-        return FullPrior(self.mean, factor * self.precision, math.sqrt(factor) * self.root)
 
 
 class Framed(NamedTuple):
@@ -172,11 +53,6 @@ class Raw(NamedTuple):
 
     Models with closed forms and estimators that evaluate Hessians return it; the natural coordinates read it as it is.
 
-    Attributes:
-        g: the mean gradient, (*batch, D).
-        H: the mean Hessian, (*batch, D, D), symmetric.
-        bend: makes, in the frame, the map of `change`; None where it is not known.
-
     >>> packet = Raw(torch.ones(1), torch.ones(1, 1))
     >>> packet.with_prior(Prior(torch.zeros(1), torch.full((1,), 2.0)), torch.ones(1)).g.tolist()
     [3.0]
@@ -184,7 +60,6 @@ class Raw(NamedTuple):
 
     g: Tensor  # (*batch, D)
     H: Tensor  # (*batch, D, D), symmetric
-    bend: Callable[[Frame], Change] | None = None
 
     def with_prior(
         self,
@@ -192,24 +67,11 @@ class Raw(NamedTuple):
         mean: Tensor,  # m, (*batch, D)
     ) -> "Raw":
         """Add the part of a Gaussian prior: g + Λ(m - m₀) and H + Λ, the latter in place."""
-        g, H, bend = self.g + prior.force(mean), prior.add_to(self.H), self.bend
-        if bend is None:
-            return Raw(g, H)
-
-        def with_prior(frame: Frame) -> Change:
-            data = bend(frame)
-
-            def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
-                a, W = data(delta, K)
-                return a + frame.pull(prior.product(frame.push(delta))), W
-
-            return change
-
-        return Raw(g, H, with_prior)
+        return Raw(self.g + prior.force(mean), prior.add_to(self.H))
 
     def change(self, frame: Frame) -> Change | None:
-        """Return the map from a move to the changes of a and W, where the model knows it."""
-        return None if self.bend is None else self.bend(frame)
+        """Return None: how a and W change with q is not known."""
+        return None
 
     def raw(self) -> "Raw":
         """Return the packet itself, which is in θ already."""
@@ -222,6 +84,70 @@ class Raw(NamedTuple):
     def merged(self, where: Tensor, old: "Raw") -> "Raw":
         """Keep this packet for the members (*batch,) of the mask, and take the old one for the others."""
         return Raw(where_members(where, self.g, old.g), where_members(where, self.H, old.H))
+
+
+class Curved(NamedTuple):
+    """The derivative of E_q[ℓ] in θ, as `Raw`, by a model that knows how it changes with q.
+
+    Attributes:
+        g: the mean gradient E_q[∇ℓ], (*batch, D).
+        H: the mean Hessian E_q[∇²ℓ], (*batch, D, D), symmetric.
+        at: what the data see of q, such as means and covariances of predictors, each (*batch, ...).
+        along: makes of that, in the frame, the map from a move to the changes of a and W that are due to the data.
+        prior: a Gaussian prior with the temperature in its precision; None for the data alone.
+
+    >>> from torchngvi.structures import Dense
+    >>> still = lambda at, frame: lambda delta, K: (frame.pull(frame.push(delta)), 0 * K)  # of |θ|²/2
+    >>> packet = Curved(torch.ones(1), torch.ones(1, 1), (), still)
+    >>> prior, frame = Prior(torch.zeros(1), torch.ones(1)), Frame(torch.ones(1), torch.ones(1, 1), Dense(1))
+    >>> packet.with_prior(prior, frame.mean).change(frame)(torch.ones(1), torch.ones(1, 1))
+    (tensor([2.]), tensor([[0.]]))
+    """
+
+    g: Tensor  # (*batch, D)
+    H: Tensor  # (*batch, D, D)
+    at: tuple[Tensor, ...]
+    along: Callable[[tuple[Tensor, ...], Frame], Change]
+    prior: Prior | FullPrior | None = None
+
+    def with_prior(
+        self,
+        prior: Prior | FullPrior,  # tempered
+        mean: Tensor,  # m, (*batch, D)
+    ) -> "Curved":
+        """Add the part of a Gaussian prior: g + Λ(m - m₀) and H + Λ, the latter in place."""
+        g, H = self.raw().with_prior(prior, mean)
+        return self._replace(g=g, H=H, prior=prior)
+
+    def raw(self) -> Raw:
+        """Return g and H alone."""
+        return Raw(self.g, self.H)
+
+    def framed(self, frame: Frame) -> Framed:
+        """Bring the derivative into the frame, as `Raw.framed`."""
+        return self.raw().framed(frame)
+
+    def change(self, frame: Frame) -> Change:
+        """Return the map from a move to the changes of a and W; that of the prior is CᵀΛCδ in a."""
+        data, prior = self.along(self.at, frame), self.prior
+        if prior is None:
+            return data
+
+        def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
+            a, W = data(delta, K)
+            return a + frame.pull(prior.product(frame.push(delta))), W
+
+        return change
+
+    def merged(self, where: Tensor, old: "Curved") -> "Curved":
+        """Keep this packet for the members (*batch,) of the mask, and take the old one for the others."""
+        g, H = self.raw().merged(where, old.raw())
+        return self._replace(g=g, H=H, at=_merged(where, self.at, old.at))
+
+
+def _merged(where: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> Any:
+    """The new tensors for the members of the mask, the old ones for the others."""
+    return tuple(where_members(where, x, y) for x, y in zip(new, old, strict=True))
 
 
 class Sites(NamedTuple):
@@ -239,7 +165,9 @@ class Sites(NamedTuple):
         beta: β = 2 ∂F/∂v, (*batch, N).
         prior: a Gaussian prior with the temperature in its precision; None for the data alone.
         mean: m, (*batch, D).
-        bends: computes ∂β/∂e and ∂β/∂v, (*batch, N) each, for Newton's method; None where they are not known.
+        weights: w, (*batch, N).
+        at: e and v, at which α and β are exact, (*batch, N) each; None where they are bounds or averages over draws.
+        bends: computes, from e and v, the derivatives of β/w in them, (*batch, N) each; None where ``at`` is.
 
     >>> X = torch.tensor([[1.0], [2.0]])
     >>> Sites(X, X, torch.ones(2), torch.ones(2), None, torch.zeros(1)).raw()
@@ -252,7 +180,9 @@ class Sites(NamedTuple):
     beta: Tensor  # 2 ∂F/∂v, (*batch, N)
     prior: Prior | FullPrior | None  # tempered; None of the data alone
     mean: Tensor  # m, (*batch, D)
-    bends: Callable[[], tuple[Tensor, Tensor]] | None = None  # ∂β/∂e and ∂β/∂v, (*batch, N) each
+    weights: Tensor | None = None  # w, (*batch, N)
+    at: tuple[Tensor, Tensor] | None = None  # e and v, (*batch, N) each
+    bends: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def with_prior(
         self,
@@ -296,9 +226,9 @@ class Sites(NamedTuple):
             Cᵀ dg = Aᵀ(β de + ½ β_e dv) + CᵀΛCδ        Cᵀ dH C = Aᵀ diag(β_e de + β_v dv) A
         """
         A, prior, structure = self.projected, self.prior, frame.structure
-        if A is None or self.bends is None:
+        if A is None or self.at is None or self.bends is None:
             return None
-        beta_e, beta_v = self.bends()
+        beta_e, beta_v = (self.weights * part for part in self.bends(*self.at))
 
         def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
             de = (A @ delta[..., None])[..., 0]
@@ -313,22 +243,19 @@ class Sites(NamedTuple):
 
     def merged(self, where: Tensor, old: "Sites") -> "Sites":
         """Keep this packet for the members (*batch,) of the mask, and the old one for the others; rows are shared."""
-        projected, new, before = self.projected, self.bends, old.bends
+        projected = self.projected
         if projected is not None and old.projected is not None:
             projected = where_members(where, projected, old.projected)
-        bends = None
-        if new is not None and before is not None:
-            bends = lambda: tuple(where_members(where, x, y) for x, y in zip(new(), before(), strict=True))  # noqa: E731
         return self._replace(
             projected=projected,
             alpha=where_members(where, self.alpha, old.alpha),
             beta=where_members(where, self.beta, old.beta),
             mean=where_members(where, self.mean, old.mean),
-            bends=bends,
+            at=None if self.at is None or old.at is None else _merged(where, self.at, old.at),
         )
 
 
-Derivative = Framed | Raw | Sites
+Derivative = Framed | Raw | Curved | Sites
 
 
 class Cost(NamedTuple):

@@ -6,6 +6,7 @@ regularised models are in `torchngvi.models`.  The richer the kind of target, th
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch import Tensor
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.interfaces.frame import Frame
-from torchngvi.interfaces.packets import FullPrior, Prior, Raw, Sites
+from torchngvi.interfaces.packets import Curved, Raw, Sites
 from torchngvi.interfaces.posterior import Posterior
+from torchngvi.interfaces.priors import FullPrior, Prior
 from torchngvi.numerics.bends import bends
 from torchngvi.numerics.gaussian_integrals import Moments
 
@@ -97,7 +99,9 @@ class TractableTarget(Target):
 
     Attributes:
         convex: whether ℓ is convex, known to second order at a point by `second_order`, and its packets tell how they
-            change with q: `torchngvi.fit` then begins at the mode and goes on by Newton's method.
+            change with q: `torchngvi.fit` then begins at the mode.
+        products: whether products with the Hessian of L cost less than evaluations, also under a q of a full
+            covariance: `torchngvi.fit` then goes on by Newton's method, and otherwise where q has a narrower one.
 
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> import torch
@@ -108,9 +112,10 @@ class TractableTarget(Target):
     """
 
     convex: bool = False
+    products: bool = False
 
     @abstractmethod
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative as a packet."""
 
     def second_order(
@@ -220,18 +225,20 @@ class AdditiveTractable(Additive, TractableTarget):
     prior_alone: bool = True  # nothing else is added to the data
 
     @abstractmethod
-    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:
         """Compute E_q[-Σ w log p(y | θ)] (*batch,), differentiable in the frame, and its derivative, without the prior.
 
         The derivative belongs to the caller, who may add the prior to it in place.
         """
 
-    def with_prior(self, frame: Frame, value: Tensor, derivative: Raw | Sites) -> tuple[Tensor, Raw | Sites]:
+    def with_prior(
+        self, frame: Frame, value: Tensor, derivative: Raw | Curved | Sites
+    ) -> tuple[Tensor, Raw | Curved | Sites]:
         """Add the expectation of the prior, which is counted once, to an expectation of the data."""
         value = value + self.temperature * self.prior.expected_energy(frame)
         return value, derivative.with_prior(self.prior.scaled(self.temperature), frame.mean)
 
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative, for data and prior together."""
         return self.with_prior(frame, *self.data_energy(frame))
 
@@ -291,19 +298,18 @@ class Marginals(NamedTuple):
         moments: Moments = self.likelihood.expected(self.mean, self.variance, self.y)
         return moments
 
-    def bends(self) -> tuple[Tensor, Tensor]:
-        """Compute the derivatives of w β with respect to e and v, (*batch, N) each, of a likelihood that knows F."""
-        likelihood = self.likelihood
-        slope, bend = bends(likelihood.expected, likelihood.of_softplus, self.mean, self.variance, self.y)
-        return self.weights * slope, self.weights * bend
-
     def energy_from(
         self,
         moments: Moments,  # F, α and β of each row, (*batch, N)
     ) -> tuple[Tensor, Sites]:
         """Sum the rows: Σ_n w_n F_n, (*batch,), and its derivative as sites, both without a prior."""
         value, alpha, beta = (self.weights * part for part in moments)
-        return value.sum(-1), Sites(self.rows, self.projected, alpha, beta, None, self.theta)
+        return value.sum(-1), Sites(self.rows, self.projected, alpha, beta, None, self.theta, self.weights)
+
+
+def _bends(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivatives of β in e and v, of a likelihood that knows F."""
+    return bends(likelihood.expected, likelihood.of_softplus, mean, variance, y)
 
 
 class LinearTarget(AdditiveTractable):
@@ -324,7 +330,7 @@ class LinearTarget(AdditiveTractable):
         """Compute Σ_n w_n E[f_n], (*batch,), and its derivative as sites, both without the prior."""
         rows = self.marginals(frame)
         value, sites = rows.energy_from(rows.expected())
-        return value, sites._replace(bends=rows.bends)
+        return value, sites._replace(at=(rows.mean, rows.variance), bends=partial(_bends, rows.likelihood, rows.y))
 
     def energy_from(self, frame: Frame, rows: Marginals, moments: Moments) -> tuple[Tensor, Sites]:
         """Compute E_q[ℓ] (*batch,) and its derivative from other moments than the likelihood's: a bound, or draws."""

@@ -61,6 +61,8 @@ class GeneralizedLinear(LinearTarget):
     1
     """
 
+    products = True
+
     @tracked
     def __init__(
         self,

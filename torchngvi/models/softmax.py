@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import AdditiveTractable, Change, Frame, Posterior, Raw
+from torchngvi.interfaces import AdditiveTractable, Change, Curved, Frame, Posterior, Raw
 from torchngvi.models import checks
 from torchngvi.models.softmax_rows import Nodes, bent, moments, nodes, predictors
 from torchngvi.numerics import sparse
@@ -184,7 +184,7 @@ class SoftmaxRegression(AdditiveTractable):
         chosen = eta.gather(-1, y.expand(eta.shape[:-1])[..., None])[..., 0]
         return eta.logsumexp(-1) - chosen
 
-    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Curved]:
         """Return E_q[-Σ w log p(y | θ)], (*batch,), and its derivative."""
         mean, covariance = self._marginals(frame, self.X)
         value, slope, curvature = self._integrate(mean, covariance)
@@ -192,7 +192,7 @@ class SoftmaxRegression(AdditiveTractable):
         value = value - (one_hot * mean).sum(-1)
         alpha = self.weights[:, None] * (slope - one_hot)
         summed = self._summed(alpha, self.weights[:, None, None] * curvature)
-        return (self.weights * value).sum(-1), summed._replace(bend=lambda frame: self._bend(frame, mean, covariance))
+        return (self.weights * value).sum(-1), Curved(*summed, (mean, covariance), self._along)
 
     def _summed(
         self,
@@ -203,19 +203,20 @@ class SoftmaxRegression(AdditiveTractable):
         H = torch.einsum("...nkj,nd,ne->...kdje", blocks, self.X, self.X)
         return Raw((alpha.mT @ self.X).flatten(-2), H.flatten(-4, -3).flatten(-2))
 
-    def _bend(self, frame: Frame, mean: Tensor, covariance: Tensor) -> Change:
+    def _along(self, at: tuple[Tensor, ...], frame: Frame) -> Change:
         """The map from a move in the frame to the changes of a and W, by those of the means and covariances of rows."""
-        structure = frame.structure
+        structure, (mean, covariance) = frame.structure, at
         z, w = nodes(self.num_classes - 1, self.num_nodes, mean.dtype, mean.device)
-        A = self._projected(frame, self.X)  # (*batch, N, K - 1, (K - 1) D)
+        C = frame.dense()
+        A = self._by_row(C, self.X)  # (*batch, N, K - 1, (K - 1) D)
         along = bent(mean, covariance, Nodes(z, w, max(_CELLS // len(w), 1)))
 
         def change(delta: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
-            AK = structure.rows(A.flatten(-3, -2), K, frame.upper).unflatten(-2, A.shape[-3:-1])
-            half = AK @ A.mT
+            T = structure.to_dense(K)
+            half = self._by_row(C @ (T.mT if frame.upper else T), self.X) @ A.mT
             slope, curvature = along((A @ delta[..., None, :, None])[..., 0], half + half.mT)
             weights = self.weights[:, None]
-            g, H, _ = self._summed(weights * slope, weights[..., None] * curvature)
+            g, H = self._summed(weights * slope, weights[..., None] * curvature)
             return frame.pull(g), frame.conjugate(H)
 
         return change
@@ -285,12 +286,15 @@ class SoftmaxRegression(AdditiveTractable):
 
     def _marginals(self, frame: Frame, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (*batch, N, K - 1) and covariance (*batch, N, K - 1, K - 1) of a row's predictors."""
-        by_row = self._projected(frame, X)
+        by_row = self._by_row(frame.dense(), X)
         return self.predictors(frame.mean, X), by_row @ by_row.mT
 
-    def _projected(self, frame: Frame, X: Tensor) -> Tensor:
+    def _by_row(
+        self,
+        root: Tensor,  # (*batch, (K - 1) D, (K - 1) D)
+        X: Tensor,
+    ) -> Tensor:
         """The predictors of a row as functions of z, (*batch, N, K - 1, (K - 1) D)."""
-        root = frame.dense()
         return (X @ root.unflatten(-2, (self.num_classes - 1, -1))).transpose(-3, -2)
 
     def _integrate(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:

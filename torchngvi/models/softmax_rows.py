@@ -13,7 +13,7 @@ from torchngvi.numerics.linalg import cholesky, tril_half
 
 _STEPS = {1: 0.25, 2: 0.4}  # of the grids of nodes, by dimension
 _REACH = {1: 8.5, 2: 7.0}  # standard deviations the grids span
-_KEPT = 2**24  # probabilities at the nodes that are kept from one product to the next
+_KEPT = 2**23  # probabilities at the nodes that are kept from one product to the next
 
 
 def predictors(
@@ -131,10 +131,11 @@ class _Bent:
     """
 
     def __init__(self, mean: Tensor, covariance: Tensor, at: Nodes) -> None:
-        self.z, self.w = at.z, at.w
+        self.z = at.z
         eta, self.L = predictors(mean, covariance, at.z)
         self.p = eta.softmax(-2)[:, 1:]  # (N, J, S)
-        self.by_root = (self.p * self.w) @ self.z  # ∂F/∂L
+        self.weighted = self.p * at.w
+        self.by_root = self.weighted @ self.z  # ∂F/∂L
         self.B = self._curvature(self.L.mT @ self.by_root)
 
     def _curvature(self, M: Tensor) -> Tensor:
@@ -144,12 +145,12 @@ class _Bent:
         return torch.linalg.solve_triangular(self.L, inner, upper=False, left=False)
 
     def __call__(self, de: Tensor, dV: Tensor) -> tuple[Tensor, Tensor]:
-        L, p = self.L, self.p
+        L = self.L
         inner = torch.linalg.solve_triangular(L, dV, upper=False)
         inner = torch.linalg.solve_triangular(L.mT, inner, upper=True, left=False)
         dL = L @ tril_half(inner)
         eta = de[..., None] + dL @ self.z.mT
-        dp = p * (eta - (p * eta).sum(-2, keepdim=True)) * self.w
+        dp = (eta - (self.p * eta).sum(-2, keepdim=True)).mul_(self.weighted)
         dM = dL.mT @ self.by_root + L.mT @ (dp @ self.z)
         R = torch.linalg.solve_triangular(L, dL, upper=False, left=False)
         turned = self.B @ R

@@ -59,7 +59,7 @@ class _Move(NamedTuple):
         )
 
     def where(self, mask: Tensor, other: "_Move") -> "_Move":
-        """This one for the members (*batch,) of the mask, the other one elsewhere."""
+        """Take this one for the members (*batch,) of the mask, and the other one elsewhere."""
         return _Move(where_members(mask, self.delta, other.delta), where_members(mask, self.T, other.T))
 
 
