@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, Stein, fit
 from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic, Autograd, Quadrature
-from torchngvi.interfaces import Raw
+from torchngvi.interfaces import Curved
 from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
 from torchngvi.models.softmax_rows import moments, nodes
 from torchngvi.numerics.gaussian_integrals import softplus
@@ -136,9 +136,9 @@ class TestModel:
         other = SoftmaxRegression(X, y, weights=weights, **options)
         q = posterior(name, DIM, batch)
         exact, e = Quadrature()(q, one), Quadrature()(q, other)
-        assert isinstance(e.derivative, Raw)
+        assert isinstance(e.derivative, Curved)
         close(e.value, exact.value, 1e-8)
-        for mine, theirs in zip(e.derivative, exact.derivative.raw(), strict=True):
+        for mine, theirs in zip(e.derivative.raw(), exact.derivative.raw(), strict=True):
             close(mine, theirs, 1e-8)
         theta = randn(5, *batch, DIM, seed=6)
         close(other.log_joint(theta), one.log_joint(theta), EXACT)

@@ -35,6 +35,7 @@ from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaus
 from torchngvi.posteriors.flat import FlatCholesky, MeanFieldGaussian, VecGaussian, VechGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.stepsizes import SufficientDecrease
 from torchngvi.structures import Dense, Diagonal, Pattern, block_diagonal
 
 POSTERIORS: dict[str, type[Gaussian]] = {
@@ -233,7 +234,8 @@ def method(
     if name in FLAT_METHODS:
         return make(q, **settings)
     optimizer = make(q, **settings) if _has_default(make) else make(q, 1.0, **settings)
-    if not (_has_default(make) and optimizer.rule.natural):
+    own = not isinstance(optimizer.step_size, SufficientDecrease)  # it has a step size of its own
+    if not (_has_default(make) and (optimizer.rule.natural or own)):
         raise InputError(
             f"method {name} needs a learning rate, in the scale of the problem and often below 1/(largest curvature): "
             "set lr, or use method vn, which needs none."

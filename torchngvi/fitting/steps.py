@@ -142,7 +142,7 @@ class Steps(Engine):
         self.places = False
         assert isinstance(self.q, Gaussian)
         limit = _NEAR if self.convex else _FAR
-        far = status.loss.isposinf() | (status.norm2 > (limit * self.target.temperature) ** 2)
+        far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))
         if not bool(far.any()):
             return status
         here = self.q.snapshot()

@@ -17,6 +17,8 @@ from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import gram
 from torchngvi.structures.pattern import Structured
 
+_LARGE = 2**16  # numbers of XC from which its products with a direction of Newton's method are in single precision
+
 # from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W where the
 # frame stands still, Cᵀ dg and Π(Cᵀ dH C)
 Change = Callable[[Tensor, Structured], tuple[Tensor, Structured]]
@@ -228,16 +230,19 @@ class Sites(NamedTuple):
         A, prior, structure = self.projected, self.prior, frame.structure
         if A is None or self.at is None or self.bends is None:
             return None
-        beta_e, beta_v = (self.weights * part for part in self.bends(*self.at))
+        dtype = torch.float32 if A.numel() > _LARGE else A.dtype
+        parts = (A, self.beta, *(self.weights * part for part in self.bends(*self.at)))
+        A, beta, beta_e, beta_v = (part.to(dtype) for part in parts)
 
         def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
-            de = (A @ delta[..., None])[..., 0]
-            dv = 2 * torch.linalg.vecdot(A, structure.rows(A, K, frame.upper))
-            slope = self.beta * de + 0.5 * beta_e * dv
-            a = (slope[..., None, :] @ A)[..., 0, :]
+            d, k = delta.to(dtype), K.to(dtype)
+            de = (A @ d[..., None])[..., 0]
+            dv = 2 * torch.linalg.vecdot(A, structure.rows(A, k, frame.upper))
+            slope = beta * de + 0.5 * beta_e * dv
+            a = (slope[..., None, :] @ A)[..., 0, :].to(delta)
             if prior is not None:
                 a = a + frame.pull(prior.product(frame.push(delta)))
-            return a, structure.lower(A * (beta_e * de + beta_v * dv)[..., None], A)
+            return a, structure.lower(A * (beta_e * de + beta_v * dv)[..., None], A).to(K)
 
         return change
 

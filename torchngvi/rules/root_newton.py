@@ -18,6 +18,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
 from torchngvi.interfaces import (
     Change,
     Congruence,
@@ -92,6 +93,8 @@ class RootNewton(Rule):
     full_algebra = True
 
     def __init__(self, most: int = 40) -> None:
+        if most < 1:
+            raise InputError(f"most is the number of products in one step, at least 1; got {most}.")
         self.most = most
         self._products = 0
 
@@ -117,7 +120,7 @@ class RootNewton(Rule):
             delta, T = move()
             share = unit * rho
             inverse = structure.inverse(eye + structure.scaled(share, T))
-            N = structure.gram(inverse, torch.ones_like(rho), frame.upper)
+            N = structure.gram(inverse, torch.ones_like(delta), frame.upper)
             return Congruence(N, structure.smv(N, share[..., None] * delta))
 
         gradient = _Move(local.a, structure.tril(local.P))
