@@ -1,10 +1,10 @@
-"""Exact fits of regressions: `fit(q, model)`, from the mode by Newton's method, beside `VN(q)`, in CPU time and in parts.
+"""Exact fits of regressions: `fit(q, model)`, from the mode by Newton's method, beside `VN(q)`, in CPU time.
 
-    python -m benchmarks.newton [--rows 2000] [--sets heart_scale,a1a] [--repeats 3] [--classes]
+    python -m benchmarks.newton [--rows 2000] [--sets heart_scale,a1a] [--repeats 3] [--diagonal] [--classes]
 
 Logistic regression on the LIBSVM sets under $TORCHNGVI_DATA, from the six starts of `benchmarks.evaluations`, with a
-full covariance and with a diagonal one.  Both fits run to the default tolerance, a natural-gradient norm of 1e-5, and
-take turns in one process on one thread; the ratio is of the least CPU time of each, VN's over that of `fit`.  Evaluations
+full covariance or a diagonal one.  Both fits run to the default tolerance, a natural-gradient norm of 1e-5, and take
+turns in one process on one thread; the ratio is of the least CPU time of each, VN's over that of `fit`.  Evaluations
 are told to the tolerance and, in brackets, to 1e-6 nats.  A pass of the search for the mode and a product with the
 Hessian of the bound are priced in evaluations.  ``--classes`` is softmax regression on scikit-learn's data.
 """
@@ -15,9 +15,9 @@ import time
 import warnings
 
 import torch
-from benchmarks.evaluations import SETS, STARTS, breast_cancer, libsvm
 from sklearn.datasets import load_digits, load_iris, load_wine
 
+from benchmarks.evaluations import SETS, STARTS, breast_cancer, libsvm
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, Quadrature, fit
 from torchngvi.models import SoftmaxRegression
 from torchngvi.rules import RootNewton
@@ -61,6 +61,7 @@ def compared(model, family, starts, repeats):
 
     RootNewton.__init__ = noted
     rows = []
+    fit(family(model.dim, dtype=torch.float64), model, max_evaluations=5, progress=False)  # nothing is loaded later
     for scale, mean in starts:
 
         def new(scale=scale, mean=mean):
@@ -97,18 +98,23 @@ def middle(values):
 
 
 def told(name, model, family, rows, prices):
+    """One line for a set."""
     before, now = ([row[which] for row in rows] for which in ("before", "now"))
-    lost = sum(not x[2] for x in before), sum(not x[2] for x in now)
-    print(
-        f"{name:<20}{model.num_data:>6}{model.dim:>5} {family.__name__[:4]}  "
-        f"{middle(x[0] for x in before):6g} ({middle(x[1] for x in before):g}), worst {max(x[0] for x in before):4d} -> "
-        f"{middle(x[0] for x in now):4g} ({middle(x[1] for x in now):g}), worst {max(x[0] for x in now):3d} | "
-        f"passes {middle(r['passes'] for r in rows):g} of {prices[0]:.2f}, products {middle(r['products'] for r in rows):g} "
-        f"of {prices[1]:.2f} | rejected {sum(r['rejected'] for r in rows)} | CPU ratio {middle(r['ratio'] for r in rows):.2f} "
-        f"({min(r['ratio'] for r in rows):.2f} to {max(r['ratio'] for r in rows):.2f}) | loss differs by "
-        f"{max(abs(r['gap']) for r in rows):.0e} | not converged {lost[0]}, {lost[1]}",
-        flush=True,
+    counts = [
+        f"{middle(x[0] for x in runs):g} ({middle(x[1] for x in runs):g}), worst {max(x[0] for x in runs)}"
+        for runs in (before, now)
+    ]
+    passes, products, ratio = (middle(row[key] for row in rows) for key in ("passes", "products", "ratio"))
+    ratios, gaps = [row["ratio"] for row in rows], [abs(row["gap"]) for row in rows]
+    parts = (
+        f"{name:<20}{model.num_data:>6} x {model.dim:<4}{family.__name__[:8]} {counts[0]} -> {counts[1]}",
+        f"{passes:g} passes of {prices[0]:.2f}, {products:g} products of {prices[1]:.2f}",
+        f"{sum(row['rejected'] for row in rows)} rejected",
+        f"CPU ratio {ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+        f"losses differ by {max(gaps):.0e}",
+        f"{sum(not x[2] for x in before)} and {sum(not x[2] for x in now)} not converged",
     )
+    print(" | ".join(parts), flush=True)
 
 
 def classes():
@@ -150,10 +156,8 @@ def main():
         if rows:
             counts = [row["now"][0] for row in rows]
             ratios = [row["ratio"] for row in rows]
-            print(
-                f"{which}: {len(rows)} fits, evaluations median {middle(counts):g}, worst {max(counts)}; CPU ratio median "
-                f"{middle(ratios):.2f}, least {min(ratios):.2f}"
-            )
+            print(f"{which}: {len(rows)} fits, evaluations median {middle(counts):g}, worst {max(counts)};", end=" ")
+            print(f"CPU ratio median {middle(ratios):.2f}, least {min(ratios):.2f}")
 
 
 if __name__ == "__main__":

@@ -178,12 +178,14 @@ def fit(
 
 
 def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
-    """Newton's method on the bound where it is convex and known to second order, else VN."""
+    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN.
+
+    Of a batch of full covariances all members wait for the one that needs most products: VN takes as long.
+    """
     if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.convex and target.comparable):
         return VN(q)
-    narrow = q.structure.widest < q.dim
-    newton = q.structure.closed and q.dim <= _WIDE and (narrow or target.products) and not target.coupled
-    return NewtonCG(q) if newton else VN(q)
+    cheap = q.structure.widest < q.dim or (target.products and not q.batch_shape)
+    return NewtonCG(q) if cheap and q.structure.closed and q.dim <= _WIDE and not target.coupled else VN(q)
 
 
 def _check_posterior(q: object) -> None:
