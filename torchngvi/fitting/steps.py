@@ -141,7 +141,7 @@ class Steps(Engine):
         """
         self.places = False
         assert isinstance(self.q, Gaussian)
-        limit = _NEAR if self.convex else _FAR
+        limit = _NEAR if self.convex and self.batch_size is None else _FAR  # a pass has led near
         far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))
         if not bool(far.any()):
             return status

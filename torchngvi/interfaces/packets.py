@@ -228,7 +228,7 @@ class Sites(NamedTuple):
             Cᵀ dg = Aᵀ(β de + ½ β_e dv) + CᵀΛCδ        Cᵀ dH C = Aᵀ diag(β_e de + β_v dv) A
         """
         A, prior, structure = self.projected, self.prior, frame.structure
-        if A is None or self.at is None or self.bends is None:
+        if A is None or self.at is None or self.bends is None or self.weights is None:
             return None
         dtype = torch.float32 if A.numel() > _LARGE else A.dtype
         parts = (A, self.beta, *(self.weights * part for part in self.bends(*self.at)))
