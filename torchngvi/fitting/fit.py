@@ -82,8 +82,9 @@ def fit(
         q: the posterior, updated in place. For a log joint its mean is where a mode is looked for, and q itself
             the start where no better one is found there.
         target: a model, or a function of theta returning the log joint.
-        optimizer: built over q; by default `VN(q)`, which finds its own steps; for a log joint without a closed
-            form over averages that grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow,
+        optimizer: built over q; by default `VN(q)`, which finds its own steps, or for a regression whose log likelihood
+            is concave `NewtonCG(q)`; both begin at the mode of such a model where that is better than q, after a few
+            passes that are counted as gradients. For a log joint without a closed form it is VN over averages that grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow,
             `IFVB(q)`, whose norm is never small: the run ends when the mean of the bound over 100 steps has had no new
             best for 200, which does not say that it has converged; the best is put back, see
             `torchngvi.fitting.smoothed`.

@@ -1,8 +1,8 @@
 """The start of an exact fit: the mode of a convex ℓ by iteratively reweighted least squares, and the curvature there.
 
 It is Newton's method with halved steps, whose every pass over the data makes one Hessian Xᵀ diag(f'') X + γΛ and takes
-no expectation (McCullagh and Nelder 1989, section 2.5), ended early: where ℓ is a tenth of a nat above its minimum or
-less, q is off Laplace's approximation by less than that is off the optimum.
+no expectation (McCullagh and Nelder 1989, section 2.5).  It ends where ℓ/γ is about a twentieth of a nat above its
+minimum: Laplace's approximation itself is mostly off the optimum by more.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torchngvi.interfaces import Congruence, TractableTarget
 from torchngvi.numerics.linalg import cholesky, finite
 from torchngvi.posteriors.gaussian import Gaussian
 
-_DECREMENT2 = 0.1  # gᵀH⁻¹g at which the mode is near enough
+_DECREMENT2 = 0.1  # gᵀH⁻¹g, in units of γ, at which the mode is near enough
 _PASSES = 50
 
 
@@ -39,7 +39,7 @@ def start_at_mode(q: Gaussian, target: TractableTarget) -> int:
         factor, ok = cholesky(H)
         direction = -torch.cholesky_solve(g[..., None], factor)[..., 0]
         square = -torch.linalg.vecdot(g, direction)
-        active = ok & finite(energy) & (square > _DECREMENT2)
+        active = ok & finite(energy) & (square > _DECREMENT2 * target.temperature)
         if not bool(active.any()):
             break
         theta, moved = backtracked(target, theta, energy, direction, square, active)

@@ -8,8 +8,8 @@ the mean gradient and the mean Hessian along (δ, T), its Hessian at (m, C) is t
 
 and is positive semi-definite there.  A packet that knows these changes, see `Sites.change`, is asked for them without
 a new expectation; of any other packet H is taken to stand still, dg = H Cδ.  The system is solved by conjugate
-gradients, preconditioned by W⁻¹ for δ and by the diagonal for T, to a relative residual that falls with the gradient
-(Dembo, Eisenstat and Steihaug 1982), which makes the convergence superlinear.
+gradients, preconditioned by its inverse as it would be if H stood still, to a relative residual that falls with the
+gradient (Dembo, Eisenstat and Steihaug 1982), which makes the convergence faster than linear.
 """
 
 from collections.abc import Callable
