@@ -17,9 +17,7 @@ from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import gram
 from torchngvi.structures.pattern import Structured
 
-_LARGE = (
-    2**16
-)  # numbers of XC from which its products with a direction of Newton's method, which is solved for to a few
+_LARGE = 2**16  # numbers of XC from which products with a direction, wanted to a few digits, are in single precision
 
 # from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W where the
 # frame stands still, Cᵀ dg and Π(Cᵀ dH C)
