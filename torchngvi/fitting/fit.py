@@ -53,7 +53,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _MANY = 100  # coordinates of a log joint in factors from which each is as accurate as with so many
 _PATIENCE = 200  # steps without a new best of the smoothed bound
-_WIDE = 500  # coordinates up to which the products of Newton's method cost about what an evaluation does
+_FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
 
@@ -185,8 +185,11 @@ def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
     """
     if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.convex and target.comparable):
         return VN(q)
-    cheap = q.structure.widest < q.dim or (target.products and not q.batch_shape)
-    return NewtonCG(q) if cheap and q.structure.closed and q.dim <= _WIDE and not target.coupled else VN(q)
+    if q.structure.widest < q.dim:
+        cheap = q.dim <= _WIDE
+    else:
+        cheap = q.dim <= _FULL and target.products and not q.batch_shape
+    return NewtonCG(q) if cheap and q.structure.closed and not target.coupled else VN(q)
 
 
 def _check_posterior(q: object) -> None:
