@@ -28,10 +28,12 @@ from torchngvi import (
     SRVN,
     VN,
     CholeskyGaussian,
+    DiagonalGaussian,
     GeneralizedLinear,
     KLRadius,
     LogJoint,
     NaturalGaussian,
+    NewtonCG,
     Quadrature,
     Stein,
     fit,
@@ -39,8 +41,10 @@ from torchngvi import (
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Autograd, Fixed
+from torchngvi.fitting.fit import _usual_optimizer
 from torchngvi.interfaces import Estimator, Target
-from torchngvi.models import StudentT
+from torchngvi.models import SoftmaxRegression, StudentT
+from torchngvi.structures import arrow
 
 METHODS = {"VN": VN, "SRVN": SRVN}
 
@@ -92,6 +96,27 @@ def test_without_an_optimizer_a_convex_model_is_fitted_from_its_mode_by_newtons_
     assert result.gradients > result.evaluations  # the passes of the search for the mode
     again = quiet(q, model)  # near the optimum no mode is looked for
     assert (again.evaluations, again.gradients, again.loss) == (1, 1, result.loss)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_who_is_fitted_by_newtons_method():
+    """Where L is convex and products with its Hessian cost less than evaluations; else the name of the run is VN."""
+    X, y = torch.eye(4, dtype=torch.float64), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    logistic, classes = GeneralizedLinear(X, y), SoftmaxRegression(X, torch.arange(4) % 3)
+    wide = GeneralizedLinear(torch.eye(4, 201, dtype=torch.float64), y)
+
+    def default(target, kind=CholeskyGaussian, batch=(), **options):
+        return type(_usual_optimizer(kind(target.dim, batch, dtype=torch.float64, **options), target))
+
+    assert default(logistic) is default(logistic, NaturalGaussian) is NewtonCG
+    assert default(logistic, DiagonalGaussian, (2,)) is default(classes, DiagonalGaussian) is NewtonCG
+    assert default(wide, DiagonalGaussian) is NewtonCG
+    assert default(wide) is default(logistic, batch=(2,)) is default(classes) is VN
+    assert default(logistic.minibatch([0, 1])) is VN
+    assert default(GeneralizedLinear(X, y, StudentT(1.0, dof=4.0))) is VN
+    assert default(GeneralizedLinear(X.to_sparse_csr(), y)) is VN
+    assert default(GeneralizedLinear(X, y, temperature=0.0)) is VN
+    assert default(logistic, NaturalGaussian, structure=arrow(groups=1, local=2, globals=2)) is VN
 
 
 def test_without_an_optimizer_it_is_vn():

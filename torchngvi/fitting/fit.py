@@ -185,11 +185,10 @@ def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
     """
     if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.convex and target.comparable):
         return VN(q)
-    if q.structure.widest < q.dim:
-        cheap = q.dim <= _WIDE
-    else:
-        cheap = q.dim <= _FULL and target.products and not q.batch_shape
-    return NewtonCG(q) if cheap and q.structure.closed and not target.coupled else VN(q)
+    full = q.structure.widest == q.dim
+    dear = full and (q.dim > _FULL or bool(q.batch_shape) or not target.products)
+    newton = q.dim <= _WIDE and q.structure.closed and not dear and not target.coupled
+    return NewtonCG(q) if newton else VN(q)
 
 
 def _check_posterior(q: object) -> None:
