@@ -34,8 +34,8 @@ class NewtonCG(Method):
     """
 
     def __init__(self, posterior: Posterior | Iterable[Any], lr: float | Tensor | None = None, **parts: Any) -> None:
-        if lr is None:
-            parts = {"step_size": Backtracking(), **parts}
+        if lr is None and parts.get("step_size") is None:
+            parts["step_size"] = Backtracking()
         super().__init__(posterior, lr, **parts)
 
     @staticmethod
