@@ -13,7 +13,7 @@ from torchngvi.expectations.flat import Pathwise, _constants, _packet, _Scored
 from torchngvi.interfaces import Bent, Coordinates, Cost, Momentum, Rule, StepSize, Tangent
 from torchngvi.metrics import Adam as AdamMetric
 from torchngvi.metrics import BatchFisher, Exact, Identity, Recursive, Window
-from torchngvi.models import Likelihood, PoissonLog
+from torchngvi.models import Likelihood, PoissonLog, StudentT
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat import Beta
 from torchngvi.rules import NaturalGradient, NormalizedMomentum, QuasiNewton, RootGradient
@@ -367,6 +367,40 @@ class NeverForgets(QuasiNewton):
 
 
 # ------------------------------------------------------------------------------------ likelihoods
+
+
+class SaysConvex(Likelihood):
+    """Student's t is not log-concave."""
+
+    discrete, convex = False, True
+
+    def __init__(self):
+        self.of = StudentT(1.0, dof=2.0)
+
+    def energy(self, eta, y):
+        return self.of.energy(eta, y)
+
+    def expected(self, mean, variance, y):
+        return self.of.expected(mean, variance, y)
+
+    def checked(self, y):
+        return y
+
+
+class StiffCurvature(Likelihood):
+    """β has no graph."""
+
+    discrete, convex = False, True
+
+    def energy(self, eta, y):
+        return PoissonLog().energy(eta, y)
+
+    def expected(self, mean, variance, y):
+        moments = PoissonLog().expected(mean, variance, y)
+        return moments._replace(curvature=moments.curvature.detach() + 0 * mean)
+
+    def checked(self, y):
+        return y
 
 
 class WrongCurvature(Likelihood):

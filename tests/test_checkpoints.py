@@ -152,7 +152,8 @@ def test_checkpoints_of_another_problem_or_method(tmp_path):
     with pytest.raises(InputError) as error:
         fit(q, model, SRVN(q), progress=False, checkpoint=file)
     assert str(error.value) == (
-        f"{file} is the checkpoint of another run: its method is VN, here it is SRVN. Remove it, or name another file."
+        f"{file} is the checkpoint of another run: its method is NewtonCG, here it is SRVN. Remove it, or name another "
+        "file."
     )
 
 

@@ -303,6 +303,8 @@ BROKEN = [
     (check_metric, broken.TakesAnyShape, "a gradient of another shape must be refused by an InputError"),
     (check_metric, broken.WrongSlope, "slope must be ⟨∇L, B∇L⟩; it is off by"),
     (check_metric, broken.LeavesTheManifold, "its direction must lie on the manifold of q; it is off by"),
+    (check_likelihood, broken.SaysConvex, "`convex` is said, so β = E[f''] must not be negative"),
+    (check_likelihood, broken.StiffCurvature, "`convex` is said, so β must be differentiable in e; it is off by"),
     (check_likelihood, broken.WrongCurvature, "the curvature of expected must be 2 ∂F/∂v of its value; it is off by"),
     (check_acceleration, broken.NeverForgets, "forget must leave what init makes; it is off by"),
 ]

@@ -28,10 +28,12 @@ from torchngvi import (
     SRVN,
     VN,
     CholeskyGaussian,
+    DiagonalGaussian,
     GeneralizedLinear,
     KLRadius,
     LogJoint,
     NaturalGaussian,
+    NewtonCG,
     Quadrature,
     Stein,
     fit,
@@ -39,7 +41,10 @@ from torchngvi import (
 )
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Autograd, Fixed
+from torchngvi.fitting.fit import _usual_optimizer
 from torchngvi.interfaces import Estimator, Target
+from torchngvi.models import SoftmaxRegression, StudentT
+from torchngvi.structures import arrow
 
 METHODS = {"VN": VN, "SRVN": SRVN}
 
@@ -78,8 +83,46 @@ def test_the_default_converges(method, name, batch):
     assert result.loss == pytest.approx(again.loss, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", ["cholesky", "natural", "precision", "diagonal"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_without_an_optimizer_a_convex_model_is_fitted_from_its_mode_by_newtons_method(name, batch):
+    """The optimum of VN, for a third of its evaluations or less, with each pass over the data counted."""
+    q, q0, model = make_posterior(name, batch), make_posterior(name, batch), make_model(batch)
+    result, expected = quiet(q, model), quiet(q0, model, VN(q0))
+    assert result.converged
+    assert result.loss == pytest.approx(expected.loss, abs=1e-9)
+    torch.testing.assert_close(q.mean, q0.mean, rtol=0, atol=1e-4)
+    assert result.evaluations <= 8
+    assert result.gradients > result.evaluations  # the passes of the search for the mode
+    again = quiet(q, model)  # near the optimum no mode is looked for
+    assert (again.evaluations, again.gradients, again.loss) == (1, 1, result.loss)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_who_is_fitted_by_newtons_method():
+    """Where L is convex and products with its Hessian cost less than evaluations; else the name of the run is VN."""
+    X, y = torch.eye(4, dtype=torch.float64), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    logistic, classes = GeneralizedLinear(X, y), SoftmaxRegression(X, torch.arange(4) % 3)
+    wide = GeneralizedLinear(torch.eye(4, 201, dtype=torch.float64), y)
+
+    def default(target, kind=CholeskyGaussian, batch=(), **options):
+        return type(_usual_optimizer(kind(target.dim, batch, dtype=torch.float64, **options), target))
+
+    assert default(logistic) is default(logistic, NaturalGaussian) is NewtonCG
+    assert default(logistic, DiagonalGaussian, (2,)) is default(classes, DiagonalGaussian) is NewtonCG
+    assert default(wide, DiagonalGaussian) is NewtonCG
+    assert default(wide) is default(logistic, batch=(2,)) is default(classes) is VN
+    assert default(logistic.minibatch([0, 1])) is VN
+    assert default(GeneralizedLinear(X, y, StudentT(1.0, dof=4.0))) is VN
+    assert default(GeneralizedLinear(X.to_sparse_csr(), y)) is VN
+    assert default(GeneralizedLinear(X, y, temperature=0.0)) is VN
+    assert default(logistic, NaturalGaussian, structure=arrow(groups=1, local=2, globals=2)) is VN
+
+
 def test_without_an_optimizer_it_is_vn():
-    q, q0, model = make_posterior("natural"), make_posterior("natural"), make_model()
+    q, q0 = make_posterior("natural"), make_posterior("natural")
+    data = make_model()
+    model = GeneralizedLinear(data.X, data.y, StudentT(1.0, dof=4.0))  # not log-concave
     result, expected = quiet(q, model), quiet(q0, model, VN(q0))
     assert same_bits(q, q0)
     assert result.loss == expected.loss
@@ -216,7 +259,7 @@ def test_not_converged_within_the_budget():
         "tolerance of 1e-05). Raise max_evaluations."
     )
     assert str(result).startswith("not converged, because the budget of 3 evaluations is used up (")
-    assert result.evaluations == len(result.trace) == 3
+    assert result.evaluations == len(result.trace) + 1 == 3  # the start, the mode, and where a step has led
     assert not result.members_converged
 
 
@@ -298,7 +341,8 @@ def test_a_norm_that_is_not_finite():
 def test_a_callback_stops_the_run():
     q, model = make_posterior("cholesky"), make_model()
     seen = []
-    result = quiet(q, model, callbacks=[seen.append, lambda record: record.evaluations == 3, lambda record: None])
+    stops = [seen.append, lambda record: record.evaluations == 3, lambda record: None]
+    result = quiet(q, model, VN(q), callbacks=stops)
     assert not result.converged
     assert len(seen) == len(result.trace) == 3
     assert result.reason == f"because a callback stopped it at natural-gradient norm {result.norm:.2g}."
@@ -318,12 +362,12 @@ def test_an_interrupt_in_a_callback_keeps_q():
         if record.evaluations == 4:
             raise KeyboardInterrupt
 
-    result = quiet(q, model, callbacks=[interrupt])
+    result = quiet(q, model, VN(q), callbacks=[interrupt])
     assert result.converged is False
     assert result.reason == "because it was interrupted."
     assert str(result).startswith("not converged, because it was interrupted. Negative ELBO ")
     assert len(result.trace) == 4
-    quiet(q0, model, max_evaluations=4)
+    quiet(q0, model, VN(q0), max_evaluations=4)
     assert same_bits(q, q0)
     assert result.loss == pytest.approx(float(model.negative_elbo(q).detach()), rel=1e-13)
 
@@ -348,7 +392,7 @@ def test_an_interrupt_within_a_trial_keeps_the_last_accepted_q():
     result = quiet(q, model, VN(q, estimator=Interrupted(4)))
     assert result.converged is False
     assert result.reason == "because it was interrupted."
-    quiet(q0, model, max_evaluations=3)
+    quiet(q0, model, VN(q0), max_evaluations=3)
     assert same_bits(q, q0)
     assert result.loss == pytest.approx(float(model.negative_elbo(q).detach()), rel=1e-13)
 
@@ -578,7 +622,7 @@ def test_no_bar_without_progress(capsys):
     fit(make_posterior("cholesky"), make_model())
     out, err = capsys.readouterr()
     assert out == ""
-    assert "VN" in err
+    assert "NewtonCG" in err
 
 
 # ------------------------------------------------------------------------------------ a real problem
@@ -780,7 +824,7 @@ class TestFarStart:
         q, model = POSTERIORS["cholesky"](2, scale=1.0, dtype=torch.float64), self.model(1.5)
         here = q.mean.clone(), q.scale_tril.clone()
         bad = lambda q, target: q.initialize_(torch.full((2,), 3.0, dtype=torch.float64))  # noqa: E731
-        monkeypatch.setattr(sys.modules["torchngvi.fitting.steps"], "laplace", bad)
+        monkeypatch.setattr(sys.modules["torchngvi.fitting.steps"], "start_at_mode", lambda *given: (bad(*given), 1)[1])
         quiet(q, model, max_evaluations=2)
         assert torch.equal(q.mean, here[0])
         assert torch.equal(q.scale_tril, here[1])

@@ -11,7 +11,7 @@ import torch
 from small_problems import make_model, make_posterior, same_bits
 
 from benchmarks.interruptions import KINDS, lines
-from torchngvi import SRVN, VN, CholeskyGaussian, Stein, fit
+from torchngvi import SRVN, VN, CholeskyGaussian, NaturalGradientVI, Stein, fit
 from torchngvi.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +85,7 @@ def test_an_interrupt_before_the_first_record_is_a_result(monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(VN, "evaluate", interrupt)
+    monkeypatch.setattr(NaturalGradientVI, "evaluate", interrupt)
     result = quiet(q, make_model())
     assert not result.converged
     assert result.reason == "because it was interrupted before q was evaluated."

@@ -338,7 +338,7 @@ def test_the_bar_names_the_phases(monkeypatch):
     assert [phase.rstrip(": ") for phase in phases[-2:]] == ["VN, other starts", "VN, whether a Gaussian fits"]
     phases.clear()
     fit(make_posterior("cholesky"), make_model(), batch_size=5)
-    assert [phase.rstrip(": ") for phase in phases] == ["VN, a pass over mini-batches", "VN"]
+    assert [phase.rstrip(": ") for phase in phases] == ["NewtonCG, a pass over mini-batches", "NewtonCG"]
 
 
 # ------------------------------------------------------------------------------------ an engine

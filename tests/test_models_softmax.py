@@ -23,9 +23,9 @@ from sklearn.linear_model import LogisticRegression
 from torchngvi import SRVN, VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, Stein, fit
 from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic, Autograd, Quadrature
-from torchngvi.interfaces import Raw
+from torchngvi.interfaces import Curved
 from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
-from torchngvi.models.softmax import _block, nodes
+from torchngvi.models.softmax_rows import moments, nodes
 from torchngvi.numerics.gaussian_integrals import softplus
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ class TestExpectations:
         e = torch.linspace(-6, 6, 41, dtype=DTYPE)
         V = torch.full((41, 1, 1), s * s, dtype=DTYPE)
         for actual, expected in zip(
-            _block(e[:, None], V, *nodes(1, 0, DTYPE, CPU)), softplus(e, V[:, 0, 0]), strict=True
+            moments(e[:, None], V, *nodes(1, 0, DTYPE, CPU)), softplus(e, V[:, 0, 0]), strict=True
         ):
             close(actual.reshape(-1), expected, tolerance)
 
@@ -79,15 +79,15 @@ class TestExpectations:
     def test_three_classes(self, s, tolerance):
         """Against a grid of 241 x 241; the curvature divides by the variances, small ones among them."""
         e, V = 2 * randn(8, 2, seed=2), covariances(8, 2, s)
-        moments = _block(e, V, *nodes(2, 0, DTYPE, CPU))
-        for actual, expected, loss in zip(moments, _block(e, V, *fine(2, 241, 8.5)), (1, 1, 50), strict=True):
+        found = moments(e, V, *nodes(2, 0, DTYPE, CPU))
+        for actual, expected, loss in zip(found, moments(e, V, *fine(2, 241, 8.5)), (1, 1, 50), strict=True):
             close(actual, expected, loss * tolerance)
 
     @pytest.mark.parametrize(("s", "tolerance"), [(0.1, 1e-6), (1.0, 2e-3), (3.0, 2e-2)])
     def test_four_classes(self, s, tolerance):
         """Sobol points; value and slope."""
         e, V = 2 * randn(6, 3, seed=2), covariances(6, 3, s)
-        actual, expected = _block(e, V, *nodes(3, 512, DTYPE, CPU)), _block(e, V, *fine(3, 41, 7.0))
+        actual, expected = moments(e, V, *nodes(3, 512, DTYPE, CPU)), moments(e, V, *fine(3, 41, 7.0))
         close(actual[0], expected[0], tolerance)
         close(actual[1], expected[1], tolerance)
 
@@ -105,20 +105,20 @@ class TestExpectations:
         """In e and in every direction of Σ, by finite differences of the sum itself."""
         z, w = nodes(dim, 64, DTYPE, CPU)
         e, V = 2 * randn(5, dim, seed=2), covariances(5, dim, s) + 0.1 * s**2 * torch.eye(dim, dtype=DTYPE)
-        _, slope, curvature = _block(e, V, z, w)
+        _, slope, curvature = moments(e, V, z, w)
         for seed in range(3):
             d = randn(5, dim, seed=10 + seed)
-            close((slope * d).sum(-1), difference(lambda h, d=d: _block(e + h * d, V, z, w)[0]), DIFFERENCE)
+            close((slope * d).sum(-1), difference(lambda h, d=d: moments(e + h * d, V, z, w)[0]), DIFFERENCE)
             x = randn(5, dim, dim, seed=20 + seed)
             D = s**2 * 0.1 * (x + x.mT)
-            numeric = difference(lambda h, D=D: _block(e, V + h * D, z, w)[0])
+            numeric = difference(lambda h, D=D: moments(e, V + h * D, z, w)[0])
             close((0.5 * curvature * D).sum((-2, -1)), numeric, DIFFERENCE)
         close(curvature, curvature.mT.contiguous(), 1e-10)
 
     def test_rows_without_variance(self):
         z, w = nodes(2, 0, DTYPE, CPU)
         e = randn(4, 2, seed=1)
-        value, slope, curvature = _block(e, torch.zeros(4, 2, 2, dtype=DTYPE), z, w)
+        value, slope, curvature = moments(e, torch.zeros(4, 2, 2, dtype=DTYPE), z, w)
         p = torch.nn.functional.pad(e, (1, 0)).softmax(-1)[:, 1:]
         close(value, torch.nn.functional.pad(e, (1, 0)).logsumexp(-1), 1e-9)
         close(slope, p, 1e-9)
@@ -136,9 +136,9 @@ class TestModel:
         other = SoftmaxRegression(X, y, weights=weights, **options)
         q = posterior(name, DIM, batch)
         exact, e = Quadrature()(q, one), Quadrature()(q, other)
-        assert isinstance(e.derivative, Raw)
+        assert isinstance(e.derivative, Curved)
         close(e.value, exact.value, 1e-8)
-        for mine, theirs in zip(e.derivative, exact.derivative.raw(), strict=True):
+        for mine, theirs in zip(e.derivative.raw(), exact.derivative.raw(), strict=True):
             close(mine, theirs, 1e-8)
         theta = randn(5, *batch, DIM, seed=6)
         close(other.log_joint(theta), one.log_joint(theta), EXACT)

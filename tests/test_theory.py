@@ -755,7 +755,7 @@ class TestRegions:
             sizes.append(q.scale_tril.square().sum((-2, -1)).sqrt())
             values.append(torch.stack(eigenvalues(q)))
 
-        fit(q, problems.model, callbacks=[record, seen], progress=False)
+        fit(q, problems.model, NaturalGradientVI(q, VN()), callbacks=[record, seen], progress=False)
         sizes, values = torch.stack(sizes), torch.stack(values)
         assert len(sizes) > 3
         expected = [sizes.min(), sizes.max(), values.min(), values.max()]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi import (
+    VN,
     CholeskyGaussian,
     GeneralizedLinear,
     LogJoint,
@@ -338,7 +339,7 @@ def test_a_fit_of_the_halves_is_that_of_the_whole(family):
     model = GeneralizedLinear(X, y, "poisson_log")
     rows = [slice(0, 20), slice(20, 50)]
     whole = of_whole(family, *normals())
-    result = fit(whole, model, progress=False)
+    result = fit(whole, model, VN(whole), progress=False)
 
     def run(rank, meeting):
         q = of_half(family, *normals(), rank, meeting)

@@ -23,6 +23,7 @@ from torchngvi.methods import (
     SRVN,
     VN,
     CovarianceGD,
+    NewtonCG,
     ProximalBBVI,
     RootGD,
     Snngm,
@@ -34,6 +35,7 @@ from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaus
 from torchngvi.posteriors.flat import FlatCholesky, MeanFieldGaussian, VecGaussian, VechGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.stepsizes import SufficientDecrease
 from torchngvi.structures import Dense, Diagonal, Pattern, block_diagonal
 
 POSTERIORS: dict[str, type[Gaussian]] = {
@@ -53,6 +55,7 @@ METHODS: dict[str, Callable[..., NaturalGradientVI]] = {
     "vn": VN,
     "srvn": SRVN,
     "symmetric_srvn": SymmetricSRVN,
+    "newton_cg": NewtonCG,
     "iblr": IBLR,
     "ngvi": NGVI,
     "snngm": Snngm,
@@ -231,7 +234,8 @@ def method(
     if name in FLAT_METHODS:
         return make(q, **settings)
     optimizer = make(q, **settings) if _has_default(make) else make(q, 1.0, **settings)
-    if not (_has_default(make) and optimizer.rule.natural):
+    own = not isinstance(optimizer.step_size, SufficientDecrease)  # it has a step size of its own
+    if not (_has_default(make) and (optimizer.rule.natural or own)):
         raise InputError(
             f"method {name} needs a learning rate, in the scale of the problem and often below 1/(largest curvature): "
             "set lr, or use method vn, which needs none."

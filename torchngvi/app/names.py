@@ -10,6 +10,7 @@ METHODS = (
     "vn",
     "srvn",
     "symmetric_srvn",
+    "newton_cg",
     "iblr",
     "ngvi",
     "snngm",

@@ -40,7 +40,7 @@ from torchngvi.fitting.stopping import (
     joined,
 )
 from torchngvi.interfaces import Posterior, Target, TractableTarget
-from torchngvi.methods import VN
+from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, count
 from torchngvi.models.guarded_factors import in_factors
@@ -53,6 +53,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
 _MANY = 100  # coordinates of a log joint in factors from which each is as accurate as with so many
 _PATIENCE = 200  # steps without a new best of the smoothed bound
+_FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
 
@@ -81,11 +82,12 @@ def fit(
         q: the posterior, updated in place. For a log joint its mean is where a mode is looked for, and q itself
             the start where no better one is found there.
         target: a model, or a function of theta returning the log joint.
-        optimizer: built over q; by default `VN(q)`, which finds its own steps; for a log joint without a closed
-            form over averages that grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow,
-            `IFVB(q)`, whose norm is never small: the run ends when the mean of the bound over 100 steps has had no new
-            best for 200, which does not say that it has converged; the best is put back, see
-            `torchngvi.fitting.smoothed`.
+        optimizer: built over q; by default `VN(q)`, which finds its own steps, or for a regression whose log likelihood
+            is concave `NewtonCG(q)`; both go to the mode of such a model first, where that is better than q, after a
+            few passes that are counted as gradients. For a log joint without a closed form it is VN over averages that
+            grow, see `torchngvi.fitting.sample_average`; for a flat posterior, such as a flow, `IFVB(q)`, whose norm is
+            never small: the run ends when the mean of the bound over 100 steps has had no new best for 200, which does
+            not say that it has converged; the best is put back, see `torchngvi.fitting.smoothed`.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
             For a `FactorTarget` with D > 100 it is 0.1 √(D/100), as accurate in each coordinate.
@@ -151,7 +153,7 @@ def fit(
     else:
         by_draws = optimizer is None and isinstance(q, Gaussian) and not isinstance(target, TractableTarget)
         starts = optimizer is None
-        optimizer = VN(q) if optimizer is None else optimizer
+        optimizer = _usual_optimizer(q, target) if optimizer is None else optimizer
         if not isinstance(optimizer, NaturalGradientVI) or optimizer.posteriors != [q]:
             raise InputError("the optimizer must hold the posterior that is fitted, and no other; build it as VN(q).")
         criteria = _criteria(
@@ -174,6 +176,19 @@ def fit(
         processes=processes,
     )
     return replace(loop.run(), target=target, posterior=q)
+
+
+def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
+    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN.
+
+    Of a batch of full covariances all members wait for the one that needs most products: VN takes as long.
+    """
+    if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.convex and target.comparable):
+        return VN(q)
+    full = q.structure.widest == q.dim
+    dear = full and (q.dim > _FULL or bool(q.batch_shape) or not target.products)
+    newton = q.dim <= _WIDE and q.structure.closed and not dear and not target.coupled
+    return NewtonCG(q) if newton else VN(q)
 
 
 def _check_posterior(q: object) -> None:

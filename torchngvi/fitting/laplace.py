@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Congruence, Target, where_members
+from torchngvi.interfaces import Congruence, Target, TractableTarget, where_members
 from torchngvi.models.arguments import as_target, bound, count
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.linalg import eigh
@@ -121,7 +121,7 @@ def laplace(
         converged = square.sqrt() <= tolerance
         if bool(converged.all()) or iterations == max_iterations:
             break
-        theta, moved = _backtrack(target, theta, energy, direction, square, ~converged)
+        theta, moved = backtracked(target, theta, energy, direction, square, ~converged)
         if not bool(moved.any()):
             break
     _set(q, theta, curvature, target.temperature)
@@ -130,6 +130,9 @@ def laplace(
 
 def _derivatives(target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ℓ (*batch,), ∇ℓ (*batch, D) and ∇²ℓ (*batch, D, D): members do not depend on one another."""
+    if isinstance(target, TractableTarget) and target.convex:
+        energy, derivative = target.second_order(theta)
+        return energy, derivative.g, derivative.H
     energy, g = energy_and_gradient(target, theta[None])
     return energy[0], g[0], mean_hessian(target, theta[None], _COLUMNS)
 
@@ -143,10 +146,27 @@ def _eigen(H: Tensor) -> _Curvature:
     return _Curvature(torch.maximum(values.abs(), floor), vectors, repaired, values[..., 0])
 
 
-def _backtrack(
-    target: Target, theta: Tensor, energy: Tensor, direction: Tensor, square: Tensor, active: Tensor
+def backtracked(
+    target: Target,
+    theta: Tensor,  # (*batch, D)
+    energy: Tensor,  # (*batch,)
+    direction: Tensor,  # (*batch, D)
+    square: Tensor,  # (*batch,)
+    active: Tensor,  # (*batch,)
 ) -> tuple[Tensor, Tensor]:
-    """The longest of the steps 1, ½, ¼, .. along which ℓ falls enough, a member at a time; and who moved."""
+    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, a member at a time.
+
+    Args:
+        target: the target, whose log joint is asked.
+        theta: where the step begins, (*batch, D).
+        energy: ℓ there, (*batch,).
+        direction: the step of Newton, (*batch, D).
+        square: gᵀH⁻¹g, which the whole step promises twice, (*batch,).
+        active: the members that are to move, (*batch,).
+
+    Returns:
+        Where the step has led, (*batch, D), and which members have moved, (*batch,).
+    """
     moved, length = torch.zeros_like(active), torch.ones_like(energy)
     rounding = 4 * torch.finfo(energy.dtype).eps * energy.abs().clamp_min(1.0)
     result = theta

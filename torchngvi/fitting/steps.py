@@ -10,11 +10,12 @@ from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
+from torchngvi.fitting.irls import start_at_mode
 from torchngvi.fitting.laplace import laplace
 from torchngvi.fitting.records import record
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
-from torchngvi.interfaces import Posterior, Target
+from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear
 from torchngvi.numerics.host import on_host
 from torchngvi.numerics.linalg import finite
@@ -24,6 +25,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 _ERRORS = 3.0  # standard errors that a norm from draws must leave room for
 _REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean
 _FAR, _WIDE = 1e4, 500  # natural-gradient norm from which q begins at the mode, and dimensions up to which it does
+_NEAR = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
@@ -44,7 +46,8 @@ class Steps(Engine):
         stop: when the run ends; its tolerance and its budget of evaluations are read.
         batch_size: rows of the mini-batches of a first pass over a `GeneralizedLinear`; None for no such pass.
         starts: whether q may be put elsewhere before the first step: on a part of the rows where an evaluation is a
-            pass over data in batches; at the mode of a model where the natural gradient is larger than 1e4.
+            pass over data in batches; at the mode of a model where the natural gradient is larger than 1e4, or than 1
+            where ℓ is convex.
 
     Raises:
         PairError: an optimizer that cannot evaluate the target.
@@ -63,7 +66,9 @@ class Steps(Engine):
         self.name = type(optimizer).__name__
         self.target, self.optimizer, self.batch_size = target, optimizer, batch_size
         self.starts = starts and target.in_passes and isinstance(q, Gaussian)
-        self.places = starts and isinstance(target, GeneralizedLinear) and q.dim <= _WIDE and target.temperature > 0
+        self.convex = isinstance(target, TractableTarget) and target.convex and isinstance(q, Gaussian)
+        newton = self.convex or isinstance(target, GeneralizedLinear)
+        self.places = starts and newton and q.dim <= _WIDE and target.temperature > 0 and stop.evaluations > 1
         self.batches = target.batches
         self.tolerance, self.budget = stop.tolerance, stop.evaluations
         self.exact = optimizer.evaluates_exactly(target)
@@ -130,18 +135,23 @@ class Steps(Engine):
         """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
 
         E_q e^η grows as e^(ν²/2) with the variance ν² of η: from a wide q natural-gradient steps take it down by a few
-        nats each, where Newton's method for the mode does not see the width of q.  Members that are not better there
-        stay where they are.
+        nats each, where Newton's method for the mode does not see the width of q.  Where ℓ is convex, a pass of that
+        costs a fraction of an evaluation, and q goes there unless it is near the optimum.  Members that are not better
+        there stay where they are.
         """
         self.places = False
         assert isinstance(self.q, Gaussian)
-        far = status.loss.isposinf() | (status.norm2 > (_FAR * self.target.temperature) ** 2)
+        limit = _NEAR if self.convex and self.batch_size is None else _FAR  # a pass has led near
+        far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))
         if not bool(far.any()):
             return status
         here = self.q.snapshot()
         try:
-            laplace(self.q, self.target)
-        except InputError:  # not finite at the mean
+            if isinstance(self.target, TractableTarget) and self.convex:
+                self.optimizer.gradients += start_at_mode(self.q, self.target)
+            else:
+                laplace(self.q, self.target)
+        except InputError:  # not finite at the mean, or no numbers of this dtype
             return status
         there = self._seen(self.optimizer.evaluate(self.target))[0]
         better = finite(there.loss) & ~(there.loss >= status.loss)

@@ -19,8 +19,8 @@ the step size chooses ρ, and q makes the move `path.at(ρ)` by `Posterior.moved
 trial, in which q moves, is evaluated there, and is kept or restored.  The parts never call one another; they exchange
 the packets and moves that are defined here.
 
-In reading order: `frame` (what of q may be read), `packets` (what an expectation hands on), `moves` (what a rule
-asks of q), `posterior`, `targets`, and `parts`, the contracts of the axes.
+In reading order: `frame` (what of q may be read), `priors`, `packets` (what an expectation hands on), `moves` (what
+a rule asks of q), `posterior`, `targets`, and `parts`, the contracts of the axes.
 
 A part of your own has its check in `torchngvi.testing`, and a worked example in CONTRIBUTING.md.
 
@@ -50,7 +50,17 @@ from torchngvi.interfaces.moves import (
     Tangent,
     once,
 )
-from torchngvi.interfaces.packets import Cost, Derivative, Expectation, Framed, FullPrior, Local, Prior, Raw, Sites
+from torchngvi.interfaces.packets import (
+    Change,
+    Cost,
+    Curved,
+    Derivative,
+    Expectation,
+    Framed,
+    Local,
+    Raw,
+    Sites,
+)
 from torchngvi.interfaces.parts import (
     Acceleration,
     Bent,
@@ -63,6 +73,7 @@ from torchngvi.interfaces.parts import (
     TrialStepSize,
 )
 from torchngvi.interfaces.posterior import Posterior
+from torchngvi.interfaces.priors import FullPrior, Prior
 from torchngvi.interfaces.targets import (
     Additive,
     AdditiveTractable,
@@ -75,6 +86,7 @@ from torchngvi.interfaces.targets import (
 )
 
 __all__ = [
+    "Change",
     "Acceleration",
     "Additive",
     "AdditiveTractable",
@@ -83,6 +95,7 @@ __all__ = [
     "Congruence",
     "Coordinates",
     "Cost",
+    "Curved",
     "Derivative",
     "Estimator",
     "Expectation",

@@ -1,126 +1,27 @@
 """What an expectation hands on: a value, and a derivative in one of three forms.
 
 `Framed` holds the derivative in the frame of q, `Raw` in θ, and `Sites` as two numbers for each row of a design.  An
-estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  The priors, whose part of
-the derivative is known exactly, stand here too.
+estimator returns whichever costs it least; each can be turned into a and W by ``framed``.  A `Curved` is a `Raw` that
+knows how it changes with q, as `Sites` do.
 """
 
-import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchngvi.interfaces.frame import Frame, where_members
+from torchngvi.interfaces.priors import FullPrior, Prior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import gram
 from torchngvi.structures.pattern import Structured
 
+_LARGE = 2**16  # numbers of XC from which products with a direction, wanted to a few digits, are in single precision
 
-class Prior(NamedTuple):
-    """A Gaussian prior N(m₀, Λ⁻¹) with a diagonal precision Λ.
-
-    Attributes:
-        mean: m₀, broadcasts to (*batch, D).
-        precision: diag Λ, positive, broadcasts to (*batch, D).
-
-    >>> prior = Prior(torch.zeros(2), torch.full((2,), 2 * torch.pi))
-    >>> prior.energy(torch.zeros(2)).item()
-    0.0
-    """
-
-    mean: Tensor  # m₀, broadcasts to (*batch, D)
-    precision: Tensor  # diag Λ, broadcasts to (*batch, D)
-
-    def energy(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
-        """Compute -log p(θ) with its constants, (*sample, *batch)."""
-        square = self.precision * (theta - self.mean).square()
-        return 0.5 * (square - torch.log(self.precision / (2 * torch.pi)).expand(square.shape)).sum(-1)
-
-    def expected_energy(self, frame: Frame) -> Tensor:
-        """Compute E_q[-log p(θ)] = -log p(m) + ½ Σ_i Λ_ii V_ii, (*batch,), differentiable in the frame."""
-        return self.energy(frame.mean) + 0.5 * (self.precision * frame.variance).sum(-1)
-
-    def force(
-        self,
-        mean: Tensor,  # (*batch, D)
-    ) -> Tensor:
-        """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
-        return self.precision * (mean - self.mean)
-
-    def framed(self, frame: Frame) -> Structured:
-        """Bring the curvature of the prior into the frame: Π(CᵀΛC)."""
-        return frame.gram(self.precision)
-
-    def add_to(
-        self,
-        H: Tensor,  # (*batch, D, D)
-    ) -> Tensor:
-        """Add the precision to a Hessian in place, H + Λ, and return it."""
-        H.diagonal(dim1=-2, dim2=-1).add_(self.precision)
-        return H
-
-    def scaled(self, factor: float) -> "Prior":
-        """Return the prior with its precision times a factor, as a temperature or a share of the data weighs it."""
-        return Prior(self.mean, factor * self.precision)
-
-
-class FullPrior(NamedTuple):
-    """A Gaussian prior N(m₀, Λ⁻¹) with a full precision Λ = RᵀR.
-
-    Attributes:
-        mean: m₀, broadcasts to (*batch, D).
-        precision: Λ, (D, D), symmetric positive definite.
-        root: R, (D, D), upper triangular, so that densities and expectations need no factorisation.
-
-    >>> R = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-    >>> FullPrior(torch.zeros(2), R.mT @ R, R).force(torch.tensor([1.0, 0.0])).tolist()
-    [1.0, 1.0]
-    """
-
-    mean: Tensor  # m₀, broadcasts to (*batch, D)
-    precision: Tensor  # Λ, (D, D)
-    root: Tensor  # R, (D, D) upper triangular
-
-    def energy(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
-        """Compute -log p(θ) = ½|R(θ - m₀)|² - log|R| + ½D log 2π, (*sample, *batch)."""
-        square = ((theta - self.mean) @ self.root.mT).square().sum(-1)
-        constant = 0.5 * theta.shape[-1] * math.log(2 * math.pi) - self.root.diagonal().log().sum()
-        return 0.5 * square + constant
-
-    def expected_energy(self, frame: Frame) -> Tensor:
-        """Compute E_q[-log p(θ)] = -log p(m) + ½‖RC‖²_F, (*batch,), differentiable in the frame."""
-        return self.energy(frame.mean) + 0.5 * frame.rows(self.root).square().sum((-2, -1))
-
-    def force(
-        self,
-        mean: Tensor,  # (*batch, D)
-    ) -> Tensor:
-        """Compute the gradient of E_q[-log p(θ)] in the mean, Λ(m - m₀), (*batch, D)."""
-        return (mean - self.mean) @ self.precision
-
-    def framed(self, frame: Frame) -> Structured:
-        """Bring the curvature of the prior into the frame: Π((RC)ᵀRC)."""
-        projected = frame.rows(self.root)
-        return frame.structure.lower(projected, projected)
-
-    def add_to(
-        self,
-        H: Tensor,  # (*batch, D, D)
-    ) -> Tensor:
-        """Add the precision to a Hessian in place, H + Λ, and return it."""
-        return H.add_(self.precision)
-
-    def scaled(self, factor: float) -> "FullPrior":
-        """Return the prior with its precision times a factor, and its root times the square root of that."""
-        return FullPrior(self.mean, factor * self.precision, math.sqrt(factor) * self.root)
+# from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W where the
+# frame stands still, Cᵀ dg and Π(Cᵀ dH C)
+Change = Callable[[Tensor, Structured], tuple[Tensor, Structured]]
 
 
 class Framed(NamedTuple):
@@ -139,6 +40,10 @@ class Framed(NamedTuple):
     def framed(self, frame: Frame) -> "Framed":
         """Return the packet itself, which is in the frame already."""
         return self
+
+    def change(self, frame: Frame) -> Change | None:
+        """Return None: how a and W change with q is not known."""
+        return None
 
     def merged(self, where: Tensor, old: "Framed") -> "Framed":
         """Keep this packet for the members (*batch,) of the mask, and take the old one for the others."""
@@ -166,6 +71,10 @@ class Raw(NamedTuple):
         """Add the part of a Gaussian prior: g + Λ(m - m₀) and H + Λ, the latter in place."""
         return Raw(self.g + prior.force(mean), prior.add_to(self.H))
 
+    def change(self, frame: Frame) -> Change | None:
+        """Return None: how a and W change with q is not known."""
+        return None
+
     def raw(self) -> "Raw":
         """Return the packet itself, which is in θ already."""
         return self
@@ -177,6 +86,70 @@ class Raw(NamedTuple):
     def merged(self, where: Tensor, old: "Raw") -> "Raw":
         """Keep this packet for the members (*batch,) of the mask, and take the old one for the others."""
         return Raw(where_members(where, self.g, old.g), where_members(where, self.H, old.H))
+
+
+class Curved(NamedTuple):
+    """The derivative of E_q[ℓ] in θ, as `Raw`, by a model that knows how it changes with q.
+
+    Attributes:
+        g: the mean gradient E_q[∇ℓ], (*batch, D).
+        H: the mean Hessian E_q[∇²ℓ], (*batch, D, D), symmetric.
+        at: what the data see of q, such as means and covariances of predictors, each (*batch, ...).
+        along: makes of that, in the frame, the map from a move to the changes of a and W that are due to the data.
+        prior: a Gaussian prior with the temperature in its precision; None for the data alone.
+
+    >>> from torchngvi.structures import Dense
+    >>> still = lambda at, frame: lambda delta, K: (frame.pull(frame.push(delta)), 0 * K)  # of |θ|²/2
+    >>> packet = Curved(torch.ones(1), torch.ones(1, 1), (), still)
+    >>> prior, frame = Prior(torch.zeros(1), torch.ones(1)), Frame(torch.ones(1), torch.ones(1, 1), Dense(1))
+    >>> packet.with_prior(prior, frame.mean).change(frame)(torch.ones(1), torch.ones(1, 1))
+    (tensor([2.]), tensor([[0.]]))
+    """
+
+    g: Tensor  # (*batch, D)
+    H: Tensor  # (*batch, D, D)
+    at: tuple[Tensor, ...]
+    along: Callable[[tuple[Tensor, ...], Frame], Change]
+    prior: Prior | FullPrior | None = None
+
+    def with_prior(
+        self,
+        prior: Prior | FullPrior,  # tempered
+        mean: Tensor,  # m, (*batch, D)
+    ) -> "Curved":
+        """Add the part of a Gaussian prior: g + Λ(m - m₀) and H + Λ, the latter in place."""
+        g, H = self.raw().with_prior(prior, mean)
+        return self._replace(g=g, H=H, prior=prior)
+
+    def raw(self) -> Raw:
+        """Return g and H alone."""
+        return Raw(self.g, self.H)
+
+    def framed(self, frame: Frame) -> Framed:
+        """Bring the derivative into the frame, as `Raw.framed`."""
+        return self.raw().framed(frame)
+
+    def change(self, frame: Frame) -> Change:
+        """Return the map from a move to the changes of a and W; that of the prior is CᵀΛCδ in a."""
+        data, prior = self.along(self.at, frame), self.prior
+        if prior is None:
+            return data
+
+        def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
+            a, W = data(delta, K)
+            return a + frame.pull(prior.product(frame.push(delta))), W
+
+        return change
+
+    def merged(self, where: Tensor, old: "Curved") -> "Curved":
+        """Keep this packet for the members (*batch,) of the mask, and take the old one for the others."""
+        g, H = self.raw().merged(where, old.raw())
+        return self._replace(g=g, H=H, at=_merged(where, self.at, old.at))
+
+
+def _merged(where: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> Any:
+    """The new tensors for the members of the mask, the old ones for the others."""
+    return tuple(where_members(where, x, y) for x, y in zip(new, old, strict=True))
 
 
 class Sites(NamedTuple):
@@ -194,6 +167,9 @@ class Sites(NamedTuple):
         beta: β = 2 ∂F/∂v, (*batch, N).
         prior: a Gaussian prior with the temperature in its precision; None for the data alone.
         mean: m, (*batch, D).
+        weights: w, (*batch, N).
+        at: e and v, at which α and β are exact, (*batch, N) each; None where they are bounds or averages over draws.
+        bends: computes, from e and v, the derivatives of β/w in them, (*batch, N) each; None where ``at`` is.
 
     >>> X = torch.tensor([[1.0], [2.0]])
     >>> Sites(X, X, torch.ones(2), torch.ones(2), None, torch.zeros(1)).raw()
@@ -206,6 +182,9 @@ class Sites(NamedTuple):
     beta: Tensor  # 2 ∂F/∂v, (*batch, N)
     prior: Prior | FullPrior | None  # tempered; None of the data alone
     mean: Tensor  # m, (*batch, D)
+    weights: Tensor | None = None  # w, (*batch, N)
+    at: tuple[Tensor, Tensor] | None = None  # e and v, (*batch, N) each
+    bends: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def with_prior(
         self,
@@ -241,6 +220,32 @@ class Sites(NamedTuple):
             data = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
         return data if self.prior is None else data + self.prior.force(self.mean)
 
+    def change(self, frame: Frame) -> Change | None:
+        """Return the map from a move to the changes of a and W: those of e and v, through α and β; no new expectation.
+
+        With A = XC, de = Aδ and dv_n = 2 Σ_i A_ni (AK)_ni, where the derivatives of F are known (Price 1958):
+
+            Cᵀ dg = Aᵀ(β de + ½ β_e dv) + CᵀΛCδ        Cᵀ dH C = Aᵀ diag(β_e de + β_v dv) A
+        """
+        A, prior, structure = self.projected, self.prior, frame.structure
+        if A is None or self.at is None or self.bends is None or self.weights is None:
+            return None
+        dtype = torch.float32 if A.numel() > _LARGE else A.dtype
+        parts = (A, self.beta, *(self.weights * part for part in self.bends(*self.at)))
+        A, beta, beta_e, beta_v = (part.to(dtype) for part in parts)
+
+        def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
+            d, k = delta.to(dtype), K.to(dtype)
+            de = (A @ d[..., None])[..., 0]
+            dv = 2 * torch.linalg.vecdot(A, structure.rows(A, k, frame.upper))
+            slope = beta * de + 0.5 * beta_e * dv
+            a = (slope[..., None, :] @ A)[..., 0, :].to(delta)
+            if prior is not None:
+                a = a + frame.pull(prior.product(frame.push(delta)))
+            return a, structure.lower(A * (beta_e * de + beta_v * dv)[..., None], A).to(K)
+
+        return change
+
     def merged(self, where: Tensor, old: "Sites") -> "Sites":
         """Keep this packet for the members (*batch,) of the mask, and the old one for the others; rows are shared."""
         projected = self.projected
@@ -251,10 +256,11 @@ class Sites(NamedTuple):
             alpha=where_members(where, self.alpha, old.alpha),
             beta=where_members(where, self.beta, old.beta),
             mean=where_members(where, self.mean, old.mean),
+            at=None if self.at is None or old.at is None else _merged(where, self.at, old.at),
         )
 
 
-Derivative = Framed | Raw | Sites
+Derivative = Framed | Raw | Curved | Sites
 
 
 class Cost(NamedTuple):

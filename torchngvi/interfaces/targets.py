@@ -6,6 +6,7 @@ regularised models are in `torchngvi.models`.  The richer the kind of target, th
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -13,8 +14,10 @@ from torch import Tensor
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.interfaces.frame import Frame
-from torchngvi.interfaces.packets import FullPrior, Prior, Raw, Sites
+from torchngvi.interfaces.packets import Curved, Raw, Sites
 from torchngvi.interfaces.posterior import Posterior
+from torchngvi.interfaces.priors import FullPrior, Prior
+from torchngvi.numerics.bends import bends
 from torchngvi.numerics.gaussian_integrals import Moments
 
 
@@ -94,6 +97,12 @@ class TractableTarget(Target):
 
     The optimizer can then judge its steps by L itself, without draws.  `torchngvi.GeneralizedLinear` is of this kind.
 
+    Attributes:
+        convex: whether ℓ is convex, known to second order at a point by `second_order`, and its packets tell how they
+            change with q: `torchngvi.fit` then begins at the mode.
+        products: whether products with the Hessian of L cost less than evaluations, also under a q of a full
+            covariance: `torchngvi.fit` then goes on by Newton's method, and otherwise where q has a narrower one.
+
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
     >>> import torch
     >>> model = GeneralizedLinear(torch.ones(1, 1), [0.0], "gaussian", prior_precision=1.0)
@@ -102,9 +111,19 @@ class TractableTarget(Target):
     1.2655
     """
 
+    convex: bool = False
+    products: bool = False
+
     @abstractmethod
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative as a packet."""
+
+    def second_order(
+        self,
+        theta: Tensor,  # (*batch, D)
+    ) -> tuple[Tensor, Raw]:
+        """Compute ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ, of a target that is ``convex``."""
+        raise NotImplementedError  # asked of no other
 
     def negative_elbo(self, q: "Posterior") -> Tensor:
         """Compute L(q) = E_q[ℓ] - γ entropy(q), (*batch,), in nats, differentiable in the probes of q.
@@ -206,18 +225,20 @@ class AdditiveTractable(Additive, TractableTarget):
     prior_alone: bool = True  # nothing else is added to the data
 
     @abstractmethod
-    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:
         """Compute E_q[-Σ w log p(y | θ)] (*batch,), differentiable in the frame, and its derivative, without the prior.
 
         The derivative belongs to the caller, who may add the prior to it in place.
         """
 
-    def with_prior(self, frame: Frame, value: Tensor, derivative: Raw | Sites) -> tuple[Tensor, Raw | Sites]:
+    def with_prior(
+        self, frame: Frame, value: Tensor, derivative: Raw | Curved | Sites
+    ) -> tuple[Tensor, Raw | Curved | Sites]:
         """Add the expectation of the prior, which is counted once, to an expectation of the data."""
         value = value + self.temperature * self.prior.expected_energy(frame)
         return value, derivative.with_prior(self.prior.scaled(self.temperature), frame.mean)
 
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:
         """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative, for data and prior together."""
         return self.with_prior(frame, *self.data_energy(frame))
 
@@ -283,7 +304,12 @@ class Marginals(NamedTuple):
     ) -> tuple[Tensor, Sites]:
         """Sum the rows: Σ_n w_n F_n, (*batch,), and its derivative as sites, both without a prior."""
         value, alpha, beta = (self.weights * part for part in moments)
-        return value.sum(-1), Sites(self.rows, self.projected, alpha, beta, None, self.theta)
+        return value.sum(-1), Sites(self.rows, self.projected, alpha, beta, None, self.theta, self.weights)
+
+
+def _bends(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivatives of β in e and v, of a likelihood that knows F."""
+    return bends(likelihood.expected, likelihood.of_softplus, mean, variance, y)
 
 
 class LinearTarget(AdditiveTractable):
@@ -303,7 +329,8 @@ class LinearTarget(AdditiveTractable):
     def data_energy(self, frame: Frame) -> tuple[Tensor, Sites]:
         """Compute Σ_n w_n E[f_n], (*batch,), and its derivative as sites, both without the prior."""
         rows = self.marginals(frame)
-        return rows.energy_from(rows.expected())
+        value, sites = rows.energy_from(rows.expected())
+        return value, sites._replace(at=(rows.mean, rows.variance), bends=partial(_bends, rows.likelihood, rows.y))
 
     def energy_from(self, frame: Frame, rows: Marginals, moments: Moments) -> tuple[Tensor, Sites]:
         """Compute E_q[ℓ] (*batch,) and its derivative from other moments than the likelihood's: a bound, or draws."""

@@ -15,6 +15,7 @@ from torchngvi.methods.gaussian import (
     SymmetricSRVN,
 )
 from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
+from torchngvi.methods.newton import NewtonCG
 
 __all__ = [
     "AIFVB",
@@ -27,6 +28,7 @@ __all__ = [
     "VN",
     "CovarianceGD",
     "Method",
+    "NewtonCG",
     "PreconditionedVI",
     "ProximalBBVI",
     "RootGD",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Frame, LinearTarget, Marginals, Posterior
+from torchngvi.interfaces import Frame, LinearTarget, Marginals, Posterior, Raw, Sites
 from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
@@ -71,6 +71,8 @@ class GeneralizedLinear(LinearTarget):
     >>> model.dim
     1
     """
+
+    products = True
 
     @tracked
     def __init__(
@@ -210,6 +212,25 @@ class GeneralizedLinear(LinearTarget):
     ) -> Tensor:
         """Return Σ w log p(y | θ), (*sample, *batch)."""
         return -(self.weights * self.likelihood.energy(self.predictor(theta), self.y)).sum(-1)
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """Whether ℓ is convex and its second derivatives are at hand, which takes a dense X and γ > 0."""
+        return self.likelihood.convex and self.temperature > 0 and not sparse.is_sparse(self.X)
+
+    def second_order(
+        self,
+        theta: Tensor,  # (*batch, D)
+    ) -> tuple[Tensor, Raw]:
+        """Return ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ = Xᵀ diag(w f'') X + γΛ, as iteratively reweighted least squares."""
+        prior, here = self.prior.scaled(self.temperature), self.weights > 0
+        with torch.enable_grad():
+            eta = torch.where(here, self.predictor(theta.detach()), 0.0).requires_grad_()
+            energy = self.weights * self.likelihood.energy(eta, self.y)
+            (alpha,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)
+            (beta,) = torch.autograd.grad(alpha.sum(), eta, materialize_grads=True)
+        sites = Sites(self.X, self.X, alpha.detach(), beta, prior, theta)
+        return energy.detach().sum(-1) + self.temperature * self.prior.energy(theta), sites.raw()
 
     def marginals(self, frame: Frame) -> Marginals:
         """Return the distributions N(e_n, v_n) of the predictors under q.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square, softplus
+from torchngvi.numerics.normal_tail import negative_log_ndtr
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
 
@@ -25,6 +26,7 @@ class Likelihood(ABC):
         discrete: whether the outcomes are classes, so that accuracy makes sense.
         two_classes: whether `checked` tells from the targets which two classes there are.
         of_softplus: whether it is made of log(1 + eˣ), so that `expected` takes another way to its expectation.
+        convex: whether -log p(y | η) is convex in η, twice differentiable by torch, as is β of `expected` once.
 
     >>> likelihood: Likelihood = PoissonLog()
     >>> eta, variance, y = torch.zeros(1), torch.ones(1), torch.ones(1)
@@ -36,6 +38,7 @@ class Likelihood(ABC):
     discrete: bool  # the outcomes are classes, so that accuracy makes sense
     two_classes = False  # `checked` tells from the targets which two classes there are
     of_softplus = False  # made of log(1 + eˣ), so that `expected` takes another way to E[log(1 + eˣ)]
+    convex = False  # -log p(y | η), in η
 
     @abstractmethod
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -82,6 +85,7 @@ class BernoulliLogit(Likelihood):
     """
 
     discrete = True
+    convex = True
     two_classes = True
     of_softplus = True
 
@@ -114,6 +118,7 @@ class BernoulliProbit(Likelihood):
     """
 
     discrete = True
+    convex = True
     two_classes = True
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -122,7 +127,7 @@ class BernoulliProbit(Likelihood):
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
         """Return the moments by quadrature, with r = φ/Φ: (-log Φ)' = -r, (-log Φ)'' = r (r + x)."""
-        value, slope, curvature = expectation(_negative_log_ndtr, y * mean, variance)
+        value, slope, curvature = expectation(negative_log_ndtr, y * mean, variance)
         return Moments(value, y * slope, curvature)
 
     def checked(self, y: Tensor) -> Tensor:
@@ -134,15 +139,6 @@ class BernoulliProbit(Likelihood):
         return _signs(y)
 
 
-def _negative_log_ndtr(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """-log Φ(x) and two derivatives, without cancellation far to the left."""
-    ratio = math.sqrt(2 / math.pi) / torch.special.erfcx(x * -math.sqrt(0.5))
-    inverse2 = x.clamp_max(-1.0).pow(-2)
-    # r (r + x) = 1 - x⁻² + 6 x⁻⁴ - 50 x⁻⁶ + ..
-    tail = 1 - inverse2 * (1 - inverse2 * (6 - inverse2 * (50 - 518 * inverse2)))
-    return -torch.special.log_ndtr(x), -ratio, torch.where(x < -50, tail, ratio * (ratio + x))
-
-
 @final
 class PoissonLog(Likelihood):
     """Counts with the logarithmic link, y ~ Poisson(exp η): F = exp(e + v/2) - y e + log y!.
@@ -152,6 +148,7 @@ class PoissonLog(Likelihood):
     """
 
     discrete = False
+    convex = True
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
         """Return exp η - yη + log y!."""
@@ -210,6 +207,7 @@ class NegativeBinomial(Likelihood):
     """
 
     discrete = False
+    convex = True
     of_softplus = True
 
     def __init__(self, dispersion: float) -> None:
@@ -264,6 +262,7 @@ class GaussianNoise(Likelihood):
     """
 
     discrete = False
+    convex = True
 
     def __init__(self, noise: float = 1.0) -> None:
         if not (noise > 0 and math.isfinite(noise)):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import AdditiveTractable, Frame, Raw, Sites
+from torchngvi.interfaces import AdditiveTractable, Curved, Frame, Raw, Sites
 from torchngvi.numerics.gaussian_integrals import Moments, saturating_square
 from torchngvi.numerics.versions import settings_of, tensors_of
 
@@ -172,11 +172,11 @@ class Regularized(AdditiveTractable):
         """
         return self.model.log_prior(theta) - self.penalty.energy(theta)
 
-    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Sites]:
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw | Curved | Sites]:
         """Return the expected energy of the model's data, with its derivative."""
         return self.model.data_energy(frame)
 
-    def with_prior(self, frame: Frame, value: Tensor, derivative: Raw | Sites) -> tuple[Tensor, Raw]:
+    def with_prior(self, frame: Frame, value: Tensor, derivative: Raw | Curved | Sites) -> tuple[Tensor, Raw]:
         """Return value and derivative with the model's prior and the penalty added."""
         value, whole = self.model.with_prior(frame, value, derivative)
         g, H = whole.raw()

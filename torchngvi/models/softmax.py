@@ -13,22 +13,18 @@ B = 2 ∂F/∂Σ = L⁻ᵀ (tril½[M] + tril½[M]ᵀ) L⁻¹ (the adjoint of the
 """
 
 import copy
-import functools
-import math
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.interfaces import AdditiveTractable, Frame, Posterior, Raw, where_members
+from torchngvi.interfaces import AdditiveTractable, Change, Curved, Frame, Posterior, Raw
 from torchngvi.models import checks
+from torchngvi.models.softmax_rows import Nodes, bent, moments, nodes, predictors
 from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
-from torchngvi.numerics.linalg import cholesky, tril_half
 
-_STEPS = {1: 0.25, 2: 0.4}  # of the grids of nodes, by dimension
-_REACH = {1: 8.5, 2: 7.0}  # standard deviations the grids span
 _CELLS = 1_000_000  # rows times nodes at once
 
 
@@ -188,17 +184,59 @@ class SoftmaxRegression(AdditiveTractable):
         chosen = eta.gather(-1, y.expand(eta.shape[:-1])[..., None])[..., 0]
         return eta.logsumexp(-1) - chosen
 
-    def data_energy(self, frame: Frame) -> tuple[Tensor, Raw]:
+    def data_energy(self, frame: Frame) -> tuple[Tensor, Curved]:
         """Return E_q[-Σ w log p(y | θ)], (*batch,), and its derivative."""
         mean, covariance = self._marginals(frame, self.X)
         value, slope, curvature = self._integrate(mean, covariance)
         one_hot = torch.nn.functional.one_hot(self.y, self.num_classes)[:, 1:].to(slope.dtype)
         value = value - (one_hot * mean).sum(-1)
         alpha = self.weights[:, None] * (slope - one_hot)
-        g = (alpha.mT @ self.X).flatten(-2)
-        blocks = self.weights[:, None, None] * curvature  # (*batch, N, K - 1, K - 1)
+        summed = self._summed(alpha, self.weights[:, None, None] * curvature)
+        return (self.weights * value).sum(-1), Curved(*summed, (mean, covariance), self._along)
+
+    def _summed(
+        self,
+        alpha: Tensor,  # (*batch, N, K - 1), weighted
+        blocks: Tensor,  # (*batch, N, K - 1, K - 1), weighted
+    ) -> Raw:
+        """Gradient and Hessian in θ of sums over the rows."""
         H = torch.einsum("...nkj,nd,ne->...kdje", blocks, self.X, self.X)
-        return (self.weights * value).sum(-1), Raw(g, H.flatten(-4, -3).flatten(-2))
+        return Raw((alpha.mT @ self.X).flatten(-2), H.flatten(-4, -3).flatten(-2))
+
+    def _along(self, at: tuple[Tensor, ...], frame: Frame) -> Change:
+        """The map from a move in the frame to the changes of a and W, by those of the means and covariances of rows."""
+        structure, (mean, covariance) = frame.structure, at
+        z, w = nodes(self.num_classes - 1, self.num_nodes, mean.dtype, mean.device)
+        C = frame.dense()
+        A = self._by_row(C, self.X)  # (*batch, N, K - 1, (K - 1) D)
+        along = bent(mean, covariance, Nodes(z, w, max(_CELLS // len(w), 1)))
+
+        def change(delta: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+            T = structure.to_dense(K)
+            half = self._by_row(C @ (T.mT if frame.upper else T), self.X) @ A.mT
+            slope, curvature = along((A @ delta[..., None, :, None])[..., 0], half + half.mT)
+            weights = self.weights[:, None]
+            g, H = self._summed(weights * slope, weights[..., None] * curvature)
+            return frame.pull(g), frame.conjugate(H)
+
+        return change
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """Whether q may be fitted by Newton's method, which takes γ > 0."""
+        return self.temperature > 0
+
+    def second_order(
+        self,
+        theta: Tensor,  # (*batch, (K - 1) D)
+    ) -> tuple[Tensor, Raw]:
+        """Return ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ: in each row p - e_y and diag p - p pᵀ of the other classes."""
+        eta = self.predictors(theta)
+        p = torch.nn.functional.pad(eta, (1, 0)).softmax(-1)[..., 1:]
+        one_hot = torch.nn.functional.one_hot(self.y, self.num_classes)[:, 1:].to(p.dtype)
+        blocks = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+        derivative = self._summed(self.weights[:, None] * (p - one_hot), self.weights[:, None, None] * blocks)
+        return -self.log_joint(theta), derivative.with_prior(self.prior.scaled(self.temperature), theta)
 
     def probabilities(
         self,
@@ -241,17 +279,23 @@ class SoftmaxRegression(AdditiveTractable):
             parts = []
             rows = max(_CELLS // len(w), 1)
             for e, V in zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True):
-                p = _predictors(e, V, z)[0].softmax(-2)  # (N, K, S)
+                p = predictors(e, V, z)[0].softmax(-2)  # (N, K, S)
                 center = p @ w
                 parts.append(((p - center[..., None]).square() @ w).sqrt())
         return torch.cat(parts).reshape(*mean.shape[:-1], self.num_classes)
 
     def _marginals(self, frame: Frame, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (*batch, N, K - 1) and covariance (*batch, N, K - 1, K - 1) of a row's predictors."""
-        root = frame.dense()
-        projected = X @ root.unflatten(-2, (self.num_classes - 1, -1))  # (*batch, K - 1, N, (K - 1) D)
-        by_row = projected.transpose(-3, -2)
+        by_row = self._by_row(frame.dense(), X)
         return self.predictors(frame.mean, X), by_row @ by_row.mT
+
+    def _by_row(
+        self,
+        root: Tensor,  # (*batch, (K - 1) D, (K - 1) D)
+        X: Tensor,
+    ) -> Tensor:
+        """The predictors of a row as functions of z, (*batch, N, K - 1, (K - 1) D)."""
+        return (X @ root.unflatten(-2, (self.num_classes - 1, -1))).transpose(-3, -2)
 
     def _integrate(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """E[log(1 + Σ e^η_k)] (*batch, N), its derivative in e and twice that in Σ, a few rows at a time."""
@@ -259,77 +303,6 @@ class SoftmaxRegression(AdditiveTractable):
         shape = mean.shape[:-1]
         rows = max(_CELLS // len(w), 1)
         blocks = zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True)
-        parts = [torch.cat(part) for part in zip(*(_block(e, V, z, w) for e, V in blocks), strict=True)]
+        parts = [torch.cat(part) for part in zip(*(moments(e, V, z, w) for e, V in blocks), strict=True)]
         value, slope, curvature = (part.reshape(*shape, *part.shape[1:]) for part in parts)
         return value, slope, curvature
-
-
-def _predictors(
-    mean: Tensor,  # (N, J)
-    covariance: Tensor,  # (N, J, J)
-    z: Tensor,  # (S, J)
-) -> tuple[Tensor, Tensor]:
-    """The predictors of all classes at the nodes, that of the first 0, (N, K, S), and the root L of the covariance."""
-    # a row of zeros has no variance: what is added changes F by less than rounding does its derivative
-    ridge = torch.finfo(mean.dtype).eps ** 0.625
-    L, ok = cholesky(covariance + ridge * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device))
-    L = where_members(ok, L, torch.full_like(L, torch.nan))  # an error would make the host wait for the device
-    return torch.nn.functional.pad(mean[..., None] + L @ z.mT, (0, 0, 1, 0)), L
-
-
-def _block(
-    mean: Tensor,  # (N, J)
-    covariance: Tensor,  # (N, J, J)
-    z: Tensor,  # (S, J)
-    w: Tensor,  # (S,)
-) -> tuple[Tensor, Tensor, Tensor]:
-    eta, L = _predictors(mean, covariance, z)
-    top = eta.amax(-2)
-    powers = (eta - top[:, None]).exp_()
-    total = powers.sum(-2)
-    value = (top + total.log()) @ w
-    weighted = powers[:, 1:] * (w / total)[:, None]  # (N, K - 1, S)
-    slope = weighted.sum(-1)
-    half = tril_half(L.mT @ (weighted @ z))  # ∂F/∂L = Σ w p zᵀ
-    inner = torch.linalg.solve_triangular(L.mT, half + half.mT, upper=True)
-    return value, slope, torch.linalg.solve_triangular(L, inner, upper=False, left=False)
-
-
-@functools.cache
-def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for the standard normal distribution in J = K - 1 dimensions.
-
-    They are a grid for J ≤ 2, else ``count`` Sobol points with mean 0 and covariance I.
-
-    Args:
-        dim: the dimension J.
-        count: the number of Sobol points, even.
-        dtype, device: of the nodes and weights.
-
-    Returns:
-        The nodes, (S, J), and the weights, (S,).
-
-    >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
-    >>> round((w @ z.square()).item(), 6)  # the variance
-    1.0
-    """
-    with torch.inference_mode(False):
-        z, w = _grid(dim) if dim in _STEPS else _sobol(dim, count)
-        return z.to(device, dtype), w.to(device, dtype)
-
-
-def _grid(dim: int) -> tuple[Tensor, Tensor]:
-    number = math.floor(_REACH[dim] / _STEPS[dim])
-    axis = torch.arange(-number, number + 1, dtype=torch.float64, device="cpu") * _STEPS[dim]
-    z = torch.cartesian_prod(*[axis] * dim).reshape(-1, dim)
-    z = z[z.square().sum(-1) <= _REACH[dim] ** 2]
-    w = torch.exp(-0.5 * z.square().sum(-1))
-    return z, w / w.sum()
-
-
-def _sobol(dim: int, count: int) -> tuple[Tensor, Tensor]:
-    uniform = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(count // 2, dtype=torch.float64)
-    half = torch.special.ndtri(uniform.clamp(1e-12, 1 - 1e-12))
-    factor = torch.linalg.cholesky(half.mT @ half / len(half))
-    z = torch.linalg.solve_triangular(factor, half.mT, upper=False).mT
-    return torch.cat([z, -z]), torch.full((count,), 1 / count, dtype=torch.float64, device="cpu")

@@ -164,8 +164,13 @@ class NaturalGradientVI(EvaluatingOptimizer):
             evaluation, heading = self._evaluated(target)
             trial = self._advance(0, evaluation, heading, lambda: self._evaluate_target(target, q), target.coupled)
             if trial is not None:
-                self._keep(target, trial, self._heading(0, trial.e))
+                self._keep(target, trial, heading if self._stayed() else self._heading(0, trial.e))
         return evaluation.loss.sum()
+
+    def _stayed(self) -> bool:
+        """Whether the last step was taken by nobody, and the way from there is known: with a metric it is another."""
+        accepted = None if self.last is None else self.last.accepted
+        return self.metric is None and accepted is not None and may_be_asked(accepted) and not bool(accepted.any())
 
     def _step_on_closure(self, closure: Callable[[], Tensor]) -> Tensor:
         scales = [group["loss_scale"] for group in self.param_groups]

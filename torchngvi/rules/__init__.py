@@ -22,6 +22,7 @@ from torchngvi.rules.projected_square_root import ProjectedSquareRoot
 from torchngvi.rules.proximal_root_gradient import ProximalRootGradient
 from torchngvi.rules.retraction import Retraction
 from torchngvi.rules.root_gradient import RootGradient
+from torchngvi.rules.root_newton import RootNewton
 from torchngvi.rules.svgd import SVGD
 from torchngvi.rules.symmetric_root import SymmetricRoot
 from torchngvi.rules.variational_newton import VariationalNewton
@@ -45,6 +46,7 @@ __all__ = [
     "QuasiNewton",
     "Retraction",
     "RootGradient",
+    "RootNewton",
     "SiteNewton",
     "SymmetricRoot",
     "VariationalNewton",

@@ -1,5 +1,6 @@
 """The step sizes, which say how far along a path a step goes: one a file."""
 
+from torchngvi.stepsizes.backtracking import Backtracking
 from torchngvi.stepsizes.clip import Clip
 from torchngvi.stepsizes.constant import Constant
 from torchngvi.stepsizes.convex import Convex
@@ -9,6 +10,7 @@ from torchngvi.stepsizes.shortest import Shortest
 from torchngvi.stepsizes.sufficient_decrease import SufficientDecrease
 
 __all__ = [
+    "Backtracking",
     "Clip",
     "Constant",
     "Convex",

@@ -21,7 +21,8 @@ def check_likelihood(
 
     `expected` must give the expectation of `energy` under N(e, v), which is compared with a trapezoid rule, and the
     derivatives ∂F/∂e and 2 ∂F/∂v of that value, which are compared with finite differences.  `energy` must be
-    differentiable, and float32 must stay float32.
+    differentiable, and float32 must stay float32.  Where `convex` is said, the curvature must not be negative, and be
+    differentiable itself, as Newton's method needs it.
 
     Args:
         factory: makes the likelihood, for example its class.
@@ -60,6 +61,17 @@ def _expectation(claim: Claim, likelihood: Likelihood, mean: Tensor, variance: T
     claim.close("the slope of expected must be ∂F/∂e of its value", moments.slope, slope, DIFFERENCE)
     curvature = 2 * derivative(lambda h: likelihood.expected(mean, variance + h, y).value)
     claim.close("the curvature of expected must be 2 ∂F/∂v of its value", moments.curvature, curvature, DIFFERENCE)
+    if likelihood.convex:
+        claim.holds((moments.curvature >= 0).all(), "`convex` is said, so β = E[f''] must not be negative")
+        e, v = mean.clone().requires_grad_(), variance.clone().requires_grad_()
+        beta = likelihood.expected(e, v, y).curvature
+        if beta.requires_grad:  # that of a quadratic is a constant
+            slopes = torch.autograd.grad(beta.sum(), (e, v), materialize_grads=True)
+            for name, found, difference in (
+                ("e", slopes[0], derivative(lambda h: likelihood.expected(mean + h, variance, y).curvature)),
+                ("v", slopes[1], derivative(lambda h: likelihood.expected(mean, variance + h, y).curvature)),
+            ):
+                claim.close(f"`convex` is said, so β must be differentiable in {name}", found, difference, DIFFERENCE)
     single = likelihood.expected(mean.float(), variance.float(), y.float())
     for name, one, two in zip(moments._fields, single, moments, strict=True):
         claim.close(f"the {name} of expected in float32 must be that of float64", one, two.float(), SINGLE)
