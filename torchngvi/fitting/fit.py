@@ -27,6 +27,7 @@ from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
+from torchngvi.fitting.sight import forest_of
 from torchngvi.fitting.smoothed import usual_steps
 from torchngvi.fitting.steps import Steps
 from torchngvi.fitting.stopping import (
@@ -43,7 +44,6 @@ from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, count
-from torchngvi.models.guarded_factors import in_factors
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
@@ -51,7 +51,7 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
-_MANY = 100  # coordinates of a log joint in factors from which each is as accurate as with so many
+_MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
 _PATIENCE = 200  # steps without a new best of the smoothed bound
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
 
@@ -88,7 +88,8 @@ def fit(
             `torchngvi.fitting.smoothed`.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
-            For a `FactorTarget` with D > 100 it is 0.1 √(D/100), as accurate in each coordinate.
+            Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as accurate in each
+            coordinate.
         max_evaluations: budget of expectations (value, gradient, curvature).
         max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
             ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
@@ -193,7 +194,7 @@ def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
 
 def _default_tolerance(q: Posterior, by_draws: bool, target: Target) -> float:
     if by_draws:
-        coordinates = q.dim if in_factors(q, target) else 1
+        coordinates = q.dim if isinstance(q, Gaussian) and forest_of(q) else 1
         return _BY_DRAWS * max(coordinates / _MANY, 1.0) ** 0.5
     return 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
 

@@ -19,9 +19,25 @@ from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import guarded_factors
 from torchngvi.posteriors import clique_marginals
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Forest
+from torchngvi.structures.pattern import is_whole
 
 _NUMBERS = 20_000_000  # of the draws of all cliques, at most
 _FEWEST = 32  # draws, whatever the number of cliques
+
+
+def forest_of(q: Gaussian) -> Forest | None:
+    """The forest of a q whose precision has the pattern of one, in this process alone.
+
+    Args:
+        q: the Gaussian.
+
+    Returns:
+        The forest; None of any other q.
+    """
+    forest = q.structure
+    fits = isinstance(forest, Forest) and q.upper and not q.batch_shape and is_whole(forest)
+    return forest if fits else None  # type: ignore[return-value]
 
 
 class Sight:
@@ -34,6 +50,7 @@ class Sight:
 
     def __init__(self, q: Gaussian, target: Guarded) -> None:
         self.q, self.target, self.factors = q, target, guarded_factors(q, target.target)
+        self.pattern = forest_of(q) if self.factors is None else None
         self.residuals: Residuals | None = None  # some of those that were seen last, of the whole
 
     def most(self, most: int) -> int:
@@ -54,12 +71,12 @@ class Sight:
         return 1 if self.factors is None else max(kind.nodes for kind in self.factors.structure.kinds)
 
     def fixed(self, draws: int, seed: int, left_out: tuple[int, ...]) -> Fixed:
-        """Return fixed draws; each clique has its own.
+        """Return fixed draws; each clique has its own, or of those of the whole they are whitened in each clique.
 
         Args:
             draws, seed, left_out: as in `Fixed`.
         """
-        return Fixed(draws, seed, left_out, apart=self.factors is not None)
+        return Fixed(draws, seed, left_out, apart=self.factors is not None, pattern=self.pattern)
 
     def estimator(self, fixed: Fixed, watch: Callable[[Seen], None] | None) -> Estimator:
         """Return the average over draws.
