@@ -18,9 +18,11 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.sites import Conditioned, Layout, Site, Values
+from torchngvi.adapters.pyro.reads import read_structure
+from torchngvi.adapters.pyro.sites import Conditioned, Site, Values
 from torchngvi.adapters.pyro.structure import Level, Plate, Structure, dependencies, structure_of
 from torchngvi.errors import InputError
+from torchngvi.interfaces import Target
 from torchngvi.models import FactorTarget
 
 _SPREAD = 0.1  # of the points where the terms are tried, around the initial θ
@@ -273,10 +275,30 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         trace: a trace of its latents, as the guide has it.
 
     Returns:
-        The structure; a dense one says why.
+        The structure, of two with a forest the one of fewer parameters; a dense one says why.
     """
-    dim, joined = Layout(trace).dim, dict[str, str]()
-    known = dependencies(model, args, kwargs, trace)
+    density = ModelLogJoint(model, args, kwargs, trace)
+    try:
+        _fixed(density)
+    except InputError as error:
+        return Structure(density.dim, reasons=(str(error).rstrip("."),))
+    by_plates = _found(density, trace)
+    return _smaller(by_plates, read_structure(density, trace))
+
+
+def _smaller(by_plates: Structure, by_reads: Structure) -> Structure:
+    """Of two structures the one of fewer parameters, the first if they are as many."""
+    if by_reads.forest is None:
+        return by_plates
+    if by_plates.forest is None or by_reads.forest.parameters < by_plates.forest.parameters:
+        return by_reads
+    return by_plates
+
+
+def _found(density: ModelLogJoint, trace: Trace) -> Structure:
+    """The levels of the plates that sites are in, if the terms can be told by member."""
+    joined, dim = dict[str, str](), density.dim
+    known = dependencies(density.model, density.args, density.kwargs, trace)
     if isinstance(known, str):
         return Structure(dim, reasons=(known,))
     while True:
@@ -284,7 +306,9 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         if structure.forest is None:
             return structure
         try:
-            FactoredLogJoint(_fixed(ModelLogJoint(model, args, kwargs, trace, structure.order)), structure)
+            FactoredLogJoint(
+                ModelLogJoint(density.model, density.args, density.kwargs, trace, structure.order), structure
+            )
         except _JoinedError as error:
             joined[error.plate] = str(error)
         except InputError as error:
@@ -306,12 +330,13 @@ def _fixed(density: ModelLogJoint) -> ModelLogJoint:
     return density
 
 
-def factored(density: ModelLogJoint, structure: Structure) -> FactoredLogJoint:
-    """The log joint in terms of the members that a guide has apart.
+def factored(density: ModelLogJoint, structure: Structure, trace: Trace) -> Target:
+    """The log joint as one of a guide that has members of plates apart: in terms of the members where that can be.
 
     Args:
         density: the log joint, whose θ has the order of the guide.
         structure: that of the guide, with a forest.
+        trace: a trace of the latents, as the guide has it.
 
     Returns:
         The target.
@@ -320,7 +345,12 @@ def factored(density: ModelLogJoint, structure: Structure) -> FactoredLogJoint:
         InputError: a model that joins these members, or that the guide was not set up with.
     """
     try:
-        return FactoredLogJoint(_fixed(density), structure)
+        _fixed(density)
+        if structure.terms is not None:
+            return FactoredLogJoint(density, structure)
+        if read_structure(density, trace).forest != structure.forest:
+            raise _MismatchError("its terms read other members together")
+        return density
     except InputError as error:
         raise InputError(
             f"the guide has members of plates apart that this model or these data have not: {str(error).rstrip('.')}. "

@@ -66,7 +66,7 @@ def fit_guide(
     if guide.structure.forest is None:
         target: Target = spread(density, guide, processes)
     elif processes.world == 1:
-        target = factored(density, guide.structure)
+        target = factored(density, guide.structure, guide.prototype_trace)
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
     return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))
