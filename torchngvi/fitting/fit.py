@@ -27,7 +27,6 @@ from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.sample_average import SampleAverages
-from torchngvi.fitting.sight import forest_of
 from torchngvi.fitting.smoothed import usual_steps
 from torchngvi.fitting.steps import Steps
 from torchngvi.fitting.stopping import (
@@ -47,6 +46,7 @@ from torchngvi.models.arguments import as_target, count
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -194,7 +194,7 @@ def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
 
 def _default_tolerance(q: Posterior, by_draws: bool, target: Target) -> float:
     if by_draws:
-        coordinates = q.dim if isinstance(q, Gaussian) and forest_of(q) else 1
+        coordinates = 1 if forest_of(q) is None else q.dim
         return _BY_DRAWS * max(coordinates / _MANY, 1.0) ** 0.5
     return 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
 

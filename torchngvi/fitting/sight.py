@@ -18,26 +18,11 @@ from torchngvi.interfaces import Estimator, Target
 from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import guarded_factors
 from torchngvi.posteriors import clique_marginals
+from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.structures import Forest
-from torchngvi.structures.pattern import is_whole
 
 _NUMBERS = 20_000_000  # of the draws of all cliques, at most
 _FEWEST = 32  # draws, whatever the number of cliques
-
-
-def forest_of(q: Gaussian) -> Forest | None:
-    """The forest of a q whose precision has the pattern of one, in this process alone.
-
-    Args:
-        q: the Gaussian.
-
-    Returns:
-        The forest; None of any other q.
-    """
-    forest = q.structure
-    fits = isinstance(forest, Forest) and q.upper and not q.batch_shape and is_whole(forest)
-    return forest if fits else None  # type: ignore[return-value]
 
 
 class Sight:
