@@ -90,7 +90,9 @@ def _groups(density: ModelLogJoint, trace: Trace) -> list[_Nodes]:
     for site in density.layout.sites:
         node: Any = trace.nodes[site.name]
         frames = [frame for frame in node["cond_indep_stack"] if frame.vectorized and frame.size > 1]
-        plates = tuple(sorted((Plate(frame.name, frame.dim, frame.size) for frame in frames), key=lambda each: each.dim))
+        plates = tuple(
+            sorted((Plate(frame.name, frame.dim, frame.size) for frame in frames), key=lambda each: each.dim)
+        )
         found = site.name, plates, coordinates_by_member(site, plates)
         by_plates.setdefault(frozenset(plate.name for plate in plates), []).append(found)
     return [
