@@ -6,7 +6,7 @@ from typing import Any
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.factored import factored
+from torchngvi.adapters.pyro.finding import factored
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.local_passes import fit_locals
@@ -66,7 +66,8 @@ def fit_guide(
     if guide.structure.forest is None:
         target: Target = spread(density, guide, processes)
     elif processes.world == 1:
-        target = factored(density, guide.structure, guide.prototype_trace)
+        trace: Any = guide.prototype_trace
+        target = factored(density, guide.structure, trace)
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
     return fit(guide.posterior, target, **options).named(coordinate_names(density.layout))

@@ -105,7 +105,7 @@ def _links(density: ModelLogJoint, inner: list[_Nodes]) -> tuple[list[str], Tens
     """The site of each term, and the member that it reads of each level, (terms, levels)."""
     generator = torch.Generator().manual_seed(0)
     start = density.layout.by_site(density.initial)
-    columns = [[] for _ in inner]
+    columns: list[list[Tensor]] = [[] for _ in inner]
     names: list[str] = []
     for _ in range(_TRIALS):
         noise = torch.randn(2, density.dim, generator=generator, dtype=torch.float64).to(start)
@@ -189,7 +189,7 @@ def _structure(
     """The structure of levels, the innermost first, above which is what all share."""
     if not inner:
         return Structure(dim, reasons=reasons)
-    levels = [Level(nodes.plates, nodes.sites, *nodes.place.shape, None) for nodes in inner]
+    levels = [Level(nodes.plates, nodes.sites, len(nodes.place), nodes.place.shape[1], None) for nodes in inner]
     places, root = [nodes.place.flatten() for nodes in inner], [nodes.place.flatten() for nodes in shared]
     sizes = [level.size for level in levels for _ in range(level.nodes)]
     if root:
