@@ -81,8 +81,7 @@ class Starts:
     def searched(self) -> bool:
         """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear.
 
-        Nor under a q over a forest, that of a hierarchical model, whose mode is mostly where the scales of the groups
-        vanish.
+        Nor in a hierarchical model, under a q over a forest: its mode is mostly where the scales of the groups vanish.
         """
         return not (self.q.batch_shape or self.q.dim > _WIDEST or self.streamed or self.hierarchical)
 
