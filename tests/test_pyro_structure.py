@@ -185,21 +185,6 @@ def multiplied(y):
         pyro.sample("y", dist.Normal(b @ torch.ones(len(y), len(y)), 0.7), obs=y)
 
 
-def unnamed(y):
-    """A dimension of a shared latent where the plate has its own."""
-    beta = pyro.sample("beta", dist.Normal(torch.zeros(6), 1.0))
-    with pyro.plate("groups", 6):
-        b = pyro.sample("b", dist.Normal(beta.sum(-1, keepdim=True), 1.0))
-        pyro.sample("y", dist.Normal(b, 1.0), obs=y)
-
-
-def product(y):
-    beta = pyro.sample("beta", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-    with pyro.plate("groups", 6):
-        b = pyro.sample("b", dist.Normal(torch.ones(6, 2) @ beta, 1.0))
-        pyro.sample("y", dist.Normal(b, 1.0), obs=y)
-
-
 @config_enumerate
 def mixture(y):
     p = pyro.sample("p", dist.Beta(1.0, 1.0))
@@ -233,45 +218,16 @@ def summed(y):
         pyro.sample("y", Summed(b, 0.7), obs=y)
 
 
-def side_by_side(y):
-    """Two plates at one dimension."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-    with pyro.plate("groups", 6):
-        pyro.sample("b", dist.Normal(mu, 1.5))
-    with pyro.plate("others", 2):
-        pyro.sample("c", dist.Normal(mu, 1.5))
-
-
-def counting(y):
-    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-    with pyro.plate("groups", len(y)):
-        b = pyro.sample("b", dist.Normal(mu * mu.numel(), 1.5))
-        pyro.sample("y", dist.Normal(b, 0.7), obs=y)
-
-
-def converting(y):
-    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-    with pyro.plate("groups", len(y)):
-        b = pyro.sample("b", dist.Normal(mu, 1.5))
-        assert type(b) is torch.Tensor, "a tensor"
-        pyro.sample("y", dist.Normal(b, 0.7), obs=y)
-
-
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
         (cumulated, "the site 'y' joins members of the plate 'groups'"),
         (backwards, "the site 'y' joins members of the plate 'groups'"),
         (multiplied, "the site 'y', outside of the plate 'groups', reads 'b' and joins its members"),
-        (unnamed, "the site 'beta' has a dimension of its own where the plates of other sites are; give it .to_event"),
-        (product, "the model does not broadcast over shared latents that have a value for each member (RuntimeError: "),
         (mixture, "the model sums out discrete latents, whose terms are not told by member"),
         (drawing, "the model has other values at the same latents in each run: it draws"),
         (subsampled, "the model subsamples its data, of which other rows may join other members"),
         (summed, "a site has no density for each member of its plates"),
-        (side_by_side, "value for each member (ValueError: Shape mismatch inside plate('others')"),
-        (counting, "the terms of the members do not add up to the log joint"),
-        (converting, "the dependencies of the sites could not be followed (AssertionError: a tensor)"),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
 )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.structures import Forest
 
 _FRESH = 1024  # least draws of a set that judges: whitening then shifts its mean by less than its standard error
 _SOBOL_BITS = 30  # of torch's Sobol points
@@ -182,6 +183,9 @@ class Fixed(Draws):
             later ones are taken: those at which a log joint fails.
         apart: whether each member along the last dimension of a batch has draws of its own.  For the groups of a
             `PerFactor`: their errors in the global coordinates are then independent, and do not add up.
+        pattern: a forest, of which the coordinates of each node and of its ancestors are whitened together, which
+            takes as many draws as 2D there.  What a log joint of that pattern has of second order in z then has its
+            mean without error, however large D is.
 
     Raises:
         InputError: if the number of samples is not positive and even.
@@ -194,9 +198,17 @@ class Fixed(Draws):
     comparable, independent, mirrored = True, False, True
     generator = None
 
-    def __init__(self, num_samples: int, seed: int = 0, left_out: Sequence[int] = (), *, apart: bool = False) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        seed: int = 0,
+        left_out: Sequence[int] = (),
+        *,
+        apart: bool = False,
+        pattern: Forest | None = None,
+    ) -> None:
         self.num_samples, self.seed, self.left_out = _even(num_samples), seed, tuple(left_out)
-        self.apart = apart
+        self.apart, self.pattern = apart, pattern
         self._kept: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}  # by the members and D
 
     def __call__(self, like: Tensor) -> Tensor:
@@ -211,7 +223,7 @@ class Fixed(Draws):
 
     def fresh(self, number: int) -> "Fixed":
         """Return fixed draws of another seed, 1024 of them or more."""
-        return Fixed(max(self.num_samples, _FRESH), seed=self.seed + number, apart=self.apart)
+        return Fixed(max(self.num_samples, _FRESH), seed=self.seed + number, apart=self.apart, pattern=self.pattern)
 
     def pairs(self) -> list[int]:
         """The numbers of the pairs z_s, z_{s + S/2} that are taken.
@@ -231,12 +243,21 @@ class Fixed(Draws):
                 torch.randn(1, *shape, dtype=torch.float64, generator=generator, device="cpu") for _ in self.left_out
             ]
             z = torch.cat([z, *more])[self.pairs()]
-        if half >= shape[-1]:
-            basis, factor = torch.linalg.qr(z.movedim(0, -2))  # Z = Q R, L = ±Rᵀ/√(S/2)
-            z = (half**0.5 * basis * factor.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).movedim(-2, 0)
-        else:
-            z = z / z.square().mean(0).sqrt()
+        if self.pattern is None:
+            return _with_mirror_images(_white(z.movedim(0, -2)).movedim(-2, 0))
+        for k, kind in reversed(list(enumerate(self.pattern.kinds))):  # ancestors first, which stay as they are
+            clique = self.pattern.gather(z)[k].movedim(0, -2).roll(kind.above, -1)  # (n, S/2, p + r)
+            z[:, kind.place] = _white(clique)[..., kind.above :].movedim(-2, 0)
         return _with_mirror_images(z)
+
+
+def _white(columns: Tensor) -> Tensor:
+    """Columns (*batch, N, k) with second moments I, each made from itself and those before; variance 1 if N < k."""
+    rows = columns.shape[-2]
+    if rows < columns.shape[-1]:
+        return columns / columns.square().mean(-2, keepdim=True).sqrt()
+    basis, factor = torch.linalg.qr(columns)  # Z = Q R, L = ±Rᵀ/√N
+    return rows**0.5 * basis * factor.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
 
 
 def as_draws(draws: Draws | int) -> Draws:

@@ -11,6 +11,11 @@ is a derivative of that mean up to noise, and steps are judged with that much sl
 with r̄ and r the even and the odd part of the residual of a pair z, -z, and of a mean field or blocks without what is
 linear in z, which whitened draws see without error.  At the optimum of the average
 L is about half of noise² above its minimum.
+
+Under a q over a forest the gradient in the coordinates of a node depends on the draws of its clique, and that in those
+of an ancestor on the draws of all its descendants, which are many.  With draws whitened in each clique
+(``Fixed(S, pattern=...)``) the border of a node therefore takes one triangle, mean r_c z_aᵀ with r_c that of the node
+and z_a the draws of its ancestors, and noise² leaves out of r_c what is quadratic in the draws of the clique.
 """
 
 from collections.abc import Callable
@@ -22,7 +27,9 @@ from torch import Tensor
 from torchngvi.expectations.drawing import Drawing, Seen
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Cost, Expectation, Framed, Posterior, Target
-from torchngvi.structures.pattern import is_whole
+from torchngvi.structures import Forest
+from torchngvi.structures.pattern import Structured, is_whole
+from torchngvi.structures.storage import Part
 
 
 @final
@@ -60,12 +67,36 @@ class SampleAverage(Drawing):
         residual = seen.pulled - gamma * seen.z
         share = residual / len(seen.z)
         a = share.sum(0)
+        cost, pattern = Cost(self.draws.num_samples, 0), self.draws.pattern
+        if pattern is not None:
+            W = _by_nodes(pattern, share, seen.z) + gamma * pattern.eye(a)
+            noise2 = _noise2_of_nodes(pattern, seen.pulled - pattern.smv(W, seen.z), seen.z)
+            return Expectation(seen.energy.mean(0), Framed(a, W), gamma, target.comparable, cost, noise2)
         W = q.sym_outer(share, seen.z) + gamma * q.structure.eye(a)
-        cost = Cost(self.draws.num_samples, 0)
         if self.draws.apart:  # terms of a sum, of which only that is near γI: whitened draws see W z without error
             residual = seen.pulled - q.structure.smv(W, seen.z)
         noise2 = _noise2(q, seen, residual, self.draws.apart)
         return Expectation(seen.energy.mean(0), Framed(a, W), gamma, target.comparable, cost, noise2)
+
+
+def _by_nodes(pattern: Forest, share: Tensor, z: Tensor) -> Structured:
+    """Π(Σ_s r zᵀ), with r of the node and z of its ancestors in each border, and squares made symmetric."""
+    parts = pattern.parts(pattern.lower(z, share))
+    return pattern.matrix([Part(0.5 * (square + square.mT), border) for square, border in parts])
+
+
+def _noise2_of_nodes(pattern: Forest, residual: Tensor, z: Tensor) -> Tensor:
+    """The same for `_by_nodes`, of a residual (S, D) without W z, 0-d."""
+    (plus, minus), half = residual.chunk(2), z.chunk(2)[0]
+    noise2 = residual.new_zeros(len(half))
+    for kind, clique in zip(pattern.on(z), pattern.gather(half), strict=True):
+        even, odd = (0.5 * (plus + sign * minus)[:, kind.place] for sign in (1, -1))  # (S / 2, n, r)
+        own, above = clique.split([kind.size, kind.above], -1)
+        even, product, squared = _without_quadratic(even, clique), odd * own, odd.square().sum(-1)
+        square = 0.25 * (squared * own.square().sum(-1) + product.sum(-1).square())
+        each = (even - even.mean(0)).square().sum(-1) + square + squared * above.square().sum(-1)
+        noise2 = noise2 + each.sum(-1)
+    return noise2.mean(0) / max(len(half) - 1, 1)
 
 
 def _noise2(q: Posterior, seen: Seen, residual: Tensor, apart: bool) -> Tensor:

@@ -43,15 +43,15 @@ from torchngvi.interfaces import Posterior, Target, TractableTarget
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.arguments import as_target, count
-from torchngvi.models.guarded_factors import in_factors
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.optim import NaturalGradientVI
+from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian
 
 _BY_DRAWS = 0.1  # tolerance where E_q[ℓ] is an average over draws: about 0.005 nats
-_MANY = 100  # coordinates of a log joint in factors from which each is as accurate as with so many
+_MANY = 100  # coordinates of a q over a forest from which each is as accurate as with so many
 _PATIENCE = 200  # steps without a new best of the smoothed bound
 _FULL, _WIDE = 200, 500  # coordinates up to which Newton's method is the faster one, with all covariances and with few
 _STALL = 30  # rejected steps in a row after which nothing more is to be had
@@ -90,7 +90,8 @@ def fit(
             not say that it has converged; the best is put back, see `torchngvi.fitting.smoothed`.
         tolerance: on the natural-gradient norm, with three standard errors where it is estimated from draws; by
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
-            For a `FactorTarget` with D > 100 it is 0.1 √(D/100), as accurate in each coordinate.
+            Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as accurate in each
+            coordinate.
         max_evaluations: budget of expectations (value, gradient, curvature).
         max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
             ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
@@ -208,7 +209,7 @@ def _check_in_batches(optimizer: object, batch_size: int | None) -> None:
 
 def _default_tolerance(q: Posterior, by_draws: bool, target: Target) -> float:
     if by_draws:
-        coordinates = q.dim if in_factors(q, target) else 1
+        coordinates = 1 if forest_of(q) is None else q.dim
         return _BY_DRAWS * max(coordinates / _MANY, 1.0) ** 0.5
     return 1e-5 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-2
 

@@ -18,6 +18,7 @@ from torchngvi.interfaces import Estimator, Target
 from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import guarded_factors
 from torchngvi.posteriors import clique_marginals
+from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NUMBERS = 20_000_000  # of the draws of all cliques, at most
@@ -34,6 +35,7 @@ class Sight:
 
     def __init__(self, q: Gaussian, target: Guarded) -> None:
         self.q, self.target, self.factors = q, target, guarded_factors(q, target.target)
+        self.pattern = forest_of(q) if self.factors is None else None
         self.residuals: Residuals | None = None  # some of those that were seen last, of the whole
 
     def most(self, most: int) -> int:
@@ -54,12 +56,12 @@ class Sight:
         return 1 if self.factors is None else max(kind.nodes for kind in self.factors.structure.kinds)
 
     def fixed(self, draws: int, seed: int, left_out: tuple[int, ...]) -> Fixed:
-        """Return fixed draws; each clique has its own.
+        """Return fixed draws; each clique has its own, or of those of the whole they are whitened in each clique.
 
         Args:
             draws, seed, left_out: as in `Fixed`.
         """
-        return Fixed(draws, seed, left_out, apart=self.factors is not None)
+        return Fixed(draws, seed, left_out, apart=self.factors is not None, pattern=self.pattern)
 
     def estimator(self, fixed: Fixed, watch: Callable[[Seen], None] | None) -> Estimator:
         """Return the average over draws.

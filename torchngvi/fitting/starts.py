@@ -23,6 +23,7 @@ from torchngvi.mode import Mode, Seen, find_mode, find_modes
 from torchngvi.models.guarded import Guarded
 from torchngvi.models.guarded_factors import in_factors
 from torchngvi.posteriors import DiagonalGaussian
+from torchngvi.posteriors.cliques import forest_of
 from torchngvi.posteriors.gaussian import Gaussian
 
 _FEWEST = 32  # draws of one sample average
@@ -64,7 +65,7 @@ class Starts:
         self.mean = q.frame().mean.clone()
         self.evidence, self.reached, self.raced = -math.inf, math.inf, False
         self.modes: list[Mode] = []
-        self.in_factors = in_factors(q, target.target)
+        self.hierarchical = in_factors(q, target.target) or forest_of(q) is not None
         self.looked = False
         self.over: Callable[[], bool] = lambda: False
         self.show: Callable[[str], None] = lambda phase: None
@@ -80,9 +81,9 @@ class Starts:
     def searched(self) -> bool:
         """Whether modes are looked for: not where a gradient is a pass over data, or a Hessian too dear.
 
-        Nor in a hierarchical model in factors, whose mode is mostly where the scales of the groups vanish.
+        Nor in a hierarchical model, under a q over a forest: its mode is mostly where the scales of the groups vanish.
         """
-        return not (self.q.batch_shape or self.q.dim > _WIDEST or self.streamed or self.in_factors)
+        return not (self.q.batch_shape or self.q.dim > _WIDEST or self.streamed or self.hierarchical)
 
     @property
     def others(self) -> int:
@@ -95,7 +96,7 @@ class Starts:
         whitened = 2 * self.q.dim + 2  # exact on a quadratic
         # blocks are whitened by fewer draws than all coordinates together
         fewest = 2 * self.q.structure.widest + 2
-        if not self.in_factors:
+        if not self.hierarchical:
             fewest = max(fewest, min(whitened, _FEWEST_DIAGONAL))
         # a pass over data costs its reading, whatever the number of draws
         return max(_STREAMED if self.streamed else _FEWEST, fewest)
@@ -130,7 +131,7 @@ class Starts:
         if data.in_passes:
             start_in_passes(self.q, data, self.seed)
             return
-        if self.in_factors:
+        if self.hierarchical:
             init = Start(_INIT, self.q.snapshot(), self.sampled_loss(_FEWEST))
             best = [init, *self._narrower(init)][-1]
             self.q.restore(best.coordinates)

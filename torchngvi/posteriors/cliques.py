@@ -9,6 +9,7 @@ from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.memory import RememberingPosterior
 from torchngvi.posteriors.precision_root import PrecisionCholeskyGaussian
 from torchngvi.structures import Forest
+from torchngvi.structures.pattern import is_whole
 
 
 @final
@@ -62,3 +63,23 @@ def clique_marginals(
     assert isinstance(q, Gaussian)
     roots = q.structure.cliques(q.whitener())
     return [CliqueGaussian(frame, root) for frame, root in zip(frames, roots, strict=True)]
+
+
+def forest_of(q: Posterior) -> Forest | None:
+    """The forest of a q whose precision has the pattern of one, in this process alone.
+
+    Args:
+        q: the Gaussian.
+
+    Returns:
+        The forest; None of any other q.
+
+    >>> from torchngvi.structures import arrow
+    >>> groups = arrow(groups=3, local=2, globals=1)
+    >>> forest_of(PrecisionCholeskyGaussian(7, structure=groups)) is groups
+    True
+    """
+    forest = q.structure
+    if isinstance(forest, Forest) and q.upper and not q.batch_shape and is_whole(forest):
+        return forest
+    return None

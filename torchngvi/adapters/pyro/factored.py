@@ -13,13 +13,12 @@ from typing import Any, final
 import pyro
 import torch
 from pyro.distributions.util import scale_and_mask
-from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.sites import Conditioned, Layout, Site, Values
-from torchngvi.adapters.pyro.structure import Level, Plate, Structure, dependencies, structure_of
+from torchngvi.adapters.pyro.sites import Conditioned, Site, Values
+from torchngvi.adapters.pyro.structure import Level, Plate, Structure
 from torchngvi.errors import InputError
 from torchngvi.models import FactorTarget
 
@@ -89,11 +88,11 @@ class FactoredLogJoint(FactorTarget):
     def _try(self) -> None:
         try:
             self._check()
-        except _MismatchError:
+        except MismatchError:
             raise
         except Exception as error:  # whatever a model does that was not written for several members
             line = str(error).splitlines()[0] if str(error) else ""
-            raise _MismatchError(
+            raise MismatchError(
                 "the model does not broadcast over shared latents that have a value for each member "
                 f"({type(error).__name__}: {line})"
             ) from error
@@ -112,14 +111,14 @@ class FactoredLogJoint(FactorTarget):
         points = self.initial + near(torch.Size((2, self.dim)))
         ours, whole = self.log_joint(points), self.density.log_joint(points)
         if not torch.allclose(ours, whole, rtol=torch.finfo(ours.dtype).eps ** 0.6, equal_nan=True):
-            raise _MismatchError("the terms of the members do not add up to the log joint")
+            raise MismatchError("the terms of the members do not add up to the log joint")
 
 
-class _MismatchError(InputError):
+class MismatchError(InputError):
     """A model whose terms cannot be told by member."""
 
 
-class _JoinedError(_MismatchError):
+class JoinedError(MismatchError):
     """Members of a plate that a site joins."""
 
     def __init__(self, plate: str, site: str) -> None:
@@ -191,7 +190,7 @@ class _Term:
         shared = {self.nesting + plate.dim for plate in plates}
         rest = {lead + axis: size for axis, size in enumerate(site.free) if lead + axis not in shared}
         if any(size > 1 and position in at for position, size in rest.items()):
-            raise _MismatchError(
+            raise MismatchError(
                 f"the site {site.name!r} has a dimension of its own where the plates of other sites are; give it "
                 ".to_event(1)"
             )
@@ -210,7 +209,7 @@ class _Term:
         values = values.reshape((1,) * (1 + self.nesting - values.ndim) + values.shape)
         axes = [1 + self.nesting + plate.dim for plate in self.level.plates]
         if [values.shape[axis] for axis in axes] != [plate.size for plate in self.level.plates]:
-            raise _MismatchError("a site has no density for each member of its plates")
+            raise MismatchError("a site has no density for each member of its plates")
         values = values.movedim(axes, list(range(1, 1 + len(axes))))
         return values.reshape(len(values), self.level.nodes, -1).sum(-1).expand(count, -1)
 
@@ -221,7 +220,7 @@ class _Term:
             theta, other: two values of all nodes, (n, k).
 
         Raises:
-            _JoinedError: a site that depends on other members of a plate.
+            JoinedError: a site that depends on other members of a plate.
         """
         moves, plates = [torch.zeros(len(theta), dtype=torch.bool)], [""]
         number = torch.arange(len(theta)).reshape([plate.size for plate in self.level.plates])
@@ -238,7 +237,7 @@ class _Term:
             tolerance = torch.finfo(term.dtype).eps ** 0.6 * (1 + term[0].abs())
             wrong = ((term - term[0]).abs() > tolerance) & ~moved
             if bool(wrong.any()):
-                raise _JoinedError(plates[int(wrong.any(-1).nonzero()[0])], name.strip())
+                raise JoinedError(plates[int(wrong.any(-1).nonzero()[0])], name.strip())
 
 
 class _Named(Conditioned):
@@ -263,66 +262,3 @@ class _Named(Conditioned):
         if not site_is_subsample(msg) and self.wanted(msg["name"]):
             log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
             self.log_probs[msg["name"]] = scale_and_mask(log_prob, msg["scale"], msg["mask"])
-
-
-def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace) -> Structure:
-    """Find the structure of a model, and try it.
-
-    Args:
-        model, args, kwargs: the model with its arguments.
-        trace: a trace of its latents, as the guide has it.
-
-    Returns:
-        The structure; a dense one says why.
-    """
-    dim, joined = Layout(trace).dim, dict[str, str]()
-    known = dependencies(model, args, kwargs, trace)
-    if isinstance(known, str):
-        return Structure(dim, reasons=(known,))
-    while True:
-        structure = structure_of(known, joined)
-        if structure.forest is None:
-            return structure
-        try:
-            FactoredLogJoint(_fixed(ModelLogJoint(model, args, kwargs, trace, structure.order)), structure)
-        except _JoinedError as error:
-            joined[error.plate] = str(error)
-        except InputError as error:
-            return Structure(dim, reasons=(str(error).rstrip("."),))
-        else:
-            return structure
-
-
-def _fixed(density: ModelLogJoint) -> ModelLogJoint:
-    """The log joint, if it is one function of θ and a plain sum over sites."""
-    if density.enumerates:
-        raise _MismatchError("the model sums out discrete latents, whose terms are not told by member")
-    if not density.comparable:
-        raise _MismatchError("the model subsamples its data, of which other rows may join other members")
-    try:
-        density.check_comparable("")
-    except InputError as error:
-        raise _MismatchError("the model has other values at the same latents in each run: it draws") from error
-    return density
-
-
-def factored(density: ModelLogJoint, structure: Structure) -> FactoredLogJoint:
-    """The log joint in terms of the members that a guide has apart.
-
-    Args:
-        density: the log joint, whose θ has the order of the guide.
-        structure: that of the guide, with a forest.
-
-    Returns:
-        The target.
-
-    Raises:
-        InputError: a model that joins these members, or that the guide was not set up with.
-    """
-    try:
-        return FactoredLogJoint(_fixed(density), structure)
-    except InputError as error:
-        raise InputError(
-            f"the guide has members of plates apart that this model or these data have not: {str(error).rstrip('.')}. "
-            "Set another guide up with them."
-        ) from error

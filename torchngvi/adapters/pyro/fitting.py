@@ -6,7 +6,7 @@ from typing import Any
 from pyro.infer.autoguide import AutoGaussian as PyrosAutoGaussian
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.factored import factored
+from torchngvi.adapters.pyro.finding import factored
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.local_passes import fit_locals
@@ -78,7 +78,8 @@ def fit_guide(
     elif isinstance(target, DataLogJoint):
         raise InputError('rows in batches are fitted with one dense block; leave structure="auto" out.')
     elif processes.world == 1:
-        whole = factored(target, guide.structure)
+        trace: Any = guide.prototype_trace
+        whole = factored(target, guide.structure, trace)
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
     return fit(guide.posterior, whole, **options).named(coordinate_names(layout))

@@ -28,7 +28,7 @@ from torch import Tensor
 from torchngvi.adapters.pyro import store
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
-from torchngvi.adapters.pyro.factored import found
+from torchngvi.adapters.pyro.finding import found
 from torchngvi.adapters.pyro.losses import check_loss
 from torchngvi.adapters.pyro.owned import Step
 from torchngvi.adapters.pyro.sites import is_enumerable, latents, start

@@ -65,7 +65,8 @@ class Structure:
         forest: the pattern of the precision; None of a dense one.
         order: which coordinate, in the order of the sites of the model, is the first, second, ... of θ; None where θ
             has that order.
-        terms: the level of each site, by the position of the level; without those that depend on no latent.
+        terms: the level of each site, by the position of the level; without those that depend on no latent.  None
+            where members are read by index, and the log joint is one of draws of the whole θ.
         reasons: one sentence for each plate that is no level.
 
     >>> print(Structure(2))
@@ -162,7 +163,7 @@ def structure_of(known: Dependencies, joined: Mapping[str, str]) -> Structure:
     for key in keys:
         plates = tuple(sorted((known.plates[name] for name in key), key=lambda plate: plate.dim))
         names = tuple(name for name in own if own[name] == key)
-        each = torch.cat([_coordinates(sites[name], plates) for name in names], 1)
+        each = torch.cat([coordinates_by_member(sites[name], plates) for name in names], 1)
         above = [number for number, other in enumerate(keys) if other < key]
         levels.append(Level(plates, names, len(each), each.shape[1], above[0] if above else None))
         coordinates.append(each.flatten())
@@ -179,8 +180,16 @@ def structure_of(known: Dependencies, joined: Mapping[str, str]) -> Structure:
     return Structure(known.layout.dim, tuple(levels), pattern, torch.cat(coordinates), terms, texts)
 
 
-def _coordinates(site: Site, plates: tuple[Plate, ...]) -> Tensor:
-    """The coordinates of a site, in the order of the sites, for each member of some of its plates, (n, m)."""
+def coordinates_by_member(site: Site, plates: tuple[Plate, ...]) -> Tensor:
+    """The coordinates of a site for each member of some of its plates.
+
+    Args:
+        site: the site.
+        plates: some of its plates, outermost first.
+
+    Returns:
+        The coordinates in the order of the sites, (n, m).
+    """
     index = torch.arange(site.where.start, site.where.stop, device="cpu").reshape(site.free)
     axes = [site.batch_dims + plate.dim for plate in plates]
     return index.movedim(axes, list(range(len(axes)))).reshape(_members(plates), -1)
