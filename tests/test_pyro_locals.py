@@ -15,6 +15,7 @@ from pyro.infer import Predictive, Trace_ELBO  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide, log_joint  # noqa: E402
 from torchngvi.adapters.pyro.local_bound import MemoisedBound  # noqa: E402
+from torchngvi.adapters.pyro.local_elbo import fresh_elbo  # noqa: E402
 from torchngvi.adapters.pyro.local_sites import moved  # noqa: E402
 from torchngvi.adapters.pyro.local_steps import drawn  # noqa: E402
 from torchngvi.structures.storage import Part  # noqa: E402
@@ -221,6 +222,24 @@ def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
     assert (ratio - 1).abs().max() < 0.05
 
 
+def test_a_member_that_fills_up_a_batch_does_not_count_even_where_its_density_is_zero():
+    def model():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", 3, subsample_size=2) as index:
+            b = pyro.sample("b", dist.Normal(mu, 1.0))
+            pyro.factor("no", torch.where(index == 0, -torch.inf, 0.0 * b))
+
+    guide, visits = visited(model, ())
+    top, whole = guide.memo.top(), torch.tensor([True, True])
+    batches = [(torch.tensor([1, 2]), whole), (torch.tensor([0, 1]), ~whole)]
+    torch.manual_seed(1)
+    alone = fresh_elbo(visits, top, batches[:1])
+    torch.manual_seed(1)
+    assert math.isfinite(alone.elbo)
+    assert fresh_elbo(visits, top, batches) == alone
+    assert fresh_elbo(visits, top, [batches[0], (batches[1][0], whole)]).elbo == -math.inf
+
+
 def test_the_reported_elbo_is_unbiased():
     """Against the closed form of a mixed model at the same q; the points of the fit are off by .4 nats here."""
     n, rows = 300, 5
@@ -369,6 +388,12 @@ def local(n=6, size=3, **changes):
                     pyro.sample("y", dist.Normal(b, 1.0), obs=torch.zeros(size, 2))
             if changes.get("across"):
                 pyro.sample("y", dist.Normal(b.mean(), 1.0), obs=torch.zeros(size, 1))
+            if changes.get("earlier"):
+                pyro.sample("y", dist.Normal(b.cumsum(-2), 1.0), obs=torch.zeros(size, 1))
+            if changes.get("later"):
+                pyro.sample("y", dist.Normal(b.flip(-2).cumsum(-2), 1.0), obs=torch.zeros(size, 1))
+            if changes.get("beside"):
+                pyro.sample("y", dist.Normal(b[torch.arange(size) // 2 * 2], 1.0), obs=torch.zeros(size, 1))
             if changes.get("nan"):
                 pyro.sample("y", dist.Normal(b, 1.0), obs=torch.full((size, 1), math.nan))
         if changes.get("outside"):
@@ -388,6 +413,9 @@ def local(n=6, size=3, **changes):
         ({"given": True}, "the plate 'groups' is given its indices, and the guide has to choose them"),
         ({"rows": True}, "the plate 'rows' is subsampled beside 'groups'; run it in full"),
         ({"across": True}, "a site of a member depends on latents of another member of the plate 'groups'"),
+        ({"earlier": True}, "a site of a member depends on latents of another member of the plate 'groups'"),
+        ({"later": True}, "a site of a member depends on latents of another member of the plate 'groups'"),
+        ({"beside": True}, "a site of a member depends on latents of another member of the plate 'groups'"),
         ({"outside": True}, "a site outside the plate depends on latents of another member of the plate 'groups'"),
         ({"nan": True}, "the log density of the model is NaN at its initial point"),
     ],

@@ -24,7 +24,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from torchngvi.adapters.pyro.batching import POINTS, best_way
-from torchngvi.adapters.pyro.local_layout import PlateLayout
+from torchngvi.adapters.pyro.local_layout import PlateLayout, weighted
 from torchngvi.adapters.pyro.sites import Scored, Values, is_enumerated, is_subsampled
 from torchngvi.errors import InputError
 from torchngvi.numerics.inference_mode import tracked
@@ -63,7 +63,7 @@ class _Weighted(Scored):
                 weight = self.layout.weights[:-1].reshape(-1, *(1,) * (-frame.dim - 1))
                 scale = scale * frame.size / (frame.full_size or frame.size)
         log_prob = msg["fn"].log_prob(msg["value"], *msg["args"], **msg["kwargs"])
-        self.log_probs.append(weight * scale_and_mask(log_prob, scale, msg["mask"]))
+        self.log_probs.append(weighted(scale_and_mask(log_prob, scale, msg["mask"]), weight))
 
 
 @final
@@ -132,14 +132,20 @@ class PlateDensity:
         return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
 
     def _check_separate(self, theta: Tensor) -> None:
-        """Terms of some members may have no slope in the latents of the others."""
+        """Terms of a member, and those outside the plate, may have no slope in the latents of other members.
+
+        Any two members differ in a bit of their number, so that once the terms of the one are seen without the other's.
+        """
         kept, layout = self.layout.weights, self.layout
         assert kept is not None
-        on = torch.zeros_like(kept)
-        on[: layout.members // 2] = 1.0
-        for weights, whose in ((on, "of a member"), (torch.zeros_like(on), "outside the plate")):
+        shared = torch.zeros_like(kept)
+        shared[-1] = 1.0
+        member = torch.arange(layout.members, device=kept.device)
+        halves = [member >> bit & 1 == side for bit in range((layout.members - 1).bit_length()) for side in (0, 1)]
+        of_members = [torch.cat([half.to(kept), kept.new_zeros(1)]) for half in halves]
+        cases = [(shared, "outside the plate"), *((weights, "of a member") for weights in of_members)]
+        for weights, whose in cases:
             layout.weights = weights
-            weights[-1] = float(whose != "of a member")
             with torch.enable_grad():
                 leaf = theta.clone().requires_grad_()
                 slope = _slopes(self.one(leaf), leaf)

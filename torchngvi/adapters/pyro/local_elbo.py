@@ -56,7 +56,7 @@ def fresh_elbo(visits: Visits, top: Globals, batches: list[tuple[Tensor, Tensor]
         weights = torch.cat([new.to(like), like.new_full((1,), float(number == 0))])  # what all share counts once
         log_q = torch.linalg.cholesky(here.precision).diagonal(dim1=-2, dim2=-1).log() - 0.5 * z[0].square()
         log_weight = log_weight + visits.density.log_joint(index, *drawn(here, top, z), weights)
-        log_weight = log_weight - log_q.sum(-1) @ new.to(like)
+        log_weight = log_weight - log_q.sum(-1)[:, new].sum(-1)
     constant = 0.5 * (layout.P + layout.size * layout.r) * math.log(2 * math.pi)
     pairs = constant + log_weight.reshape(2, -1).mean(0)
     return FreshElbo(float(pairs.mean()), float(pairs.std() / len(pairs) ** 0.5))

@@ -42,6 +42,9 @@ class AutoLocalGaussian(AutoGuide):
     Globals and the locals of a member may each be several sites, in any supports; plates of rows within a member, run
     in full, are fine.  The cost grows with (r + P)²; a few tens of globals are many.
 
+    That members do not read one another's latents is tried on the members of a run.  With a subsample of one there is
+    no other member to try it with, and that the members are independent given the globals is taken on trust.
+
     Args:
         model: a Pyro model.
         plate: the name of the plate of the local latents.

@@ -116,11 +116,20 @@ class PlateLayout:
             each = site.transform.log_abs_det_jacobian(u, x)
             if site.name in self.locals:
                 each = each.movedim(len(sample) + self.axis(site), -1).reshape(*sample, -1, self.members).sum(-2)
-                log_jacobian = log_jacobian + (each * self.weights[:-1]).sum(-1)
+                log_jacobian = log_jacobian + weighted(each, self.weights[:-1]).sum(-1)
             else:
-                log_jacobian = log_jacobian + each.reshape(*sample, -1).sum(-1) * self.weights[-1]
+                log_jacobian = log_jacobian + weighted(each.reshape(*sample, -1).sum(-1), self.weights[-1])
             values[site.name] = x.reshape(sample + (1,) * (nesting - site.batch_dims) + site.shape)
         return values, log_jacobian
+
+
+def weighted(terms: Tensor, weights: Tensor) -> Tensor:
+    """Terms times their weights; 0 where the weight is 0, even of a term that is not finite.
+
+    >>> weighted(torch.tensor([2.0, -torch.inf]), torch.tensor([0.5, 0.0]))
+    tensor([1., 0.])
+    """
+    return weights * torch.where(weights == 0, 0.0, terms)
 
 
 def _without(trace: Trace, plate: str) -> Trace:
