@@ -15,6 +15,8 @@ from torchngvi.structures import arrow, nested
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
 import pyro.distributions as dist  # noqa: E402
+from pyro import poutine  # noqa: E402
+from pyro.infer.reparam import LocScaleReparam  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, ModelLogJoint, fit_guide  # noqa: E402
 
@@ -208,6 +210,16 @@ def test_what_has_no_value_for_each_member_is_read_too(model, shared):
     """Shared latents that do not broadcast over members, or that are counted or converted."""
     guide = AutoGaussian(model, structure="auto").setup(torch.randn(6))
     assert guide.structure.forest == arrow(groups=6, local=1, globals=shared)
+
+
+@pytest.mark.parametrize("centered", [0.0, 0.5, None])
+def test_a_reparametrised_latent_has_its_members_apart(centered):
+    """`LocScaleReparam` makes b a function of b_decentered, which Pyro's record does not follow."""
+    X, group, y = counts(6)
+    model = poutine.reparam(by_plate, {"b": LocScaleReparam(centered)})
+    guide = AutoGaussian(model, structure="auto").setup(X, group, y)
+    assert guide.structure.forest == arrow(groups=6, local=1, globals=3)
+    assert str(guide.structure).startswith("b_decentered: 1 coordinate for each member of groups (6)")
 
 
 def test_plates_side_by_side_may_have_one_dimension():
