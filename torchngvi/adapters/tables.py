@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from torchngvi.adapters.words import hint
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 
 def complete(frame: Any, names: Sequence[str], asking: str = "The formula") -> None:

@@ -1,9 +1,9 @@
-"""Words for the families of distributions, and questions such as 'Did you mean ..?'; PyTorch is not needed for them."""
+"""Words for the families of distributions; PyTorch is not needed for them."""
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 # shorter words for a family, and those of other libraries
 SHORT = {
@@ -19,24 +19,6 @@ SHORT = {
     "t": "student_t",
 }
 BINOMIAL = "For two classes say bernoulli; for counts of events poisson, or negative_binomial."
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """A question such as 'Did you mean ..?' for a name that is not known.
-
-    Args:
-        name: what the user wrote.
-        known: the names that there are.
-
-    Returns:
-        The question after a space, or an empty text where no name is close.
-
-    >>> hint("famly", ["family", "data"])
-    " Did you mean 'family'?"
-    """
-    names = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(str(name).lower(), names, n=1)
-    return f" Did you mean {names[close[0]]!r}?" if close else ""
 
 
 def family_of(word: object, known: Mapping[str, str], otherwise: str = "") -> str:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from torchngvi.adapters.words import hint
 from torchngvi.app.encoding import Encoding, is_number, learned
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 Array = np.ndarray[Any, Any]
 

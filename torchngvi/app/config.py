@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from torchngvi.adapters.words import SHORT, hint
+from torchngvi.adapters.words import SHORT
 from torchngvi.app.names import (
     AUTO,
     DISCRETE,
@@ -23,6 +23,7 @@ from torchngvi.app.names import (
     POSTERIORS,
 )
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 _LARGEST = 2**63  # of a whole number
 _POSITIVE = (

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.datasets import load_svmlight_file
 
-from torchngvi.adapters.words import hint
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 Array = np.ndarray[Any, Any]
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.model_selection import train_test_split
 
-from torchngvi.adapters.words import hint
 from torchngvi.app.columns import Array, Table
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 _MOST_CLASSES = 10  # of a numeric target, before it is taken for counts or measurements
 

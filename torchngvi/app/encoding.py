@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from torchngvi.adapters.words import hint
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError
+from torchngvi.messages import SHOWN, hint, listed
 
 Array = np.ndarray[Any, Any]
 
 MOST_LEVELS = 50  # of a column of texts
-_SHOWN = 20  # names in a message
 
 
 class Column(NamedTuple):
@@ -197,15 +196,6 @@ def _refuse_texts(column: pd.Series) -> None:
         )
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names for a message, not more than can be read.
-
-    >>> listed(["a", "b"])
-    'a, b'
-    """
-    return ", ".join(map(str, names[:_SHOWN])) + (f", .. ({len(names)} in all)" if len(names) > _SHOWN else "")
-
-
 def check_columns(
     frame: pd.DataFrame,
     needed: Sequence[str],
@@ -235,7 +225,7 @@ def check_columns(
         )
     others = sorted(set(there) - set(needed) - set(known))
     if others:
-        some = others[:_SHOWN]
+        some = others[:SHOWN]
         how = " ".join(f"--drop {name}" for name in some) if flag else f"frame.drop(columns={some!r})"
         raise InputError(
             f"{what} has {listed(others)}, which the fit has not seen. Leave it out ({how}), or "

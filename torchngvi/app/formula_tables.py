@@ -8,8 +8,9 @@ import pandas as pd
 import torch
 
 from torchngvi.adapters.terms import FormulaColumns
-from torchngvi.app.encoding import is_number, listed
+from torchngvi.app.encoding import is_number
 from torchngvi.errors import InputError
+from torchngvi.messages import listed
 
 Filling = dict[str, float | str | bool]  # of columns, what stands for a missing entry
 

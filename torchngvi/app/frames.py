@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 
 from torchngvi.adapters.files.reader import found
-from torchngvi.app.encoding import listed
 from torchngvi.app.readers import (
     DELIMITED,
     ending,
@@ -19,6 +18,7 @@ from torchngvi.app.readers import (
     without_nullable,
 )
 from torchngvi.errors import InputError
+from torchngvi.messages import listed
 
 
 class Frames:

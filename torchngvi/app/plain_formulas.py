@@ -8,12 +8,11 @@ from typing import Any
 import pandas as pd
 
 from torchngvi.adapters.terms import FormulaTerms
-from torchngvi.adapters.words import hint
 from torchngvi.app import counts
-from torchngvi.app.encoding import listed
 from torchngvi.app.mixed_runs import table_of
 from torchngvi.app.readers import read_columns
 from torchngvi.errors import InputError
+from torchngvi.messages import hint, listed
 
 _SAID = ("target", "drop", "categorical", "offset", "success", "intercept")  # by the formula
 _CALL = re.compile(r"(C|offset)\((.*)\)")

@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
-from torchngvi.adapters.words import hint
 from torchngvi.app import memory
 from torchngvi.app.columns import Array, Table, kept, refuse_unusable
 from torchngvi.app.dialects import Dialect, dialect
 from torchngvi.app.memory import Budget
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 _CHUNK = 1 << 20  # bytes
 _START = 1 << 16  # bytes from which the dialect is found

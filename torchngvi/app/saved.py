@@ -14,13 +14,14 @@ from torchngvi import registry
 from torchngvi.adapters.arviz import Predicted, drawn, exported
 from torchngvi.app.columns import numbers, refuse_unusable
 from torchngvi.app.config import Settings, settings_from
-from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number, listed
+from torchngvi.app.encoding import Array, Column, Encoding, check_columns, is_number
 from torchngvi.app.families import made
 from torchngvi.app.intervals import outcome_interval
 from torchngvi.app.report import Z95
 from torchngvi.app.runs import as_gaussian
 from torchngvi.diagnostics.predictive import coded, predictive_mean, predictor_moments
 from torchngvi.errors import InputError
+from torchngvi.messages import listed
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, StudentT
 from torchngvi.posteriors.gaussian import Gaussian

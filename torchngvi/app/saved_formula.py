@@ -11,10 +11,11 @@ from torch import Tensor
 from torchngvi.adapters.arviz import Predicted, with_checks
 from torchngvi.adapters.formula import Formula, Rows, SeveralRows
 from torchngvi.app import formula_tables
-from torchngvi.app.encoding import check_columns, listed
+from torchngvi.app.encoding import check_columns
 from torchngvi.app.families import described, made
 from torchngvi.app.formula_tables import Filling
 from torchngvi.errors import InputError
+from torchngvi.messages import listed
 from torchngvi.mixed_models import MixedResult, MultilevelResult
 from torchngvi.mixed_models.exports import inference_data
 from torchngvi.mixed_models.predictions import NewRows, Prediction, of_kind, varying

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from torchngvi.adapters.words import hint
 from torchngvi.app.columns import Array, Table, numbers, refuse_unusable
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Columns, coded_target, require_spread
 from torchngvi.app.encoding import MOST_LEVELS, Encoding, as_levels, category, is_number
 from torchngvi.app.encoding import Column as Encoded
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 _TARGETS = 1000  # distinct targets that are remembered
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of the hash of a row (Steele et al. 2014)

@@ -7,12 +7,12 @@ from typing import Any
 
 from sklearn import datasets
 
-from torchngvi.adapters.words import hint
 from torchngvi.app.columns import Table, from_frame
 from torchngvi.app.config import file_name
 from torchngvi.app.memory import Budget
 from torchngvi.app.readers import DELIMITED, ending, read_columns, read_npz, read_svmlight
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 BUNDLED: dict[str, Callable[..., Any]] = {
     "breast_cancer": datasets.load_breast_cancer,

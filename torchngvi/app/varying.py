@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torchngvi.app.columns import Array
 from torchngvi.app.config import Settings
 from torchngvi.app.design import Prepared
-from torchngvi.app.encoding import Encoding, listed
+from torchngvi.app.encoding import Encoding
+from torchngvi.messages import listed
 
 
 def in_training(data: Prepared, settings: Settings, encoding: Encoding | None) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from torchngvi.messages import listed
+
 
 class Separation(NamedTuple):
     """The columns that separate two classes, each by itself.
@@ -61,7 +63,7 @@ def told(names: Sequence[str], found: Separation) -> tuple[str, ...]:
     >>> told(["age", "ward=B"], Separation((), (1,)))[0].partition(":")[0]
     'ward=B separates the classes in part (quasi-complete separation)'
     """
-    complete, quasi = (_listed([names[place] for place in places]) for places in found)
+    complete, quasi = (listed([names[place] for place in places]) for places in found)
     end = "no finite coefficient is the likeliest, and the prior alone bounds it."
     told = []
     if complete:
@@ -77,8 +79,3 @@ def told(names: Sequence[str], found: Separation) -> tuple[str, ...]:
             f"one class; {end}"
         )
     return tuple(told)
-
-
-def _listed(names: Sequence[str], most: int = 10) -> str:
-    more = f", .. ({len(names)} in all)" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -1,6 +1,5 @@
 """What a user asks of a mixed model, read and put into words: families, priors, ways to the posterior."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal
@@ -8,6 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 from torchngvi.mixed_models.integrated import Weighted
 from torchngvi.models import Likelihood, MixedPrior
 from torchngvi.models.generalized_linear import SHORT
@@ -37,8 +37,7 @@ def learned_of(family: str | Likelihood, prior: MixedPrior) -> Learned | None:
         return LEARNED[family](prior.likelihood)
     if isinstance(family, str) and family not in {**FAMILIES, **SHORT}:
         names = ", ".join({**FAMILIES, **LEARNED})
-        close = difflib.get_close_matches(family.lower(), [*FAMILIES, *LEARNED, *SHORT], n=1)
-        told = f" Did you mean {close[0]!r}?" if close else ""
+        told = hint(family, (*FAMILIES, *LEARNED, *SHORT))
         raise InputError(f"family must be one of {names}, or a Likelihood; got {family!r}.{told}")
     if prior.likelihood is not None:
         raise InputError(

@@ -9,7 +9,6 @@ so E_q[ℓ], its gradient and its curvature are sums of scalar expectations (Bon
 """
 
 import copy
-import difflib
 from typing import Any, Self
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, LinearTarget, Marginals, Posterior, Raw, Sites
+from torchngvi.messages import hint
 from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
@@ -26,7 +26,8 @@ from torchngvi.numerics.versions import settings_of, tensors_of
 # families by names that do not say the link
 SHORT = {"bernoulli": "bernoulli_logit", "probit": "bernoulli_probit", "poisson": "poisson_log"}
 
-_NEGATIVE_BINOMIAL, _STUDENT = "NegativeBinomial(dispersion)", "StudentT(scale, dof)"
+_NEGATIVE_BINOMIAL = "torchngvi.models.NegativeBinomial(dispersion)"
+_STUDENT = "torchngvi.models.StudentT(scale, dof)"
 _WITH_PARAMETERS = {  # words for likelihoods that have parameters
     "negative_binomial": _NEGATIVE_BINOMIAL,
     "negbin": _NEGATIVE_BINOMIAL,
@@ -263,15 +264,6 @@ def _likelihood(family: str | Likelihood) -> Likelihood:
     family = SHORT.get(family, family) if isinstance(family, str) else family
     if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise InputError(f"family must be one of {known}, or a Likelihood; got {family!r}.{_meant(family)}")
+        told = hint(str(family), (*FAMILIES, *SHORT, *_WITH_PARAMETERS), _WITH_PARAMETERS)
+        raise InputError(f"family must be one of {known}, or a Likelihood; got {family!r}.{told}")
     return FAMILIES[family]()
-
-
-def _meant(family: object) -> str:
-    """A question after a space, where a word is close to one that there is; of a family with parameters its class."""
-    close = difflib.get_close_matches(str(family).lower(), [*FAMILIES, *SHORT, *_WITH_PARAMETERS], n=1)
-    if not close:
-        return ""
-    if close[0] in _WITH_PARAMETERS:
-        return f" Did you mean torchngvi.models.{_WITH_PARAMETERS[close[0]]}?"
-    return f" Did you mean {close[0]!r}?"

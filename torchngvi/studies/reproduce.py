@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from torchngvi.adapters.words import hint
 from torchngvi.app import datasets
 from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
 from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 from torchngvi.studies import experiments, figures, papers, settings
 from torchngvi.studies.papers import kumar2025
 from torchngvi.studies.settings import Experiment

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torchngvi import registry
-from torchngvi.adapters.words import hint
 from torchngvi.app.config import Settings, family_of, file_name, whole
 from torchngvi.app.toml import read_toml
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 from torchngvi.models import ExpectedPenalty, MeanPenalty
 
 KINDS = ("curves", "table", "quadratic", "run_time")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from torchngvi.adapters.words import hint
 from torchngvi.errors import InputError
+from torchngvi.messages import hint
 
 PAPERS = {"tan": "tan2025", "bbvi": "kim2024", "ngvi": "wu2024", "ifvb": "godichon2023"}  # word to module
 

@@ -1,0 +1,45 @@
+"""Parts of messages: listed names, and questions such as 'Did you mean ..?'; PyTorch is not needed for them."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+SHOWN = 20  # names in a message at most
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, not more than can be read.
+
+    Args:
+        names: all of them.
+
+    Returns:
+        The names with commas; of more than 20 the first 20, and how many there are.
+
+    >>> listed(["a", "b"])
+    'a, b'
+    >>> listed([f"x{n}" for n in range(30)])[-19:]
+    'x19, .. (30 in all)'
+    """
+    return ", ".join(map(str, names[:SHOWN])) + (f", .. ({len(names)} in all)" if len(names) > SHOWN else "")
+
+
+def hint(name: str, known: Iterable[str], meant: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A question such as 'Did you mean ..?' for a name that is not known.
+
+    Args:
+        name: what the user wrote.
+        known: the names that there are.
+        meant: of names that are no answer by themselves, what is asked in their place.
+
+    Returns:
+        The question after a space, or an empty text where no name is close.
+
+    >>> hint("famly", ["family", "data"])
+    " Did you mean 'family'?"
+    >>> hint("studentt", ["gaussian", "student_t"], {"student_t": "StudentT(scale, dof)"})
+    ' Did you mean StudentT(scale, dof)?'
+    """
+    names = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(str(name).lower(), names, n=1)
+    return f" Did you mean {meant.get(names[close[0]], repr(names[close[0]]))}?" if close else ""
