@@ -24,7 +24,7 @@ def in_training(data: Prepared, settings: Settings, encoding: Encoding | None) -
     same = zip(data.names[first:], constant(data.train.X)[first:], strict=True)
     alone = [f"{c.name} = {c.levels[0]}" for c in (encoding.categories if encoding else ()) if len(c.levels) == 1]
     notes = (f"the same in all rows, so that there is no column of it: {listed(alone)}",) if alone else ()
-    return notes + told([name for name, constant in same if constant])
+    return notes + told([name for name, alike in same if alike])
 
 
 def told(names: Sequence[str]) -> tuple[str, ...]:
