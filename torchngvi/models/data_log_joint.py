@@ -71,10 +71,7 @@ class DataLogJoint(Additive):
 
     def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """Return the sum over a pass; where a gradient is wanted it is taken batch after batch, once differentiable."""
-        if torch.is_grad_enabled() and theta.requires_grad:
-            total: Tensor = Pass.apply(theta, self)
-            return total
-        return sum((by_slabs(self, theta, batch) for batch in self.one_pass()), theta.new_zeros(()))
+        return over_a_pass(self, theta)
 
     def slabs(self, theta: Tensor, batch: Any) -> tuple[Tensor, ...]:
         """Split the draws so that draws times rows in one call of ``log_likelihood`` are bounded.
@@ -223,19 +220,24 @@ def slabs(theta: Tensor, rows: int) -> tuple[Tensor, ...]:
     return theta.split(max(1, _CELLS // max(1, rows))) if theta.ndim > 1 else (theta,)
 
 
-def by_slabs(target: Any, theta: Tensor, batch: Any) -> Tensor:
-    """Compute the log likelihood of one batch at all draws, some of them in a call.
+def over_a_pass(target: Any, theta: Tensor) -> Tensor:
+    """Sum the log likelihood over a pass; where a gradient is wanted it is taken slab by slab, once differentiable.
 
     Args:
-        target: what has ``slabs`` and ``batch_log_likelihood``.
+        target: what has ``one_pass``, ``slabs`` and ``batch_log_likelihood``.
         theta: the points, (S, ..., D) or (D,).
-        batch: one batch of the data.
 
     Returns:
-        log p(batch | θ), (S, ...) or ().
+        log p(data | θ), (S, ...) or ().
     """
-    parts = [target.batch_log_likelihood(some, batch) for some in target.slabs(theta, batch)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if torch.is_grad_enabled() and theta.requires_grad:
+        total: Tensor = Pass.apply(theta, target)
+        return total
+    value = theta.new_zeros(())
+    for batch in target.one_pass():
+        parts = [target.batch_log_likelihood(some, batch) for some in target.slabs(theta, batch)]
+        value = value + (parts[0] if len(parts) == 1 else torch.cat(parts))
+    return value
 
 
 def check_batches(batches: Any, num_data: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import AdditiveTractable, Frame, Posterior
-from torchngvi.models.data_log_joint import Pass, by_slabs, check_batches, counted, rows_of, slabs, some_of
+from torchngvi.models.data_log_joint import check_batches, counted, over_a_pass, rows_of, slabs, some_of
 from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.summands import assembled, in_frame, summands, with_prior
@@ -199,10 +199,7 @@ class Streamed(AdditiveTractable):
 
     def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """Sum the log likelihood over a pass, (*sample, *batch); a gradient is taken batch after batch."""
-        if torch.is_grad_enabled() and theta.requires_grad:
-            total: Tensor = Pass.apply(theta, self)
-            return total
-        return sum((by_slabs(self, theta, model) for model in self.one_pass()), theta.new_zeros(()))
+        return over_a_pass(self, theta)
 
     def slabs(self, theta: Tensor, model: AdditiveTractable) -> tuple[Tensor, ...]:
         """Split the draws, so that draws times rows in one call are bounded; whole where the rows are not told."""
