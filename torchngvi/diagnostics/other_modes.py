@@ -60,19 +60,18 @@ def others_than(q: Gaussian, modes: Sequence[Mode], sampled: Sampled | None) -> 
     Where the ELBO is not known, or is minus infinity as some draws are where the density is 0, the evidence of a mode
     that is q's own stands for it, if there is one.
     """
-    elbo, mean = -math.inf if sampled is None else sampled.from_q.elbo, q.mean
+    elbo = -math.inf if sampled is None else sampled.from_q.elbo
     far = max(_FAR, 2 * math.sqrt(q.dim))
+    measured = [(mode, float(q.whiten(mode.theta - q.mean).norm())) for mode in modes]
     if not math.isfinite(elbo):
-        own = [one.log_evidence for one in modes if float(q.whiten(one.theta - mean).norm()) <= far]
-        elbo = max(own, default=-math.inf)
-    kept: list[Mode] = []
-    for mode in sorted(modes, key=lambda one: -one.log_evidence):
-        apart = float(q.whiten(mode.theta - mean).norm())
-        if apart > far and mode.log_evidence > elbo - _LEAST and all(distinct(mode, one) for one in kept):
-            kept.append(mode)
-    evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64, device="cpu")
+        elbo = max((mode.log_evidence for mode, apart in measured if apart <= far), default=-math.inf)
+    kept: list[tuple[Mode, float]] = []
+    for mode, apart in sorted(measured, key=lambda each: -each[0].log_evidence):
+        if apart > far and mode.log_evidence > elbo - _LEAST and all(distinct(mode, one) for one, _ in kept):
+            kept.append((mode, apart))
+    evidence = torch.tensor([elbo, *(mode.log_evidence for mode, _ in kept)], dtype=torch.float64, device="cpu")
     shares = evidence.softmax(0)[1:].tolist()
     return tuple(
-        OtherMode(mode.theta, mode.log_evidence, float(q.whiten(mode.theta - mean).norm()), share)
-        for mode, share in zip(kept, shares, strict=True)
+        OtherMode(mode.theta, mode.log_evidence, apart, share)
+        for (mode, apart), share in zip(kept, shares, strict=True)
     )

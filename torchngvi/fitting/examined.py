@@ -18,7 +18,7 @@ from torchngvi.models.guarded import VALUE, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 _FEWEST = 1025 * VALUE  # cost below which nothing can be told
-_QUICK = 16_000.0  # cost that nobody minds where the log joint is quick
+_UNMINDED = 16_000.0  # cost that nobody minds where the log joint is quick
 
 
 class Examined(NamedTuple):
@@ -37,7 +37,7 @@ def examined(
 ) -> Examined:
     """Examine a q that has been fitted from those starts, whatever the examination comes upon."""
     left = most - target.cost
-    allowed = Allowance(target, 2**62, min(target.cost, left), over, quick=min(_QUICK, left))
+    allowed = Allowance(target, 2**62, min(target.cost, left), over, quick=min(_UNMINDED, left))
     if over() or allowed.cost < _FEWEST:
         return Examined(None, "the budget of the run is used up")
     known = starts.looked and bool(starts.modes)
