@@ -10,9 +10,12 @@ import pytest
 import torch
 from small_problems import make_model, make_posterior, same_bits
 
-from benchmarks.interruptions import KINDS, lines
 from torchngvi import SRVN, VN, CholeskyGaussian, NaturalGradientVI, Stein, fit
 from torchngvi.errors import InputError
+
+pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+
+from benchmarks.interruptions import KINDS, lines  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 EVERY = 331  # line events from one interrupt to the next; the benchmark does all

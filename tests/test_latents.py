@@ -10,7 +10,6 @@ import scipy.stats
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.disease_map import square
 from torchngvi import CholeskyGaussian, fit, marginal
 from torchngvi import laplace as laplace_of_q
 from torchngvi.errors import InputError
@@ -21,6 +20,10 @@ from torchngvi.latents.sparsity import colours, in_a_narrow_order, neighbours, p
 from torchngvi.models import FactorTarget
 from torchngvi.numerics.gauss_hermite import normal_rule
 from torchngvi.structures import arrow
+
+pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+
+from benchmarks.disease_map import square  # noqa: E402
 
 F64 = torch.float64
 LATTICE = square(5).edges  # of 25 latents

@@ -12,8 +12,10 @@ from cases import IDENTITY, close, randn
 from scipy import stats
 from scipy.integrate import solve_ivp
 
-from benchmarks.posteriordb.dynamics import concentrations, log_populations
-from benchmarks.posteriordb.load import MODELS, NAMES, load, names_with_draws
+pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+
+from benchmarks.posteriordb.dynamics import concentrations, log_populations  # noqa: E402
+from benchmarks.posteriordb.load import MODELS, NAMES, load, names_with_draws  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not (Path(os.environ.get("TORCHNGVI_DATA") or ".") / "posteriordb").is_dir(),

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import distributions as dist
 
-from benchmarks.published import MODELS, hierarchies, mixtures, nuts, series
-from benchmarks.published.__main__ import counted, main, worst
-from benchmarks.published.model import Model, of_modes
-from benchmarks.truths.target import Truth, normal
+pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+
+from benchmarks.published import MODELS, hierarchies, mixtures, nuts, series  # noqa: E402
+from benchmarks.published.__main__ import counted, main, worst  # noqa: E402
+from benchmarks.published.model import Model, of_modes  # noqa: E402
+from benchmarks.truths.target import Truth, normal  # noqa: E402
 
 
 def points(model, count=5, scale=0.4):

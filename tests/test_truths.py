@@ -6,12 +6,15 @@ import math
 import pytest
 import torch
 
-from benchmarks import posteriors_hierarchical as models
-from benchmarks.posteriors_linear import regression
-from benchmarks.truths import FAMILIES, curves, latents, margins, products, shapes, targets
-from benchmarks.truths.__main__ import errors, wrong
-from benchmarks.truths.target import by_quadrature, exactly, on_grid
 from torchngvi.errors import InputError
+
+pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+
+from benchmarks import posteriors_hierarchical as models  # noqa: E402
+from benchmarks.posteriors_linear import regression  # noqa: E402
+from benchmarks.truths import FAMILIES, curves, latents, margins, products, shapes, targets  # noqa: E402
+from benchmarks.truths.__main__ import errors, wrong  # noqa: E402
+from benchmarks.truths.target import by_quadrature, exactly, on_grid  # noqa: E402
 
 QUICK_PARTS = ("tune", "held")
 QUICK_FRESH = (  # of the others, what is made in a second
