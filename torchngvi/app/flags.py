@@ -43,6 +43,9 @@ class _Parser(argparse.ArgumentParser):
     of_fit: frozenset[str] = frozenset()  # flags that this command does not have, and fit has
     answers: Mapping[str, str] = {}  # to flags that it does not have, and that one may expect
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As of the base class, but what is left over is refused here, where the command is known."""
         found, left = super().parse_known_args(args, namespace)
@@ -79,7 +82,6 @@ def parser() -> argparse.ArgumentParser:
         description="Natural-gradient variational inference.",
         epilog=_ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"torchngvi {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
@@ -90,34 +92,14 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
     fit.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override them")
     _add_data_flags(fit.add_argument_group("data"))
     _add_model_flags(fit.add_argument_group("model"))
     _add_method_flags(fit.add_argument_group("method and output"))
     _add_predict(commands)
-    commands.add_parser("methods", help="list the methods, and the posteriors that each moves", allow_abbrev=False)
-    demo = commands.add_parser(
-        "demo",
-        help="three uses of the library in two minutes, with one picture",
-        description="A training script, a sparse GP and a Pyro model, each beside what one would do without it.",
-        allow_abbrev=False,
-    )
-    demo.add_argument("--out", metavar="DIR", default="runs/demo", help="folder of the picture (runs/demo)")
-    demo.add_argument("--quick", action="store_true", help="runs that are 20 times shorter, to try the installation")
-    bench = commands.add_parser(
-        "bench",
-        help="time a step on this machine, beside the products and the factorisation that it needs",
-        description="A table: a step, its floor, how often the host waits for the device, and where E_q[H] is.",
-        allow_abbrev=False,
-    )
-    bench.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (cpu)")
-    bench.add_argument(
-        "--dim", dest="dims", type=int, nargs="+", metavar="D", default=[30, 128, 512], help="coefficients (30 128 512)"
-    )
-    bench.add_argument("--rows", type=int, metavar="N", default=10_000, help="rows (10000)")
-    bench.add_argument("--dtype", choices=DTYPES, default="float64", help="(float64)")
+    commands.add_parser("methods", help="list the methods, and the posteriors that each moves")
+    _add_trials(commands)
     _add_experiments(commands)
     for name in ("fit", "predict", "demo", "compare", "reproduce"):
         commands.choices[name].add_argument(
@@ -137,7 +119,6 @@ def _add_predict(commands: Any) -> None:
             "Probabilities of two classes, or means of counts and real numbers, with 95% intervals. The table is "
             "prepared as that of the fit was: the same columns, categories, medians and scales."
         ),
-        allow_abbrev=False,
     )
     predict.add_argument("run", metavar="RUN", help="the folder that fit has written, such as runs/patients")
     predict.add_argument("table", metavar="TABLE", help="a csv, tsv or parquet file with the columns of the fit")
@@ -148,6 +129,28 @@ def _add_predict(commands: Any) -> None:
     }
 
 
+def _add_trials(commands: Any) -> None:
+    """The commands that try the library on this machine."""
+    demo = commands.add_parser(
+        "demo",
+        help="three uses of the library in two minutes, with one picture",
+        description="A training script, a sparse GP and a Pyro model, each beside what one would do without it.",
+    )
+    demo.add_argument("--out", metavar="DIR", default="runs/demo", help="folder of the picture (runs/demo)")
+    demo.add_argument("--quick", action="store_true", help="runs that are 20 times shorter, to try the installation")
+    bench = commands.add_parser(
+        "bench",
+        help="time a step on this machine, beside the products and the factorisation that it needs",
+        description="A table: a step, its floor, how often the host waits for the device, and where E_q[H] is.",
+    )
+    bench.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (cpu)")
+    bench.add_argument(
+        "--dim", dest="dims", type=int, nargs="+", metavar="D", default=[30, 128, 512], help="coefficients (30 128 512)"
+    )
+    bench.add_argument("--rows", type=int, metavar="N", default=10_000, help="rows (10000)")
+    bench.add_argument("--dtype", choices=DTYPES, default="float64", help="(float64)")
+
+
 def _add_experiments(commands: Any) -> None:
     """The commands that run several methods."""
     compare = commands.add_parser(
@@ -155,7 +158,6 @@ def _add_experiments(commands: Any) -> None:
         help="run several methods side by side",
         description="Several methods from the same starts: a log, a table and curves with bands over the starts.",
         argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
     compare.add_argument("config", nargs="?", metavar="CONFIG.toml", help="as configs/compare.toml")
     compare.add_argument("--data", metavar="NAME_OR_FILE", help="as for fit, instead of a file of settings")
@@ -185,7 +187,6 @@ def _add_experiments(commands: Any) -> None:
         "reproduce",
         help="draw a published figure or table, such as srvn-table3; without a name, list them",
         description="Run an experiment, and write its log and its figure or table. Without a name: list them all.",
-        allow_abbrev=False,
     )
     reproduce.add_argument("name", metavar="NAME", nargs="?", help="a name such as srvn-table3, or a TOML file")
     reproduce.add_argument("--list", action="store_true", help="list the names, as without one")
