@@ -34,9 +34,9 @@ def steps(kind):
 
 
 def fits(kind):
-    """Of a whole fit, and its evaluations."""
+    """Of a whole fit by VN, and its evaluations."""
     q, model = far(kind(5, dtype=torch.float64)), problem()
-    result, lines = reads(lambda: fit(q, model, progress=False))
+    result, lines = reads(lambda: fit(q, model, VN(q), progress=False))
     return lines, result.evaluations
 
 
@@ -61,7 +61,7 @@ def main(arguments=None):
     for kind in (CholeskyGaussian, NaturalGaussian, DiagonalGaussian):
         lines, evaluations = fits(kind)
         step, whole = sum(steps(kind).values()) / 10, sum(lines.values()) / evaluations
-        print(f"{kind.__name__}: {step:.1f} a step; {whole:.1f} an evaluation of a fit")
+        print(f"{kind.__name__}: {step:.1f} a step; {whole:.1f} an evaluation of a fit by VN")
         for line, number in lines.most_common() if options.lines else ():
             print(f"    {number:4} {line}")
     lines, gradients = black_box()

@@ -87,10 +87,15 @@ def outcome(q, result, target):
 # ------------------------------------------------------------------------------------ equal to one process
 
 
+def usual(q, rank):
+    """The method of spread rows, for the one process too, which would go on from the mode by Newton's method."""
+    return VN(q) if rank is None else None
+
+
 def rows(rank, name, cut=667):
     target, q = sharded(glm(rank, cut), rank), posterior(name)
     before = 0 if rank is None else target.processes.sums
-    found = outcome(q, fit(q, target, progress=False), target)
+    found = outcome(q, fit(q, target, usual(q, rank), progress=False), target)
     return found | {"sums": found["sums"] - before}
 
 
@@ -245,7 +250,7 @@ def sorted_rows(rank):
     rows = {None: slice(None), 0: slice(0, ROWS - ones), 1: slice(ROWS - ones, None)}[rank]
     target = sharded(GeneralizedLinear(X[rows], y[rows], classes=(0, 1)), rank)
     q = posterior()
-    return outcome(q, fit(q, target, progress=False), target)
+    return outcome(q, fit(q, target, usual(q, rank), progress=False), target)
 
 
 def members(rank):
@@ -268,7 +273,7 @@ def callback(rank, where):
     target, q = sharded(glm(rank), rank), posterior()
     seen = []
     callbacks = [lambda record: seen.append(record.evaluations) or (rank in (None, where) and record.evaluations == 3)]
-    result = fit(q, target, callbacks=callbacks, progress=False)
+    result = fit(q, target, usual(q, rank), callbacks=callbacks, progress=False)
     return outcome(q, result, target) | {"callbacks": seen}
 
 

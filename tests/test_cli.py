@@ -497,7 +497,10 @@ BAD_INPUT = {
         _csv("x,y\n1,3\n2,-1\n3,2\n", "--family", "nb"),
         "the negative binomial family needs counts 0, 1, 2, ..; got 1 other values, the first -1.",
     ),
-    "unknown method": (_csv(GOOD, "--method", "adam"), "method must be one of vn, srvn, symmetric_srvn, iblr,"),
+    "unknown method": (
+        _csv(GOOD, "--method", "adam"),
+        "method must be one of vn, srvn, symmetric_srvn, newton_cg, iblr,",
+    ),
     "a method for flat posteriors": (
         _csv(GOOD, "--method", "ifvb"),
         "method ifvb does not move posterior cholesky: it is for one of flat_cholesky, mean_field, vec, vech.",

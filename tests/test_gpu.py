@@ -200,7 +200,7 @@ def test_the_command_line(device, tmp_path, capsys):
     assert main(["bench", "--device", device, "--dim", "4", "--rows", "50"]) == 0
     table = capsys.readouterr().out
     assert f"on {device} (" in table
-    assert "The host waits 0 times a step, and 1 times an evaluation of fit" in table
+    assert "The host waits 0 times a step, and 1 times an evaluation of a fit by VN" in table
     assert f"  {device}" in table.splitlines()[-4]  # where E_q[H] is
 
 

@@ -12,6 +12,7 @@ from test_factors import TREE, quadratic
 from test_forest import Watch
 
 from torchngvi import (
+    CholeskyGaussian,
     DiagonalGaussian,
     GeneralizedLinear,
     MixedModel,
@@ -185,7 +186,7 @@ class TestFits:
         target = FactorTarget(wide, [(0, lambda theta: -0.5 * (theta[..., 0] - theta[..., 1]) ** 2), (1, normal)])
         q = PrecisionCholeskyGaussian(400, structure=wide, dtype=DTYPE, scale=0.5)
         assert _default_tolerance(q, True, target) == pytest.approx(0.2)
-        assert _default_tolerance(q, True, LogJoint(normal)) == 0.1
+        assert _default_tolerance(CholeskyGaussian(400, dtype=DTYPE), True, LogJoint(normal)) == 0.1
         reason = fit(q, target, progress=False, examine=False, max_evaluations=1).reason
         assert reason.endswith("against a tolerance of 0.2). Raise max_evaluations."), reason
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from torchngvi import CholeskyGaussian, DataLogJoint, DiagonalGaussian, LogJoint, NaturalGaussian, fit
+from torchngvi.averaging import ExpectationAverage
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting import Criterion, Gradients, Seconds
@@ -295,6 +296,21 @@ class TestRace:
         best = CholeskyGaussian(2, dtype=torch.float64)
         quiet(best, log_gamma(3.0), tolerance=0.01)
         assert gain < sampled_loss(best, target, 4096, 9) + 0.01
+
+    def test_an_average_that_rounding_has_made_indefinite_is_left_out(self, monkeypatch):
+        q, _, _, race = race_of(log_gamma(3.0), 2, 3.0, 1.0)
+        asked = []
+
+        def indefinite(average):
+            asked.append(average)
+            return average._kind.from_marginals(average.mean, -average.spread, average.structure)
+
+        monkeypatch.setattr(ExpectationAverage, "posterior", indefinite)
+        with torch.no_grad():
+            before, after = race.finish(None)
+        assert len(asked) == 1
+        assert after.elbo >= before.elbo
+        assert bool(torch.isfinite(q.mean).all())
 
 
 def test_noise_that_does_not_fall_ends_by_steps_of_falling_size(monkeypatch):

@@ -653,7 +653,7 @@ def test_resume_is_exact(tmp_path):
 def test_a_checkpoint_of_another_method(tmp_path):
     file, q = tmp_path / "run.pt", CholeskyGaussian(4, dtype=torch.float64)
     quiet(q, logistic(), checkpoint=file)
-    text = "run.pt is the checkpoint of another run: its method is VN, here it is VN by sample averages. Remove it, or"
+    text = "run.pt is the checkpoint of another run: its method is NewtonCG, here it is VN by sample averages."
     with pytest.raises(InputError, match=text):
         quiet(q, logistic().log_joint, checkpoint=file)
 

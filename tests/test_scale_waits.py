@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG, fit
 from torchngvi.models import SoftmaxRegression
 from torchngvi.numerics.host import on_host
 from torchngvi.testing.waits import Far, far, reads
@@ -22,13 +22,26 @@ def test_a_step_waits_for_nothing_and_a_fit_once_an_evaluation(kind):
     opt.step(model)
     assert not reads(lambda: opt.step(model))[1]
     q = far(kind(3, dtype=torch.float64))
-    result, lines = reads(lambda: fit(q, model, progress=False))
+    result, lines = reads(lambda: fit(q, model, VN(q), progress=False))
     assert result.converged
     assert sum(lines.values()) == result.evaluations, lines
     near = kind(3, dtype=torch.float64)
-    again = fit(near, problem(lambda model: model), progress=False)
+    again = fit(near, problem(lambda model: model), VN(near), progress=False)
     assert (again.evaluations, again.loss, again.norm) == (result.evaluations, result.loss, result.norm)
     assert torch.equal(near.mean, q.mean.as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian, DiagonalGaussian])
+def test_newtons_method_waits_once_an_evaluation_and_four_times_a_pass_of_its_start(kind):
+    model, opt = problem(), NewtonCG(far(kind(3, dtype=torch.float64)))
+    opt.step(model)
+    assert not reads(lambda: opt.step(model))[1]
+    q = far(kind(3, dtype=torch.float64))
+    result, lines = reads(lambda: fit(q, model, progress=False))
+    assert result.converged
+    passes = result.gradients - result.evaluations
+    assert lines.pop(next(line for line in lines if line.startswith("numerics/host.py"))) == result.evaluations, lines
+    assert sum(lines.values()) <= 4 * passes + 3, lines
 
 
 def test_a_step_on_several_classes_waits_for_nothing():

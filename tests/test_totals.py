@@ -285,7 +285,7 @@ class Given(Draws):
     """Antithetic draws that are given: those of the whole, or of them what a half has."""
 
     comparable, independent, mirrored = False, True, True
-    generator = None
+    generator = pattern = None
 
     def __init__(self, z: Tensor) -> None:
         self.z, self.num_samples = torch.cat([z, -z]), 2 * len(z)

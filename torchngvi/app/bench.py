@@ -67,7 +67,7 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
         print(f"{line.dim:5} {step:9.3f} {floor:8.3f} {ratio:11.1f} {captured:>9}  {line.expectation}")
     step, evaluation = waits(at)
     how = "" if at.type == "cuda" else ", counted with tensors that pass for those of a GPU"
-    print(f"\nThe host waits {step:g} times a step, and {evaluation:g} times an evaluation of fit{how}.")
+    print(f"\nThe host waits {step:g} times a step, and {evaluation:g} times an evaluation of a fit by VN{how}.")
     print("floor: XC, (XC)'(XC) and one Cholesky factor; captured: the step as a CUDA graph (torchngvi.CapturedStep).")
 
 
@@ -106,7 +106,7 @@ def measured(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -> L
 
 
 def waits(device: torch.device) -> tuple[float, float]:
-    """How often the host waits for the device, in a step and in an evaluation of `torchngvi.fit`.
+    """How often the host waits for the device, in a step of VN and in an evaluation of `torchngvi.fit` by it.
 
     Args:
         device: a GPU, on which torch's debug mode counts; elsewhere tensors that pass for those of one are counted.
@@ -127,7 +127,7 @@ def waits(device: torch.device) -> tuple[float, float]:
     step = count(lambda: opt.step(model))
     q.restore(start)
     results = []
-    total = count(lambda: results.append(fit(q, model, progress=False)))
+    total = count(lambda: results.append(fit(q, model, VN(q), progress=False)))
     return float(step), total / results[0].evaluations
 
 

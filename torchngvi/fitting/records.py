@@ -51,7 +51,7 @@ class FitResult:
         norm: the natural-gradient norm of L/γ at the end, the largest of the members.
         evaluations: of L and its gradient.
         members_converged: which members have converged, (*batch,).
-        trace: a `Record` of each evaluation.
+        trace: a `Record` of each evaluation, but for one from which q was put at the mode.
         gradients: how many of the log joint the whole run took, the checks after the last record included; one a draw.
         values: the same of the log joint itself.
         posterior: what was fitted, in place.
@@ -63,8 +63,8 @@ class FitResult:
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
     >>> result = fit(CholeskyGaussian(1), GeneralizedLinear(torch.ones(2, 1), [0.0, 1.0], "gaussian"), progress=False)
-    >>> result.converged, round(result.loss, 3), len(result.trace) == result.evaluations
-    (True, 2.721, True)
+    >>> result.converged, round(result.loss, 3), result.evaluations, len(result.trace)
+    (True, 2.721, 2, 1)
     """
 
     converged: bool
