@@ -7,7 +7,7 @@ from pyro.poutine.trace_struct import Trace
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.factored import FactoredLogJoint, JoinedError, MismatchError
-from torchngvi.adapters.pyro.reads import read_structure
+from torchngvi.adapters.pyro.reads import reads_of, structure_by
 from torchngvi.adapters.pyro.structure import Structure, dependencies, structure_of
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
@@ -25,11 +25,11 @@ def found(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """
     density = ModelLogJoint(model, args, kwargs, trace)
     try:
-        _fixed(density)
+        reads = reads_of(_fixed(density), trace)
     except InputError as error:
         return Structure(density.dim, reasons=(str(error).rstrip("."),))
-    by_plates = _found(density, trace)
-    return _smaller(by_plates, read_structure(density, trace))
+    by_plates, by_reads = _found(density, trace), structure_by(reads)
+    return by_reads if reads.join(by_plates) else _smaller(by_plates, by_reads)
 
 
 def _smaller(by_plates: Structure, by_reads: Structure) -> Structure:
@@ -94,7 +94,8 @@ def factored(density: ModelLogJoint, structure: Structure, trace: Trace) -> Targ
         _fixed(density)
         if structure.terms is not None:
             return FactoredLogJoint(density, structure)
-        if read_structure(density, trace).forest != structure.forest:
+        now = structure_by(reads_of(density, trace))
+        if (now.forest, now.levels) != (structure.forest, structure.levels):
             raise MismatchError("its terms read other members together")
         return density
     except InputError as error:

@@ -9,6 +9,7 @@ What a term reads together is joined in the precision of the posterior.  Of two 
 read with one member of the other only: its parent in the forest.  Plates that cross are none; the smaller is shared.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,12 +19,14 @@ from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
+from torchngvi.adapters.pyro.factored import MismatchError
 from torchngvi.adapters.pyro.sites import Scored, Values
 from torchngvi.adapters.pyro.structure import Level, Plate, Plates, Structure, coordinates_by_member
+from torchngvi.errors import InputError
 from torchngvi.structures import Forest
 
-_SPREAD = 0.1  # of the points where members are moved, around the initial θ
-_TRIALS = 2  # from which members are moved: a term that reads one may be flat there
+_SPREADS = (0.1, 1.0, 3.0)  # of the points where members are moved, around the initial θ: a term may be flat
+_ROUNDING = 4  # units of the last place in which a term may differ: beside large data in float32 a member moves few
 _NONE, _SEVERAL = -1, -2  # in the place of the number of a member
 
 
@@ -53,21 +56,54 @@ class _Named(Scored):
         self.names += [msg["name"]] * (len(self.log_probs) - before)
 
 
+class Reads(NamedTuple):
+    """The member of each level that each term reads."""
+
+    dim: int
+    inner: list[_Nodes]  # the levels, that with the most members first
+    shared: list[_Nodes]
+    names: list[str]  # the site of each term
+    links: Tensor  # (terms, levels)
+
+    def join(self, structure: Structure) -> bool:
+        """Whether a term reads several members of a level of a structure that has a node for each."""
+        nodes = {frozenset(level.plates): level.nodes for level in structure.levels}
+        joined = (self.links == _SEVERAL).any(0).tolist()
+        return any(
+            several and nodes.get(frozenset(level.plates)) == len(level.place)
+            for several, level in zip(joined, self.inner, strict=True)
+        )
+
+
 @torch.no_grad()
-def read_structure(density: ModelLogJoint, trace: Trace) -> Structure:
-    """Find the forest of a model from what its terms read.
+def reads_of(density: ModelLogJoint, trace: Trace) -> Reads:
+    """Find what the terms of a model read.
 
     Args:
         density: the log joint, which does not draw, nor sum discrete latents out.
         trace: a trace of its latents, as the guide has it.
 
     Returns:
-        The structure, without terms by site; dense where the members of all plates are joined.
+        What they read.
+
+    Raises:
+        InputError: a model that has another number of terms at other values of its latents.
     """
     groups = _groups(density, trace)
     inner = sorted((nodes for nodes in groups if nodes.plates), key=lambda nodes: -len(nodes.place))
-    shared = [nodes for nodes in groups if not nodes.plates]
-    names, links = _links(density, inner)
+    return Reads(density.dim, inner, [nodes for nodes in groups if not nodes.plates], *_links(density, inner))
+
+
+def structure_by(reads: Reads) -> Structure:
+    """Make the forest of a model of what its terms read.
+
+    Args:
+        reads: what they read.
+
+    Returns:
+        The structure, without terms by site; dense where the members of all plates are joined.
+    """
+    dim, inner, shared, names, links = reads.dim, list(reads.inner), reads.shared, reads.names, reads.links
     reasons: list[str] = []
     for column in reversed(range(len(inner))):
         joins = links[:, column] == _SEVERAL
@@ -81,7 +117,7 @@ def read_structure(density: ModelLogJoint, trace: Trace) -> Structure:
             f"terms join the plates {inner[column].names} and {inner[other].names}; the smaller is shared by all"
         )
         shared, links = [inner.pop(column), *shared], _without(links, column)
-    return _structure(density.dim, inner, shared, parents, tuple(dict.fromkeys(reasons)))
+    return _structure(dim, inner, shared, parents, tuple(dict.fromkeys(reasons)))
 
 
 def _groups(density: ModelLogJoint, trace: Trace) -> list[_Nodes]:
@@ -106,19 +142,38 @@ def _links(density: ModelLogJoint, inner: list[_Nodes]) -> tuple[list[str], Tens
     generator = torch.Generator().manual_seed(0)
     start = density.layout.by_site(density.initial)
     columns: list[list[Tensor]] = [[] for _ in inner]
-    names: list[str] = []
-    for _ in range(_TRIALS):
-        noise = torch.randn(2, density.dim, generator=generator, dtype=torch.float64).to(start)
-        theta, other = start + _SPREAD * noise[0], start + _SPREAD * noise.sum(0)
-        names, terms = _terms(density, theta)
-        for column, nodes in zip(columns, inner, strict=True):
-            column.append(_read(density, nodes, theta, other, terms))
+    names, _ = _terms(density, start)
+    for spread, sign in itertools.product(_SPREADS, (1.0, -1.0)):  # of two members each is the greater once
+        if sign > 0:
+            drawn = torch.randn(2, density.dim + 1, generator=generator, dtype=torch.float64).to(start)
+            noise = spread * (drawn[:, 1:] + drawn[:, :1])  # of which a part is common: means of many members move too
+        theta, other = start + sign * noise[0], start + sign * noise.sum(0)
+        try:
+            terms = _same(names, *_terms(density, theta))
+            seen = [_read(density, nodes, theta, other, names, terms) for nodes in inner]
+        except InputError:
+            raise
+        except Exception:  # far away a model need not run: a matrix is not positive definite there
+            if spread == _SPREADS[0]:
+                raise
+            continue
+        for column, member in zip(columns, seen, strict=True):
+            column.append(member)
     if not inner:
         return names, torch.zeros(len(names), 0, dtype=torch.long)
     return names, torch.stack([_agreed(torch.stack(column)) for column in columns], -1)
 
 
-def _read(density: ModelLogJoint, nodes: _Nodes, theta: Tensor, other: Tensor, terms: Tensor) -> Tensor:
+def _same(names: list[str], now: list[str], terms: Tensor) -> Tensor:
+    """The terms, if they are those of the same sites."""
+    if now != names:
+        raise MismatchError("the model has other sites, or more or fewer terms in them, at other values of its latents")
+    return terms
+
+
+def _read(
+    density: ModelLogJoint, nodes: _Nodes, theta: Tensor, other: Tensor, names: list[str], terms: Tensor
+) -> Tensor:
     """The member that each term reads, (terms,)."""
     number, several = (torch.zeros(len(terms), dtype=dtype) for dtype in (torch.long, torch.bool))
     touched = several.clone()
@@ -129,8 +184,8 @@ def _read(density: ModelLogJoint, nodes: _Nodes, theta: Tensor, other: Tensor, t
         for moving in (one, ~one):
             moved, place = theta.clone(), nodes.place[moving].flatten().to(theta.device)
             moved[place] = other[place]
-            now, rtol = _terms(density, moved)[1], torch.finfo(terms.dtype).eps ** 0.6
-            changes.append(~torch.isclose(now, terms, rtol=rtol, atol=rtol, equal_nan=True).cpu())
+            now, rtol = _same(names, *_terms(density, moved)), _ROUNDING * torch.finfo(terms.dtype).eps
+            changes.append(~torch.isclose(now, terms, rtol=rtol, atol=0.0, equal_nan=True).cpu())
         several |= changes[0] & changes[1]
         touched |= changes[0] | changes[1]
         number += changes[0].long() << bit
