@@ -154,6 +154,19 @@ class TestProducts:
         close(slope, expected[0], IDENTITY)
         close(bend, expected[1], IDENTITY)
 
+    @pytest.mark.parametrize("family", ["logit", "probit", "negative binomial"])
+    @pytest.mark.parametrize("sd", [1.0, 6.0, 30.0, 1e3])
+    def test_the_curvature_of_a_row_whose_normal_is_wide(self, family, sd):
+        """Against central differences of β: the nodes of a wide normal lie where 1/Φ(-x) is infinite."""
+        likelihood = regression(FAMILIES[family]).likelihood
+        e, v = torch.linspace(-4, 4, 5, dtype=DTYPE), torch.full((5,), sd * sd, dtype=DTYPE)
+        y = torch.ones(5, dtype=DTYPE)
+        slope, bend = bends(likelihood.expected, likelihood.of_softplus, e, v, y)
+        for found, de, dv in ((slope, 1e-4 * sd, 0.0), (bend, 0.0, 1e-4 * sd**2)):
+            above, below = (likelihood.expected(e + s * de, v + s * dv, y).curvature for s in (1, -1))
+            difference = (above - below) / (2 * (de + dv))
+            assert float((found - difference).abs().max()) <= 1e-6 * float(difference.abs().max())
+
     def test_where_moments_are_bounds_nothing_is_known_of_their_changes(self):
         q, model = somewhere("cholesky", DIM), regression()
         packet = PiecewiseBound()(q, model).derivative
@@ -439,13 +452,23 @@ class TestMode:
         close(q.structure.from_dense(inverse), pattern, 1e-8)
 
     def test_members_that_are_not_finite_stay(self):
-        X = torch.ones(3, 1, dtype=DTYPE)
-        model = GeneralizedLinear(X, torch.tensor([[0.0, 1.0, 2.0]] * 2, dtype=DTYPE), "poisson_log")
-        q = CholeskyGaussian(1, (2,), mean=torch.tensor([[1e4], [0.0]], dtype=DTYPE), dtype=DTYPE)
+        X, offset = torch.ones(3, 1, dtype=DTYPE), torch.tensor([[1e4] * 3, [0.0] * 3], dtype=DTYPE)
+        model = GeneralizedLinear(X, torch.tensor([[0.0, 1.0, 2.0]] * 2, dtype=DTYPE), "poisson_log", offset=offset)
+        q = CholeskyGaussian(1, (2,), mean=torch.tensor([[2.0], [0.0]], dtype=DTYPE), dtype=DTYPE)
         start_at_mode(q, model)
-        assert q.mean[0].item() == 1e4
+        assert q.mean[0].item() == 2.0
         assert q.scale_tril[0].item() == 1.0
         assert abs(q.mean[1].item()) < 0.5
+
+    @pytest.mark.parametrize("mean", [-300.0, 30.0, 1e4])
+    def test_it_begins_at_the_origin_where_that_is_lower(self, mean):
+        """From η = 30 Newton's method would need 30 passes, and from 1e4 it is lost."""
+        X = randn(50, 3, seed=1)
+        model = GeneralizedLinear(X, (0.5 * X.sum(-1)).exp().round(), "poisson_log")
+        q, near = CholeskyGaussian(3, mean=mean, dtype=DTYPE), CholeskyGaussian(3, dtype=DTYPE)
+        assert start_at_mode(q, model) == start_at_mode(near, model) <= 8
+        close(q.mean, near.mean, IDENTITY)
+        assert fit(q.initialize_(mean), model, progress=False).converged
 
 
 def breast_cancer():
@@ -469,6 +492,15 @@ class TestFits:
             assert result.converged
             assert result.evaluations <= 8
             assert result.loss == pytest.approx(OPTIMA[kind], abs=1e-9)
+
+    @pytest.mark.parametrize("family", ["bernoulli_logit", "bernoulli_probit"])
+    def test_more_columns_than_rows(self, family):
+        """Whose rows have wide normals; VN takes 20 to 30 evaluations."""
+        X = randn(50, 120, seed=1)
+        model = GeneralizedLinear(X, X[:, :20].sum(-1) + randn(50, seed=2) > 0, family)
+        result = fit(CholeskyGaussian(120, dtype=DTYPE), model, progress=False)
+        assert result.converged
+        assert result.evaluations <= 10
 
     @pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
     def test_iris(self, kind):

@@ -5,10 +5,13 @@ no expectation (McCullagh and Nelder 1989, section 2.5).  It ends where ℓ/γ i
 minimum: Laplace's approximation itself is mostly off the optimum by more.
 """
 
+import math
+
 import torch
+from torch import Tensor
 
 from torchngvi.fitting.laplace import backtracked
-from torchngvi.interfaces import Congruence, TractableTarget
+from torchngvi.interfaces import Congruence, TractableTarget, where_members
 from torchngvi.numerics.linalg import cholesky, finite
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -16,12 +19,18 @@ _DECREMENT2 = 0.1  # gᵀH⁻¹g, in units of γ, at which the mode is near enou
 _PASSES = 50
 
 
+def _lower(target: TractableTarget, mean: Tensor) -> Tensor:
+    """The mean, or for members whose ℓ is lower there the origin: where ℓ grows as e^η a pass leads back by 1 in η."""
+    at_mean, at_origin = (target.log_joint(theta[None])[0] for theta in (mean, torch.zeros_like(mean)))
+    return where_members(at_origin > at_mean.nan_to_num(nan=-math.inf), torch.zeros_like(mean), mean)
+
+
 @torch.no_grad()
 def start_at_mode(q: Gaussian, target: TractableTarget) -> int:
-    """Set q to about N(mode, γ (ΠH)⁻¹), from its mean, for the members whose ℓ is finite there.
+    """Set q to about N(mode, γ (ΠH)⁻¹), for the members whose ℓ is finite there.
 
     Args:
-        q: the posterior, updated in place.
+        q: the posterior, updated in place; the search begins at its mean, or at the origin where ℓ is lower there.
         target: a model that is ``convex``, at a positive temperature.
 
     Returns:
@@ -33,7 +42,7 @@ def start_at_mode(q: Gaussian, target: TractableTarget) -> int:
     >>> start_at_mode(q, model), round(q.mean.item(), 6), round(q.variance.item(), 6)  # 4/5 and 1/5
     (2, 0.8, 0.2)
     """
-    theta = q.frame().mean.clone()
+    theta = _lower(target, q.frame().mean)
     for passes in range(1, _PASSES + 1):  # noqa: B007
         energy, (g, H) = target.second_order(theta)
         factor, ok = cholesky(H)

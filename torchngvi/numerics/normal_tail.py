@@ -1,4 +1,4 @@
-"""The tail of the normal distribution, -log Φ, with two derivatives."""
+"""The tail of the normal distribution, -log Φ, with two derivatives, each of which torch can differentiate again."""
 
 import math
 
@@ -18,7 +18,9 @@ def negative_log_ndtr(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     >>> [round(float(part), 4) for part in negative_log_ndtr(torch.zeros(()))]  # log 2, -√(2/π), 2/π
     [0.6931, -0.7979, 0.6366]
     """
-    ratio = math.sqrt(2 / math.pi) / torch.special.erfcx(x * -math.sqrt(0.5))
+    limit = math.sqrt(2 * math.log(torch.finfo(x.dtype).max)) - 1  # 1/Φ(-x) is finite up to there, Φ(x) is 1 beyond
+    scaled = torch.special.erfcx(x.clamp_max(limit) * -math.sqrt(0.5))
+    ratio = torch.where(x > limit, torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi), math.sqrt(2 / math.pi) / scaled)
     inverse2 = x.clamp_max(-1.0).pow(-2)
     # r (r + x) = 1 - x⁻² + 6 x⁻⁴ - 50 x⁻⁶ + ..
     tail = 1 - inverse2 * (1 - inverse2 * (6 - inverse2 * (50 - 518 * inverse2)))
