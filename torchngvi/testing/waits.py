@@ -1,8 +1,10 @@
 """How often the host waits for a device, counted without one: tensors on the CPU that pass for those of a GPU."""
 
 import collections
+import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _T = TypeVar("_T")
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"  # lines of the library begin with this
 _READS = {
     torch.Tensor.item,
     torch.Tensor.tolist,
@@ -101,5 +104,5 @@ def reads(do: Callable[[], _T]) -> tuple[_T, collections.Counter[str]]:
 def _note() -> None:
     """Count the line of the library, or else of the user, that is being run."""
     stack = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
-    frame = ([one for one in stack if "/torchngvi/" in one.filename] or stack)[-1]
-    Far.lines[f"{frame.filename.split('/torchngvi/')[-1]}:{frame.lineno}  {(frame.line or '')[:60]}"] += 1
+    frame = ([one for one in stack if one.filename.startswith(_PACKAGE)] or stack)[-1]
+    Far.lines[f"{frame.filename.removeprefix(_PACKAGE)}:{frame.lineno}  {(frame.line or '')[:60]}"] += 1
