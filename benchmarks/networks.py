@@ -362,6 +362,7 @@ SETTINGS = {
     "laplace, Kronecker": (post_hoc, [{"lr": lr, "structure": "kronecker"} for lr in RATES]),
     "laplace, last layer": (post_hoc, [{"lr": lr, "last": True} for lr in RATES]),
     "attach": (ours, [{}]),
+    "attach, without noise": (ours, [{"temperature": 0.0}]),
     "attach, radius by trials": (by_trials, [{}]),
     "attach, Kronecker": (ours, [{"structure": "kronecker"}]),
     "attach, best of four radii": (ours, [{"length": f} for f in (3.0, 1.0, 0.3, 0.1)]),

@@ -289,6 +289,41 @@ def test_a_step_in_parts_is_the_step(dtype, tolerance):
             torch.testing.assert_close(m - old, share * d, **tolerance)
 
 
+def test_the_temperature_0_is_the_optimizer_alone_with_a_radius():
+    """Without a radius the steps are those of Adam with the prior as decay; with one no move is longer."""
+    plain, free, short = (mlp(torch.float64) for _ in range(3))
+    q = network(free, num_data=40, temperature=0, prior_precision=2.0)
+    optimizers = [torch.optim.Adam(plain.parameters(), lr=0.1, weight_decay=2.0 / 40), adamw(free), adamw(short)]
+    attach(optimizers[1], q, radius=math.inf)
+    limited = network(short, num_data=40, temperature=0)
+    attach(optimizers[2], limited, radius=1e-5)
+    moves, measured = [], limited.divergence
+    limited.divergence = lambda: moves.append(float(measured())) or measured()
+    before = means(limited)
+    for model, optimizer in zip((plain, free, short), optimizers, strict=True):
+        train(model, optimizer, 20, torch.float64)
+    torch.testing.assert_close(flat(free.parameters()), flat(plain.parameters()), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(means(q), flat(free.parameters()), rtol=0, atol=0)  # in training, too
+    assert min(moves) > 1e-5
+    assert 0 < (means(limited) - before).norm() < 0.2 * (means(q) - before).norm()
+    assert not sds(q).any()
+    assert q.kl() == math.inf
+    x, y = data(20, torch.float64)
+    assert q.predictive(x).epistemic.abs().max() < 1e-12
+    found = calibrate(q, [(x, y)])
+    assert q.temperature == found.temperature > 0
+    assert sds(q).all()
+
+
+def test_the_temperature_0_has_no_gaussian_and_no_noise_to_look_at():
+    model = mlp()
+    q = network(model, num_data=40, temperature=0)
+    with pytest.raises(InputError, match="At the temperature 0 q is a point and no Gaussian"):
+        q.as_gaussian()
+    with pytest.raises(InputError, match="by the noise of draws; the temperature 0 has none"):
+        attach(adamw(model), q, steps=10, curvature=Reparametrized())
+
+
 def test_noise_of_a_large_tensor_is_of_many_windows():
     """It has the moments of normal numbers, is the same each time, and no piece of it is that of another."""
     like = torch.empty(1000, 1000)
@@ -750,8 +785,8 @@ def test_calibrate_finds_the_temperature():
     ("arguments", "text"),
     [
         ({"num_data": 0}, "num_data is the number of labels"),
-        ({"temperature": 0.0}, "temperature is larger than 0"),
-        ({"temperature": "1"}, "temperature is larger than 0 and finite; got '1'"),
+        ({"temperature": -0.1}, "temperature is 0 or larger, and finite; got -0.1"),
+        ({"temperature": "1"}, "temperature is 0 or larger, and finite; got '1'"),
         ({"structure": "block"}, "structure is one of"),
         ({"structure": {"body.*": "diagonal"}}, "fits none of the parameters"),
         ({"prior_precision": -1.0}, "prior_precision is larger than 0"),
@@ -823,8 +858,8 @@ def test_numbers_that_cannot_be():
         (lambda: network("net", 100), "made of a torch.nn.Module; got a str"),
         (lambda: Gaussian("a"), "scale is the standard deviation of the noise, larger than 0; got 'a'"),
         (lambda: Gaussian(torch.ones(2)), r"scale is the standard deviation of the noise, larger than 0; got tensor"),
-        (lambda: q.temper_(math.inf), "temperature is larger than 0"),
-        (lambda: q.temper_("1"), "temperature is larger than 0 and finite; got '1'"),
+        (lambda: q.temper_(math.inf), "temperature is 0 or larger"),
+        (lambda: q.temper_("1"), "temperature is 0 or larger, and finite; got '1'"),
         (lambda: SampledLabels(every=0), "every is the number of steps"),
         (lambda: GradientNoise(0), "batch_size is the number of labels"),
         (lambda: GradientNoise(1, beta=1.0), "beta is at least 0"),

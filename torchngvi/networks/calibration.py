@@ -100,7 +100,7 @@ def calibrate(
     q.temper_(best)
     q.likelihood.factor = factors[best]
     found = Calibrated(best, finite[best], tried, factors[best])
-    nearest = min(finite, key=lambda t: abs(math.log(t / before)))
+    nearest = min(finite, key=lambda t: abs(math.log(t / before)) if before else t)
     for sentence in _ends(found, finite[nearest], q):
         warnings.warn(sentence, CalibrationWarning, stacklevel=2)
     return found

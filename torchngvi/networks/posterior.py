@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchngvi.errors import InputError
 from torchngvi.networks.laplace import settle_
 from torchngvi.networks.layout import PriorPrecision, Structure
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
@@ -159,7 +160,9 @@ class NetworkGaussian(NetworkWeights):
     # what q says
 
     def kl(self) -> Tensor:
-        """Return KL(q‖N(0, λ⁻¹)) in nats, a number, at the temperature that V has."""
+        """Return KL(q‖N(0, λ⁻¹)) in nats, a number, at the temperature that V has; infinite at 0."""
+        if self.temperature == 0:
+            return torch.tensor(math.inf, device=self.parameters_of_network[0].device)
         total = []
         for family in self.each():
             for mean, variance, delta in zip(family.mean, family.variances(), family.prior, strict=True):
@@ -176,7 +179,14 @@ class NetworkGaussian(NetworkWeights):
 
         Returns:
             The posterior, of dimension D, the number of weights.
+
+        Raises:
+            InputError: at the temperature 0, where q is a point.
         """
+        if self.temperature == 0:
+            raise InputError(
+                "At the temperature 0 q is a point and no Gaussian; choose its width by calibrate or temper_ first."
+            )
         mean = torch.cat([m.flatten() for m in self.mean.values()])
         stddev = torch.cat([v.flatten() for v in self.variance.values()]).sqrt()
         return DiagonalGaussian(mean.numel(), mean=mean, scale=stddev, dtype=mean.dtype, device=mean.device)
@@ -217,7 +227,8 @@ def network(
             and "rows" is a block for each of its classes.
         prior_precision: λ of the prior N(0, λ⁻¹), one number or by patterns of names.
         temperature: T, which tempers likelihood and prior alike; less is narrower.  1 is the posterior, for which
-            independent weights are too wide in most networks: the fit suffers from their noise.
+            independent weights are too wide in most networks: the fit suffers from their noise.  0 trains without
+            noise: the parameters hold the mean, and what is left is an optimizer whose steps have a radius.
             :func:`calibrate` chooses it anew after the training, on validation data.
         likelihood: what the outputs say of the labels: "categorical", "bernoulli", ``networks.Gaussian(scale)`` or an
             `OutputLikelihood`.

@@ -284,7 +284,7 @@ class NetworkWeights(nn.Module):
             temperature: the new one.
 
         Raises:
-            InputError: if it is not larger than 0 and finite.
+            InputError: if it is negative or not finite.
         """
         self.temperature = _temperature(temperature)
         if self.holds_draw and not self.pinned:
@@ -332,8 +332,8 @@ class NetworkWeights(nn.Module):
 
 def _temperature(given: Any) -> float:
     """A temperature as a number, after a check."""
-    if not isinstance(given, Real | Tensor) or not 0 < float(given) < math.inf:
-        raise InputError(f"temperature is larger than 0 and finite; got {given!r}.")
+    if not isinstance(given, Real | Tensor) or not 0 <= float(given) < math.inf:
+        raise InputError(f"temperature is 0 or larger, and finite; got {given!r}.")
     return float(given)
 
 

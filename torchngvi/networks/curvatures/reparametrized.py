@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
 from torchngvi.networks.curvatures.base import OfSingleWeights
 from torchngvi.networks.families import Diagonal
 from torchngvi.networks.posterior import NetworkGaussian
@@ -29,6 +30,19 @@ class Reparametrized(OfSingleWeights):
 
     def __init__(self, rate: float = 1e-5) -> None:
         super().__init__(rate)
+
+    def begin(self, q: NetworkGaussian) -> None:
+        """Let the curvature begin at its start; see the base class.
+
+        Args:
+            q: the posterior.
+
+        Raises:
+            InputError: at the temperature 0, where there is no noise to look at.
+        """
+        if q.temperature == 0:
+            raise InputError("Reparametrized sees the curvature by the noise of draws; the temperature 0 has none.")
+        super().begin(q)
 
     def before_step(self, q: NetworkGaussian, gradients: Mapping[str, Tensor]) -> None:
         """Move every curvature by the retraction; see the base class."""
