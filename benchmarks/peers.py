@@ -1,24 +1,26 @@
-"""Wall time to a gap of 1 and of 0.01 nats: VN's default against AutoMultivariateNormal with Adam.
+"""Processor time to a gap of 1 and of 0.01 nats: fit's default against AutoMultivariateNormal with Adam.
 
-    python benchmarks/peers.py [--data breast_cancer german.numer_scale a9a] [--seconds 60]
+    python benchmarks/peers.py [--data breast_cancer german.numer_scale a9a] [--patience 300] [--log FILE]
 
 The peers are Pyro and NumPyro, the latter compiled (chunks of steps in one `lax.scan`, compilation not
 counted) and skipped where it is not installed.  Logistic regression; the gap is that of the exact
 negative ELBO at the guide's mean and root, read with the clock stopped: every 50 steps at first, every 2 %
 of the steps later on.  All guides start from the prior mean with their own scale.  A peer gets the best of
-a grid of learning rates and particles, each until it is at 0.01 nats or its seconds are over; one whose
-lowest gap lies before the last third of its time is stopped from half of its seconds on, and marked.
-"Not reached in T s" gives the shortest time of the grid.  Large data sets get a smaller grid and twice the
-seconds.  Everything runs in float64 on one core.
+a grid of learning rates, constant or falling as 1/√(1 + t/1000), and particles, each until it is at 0.01 nats
+or its patience is over, in seconds of the processor; one whose lowest gap lies before the last third of its
+time is stopped from half of its patience on, and marked.  "Not reached in T s" gives the shortest time of the
+grid.  Large data sets get a smaller grid.  Everything runs in float64 on one core.  A log has one JSON object
+a line, which `benchmarks.speed_page` reads.
 """
 
 import argparse
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
 
@@ -30,7 +32,8 @@ from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from sklearn.datasets import load_breast_cancer, load_svmlight_file
 from torch import Tensor
 
-from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, fit
+from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
+from torchngvi.fitting.records import Record
 
 try:
     import jax
@@ -42,8 +45,10 @@ DATA = ("breast_cancer", "german.numer_scale", "a9a")
 COLUMNS = {"german.numer_scale": 24, "a9a": 123}
 GAPS = (1.0, 0.01)
 CHUNK = 50  # steps of a peer between two looks at its clock
-GRID = tuple((lr, particles) for particles in (1, 10, 100) for lr in (0.001, 0.003, 0.01, 0.03))
-LARGE_GRID = tuple((lr, particles) for particles in (1, 10) for lr in (0.001, 0.003, 0.01))
+RATES = tuple((lr, False) for lr in (0.001, 0.003, 0.01, 0.03)) + tuple((lr, True) for lr in (0.01, 0.03, 0.1))
+GRID = tuple((lr, falls, particles) for particles in (1, 10, 100) for lr, falls in RATES)
+LARGE_GRID = tuple((lr, falls, particles) for particles in (1, 10) for lr, falls in RATES if 0.001 < lr < 0.1)
+FALL = 1000  # steps after which a falling rate is 1/√2 of the first
 LARGE = 10_000  # rows
 
 Guide = tuple[Callable[[], None], Callable[[], tuple[Tensor, Tensor]]]  # CHUNK steps; mean and root
@@ -74,14 +79,23 @@ def ours(model: GeneralizedLinear, lowest: float) -> dict[float, float]:
     """Seconds to each gap, the median of three fits after one that warms up."""
     times: dict[float, list[float]] = {gap: [] for gap in GAPS}
     for repeat in range(4):
-        q = CholeskyGaussian(model.dim, dtype=torch.float64)
-        trace = fit(q, model, VN(q), progress=False).trace
+        seen, start = [], time.process_time()
+
+        def note(record: Record, seen: list = seen, start: float = start) -> None:
+            seen.append((time.process_time() - start, record.loss))
+
+        fit(CholeskyGaussian(model.dim, dtype=torch.float64), model, progress=False, callbacks=[note])
         for gap in GAPS if repeat else ():
-            times[gap].append(next(record.seconds for record in trace if record.loss - lowest < gap))
+            times[gap].append(next(seconds for seconds, loss in seen if loss - lowest < gap))
     return {gap: statistics.median(seconds) for gap, seconds in times.items()}
 
 
-def pyros(model: GeneralizedLinear, lr: float, particles: int) -> Guide:
+def rate(lr: float, falls: bool, step: Any) -> Any:
+    """The learning rate of a step."""
+    return lr / (1 + step / FALL) ** 0.5 if falls else lr
+
+
+def pyros(model: GeneralizedLinear, lr: float, falls: bool, particles: int) -> Guide:
     X, y, precision = model.X, (model.y > 0).double(), model.prior.precision
 
     def joint() -> None:
@@ -95,11 +109,15 @@ def pyros(model: GeneralizedLinear, lr: float, particles: int) -> Guide:
     pyro.set_rng_seed(0)
     guide = AutoMultivariateNormal(joint, init_loc_fn=init_to_mean)
     loss = Trace_ELBO(num_particles=particles, vectorize_particles=particles > 1, max_plate_nesting=1)
-    svi = SVI(joint, guide, pyro.optim.Adam({"lr": lr}), loss)
+    adam = {"optimizer": torch.optim.Adam, "optim_args": {"lr": lr}, "lr_lambda": lambda step: rate(1.0, falls, step)}
+    scheduler = pyro.optim.LambdaLR(adam)
+    svi = SVI(joint, guide, scheduler, loss)
 
     def advance() -> None:
         for _ in range(CHUNK):
             svi.step()
+            if falls:
+                scheduler.step()
 
     def moments() -> tuple[Tensor, Tensor]:
         return guide.loc.detach(), (guide.scale[:, None] * guide.scale_tril).detach()
@@ -107,7 +125,7 @@ def pyros(model: GeneralizedLinear, lr: float, particles: int) -> Guide:
     return advance, moments
 
 
-def numpyros(model: GeneralizedLinear, lr: float, particles: int) -> Guide:
+def numpyros(model: GeneralizedLinear, lr: float, falls: bool, particles: int) -> Guide:
     jax.config.update("jax_enable_x64", True)
     X, y = jax.numpy.array(model.X.numpy()), jax.numpy.array((model.y > 0).double().numpy())
     sd = jax.numpy.array(model.prior.precision.rsqrt().numpy())
@@ -118,7 +136,8 @@ def numpyros(model: GeneralizedLinear, lr: float, particles: int) -> Guide:
             numpyro.sample("y", numpyro.distributions.Bernoulli(logits=X @ theta), obs=y)
 
     guide = numpyro.infer.autoguide.AutoMultivariateNormal(joint, init_loc_fn=numpyro.infer.init_to_mean)
-    svi = numpyro.infer.SVI(joint, guide, numpyro.optim.Adam(lr), numpyro.infer.Trace_ELBO(num_particles=particles))
+    adam = numpyro.optim.Adam(lambda step: rate(lr, falls, step))
+    svi = numpyro.infer.SVI(joint, guide, adam, numpyro.infer.Trace_ELBO(num_particles=particles))
     state = svi.init(jax.random.PRNGKey(0), X, y)
 
     @jax.jit
@@ -144,9 +163,9 @@ def measure(model: GeneralizedLinear, lowest: float, guide: Guide, setting: str,
     q = CholeskyGaussian(model.dim, dtype=torch.float64)
     clock, chunks, look, best, best_at, reached, plateau = 0.0, 0, 1, float("inf"), 0.0, {}, False
     while clock < seconds and GAPS[-1] not in reached and not plateau:
-        start = time.perf_counter()
+        start = time.process_time()
         advance()
-        clock, chunks = clock + time.perf_counter() - start, chunks + 1
+        clock, chunks = clock + time.process_time() - start, chunks + 1
         if chunks < look and clock < seconds:
             continue
         look = chunks + max(1, chunks // 50)
@@ -163,13 +182,13 @@ def measure(model: GeneralizedLinear, lowest: float, guide: Guide, setting: str,
 def grid(model: GeneralizedLinear, lowest: float, peer: Callable[..., Guide], seconds: float) -> list[Run]:
     """A run per setting, printed."""
     runs = []
-    for lr, particles in LARGE_GRID if len(model.y) > LARGE else GRID:
-        setting = f"lr {lr:g}, {particles} draw{'s' * (particles > 1)}"
-        run = measure(model, lowest, peer(model, lr, particles), setting, seconds)
+    for lr, falls, particles in LARGE_GRID if len(model.y) > LARGE else GRID:
+        setting = f"lr {lr:g}{' falling' * falls}, {particles} draw{'s' * (particles > 1)}"
+        run = measure(model, lowest, peer(model, lr, falls, particles), setting, seconds)
         times = ", ".join(f"{gap:g} nats at {at:.2f} s" for gap, at in run.reached.items()) or "no gap reached"
         end = " (plateau)" if run.plateau else ""
         print(
-            f"  {peer.__name__[:-1]:8}{setting:20}{run.steps:8} steps, {run.seconds:5.1f} s{end}, "
+            f"  {peer.__name__[:-1]:8}{setting:28}{run.steps:8} steps, {run.seconds:5.1f} s{end}, "
             f"lowest gap {run.lowest:.3g}: {times}",
             flush=True,
         )
@@ -190,10 +209,21 @@ def compared(runs: list[Run], gap: float, mine: float) -> tuple[str, str]:
     return f"not reached in {seconds:.0f} s{note}", f"above {seconds / mine:,.0f}"
 
 
+def log(path: Path, data: str, mine: dict[float, float], peers: dict[str, list[Run]]) -> None:
+    """Append a line for each peer and gap; seconds are null where no setting got there within the patience told."""
+    with path.open("a") as file:
+        for peer, gap in ((peer, gap) for peer, runs in peers.items() if runs for gap in GAPS):
+            runs = peers[peer]
+            seconds = min((run.reached[gap] for run in runs if gap in run.reached), default=None)
+            line = {"data": data, "gap": gap, "ours": mine[gap], "peer": peer, "seconds": seconds}
+            file.write(json.dumps({**line, "patience": min(run.seconds for run in runs)}) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each setting of a peer")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for each setting of a peer")
+    parser.add_argument("--log", type=Path, help="a file for the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -208,9 +238,11 @@ def main() -> None:
         lowest = fit(q, model, tolerance=1e-7, progress=False).loss
         mine = ours(model, lowest)
         times = ", ".join(f"{gap:g} nats at {1e3 * mine[gap]:.1f} ms" for gap in GAPS)
-        print(f"{name}, {len(model.y)} x {model.dim}\n  VN: {times}", flush=True)
-        seconds = arguments.seconds * (2 if len(model.y) > LARGE else 1)
+        print(f"{name}, {len(model.y)} x {model.dim}\n  fit: {times}", flush=True)
+        seconds = arguments.patience
         runs = grid(model, lowest, pyros, seconds), grid(model, lowest, numpyros, seconds) if numpyro else []
+        if arguments.log is not None:
+            log(arguments.log, name, mine, dict(zip(("Pyro", "NumPyro"), runs, strict=True)))
         for gap in GAPS:
             peers = (cell for each in runs for cell in compared(each, gap, mine[gap]))
             rows.append((name, f"{gap:g}", f"{1e3 * mine[gap]:.1f} ms", *peers))

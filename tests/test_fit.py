@@ -823,7 +823,7 @@ class TestFarStart:
         """Newton's method that leads nowhere good loses nothing."""
         q, model = POSTERIORS["cholesky"](2, scale=1.0, dtype=torch.float64), self.model(1.5)
         here = q.mean.clone(), q.scale_tril.clone()
-        bad = lambda q, target: q.initialize_(torch.full((2,), 3.0, dtype=torch.float64))  # noqa: E731
+        bad = lambda q, *rest: q.initialize_(torch.full((2,), 3.0, dtype=torch.float64))  # noqa: E731
         monkeypatch.setattr(sys.modules["torchngvi.fitting.steps"], "start_at_mode", lambda *given: (bad(*given), 1)[1])
         quiet(q, model, max_evaluations=2)
         assert torch.equal(q.mean, here[0])

@@ -184,7 +184,7 @@ def _usual_optimizer(q: Posterior, target: Target) -> NaturalGradientVI:
 
     Of a batch of full covariances all members wait for the one that needs most products: VN takes as long.
     """
-    if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.convex and target.comparable):
+    if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.curved and target.comparable):
         return VN(q)
     full = q.structure.widest == q.dim
     dear = full and (q.dim > _FULL or bool(q.batch_shape) or not target.products)

@@ -6,17 +6,85 @@ minimum: Laplace's approximation itself is mostly off the optimum by more.
 """
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchngvi.fitting.laplace import backtracked
-from torchngvi.interfaces import Congruence, TractableTarget, where_members
+from torchngvi.fitting.newton_search import put_at, search
+from torchngvi.interfaces import Frame, Framed, TractableTarget, where_members
+from torchngvi.models import GeneralizedLinear, TractableFactors
+from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import cholesky, finite
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Forest, Pattern
+from torchngvi.structures.pattern import Structured
+from torchngvi.structures.sparse_rows import placed
 
 _DECREMENT2 = 0.1  # gᵀH⁻¹g, in units of γ, at which the mode is near enough
 _PASSES = 50
+_WIDE = 500  # dimensions up to which H is written out
+
+
+class _Dense(NamedTuple):
+    """H as a matrix, with its Cholesky factor."""
+
+    H: Tensor  # (*batch, D, D)
+    factor: Tensor
+    ok: Tensor  # (*batch,)
+
+    def solve(self, g: Tensor) -> Tensor:
+        """Solve with H."""
+        return torch.cholesky_solve(g[..., None], self.factor)[..., 0]
+
+    def kept(self, structure: Pattern) -> Structured:
+        """The entries of H that a pattern stores."""
+        return structure.from_dense(self.H)
+
+
+class _InPattern(NamedTuple):
+    """H that has the pattern of a forest, with its Cholesky factor, which fills nothing in."""
+
+    H: Structured
+    root: Structured
+    ok: Tensor  # (*batch,)
+    structure: Pattern
+
+    def solve(self, g: Tensor) -> Tensor:
+        """Solve with H."""
+        return self.structure.tsolve(self.root, self.structure.solve(self.root, g))
+
+    def kept(self, structure: Pattern) -> Structured:
+        """H itself."""
+        return self.H
+
+
+def _stays_in_pattern(q: Gaussian, target: TractableTarget) -> bool:
+    """Whether H has no entries but those that the forest of q stores."""
+    if isinstance(target, TractableFactors):
+        return True
+    if not isinstance(target, GeneralizedLinear) or not sparse.is_sparse(target.X) or target.dim != q.dim:
+        return False
+    return isinstance(q.structure, Forest) and not q.batch_shape and placed(q.structure, target.X) is not None
+
+
+def has_start(q: Gaussian, target: TractableTarget) -> bool:
+    """Say whether `start_at_mode` is for this model and q: a convex ℓ whose H is of moderate size or in q's pattern.
+
+    Args:
+        q: the posterior.
+        target: the model.
+
+    Returns:
+        Whether it is.
+
+    >>> from torchngvi import CholeskyGaussian, GeneralizedLinear
+    >>> model = GeneralizedLinear(torch.ones(4, 1), [0.0, 1.0, 2.0, 1.0], "poisson_log")
+    >>> has_start(CholeskyGaussian(1), model)
+    True
+    """
+    return target.convex and target.temperature > 0 and (q.dim <= _WIDE or _stays_in_pattern(q, target))
 
 
 def _lower(target: TractableTarget, mean: Tensor) -> Tensor:
@@ -26,12 +94,13 @@ def _lower(target: TractableTarget, mean: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def start_at_mode(q: Gaussian, target: TractableTarget) -> int:
+def start_at_mode(q: Gaussian, target: TractableTarget, over: Callable[[int], bool] = lambda passes: False) -> int:
     """Set q to about N(mode, γ (ΠH)⁻¹), for the members whose ℓ is finite there.
 
     Args:
         q: the posterior, updated in place; the search begins at its mean, or at the origin where ℓ is lower there.
         target: a model that is ``convex``, at a positive temperature.
+        over: whether a budget does not allow so many passes; asked before the second and every later one.
 
     Returns:
         The number of passes over the data.
@@ -42,23 +111,19 @@ def start_at_mode(q: Gaussian, target: TractableTarget) -> int:
     >>> start_at_mode(q, model), round(q.mean.item(), 6), round(q.variance.item(), 6)  # 4/5 and 1/5
     (2, 0.8, 0.2)
     """
-    theta = _lower(target, q.frame().mean)
-    for passes in range(1, _PASSES + 1):  # noqa: B007
-        energy, (g, H) = target.second_order(theta)
-        factor, ok = cholesky(H)
-        direction = -torch.cholesky_solve(g[..., None], factor)[..., 0]
-        square = -torch.linalg.vecdot(g, direction)
-        active = ok & finite(energy) & (square > _DECREMENT2 * target.temperature)
-        if not bool(active.any()):
-            break
-        theta, moved = backtracked(target, theta, energy, direction, square, active)
-        if not bool(moved.any()):
-            break
-    here = q.snapshot()
-    known = finite(energy) & ok & finite(theta).all(-1)
-    q.initialize_(torch.where(known[..., None], theta, 0.0))
-    N = q.structure.from_dense(H / target.temperature)
-    new, inside = q.moved(Congruence(N, torch.zeros_like(theta)))
-    q.restore(here)
-    q.assign(new, inside & known)
-    return passes
+    structure, in_pattern = q.structure, _stays_in_pattern(q, target)
+
+    def at(theta: Tensor) -> tuple[Tensor, Tensor, _Dense | _InPattern]:
+        energy, derivative = target.second_order(theta)
+        if not in_pattern:
+            assert not isinstance(derivative, Framed)
+            g, H = derivative.raw()
+            return energy, g, _Dense(H, *cholesky(H))
+        g, W = derivative.framed(Frame(theta, structure.eye(theta), structure, q.upper))
+        return energy, g, _InPattern(W, *structure.cholesky(W), structure)
+
+    square = _DECREMENT2 * target.temperature
+    found = search(target, _lower(target, q.frame().mean), at, square, _PASSES, over)
+    known = finite(found.energy) & found.curvature.ok & finite(found.theta).all(-1)
+    put_at(q, found.theta, found.curvature, target.temperature, known)
+    return found.passes

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
-from torchngvi.interfaces import Congruence, Target, TractableTarget, where_members
+from torchngvi.fitting.newton_search import put_at, search
+from torchngvi.interfaces import Framed, Target, TractableTarget
 from torchngvi.models.arguments import as_target, bound, count
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Pattern
+from torchngvi.structures.pattern import Structured
 
-_HALVINGS = 40  # of one step
 _COLUMNS = 64  # of the Hessian at once: so many copies of θ are evaluated in one call
-_ENOUGH = 1e-4  # share of the promised decrease a step must reach
 
 
 class LaplaceResult(NamedTuple):
@@ -51,17 +52,48 @@ class LaplaceResult(NamedTuple):
     smallest: Tensor  # the smallest eigenvalue of H at the mode, before the repair, (*batch,)
 
 
-class _Curvature(NamedTuple):
-    """The Hessian H in its eigenbasis, repaired."""
+class Repaired(NamedTuple):
+    """The Hessian H in its eigenbasis, repaired.
+
+    Attributes:
+        values: the eigenvalues, (*batch, D), positive.
+        vectors: the eigenvectors, (*batch, D, D).
+        repaired: how many eigenvalues were below the floor, (*batch,).
+        smallest: the smallest eigenvalue before the repair, (*batch,).
+
+    >>> Repaired.of(torch.diag(torch.tensor([2.0, -1.0]))).solve(torch.ones(2)).tolist()
+    [0.5, 1.0]
+    """
 
     values: Tensor  # (*batch, D), positive
     vectors: Tensor  # (*batch, D, D)
     repaired: Tensor  # (*batch,)
     smallest: Tensor  # (*batch,)
 
+    @classmethod
+    def of(
+        cls,
+        H: Tensor,  # (*batch, D, D), symmetric
+    ) -> "Repaired":
+        """Take eigenvalues by absolute value, none below rounding."""
+        values, vectors, _ = eigh(H)
+        floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
+        floor = floor.clamp_min(torch.finfo(H.dtype).tiny ** 0.5)
+        repaired = (values < floor).sum(-1)
+        return cls(torch.maximum(values.abs(), floor), vectors, repaired, values[..., 0])
+
+    @property
+    def ok(self) -> Tensor:
+        """All members."""
+        return torch.ones_like(self.smallest, dtype=torch.bool)
+
     def solve(self, g: Tensor) -> Tensor:
         """Solve with H."""
         return (self.vectors @ ((self.vectors.mT @ g[..., None]) / self.values[..., None]))[..., 0]
+
+    def kept(self, structure: Pattern) -> Structured:
+        """The entries of H that a pattern stores."""
+        return structure.from_dense((self.vectors * self.values[..., None, :]) @ self.vectors.mT)
 
 
 @tracked
@@ -98,8 +130,7 @@ def laplace(
     (True, 3.0, 0.333333333)
     """
     target = as_target(target)
-    if tolerance is None:
-        tolerance = 1e-8 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-3
+    tolerance = usual_tolerance(q) if tolerance is None else tolerance
     tolerance = bound("tolerance", tolerance, "bounds the Newton decrement")
     max_iterations = count("max_iterations", max_iterations, "counts Newton steps")
     if not target.temperature > 0:
@@ -107,85 +138,76 @@ def laplace(
             f"the covariance is γ H⁻¹, which needs a positive temperature γ; got {target.temperature}. "
             "At γ = 0 q is a point: minimise the log joint itself."
         )
-    theta = q.frame().mean.clone()
-    for iterations in range(max_iterations + 1):
-        energy, g, H = _derivatives(target, theta)
-        if not iterations and not bool(torch.isfinite(energy).all()):
+    return laplace_within(q, target, tolerance, max_iterations)
+
+
+def usual_tolerance(q: Gaussian) -> float:
+    """The tolerance on the Newton decrement where none is given.
+
+    Args:
+        q: the posterior, whose dtype tells.
+
+    Returns:
+        1e-8 in float64, 1e-3 in float32.
+
+    >>> from torchngvi import CholeskyGaussian
+    >>> usual_tolerance(CholeskyGaussian(1))
+    0.001
+    """
+    return 1e-8 if torch.finfo(q.mean_probe.dtype).eps < 1e-12 else 1e-3
+
+
+@tracked
+@torch.no_grad()
+def laplace_within(
+    q: Gaussian,
+    target: Target,
+    tolerance: float,
+    max_iterations: int,
+    over: Callable[[int], bool] = lambda passes: False,
+) -> LaplaceResult:
+    """`laplace` of arguments that have been checked, within a budget of passes.
+
+    Args:
+        q: the posterior, updated in place.
+        target: a target at a positive temperature.
+        tolerance: on the Newton decrement.
+        max_iterations: the largest number of Newton steps.
+        over: whether a budget does not allow so many passes, each an energy with its gradient and Hessian.
+
+    Returns:
+        As `laplace`.
+
+    Raises:
+        InputError: a log joint that is not finite at q's mean.
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> laplace_within(CholeskyGaussian(1), LogJoint(lambda theta: -theta.square().sum(-1)), 1e-3, 9).iterations
+    0
+    """
+    start = q.frame().mean.clone()
+
+    def at(theta: Tensor) -> tuple[Tensor, Tensor, Repaired]:
+        energy, g, H = _derivatives(q, target, theta)
+        if theta is start and not bool(torch.isfinite(energy).all()):
             raise InputError(
                 "the log joint must be finite at q's mean, where Newton's method starts; "
                 f"got {-float(energy[~energy.isfinite()][0])}. Start from another mean (initialize_)."
             )
-        curvature = _eigen(H)
-        direction = -curvature.solve(g)
-        square = -(g * direction).sum(-1)  # gᵀH⁻¹g
-        converged = square.sqrt() <= tolerance
-        if bool(converged.all()) or iterations == max_iterations:
-            break
-        theta, moved = backtracked(target, theta, energy, direction, square, ~converged)
-        if not bool(moved.any()):
-            break
-    _set(q, theta, curvature, target.temperature)
-    return LaplaceResult(theta, converged, square.sqrt(), iterations, curvature.repaired, curvature.smallest)
+        return energy, g, Repaired.of(H)
+
+    theta, _, square, curvature, passes = search(target, start, at, tolerance**2, max_iterations + 1, over)
+    put_at(q, theta, curvature, target.temperature, torch.ones_like(square, dtype=torch.bool))
+    decrement = square.sqrt()
+    return LaplaceResult(theta, decrement <= tolerance, decrement, passes - 1, curvature.repaired, curvature.smallest)
 
 
-def _derivatives(target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _derivatives(q: Gaussian, target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ℓ (*batch,), ∇ℓ (*batch, D) and ∇²ℓ (*batch, D, D): members do not depend on one another."""
     if isinstance(target, TractableTarget) and target.convex:
         energy, derivative = target.second_order(theta)
-        return energy, derivative.g, derivative.H
+        if isinstance(derivative, Framed):
+            return energy, derivative.a, q.structure.full(derivative.W)
+        return energy, *derivative.raw()
     energy, g = energy_and_gradient(target, theta[None])
     return energy[0], g[0], mean_hessian(target, theta[None], _COLUMNS)
-
-
-def _eigen(H: Tensor) -> _Curvature:
-    """Eigenvalues by absolute value, none below rounding."""
-    values, vectors, _ = eigh(H)
-    floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
-    floor = floor.clamp_min(torch.finfo(H.dtype).tiny ** 0.5)
-    repaired = (values < floor).sum(-1)
-    return _Curvature(torch.maximum(values.abs(), floor), vectors, repaired, values[..., 0])
-
-
-def backtracked(
-    target: Target,
-    theta: Tensor,  # (*batch, D)
-    energy: Tensor,  # (*batch,)
-    direction: Tensor,  # (*batch, D)
-    square: Tensor,  # (*batch,)
-    active: Tensor,  # (*batch,)
-) -> tuple[Tensor, Tensor]:
-    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, a member at a time.
-
-    Args:
-        target: the target, whose log joint is asked.
-        theta: where the step begins, (*batch, D).
-        energy: ℓ there, (*batch,).
-        direction: the step of Newton, (*batch, D).
-        square: gᵀH⁻¹g, which the whole step promises twice, (*batch,).
-        active: the members that are to move, (*batch,).
-
-    Returns:
-        Where the step has led, (*batch, D), and which members have moved, (*batch,).
-    """
-    moved, length = torch.zeros_like(active), torch.ones_like(energy)
-    rounding = 4 * torch.finfo(energy.dtype).eps * energy.abs().clamp_min(1.0)
-    result = theta
-    for _ in range(_HALVINGS):
-        waiting = active & ~moved
-        if not bool(waiting.any()):
-            break
-        trial = theta + length[..., None] * direction
-        fallen = energy + target.log_joint(trial[None])[0]
-        enough = waiting & (fallen >= _ENOUGH * length * square - rounding)
-        result, moved = where_members(enough, trial, result), moved | enough
-        length = 0.5 * length
-    return result, moved
-
-
-def _set(q: Gaussian, mode: Tensor, curvature: _Curvature, temperature: float) -> None:
-    """q = N(mode, γ (ΠH)⁻¹): from N(mode, I) by the congruence N = ΠH/γ."""
-    H = (curvature.vectors * curvature.values[..., None, :]) @ curvature.vectors.mT
-    q.initialize_(mode)
-    N = q.structure.from_dense(H / temperature)
-    new, ok = q.moved(Congruence(N, torch.zeros_like(mode)))
-    q.assign(new, ok)

@@ -10,8 +10,8 @@ from torchngvi.errors import InputError
 from torchngvi.fitting import fingerprints
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.engine import Engine, Standing
-from torchngvi.fitting.irls import start_at_mode
-from torchngvi.fitting.laplace import laplace
+from torchngvi.fitting.irls import has_start, start_at_mode
+from torchngvi.fitting.laplace import laplace_within, usual_tolerance
 from torchngvi.fitting.records import record
 from torchngvi.fitting.stopping import Criterion
 from torchngvi.fitting.streaming import start_in_passes, stream_rows
@@ -26,6 +26,7 @@ _ERRORS = 3.0  # standard errors that a norm from draws must leave room for
 _REPEATS = 16  # fresh evaluations at one q, whose scatter tells the standard error of their mean
 _FAR, _WIDE = 1e4, 500  # natural-gradient norm from which q begins at the mode, and dimensions up to which it does
 _NEAR = 1.0  # the same of a convex ℓ, whose mode is found by a few passes without an expectation
+_PASSES = 100  # Newton steps for the mode of a model that is not convex
 _CLIMB = 100.0  # nats, beside the size of the first loss, by which a run ends far above its start
 _NOISY = (
     "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and a smaller lr."
@@ -66,9 +67,9 @@ class Steps(Engine):
         self.name = type(optimizer).__name__
         self.target, self.optimizer, self.batch_size = target, optimizer, batch_size
         self.starts = starts and target.in_passes and isinstance(q, Gaussian)
-        self.convex = isinstance(target, TractableTarget) and target.convex and isinstance(q, Gaussian)
-        newton = self.convex or isinstance(target, GeneralizedLinear)
-        self.places = starts and newton and q.dim <= _WIDE and target.temperature > 0 and stop.evaluations > 1
+        self.convex = isinstance(target, TractableTarget) and isinstance(q, Gaussian) and has_start(q, target)
+        general = isinstance(target, GeneralizedLinear) and q.dim <= _WIDE and target.temperature > 0
+        self.places = starts and (self.convex or general)  # q may yet go to the mode
         self.batches = target.batches
         self.tolerance, self.budget = stop.tolerance, stop.evaluations
         self.exact = optimizer.evaluates_exactly(target)
@@ -99,7 +100,8 @@ class Steps(Engine):
 
     def advance(self) -> Standing:
         """A step, but for the first time, and an evaluation."""
-        stepped = self._members is not None
+        again = self._spent is not None  # of a run that is gone on from: what was told is told as it was
+        stepped = self._members is not None and not self.places
         if stepped:
             self._take_step()
             if self.capture is not None:  # the mark holds what became of the step
@@ -108,12 +110,12 @@ class Steps(Engine):
         status, *step = self._seen(self.optimizer.evaluate(self.target, at_once=stepped), *self._last())
         if stepped and self.capture is None:
             self._note_step(*step)
-        if self.places and not stepped:
-            status = self._at_the_mode(status)
         if self._spent is not None:
             evaluations, gradients = self._spent
             self._before = self.optimizer.evaluations - evaluations, self.optimizer.gradients - gradients
             self._spent = None
+        if self.places and not again and self._counts()[0] < self.budget:
+            status = self._at_the_mode(status)
         loss, spent = status.loss, self._counts()
         norm, alive = self._norm(status)
         known, left = self.exact, self.budget - spent[0]
@@ -140,18 +142,13 @@ class Steps(Engine):
         there stay where they are.
         """
         self.places = False
-        assert isinstance(self.q, Gaussian)
         limit = _NEAR if self.convex and self.batch_size is None else _FAR  # a pass has led near
         far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))
         if not bool(far.any()):
+            self.mark()
             return status
         here = self.q.snapshot()
-        try:
-            if isinstance(self.target, TractableTarget) and self.convex:
-                self.optimizer.gradients += start_at_mode(self.q, self.target)
-            else:
-                laplace(self.q, self.target)
-        except InputError:  # not finite at the mean, or no numbers of this dtype
+        if not self._go_to_the_mode():
             return status
         there = self._seen(self.optimizer.evaluate(self.target))[0]
         better = finite(there.loss) & ~(there.loss >= status.loss)
@@ -162,6 +159,29 @@ class Steps(Engine):
             there = self._seen(self.optimizer.evaluate(self.target))[0]
         self.mark()
         return there
+
+    def _go_to_the_mode(self) -> bool:
+        """Go there, as near as the budgets allow; False where they allow nothing, or ℓ has no numbers at the start."""
+        assert isinstance(self.q, Gaussian)
+        spent, each = self._counts()[1], 1 if self.convex else 1 + self.q.dim  # a column of a Hessian is a gradient
+
+        def over(passes: int) -> bool:
+            """Whether no two evaluations would be left, at the mode and where q was; the last may use up the budget."""
+            return self.over(spent + each * passes + 1)
+
+        if over(1):
+            return False
+        here = self.q.snapshot()
+        try:
+            if isinstance(self.target, TractableTarget) and self.convex:
+                passes = start_at_mode(self.q, self.target, over)
+            else:
+                passes = laplace_within(self.q, self.target, usual_tolerance(self.q), _PASSES, over).iterations + 1
+        except InputError:  # not finite at the mean, or no numbers of this dtype
+            self.q.restore(here)
+            return False
+        self.optimizer.gradients += each * passes
+        return True
 
     def _is_small(self, norm: Tensor, alive: Tensor) -> bool:
         """Whether there are members whose norm is known, and the norm of each of them is within the tolerance."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.interfaces.frame import Frame
-from torchngvi.interfaces.packets import Curved, Raw, Sites
+from torchngvi.interfaces.packets import Curved, Framed, Raw, Sites
 from torchngvi.interfaces.posterior import Posterior
 from torchngvi.interfaces.priors import FullPrior, Prior
 from torchngvi.numerics.bends import bends
@@ -98,8 +98,9 @@ class TractableTarget(Target):
     The optimizer can then judge its steps by L itself, without draws.  `torchngvi.GeneralizedLinear` is of this kind.
 
     Attributes:
-        convex: whether ℓ is convex, known to second order at a point by `second_order`, and its packets tell how they
-            change with q: `torchngvi.fit` then begins at the mode.
+        convex: whether ℓ is convex, and known to second order at a point by `second_order`: `torchngvi.fit` then
+            begins at the mode.
+        curved: whether packets tell how they change with q, as Newton's method on the bound needs.
         products: whether products with the Hessian of L cost less than evaluations, also under a q of a full
             covariance: `torchngvi.fit` then goes on by Newton's method, and otherwise where q has a narrower one.
 
@@ -112,6 +113,7 @@ class TractableTarget(Target):
     """
 
     convex: bool = False
+    curved: bool = False
     products: bool = False
 
     @abstractmethod
@@ -121,8 +123,11 @@ class TractableTarget(Target):
     def second_order(
         self,
         theta: Tensor,  # (*batch, D)
-    ) -> tuple[Tensor, Raw]:
-        """Compute ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ, of a target that is ``convex``."""
+    ) -> tuple[Tensor, Raw | Sites | Framed]:
+        """Compute ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ, of a target that is ``convex``.
+
+        They are a `Raw` packet, or such as stay sparse: `Sites`, or `Framed` in the frame of N(θ, I) over a forest.
+        """
         raise NotImplementedError  # asked of no other
 
     def negative_elbo(self, q: "Posterior") -> Tensor:

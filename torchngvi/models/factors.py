@@ -9,7 +9,7 @@ from torch import Tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Additive, Frame, Framed, Posterior, Target, TractableTarget, clique_frames
 from torchngvi.models.log_joint import LogJoint
-from torchngvi.structures import Forest
+from torchngvi.structures import Dense, Forest
 
 
 class Factor(NamedTuple):
@@ -214,6 +214,26 @@ class TractableFactors(FactorTarget, TractableTarget):
         super().check(q)
         if q.structure != self.structure or not q.upper:
             raise PairError(f"{_NEEDS} {self.structure}; got a {type(q).__name__} over {q.structure}.")
+
+    @property
+    def convex(self) -> bool:  # type: ignore[override]
+        """Whether every factor is."""
+        return all(target.convex for _, target in self.factors if isinstance(target, TractableTarget))
+
+    def second_order(
+        self,
+        theta: Tensor,  # (*batch, D)
+    ) -> tuple[Tensor, Framed]:
+        """Return ℓ(θ), (*batch,), with ∇ℓ and the entries of ∇²ℓ, all of which the forest stores."""
+        cliques, values, packets = self.structure.gather(theta), [], []
+        for kind, target in self.factors:
+            assert isinstance(target, TractableTarget)
+            clique = cliques[kind]
+            value, derivative = target.second_order(clique)
+            dense = Dense(clique.shape[-1])
+            values.append(value.sum(-1))
+            packets.append((kind, derivative.framed(Frame(clique, dense.eye(clique), dense, upper=True))))
+        return sum(values[1:], values[0]), self.assembled(packets)
 
     def data_energy(self, frame: Frame) -> tuple[Tensor, Framed]:
         """Compute E_q[-Σ log f_c] (*batch,) and its derivative for all factors but those of the prior."""

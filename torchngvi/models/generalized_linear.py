@@ -216,22 +216,34 @@ class GeneralizedLinear(LinearTarget):
 
     @property
     def convex(self) -> bool:  # type: ignore[override]
-        """Whether ℓ is convex and its second derivatives are at hand, which takes a dense X and γ > 0."""
+        """Whether ℓ is convex, as the likelihood says."""
+        return self.likelihood.convex
+
+    @property
+    def curved(self) -> bool:  # type: ignore[override]
+        """Whether packets tell how they change with q, which takes a dense X and γ > 0."""
         return self.likelihood.convex and self.temperature > 0 and not sparse.is_sparse(self.X)
 
     def second_order(
         self,
         theta: Tensor,  # (*batch, D)
-    ) -> tuple[Tensor, Raw]:
-        """Return ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ = Xᵀ diag(w f'') X + γΛ, as iteratively reweighted least squares."""
+    ) -> tuple[Tensor, Raw | Sites]:
+        """Return ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ = Xᵀ diag(w f'') X + γΛ, as iteratively reweighted least squares.
+
+        Those of a sparse X are `Sites`, whose ∇²ℓ is not written out.
+        """
         prior, here = self.prior.scaled(self.temperature), self.weights > 0
         with torch.enable_grad():
             eta = torch.where(here, self.predictor(theta.detach()), 0.0).requires_grad_()
             energy = self.weights * self.likelihood.energy(eta, self.y)
             (alpha,) = torch.autograd.grad(energy.sum(), eta, create_graph=True)
             (beta,) = torch.autograd.grad(alpha.sum(), eta, materialize_grads=True)
-        sites = Sites(self.X, self.X, alpha.detach(), beta, prior, theta)
-        return energy.detach().sum(-1) + self.temperature * self.prior.energy(theta), sites.raw()
+        value, is_sparse = (
+            energy.detach().sum(-1) + self.temperature * self.prior.energy(theta),
+            sparse.is_sparse(self.X),
+        )
+        sites = Sites(self.X, None if is_sparse else self.X, alpha.detach(), beta, prior, theta)
+        return value, sites if is_sparse else sites.raw()
 
     def marginals(self, frame: Frame) -> Marginals:
         """Return the distributions N(e_n, v_n) of the predictors under q.

@@ -60,6 +60,8 @@ class SoftmaxRegression(AdditiveTractable):
     (6, [0.0, 1.0, 2.0])
     """
 
+    convex = True
+
     @tracked
     def __init__(
         self,
@@ -222,7 +224,7 @@ class SoftmaxRegression(AdditiveTractable):
         return change
 
     @property
-    def convex(self) -> bool:  # type: ignore[override]
+    def curved(self) -> bool:  # type: ignore[override]
         """Whether q may be fitted by Newton's method, which takes γ > 0."""
         return self.temperature > 0
 
