@@ -145,7 +145,7 @@ class Steps(Engine):
         far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))
         if not bool(far.any()):
             return status
-        here = self.q.snapshot()
+        here, device = self.q.snapshot(), self.q.mean_probe.device
         try:
             if isinstance(self.target, TractableTarget) and self.convex:
                 self.optimizer.gradients += start_at_mode(self.q, self.target)
@@ -153,10 +153,12 @@ class Steps(Engine):
                 laplace(self.q, self.target)
         except InputError:  # not finite at the mean, or no numbers of this dtype
             return status
+        if not bool(far.all()):
+            self.q.assign(here, ~far.to(device))
         there = self._seen(self.optimizer.evaluate(self.target))[0]
-        better = finite(there.loss) & ~(there.loss >= status.loss)
+        better = ~far | (finite(there.loss) & ~(there.loss >= status.loss))
         if not bool(better.all()):
-            self.q.assign(here, ~better.to(self.q.mean_probe.device))
+            self.q.assign(here, ~better.to(device))
             if not bool((better | finite(status.loss)).any()):  # nobody is anywhere
                 return status
             there = self._seen(self.optimizer.evaluate(self.target))[0]
@@ -176,7 +178,14 @@ class Steps(Engine):
         )
 
     def _take_step(self) -> None:
-        self.optimizer.step(self.target)
+        """A step of the members that have not converged: where the others end does not depend on these."""
+        assert self._members is not None
+        if self.exact and not self.target.coupled and bool(self._members.any()):
+            self.optimizer.resting = self._members.to(self.q.mean_probe.device)
+        try:
+            self.optimizer.step(self.target)
+        finally:
+            self.optimizer.resting = None
 
     def _last(self) -> tuple[Tensor, ...]:
         """The size of the last step and whether it was taken, on the device of q; nothing before the first."""
@@ -186,8 +195,9 @@ class Steps(Engine):
         """Remember how far the last step went, and for how many in a row nobody has moved."""
         assert self._alive is not None
         assert self._members is not None
-        self.step = float(rho.min())
-        moved = accepted & self._alive & ~self._members
+        moving = ~self._members
+        self.step = float((rho[moving] if bool(moving.any()) else rho).min())
+        moved = accepted & self._alive & moving
         self.stalled = 0 if bool(moved.any()) else self.stalled + 1
 
     def _seen(self, status: Status, *step: Tensor) -> tuple[Any, ...]:
