@@ -147,3 +147,15 @@ def test_chunks_see_what_a_callback_writes(monkeypatch):
             found.append((q, fit(q, GeneralizedLinear(X, y), callbacks=[callback], progress=False)))
         assert_same(found)
     assert "interrupted" in found[1][1].reason
+
+
+def test_chunks_with_a_member_that_is_lost(monkeypatch):
+    """A member whose loss is not finite is told of, in chunks as at once, and harms no other."""
+    X, y = problem("poisson_log")
+    X[2] *= 1e200
+    found = both(monkeypatch, GeneralizedLinear(X, y, "poisson_log"), size=2)
+    (q, whole), (r, parts) = found
+    alive = torch.arange(MEMBERS) != 2
+    torch.testing.assert_close(r.mean[alive], q.mean[alive], rtol=1e-10, atol=1e-10)
+    assert parts.reason == whole.reason
+    assert parts.members_converged.tolist() == whole.members_converged.tolist() == alive.tolist()
