@@ -22,6 +22,7 @@ from torch import Tensor
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError
 from torchngvi.fitting.callbacks import checked_callbacks
+from torchngvi.fitting.chunks import ChunkedSteps, members_at_once
 from torchngvi.fitting.engine import Engine
 from torchngvi.fitting.groups import PassesOverGroups
 from torchngvi.fitting.loop import Loop
@@ -92,7 +93,7 @@ def fit(
             default 1e-5 in float64, 1e-2 in float32, and 0.1 for a log joint: about half its square, in nats, is lost.
             Under a q over a forest, as for a `FactorTarget`, with D > 100 it is 0.1 √(D/100), as accurate in each
             coordinate.
-        max_evaluations: budget of expectations (value, gradient, curvature).
+        max_evaluations: budget of expectations (value, gradient, curvature), one for all members of a batch.
         max_gradients, max_seconds: budgets of the log joint and of time, those of the criteria ``Gradients`` and
             ``Seconds``; all that the fit does is counted, the search for a start and the checks too.
         stop: what else ends the run, one criterion of `torchngvi.fitting` or several combined with ``|``; the tolerance
@@ -160,11 +161,13 @@ def fit(
         criteria = _criteria(
             _default_tolerance(q, by_draws, target) if tolerance is None else tolerance, max_evaluations, stop
         )
-        engine = (
-            SampleAverages(q, target, criteria.tolerance, examine)
-            if by_draws and isinstance(q, Gaussian)
-            else Steps(q, target, optimizer, criteria, batch_size, starts)
-        )
+        size = members_at_once(q, target) if starts else None
+        if by_draws and isinstance(q, Gaussian):
+            engine = SampleAverages(q, target, criteria.tolerance, examine)
+        elif size is not None and isinstance(q, Gaussian) and isinstance(target, GeneralizedLinear):
+            engine = ChunkedSteps(q, target, optimizer, criteria, size)
+        else:
+            engine = Steps(q, target, optimizer, criteria, batch_size, starts)
     criteria = criteria if max_gradients is None else criteria | Gradients(max_gradients)
     criteria = criteria if max_seconds is None else criteria | Seconds(max_seconds)
     loop = Loop(

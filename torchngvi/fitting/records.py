@@ -49,7 +49,8 @@ class FitResult:
         reason: why the run ended, one sentence.
         loss: the negative ELBO at the end, in nats, summed over the members.
         norm: the natural-gradient norm of L/γ at the end, the largest of the members.
-        evaluations: of L and its gradient.
+        evaluations: of L and its gradient; of a batch those of the member that took most, the others having stood
+            still from their own convergence on.
         members_converged: which members have converged, (*batch,).
         trace: a `Record` of each evaluation, but for one from which q was put at the mode.
         gradients: how many of the log joint the whole run took, the checks after the last record included; one a draw.

@@ -1,6 +1,7 @@
 """The engine of `torchngvi.fit` with an optimizer: a step, and an evaluation where it led."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ class Steps(Engine):
             if self.capture is not None:  # the mark holds what became of the step
                 self._note_step(*on_host(*self._last()))
         self.mark()
-        status, *step = self._seen(self.optimizer.evaluate(self.target, at_once=stepped), *self._last())
+        status, *step = self._seen(self._evaluate(at_once=stepped), *self._last())
         if stepped and self.capture is None:
             self._note_step(*step)
         if self._spent is not None:
@@ -147,16 +148,18 @@ class Steps(Engine):
         if not bool(far.any()):
             self.mark()
             return status
-        here = self.q.snapshot()
+        here, device = self.q.snapshot(), self.q.mean_probe.device
         if not self._go_to_the_mode():
             return status
-        there = self._seen(self.optimizer.evaluate(self.target))[0]
-        better = finite(there.loss) & ~(there.loss >= status.loss)
+        if not bool(far.all()):
+            self.q.assign(here, ~far.to(device))
+        there = self._seen(self._evaluate())[0]
+        better = ~far | (finite(there.loss) & ~(there.loss >= status.loss))
         if not bool(better.all()):
-            self.q.assign(here, ~better.to(self.q.mean_probe.device))
+            self.q.assign(here, ~better.to(device))
             if not bool((better | finite(status.loss)).any()):  # nobody is anywhere
                 return status
-            there = self._seen(self.optimizer.evaluate(self.target))[0]
+            there = self._seen(self._evaluate())[0]
         self.mark()
         return there
 
@@ -174,7 +177,7 @@ class Steps(Engine):
         here = self.q.snapshot()
         try:
             if isinstance(self.target, TractableTarget) and self.convex:
-                passes = start_at_mode(self.q, self.target, over)
+                passes = self._to_the_mode(over)
             else:
                 passes = laplace_within(self.q, self.target, usual_tolerance(self.q), _PASSES, over).iterations + 1
         except InputError:  # not finite at the mean, or no numbers of this dtype
@@ -196,7 +199,33 @@ class Steps(Engine):
         )
 
     def _take_step(self) -> None:
-        self.optimizer.step(self.target)
+        """A step of the members that have not converged: where the others end does not depend on these."""
+        assert self._members is not None
+        rest = self.exact and not self.target.coupled and bool(self._members.any())
+        self._step(self._members.to(self.q.mean_probe.device) if rest else None)
+
+    def _step(self, resting: Tensor | None) -> None:
+        """A step of all members but those (*batch,) that rest."""
+        self.optimizer.resting = resting
+        try:
+            self.optimizer.step(self.target)
+        finally:
+            self.optimizer.resting = None
+
+    def _evaluate(self, at_once: bool = False) -> Status:
+        """L at q with the norm of its gradient."""
+        return self.optimizer.evaluate(self.target, at_once=at_once)
+
+    def _to_the_mode(self, over: Callable[[int], bool]) -> int:
+        """Put q at the mode of a convex ℓ, unless a budget is over; the number of passes."""
+        assert isinstance(self.q, Gaussian)
+        assert isinstance(self.target, TractableTarget)
+        return start_at_mode(self.q, self.target, over)
+
+    def _rejected(self) -> Tensor:
+        """The number of rejected steps of each member so far, (*batch,)."""
+        rejections: Tensor = self.optimizer._state(0)["rejections"]
+        return rejections
 
     def _last(self) -> tuple[Tensor, ...]:
         """The size of the last step and whether it was taken, on the device of q; nothing before the first."""
@@ -206,14 +235,15 @@ class Steps(Engine):
         """Remember how far the last step went, and for how many in a row nobody has moved."""
         assert self._alive is not None
         assert self._members is not None
-        self.step = float(rho.min())
-        moved = accepted & self._alive & ~self._members
+        moving = ~self._members
+        self.step = float((rho[moving] if bool(moving.any()) else rho).min())
+        moved = accepted & self._alive & moving
         self.stalled = 0 if bool(moved.any()) else self.stalled + 1
 
     def _seen(self, status: Status, *step: Tensor) -> tuple[Any, ...]:
         """What all questions of the run are asked of: the status and the last step, for which the host waits once."""
         parts = [part for part in status if part is not None]
-        loss, norm2, *rest = on_host(*parts, self.optimizer._state(0)["rejections"], *step)
+        loss, norm2, *rest = on_host(*parts, self._rejected(), *step)
         noise2 = None if status.noise2 is None else rest.pop(0)
         self._rejections = int(rest.pop(0).sum())
         return Status(loss, norm2, noise2), *rest

@@ -171,6 +171,28 @@ class GeneralizedLinear(LinearTarget):
         new.comparable = False
         return new
 
+    def of_members(self, here: slice, batch_shape: torch.Size) -> Self:
+        """The model of some members of a batch.
+
+        Args:
+            here: which, along the first dimension of the batch.
+            batch_shape: the batch of the posterior; data without its first dimension serve all members.
+
+        Returns:
+            A new model, whose tensors are views of these.
+
+        >>> model = GeneralizedLinear(torch.ones(4, 1), torch.tensor([[0.0, 1.0, 1.0, 1.0]]).expand(3, 4))
+        >>> part = model.of_members(slice(0, 2), torch.Size([3]))
+        >>> part.X.shape, part.y.shape
+        (torch.Size([4, 1]), torch.Size([2, 4]))
+        """
+        new = copy.copy(self)
+        for name, own in (("X", 2), ("y", 1), ("weights", 1), ("offset", 1)):
+            tensor = getattr(self, name)
+            if tensor.ndim - own == len(batch_shape) and tensor.shape[0] == batch_shape[0]:
+                setattr(new, name, tensor[here])
+        return new
+
     def check(self, q: Posterior) -> None:
         """Check that q is over these coefficients.
 

@@ -233,7 +233,9 @@ class NaturalGradientVI(EvaluatingOptimizer):
             share = self._rho(q, path, lr, state) / lr if whole else torch.ones_like(state["rejections"])
             path, average = averaged(self.momentum, q, path, share, state["momentum"])
         rho = torch.ones_like(state["rejections"]) * lr if whole else self._rho(q, path, lr, state)
-        proposal = proposed(q, path, rho)
+        proposal, rest = proposed(q, path, rho), self.resting
+        if rest is not None:
+            proposal = proposal._replace(inside=proposal.inside & ~rest)
         if self.momentum is not None:
             average = turned(self.momentum, q, proposal, average)
 
@@ -249,9 +251,10 @@ class NaturalGradientVI(EvaluatingOptimizer):
             state["loss"] = result.loss
         everyone = known_everywhere(accepted)
         if not everyone:
+            refused = ~accepted if rest is None else ~(accepted | rest)
             if not self.step_size.needs_trial:
-                self._warn_if_rejected(q, accepted, rho)
-            state["rejections"] += ~accepted
+                self._warn_if_rejected(q, refused, rho)
+            state["rejections"] += refused
         if self.momentum is not None:
             state["momentum"].update(average)
         if self.metric is not None:
@@ -285,8 +288,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
             pairs.refuse(pairs.ASKED_TWICE, self._parts(losses=(loss, again())))
             self._repeats = True
 
-    def _warn_if_rejected(self, q: Posterior, accepted: Tensor, rho: Tensor) -> None:
+    def _warn_if_rejected(self, q: Posterior, refused: Tensor, rho: Tensor) -> None:
         """Warn of a step that was not taken, once, and where asking costs nothing."""
-        if may_be_asked(accepted) and not self._warned and not bool(accepted.all()):
+        if may_be_asked(refused) and not self._warned and bool(refused.any()):
             self._warned = True
             notices.warn_of_rejection(type(self).__name__, q, rho)

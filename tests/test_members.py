@@ -1,0 +1,161 @@
+"""Batches of independent posteriors: what becomes of a member does not depend on the others."""
+
+import pytest
+import torch
+
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG, fit
+from torchngvi.errors import InputError
+from torchngvi.fitting import chunks
+
+MEMBERS, ROWS, DIM = 6, 20, 3
+
+
+def problem(family="bernoulli_logit", shared=False):
+    """Members of very different difficulty: some are near the prior, some nearly separable."""
+    generator = torch.Generator().manual_seed(3)
+    scale = torch.logspace(-1.5, 1.0 if family == "bernoulli_logit" else -0.3, MEMBERS, dtype=torch.float64)
+    X = torch.randn(MEMBERS, ROWS, DIM, generator=generator, dtype=torch.float64)
+    X = X[0] if shared else scale[:, None, None] * X
+    theta = torch.randn(MEMBERS, DIM, 1, generator=generator, dtype=torch.float64)
+    eta = (X @ theta)[..., 0]
+    if family == "poisson_log":
+        return X, torch.poisson(eta.exp(), generator)
+    uniform = torch.rand(MEMBERS, ROWS, generator=generator, dtype=torch.float64)
+    return X, (uniform < torch.sigmoid(eta)).double()
+
+
+def fitted(q, X, y, family, optimizer=None):
+    model = GeneralizedLinear(X, y, family, classes=(0, 1) if family == "bernoulli_logit" else None)
+    result = fit(q, model, None if optimizer is None else optimizer(q), progress=False)
+    assert result.converged
+    return result
+
+
+@pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
+@pytest.mark.parametrize("optimizer", [None, NewtonCG, lambda q: VN(q, lr=0.8)], ids=["default", "newton", "lr"])
+@pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian])
+def test_members_in_parts(family, optimizer, kind):
+    """The answer of a member is the same in batches of 1, of 4, and of all."""
+    X, y = problem(family)
+    whole = kind(DIM, (MEMBERS,), dtype=torch.float64)
+    most = fitted(whole, X, y, family, optimizer)
+    mean, covariance = whole.mean, whole.covariance
+    for size in (1, 4):
+        counts = []
+        for first in range(0, MEMBERS, size):
+            here = slice(first, first + size)
+            q = kind(DIM, (len(y[here]),), dtype=torch.float64)
+            counts.append(fitted(q, X[here], y[here], family, optimizer).evaluations)
+            torch.testing.assert_close(q.mean, mean[here], rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(q.covariance, covariance[here], rtol=1e-10, atol=1e-10)
+        # where some are not better at the mode, all are evaluated once more, also those that are
+        assert most.evaluations - max(counts) in ((0,) if family == "bernoulli_logit" else (0, 1))
+
+
+def in_chunks_of(size, monkeypatch):
+    """So many members of a chunk, or all."""
+    monkeypatch.setattr(chunks, "_NUMBERS", 10**9 if size is None else size * ROWS * DIM)
+
+
+def both(monkeypatch, model, kind=CholeskyGaussian, batch=(MEMBERS,), size=4, **settings):
+    """The same fit of all at once, and in chunks."""
+    found = []
+    for chunk in (None, size):
+        in_chunks_of(chunk, monkeypatch)
+        q = kind(DIM, batch, dtype=torch.float64)
+        assert (chunks.members_at_once(q, model) is None) == (chunk is None)
+        found.append((q, fit(q, model, progress=False, **settings)))
+    return found
+
+
+def assert_same(found):
+    (q, whole), (r, parts) = found
+    torch.testing.assert_close(r.mean, q.mean, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(r.covariance, q.covariance, rtol=1e-10, atol=1e-10)
+    assert (parts.evaluations, parts.reason, parts.converged) == (whole.evaluations, whole.reason, whole.converged)
+    assert parts.members_converged.equal(whole.members_converged)
+    assert len(parts.trace) == len(whole.trace)
+    for one, other in zip(parts.trace, whole.trace, strict=True):
+        assert one[:6] == pytest.approx(other[:6], rel=1e-9, abs=1e-10)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian, NaturalGaussian])
+def test_chunks(kind, size, monkeypatch):
+    """In chunks every record of the run is what it is of all members at once."""
+    X, y = problem()
+    assert_same(both(monkeypatch, GeneralizedLinear(X, y), kind, size=size))
+
+
+def test_chunks_of_shared_designs(monkeypatch):
+    """Designs, weights and offsets that serve all members, and a batch of two dimensions."""
+    X, y = problem(shared=True)
+    weights = torch.linspace(0.5, 2.0, ROWS, dtype=torch.float64)
+    assert_same(both(monkeypatch, GeneralizedLinear(X, y, weights=weights, offset=0.1 * y)))
+    X, y = problem()
+    model = GeneralizedLinear(X.reshape(3, 2, ROWS, DIM), y.reshape(3, 2, ROWS), prior_precision=torch.eye(DIM) * 2.0)
+    assert_same(both(monkeypatch, model, batch=(3, 2), size=4))
+
+
+def test_chunks_to_a_budget(monkeypatch):
+    """Members that have not converged when a budget ends the run are told."""
+    X, y = problem()
+    found = both(monkeypatch, GeneralizedLinear(X, y), max_evaluations=5)
+    assert_same(found)
+    assert not found[1][1].converged
+    assert_same(both(monkeypatch, GeneralizedLinear(X, y), callbacks=[lambda record: record.evaluations > 3]))
+
+
+def test_chunks_go_on_from_a_checkpoint(tmp_path, monkeypatch):
+    """A run that was stopped ends bit for bit where one ends that was not; chunks of another size are refused."""
+    X, y = problem("poisson_log")
+    model = GeneralizedLinear(X, y, "poisson_log")
+    in_chunks_of(4, monkeypatch)
+    straight, stopped = (CholeskyGaussian(DIM, (MEMBERS,), dtype=torch.float64) for _ in range(2))
+    whole = fit(straight, model, progress=False)
+    file = tmp_path / "run.pt"
+    first = fit(stopped, model, checkpoint=file, callbacks=[lambda record: record.evaluations > 4], progress=False)
+    assert not first.converged
+    again = CholeskyGaussian(DIM, (MEMBERS,), dtype=torch.float64)
+    with monkeypatch.context() as other:
+        in_chunks_of(2, other)
+        with pytest.raises(InputError, match="members at once"):
+            fit(again, model, checkpoint=file, progress=False)
+    rest = fit(again, model, checkpoint=file, progress=False)
+    assert again.mean.equal(straight.mean)
+    assert again.scale_tril.equal(straight.scale_tril)
+    assert [record[:6] for record in rest.trace] == [record[:6] for record in whole.trace]
+
+
+def test_chunks_see_what_a_callback_writes(monkeypatch):
+    """A callback may move q between two steps, and an interrupt puts all members back to the last record."""
+    X, y = problem()
+
+    def moves(record):
+        if record.evaluations == 4:
+            q.mean.add_(0.01)
+
+    def interrupts(record):
+        if record.evaluations == 4:
+            raise KeyboardInterrupt
+
+    for callback in (moves, interrupts):
+        found = []
+        for size in (None, 4):
+            in_chunks_of(size, monkeypatch)
+            q = CholeskyGaussian(DIM, (MEMBERS,), dtype=torch.float64)
+            found.append((q, fit(q, GeneralizedLinear(X, y), callbacks=[callback], progress=False)))
+        assert_same(found)
+    assert "interrupted" in found[1][1].reason
+
+
+def test_chunks_with_a_member_that_is_lost(monkeypatch):
+    """A member whose loss is not finite is told of, in chunks as at once, and harms no other."""
+    X, y = problem("poisson_log")
+    X[2] *= 1e200
+    found = both(monkeypatch, GeneralizedLinear(X, y, "poisson_log"), size=2)
+    (q, whole), (r, parts) = found
+    alive = torch.arange(MEMBERS) != 2
+    torch.testing.assert_close(r.mean[alive], q.mean[alive], rtol=1e-10, atol=1e-10)
+    assert parts.reason == whole.reason
+    assert parts.members_converged.tolist() == whole.members_converged.tolist() == alive.tolist()
