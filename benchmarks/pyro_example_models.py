@@ -47,6 +47,7 @@ class Case(NamedTuple):
 
 
 def air(module: ModuleType) -> Problem:
+    torch.set_default_dtype(torch.float32)  # of its parameters
     model = module.AIR(2, 10, 5, 8, 10, encoder_net=[8], decoder_net=[8], predict_net=[8], bl_predict_net=[8])
     return Problem(model.model, (torch.rand(4, 10, 10), 4), f"4 images of 10 x 10, {SIMULATED}")
 
@@ -93,7 +94,7 @@ def tree(steps: int) -> Callable[[ModuleType], Problem]:
 
 def sir(module: ModuleType) -> Problem:
     args = Namespace(
-        population=1000.0, recovery_time=7.0, incubation_time=0.0, duration=20, forecast=0, min_obs_portion=0.01
+        population=1000, recovery_time=7.0, incubation_time=0.0, duration=20, forecast=0, min_obs_portion=0.01
     )
     args.__dict__.update(max_obs_portion=0.99, heterogeneous=False, overdispersion=0.0, concentration=float("inf"))
     args.__dict__.update(basic_reproduction_number=1.5, response_rate=0.5)
@@ -102,7 +103,7 @@ def sir(module: ModuleType) -> Problem:
 
 
 def regional(module: ModuleType) -> Problem:
-    args = Namespace(population=1000.0, coupling=0.1, recovery_time=7.0, duration=20, forecast=0, num_regions=3)
+    args = Namespace(population=1000, coupling=0.1, recovery_time=7.0, duration=20, forecast=0, num_regions=3)
     args.__dict__.update(basic_reproduction_number=1.5, response_rate=0.5, min_observations=3)
     return relaxed(module.Model(args, module.generate_data(args)["obs"]))
 
@@ -111,7 +112,10 @@ def relaxed(model: Any) -> Problem:
     """The continuous model that `fit_svi` of a CompartmentalModel fits, at the start that it has."""
     start = init_to_value(values=model.heuristic(num_particles=1024), fallback=None)
     return Problem(
-        model._relaxed_model, (), "the relaxed model of `fit_svi`", AutoGaussian(model._relaxed_model, init_loc_fn=start)
+        model._relaxed_model,
+        (),
+        "the relaxed model of `fit_svi`",
+        AutoGaussian(model._relaxed_model, init_loc_fn=start),
     )
 
 
@@ -214,6 +218,7 @@ def epidemic(name: str) -> Callable[[ModuleType], Problem]:
     def build(module: ModuleType) -> Problem:
         args = Namespace(population=10, recovery_time=7.0, duration=10, forecast=0, min_observations=3)
         args.__dict__.update(basic_reproduction_number=1.5, response_rate=0.5)
+        module.args = args  # which a function of the script reads as a global
         data = module.generate_data(args)["obs"]
         model, guide = getattr(module, name), None
         if name in ("continuous_model", "vectorized_model"):
@@ -272,13 +277,15 @@ def toy(module: ModuleType) -> Problem:
 def decoded(name: str, *args: Any, **kwargs: Any) -> Callable[[ModuleType], Problem]:
     def build(module: ModuleType) -> Problem:
         model = getattr(module, name)(*args, **kwargs)
-        return Problem(model.model, (torch.rand(8, 1, 28, 28).round(),), f"one batch of 8 images, {SIMULATED}", steps=40)
+        return Problem(
+            model.model, (torch.rand(8, 1, 28, 28).round(),), f"one batch of 8 images, {SIMULATED}", steps=40
+        )
 
     return build
 
 
 def semi(module: ModuleType) -> Problem:
-    model = module.SSVAE(output_size=10, input_size=784, z_dim=5, hidden_layers=(8,))
+    model = module.SSVAE(output_size=10, input_size=784, z_dim=5, hidden_layers=[8])
     return Problem(model.model, (torch.rand(4, 784).round(),), f"4 images without labels, {SIMULATED}", steps=10)
 
 
@@ -295,9 +302,7 @@ CASES = [
     ),
     *(
         Case("capture_recapture/cjs.py", f"model_{k}", f"Cormack-Jolly-Seber, {what}", capture(f"model_{k}"))
-        for k, what in enumerate(
-            ["two rates", "rates in time", "random effects", "by sex", "sex and time"], start=1
-        )
+        for k, what in enumerate(["two rates", "rates in time", "random effects", "by sex", "sex and time"], start=1)
     ),
     Case("contrib/autoname/mixture.py", "", "mixture, discrete", autoname_mixture),
     Case("contrib/autoname/scoping_mixture.py", "", "mixture, a plate without size", scoping_mixture),
@@ -317,13 +322,13 @@ CASES = [
             (0, "hidden Markov, loop over sequences", 0),
             (1, "hidden Markov", 0),
             (2, "autoregressive", 0),
-            (4, "dynamic Bayesian network", 0),
             (5, "neural likelihood", 20),
             (6, "second order, parameters", 0),
             (7, "DiscreteHMM, neural likelihood", 40),
         ]
     ),
     Case("hmm.py", "model_3", "factorial", chorales("model_3", hidden=4)),
+    Case("hmm.py", "model_4", "dynamic Bayesian network", chorales("model_4", hidden=4)),
     Case("inclined_plane.py", "", "a simulator", incline),
     Case("lda.py", "", "latent Dirichlet allocation", allocation),
     Case("lkj.py", "", "a correlation matrix", correlations),

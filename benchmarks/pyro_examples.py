@@ -23,8 +23,9 @@ from unittest.mock import MagicMock
 import pyro
 import torch
 
-from torchngvi import InputError
+
 from torchngvi.adapters.pyro import AutoGaussian, AutoLocalGaussian, NaturalSVI, fit_guide
+from torchngvi.errors import InputError
 
 from .pyro_example_models import APART, CASES, Case, Problem
 

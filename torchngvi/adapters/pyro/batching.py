@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchngvi.adapters.pyro.enumeration import Factors
 from torchngvi.adapters.pyro.sites import Layout, Values
+from torchngvi.errors import InputError
 
 Batched = Callable[[Tensor], Tensor]  # (S, D) -> (S,)
 Within = Callable[[Tensor], AbstractContextManager[Any]]  # of one θ, (D,)
@@ -134,13 +135,24 @@ def best_way(
 
     Returns:
         Its name, and the way as a function (S, D) -> (S,).
+
+    Raises:
+        InputError: a model that cannot be differentiated by its latents.
     """
     ways: list[tuple[str, Callable[[Runs, Tensor], Tensor]]] = [
         ("plate", by_broadcasting),
         ("vmap", by_vmap),
         ("vmap", by_vmap_in_place),
     ]
-    truth, reasons = _derivative(lambda theta: by_loop(runs, theta), points), []
+    reasons: list[str] = []
+    try:
+        truth = _derivative(lambda theta: by_loop(runs, theta), points)
+    except RuntimeError as error:
+        raise InputError(
+            "the log density of the model has no derivative by its latents "
+            f"({str(error).splitlines()[0].rstrip('.')}): a guide that follows gradients cannot fit it. Compute it in "
+            "torch from the latents on, without .item(), .numpy() and .detach(), or draw by importance or SMC."
+        ) from error
     for name, function in ways:
 
         def way(theta: Tensor, function: Callable[[Runs, Tensor], Tensor] = function) -> Tensor:

@@ -32,6 +32,7 @@ from torchngvi.adapters.pyro.sites import (
     prototype,
     random_sites,
 )
+from torchngvi.adapters.pyro.starting import listed
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
@@ -75,7 +76,7 @@ class ModelLogJoint(Target):
         uncovered = [site["name"] for site in latents_of(trace)]
         if uncovered:
             raise InputError(
-                f"the guide must cover every continuous latent site of the model; it lacks {', '.join(uncovered)}. "
+                f"the guide must cover every continuous latent site of the model; it lacks {listed(uncovered)}. "
                 "Build it on the whole model, or fit it beside the others with Trace_ELBO."
             )
         sites = [site for site in trace.nodes.values() if site["type"] == "sample"]

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import torch
 from pyro.ops import packed
 from pyro.ops.contract import contract_to_tensor
 from pyro.poutine.enum_messenger import EnumMessenger
@@ -106,8 +107,10 @@ class Factors:
         outside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
         for plates, dims, log_prob in self.factors:
             (outside if self.summed.isdisjoint(dims) else inside).setdefault(plates, []).append(log_prob)
-        total = self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws)
-        return total + contract_to_tensor(outside, set(), target_ordinal=draws) if outside else total
+        total = contract_to_tensor(outside, set(), target_ordinal=draws) if outside else 0.0
+        if not inside:
+            return torch.as_tensor(total)
+        return self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws) + total
 
 
 def _common(scales: list[Any]) -> Any:
@@ -117,4 +120,4 @@ def _common(scales: list[Any]) -> Any:
             "all sites that depend on an enumerated one must have the same scale, one number, since it multiplies the "
             "log of their sum: subsample them by the same plate, or give poutine.scale to all of them."
         )
-    return scales[0]
+    return scales[0] if scales else 1.0  # where no enumerated site has more than one value

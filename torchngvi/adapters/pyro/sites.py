@@ -9,6 +9,7 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.poutine.messenger import Messenger
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 
 from torchngvi.adapters.pyro.missing import idle_of, standing_alone
+from torchngvi.adapters.pyro.starting import listed, start
 from torchngvi.errors import InputError
 
 Values = dict[str, Tensor]  # constrained, by the name of the site
@@ -103,7 +105,7 @@ class Layout:
         """
         missing = [site.name for site in self.sites if site.name not in values]
         if missing:
-            raise InputError(f"a value is needed for each latent site of the model; got none for {', '.join(missing)}.")
+            raise InputError(f"a value is needed for each latent site of the model; got none for {listed(missing)}.")
         parts = []
         for site in self.sites:
             value = values[site.name]
@@ -162,7 +164,7 @@ class Conditioned(Messenger):
         moved = [name for name in self.values if name not in self.met] + self.unknown
         if moved:
             raise InputError(
-                f"the model must have the same latent sites in each run; {', '.join(moved)} came or went. "
+                f"the model must have the same latent sites in each run; {listed(moved)} came or went. "
                 "Draw every site in every run, and choose between them with torch.where or a mask."
             )
 
@@ -218,7 +220,7 @@ def latents(trace: Trace) -> list[Any]:
         seen = [f"{site['name']} ({'enumerated' if is_enumerated(site) else 'observed'})" for site in sites]
         raise InputError(
             "the model has no continuous latent site, so that there is nothing to fit: "
-            f"its sample sites are {', '.join(seen) or 'none'}."
+            f"its sample sites are {listed(seen) or 'none'}."
         )
     return found
 
@@ -256,8 +258,8 @@ def check_latents(trace: Trace) -> None:
     """Check that a Gaussian over one fixed vector can stand for the latent sites of a trace.
 
     Raises:
-        InputError: a discrete site that is not enumerated in parallel, a latent in a subsampled plate, a support
-            without a bijection from the real numbers.
+        InputError: a discrete site that is not enumerated in parallel, one without a density, a latent in a
+            subsampled plate, a support without a bijection from the real numbers.
     """
     for site in random_sites(trace):
         if not site["is_observed"]:
@@ -279,6 +281,14 @@ def _check_latent(name: str, site: Any) -> None:
             "config_enumerate(model) and TraceEnum_ELBO (https://pyro.ai/examples/enumeration.html), or hide it from "
             "the guide with poutine.block."
         )
+    base = fn
+    while hasattr(base, "base_dist"):
+        base = base.base_dist
+    if isinstance(base, Delta):
+        raise InputError(
+            f"the latent site {name!r} is drawn from a Delta, which has no density to fit: give it as "
+            "pyro.deterministic, or as a number that is no site."
+        )
     for frame in site["cond_indep_stack"]:
         if is_subsampled(frame):
             raise InputError(
@@ -298,26 +308,6 @@ def _check_latent(name: str, site: Any) -> None:
             f"the latent site {name!r} has the support {fn.support}, to which no bijection from the real numbers is "
             "known. Register one with torch.distributions.biject_to.register."
         ) from error
-
-
-def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
-    """The initial value of a site; 0 in unconstrained space for an improper prior, from which nothing can be drawn.
-
-    Args:
-        init_loc_fn: a strategy of `pyro.infer.autoguide.initialization`, which is not asked about discrete sites.
-        site: the site.
-
-    Returns:
-        A value within the support.
-    """
-    fn = site["fn"]
-    if fn.support.is_discrete:
-        return fn.sample()
-    try:
-        return init_loc_fn(site)
-    except NotImplementedError:  # an improper prior
-        transform = biject_to(fn.support)
-        return transform(torch.zeros(transform.inverse_shape(fn.shape())))
 
 
 def prototype(
