@@ -6,8 +6,9 @@
 A row of the Markdown table for each model of a script: the route, the number D of unconstrained latents, the seconds of
 CPU and the verdict, or the sentence of the refusal, or why there is nothing to fit.  The models are those of the
 checkout, imported as they are; their data too where they lie in it, and otherwise simulated in the shape that the
-script has, or in a smaller one (`benchmarks/pyro_example_models.py` says which).  Float64, at most ``--longest``
-seconds by the clock for each.  An error that is no sentence of ours stands in the table as RAW, and the run then fails.
+script has, or in a smaller one (`benchmarks/pyro_example_models.py` says which).  Float64; a fit ends after
+``--longest`` seconds of CPU, which are asked for between two evaluations.  An error that is no sentence of ours stands
+in the table as RAW, and the run then fails.
 """
 
 import argparse
@@ -23,9 +24,10 @@ from unittest.mock import MagicMock
 import pyro
 import torch
 
-
-from torchngvi.adapters.pyro import AutoGaussian, AutoLocalGaussian, NaturalSVI, fit_guide
+from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide
 from torchngvi.errors import InputError
+from torchngvi.fitting import Seconds
+from torchngvi.fitting.records import FitResult
 
 from .pyro_example_models import APART, CASES, Case, Problem
 
@@ -49,7 +51,8 @@ def module_of(examples: Path, script: str) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     try:
         spec = importlib.util.spec_from_file_location(f"example_{path.stem.replace('-', '_')}", path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:
@@ -60,6 +63,18 @@ def module_of(examples: Path, script: str) -> ModuleType:
     return module
 
 
+class Processor(Seconds):
+    """A budget of seconds of CPU in the place of the clock."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(most)
+        self.start = time.process_time()
+
+    def over(self, cost: float, seconds: float) -> bool:
+        """Say whether the time is up."""
+        return time.process_time() - self.start >= self.most
+
+
 def fitted(problem: Problem, longest: float) -> str:
     """The route, D, the seconds of CPU, and the verdict."""
     start = time.process_time()
@@ -67,29 +82,25 @@ def fitted(problem: Problem, longest: float) -> str:
     if problem.steps:
         svi = NaturalSVI(problem.model, guide, pyro.optim.Adam({"lr": 0.02}))
         first = last = svi.step(*problem.args)
-        end = time.monotonic() + longest
         steps = 1
-        while time.monotonic() < end and steps < problem.steps:
+        while time.process_time() < start + longest and steps < problem.steps:
             last, steps = svi.step(*problem.args), steps + 1
         told = f"{steps} steps with its parameters by Adam, loss {first:.6g} to {last:.6g}"
         return f"`NaturalSVI` | {guide.posterior.dim} | {time.process_time() - start:.1f} | {told}"
-    options = {"progress": False, "max_seconds": longest}
+    options = {"progress": False, "stop": Processor(longest)}
     result = fit_guide(problem.model, guide, *problem.args, batches=problem.batches, options=options)
-    if isinstance(guide, AutoLocalGaussian):
-        route, dim = "`AutoLocalGaussian`", guide.layout.size * guide.layout.r + guide.layout.P
-    else:
-        family = type(guide.posterior).__name__
-        route, dim = f"`fit_guide`{'' if family == 'CholeskyGaussian' else ', ' + family}", guide.posterior.dim
-    return f"{route} | {dim} | {time.process_time() - start:.1f} | {verdict(result, longest)}"
+    family = type(guide.posterior).__name__
+    route, dim = f"`fit_guide`{'' if family == 'CholeskyGaussian' else ', ' + family}", guide.posterior.dim
+    return f"{route} | {dim} | {time.process_time() - start:.1f} | {verdict(result)}"
 
 
-def verdict(result: object, longest: float) -> str:
+def verdict(result: FitResult) -> str:
     """In a few words."""
     word = "" if result.verdict is None else f", {result.verdict.word}"
     if result.converged:
         return f"converged{word}"
     if "seconds" in result.reason:
-        return f"ended by the clock{word}"
+        return f"time was up{word}"
     return f"not converged{word}"
 
 
@@ -123,7 +134,7 @@ def main() -> None:
     """Read the arguments, run the cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a checkout of Pyro")
-    parser.add_argument("--longest", type=float, default=6.0, help="seconds by the clock for each model")
+    parser.add_argument("--longest", type=float, default=6.0, help="seconds of CPU for each fit")
     parser.add_argument("--only", nargs="+", default=[], help="words of which the name of a script has one")
     given = parser.parse_args()
     examples = given.source.resolve() / "examples"

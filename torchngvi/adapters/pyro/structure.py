@@ -320,7 +320,7 @@ def _check_room(posterior: Callable[..., Any], mean: Tensor) -> None:
         raise InputError(
             f"a Gaussian with all correlations of {dim:,} latents needs {needed / 2**30:.3g} GiB, and "
             f"{free / 2**30:.3g} GiB of {mean.device.type} memory are free. Take AutoGaussian(model, DiagonalGaussian), "
-            'or structure="auto" if they are those of the members of plates.'
+            'or structure="auto" for latents of the members of plates.'
         )
 
 
