@@ -12,6 +12,8 @@ from torchngvi.errors import InputError
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
 import pyro.distributions as dist  # noqa: E402
+from pyro import poutine  # noqa: E402
+from pyro.infer import config_enumerate  # noqa: E402
 from pyro.infer.autoguide import init_to_value  # noqa: E402
 from pyro.ops.indexing import Vindex  # noqa: E402
 
@@ -81,7 +83,40 @@ def test_a_latent_from_a_delta_is_refused():
     for use in USES:
         with raises("the latent site 'origin' is drawn from a Delta, which has no density to fit: give it as pyro.det"):
             use(lambda: model(True))
-        close(use(lambda: model(False))(torch.zeros(1, 2)), 2 * dist.Normal(0.0, 1.0).log_prob(torch.zeros(1)), EXACT)
+        close(use(lambda: model(False))(torch.zeros(1, 2)), 2 * dist.Normal(0.0, 1.0).log_prob(torch.zeros(1)), 1e-6)
+
+
+def test_discrete_rows_that_are_missing_are_refused_with_what_to_do():
+    """Under a mask in its place, or summed out, the posterior is that of the rows that are seen."""
+    y, seen = torch.tensor([3.0, 0.0, 1.0]).double(), torch.tensor([True, False, True])
+
+    def model(how):
+        x = pyro.sample("x", dist.Normal(torch.zeros(()).double(), 1.0))
+        keep = seen if how == "mask" else torch.ones(3, dtype=torch.bool)
+        with pyro.plate("rows", 3), poutine.mask(mask=keep):
+            pyro.sample("y", dist.Binomial(4, logits=x), obs=y, obs_mask=seen if how == "obs_mask" else None)
+
+    for use in USES:
+        with raises("the rows of 'y' that obs_mask= takes for missing are discrete latents, 'y_unobserved', and a Gau"):
+            use(lambda: model("obs_mask"))
+    theta = torch.randn(4, 1).double()
+    here = log_joint(lambda: model("mask"))(theta)
+    close(log_joint(config_enumerate(lambda: model("obs_mask")))(theta), here, EXACT)
+    y[1] = 2.0  # whatever stands there
+    close(log_joint(lambda: model("mask"))(theta), here, EXACT)
+
+
+def test_a_subsampled_latent_is_shown_the_guide_for_it():
+    """Which takes the same model."""
+
+    def model():
+        mu = pyro.sample("mu", dist.Normal(torch.zeros(()), 1.0))
+        with pyro.plate("rows", 10, subsample_size=4):
+            pyro.sample("x", dist.Normal(mu, 1.0))
+
+    with raises("would have to hold all of them. Fit it with AutoLocalGaussian(model, 'rows'), run the plate in full"):
+        AutoGaussian(model).setup()
+    assert AutoLocalGaussian(model, "rows").setup().median()["x"].shape == (10,)
 
 
 def test_a_dense_gaussian_that_does_not_fit_into_memory_is_refused(monkeypatch):

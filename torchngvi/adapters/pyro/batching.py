@@ -148,6 +148,8 @@ def best_way(
     try:
         truth = _derivative(lambda theta: by_loop(runs, theta), points)
     except RuntimeError as error:
+        with torch.no_grad():
+            by_loop(runs, points)  # an error that is not of the derivative says itself
         raise InputError(
             "the log density of the model has no derivative by its latents "
             f"({str(error).splitlines()[0].rstrip('.')}): a guide that follows gradients cannot fit it. Compute it in "

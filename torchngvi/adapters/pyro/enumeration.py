@@ -1,5 +1,6 @@
 """Discrete sites that are marked for parallel enumeration: how they are summed out, for one θ and for many."""
 
+import functools
 import string
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Factors:
             frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
             plates = frozenset(trace.plate_to_symbol[frame.name] for frame in frames)
             factors.append(Factor(plates, log_prob._pyro_dims, log_prob))
-        return cls(factors, summed, _common(scales))
+        return cls(_of_one_dtype(factors), summed, _common(scales))
 
     def for_all_draws(self, log_probs: list[Tensor]) -> Tensor:
         """The sum for each draw, where the draws are in front of the log probabilities and count as one more plate.
@@ -111,6 +112,15 @@ class Factors:
         if not inside:
             return torch.as_tensor(total)
         return self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws) + total
+
+
+def _of_one_dtype(factors: list[Factor]) -> list[Factor]:
+    """The factors in their widest dtype; Pyro gives the density of a Delta in the default one, whatever its value."""
+    dtype = functools.reduce(torch.promote_types, (factor.log_prob.dtype for factor in factors))
+    cast = [factor._replace(log_prob=factor.log_prob.to(dtype)) for factor in factors]
+    for factor in cast:
+        factor.log_prob._pyro_dims = factor.dims  # type: ignore[attr-defined]
+    return cast
 
 
 def _common(scales: list[Any]) -> Any:

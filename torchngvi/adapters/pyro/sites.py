@@ -18,7 +18,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from torchngvi.adapters.pyro.missing import idle_of, standing_alone
+from torchngvi.adapters.pyro.missing import idle_of, is_missing, standing_alone
 from torchngvi.adapters.pyro.starting import listed, start
 from torchngvi.errors import InputError
 
@@ -275,6 +275,12 @@ def _check_latent(name: str, site: Any) -> None:
                 "enumeration is summed out. Use config_enumerate(model)."
             )
         return
+    if fn.support.is_discrete and is_missing(site):
+        raise InputError(
+            f"the rows of {name.removesuffix('_unobserved')!r} that obs_mask= takes for missing are discrete latents, "
+            f"{name!r}, and a Gaussian cannot stand for them. Leave them out: give the site under "
+            "poutine.mask(mask=seen), without obs_mask."
+        )
     if fn.support.is_discrete:
         raise InputError(
             f"the latent site {name!r} is discrete, and a Gaussian cannot stand for it. Sum it out, with "
@@ -293,8 +299,8 @@ def _check_latent(name: str, site: Any) -> None:
         if is_subsampled(frame):
             raise InputError(
                 f"the latent site {name!r} is inside the plate {frame.name!r}, of which {frame.size} of "
-                f"{frame.full_size} members are subsampled: θ would have to hold all of them. Run the plate in full, "
-                "or move the site out of it."
+                f"{frame.full_size} members are subsampled: θ would have to hold all of them. Fit it with "
+                f"AutoLocalGaussian(model, {frame.name!r}), run the plate in full, or move the site out of it."
             )
     try:
         biject_to(fn.support)

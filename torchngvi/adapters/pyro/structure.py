@@ -319,8 +319,8 @@ def _check_room(posterior: Callable[..., Any], mean: Tensor) -> None:
     if posterior in _STRUCTURED and needed > free:
         raise InputError(
             f"a Gaussian with all correlations of {dim:,} latents needs {needed / 2**30:.3g} GiB, and "
-            f"{free / 2**30:.3g} GiB of {mean.device.type} memory are free. Take AutoGaussian(model, DiagonalGaussian), "
-            'or structure="auto" for latents of the members of plates.'
+            f"{free / 2**30:.3g} GiB of {mean.device.type} memory are free. Take posterior=DiagonalGaussian, or "
+            'structure="auto" for latents of the members of plates.'
         )
 
 
