@@ -359,10 +359,7 @@ CASES = [
     Case("vae/vae.py", "", "autoencoder", decoded("VAE", 4, 16)),
 ]
 
-_AMORTISED = (
-    "the guide is a network from a row to its q, trained with the decoder; for one batch the decoder can be fitted "
-    "as in vae.py"
-)
+_AMORTISED = "its guide is a network from a row to its q, which no Gaussian over fixed latents replaces"
 _SEARCH = "discrete choices, summed by search; no continuous latent"
 _HELPER = "no model: called by the others"
 

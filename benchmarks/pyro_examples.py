@@ -12,7 +12,9 @@ in the table as RAW, and the run then fails.
 """
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import logging
 import sys
 import time
@@ -54,7 +56,8 @@ def module_of(examples: Path, script: str) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with contextlib.redirect_stdout(io.StringIO()):
+            spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.parent))
         for name, loaded in list(sys.modules.items()):

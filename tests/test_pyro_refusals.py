@@ -69,6 +69,39 @@ def test_a_simulator_without_derivatives_is_refused(how):
             use(model if how == "numpy" else without_prior)
 
 
+def test_a_derivative_that_is_not_of_the_values_is_refused():
+    """Of what .item() reads autograd sees nothing, and the guide would take the prior for the posterior."""
+
+    def model():
+        speed = pyro.sample("speed", dist.Normal(torch.zeros(()).double(), 1.0))
+        pyro.sample("seen", dist.Normal(3 * torch.tensor(speed.item()), 0.1), obs=torch.tensor(2.0))
+
+    for use in USES:
+        with raises("the log density of the model has another derivative by its latents than its values have: along"):
+            use(model)
+
+
+def test_a_latent_in_a_plate_without_size_is_refused():
+    """With its size it is fitted, and so is a plate without size that holds observations alone."""
+
+    def model(size=None):
+        mu = pyro.sample("mu", dist.Normal(torch.zeros(()), 1.0))
+        with pyro.plate("rows", size):
+            pyro.sample("b", dist.Normal(mu, 1.0).expand([4]))
+
+    for use in (*USES, lambda model: AutoLocalGaussian(model, "rows").setup()):
+        with raises("the plate 'rows' has no size, and a guide has to know how many members its latents have: write"):
+            use(model)
+        use(lambda: model(4))
+
+    def observed():
+        mu = pyro.sample("mu", dist.Normal(torch.zeros(()), 1.0))
+        with pyro.plate("rows"):
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=torch.zeros(4))
+
+    close(log_joint(observed)(torch.zeros(1, 1)), 5 * dist.Normal(0.0, 1.0).log_prob(torch.zeros(1)), 1e-6)
+
+
 def test_a_latent_from_a_delta_is_refused():
     """A deterministic value is none, and changes nothing."""
 

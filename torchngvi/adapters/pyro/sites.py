@@ -1,17 +1,13 @@
 """The sites of a Pyro model: which of them make up θ, where, and what a Gaussian over one fixed θ cannot stand for."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import pyro
 import torch
-from pyro import poutine
 from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
-from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
@@ -19,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 
 from torchngvi.adapters.pyro.missing import idle_of, is_missing, standing_alone
-from torchngvi.adapters.pyro.starting import listed, start
+from torchngvi.adapters.pyro.starting import listed
 from torchngvi.errors import InputError
 
 Values = dict[str, Tensor]  # constrained, by the name of the site
@@ -197,6 +193,19 @@ def is_subsampled(frame: Any) -> bool:
     return bool(frame.full_size) and frame.full_size > frame.size
 
 
+def check_size(frame: Any) -> None:
+    """Check that the plate of a latent says how many members it has.
+
+    Raises:
+        InputError: a plate without size.
+    """
+    if frame.size < 0:
+        raise InputError(
+            f"the plate {frame.name!r} has no size, and a guide has to know how many members its latents have: write "
+            f"pyro.plate({frame.name!r}, n)."
+        )
+
+
 def random_sites(trace: Trace) -> list[Any]:
     """The sites of a trace that have a density, without those of subsampling."""
     return [site for site in trace.nodes.values() if site["type"] == "sample" and not site_is_subsample(site)]
@@ -296,6 +305,7 @@ def _check_latent(name: str, site: Any) -> None:
             "pyro.deterministic, or as a number that is no site."
         )
     for frame in site["cond_indep_stack"]:
+        check_size(frame)
         if is_subsampled(frame):
             raise InputError(
                 f"the latent site {name!r} is inside the plate {frame.name!r}, of which {frame.size} of "
@@ -314,33 +324,3 @@ def _check_latent(name: str, site: Any) -> None:
             f"the latent site {name!r} has the support {fn.support}, to which no bijection from the real numbers is "
             "known. Register one with torch.distributions.biject_to.register."
         ) from error
-
-
-def prototype(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    trace: Trace | None,
-    order: Tensor | None = None,
-) -> tuple[Layout, Tensor]:
-    """The layout of θ and an initial point, from a given trace or from a run of the model.
-
-    Args:
-        model, args, kwargs: the model with its arguments.
-        trace: the trace to use; without one the model is run, with its sites at their medians.
-        order: of the coordinates of θ, as for a `Layout`.
-
-    Returns:
-        The layout, and the initial θ, (D,).
-
-    Raises:
-        InputError: sites that θ cannot hold, see `latents`.
-    """
-    with torch.no_grad():
-        if trace is None:
-            started = InitMessenger(partial(start, init_to_median))(model)
-            with pyro.validation_enabled(False):  # what is wrong is said in our words
-                trace = poutine.block(poutine.trace(started).get_trace)(*args, **kwargs)
-        layout = Layout(trace, order)
-        values: Any = {site.name: trace.nodes[site.name]["value"] for site in layout.sites}
-        return layout, layout.unconstrained(values).detach()
