@@ -5,10 +5,10 @@
 
 A row of the Markdown table for each model of a script: the route, the number D of unconstrained latents, the seconds of
 CPU and the verdict, or the sentence of the refusal, or why there is nothing to fit.  The models are those of the
-checkout, imported as they are; their data too where they lie in it, and otherwise simulated in the shape that the
-script has, or in a smaller one (`benchmarks/pyro_example_models.py` says which).  Float64; a fit ends after
-``--longest`` seconds of CPU, which are asked for between two evaluations.  An error that is no sentence of ours stands
-in the table as RAW, and the run then fails.
+checkout, imported as they are; their data too where they lie in it, and otherwise simulated in the same form, mostly
+fewer (`benchmarks/pyro_example_models.py` says how).  Float64; a fit ends after ``--longest`` seconds of CPU, which are
+asked for between two evaluations.  An error that is no sentence of ours stands in the table as RAW, and the run then
+fails.
 """
 
 import argparse
