@@ -1,6 +1,6 @@
 """A Pyro model with 100,000 local latents, 1,000 of them a run: our guide and AutoNormal against the exact optimum.
 
-    python benchmarks/pyro_locals.py [--members 100000] [--batch 1000] [--seconds 60] [--rates 0.01 0.05]
+    python benchmarks/pyro_locals.py [--members 100000] [--batch 1000] [--seconds 60] [--rates 0.01 0.05] [--times]
 
 Counts with an intercept of each member, five rows each (`benchmarks/mixed.py`), two coefficients and the precision of
 the intercepts in common.  `whole` is the same problem as a `MixedLogJoint`, all members at once and all expectations
@@ -8,6 +8,10 @@ exact: its least negative ELBO is what a full covariance reaches.  `ours` is `fi
 comes; `AutoNormal` is Pyro's mean field by SVI with Adam, 1 particle, at each of some rates, for so many seconds.  The
 negative ELBO of each q is computed without draws, by the `MixedLogJoint`.  Each runs in a process of its own: seconds
 of CPU on one core, in float64, and the memory beyond that of data and imports.
+
+``--times`` follows ours on its way: the exact negative ELBO of q after each tenth of the first visits and after each
+pass, against the seconds, from which the looks are left out.  A member that was not visited yet has the mean of those
+that were.
 """
 
 import argparse
@@ -15,6 +19,8 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import pyro
 import pyro.distributions as dist
@@ -25,10 +31,13 @@ from pyro.infer.autoguide import AutoNormal
 
 from torchngvi import MixedModel, PrecisionCholeskyGaussian, fit
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide
+from torchngvi.adapters.pyro.local_steps import Visits
 from torchngvi.models import MixedPrior, Wishart
 from torchngvi.structures.storage import Part
 
 LOOKS = 6  # at the ELBO of AutoNormal
+LOOKS_ON_THE_WAY = 10  # at that of ours in the first visits
+VISIT = Visits.visit
 
 
 def memory():
@@ -80,26 +89,52 @@ def run_whole(options):
     )
 
 
+class Watch:
+    """Seconds of CPU without those of the looks at the ELBO, which it takes and prints."""
+
+    def __init__(self, options):
+        self.whole = whole_of(options.members) if options.times else None
+        self.every = max(1, options.members // options.batch // LOOKS_ON_THE_WAY)
+        self.clock, self.away, self.visits = time.process_time(), 0.0, 0
+
+    def seconds(self):
+        return time.process_time() - self.clock - self.away
+
+    def look(self, sites, what):
+        start = time.process_time()
+        top = sites.top()
+        here, _ = sites.of(torch.arange(len(sites.visited)), top.mean)
+        loss = exact(self.whole, here.mean + top.mean @ here.slope, here.precision, here.slope, top.mean, top.root)
+        print(f"    {self.seconds() - time.process_time() + start:.1f} s: {loss:.1f} {what}", flush=True)
+        self.away += time.process_time() - start
+
+    def visit(self, visits, *args, **kwargs):
+        """In the place of a visit of a batch."""
+        seen = VISIT(visits, *args, **kwargs)
+        self.visits += 1
+        if self.visits % self.every == 0:
+            self.look(visits.sites, f"after {self.visits} batches")
+        return seen
+
+
 def run_ours(options):
     model, args = model_of(options.members, options.batch)
-    before, clock = memory(), time.process_time()
+    watch, before = Watch(options), memory()
     guide = AutoLocalGaussian(model, "members")
-    losses = []
+    ended = []
 
     def see(record):
-        losses.append(time.process_time() - clock)
-        print(f"    {record.loss:.1f}, norm {record.norm:.2g}, {losses[-1]:.0f} s", flush=True)
+        ended.append(watch.seconds())
+        print(f"    {ended[-1]:.1f} s: norm {record.norm:.2g}, {record.loss:.1f} on the draws of the run", flush=True)
+        if watch.whole is not None:
+            watch.look(guide.memo, "after a pass")
 
-    result = fit_guide(
-        model,
-        guide,
-        *args,
-        options={"progress": False, "callbacks": [see]},
-    )
-    seconds, more = time.process_time() - clock, memory() - before
+    with patch.object(Visits, "visit", lambda *a, **k: watch.visit(*a, **k)) if options.times else nullcontext():
+        result = fit_guide(model, guide, *args, options={"progress": False, "callbacks": [see]})
+    seconds, more = watch.seconds(), memory() - before
     memo, top = guide.memo, guide._top()
     loss = exact(whole_of(options.members), memo.centre, memo.precision, memo.slope, top.mean, top.root)
-    took = ", ".join(f"{each:.0f}" for each in losses)
+    took = ", ".join(f"{each:.0f}" for each in ended)
     print(f"ours        {loss:.3f}: {seconds:.1f} s (passes ended at {took}), {more:.0f} MB; {result}", flush=True)
 
 
@@ -143,6 +178,7 @@ def main():
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.05])
+    parser.add_argument("--times", action="store_true", help="follow ours on its way")
     parser.add_argument("--only", choices=["whole", "ours", "normal"])
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -68,10 +68,10 @@ def run(source: Path, who: str, only: str) -> dict[str, tuple[str, str]]:
     """The outcomes of one run, by the name of the case, from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.pyro_suite", str(source), "--who", who, "--only", only]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            return json.loads(line)
-    raise SystemExit(f"pytest gave no outcomes for {who}:\n{done.stdout}\n{done.stderr}")
+    outcomes = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not any(outcomes):
+        raise SystemExit(f"pytest gave no outcomes for {who}:\n{done.stdout}\n{done.stderr}")
+    return outcomes[0]
 
 
 def inside(source: Path, who: str, only: str) -> None:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchngvi.adapters.pyro.enumeration import Factors
 from torchngvi.adapters.pyro.sites import Layout, Values
+from torchngvi.errors import InputError
 
 Batched = Callable[[Tensor], Tensor]  # (S, D) -> (S,)
 Within = Callable[[Tensor], AbstractContextManager[Any]]  # of one θ, (D,)
@@ -134,13 +135,27 @@ def best_way(
 
     Returns:
         Its name, and the way as a function (S, D) -> (S,).
+
+    Raises:
+        InputError: a model that cannot be differentiated by its latents, or only in part.
     """
     ways: list[tuple[str, Callable[[Runs, Tensor], Tensor]]] = [
         ("plate", by_broadcasting),
         ("vmap", by_vmap),
         ("vmap", by_vmap_in_place),
     ]
-    truth, reasons = _derivative(lambda theta: by_loop(runs, theta), points), []
+    reasons: list[str] = []
+    try:
+        truth = _derivative(lambda theta: by_loop(runs, theta), points)
+    except RuntimeError as error:
+        with torch.no_grad():
+            by_loop(runs, points)  # an error that is not of the derivative says itself
+        raise InputError(
+            "the log density of the model has no derivative by its latents "
+            f"({str(error).splitlines()[0].partition('. ')[0].rstrip('.')}): a guide that follows gradients cannot fit "
+            "it. Compute it in torch from the latents on, without .item(), .numpy() and .detach(), or draw by "
+            "importance or SMC."
+        ) from error
     for name, function in ways:
 
         def way(theta: Tensor, function: Callable[[Runs, Tensor], Tensor] = function) -> Tensor:
@@ -156,12 +171,32 @@ def best_way(
         if all(_agree(answer, truth) for answer in answers):
             return name, way
         reasons.append("other values")
+    _check_slope(lambda theta: by_loop(runs, theta), points, truth)
     warnings.warn(
         "the model is run for one draw after another, which is slow: it does not broadcast over draws "
         f"({reasons[0]}), and torch.func.vmap cannot take it ({reasons[1]}).",
         stacklevel=5,
     )
     return "loop", lambda theta: by_loop(runs, theta)
+
+
+@torch.no_grad()
+def _check_slope(way: Batched, points: Tensor, truth: tuple[Tensor, Tensor]) -> None:
+    """The values may not change otherwise than the derivative says, at all points: what .item() reads has no slope."""
+    values, eps = truth[0], torch.finfo(truth[0].dtype).eps
+    if not torch.equal(way(points).to(values), values):
+        return  # a model that draws
+    direction = torch.randn(points.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(points)
+    h = eps ** (1 / 3)
+    changes = (way(points + h * direction).to(values) - way(points - h * direction).to(values)) / (2 * h)
+    slopes = truth[1] @ direction
+    noise = 100 * eps * values.abs() / h
+    if bool(((changes - slopes).abs() > 0.5 * torch.maximum(changes.abs(), slopes.abs()) + noise).all()):
+        raise InputError(
+            "the log density of the model has another derivative by its latents than its values have: along one "
+            f"direction they change at a rate of {float(changes[0]):.3g} where it is {float(slopes[0]):.3g}. "
+            "Compute it in torch from the latents on, without .item(), .numpy() and .detach()."
+        )
 
 
 def _agree(answer: tuple[Tensor, Tensor], truth: tuple[Tensor, Tensor]) -> bool:

@@ -10,11 +10,13 @@ How many θ are evaluated at once is in `batching`.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Self, final
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 from torch.distributions import biject_to
@@ -23,15 +25,16 @@ from torchngvi.adapters.pyro.batching import POINTS, best_way
 from torchngvi.adapters.pyro.enumeration import Enumerated, Factors
 from torchngvi.adapters.pyro.sites import (
     Conditioned,
+    Layout,
     Scored,
     Values,
     check_latents,
     is_enumerated,
     is_subsampled,
     latents_of,
-    prototype,
     random_sites,
 )
+from torchngvi.adapters.pyro.starting import listed, start
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 
@@ -75,7 +78,7 @@ class ModelLogJoint(Target):
         uncovered = [site["name"] for site in latents_of(trace)]
         if uncovered:
             raise InputError(
-                f"the guide must cover every continuous latent site of the model; it lacks {', '.join(uncovered)}. "
+                f"the guide must cover every continuous latent site of the model; it lacks {listed(uncovered)}. "
                 "Build it on the whole model, or fit it beside the others with Trace_ELBO."
             )
         sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
@@ -261,3 +264,33 @@ def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJ
     {'scale': tensor(1.)}
     """
     return ModelLogJoint(model, args, kwargs)
+
+
+def prototype(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    trace: Trace | None,
+    order: Tensor | None = None,
+) -> tuple[Layout, Tensor]:
+    """The layout of θ and an initial point, from a given trace or from a run of the model.
+
+    Args:
+        model, args, kwargs: the model with its arguments.
+        trace: the trace to use; without one the model is run, with its sites at their medians.
+        order: of the coordinates of θ, as for a `Layout`.
+
+    Returns:
+        The layout, and the initial θ, (D,).
+
+    Raises:
+        InputError: sites that θ cannot hold, see `latents`.
+    """
+    with torch.no_grad():
+        if trace is None:
+            started = InitMessenger(partial(start, init_to_median))(model)
+            with pyro.validation_enabled(False):  # what is wrong is said in our words
+                trace = poutine.block(poutine.trace(started).get_trace)(*args, **kwargs)
+        layout = Layout(trace, order)
+        values: Any = {site.name: trace.nodes[site.name]["value"] for site in layout.sites}
+        return layout, layout.unconstrained(values).detach()

@@ -1,10 +1,12 @@
 """Discrete sites that are marked for parallel enumeration: how they are summed out, for one θ and for many."""
 
+import functools
 import string
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import torch
 from pyro.ops import packed
 from pyro.ops.contract import contract_to_tensor
 from pyro.poutine.enum_messenger import EnumMessenger
@@ -74,7 +76,7 @@ class Factors:
             frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
             plates = frozenset(trace.plate_to_symbol[frame.name] for frame in frames)
             factors.append(Factor(plates, log_prob._pyro_dims, log_prob))
-        return cls(factors, summed, _common(scales))
+        return cls(_of_one_dtype(factors), summed, _common(scales))
 
     def for_all_draws(self, log_probs: list[Tensor]) -> Tensor:
         """The sum for each draw, where the draws are in front of the log probabilities and count as one more plate.
@@ -106,8 +108,19 @@ class Factors:
         outside: OrderedDict[frozenset, list[Tensor]] = OrderedDict()
         for plates, dims, log_prob in self.factors:
             (outside if self.summed.isdisjoint(dims) else inside).setdefault(plates, []).append(log_prob)
-        total = self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws)
-        return total + contract_to_tensor(outside, set(), target_ordinal=draws) if outside else total
+        total = contract_to_tensor(outside, set(), target_ordinal=draws) if outside else 0.0
+        if not inside:
+            return torch.as_tensor(total)
+        return self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws) + total
+
+
+def _of_one_dtype(factors: list[Factor]) -> list[Factor]:
+    """The factors in their widest dtype; Pyro gives the density of a Delta in the default one, whatever its value."""
+    dtype = functools.reduce(torch.promote_types, (factor.log_prob.dtype for factor in factors))
+    cast = [factor._replace(log_prob=factor.log_prob.to(dtype)) for factor in factors]
+    for factor in cast:
+        factor.log_prob._pyro_dims = factor.dims  # type: ignore[attr-defined]
+    return cast
 
 
 def _common(scales: list[Any]) -> Any:
@@ -117,4 +130,4 @@ def _common(scales: list[Any]) -> Any:
             "all sites that depend on an enumerated one must have the same scale, one number, since it multiplies the "
             "log of their sum: subsample them by the same plate, or give poutine.scale to all of them."
         )
-    return scales[0]
+    return scales[0] if scales else 1.0  # where no enumerated site has more than one value

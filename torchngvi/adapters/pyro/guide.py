@@ -31,7 +31,8 @@ from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.finding import found
 from torchngvi.adapters.pyro.losses import check_loss
 from torchngvi.adapters.pyro.owned import Step
-from torchngvi.adapters.pyro.sites import is_enumerable, latents, start
+from torchngvi.adapters.pyro.sites import is_enumerable, latents
+from torchngvi.adapters.pyro.starting import start
 from torchngvi.adapters.pyro.structure import Structure, check_choice, check_plates, made
 from torchngvi.errors import InputError
 from torchngvi.fitting.laplace import laplace
@@ -126,15 +127,11 @@ class AutoGaussian(AutoContinuous):
             if self._automatic:
                 with poutine.block():
                     self._structure = found(self._bare[0], args, kwargs, trace)
-            self.q = made(self._posterior_class, self._structure, self._init_loc(), self.init_scale)
-            if not (isinstance(self.q, Gaussian) or getattr(self.q, "reparametrised", False)):
-                kind = type(self.q).__name__
-                del self.q
+            try:
+                self.q = made(self._posterior_class, self._structure, self._init_loc(), self.init_scale)
+            except InputError:
                 self.prototype_trace = None
-                raise InputError(
-                    f"{kind} has no map from noise to draws, by which a loss of Pyro reaches q. Take a Gaussian or a "
-                    "flow, or fit log_joint(model, *args) itself."
-                )
+                raise
 
     def setup(self, *args: Any, **kwargs: Any) -> Self:
         """Run the model once with these arguments to size q, unless that was done before; returns the guide."""

@@ -21,6 +21,7 @@ from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.fitting import check_guide
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.sites import random_sites
+from torchngvi.adapters.pyro.starting import listed
 from torchngvi.errors import InputError
 
 _PLATE = "_torchngvi_particles"
@@ -71,7 +72,7 @@ class ListedGuides:
         missing = [name for name in self.density.layout.shapes if name not in trace.nodes]
         if missing:
             raise InputError(
-                f"the guides of the list leave out the latent sites {', '.join(missing)}. Append a guide for them, "
+                f"the guides of the list leave out the latent sites {listed(missing)}. Append a guide for them, "
                 "AutoNormal(poutine.block(model, expose=[...])) for one."
             )
 

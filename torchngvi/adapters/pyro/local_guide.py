@@ -26,7 +26,7 @@ from torchngvi.adapters.pyro.local_elbo import FreshElbo, fresh_elbo
 from torchngvi.adapters.pyro.local_layout import PlateLayout
 from torchngvi.adapters.pyro.local_sites import Globals, Sites
 from torchngvi.adapters.pyro.local_steps import Visits
-from torchngvi.adapters.pyro.sites import start
+from torchngvi.adapters.pyro.starting import start
 from torchngvi.errors import InputError
 from torchngvi.numerics import small_blocks
 from torchngvi.posteriors import PrecisionCholeskyGaussian

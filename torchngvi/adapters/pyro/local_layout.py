@@ -6,7 +6,7 @@ import torch
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
-from torchngvi.adapters.pyro.sites import Layout, Site, Values, random_sites
+from torchngvi.adapters.pyro.sites import Layout, Site, Values, check_size, random_sites
 from torchngvi.errors import InputError
 
 
@@ -28,6 +28,7 @@ class PlateLayout:
             raise InputError(f"no site of the model is in a plate {plate!r}; name the plate of the local latents.")
         if not frames[0].vectorized:
             raise InputError(f"the model loops over the plate {plate!r}; write it as `with pyro.plate(...) as index`.")
+        check_size(frames[0])
         self.plate, self.dim = plate, frames[0].dim
         self.members, self.size = frames[0].size, frames[0].full_size or frames[0].size
         layout = Layout(_without(trace, plate))  # refuses what a Gaussian cannot stand for

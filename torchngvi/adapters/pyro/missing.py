@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 
 
+def is_missing(site: Any) -> bool:
+    """Whether a latent site is the missing part of one with ``obs_mask``."""
+    return site["name"].endswith("_unobserved") and isinstance(site["mask"], Tensor)
+
+
 def idle_of(
     site: Any,
     free: torch.Size,  # the shape of the unconstrained value
@@ -26,10 +31,9 @@ def idle_of(
     Returns:
         A mask (*free,), or None for a site that no ``obs_mask`` has made.
     """
-    mask = site["mask"]
-    if not (site["name"].endswith("_unobserved") and isinstance(mask, Tensor)):
+    if not is_missing(site):
         return None
-    mask = mask.expand(site["fn"].batch_shape)
+    mask = site["mask"].expand(site["fn"].batch_shape)
     return ~mask.reshape(*mask.shape, *(1,) * (len(free) - mask.ndim)).expand(free)
 
 

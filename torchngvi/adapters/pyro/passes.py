@@ -17,6 +17,7 @@ from torch import Tensor
 from torchngvi.adapters.pyro.density import ModelLogJoint
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.sites import Layout, is_subsampled, random_sites
+from torchngvi.adapters.pyro.starting import listed
 from torchngvi.errors import InputError
 from torchngvi.models import DataLogJoint
 from torchngvi.models.data_log_joint import check_batches, rows_of, some_of
@@ -86,7 +87,7 @@ def subsampled_plate(density: ModelLogJoint) -> tuple[str, int, int] | None:
     }
     if len(found) > 1:
         raise InputError(
-            f"the plates {', '.join(found)} all subsample, and a pass goes over one. Pass all data of the others, or "
+            f"the plates {listed(found)} all subsample, and a pass goes over one. Pass all data of the others, or "
             "take the steps of NaturalSVI."
         )
     if found:

@@ -1,23 +1,21 @@
 """The sites of a Pyro model: which of them make up θ, where, and what a Gaussian over one fixed θ cannot stand for."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import pyro
 import torch
-from pyro import poutine
+from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
-from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from torchngvi.adapters.pyro.missing import idle_of, standing_alone
+from torchngvi.adapters.pyro.missing import idle_of, is_missing, standing_alone
+from torchngvi.adapters.pyro.starting import listed
 from torchngvi.errors import InputError
 
 Values = dict[str, Tensor]  # constrained, by the name of the site
@@ -103,7 +101,7 @@ class Layout:
         """
         missing = [site.name for site in self.sites if site.name not in values]
         if missing:
-            raise InputError(f"a value is needed for each latent site of the model; got none for {', '.join(missing)}.")
+            raise InputError(f"a value is needed for each latent site of the model; got none for {listed(missing)}.")
         parts = []
         for site in self.sites:
             value = values[site.name]
@@ -162,7 +160,7 @@ class Conditioned(Messenger):
         moved = [name for name in self.values if name not in self.met] + self.unknown
         if moved:
             raise InputError(
-                f"the model must have the same latent sites in each run; {', '.join(moved)} came or went. "
+                f"the model must have the same latent sites in each run; {listed(moved)} came or went. "
                 "Draw every site in every run, and choose between them with torch.where or a mask."
             )
 
@@ -195,6 +193,19 @@ def is_subsampled(frame: Any) -> bool:
     return bool(frame.full_size) and frame.full_size > frame.size
 
 
+def check_size(frame: Any) -> None:
+    """Check that the plate of a latent says how many members it has.
+
+    Raises:
+        InputError: a plate without size.
+    """
+    if frame.size < 0:
+        raise InputError(
+            f"the plate {frame.name!r} has no size, and a guide has to know how many members its latents have: write "
+            f"pyro.plate({frame.name!r}, n)."
+        )
+
+
 def random_sites(trace: Trace) -> list[Any]:
     """The sites of a trace that have a density, without those of subsampling."""
     return [site for site in trace.nodes.values() if site["type"] == "sample" and not site_is_subsample(site)]
@@ -218,7 +229,7 @@ def latents(trace: Trace) -> list[Any]:
         seen = [f"{site['name']} ({'enumerated' if is_enumerated(site) else 'observed'})" for site in sites]
         raise InputError(
             "the model has no continuous latent site, so that there is nothing to fit: "
-            f"its sample sites are {', '.join(seen) or 'none'}."
+            f"its sample sites are {listed(seen) or 'none'}."
         )
     return found
 
@@ -256,8 +267,8 @@ def check_latents(trace: Trace) -> None:
     """Check that a Gaussian over one fixed vector can stand for the latent sites of a trace.
 
     Raises:
-        InputError: a discrete site that is not enumerated in parallel, a latent in a subsampled plate, a support
-            without a bijection from the real numbers.
+        InputError: a discrete site that is not enumerated in parallel, one without a density, a latent in a
+            subsampled plate, a support without a bijection from the real numbers.
     """
     for site in random_sites(trace):
         if not site["is_observed"]:
@@ -273,18 +284,33 @@ def _check_latent(name: str, site: Any) -> None:
                 "enumeration is summed out. Use config_enumerate(model)."
             )
         return
+    if fn.support.is_discrete and is_missing(site):
+        raise InputError(
+            f"the rows of {name.removesuffix('_unobserved')!r} that obs_mask= takes for missing are discrete latents, "
+            f"{name!r}, and a Gaussian cannot stand for them. Leave them out: give the site under "
+            "poutine.mask(mask=seen), without obs_mask."
+        )
     if fn.support.is_discrete:
         raise InputError(
             f"the latent site {name!r} is discrete, and a Gaussian cannot stand for it. Sum it out, with "
             "config_enumerate(model) and TraceEnum_ELBO (https://pyro.ai/examples/enumeration.html), or hide it from "
             "the guide with poutine.block."
         )
+    base = fn
+    while hasattr(base, "base_dist"):
+        base = base.base_dist
+    if isinstance(base, Delta):
+        raise InputError(
+            f"the latent site {name!r} is drawn from a Delta, which has no density to fit: give it as "
+            "pyro.deterministic, or as a number that is no site."
+        )
     for frame in site["cond_indep_stack"]:
+        check_size(frame)
         if is_subsampled(frame):
             raise InputError(
                 f"the latent site {name!r} is inside the plate {frame.name!r}, of which {frame.size} of "
-                f"{frame.full_size} members are subsampled: θ would have to hold all of them. Run the plate in full, "
-                "or move the site out of it."
+                f"{frame.full_size} members are subsampled: θ would have to hold all of them. Fit it with "
+                f"AutoLocalGaussian(model, {frame.name!r}), run the plate in full, or move the site out of it."
             )
     try:
         biject_to(fn.support)
@@ -298,53 +324,3 @@ def _check_latent(name: str, site: Any) -> None:
             f"the latent site {name!r} has the support {fn.support}, to which no bijection from the real numbers is "
             "known. Register one with torch.distributions.biject_to.register."
         ) from error
-
-
-def start(init_loc_fn: Callable[..., Tensor], site: Any) -> Tensor:
-    """The initial value of a site; 0 in unconstrained space for an improper prior, from which nothing can be drawn.
-
-    Args:
-        init_loc_fn: a strategy of `pyro.infer.autoguide.initialization`, which is not asked about discrete sites.
-        site: the site.
-
-    Returns:
-        A value within the support.
-    """
-    fn = site["fn"]
-    if fn.support.is_discrete:
-        return fn.sample()
-    try:
-        return init_loc_fn(site)
-    except NotImplementedError:  # an improper prior
-        transform = biject_to(fn.support)
-        return transform(torch.zeros(transform.inverse_shape(fn.shape())))
-
-
-def prototype(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    trace: Trace | None,
-    order: Tensor | None = None,
-) -> tuple[Layout, Tensor]:
-    """The layout of θ and an initial point, from a given trace or from a run of the model.
-
-    Args:
-        model, args, kwargs: the model with its arguments.
-        trace: the trace to use; without one the model is run, with its sites at their medians.
-        order: of the coordinates of θ, as for a `Layout`.
-
-    Returns:
-        The layout, and the initial θ, (D,).
-
-    Raises:
-        InputError: sites that θ cannot hold, see `latents`.
-    """
-    with torch.no_grad():
-        if trace is None:
-            started = InitMessenger(partial(start, init_to_median))(model)
-            with pyro.validation_enabled(False):  # what is wrong is said in our words
-                trace = poutine.block(poutine.trace(started).get_trace)(*args, **kwargs)
-        layout = Layout(trace, order)
-        values: Any = {site.name: trace.nodes[site.name]["value"] for site in layout.sites}
-        return layout, layout.unconstrained(values).detach()

@@ -21,8 +21,10 @@ from pyro.infer.inspect import get_dependencies
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
-from torchngvi.adapters.pyro.sites import Layout, Site, random_sites, start
+from torchngvi.adapters.pyro.sites import Layout, Site, random_sites
+from torchngvi.adapters.pyro.starting import start
 from torchngvi.errors import InputError
+from torchngvi.metrics.recursive import free_bytes
 from torchngvi.posteriors import CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Forest
@@ -293,11 +295,33 @@ def made(
 
     Returns:
         The posterior.
+
+    Raises:
+        InputError: a dense q that does not fit into the memory that is free, one that no loss of Pyro can reach.
     """
     if structure.forest is None:
-        return posterior(structure.dim, mean=mean, scale=scale)
+        _check_room(posterior, mean)
+        q = posterior(structure.dim, mean=mean, scale=scale)
+        if not (isinstance(q, Gaussian) or getattr(q, "reparametrised", False)):
+            raise InputError(
+                f"{type(q).__name__} has no map from noise to draws, by which a loss of Pyro reaches q. Take a "
+                "Gaussian or a flow, or fit log_joint(model, *args) itself."
+            )
+        return q
     mean = mean[structure.order]
     return _STRUCTURED[posterior](structure.dim, mean=mean, scale=scale, structure=structure.forest)
+
+
+def _check_room(posterior: Callable[..., Any], mean: Tensor) -> None:
+    """Before D² numbers are asked for, twice: a step makes the new beside the old."""
+    dim, free = len(mean), free_bytes(mean.device)
+    needed = 2.0 * mean.element_size() * dim**2
+    if posterior in _STRUCTURED and needed > free:
+        raise InputError(
+            f"a Gaussian with all correlations of {dim:,} latents needs {needed / 2**30:.3g} GiB, and "
+            f"{free / 2**30:.3g} GiB of {mean.device.type} memory are free. Take posterior=DiagonalGaussian, or "
+            'structure="auto" for latents of the members of plates.'
+        )
 
 
 _STRUCTURED: dict[Any, type[Gaussian]] = {  # by what is asked for: only a precision has the pattern of a forest
