@@ -261,7 +261,7 @@ def _measured(
 
 
 def optimum(problem: Problem, diagonal: bool) -> dict[str, float]:
-    """The objective, and the training objective of Table 3, at the optimum of a family, found by Newton's steps by trial.
+    """The objective, and the training objective of Table 3, at the optimum of a family, found by steps by trial.
 
     Args:
         problem: the models of the case.

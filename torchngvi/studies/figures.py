@@ -26,7 +26,7 @@ _SHOWN = {  # of the table: head and format
     "test_accuracy": ("accuracy", ".3f"),
 }
 _EXPLAINED = (
-    "ELBO, below best: nats of the training rows, larger ELBOs are better; the best of a case is the optimum where that "
+    "ELBO, below best: nats of the training rows, larger ELBOs are better; the best of a case is the optimum where it "
     "is known, else the best run; 1 nat below it is a factor of e in the bound of p(y).",
     "held-out loss: nats a row, E_q[-log p(y | x)]; fit tells the smaller -log E_q[p(y | x)].",
     "evaluations: passes over the training rows, rejected trials among them. CPU s: seconds of the steps, a start.",
