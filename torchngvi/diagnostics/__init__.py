@@ -2,7 +2,7 @@
 
 `examine` says whether a Gaussian fits the density that it was fitted to; `monte_carlo` has the estimates under q,
 `psis` the smoothed importance weights, `linear_response` the standard deviations that q ought to have, `predictive`
-the densities of new rows, `compare_estimators` the noise of a gradient at q; `simulation_based_calibration` judges a way
+the densities of new rows, `compare_estimators` the noise of a gradient; `simulation_based_calibration` judges a way
 of fitting on simulated data.
 """
 
