@@ -1,7 +1,7 @@
 """Kim, Fu, Ma, Gardner and Campbell (2026), Price's gradient from Bures-Wasserstein to parameter space.
 
-The claim (arXiv 2602.18718) is that the estimator and not the geometry makes the difference.  Geometry and estimator are two axes of this
-library, so that each can be held while the other is changed.
+The claim (arXiv 2602.18718) is that the estimator and not the geometry makes the difference.  Geometry and estimator
+are two axes of this library, so that each can be held while the other is changed.
 """
 
 from torchngvi.studies.papers import Study

@@ -82,8 +82,8 @@ def draw_geometries(log: pd.DataFrame, path: Path) -> None:
     """Draw the steps against each of d, κ and 1/gap: a colour for each geometry, a dash for each estimator."""
     figure = blank_figure(
         10.8, 3.9, "Steps to a mean gap from the optimum, one draw a step, best constant step of a grid",
-        "solid: Price's gradient; dashed: reparametrised. Start N(0, I), means of independent runs; a point is left out "
-        "where no step of the grid reached the gap before the limit.",
+        "solid: Price's gradient; dashed: reparametrised. Start N(0, I), means of independent runs; a point is left "
+        "out where no step of the grid reached the gap before the limit.",
     )  # fmt: skip
     for axes, (varied, title) in zip(figure.subplots(1, 3), _PANELS.items(), strict=True):
         style(axes, title, varied, "steps" if varied == "d" else "")
