@@ -131,6 +131,11 @@ class TestLogistic:
         assert all(torch.equal(x, y) for x, y in zip(before, q.state_dict().values(), strict=True))
         assert q.mean_probe.grad is None
 
+    def test_a_name_that_was_not_compared(self):
+        found = compare_estimators(CholeskyGaussian(3, dtype=DTYPE), logistic(), [Quadrature()])
+        with pytest.raises(KeyError, match="Quadratur was not compared. Did you mean 'Quadrature'"):
+            found["Quadratur"]
+
     def test_the_table(self):
         said = str(compare_estimators(CholeskyGaussian(3, dtype=DTYPE), logistic(), repeats=3, generator=generator()))
         assert said.startswith("natural norm of the gradient ")

@@ -8,6 +8,7 @@ norm is free of coordinates: a natural step of size ρ moves q by ρ‖ĝ‖ sta
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from torchngvi.expectations import (
 from torchngvi.expectations.drawing import Drawing
 from torchngvi.interfaces import Cost, Estimator, Target
 from torchngvi.interfaces.packets import Local
+from torchngvi.messages import hint
 from torchngvi.models import LogJoint
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -63,7 +65,8 @@ class EstimatorRow(NamedTuple):
     unbiased: bool
 
 
-class EstimatorComparison(NamedTuple):
+@dataclass(frozen=True)
+class EstimatorComparison:
     """What `compare_estimators` has found: a row for each estimator, which ``print`` shows as a table.
 
     Attributes:
@@ -84,9 +87,16 @@ class EstimatorComparison(NamedTuple):
     norm: float
     repeats: int
 
-    def __getitem__(self, name: object) -> EstimatorRow:  # type: ignore[override]
-        """Return the row of an estimator by its name."""
-        return next(row for row in self.rows if row.name == name)
+    def __getitem__(self, name: str) -> EstimatorRow:
+        """Return the row of an estimator by its name.
+
+        Raises:
+            KeyError: no estimator of this name was compared.
+        """
+        found = {row.name: row for row in self.rows}
+        if name not in found:
+            raise KeyError(f"{name} was not compared.{hint(name, found)} There are: {', '.join(found)}.")
+        return found[name]
 
     def __str__(self) -> str:
         """Return the table: the standard deviation of a call, the bias beside its standard error, the cost."""

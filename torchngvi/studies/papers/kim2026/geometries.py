@@ -1,5 +1,6 @@
 """Steps to a gap: three geometries by two estimators, over dimension, condition, and on a logistic regression."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def run_geometries(
                 target = reference_target(dim, kappa)
                 longest = 1.0 if names[0] == "natural" else 2.0 / kappa
                 found = steps_to(
-                    LogJoint(target.log_joint), lambda q, target=target: divergence(q, target), dim, names, longest,
+                    LogJoint(target.log_joint), functools.partial(divergence, target=target), dim, names, longest,
                     [gap], runs=runs, limit=limit,
                 )  # fmt: skip
                 rows.append(_row(varied, x, names, found[0]))
