@@ -178,7 +178,12 @@ class TestCommands:
         code = main(["compare", "--data", "breast_cancer", "--methods", "vn", "bwgd=1e-3", "--iterations", "4",
                      "--starts", "2", "--out", "here"])  # fmt: skip
         assert code == 0
-        assert {path.name for path in Path("here").iterdir()} == {"log.csv", "settings.json", "compare.png"}
+        assert {path.name for path in Path("here").iterdir()} == {
+            "log.csv",
+            "settings.json",
+            "compare.png",
+            "compare.svg",
+        }
         assert set(pd.read_csv("here/log.csv")["method"]) == {"vn", "bwgd=1e-3"}
         assert "bwgd=1e-3" in capsys.readouterr().out
 
@@ -320,6 +325,86 @@ class TestCommands:
         assert main(flags) == 2
         assert sentence in capsys.readouterr().err
         assert not Path("runs").exists()
+
+
+class TestFigures:
+    """What is drawn of a log: gaps to the optimum, bands, seconds; and the table of a run that diverged."""
+
+    def log(self, **keys):
+        self.experiment = settings.parsed(one_case(**keys) | {"columns": ["objective over iteration"]})
+        return experiments.run_all(self.experiment, say=lambda _: None)
+
+    def test_gaps_are_to_the_optimum(self):
+        """A run that ends early is not at zero: linear regression, whose evidence is known in closed form."""
+        short = [{"method": "srvn", "lr": 0.1}]
+        log = self.log(methods=short, family="gaussian")
+        model = experiments.build(self.experiment.cases[0]).model
+        covariance = torch.eye(len(model.y), dtype=torch.float64) + model.X @ model.X.mT  # prior N(0, I), noise 1
+        evidence = torch.distributions.MultivariateNormal(torch.zeros_like(model.y), covariance).log_prob(model.y)
+        assert log["optimum"].to_numpy() == pytest.approx(-float(evidence), rel=1e-12)
+        gaps, known = figures._gaps(log, "objective")
+        assert known
+        assert gaps.min() == pytest.approx(float(log["objective"].min() + evidence), rel=1e-9)
+        assert gaps.min() > 1
+        line = figures.curves(log, self.experiment).axes[0].lines[0]
+        assert line.get_ydata()[-1] == pytest.approx(gaps[log["iteration"] == 5].mean(), rel=1e-12)
+        table = figures.compared(log)
+        assert table.below[0] == pytest.approx(gaps[log["iteration"] == 5].mean(), rel=1e-9)
+
+    def test_the_optimum_is_that_of_the_family(self):
+        methods = [{"method": "vn", "posterior": kind} for kind in ("cholesky", "diagonal")]
+        for method in methods:
+            method["label"] = method["posterior"]
+        log = self.log(methods=methods, iterations=60)
+        last = log[log["iteration"] == 60].groupby("method")[["objective", "optimum", "train", "train_optimum"]].mean()
+        assert last["objective"].to_numpy() == pytest.approx(last["optimum"].to_numpy(), rel=1e-9)
+        assert last["train"].to_numpy() == pytest.approx(last["train_optimum"].to_numpy(), rel=1e-6)
+        assert last["optimum"]["diagonal"] > last["optimum"]["cholesky"]
+
+    @pytest.mark.parametrize("keys", [{"penalty": "mean"}, {"family": "student_t", "noise": 1.0}])
+    def test_an_optimum_that_is_not_known_is_not_made_up(self, keys):
+        log = self.log(methods=[{"method": "vn", "lr": 0.3}], **keys)
+        assert log["optimum"].isna().all()
+        gaps, known = figures._gaps(log, "objective")
+        assert not known
+        assert gaps.min() == 0
+
+    def test_the_band_is_of_the_starts(self):
+        log = self.log()
+        axes = figures.curves(log, self.experiment).axes[0]
+        gaps = (log["objective"] - log["optimum"])[log["method"] == "vn"].groupby(log["iteration"])
+        assert axes.lines[0].get_ydata() == pytest.approx(gaps.mean().to_numpy(), rel=1e-9)
+        edges = {float(y) for y in axes.collections[0].get_paths()[0].vertices[:, 1]}
+        for iteration in range(6):
+            for edge in (gaps.min()[iteration], gaps.max()[iteration]):
+                assert min(abs(y - edge) for y in edges) < 1e-9 * edge
+
+    def test_seconds_are_steps_of_the_median(self):
+        """One step in which the machine did something else does not stretch the axis."""
+        seconds = pd.Series([0.0, 1.0, 2.0, 103.0, 104.0, 105.0], index=[0, 1, 2, 3, 4, 5])
+        assert figures._median_seconds(seconds).tolist() == [0, 1, 2, 3, 4, 5]
+
+    def test_a_run_that_diverged_is_told_in_its_cells(self, capsys):
+        assert main(["compare", "--data", "breast_cancer", "--methods", "vn", "root_gd=1e3", "--iterations", "30",
+                     "--starts", "2"]) == 0  # fmt: skip
+        said = capsys.readouterr().out.splitlines()
+        assert re.search(r"breast_cancer +vn +\d+ .*-51\.\d+ +0\.\d+ ", "\n".join(said))
+        assert re.search(r"breast_cancer +root_gd=1e3 .* diverged +diverged +diverged +diverged", "\n".join(said))
+        assert max(map(len, said)) < 130
+
+    def test_one_start_that_diverged_is_not_left_out_of_the_mean(self):
+        log = self.log(methods=[{"method": "vn", "lr": 0.3}])
+        log.loc[(log["iteration"] == 5) & (log["start"] == 1), "objective"] = np.nan
+        assert figures.last_values(log)["objective"].isna().all()
+        assert len(figures.curves(log, self.experiment).axes[0].lines[0].get_ydata()) == 5
+
+    def test_equal_figures_are_equal_files(self):
+        log = self.log()
+        for name in ("one", "two"):
+            Path(name).mkdir()
+            figures.save(figures.curves(log, self.experiment), Path(name) / "curves")
+        assert Path("one/curves.svg").read_bytes() == Path("two/curves.svg").read_bytes()
+        assert Path("one/curves.svg").read_text().startswith("<?xml")
 
 
 class TestData:

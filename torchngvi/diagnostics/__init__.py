@@ -2,11 +2,13 @@
 
 `examine` says whether a Gaussian fits the density that it was fitted to; `monte_carlo` has the estimates under q,
 `psis` the smoothed importance weights, `linear_response` the standard deviations that q ought to have, `predictive`
-the densities of new rows; `simulation_based_calibration` judges a way of fitting on simulated data.
+the densities of new rows, `compare_estimators` the noise of a gradient; `simulation_based_calibration` judges a way
+of fitting on simulated data.
 """
 
 from torchngvi.diagnostics.calibration import Calibration, simulation_based_calibration
 from torchngvi.diagnostics.confirmation import Confirmed, confirm
+from torchngvi.diagnostics.estimators import EstimatorComparison, EstimatorRow, compare_estimators
 from torchngvi.diagnostics.examination import examine
 from torchngvi.diagnostics.linear_response import (
     Residuals,
@@ -34,6 +36,8 @@ __all__ = [
     "Calibration",
     "Confirmed",
     "Estimate",
+    "EstimatorComparison",
+    "EstimatorRow",
     "Extremes",
     "Power",
     "Residuals",
@@ -43,6 +47,7 @@ __all__ = [
     "Verdict",
     "accuracy",
     "coded",
+    "compare_estimators",
     "confirm",
     "elbo",
     "examine",

@@ -1,9 +1,11 @@
 """The look of the figures, and the curves and the table of an experiment, from its log alone."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -24,13 +26,15 @@ _SHOWN = {  # of the table: head and format
     "test_accuracy": ("accuracy", ".3f"),
 }
 _EXPLAINED = (
-    "ELBO, below best: nats of the training rows, larger ELBOs are better; 1 nat below the best of a case is a factor "
-    "of e in the bound of p(y).",
+    "ELBO, below best: nats of the training rows, larger ELBOs are better; the best of a case is the optimum where it "
+    "is known, else the best run; 1 nat below it is a factor of e in the bound of p(y).",
     "held-out loss: nats a row, E_q[-log p(y | x)]; fit tells the smaller -log E_q[p(y | x)].",
     "evaluations: passes over the training rows, rejected trials among them. CPU s: seconds of the steps, a start.",
 )
 _COLORS = ("#1f5a94", "#d1672b", "#3b8f5a", "#8a4fa3", "#b03a48", "#7a7f87", "#c2a030")
 _INK, _FAINT = "#222222", "#9aa0a6"
+_DIVERGED = 1e9  # nats beyond which a run of the table is said to have diverged
+_SEEN = 1e-6  # nats: a gap below it is not drawn
 
 
 def last_values(log: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +47,8 @@ def last_values(log: pd.DataFrame) -> pd.DataFrame:
         A row for each case and method.
     """
     last = log[log["iteration"] == log.groupby(["case", "method"])["iteration"].transform("max")]
-    return last.drop(columns="start").groupby(["case", "method"], sort=False).mean().reset_index()
+    grouped = last.drop(columns="start").groupby(["case", "method"], sort=False)
+    return grouped.agg(lambda values: values.mean(skipna=False)).reset_index()
 
 
 def compared(log: pd.DataFrame) -> pd.DataFrame:
@@ -53,11 +58,14 @@ def compared(log: pd.DataFrame) -> pd.DataFrame:
         log: the log of an experiment.
 
     Returns:
-        A row for each case and method, with ``elbo``, how far ``below`` the best of the case it is, and ``loss``.
+        A row for each case and method, with ``elbo``, how far ``below`` the best of the case it is, and ``loss``.  The
+        best is the optimum where it is known, and else the largest of the runs.
     """
     frame = last_values(log)
     frame["elbo"] = -frame["objective"]
-    frame["below"] = frame.groupby("case")["elbo"].transform("max") - frame["elbo"]
+    known = -frame["optimum"] if "optimum" in frame else frame["elbo"] * np.nan
+    best = np.fmax(frame["elbo"].where(np.isfinite(frame["elbo"])), known).groupby(frame["case"]).transform("max")
+    frame["below"] = best - frame["elbo"]
     if "test_rows" in frame:
         frame["loss"] = frame["test_nll"] / frame["test_rows"]
     return frame
@@ -77,10 +85,27 @@ def show_table(log: pd.DataFrame, title: str) -> None:
         side: Any = "left" if name in ("case", "method") else "right"
         table.add_column(head, justify=side, no_wrap=True)
     for _, row in frame.iterrows():
-        table.add_row(*(report.Text(format(row[name], form)) for name, (_, form) in shown.items()))
+        table.add_row(*(report.Text(_cell(row[name], form)) for name, (_, form) in shown.items()))
     told = [line for line in _EXPLAINED if not line.startswith("held-out") or "loss" in frame]
     heading = report.Text(f"{title} (last values, means over the starts)", style="bold")
     report.show(heading, table, *(report.Text(line, style="dim") for line in told))
+
+
+def _cell(value: Any, form: str) -> str:
+    """A number of the table, or "diverged" in the place of one that is none or would be wider than its column."""
+    return "diverged" if form and not abs(value) < _DIVERGED else format(value, form)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure twice, as .png and as .svg, the latter without a date, so that equal figures are equal files.
+
+    Args:
+        figure: from `blank_figure`.
+        path: its suffix is replaced.
+    """
+    figure.savefig(path.with_suffix(".png"))
+    with rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
 def blank_figure(width: float, height: float, title: str, note: str = "") -> Figure:
@@ -138,7 +163,9 @@ def color(index: int) -> str:
 def curves(log: pd.DataFrame, experiment: Experiment) -> Figure:
     """Draw one row of panels for each case: mean and min-max band over the starts.
 
-    As in the paper the smallest value over all iterations, starts and methods of a case is subtracted from losses.
+    Objectives are shown by their distance from the optimum of the method's family.  Where that is not known, and for
+    the loss of test rows, whose minimum no method looks for, the smallest value over all iterations, starts and
+    methods of a case is subtracted, as in the paper.  Seconds are iterations times the median seconds of a step.
 
     Args:
         log: the log of the experiment.
@@ -163,14 +190,14 @@ def curves(log: pd.DataFrame, experiment: Experiment) -> Figure:
 
 def _panel(axes: Axes, log: pd.DataFrame, case: str, metric: str, axis: str) -> None:
     gap = metric != "test_accuracy"
-    style(axes, f"{case}: {METRICS[metric]}", AXES[axis], "above the minimum" if gap else "")
-    values = log[metric].replace([np.inf, -np.inf], np.nan)
-    floor = values.min() if gap else 0.0
+    values, known = _gaps(log, metric)
+    style(axes, f"{case}: {METRICS[metric]}", AXES[axis], ("from the optimum" if known else "above the minimum") * gap)
     for index, method in enumerate(dict.fromkeys(log["method"])):
         of_method = log[log["method"] == method]
-        grouped = of_method.assign(value=values[of_method.index] - floor).groupby("iteration")
-        x = grouped[axis].mean()
+        grouped = of_method.assign(value=values[of_method.index]).groupby("iteration")
+        x = _median_seconds(grouped["seconds"].mean()) if axis == "seconds" else grouped[axis].mean()
         mean, low, high = (grouped["value"].agg(name) for name in ("mean", "min", "max"))
+        mean = mean.where(grouped["value"].count() == grouped.size())  # a start that diverged ends the curve
         keep = mean > 0 if gap else mean > -1
         axes.plot(x[keep], mean[keep], color=color(index), linewidth=1.4, label=drawable(method),
                   linestyle=("-", (0, (5, 2)), "-", (0, (2, 1.5)))[index % 4])  # fmt: skip
@@ -178,6 +205,23 @@ def _panel(axes: Axes, log: pd.DataFrame, case: str, metric: str, axis: str) -> 
                           color=color(index), alpha=0.15, linewidth=0)  # fmt: skip
     if gap:
         axes.set_yscale("log")
-        bottom = max(float((values - floor)[values > floor].quantile(0.01)), 1e-6)
-        top = float((values - floor)[log["iteration"] == 0].max())
-        axes.set_ylim(bottom * 0.5, 5 * top)  # what diverged leaves the panel
+        bottom, top = values[values > 0].quantile(0.01), values[log["iteration"] == 0].max()
+        if bottom < top:
+            axes.set_ylim(max(float(bottom), _SEEN) * 0.5, 5 * float(top))  # what diverged leaves the panel
+
+
+def _gaps(log: pd.DataFrame, metric: str) -> tuple[pd.Series, bool]:
+    """The values of one case as they are drawn, and whether they are distances from an optimum that is known."""
+    values = log[metric].replace([np.inf, -np.inf], np.nan)
+    if metric == "test_accuracy":
+        return values, False
+    best = log.get({"objective": "optimum", "train": "train_optimum"}.get(metric, ""))
+    if best is None or not np.isfinite(best).all():
+        return values - values.min(), False
+    return (values - best).abs(), True  # of Table 3 the optimum is not the smallest value
+
+
+def _median_seconds(seconds: pd.Series) -> pd.Series:
+    """Iterations times the median seconds of a step, by iteration: what else the machine did is not in it."""
+    iterations = seconds.index.to_series()
+    return iterations * (seconds.diff() / iterations.diff()).median()

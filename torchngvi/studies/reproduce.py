@@ -130,7 +130,7 @@ def _run(path: Path, out: str | None, full: bool, from_logs: bool, overwrite: bo
         kumar2025.show_comparison(experiment, log, folder)
         return folder.path
     with folder.writing() as place:
-        _DRAW[experiment.kind](log, experiment).savefig(place / f"{path.stem}.png")
+        figures.save(_DRAW[experiment.kind](log, experiment), place / path.stem)
     if experiment.kind == "curves":
         figures.show_table(log, experiment.title)
     for pair, away in kumar2025.differences(log).items() if experiment.kind == "quadratic" else ():
@@ -194,7 +194,7 @@ def compare(
     log = experiments.run_all(experiment)
     write_log(folder, settings.to_dict(experiment), log)
     with folder.writing() as place:
-        figures.curves(log, experiment).savefig(place / "compare.png")
+        figures.save(figures.curves(log, experiment), place / "compare")
     figures.show_table(log, experiment.title)
     return folder.path
 

@@ -16,7 +16,13 @@ import pandas as pd
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
 
-PAPERS = {"tan": "tan2025", "bbvi": "kim2024", "ngvi": "wu2024", "ifvb": "godichon2023"}  # word to module
+PAPERS = {
+    "tan": "tan2025",
+    "bbvi": "kim2024",
+    "ngvi": "wu2024",
+    "ifvb": "godichon2023",
+    "price": "kim2026",
+}  # word to module
 
 
 class Study(NamedTuple):

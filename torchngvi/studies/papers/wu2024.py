@@ -147,7 +147,7 @@ def draw_regression(log: pd.DataFrame, path: Path) -> None:
         steps = np.array([1, part[part["method"] == "NGD"]["iteration"].max()])
         grid[row, 0].plot(steps, 2 / 3 * part["limit"].iloc[0] / (steps + 1), color="#222222", lw=0.9, ls=(0, (5, 3)))
     grid[0, 0].legend(fontsize=7.5, frameon=False)
-    figure.savefig(path.with_suffix(".png"))
+    figures.save(figure, path)
     _print_regression(log)
 
 
@@ -303,7 +303,7 @@ def draw_logistic(log: pd.DataFrame, path: Path) -> None:
             if place < len(methods) + 1:
                 axes.set_ylim(*limits)
         grid[row, -2].set_ylim(limits[0], 10 * limits[1])  # room for the names
-    figure.savefig(path.with_suffix(".png"))
+    figures.save(figure, path)
     _print_logistic(log)
 
 

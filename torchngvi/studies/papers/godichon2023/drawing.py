@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from torchngvi.app import report
 from torchngvi.app.outputs import write_frame
@@ -47,8 +46,3 @@ def summary(log: pd.DataFrame, value: str, path: Path, title: str) -> None:
     report.show(report.Text(title, style="bold"), table)
     names = [*case, "method", "iterations", value, "lowest", "highest", "log_joint_draws", "fisher_draws", "seconds"]
     write_frame(path.with_name(path.name + "-table.csv"), pd.DataFrame(rows, columns=names))
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write the figure as a png file beside the path."""
-    figure.savefig(path.with_suffix(".png"))

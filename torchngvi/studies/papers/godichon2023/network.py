@@ -27,8 +27,8 @@ from torchngvi.ifvb import (
 )
 from torchngvi.interfaces import Metric
 from torchngvi.stepsizes import PowerSchedule
-from torchngvi.studies.figures import blank_figure, style
-from torchngvi.studies.papers.godichon2023.drawing import median_and_range, save, summary
+from torchngvi.studies.figures import blank_figure, save, style
+from torchngvi.studies.papers.godichon2023.drawing import median_and_range, summary
 from torchngvi.studies.papers.godichon2023.problems import (
     FLOAT,
 )

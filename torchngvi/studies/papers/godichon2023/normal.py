@@ -20,8 +20,8 @@ from torchngvi.ifvb import (
 )
 from torchngvi.interfaces import Metric
 from torchngvi.stepsizes import PowerSchedule
-from torchngvi.studies.figures import blank_figure, color, style
-from torchngvi.studies.papers.godichon2023.drawing import median_and_range, save, summary
+from torchngvi.studies.figures import blank_figure, color, save, style
+from torchngvi.studies.papers.godichon2023.drawing import median_and_range, summary
 from torchngvi.studies.papers.godichon2023.problems import (
     NORMAL_START,
     normal_bound,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from torchngvi.studies.figures import blank_figure, color, style
+from torchngvi.studies.figures import blank_figure, color, save, style
 from torchngvi.studies.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, optimum, reference_target, start
 from torchngvi.theory.kim2024 import (
     closed_entropy_variance,
@@ -82,4 +82,4 @@ def draw_complexity(log: pd.DataFrame, path: Path) -> None:
         else:
             slopes = [np.polyfit(np.log(part["x"]), np.log(part[key]), 1)[0] for key in ("steps", "proved")]
             print(f"{method} against {varied}: log-log slope {slopes[0]:.2f} measured, {slopes[1]:.2f} proved")
-    figure.savefig(path.with_suffix(".png"))
+    save(figure, path)

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.studies.figures import blank_figure, color, style
+from torchngvi.studies.figures import blank_figure, color, save, style
 from torchngvi.studies.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, start
 from torchngvi.theory.kim2024 import (
     GaussianTarget,
@@ -77,7 +77,7 @@ def draw_floor(log: pd.DataFrame, path: Path) -> None:
             axes.loglog(x, part["predicted"], color=color(index), linewidth=1)
     right.invert_xaxis()
     left.legend(fontsize=7.5, frameon=False)
-    figure.savefig(path.with_suffix(".png"))
+    save(figure, path)
     for _, row in log.iterrows():
         print(f"ρ = {row['rho']:g}, {row['method']}: floor/γ = {row['floor'] / row['gamma']:.3g}, predicted "
               f"{row['predicted']:.3g}, D_F = {row['fisher']:.3g}")  # fmt: skip

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from torchngvi.studies.figures import blank_figure, color, style
+from torchngvi.studies.figures import blank_figure, color, save, style
 from torchngvi.studies.papers.kim2024.runs import CLOSED, LANDING, optimum, reference_target
 from torchngvi.theory.kim2024 import (
     AdaptiveVariance,
@@ -71,7 +71,7 @@ def draw_qv(log: pd.DataFrame, path: Path) -> None:
         own = part[part["method"] == LANDING].sort_values("distance2")
         axes.loglog(own["distance2"], own["fisher"], ".", color="#9aa0a6", markersize=2)
         axes.legend(fontsize=7.5, frameon=False)
-    figure.savefig(path.with_suffix(".png"))
+    save(figure, path)
     for (family, method), part in log.groupby(["family", "method"], sort=False):
         ratio = part["moment"] / part["bound"]
         print(f"{family}, {method}: E|g|²/bound at most {ratio.max():.3f}, in the median {ratio.median():.3f}; "

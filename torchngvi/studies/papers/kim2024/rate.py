@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from torchngvi.studies.figures import blank_figure, color, style
+from torchngvi.studies.figures import blank_figure, color, save, style
 from torchngvi.studies.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, reference_target, start
 from torchngvi.theory.kim2024 import (
     landing_variance,
@@ -91,7 +91,7 @@ def draw_rate(log: pd.DataFrame, path: Path) -> None:
     first = table[table["draws"] == 1].iloc[0]
     right.loglog(x, first["distance2"] / first["gamma"] * x, color="#9aa0a6", linewidth=0.9, label="proportional")
     right.legend(fontsize=7, frameon=False)
-    figure.savefig(path.with_suffix(".png"))
+    save(figure, path)
     for (method, factor), part in log[log["draws"] == 1].groupby(["method", "factor"], sort=False):
         gamma, last = part["gamma"].iloc[0], part.iloc[-1]
         rate = f", rate {decay(part):.3g} a step (γμ = {gamma:.3g})" if method == LANDING else ""

@@ -11,7 +11,7 @@ from torchngvi.expectations import Independent, PathDerivative
 from torchngvi.models import LogJoint
 from torchngvi.posteriors import CholeskyGaussian, PrecisionCholeskyGaussian
 from torchngvi.structures import arrow, block_diagonal
-from torchngvi.studies.figures import blank_figure, color, style
+from torchngvi.studies.figures import blank_figure, color, save, style
 
 
 def run_patterns(sizes: tuple[int, ...] = (4, 3, 5, 4), draw: int = 0, *, full: bool = False) -> pd.DataFrame:
@@ -62,7 +62,7 @@ def draw_patterns(log: pd.DataFrame, path: Path) -> None:
             axes.set_aspect("equal")
             axes.set_xticks([])
             axes.set_yticks([])
-    figure.savefig(path.with_suffix(".png"))
+    save(figure, path)
 
 
 def _shades() -> ListedColormap:

@@ -19,7 +19,7 @@ from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules import Adam
 from torchngvi.stopping import SlopeStop
-from torchngvi.studies.figures import blank_figure, color, style
+from torchngvi.studies.figures import blank_figure, color, save, style
 from torchngvi.studies.stepping import steps
 
 OPTIMISERS = ("Euclid Adam", "Natural Adam", "Natural Snngm")
@@ -173,4 +173,4 @@ def bounds_drawn(log: pd.DataFrame, path: Path, title: str, level: str = "") -> 
         axes.set_ylim(last.min() - 0.6 * height, last.max() + 0.05 * height)
         axes.set_xlim(0, None)
     figure.legend(entries.values(), entries.keys(), loc="outside right center", fontsize=7.5, frameon=False)
-    figure.savefig(path.with_suffix(".png"))
+    save(figure, path)

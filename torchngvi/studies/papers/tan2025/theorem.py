@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from torchngvi.studies.figures import blank_figure, color, style
+from torchngvi.studies.figures import blank_figure, color, save, style
 
 
 def tau_weights(steps: int, beta: float) -> np.ndarray:
@@ -30,4 +30,4 @@ def draw_weights(log: pd.DataFrame, path: Path) -> None:
         style(axes, title, "j", "1 - β^(T - j + 1)")
         axes.plot(part["j"], part["weight"], color=color(0), linewidth=1.6)
         axes.set_ylim(0, 1.05)
-    figure.savefig(path.with_suffix(".png"))
+    save(figure, path)
