@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square, softplus
+from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square
+from torchngvi.numerics.logistic import softplus
 from torchngvi.numerics.normal_tail import negative_log_ndtr
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
