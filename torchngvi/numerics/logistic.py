@@ -14,9 +14,9 @@ from torch import Tensor
 
 from torchngvi.numerics import kernels, logistic_rules
 from torchngvi.numerics.gaussian_integrals import Moments
-from torchngvi.numerics.logistic_rules import BAND, FINE_STEP, HERMITE, NARROW, STEP, TAIL, WIDE
+from torchngvi.numerics.logistic_rules import BAND, BODY, FINE_STEP, HERMITE, NARROW, STEP, TAIL, WIDE
 
-_FEW = 512  # rows up to which one rule of Gauss and Hermite is cheaper than the choice between five
+_FEW = 512  # rows up to which one rule for the body is cheaper than a choice by s
 _DEVICE_ROWS = 65_536  # of a block on a device: 200 nodes a row
 _ROUNDING = -1e-12  # variances above are those of a difference that should be zero
 _Rule = Callable[[Tensor, Tensor], Tensor]
@@ -93,44 +93,62 @@ def _finite(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 def _eager(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Rows (n,), finite, each by the rule it needs."""
-    mean, out = -e.abs(), e.new_empty(len(e), 3)
-    for where, rule, rows in _chosen(mean, v):
-        for index in torch.arange(len(e)).split(rows) if where is None else where.split(rows):
-            out[index] = rule(mean[index], v[index])
+    mean, out = -e.abs(), e.new_empty(3, len(e))
+    for index, rule, rows in _chosen(mean, v):
+        if index is None:  # all of them
+            for k in range(0, len(e), rows):
+                out[:, k : k + rows] = rule(mean[k : k + rows], v[k : k + rows])
+        else:
+            for part in index.split(rows) if len(index) else ():
+                out.index_copy_(1, part, rule(mean[part], v[part]))
     return _unfolded(e, out)
 
 
 def _unfolded(e: Tensor, out: Tensor) -> tuple[Tensor, ...]:
     """From the moments of -|e| to those of e."""
-    value, slope, curvature = (part.contiguous() for part in out.unbind(-1))
-    up = e > 0
-    return value + e.clamp_min(0), torch.where(up, 1 - slope, slope), curvature
+    value, slope, curvature = out
+    return value + e.clamp_min(0), torch.where(e > 0, 1 - slope, slope), curvature
 
 
 def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int]]:
     """Which rows (None for all of them) take which rule, and how many of them at a time stay in the cache."""
+    width, spread = BODY
+    outside = mean + width * (v + spread).sqrt() < 0
+    few = len(mean) <= _FEW  # then one rule for the body, whatever s
+    if few:
+        yield None, logistic_rules.body, _FEW
+        rest = _where(outside)
+        if len(rest) == 0:
+            return
     s = v.sqrt()
+    if few:
+        yield from _outside(rest, mean[rest], s[rest])
+        return
     low, high = (float(x) for x in s.aminmax())
     below = 0.0
-    for bound, nodes in HERMITE if len(s) > _FEW else HERMITE[-1:]:
+    for bound, nodes in HERMITE[:-1]:
         if low < bound and high >= below:
             alone = low >= below and high < bound
-            yield None if alone else _where((s >= below) & (s < bound)), _hermite(nodes), 32_768 // nodes
+            yield None if alone else _where((s >= below) & (s < bound)), _hermite(nodes), 16_384 // nodes
         below = bound
-    if high < NARROW:
-        return
-    centre = mean + v
-    far = centre + TAIL * s < 0
-    rest = s >= NARROW
-    if low < NARROW or bool(far.any()) or high > WIDE:
-        yield _where(rest & far), logistic_rules.tail, 1024
-        yield _where((s > WIDE) & ~far), logistic_rules.wide, 8192
-        rest = rest & ~far & (s <= WIDE)
-    finer = rest & (centre + BAND * s < 0)
-    yield _where(finer), _between(FINE_STEP), 256
-    rest = rest & ~finer
-    yield _where(rest & (s < 3.0)), _between(STEP), 512
-    yield _where(rest & (s >= 3.0)), _between(STEP), 256
+    if high >= below:
+        wider = s >= below
+        yield _where(wider & ~outside), logistic_rules.body, 1024
+        rest = _where(wider & outside)
+        yield from _outside(rest, mean[rest], s[rest])
+
+
+def _outside(index: Tensor, mean: Tensor, s: Tensor) -> Iterator[tuple[Tensor, _Rule, int]]:
+    """Rows outside of the body, by the costlier rules."""
+    centre = mean + s * s
+    wide, narrow = s > WIDE, s < NARROW
+    far = (centre + TAIL * s < 0) & ~narrow
+    finer = (centre + BAND * s < 0) & ~(far | narrow | wide)
+    yield index[narrow], _hermite(HERMITE[-1][1]), 512
+    yield index[far], logistic_rules.tail, 512
+    yield index[wide & ~far], logistic_rules.wide, 8192
+    yield index[finer], _between(FINE_STEP), 256
+    yield index[~(narrow | far | wide | finer)], _between(STEP), 256
 
 
 def _where(mask: Tensor) -> Tensor:
@@ -145,8 +163,6 @@ def _between(step: float) -> _Rule:
     """The trapezoid rule with the nodes that some row of these needs."""
 
     def rule(mean: Tensor, v: Tensor) -> Tensor:
-        if len(mean) == 0:
-            return mean.new_empty(0, 3)
         table = logistic_rules.table(step, mean.dtype, mean.device)
         low, high = logistic_rules.window(mean, v)
         ends = torch.stack([low.amin(), high.amax()]).div_(logistic_rules.REACH).asinh_().div_(step)
@@ -179,7 +195,7 @@ def _on_device(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         (s > WIDE, logistic_rules.wide(mean, variance.clamp_min(WIDE**2))),
         (far & (s >= NARROW), logistic_rules.tail(torch.where(far, mean, -1e3), torch.where(far, variance, 1.0))),
     ):
-        out = torch.where(where[:, None], other, out)
+        out = torch.where(where, other, out)
     parts = _unfolded(torch.where(usual, e, 0.0), out)
     return tuple(torch.where(usual, part, other) for part, other in zip(parts, _unusual(e, v), strict=True))
 
