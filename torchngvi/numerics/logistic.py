@@ -99,7 +99,7 @@ def _eager(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
             for k in range(0, len(e), rows):
                 out[:, k : k + rows] = rule(mean[k : k + rows], v[k : k + rows])
         else:
-            for part in index.split(rows) if len(index) else ():
+            for part in index.split(rows):
                 out.index_copy_(1, part, rule(mean[part], v[part]))
     return _unfolded(e, out)
 
@@ -114,41 +114,49 @@ def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int
     """Which rows (None for all of them) take which rule, and how many of them at a time stay in the cache."""
     width, spread = BODY
     outside = mean + width * (v + spread).sqrt() < 0
-    few = len(mean) <= _FEW  # then one rule for the body, whatever s
-    if few:
+    if len(mean) <= _FEW and float(v.amax()) < NARROW**2:
+        yield None, _hermite(HERMITE[-1][1]), _FEW
+        return
+    if len(mean) <= _FEW:  # one rule for the body, whatever s
         yield None, logistic_rules.body, _FEW
         rest = _where(outside)
-        if len(rest) == 0:
-            return
-    s = v.sqrt()
-    if few:
-        yield from _outside(rest, mean[rest], s[rest])
+        if len(rest):
+            yield from _outside(rest, mean[rest], v[rest].sqrt())
         return
+    s = v.sqrt()
     low, high = (float(x) for x in s.aminmax())
     below = 0.0
     for bound, nodes in HERMITE[:-1]:
         if low < bound and high >= below:
             alone = low >= below and high < bound
-            yield None if alone else _where((s >= below) & (s < bound)), _hermite(nodes), 16_384 // nodes
+            index = None if alone else _where((s >= below) & (s < bound))
+            if alone or len(index):
+                yield index, _hermite(nodes), 16_384 // nodes
         below = bound
     if high >= below:
         wider = s >= below
-        yield _where(wider & ~outside), logistic_rules.body, 1024
-        rest = _where(wider & outside)
-        yield from _outside(rest, mean[rest], s[rest])
+        inside, rest = _where(wider & ~outside), _where(wider & outside)
+        if len(inside):
+            yield inside, logistic_rules.body, 1024
+        if len(rest):
+            yield from _outside(rest, mean[rest], s[rest])
 
 
 def _outside(index: Tensor, mean: Tensor, s: Tensor) -> Iterator[tuple[Tensor, _Rule, int]]:
     """Rows outside of the body, by the costlier rules."""
     centre = mean + s * s
-    wide, narrow = s > WIDE, s < NARROW
-    far = (centre + TAIL * s < 0) & ~narrow
-    finer = (centre + BAND * s < 0) & ~(far | narrow | wide)
-    yield index[narrow], _hermite(HERMITE[-1][1]), 512
-    yield index[far], logistic_rules.tail, 512
-    yield index[wide & ~far], logistic_rules.wide, 8192
-    yield index[finer], _between(FINE_STEP), 256
-    yield index[~(narrow | far | wide | finer)], _between(STEP), 256
+    kind = (centre + BAND * s < 0).long() + (centre + TAIL * s < 0)  # 0 between, 1 with finer steps, 2 far
+    kind = torch.where(s < NARROW, 4, torch.where((s > WIDE) & (kind < 2), 3, kind))
+    rules = (
+        (_between(STEP), 256),
+        (_between(FINE_STEP), 256),
+        (logistic_rules.tail, 512),
+        (logistic_rules.wide, 8192),
+        (_hermite(HERMITE[-1][1]), 512),
+    )
+    for number, (count, rule) in enumerate(zip(torch.bincount(kind, minlength=5).tolist(), rules, strict=True)):
+        if count:
+            yield index[kind == number], *rule
 
 
 def _where(mask: Tensor) -> Tensor:

@@ -274,7 +274,7 @@ def packed() -> Tensor:
 
 
 @functools.cache
-def _mixture(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _mixture() -> tuple[list[float], list[float]]:
     """τ² and p/√(2π) of σ(x) = Σ p Φ(x/τ), to 2e-15, by a trapezoid rule in log K.
 
     If K follows the Kolmogorov distribution and Z ~ N(0, 1), then 2 K Z is logistic (Andrews and Mallows 1974;
@@ -291,10 +291,13 @@ def _mixture(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         scales.append(2 * k)
         weights.append(k * density)
     total = math.fsum(weights) * math.sqrt(2 * math.pi)
+    return [s * s for s in scales], [w / total for w in weights]
+
+
+@functools.cache
+def _mixture_tensors(dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        parts = [[s * s for s in scales], [w / total for w in weights]]
-        scale2, weight = torch.tensor(parts, dtype=torch.float64, device="cpu").to(device, dtype)
-        return scale2, weight
+        return torch.tensor(_mixture(), dtype=torch.float64, device="cpu").to(device, dtype)
 
 
 def body(mean: Tensor, variance: Tensor) -> Tensor:
@@ -314,7 +317,7 @@ def body(mean: Tensor, variance: Tensor) -> Tensor:
     >>> [round(float(part), 12) for part in body(zero, zero)[:, 0]]  # log 2, 1/2, 1/4
     [0.69314718056, 0.5, 0.25]
     """
-    scale2, weight = _mixture(mean.dtype, mean.device)
+    scale2, weight = _mixture_tensors(mean.dtype, mean.device)
     inverse = (variance + scale2[:, None]).rsqrt_()  # 1/r
     u = (math.sqrt(0.5) * mean) * inverse  # u/√2
     slope = 0.5 + (weight * math.sqrt(0.5 * math.pi)) @ torch.erf(u)
@@ -340,7 +343,10 @@ def bends(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     >>> [round(float(part), 12) + 0.0 for part in bends(zero, zero)]  # σ''(0) and ½ σ'''(0)
     [0.0, -0.0625]
     """
-    scale2, weight = _mixture(mean.dtype, mean.device)
+    if torch.compiler.is_compiling():  # what is made while a graph is traced belongs to it
+        scale2, weight = (torch.tensor(part, dtype=mean.dtype, device=mean.device) for part in _mixture())
+    else:
+        scale2, weight = _mixture_tensors(mean.dtype, mean.device)
     square = mean.square()
     inverse2 = (variance[..., None] + scale2).reciprocal()  # 1/r²
     cubes = torch.exp((-0.5 * square)[..., None] * inverse2) * inverse2 * inverse2.sqrt()
