@@ -1,9 +1,9 @@
 """The compiled kernel of the logistic expectations: built at its first use, kept in the user's cache, or done without.
 
-``TORCHNGVI_KERNELS`` says when it is taken: 0 never, 1 always, and without it for calls of 64 rows or more.  The size of
-a call decides, and nothing that happened before, so that equal calls give equal bits.  The first such call compiles for
-about a second, once on a machine; an import never does.  Whatever is in its way, no compiler, a folder that cannot be
-trusted, or wrong numbers, the same rules run in PyTorch, and one record of the logger "torchngvi" says so.
+``TORCHNGVI_KERNELS`` says when it is taken: 0 never, 1 always, and without it for calls of 64 rows or more.  The size
+of a call decides, and nothing that happened before, so that equal calls give equal bits.  The first such call compiles
+for about a second, once on a machine; an import never does.  Whatever is in its way, no compiler, a folder that cannot
+be trusted, or wrong numbers, the same rules run in PyTorch, and one record of the logger "torchngvi" says so.
 """
 
 import ctypes

@@ -130,7 +130,7 @@ def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int
         if low < bound and high >= below:
             alone = low >= below and high < bound
             index = None if alone else _where((s >= below) & (s < bound))
-            if alone or len(index):
+            if index is None or len(index):
                 yield index, _hermite(nodes), 16_384 // nodes
         below = bound
     if high >= below:
