@@ -14,7 +14,7 @@ from torchngvi.interfaces import Local
 from torchngvi.metrics import QuasiNewton
 from torchngvi.models import BernoulliLogit, MixedLogJoint, NegativeBinomial, mixed_rows
 from torchngvi.models.mixed_start import row_moments
-from torchngvi.numerics.gaussian_integrals import softplus
+from torchngvi.numerics.logistic import softplus
 from torchngvi.structures import arrow, forest, levels
 
 

@@ -16,7 +16,8 @@ from torchngvi.diagnostics import predictive_mean
 from torchngvi.errors import InputError
 from torchngvi.expectations import Autograd, Quadrature
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, NegativeBinomial, PoissonLog, StudentT
-from torchngvi.numerics.gaussian_integrals import log1p_square, saturating_square, softplus
+from torchngvi.numerics.gaussian_integrals import log1p_square, saturating_square
+from torchngvi.numerics.logistic import softplus
 
 MEANS = [-1000.0, -40.0, -3.0, -1.0, -0.1, 0.0, 0.3, 2.0, 10.0, 300.0]
 DEVIATIONS = [1e-3, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4]
@@ -277,3 +278,16 @@ def test_counts():
     )
     with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
         GeneralizedLinear(torch.ones(3, 1), [0.5, 2.0, -1.0], NegativeBinomial(1.0))
+
+
+@pytest.mark.parametrize("x", [-1e4, -1e3, -60.0, -50.5, -49.5, -10.0, 0.0, 40.0])
+def test_the_curvature_of_a_probit_at_a_point(x):
+    """By torch's derivatives of the energy, as Newton's method for the mode takes it: r (r + x)."""
+    X, y = torch.tensor([[1.0], [0.0]], dtype=DTYPE), torch.tensor([1.0, 0.0], dtype=DTYPE)
+    model = GeneralizedLinear(X, y, "bernoulli_probit", prior_precision=1e-12)
+    _, (slope, curvature) = model.second_order(torch.tensor([x], dtype=DTYPE))
+    parts = probit_parts()
+    energy = BernoulliProbit().energy(torch.tensor([x], dtype=DTYPE), torch.ones(1, dtype=DTYPE))
+    assert float(energy) == pytest.approx(parts[0](x), rel=1e-12)
+    assert float(slope) == pytest.approx(float(parts[1](np.array([x]))[0]), rel=1e-6, abs=1e-7)
+    assert float(curvature) == pytest.approx(float(parts[2](np.array([x]))[0]), rel=1e-6, abs=1e-10)

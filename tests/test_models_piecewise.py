@@ -27,7 +27,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import PiecewiseBound, Quadrature
 from torchngvi.expectations.piecewise import best_pieces
 from torchngvi.models import NegativeBinomial, StudentT
-from torchngvi.numerics.gaussian_integrals import softplus
+from torchngvi.numerics.logistic import softplus
 
 # gap by number of pieces, as printed
 GAPS = {

@@ -31,6 +31,13 @@ def test_the_experiments_are_data_of_the_package():
     assert len(list((ROOT / "torchngvi" / "studies" / "configs").glob("*.toml"))) >= 31
 
 
+def test_the_source_of_the_kernel_is_data_of_the_package():
+    setup = configparser.ConfigParser()
+    setup.read_string(text("setup.cfg"))
+    assert setup["options.package_data"]["torchngvi.numerics"] == "logistic.c"
+    assert (ROOT / "torchngvi" / "numerics" / "logistic.c").is_file()
+
+
 @pytest.fixture
 def licences():
     spec = importlib.util.spec_from_file_location("licences", ROOT / ".ci" / "licences.py")

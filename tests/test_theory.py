@@ -18,7 +18,7 @@ from torchngvi.diagnostics import Extremes
 from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Raw
-from torchngvi.numerics.gaussian_integrals import softplus
+from torchngvi.numerics.logistic import softplus
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import (
     SVGD,

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         calibrate,
         network,
     )
+    from torchngvi.numerics.kernels import show_config
     from torchngvi.optim import CapturedStep, NaturalGradientVI
     from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
     from torchngvi.refinement import refine
@@ -126,6 +127,7 @@ __all__ = [
     "prior_by_evidence",
     "refine",
     "rules",
+    "show_config",
     "simulation_based_calibration",
     "stepsizes",
     "sum_gradients",
@@ -177,6 +179,7 @@ _HOMES = {
         "calibrate",
         "network",
     ),
+    "torchngvi.numerics.kernels": ("show_config",),
     "torchngvi.optim": ("CapturedStep", "NaturalGradientVI"),
     "torchngvi.posteriors": ("CholeskyGaussian", "DiagonalGaussian", "NaturalGaussian", "PrecisionCholeskyGaussian"),
     "torchngvi.refinement": ("refine",),

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
-from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square, softplus
-from torchngvi.numerics.normal_tail import negative_log_ndtr
+from torchngvi.numerics import normal_tail
+from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square
+from torchngvi.numerics.logistic import softplus
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
 
@@ -123,11 +124,11 @@ class BernoulliProbit(Likelihood):
 
     def energy(self, eta: Tensor, y: Tensor) -> Tensor:
         """Return -log Φ(yη)."""
-        return -torch.special.log_ndtr(y * eta)
+        return normal_tail.energy(y * eta)
 
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor) -> Moments:
         """Return the moments by quadrature, with r = φ/Φ: (-log Φ)' = -r, (-log Φ)'' = r (r + x)."""
-        value, slope, curvature = expectation(negative_log_ndtr, y * mean, variance)
+        value, slope, curvature = expectation(normal_tail.negative_log_ndtr, y * mean, variance)
         return Moments(value, y * slope, curvature)
 
     def checked(self, y: Tensor) -> Tensor:

@@ -1,15 +1,9 @@
 """Expectations of a scalar function under N(e, v), with their exact derivatives.
 
-Two methods, both accurate to about 1e-12 for every standard deviation from 0 (the first) or 1e-3
-(the second) to 1e4, at a cost per row that does not depend on it:
-
-* the logistic distribution is a scale mixture of normals (Andrews and Mallows 1974; Stefanski
-  1991): if K follows the Kolmogorov distribution and Z ~ N(0, 1), then 2 K Z is logistic.  A
-  trapezoid rule in log K turns the softplus into a short sum of Gaussian-smoothed ramps, each of
-  which has a closed-form expectation, so that the derivatives are exact derivatives of the value;
-* for any other function, a trapezoid rule in t with x = sinh t, over the e ± 8.2 s that carry the
-  mass: nodes are dense where the function bends (|x| of order 1) and sparse where only the normal
-  density varies.
+Accurate to about 1e-12 for every standard deviation from 0 or 1e-3 to 1e4, at a cost per row that does not depend on
+it: functions of x² by mixtures of Gaussian bumps, and any other function by a trapezoid rule in t with x = sinh t, over
+the e ± 8.2 s that carry the mass, whose nodes are dense where the function bends (|x| of order 1) and sparse where only
+the normal density varies.  The softplus has rules of its own: `torchngvi.numerics.logistic`.
 """
 
 import functools
@@ -21,8 +15,7 @@ import torch
 from torch import Tensor
 
 _NODES = 160  # of the trapezoid rule in t: error below 1e-12 for s in [1e-3, 1e4]
-_ROWS = 2048  # of a block on the CPU: what is computed of it stays in the cache
-_WIDE_ROWS = 512  # the same for rules of 160 nodes
+_WIDE_ROWS = 512  # of a block on the CPU: what is computed of it stays in the cache
 _REACH = 8.2  # standard deviations that carry the mass
 
 
@@ -41,59 +34,6 @@ class Moments(NamedTuple):
     value: Tensor  # (*batch, N)
     slope: Tensor  # (*batch, N)
     curvature: Tensor  # (*batch, N)
-
-
-def _logistic_mixture(step: float = 0.125) -> tuple[list[float], list[float]]:
-    """Scales τ and weights p with sigmoid(x) = Σ p Φ(x/τ), to 2e-15."""
-    scales, weights = [], []
-    for index in range(-15, 12):
-        k = math.exp(index * step)
-        if k > 0.9:  # the Kolmogorov density, and its form for small arguments
-            density = 8 * k * sum((-1) ** (j + 1) * j * j * math.exp(-2 * (j * k) ** 2) for j in range(1, 20))
-        else:
-            odd = [((2 * j - 1) * math.pi / k) ** 2 for j in range(1, 20)]
-            density = math.sqrt(2 * math.pi) / k**2 * sum((o / 4 - 1) * math.exp(-o / 8) for o in odd)
-        scales.append(2 * k)
-        weights.append(step * k * density)
-    total = math.fsum(weights)
-    return scales, [w / total for w in weights]
-
-
-_SCALES, _WEIGHTS = _logistic_mixture()
-
-
-@functools.cache
-def _mixture_tensors(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """τ², p/2 and (p, pτ²)/√(2π) on the device, copied there once."""
-    with torch.inference_mode(False):
-        scale2 = torch.tensor([s * s for s in _SCALES], dtype=torch.float64, device="cpu")
-        weight = torch.tensor(_WEIGHTS, dtype=torch.float64, device="cpu")
-        normal = weight / math.sqrt(2 * math.pi)
-        parts = scale2, 0.5 * weight, torch.stack([normal, normal * scale2], -1)
-        return tuple(part.to(device, dtype) for part in parts)
-
-
-def softplus(
-    mean: Tensor,  # (*batch, N)
-    variance: Tensor,  # (*batch, N), not negative
-) -> Moments:
-    """Compute E[log(1 + eˣ)] under N(e, v), by the normal mixture of the logistic distribution.
-
-    With r_k² = v + τ_k² and u_k = e/r_k: F = Σ p_k [e Φ(u_k) + r_k φ(u_k)], α = Σ p_k Φ(u_k),
-    β = Σ p_k φ(u_k)/r_k.  Absolute error below 1e-13 max(1, F) in float64 for every variance.
-
-    Args:
-        mean: e, (*batch, N).
-        variance: v, (*batch, N), not negative.
-
-    Returns:
-        The moments, each (*batch, N).
-
-    >>> moments = softplus(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
-    >>> [round(float(m), 12) for m in moments]  # log 2, 1/2, 1/4
-    [0.69314718056, 0.5, 0.25]
-    """
-    return in_blocks(_softplus, _ROWS, mean, variance)
 
 
 def in_blocks(block: Callable[[Tensor, Tensor], Moments], rows: int, mean: Tensor, variance: Tensor) -> Moments:
@@ -117,18 +57,6 @@ def in_blocks(block: Callable[[Tensor, Tensor], Moments], rows: int, mean: Tenso
     flat = zip(mean.reshape(-1).split(rows), variance.reshape(-1).split(rows), strict=True)
     parts = [block(e, v) for e, v in flat]
     return Moments(*(torch.cat(part).reshape(mean.shape) for part in zip(*parts, strict=True)))
-
-
-def _softplus(mean: Tensor, variance: Tensor) -> Moments:
-    """A block of rows (N,): one matrix of N x 27 at a time, each used for as much as it can give."""
-    scale2, half_weight, weights = _mixture_tensors(mean.dtype, mean.device)
-    inverse = torch.rsqrt(variance[:, None] + scale2)  # 1/r_k
-    x = (math.sqrt(0.5) * mean)[:, None] * inverse  # u_k/√2
-    slope = 0.5 + torch.erf(x) @ half_weight  # Φ(u) = (1 + erf(u/√2))/2
-    # with φ_k = φ(u_k)/r_k: β = Σ p φ_k, and Σ p r_k² φ_k = v β + Σ p τ_k² φ_k
-    curvature, rest = (torch.exp(-x * x) * inverse @ weights).unbind(-1)
-    value = torch.where(variance == torch.inf, torch.inf, mean * slope + variance * curvature + rest)
-    return Moments(value, slope, curvature)
 
 
 def expectation(

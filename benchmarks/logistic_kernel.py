@@ -1,0 +1,100 @@
+"""Logistic expectations: relative errors by mean and deviation, and speed as a ratio to the mixture of 27 normals.
+
+python benchmarks/logistic_kernel.py [--errors] [--speed]
+
+The errors are those against the golden values of the tests; the times are CPU times of one thread, the forms one after
+the other in one process, the median of nine rounds.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import time
+
+import torch
+
+from torchngvi import show_config
+from torchngvi.numerics import logistic_rules
+from torchngvi.numerics.logistic import softplus
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "tests" / "logistic_golden.json"
+BANDS = ((0.01, 0.24), (0.24, 0.6), (0.6, 1.0), (1.0, 4.0), (4.0, 30.0), (30.0, 1e4), (0.1, 3.0))
+
+
+def mixture(mean, variance):
+    """The formula of old, 2,048 rows at a time: it cancels in the tails."""
+    scale2, weight = logistic_rules._mixture_tensors(mean.dtype, mean.device)
+    half, weights = weight * math.sqrt(0.5 * math.pi), torch.stack([weight, weight * scale2], -1)
+    parts = []
+    for e, v in zip(mean.split(2048), variance.split(2048), strict=True):
+        inverse = torch.rsqrt(v[:, None] + scale2)
+        x = (math.sqrt(0.5) * e)[:, None] * inverse
+        slope = 0.5 + torch.erf(x) @ half
+        curvature, rest = (torch.exp(-x * x) * inverse @ weights).unbind(-1)
+        parts.append((torch.where(v == torch.inf, torch.inf, e * slope + v * curvature + rest), slope, curvature))
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def with_kernel(wanted):
+    def moments(mean, variance):
+        os.environ["TORCHNGVI_KERNELS"] = wanted
+        return softplus(mean, variance)
+
+    return moments
+
+
+FORMS = {"mixture": mixture, "eager": with_kernel("0"), "kernel": with_kernel("1")}
+
+
+def errors():
+    """The largest relative error of value, slope and curvature, by s, over e from 0 to -700."""
+    m, s, *expected = torch.tensor(json.loads(GOLDEN.read_text(encoding="utf-8")), dtype=torch.float64).T
+    print(f"{'s':>9} {'rows':>5}" + "".join(f"{name:>28}" for name in FORMS))
+    for value in s.unique():
+        here = s == value
+        line = f"{float(value):9.4f} {int(here.sum()):5d}"
+        for moments in FORMS.values():
+            parts = zip(moments(m, s * s), expected, strict=True)
+            worst = [((a - b) / b).abs()[here & (b > 1e-300)].max() for a, b in parts]
+            line += "  " + "".join(f"{float(x):8.0e} " for x in worst).rjust(26)
+        print(line)
+
+
+def speed(count, dtype):
+    """Nanoseconds of CPU a row of the mixture, and how many times faster the others are."""
+    for low, high in BANDS:
+        generator = torch.Generator().manual_seed(0)
+        e = (3 * torch.randn(count, dtype=torch.float64, generator=generator)).to(dtype)
+        s = torch.empty(count, dtype=torch.float64).uniform_(math.log(low), math.log(high), generator=generator).exp()
+        v, repeats = s.square().to(dtype), max(1, 20_000 // count)
+        times = {name: [] for name in FORMS}
+        for _ in range(9):
+            for name, moments in FORMS.items():
+                begin = time.process_time()
+                for _ in range(repeats):
+                    moments(e, v)
+                times[name].append((time.process_time() - begin) / repeats / count)
+        median = {name: sorted(values)[4] for name, values in times.items()}
+        ratios = "  ".join(f"{name} {median['mixture'] / median[name]:5.2f}" for name in ("eager", "kernel"))
+        print(f"{count:6d} {str(dtype)[6:]:>8}  s {low:5g} - {high:<6g} {1e9 * median['mixture']:5.0f} ns  {ratios}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--errors", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if asked.errors or not asked.speed:
+        errors()
+    if asked.speed or not asked.errors:
+        for count in (100, 2_000, 20_000):
+            for dtype in (torch.float64, torch.float32):
+                speed(count, dtype)
+    show_config()
+
+
+if __name__ == "__main__":
+    main()

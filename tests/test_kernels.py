@@ -1,0 +1,234 @@
+"""The compiled kernel: built once, trusted only if it is right and private, and done without where it cannot be."""
+
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+import torch
+from cases import DTYPE, close
+
+import torchngvi
+from torchngvi.numerics import kernels, logistic
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("gcc") is None or sys.platform != "linux", reason="needs gcc on Linux, which builds the kernel"
+)
+
+
+def rows(count=3000):
+    generator = torch.Generator().manual_seed(0)
+    e = 8 * torch.randn(count, dtype=DTYPE, generator=generator)
+    return e, torch.empty(count, dtype=DTYPE).uniform_(-5, 9, generator=generator).exp().square()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A cache in which the kernel is compiled once for this file."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def fresh(monkeypatch, folder):
+    """A process that has not needed the kernel yet."""
+    monkeypatch.setattr(kernels, "_state", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setenv("TORCHNGVI_KERNELS", "1")
+    monkeypatch.delenv("CC", raising=False)
+
+
+def library():
+    kernel = kernels.logistic(10_000, logistic._eager)
+    assert kernel is not None, kernels._state.text
+    return kernel
+
+
+def refused(caplog):
+    """Nothing but one quiet record, and the same moments; the record."""
+    e, v = rows(100)
+    with caplog.at_level(logging.INFO, logger="torchngvi"):
+        found = logistic.softplus(e, v)
+        logistic.softplus(e, v)
+    for part, expected in zip(found, logistic._eager(e, v), strict=True):
+        assert torch.equal(part, expected)
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert kernels._state.kernel is None
+    return record.getMessage()
+
+
+@needs_compiler
+def test_it_agrees_with_pytorch(fresh):
+    e, v = rows()
+    for part, expected in zip(library()(e, v), logistic._eager(e, v), strict=True):
+        assert float(((part - expected) / expected).abs().max()) <= 1e-11
+
+
+@needs_compiler
+def test_threads_share_the_rows(fresh, monkeypatch):
+    e, v = rows(40_000)
+    alone = library()(e, v)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for part, expected in zip(library()(e, v), alone, strict=True):
+        assert torch.equal(part, expected)
+
+
+@needs_compiler
+def test_rows_that_are_not_contiguous(fresh):
+    e, v = (x[::3] for x in rows())
+    for part, expected in zip(library()(e, v), library()(e.clone(), v.clone()), strict=True):
+        assert torch.equal(part, expected)
+
+
+@needs_compiler
+def test_flush_to_zero_is_left_alone(folder):
+    """A library linked with -Ofast would set it for the whole process."""
+    code = (
+        "import torch; from torchngvi.numerics import kernels, logistic; e = torch.zeros(100, dtype=torch.float64);"
+        "logistic.softplus(e, e + 1); assert kernels._state.kernel, kernels._state.text;"
+        "assert 5e-310 * 1.0 != 0; assert float(torch.tensor(5e-310, dtype=torch.float64) * 1.0) != 0"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "TORCHNGVI_KERNELS": "1"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+@needs_compiler
+def test_it_is_compiled_once(fresh, folder, monkeypatch):
+    library()
+    (path,) = (folder / "torchngvi" / "kernels").iterdir()
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+    monkeypatch.setattr(kernels, "_state", None)
+    before = path.stat().st_mtime_ns
+    library()
+    assert path.stat().st_mtime_ns == before
+
+
+@needs_compiler
+def test_other_flags_make_another_library(fresh, monkeypatch):
+    compiler = shutil.which("gcc")
+    first = kernels._key(compiler)
+    monkeypatch.setattr(kernels, "_COMPILE", ("-O2", *kernels._COMPILE[1:]))
+    assert kernels._key(compiler) != first
+
+
+@pytest.mark.parametrize(("wanted", "count", "asked"), [("0", 10_000, False), ("", 63, False), ("", 64, True)])
+def test_when_it_is_taken(wanted, count, asked, monkeypatch):
+    monkeypatch.setenv("TORCHNGVI_KERNELS", wanted)
+    here = kernels._State(logistic._eager, "a kernel")
+    monkeypatch.setattr(kernels, "_state", here)
+    assert (kernels.logistic(count, logistic._eager) is not None) == asked
+
+
+def test_without_a_compiler(fresh, monkeypatch, caplog, capsys):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "platform", "linux")
+    message = refused(caplog)
+    assert "no C compiler was found in PATH; install gcc, or set CC" in message
+    torchngvi.show_config()
+    assert "logistic kernel: PyTorch (no C compiler" in capsys.readouterr().out
+
+
+def test_on_another_system(fresh, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert "it is built on Linux only, and this is win32" in refused(caplog)
+
+
+@needs_compiler
+def test_a_compiler_that_fails(fresh, monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "_COMPILE", ("-no-such-flag", "-c"))
+    assert "gcc failed: gcc: error: unrecognized command-line option" in refused(caplog)
+    assert not list((tmp_path / "torchngvi" / "kernels").iterdir())
+
+
+@needs_compiler
+def test_a_library_that_is_damaged(fresh, caplog, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = kernels._cache() / f"logistic-{kernels._key(shutil.which('gcc'))}.so"
+    place.write_bytes(b"not a library")
+    place.chmod(0o700)
+    assert "PyTorch takes its place" in refused(caplog)
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_a_folder_that_others_can_write_to(fresh, caplog, tmp_path, monkeypatch, mode):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels._cache().chmod(mode)
+    message = refused(caplog)
+    assert "can be written to by others; remove it, or set XDG_CACHE_HOME to a private folder" in message
+
+
+@needs_compiler
+def test_a_library_that_is_a_link(fresh, caplog, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = kernels._cache() / f"logistic-{kernels._key(shutil.which('gcc'))}.so"
+    place.symlink_to(tmp_path / "elsewhere.so")
+    (tmp_path / "elsewhere.so").write_bytes(b"")
+    assert "can be written to by others" in refused(caplog)
+
+
+@needs_compiler
+def test_a_kernel_that_is_wrong(fresh, caplog, monkeypatch):
+    """Wrong in one moment of one row, by 2e-11."""
+    right = kernels._call
+
+    def wrong(*args):
+        value, slope, curvature = right(*args)
+        curvature = curvature.clone()
+        curvature[13] *= 1 + 2e-11
+        return value, slope, curvature
+
+    monkeypatch.setattr(kernels, "_call", wrong)
+    assert "its self-test failed: a relative difference of 2.0e-11 to PyTorch" in refused(caplog)
+
+
+def test_the_self_test_knows_nan(fresh, caplog, monkeypatch):
+    monkeypatch.setattr(kernels, "_library", lambda: None)
+    monkeypatch.setattr(kernels, "_loaded", lambda path: lambda e, v: (e * torch.nan,) * 3)
+    assert "its self-test failed: a relative difference of nan to PyTorch" in refused(caplog)
+
+
+def test_the_self_test_reaches_every_rule():
+    e, s = torch.tensor(kernels._SELF_TEST, dtype=DTYPE).T
+    assert len(e) == 20
+    chosen = [rule for _, rule, _ in logistic._outside(torch.arange(20), -e.abs(), s)]
+    assert len(chosen) == 5
+    for bound, _ in kernels.rules.HERMITE:
+        assert bool((s < bound).any())
+        assert bool((s > bound).any())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ("0", "PyTorch (TORCHNGVI_KERNELS=0)"),
+        ("1", "not needed yet; compiled at the first call\n"),
+        ("", "not needed yet; compiled at the first call of 64 rows or more"),
+    ],
+)
+def test_the_configuration_is_shown(wanted, text, fresh, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHNGVI_KERNELS", wanted)
+    torchngvi.show_config()
+    shown = capsys.readouterr().out
+    assert f"logistic kernel: {text}" in shown
+    assert f"torch {torch.__version__}" in shown
+    assert "threads: 1" in shown
+    assert "devices: cpu" in shown
+
+
+@needs_compiler
+def test_the_configuration_names_the_library(fresh, folder, capsys):
+    library()
+    torchngvi.show_config()
+    assert f"logistic kernel: compiled, {folder}" in capsys.readouterr().out
+
+
+def test_single_precision_is_converted(fresh):
+    e, v = (x.float() for x in rows(100))
+    value = logistic.softplus(e, v).value
+    assert value.dtype is torch.float32
+    close(value, logistic.softplus(e.double(), v.double()).value.float(), 1e-7)

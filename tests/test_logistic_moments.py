@@ -1,0 +1,189 @@
+"""Moments of the softplus under N(e, v): relative errors in both tails, derivatives, and rows that are not finite."""
+
+import json
+import math
+import pathlib
+
+import pytest
+import torch
+from cases import DIFFERENCE, DTYPE, close
+
+from torchngvi.numerics import kernels, logistic, logistic_rules
+from torchngvi.numerics.logistic import softplus
+
+RELATIVE = 1e-12
+# value, slope and curvature from sums of 30 digits: [m, s, F, α, β] with m = -|e|
+GOLDEN = torch.tensor(
+    json.loads((pathlib.Path(__file__).parent / "logistic_golden.json").read_text(encoding="utf-8")), dtype=DTYPE
+)
+M, S, EXPECTED = GOLDEN[:, 0], GOLDEN[:, 1], GOLDEN[:, 2:]
+NORMAL = EXPECTED > 1e-300  # not below the smallest number
+
+
+@pytest.fixture(autouse=True)
+def _without_kernel(monkeypatch):
+    monkeypatch.setenv("TORCHNGVI_KERNELS", "0")
+
+
+def forms(monkeypatch, form):
+    """The moments by rows of many or of few, by what a device computes, and by the kernel."""
+    if form == "kernel":
+        monkeypatch.setenv("TORCHNGVI_KERNELS", "1")
+        parts = softplus(M, S * S)
+        if "compiled" not in kernels._state.text:
+            pytest.skip("needs a C compiler")
+        return torch.stack(parts, -1)
+    if form == "device":
+        return torch.stack(logistic._on_device(M, S * S), -1)
+    if form == "few":
+        blocks = zip(M.split(40), (S * S).split(40), strict=True)
+        return torch.cat([torch.stack(softplus(m, v), -1) for m, v in blocks])
+    assert len(M) > logistic._FEW
+    return torch.stack(softplus(M, S * S), -1)
+
+
+@pytest.mark.parametrize("form", ["many", "few", "device", "kernel"])
+def test_relative_errors(form, monkeypatch):
+    """Below 1e-12 for s from 0 to 1e4 and means down to -700, wherever the moment is a normal number."""
+    error = ((forms(monkeypatch, form) - EXPECTED) / EXPECTED).abs()
+    assert float(error[NORMAL].max()) <= RELATIVE
+
+
+def test_the_golden_values_reach_far():
+    assert float(EXPECTED[NORMAL].min()) < 1e-290
+    assert {0.0, 1e4} <= set(S.tolist())
+    for rule in (0.3, 0.6, 2.0, 20.0, 1e3):  # both sides of every border
+        assert bool((rule > S).any())
+        assert bool((rule < S).any())
+
+
+def test_the_right_tail_is_the_left_one_turned_round():
+    for left, right, turned in zip(softplus(M, S * S), softplus(-M, S * S), ("value", "slope", "even"), strict=True):
+        expected = {"value": left - M, "slope": 1 - left, "even": left}[turned]
+        assert torch.equal(right, torch.where(M < 0, expected, left))
+
+
+@pytest.mark.parametrize("s", [0.0, 0.05, 1.5, 5.0, 25.0])
+def test_far_left_it_is_the_log_normal_mean(s):
+    """E log(1 + eˣ) -> e^(e + v/2), as do the other two."""
+    e = torch.tensor([-(s * s) - 12 * s - 45], dtype=DTYPE)
+    for part in softplus(e, torch.full_like(e, s * s)):
+        assert float(part / torch.exp(e + 0.5 * s * s)) == pytest.approx(1, abs=1e-12)
+
+
+def test_single_precision():
+    kept = (EXPECTED > 1e-37).all(-1)
+    m, s = M[kept].float(), S[kept].float()
+    exact = torch.stack(softplus(m.double(), (s * s).double()), -1)
+    found = torch.stack(softplus(m, s * s), -1)
+    assert found.dtype is torch.float32
+    assert float(((found - exact) / exact).abs().max()) <= 1.5e-7
+
+
+@pytest.mark.parametrize("kernel", ["0", "1"])
+@pytest.mark.parametrize(
+    ("e", "v", "expected"),
+    [
+        (math.nan, 1.0, (math.nan,) * 3),
+        (0.0, math.nan, (math.nan,) * 3),
+        (math.inf, 1.0, (math.inf, 1.0, 0.0)),
+        (-math.inf, 1.0, (math.nan, 0.0, 0.0)),
+        (2.0, math.inf, (math.inf, 0.5, 0.0)),
+        (0.0, -1.0, (math.nan,) * 3),
+        (0.0, -1e-17, (math.log(2), 0.5, 0.25)),
+        (0.0, 0.0, (math.log(2), 0.5, 0.25)),
+        (-1e300, 1.0, (0.0, 0.0, 0.0)),
+    ],
+)
+@pytest.mark.parametrize("form", ["cpu", "device"])
+def test_rows_at_the_edge(kernel, e, v, expected, form, monkeypatch):
+    """NaN, infinities, and variances that are zero or less; the rows beside them are as they were."""
+    monkeypatch.setenv("TORCHNGVI_KERNELS", kernel)
+    means, variances = torch.tensor([1.0, e, -3.0], dtype=DTYPE), torch.tensor([2.0, v, 1.0], dtype=DTYPE)
+    rows = logistic._on_device(means, variances) if form == "device" else softplus(means, variances)
+    for part, beside, value in zip(rows, softplus(means[::2], variances[::2]), expected, strict=True):
+        close(part[::2], beside, 1e-13)
+        assert float(part[1]) == pytest.approx(value, rel=1e-12, nan_ok=True)
+
+
+def test_no_rows():
+    empty = torch.zeros(2, 0, dtype=DTYPE)
+    assert [part.shape for part in softplus(empty, empty)] == [(2, 0)] * 3
+
+
+def test_a_mean_for_every_variance():
+    e, v = torch.zeros(1, dtype=DTYPE), torch.ones(4, dtype=DTYPE)
+    assert softplus(e, v).value.shape == (4,)
+
+
+class TestDerivatives:
+    """Of the moments, by every mode of torch."""
+
+    @staticmethod
+    def draw(count=12):
+        generator = torch.Generator().manual_seed(0)
+        e = 4 * torch.randn(count, dtype=DTYPE, generator=generator)
+        return e, torch.rand(count, dtype=DTYPE, generator=generator).mul(4).square()
+
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    @pytest.mark.parametrize("device", [False, True])
+    def test_against_differences(self, which, device, monkeypatch):
+        if device:
+            monkeypatch.setattr(logistic, "_on_cpu", logistic._on_device)
+        e, v = (x.requires_grad_() for x in self.draw())
+        by_mean, by_variance = torch.autograd.grad(softplus(e, v)[which].sum(), (e, v))
+        step = 1e-5
+        with torch.no_grad():
+            close(by_mean, (softplus(e + step, v)[which] - softplus(e - step, v)[which]) / (2 * step), DIFFERENCE)
+            close(by_variance, (softplus(e, v + step)[which] - softplus(e, v - step)[which]) / (2 * step), DIFFERENCE)
+
+    def test_at_no_variance(self):
+        """½ σ'(e), and not NaN by the root of v."""
+        e, v = torch.tensor([0.0, -3.0], dtype=DTYPE), torch.zeros(2, dtype=DTYPE, requires_grad=True)
+        (by_variance,) = torch.autograd.grad(softplus(e, v).value.sum(), v)
+        close(by_variance, 0.5 * torch.sigmoid(e) * torch.sigmoid(-e), 1e-14)
+
+    def test_third_order(self):
+        """Nothing detaches: ∂³F/∂e³ is ∂β/∂e, and torch differentiates that again."""
+        e, v = self.draw()
+        e.requires_grad_()
+        first = torch.autograd.grad(softplus(e, v).value.sum(), e, create_graph=True)[0]
+        second = torch.autograd.grad(first.sum(), e, create_graph=True)[0]
+        third = torch.autograd.grad(second.sum(), e, create_graph=True)[0]
+        close(second, softplus(e, v).curvature, 1e-14)
+        close(third, logistic_rules.bends(e, v)[0], 1e-14)
+        assert bool(torch.autograd.grad(third.sum(), e)[0].any())
+
+    def test_transforms(self):
+        """vmap, forward mode, and forward over reverse."""
+        e, v = self.draw()
+        value, slope, curvature = softplus(e, v)
+        close(torch.func.vmap(lambda x, y: softplus(x, y).value)(e[:, None], v[:, None])[:, 0], value, 1e-13)
+        close(torch.func.vmap(lambda x: softplus(x, v).slope)(e.expand(3, -1))[1], slope, 1e-13)
+        one = torch.ones_like(e)
+        close(torch.func.jvp(lambda x: softplus(x, v).value, (e,), (one,))[1], slope, 1e-13)
+        close(torch.func.jvp(lambda x: softplus(e, x).value, (v,), (one,))[1], 0.5 * curvature, 1e-13)
+        hessian = torch.func.hessian(lambda x: softplus(x, v).value.sum())(e)
+        close(hessian, torch.diag(curvature), 1e-13)
+
+    @pytest.mark.parametrize("kernel", ["0", "1"])
+    def test_compiled(self, kernel, monkeypatch):
+        """One graph, whose gradient is that of the eager moments."""
+        monkeypatch.setenv("TORCHNGVI_KERNELS", kernel)
+        e, v = self.draw()
+        e.requires_grad_()
+
+        def total(e, v):
+            value, slope, curvature = softplus(e, v)
+            return (value + 2 * slope + 3 * curvature).sum()
+
+        compiled = torch.compile(total, backend="aot_eager", fullgraph=True)
+        close(compiled(e, v), total(e, v), 1e-13)
+        pair = (torch.autograd.grad(f(e, v), e)[0] for f in (compiled, total))
+        close(*pair, 1e-13)
+
+    def test_the_operator(self):
+        """Torch's own checks of the schema and the registered derivatives."""
+        e, v = (x.requires_grad_() for x in self.draw(3))
+        tests = ("test_schema", "test_autograd_registration")
+        torch.library.opcheck(logistic._moments, (e, v), test_utils=tests)

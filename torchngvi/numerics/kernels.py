@@ -1,0 +1,218 @@
+"""The compiled kernel of the logistic expectations: built at its first use, kept in the user's cache, or done without.
+
+``TORCHNGVI_KERNELS`` says when it is taken: 0 never, 1 always, and without it for calls of 64 rows or more.  The size
+of a call decides, and nothing that happened before, so that equal calls give equal bits.  The first such call compiles
+for about a second, once on a machine; an import never does.  Whatever is in its way, no compiler, a folder that cannot
+be trusted, or wrong numbers, the same rules run in PyTorch, and one record of the logger "torchngvi" says so.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.numerics import logistic_rules as rules
+
+ROWS = 64  # of a call, from which the kernel is taken where TORCHNGVI_KERNELS does not say
+_COMPILE = ("-Ofast", "-fopenmp-simd", "-fPIC", "-march=native", "-c")
+_LINK = ("-shared",)  # -Ofast here would set flush-to-zero in the whole process
+_LIBRARIES = ("-lmvec", "-lm")
+_ROWS_OF_A_THREAD = 8192
+_SECONDS = 60  # that a compiler may take
+_TOLERANCE = 1e-11
+_SOURCE = Path(__file__).with_name("logistic.c")
+# means and standard deviations of the self-test: each rule on both sides
+_SELF_TEST = (
+    (-0.5, 0.0), (2.0, 0.1), (-700.0, 0.2), (1.0, 0.3), (-30.0, 0.35), (-1.0, 0.5), (3.0, 0.53), (-2.0, 0.7),
+    (0.0, 0.8), (-9.0, 0.89), (0.0, 1.0), (-2.5, 1.5), (-9.0, 1.5), (-50.0, 1.5), (6.0, 4.0), (-40.0, 5.0),
+    (-500.0, 20.0), (-700.0, 25.0), (100.0, 290.0), (-400.0, 1e4),
+)  # fmt: skip
+
+_Moments = tuple[Tensor, ...]
+Kernel = Callable[[Tensor, Tensor], _Moments]
+_log = logging.getLogger("torchngvi")
+_lock = threading.Lock()
+
+
+class KernelError(Exception):
+    """The kernel cannot be used; never seen by a user."""
+
+
+class _State(NamedTuple):
+    kernel: Kernel | None
+    text: str  # what is in use, for `show_config`
+
+
+_state: _State | None = None  # of this process, once it was needed
+
+
+def logistic(rows: int, reference: Kernel) -> Kernel | None:
+    """Find the kernel for a call, and build it if this is the first that needs it.
+
+    Args:
+        rows: of the call.
+        reference: the same moments in PyTorch, with which the kernel has to agree.
+
+    Returns:
+        A function from e and v, finite vectors of float64 on the CPU with v not negative, to the three moments; None
+        where the rows are few, the environment forbids it, or it cannot be had.
+
+    >>> logistic(0, lambda e, v: (e, e, e)) is None or os.environ.get("TORCHNGVI_KERNELS") == "1"
+    True
+    """
+    global _state
+    wanted = os.environ.get("TORCHNGVI_KERNELS", "")
+    if wanted == "0" or (rows < ROWS and wanted != "1"):
+        return None
+    if _state is None:
+        with _lock:
+            if _state is None:
+                _state = _prepared(reference)
+    return _state.kernel
+
+
+def _prepared(reference: Kernel) -> _State:
+    """Build, load and test; a record where that fails."""
+    try:
+        path = _library()
+        kernel = _loaded(path)
+        _self_test(kernel, reference)
+    except (KernelError, OSError, subprocess.SubprocessError) as error:
+        _log.info("the compiled logistic kernel is not used, PyTorch takes its place: %s", error)
+        return _State(None, f"PyTorch ({error})")
+    return _State(kernel, f"compiled, {path}")
+
+
+def _library() -> Path:
+    """The shared library in the cache, compiled if it is not there."""
+    if not sys.platform.startswith("linux"):
+        raise KernelError(f"it is built on Linux only, and this is {sys.platform}")
+    compiler = shutil.which(os.environ.get("CC") or "gcc") or shutil.which("cc")
+    if compiler is None:
+        raise KernelError("no C compiler was found in PATH; install gcc, or set CC")
+    folder = _cache()
+    path = folder / f"logistic-{_key(compiler)}.so"
+    if path.exists():
+        return _trusted(path)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        compiled, linked = Path(scratch, "logistic.o"), Path(scratch, "logistic.so")
+        _run(compiler, *_COMPILE, str(_SOURCE), "-o", str(compiled))
+        _run(compiler, *_LINK, str(compiled), *_LIBRARIES, "-o", str(linked))
+        linked.chmod(0o700)
+        linked.replace(path)  # at once: another process sees all of it or nothing
+    return path
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise KernelError(f"{command[0]} failed: {lines[0]}")
+    return done.stdout
+
+
+def _key(compiler: str) -> str:
+    """What a library depends on: compiler, flags, processor, source."""
+    cpu = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+        if line.startswith(("model name", "flags", "Features", "CPU part")):
+            cpu += line
+        elif not line.strip():
+            break  # the first processor stands for all
+    parts = (compiler, _run(compiler, "--version"), *_COMPILE, *_LINK, *_LIBRARIES, cpu, _SOURCE.read_text())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _cache() -> Path:
+    """The folder of the libraries, which nobody but the user can write to."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "torchngvi" / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _trusted(folder)
+
+
+def _trusted(path: Path) -> Path:
+    """A file or a folder that is the user's own, and that nobody else can write to."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise KernelError(f"{path} can be written to by others; remove it, or set XDG_CACHE_HOME to a private folder")
+    return path
+
+
+def _loaded(path: Path) -> Kernel:
+    function = ctypes.CDLL(str(path)).torchngvi_softplus
+    function.argtypes = [ctypes.c_long, *[ctypes.c_void_p] * 7]
+    function.restype = None
+    bounds = [bound for bound, _ in rules.HERMITE]
+    settings = torch.tensor(
+        [rules.NARROW, rules.WIDE, rules.TAIL, rules.BAND, rules.REACH, rules.DEEP, rules.STEP, rules.FINE_STEP,
+         len(rules.SERIES), *bounds], dtype=torch.float64, device="cpu",
+    )  # fmt: skip
+    return functools.partial(_call, function, rules.packed(), settings)
+
+
+def _call(function: Callable[..., None], tables: Tensor, settings: Tensor, e: Tensor, v: Tensor) -> _Moments:
+    """Run the kernel on contiguous rows, some of them on each of torch's threads."""
+    e, v = e.contiguous(), v.contiguous()
+    parts = torch.empty(3, len(e), dtype=torch.float64, device="cpu")
+    places = [x.data_ptr() for x in (e, v, *parts)]
+
+    def run(first: int, last: int) -> None:
+        rows = (place + 8 * first for place in places)
+        function(last - first, *rows, tables.data_ptr(), settings.data_ptr())
+
+    count = max(1, min(torch.get_num_threads(), len(e) // _ROWS_OF_A_THREAD))
+    ends = [len(e) * k // count for k in range(count + 1)]
+    others = [threading.Thread(target=run, args=ends[k : k + 2]) for k in range(1, count)]
+    for thread in others:
+        thread.start()
+    run(*ends[:2])
+    for thread in others:
+        thread.join()
+    return parts.unbind()
+
+
+def _self_test(kernel: Kernel, reference: Kernel) -> None:
+    """Twenty rows, which the kernel has to compute as PyTorch does."""
+    e, s = torch.tensor(_SELF_TEST, dtype=torch.float64, device="cpu").T.contiguous()
+    for found, expected in zip(kernel(e, s * s), reference(e, s * s), strict=True):
+        error = ((found - expected) / expected).abs()
+        if not bool((error <= _TOLERANCE).all()):
+            raise KernelError(f"its self-test failed: a relative difference of {float(error.max()):.1e} to PyTorch")
+
+
+def show_config() -> None:
+    """Print which kernel computes logistic expectations, and the versions, threads and devices.
+
+    The kernel is compiled at the first call that needs it; until then the text says when that will be.  The
+    environment variable ``TORCHNGVI_KERNELS`` turns it off (0) or takes it for calls of any size (1).
+
+    >>> show_config()  # doctest: +ELLIPSIS
+    torchngvi ...
+    """
+    wanted = os.environ.get("TORCHNGVI_KERNELS", "")
+    if wanted == "0":
+        kernel = "PyTorch (TORCHNGVI_KERNELS=0)"
+    elif _state is None:
+        kernel = f"not needed yet; compiled at the first call{'' if wanted == '1' else f' of {ROWS:,} rows or more'}"
+    else:
+        kernel = _state.text
+    cuda = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+    print(f"torchngvi on Python {platform.python_version()}, torch {torch.__version__}")
+    print(f"logistic kernel: {kernel}")
+    print(f"threads: {torch.get_num_threads()}")
+    print(f"devices: {', '.join(['cpu', *cuda])}")

@@ -1,0 +1,348 @@
+"""Quadrature rules for the softplus and its derivatives under N(e, v), each with a relative error below 1e-12.
+
+They are written for m = -|e|, where every term of every sum is positive, so that nothing cancels however far in the
+tail the row is; which rule a row takes depends on s = √v and on where the mass of the integrand is:
+
+* s < 0.9: Gauss-Hermite at m.  The nodes ±z share a weight, and with E± = exp(m ± s z), S = E₊ + E₋ and Q = E₊ E₋ the
+  two terms of each moment are one: log1p(S + Q), (S + 2Q)/(1 + S + Q) and (S + Q (4 + S))/(1 + S + Q)²;
+* the tail, m + v + 7.5 s < 0: E f(x) = e^(m + v/2) E_{N(m+v, v)}[e^-x f(x)], whose integrand is nearly constant;
+* between: the trapezoid rule in t, x = a sinh t, on nodes that are the same for all rows, so that f is a table and a
+  node costs one exponential.  The Gaussian is resolved because |x| <= 7.5 s where it peaks, the pole of the logistic
+  function at iπ because a sin(π/4) = π;
+* s > 300: the normal density is nearly constant where the logistic one is not, and derivatives of it suffice.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchngvi.numerics.gauss_hermite import normal_rule
+
+HERMITE = ((0.24, 8), (0.54, 16), (0.9, 32))  # below s: the number of nodes, in pairs for vectors of eight
+NARROW = HERMITE[-1][0]  # s below which the rule of Gauss and Hermite is taken
+WIDE = 300.0  # s above which the expansion is taken
+TAIL = 7.5  # m + v below -7.5 s is the tail
+BODY = 2.5, 3.0  # m + 2.5 √(v + 3) above 0 is the body
+BAND = 3.0  # m + v below -3 s takes the finer steps
+TAIL_NODES = 24
+STEP, FINE_STEP = 0.085, 0.07  # in t, x = REACH sinh t
+REACH = math.pi * math.sqrt(2)
+LOW, HIGH = -5.95, 7.15  # of t: x from -850, where e^x is nothing, to 8.7 standard deviations of the widest row
+_PADDING = 7  # nodes without weight, for a kernel that takes eight at a time
+DEEP = 34.0  # e^-34 of the largest term is left away
+# ∫ σ'(x) x^2k dx/(2k)! = 2 η(2k), η of Dirichlet, for k = 1, 2, ..
+SERIES = (1.6449340668482264, 1.8940656589944918, 1.9711021825948702, 1.9924660037052957, 1.998079015196543)
+
+
+class Table(NamedTuple):
+    """The nodes x = a sinh t of one step, and what each adds to value, slope and curvature.
+
+    Attributes:
+        low: the index of the first node, t = low step.
+        step: the step in t.
+        nodes: x, (J,).
+        weights: a cosh t step/√(2π) times the softplus and its two derivatives, (J, 3).
+    """
+
+    low: int
+    step: float
+    nodes: Tensor
+    weights: Tensor
+
+
+@functools.cache
+def pairs(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Compute the positive nodes of the rule of Gauss and Hermite, and their weights.
+
+    Args:
+        nodes: the number of nodes, even.
+        dtype: of both.
+        device: of both.
+
+    Returns:
+        z and w, (nodes/2,) each; the nodes -z have the same weights.
+
+    >>> z, w = pairs(2, torch.float64, torch.device("cpu"))
+    >>> round(z.item(), 9), round(w.item(), 9)
+    (1.0, 0.5)
+    """
+    z, w = line(nodes, dtype, device)
+    return z[nodes // 2 :], w[nodes // 2 :]
+
+
+@functools.cache
+def line(nodes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Compute all nodes of the rule of Gauss and Hermite under N(0, 1), and their weights.
+
+    Args:
+        nodes: the number of nodes.
+        dtype: of both.
+        device: of both.
+
+    Returns:
+        z and w, (nodes,) each.
+
+    >>> z, w = line(2, torch.float64, torch.device("cpu"))
+    >>> round(float(w @ z.square()), 9)
+    1.0
+    """
+    with torch.inference_mode(False):
+        z, log_w = normal_rule(nodes, 1, torch.zeros((), dtype=torch.float64, device="cpu"))
+        return z[:, 0].to(device, dtype), log_w.exp().to(device, dtype)
+
+
+@functools.cache
+def table(step: float, dtype: torch.dtype, device: torch.device) -> Table:
+    """Compute the nodes of the trapezoid rule in t.
+
+    Args:
+        step: in t.
+        dtype: of the nodes.
+        device: of the nodes.
+
+    Returns:
+        The nodes and their weights.
+
+    >>> nodes = table(0.085, torch.float64, torch.device("cpu"))
+    >>> value, slope, curvature = nodes.weights.T @ torch.exp(-0.5 * nodes.nodes.square())
+    >>> round(float(slope), 12)  # E σ(x) under N(0, 1)
+    0.5
+    """
+    with torch.inference_mode(False):
+        low, high = math.floor(LOW / step), math.ceil(HIGH / step)
+        t = torch.arange(low, high + 1, dtype=torch.float64, device="cpu") * step
+        x, weight = REACH * torch.sinh(t), REACH * torch.cosh(t) * (step / math.sqrt(2 * math.pi))
+        e = torch.exp(-x.abs())
+        up, r = x > 0, 1 / (1 + e)
+        parts = x.clamp_min(0) + torch.log1p(e), torch.where(up, r, e * r), e * r * r
+        weights = torch.stack([weight * part for part in parts], -1)
+        return Table(low, step, x.to(device, dtype), weights.to(device, dtype))
+
+
+def hermite(mean: Tensor, variance: Tensor, nodes: int) -> Tensor:
+    """Compute the moments by the rule of Gauss and Hermite, for s below the bound of its number of nodes.
+
+    Args:
+        mean: m, (n,), not positive.
+        variance: v, (n,).
+        nodes: one of the numbers in `HERMITE`.
+
+    Returns:
+        Value, slope and curvature, (3, n).
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> [round(float(part), 12) for part in hermite(zero, zero, 8)[:, 0]]  # log 2, 1/2, 1/4
+    [0.69314718056, 0.5, 0.25]
+    """
+    z, w = pairs(nodes, mean.dtype, mean.device)
+    near = mean.exp()
+    product = near.square()  # Q
+    up = torch.exp(z[:, None] * variance.sqrt())
+    both = torch.addcdiv(up, torch.ones_like(near), up).mul_(near)  # S
+    total = both + product
+    inverse = (total + 1).reciprocal_()
+    slope = w @ torch.add(total, product).mul_(inverse)
+    curvature = w @ torch.addcmul(both, both + 4, product).mul_(inverse.square_())
+    return torch.stack([w @ total.log1p_(), slope, curvature])
+
+
+def tail(mean: Tensor, variance: Tensor) -> Tensor:
+    """Compute the moments by the tilted normal, for m + v + 7.5 s < 0.
+
+    Args:
+        mean: m, (n,).
+        variance: v, (n,).
+
+    Returns:
+        Value, slope and curvature, (3, n).
+
+    >>> m, v = torch.tensor([-50.0], dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
+    >>> [round(float(part), 12) for part in (tail(m, v) * torch.exp(-m - v / 2))[:, 0]]
+    [1.0, 1.0, 1.0]
+    """
+    z, w = line(TAIL_NODES, mean.dtype, mean.device)
+    e = torch.exp(z[:, None] * variance.sqrt() + (mean + variance))
+    inverse = (e + 1).reciprocal()
+    ratio = torch.where(e > torch.finfo(e.dtype).tiny, torch.log1p(e) / e, 1.0)  # log(1 + e)/e
+    return torch.stack([w @ ratio, w @ inverse, w @ inverse.square()]) * torch.exp(mean + 0.5 * variance)
+
+
+def between(mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor) -> Tensor:
+    """Compute the moments by the trapezoid rule in t, for s in [0.9, 300] and m + v + 7.5 s > 0.
+
+    Args:
+        mean: m, (n,), not positive.
+        variance: v, (n,).
+        nodes: x, (J,), from a `Table`.
+        weights: of the nodes, (J, 3).
+
+    Returns:
+        Value, slope and curvature, (3, n).
+
+    >>> zero, nodes = torch.zeros(1, dtype=torch.float64), table(0.085, torch.float64, torch.device("cpu"))
+    >>> round(float(between(zero, zero + 4, nodes.nodes, nodes.weights)[1, 0]), 12)  # the slope is 1/2 at 0
+    0.5
+    """
+    inverse = variance.rsqrt()
+    z = (nodes[:, None] - mean).mul_(inverse)
+    least = 0.98 * math.log(torch.finfo(z.dtype).tiny)  # what is below is nothing, and slow
+    return weights.T @ z.square_().mul_(-0.5).clamp_min_(least).exp_() * inverse
+
+
+def window(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute between which x the integrand of the trapezoid rule is above e^-34 of its largest value.
+
+    With c = m + v, the integrand is at most φ(x; m, v) max(1, x), and e^(m + v/2) φ(x; c, v) where that is less.
+
+    Args:
+        mean: m, (n,), not positive.
+        variance: v, (n,).
+
+    Returns:
+        The lower and the upper bound of x, (n,) each.
+
+    >>> [round(float(x), 3) for x in window(torch.zeros(1), torch.full((1,), 4.0))]  # 4 - √(16 + 272), √272
+    [-12.971, 16.492]
+    """
+    centre = mean + variance
+    peak = torch.where(centre > 0, 0.5 * mean.square() / variance, -mean - 0.5 * variance)  # -log of the largest
+    high = mean + (2 * variance * (DEEP + peak)).sqrt()
+    return centre - (2 * variance * (DEEP + peak + mean + 0.5 * variance)).sqrt(), high
+
+
+def wide(mean: Tensor, variance: Tensor) -> Tensor:
+    """Compute the moments by derivatives of the normal density, for s above 300.
+
+    With u = m/s and c_k = ∫ σ'(x) x^2k dx/(2k)!: β = φ(u)/s (1 + Σ c_k He_2k(u)/vᵏ),
+    α = Φ(u) - φ(u) Σ c_k He_(2k-1)(u)/vᵏ and F = m Φ(u) + s φ(u) (1 + Σ c_k He_(2k-2)(u)/vᵏ).
+
+    Args:
+        mean: m, (n,), not positive.
+        variance: v, (n,).
+
+    Returns:
+        Value, slope and curvature, (3, n).
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> round(float(wide(zero, zero + 1e6)[0, 0]), 6)  # s/√(2π) + c₁/(s √(2π))
+    398.942937
+    """
+    s = variance.sqrt()
+    u, inverse = mean / s, variance.reciprocal()
+    density = torch.exp(-0.5 * u * u) * (1 / math.sqrt(2 * math.pi))
+    below = 0.5 * torch.special.erfc(u * -math.sqrt(0.5))
+    even, odd, power = torch.ones_like(u), u, torch.ones_like(u)  # He_(2k-2), He_(2k-1), v^-k
+    value, slope, curvature = torch.ones_like(u), torch.zeros_like(u), torch.ones_like(u)
+    for k, c in enumerate(SERIES, 1):
+        power = power * inverse * c if k == 1 else power * inverse * (c / SERIES[k - 2])
+        value, slope = value + power * even, slope + power * odd
+        even = u * odd - (2 * k - 1) * even
+        odd = u * even - 2 * k * odd
+        curvature = curvature + power * even
+    return torch.stack([mean * below + s * density * value, below - density * slope, density / s * curvature])
+
+
+@functools.cache
+def packed() -> Tensor:
+    """Pack the nodes and weights of all rules into one vector of float64, in the order in which the kernel reads them.
+
+    Returns:
+        The vector: for each Hermite rule its pairs and their weights, those of the tail, `SERIES`, and for either
+        step of the trapezoid rule the number of nodes, the first index, the nodes, and three columns of weights; the
+        kernel takes eight nodes at a time, and seven at the end have no weight.
+
+    >>> packed().dtype
+    torch.float64
+    """
+    cpu, double = torch.device("cpu"), torch.float64
+    parts = [part for _, nodes in HERMITE for part in pairs(nodes, double, cpu)]
+    parts += [*line(TAIL_NODES, double, cpu), torch.tensor(SERIES, dtype=double, device=cpu)]
+    for step in (STEP, FINE_STEP):
+        nodes = table(step, double, cpu)
+        columns = torch.nn.functional.pad(torch.column_stack([nodes.nodes, nodes.weights]).T, (0, _PADDING))
+        parts += [torch.tensor([columns.shape[1], nodes.low], dtype=double, device=cpu), *columns]
+    return torch.cat([part.contiguous() for part in parts])
+
+
+@functools.cache
+def _mixture() -> tuple[list[float], list[float]]:
+    """τ² and p/√(2π) of σ(x) = Σ p Φ(x/τ), to 2e-15, by a trapezoid rule in log K.
+
+    If K follows the Kolmogorov distribution and Z ~ N(0, 1), then 2 K Z is logistic (Andrews and Mallows 1974;
+    Stefanski 1991).
+    """
+    step, scales, weights = 0.125, [], []
+    for index in range(-15, 12):
+        k = math.exp(index * step)
+        if k > 0.9:  # the Kolmogorov density, and its form for small arguments
+            density = 8 * k * sum((-1) ** (j + 1) * j * j * math.exp(-2 * (j * k) ** 2) for j in range(1, 20))
+        else:
+            odd = [((2 * j - 1) * math.pi / k) ** 2 for j in range(1, 20)]
+            density = math.sqrt(2 * math.pi) / k**2 * sum((o / 4 - 1) * math.exp(-o / 8) for o in odd)
+        scales.append(2 * k)
+        weights.append(k * density)
+    total = math.fsum(weights) * math.sqrt(2 * math.pi)
+    return [s * s for s in scales], [w / total for w in weights]
+
+
+@functools.cache
+def _mixture_tensors(dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(_mixture(), dtype=torch.float64, device="cpu").to(device, dtype)
+
+
+def body(mean: Tensor, variance: Tensor) -> Tensor:
+    """Compute the moments by the normal mixture, for m + 2.5 √(v + 3) > 0, at a cost that does not depend on s.
+
+    With r_k² = v + τ_k² and u_k = m/r_k: α = Σ p_k Φ(u_k), β = Σ p_k φ(u_k)/r_k and
+    F = mα + vβ + Σ p_k τ_k² φ(u_k)/r_k.  The error is below 1e-14 absolutely, so that the tails need other rules.
+
+    Args:
+        mean: m, (n,), not positive.
+        variance: v, (n,).
+
+    Returns:
+        Value, slope and curvature, (3, n).
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> [round(float(part), 12) for part in body(zero, zero)[:, 0]]  # log 2, 1/2, 1/4
+    [0.69314718056, 0.5, 0.25]
+    """
+    scale2, weight = _mixture_tensors(mean.dtype, mean.device)
+    inverse = (variance + scale2[:, None]).rsqrt_()  # 1/r
+    u = (math.sqrt(0.5) * mean) * inverse  # u/√2
+    slope = 0.5 + (weight * math.sqrt(0.5 * math.pi)) @ torch.erf(u)
+    density = u.square_().neg_().exp_().mul_(inverse)
+    curvature, rest = torch.stack([weight, weight * scale2]) @ density
+    return torch.stack([mean * slope + variance * curvature + rest, slope, curvature])
+
+
+def bends(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute how β of a softplus changes with e and v, by the normal mixture of the logistic distribution.
+
+    β_e = -Σ p_k u_k φ(u_k)/r_k² and β_v = ½ Σ p_k (u_k² - 1) φ(u_k)/r_k³, with u_k = e/r_k and r_k² = v + τ_k²; the
+    error is below 1e-13 in float64, absolutely.  torch can differentiate both.
+
+    Args:
+        mean: e, any shape.
+        variance: v, of the same shape.
+
+    Returns:
+        ∂β/∂e and ∂β/∂v.
+
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> [round(float(part), 12) + 0.0 for part in bends(zero, zero)]  # σ''(0) and ½ σ'''(0)
+    [0.0, -0.0625]
+    """
+    if torch.compiler.is_compiling():  # what is made while a graph is traced belongs to it
+        scale2, weight = (torch.tensor(part, dtype=mean.dtype, device=mean.device) for part in _mixture())
+    else:
+        scale2, weight = _mixture_tensors(mean.dtype, mean.device)
+    square = mean.square()
+    inverse2 = (variance[..., None] + scale2).reciprocal()  # 1/r²
+    cubes = torch.exp((-0.5 * square)[..., None] * inverse2) * inverse2 * inverse2.sqrt()
+    third = cubes @ weight
+    return -mean * third, 0.5 * (square * ((cubes * inverse2) @ weight) - third)  # u φ/r² = e φ/r³
