@@ -8,8 +8,8 @@ field), AutoMultivariateNormal, AutoLowRankMultivariateNormal and AutoIAFNormal 
 from the same vectorised log joint, which is faster than Pyro's SVI, at a rate that falls from 0.03 to 0 over
 ``--seconds`` of CPU each.  ELBOs are means over 4,000 draws, with their standard errors.
 
-``--nuts`` runs one chain of 300 + ``--draws`` draws for each model, for that many seconds of CPU at most, from the mean
-of our fit (`benchmarks.pyro_truths`).  Printed are the largest errors of means and sds over θ, in its sds, and whether the
+``--nuts`` runs one chain of 300 + ``--draws`` draws for each model from the mean of our fit, for so many seconds of CPU
+at most (`benchmarks.pyro_truths`).  Printed are the largest errors of means and sds over θ, in its sds, and whether the
 verdict of the fit is true.  ``--truths`` keeps the chains in a file, and takes those that are there from it.
 """
 

@@ -1,9 +1,9 @@
 """Pyro's NUTS on the log joint of a Pyro model within a limit of time, and what it says of a fit and of its verdict.
 
-One chain, 300 draws of warm-up and 300 more or as many as are asked for, from the mean of a fit, on the log joint of
-one θ compiled by `torch.jit.trace`, which is 2 to 4 times as fast as the model itself.  R-hat is that of the two halves of
-the chain, the largest over θ, and the effective numbers of draws the smallest, of θ and of its squared deviations.  A
-chain that is cut off in its warm-up is no truth; of one cut off later the draws so far are.
+One chain from the mean of a fit, 300 draws of warm-up and 300 more or as many as are asked for, on the log joint of
+one θ compiled by `torch.jit.trace`, which is 2 to 4 times as fast as the model itself.  R-hat is that of the two halves
+of the chain, the largest over θ, and the effective numbers of draws the smallest, of θ and of its squared deviations.
+A chain that is cut off in its warm-up is no truth; of one cut off later the draws so far are.
 
 Whether a fit is right, wrong or far off is said by `benchmarks.verdicts`, from its worst mean and worst sd.  A chain
 has errors of its own, 1/√ESS of a mean and 1/√(2 ESS) of an sd: each error of the fit is taken two of these smaller,
