@@ -138,7 +138,8 @@ def _values(
     """The θ of the model as it is written at the mean of a fit in other coordinates, (D,)."""
     own = fitted.density(candidate, args, kwargs)
     trace = own.trace(own.unpack(fitted.posterior.mean))
-    return density.pack({site.name: trace.nodes[site.name]["value"] for site in density.layout.sites})
+    values: Any = {site.name: trace.nodes[site.name]["value"] for site in density.layout.sites}
+    return density.pack(values)
 
 
 def _by_curvature(density: ModelLogJoint, names: list[str], theta: Tensor) -> dict[str, Tensor]:
