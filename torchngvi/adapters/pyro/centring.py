@@ -31,6 +31,7 @@ from torchngvi.errors import InputError
 
 _AS_WRITTEN, _NOT_CENTRED, _BY_CURVATURE = "as written", "not centred", "by curvature"
 _GAIN = 0.05  # nats below which the model stays as it is written: the noise of an ELBO
+_TOLERANCE = 0.3  # of the fits that are compared: half its square is as many nats
 _CHUNK = 256  # copies of θ in one call
 
 
@@ -84,7 +85,7 @@ def centred(
         model: a Pyro model, as for `fit_guide`.
         args, kwargs: the arguments of the model.
         guide: makes a guide of a model.
-        options: of the three fits, keywords of `torchngvi.fit`.
+        options: of the three fits, keywords of `torchngvi.fit`; their tolerance is 0.3 by default.
 
     Returns:
         The model, to be fitted by a guide of its own, with the weights and the three ELBOs.
@@ -113,7 +114,7 @@ def centred(
             "the model has no latent site of a location-scale family whose location or scale is a latent too, or "
             "LocScaleReparam has written them anew: there is nothing to centre."
         )
-    chosen = {"progress": False, "examine": False, **(options or {})}
+    chosen = {"progress": False, "examine": False, "tolerance": _TOLERANCE, **(options or {})}
     shapes = {name: density.initial.new_zeros(density.layout.shapes[name]) for name in names}
     tried: dict[str, tuple[float, Centred, AutoGaussian]] = {}
 
