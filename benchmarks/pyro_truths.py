@@ -12,6 +12,7 @@ and two larger, and where the two lead to different words the verdict is "open".
 
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,9 @@ class Truth(NamedTuple):
 def compiled(density: ModelLogJoint) -> Any:
     """The potential of one θ (D,), compiled; the model itself where that cannot be."""
     try:
-        traced = torch.jit.trace(density.one, density.initial, check_trace=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of constants in the trace, and of the compiler's age
+            traced = torch.jit.trace(density.one, density.initial, check_trace=False)
         other = density.initial + 0.1 * torch.randn_like(density.initial)
         same = torch.allclose(traced(other), density(other))
     except RuntimeError:  # it writes into tensors, or branches on one
@@ -154,8 +157,9 @@ def against(truth: Truth, q: Gaussian, verdict: Verdict | None) -> str:
     if truth.r_hat > MIXED:
         return f"{line}; the chain has not mixed, so that the verdict is open"
     noise = 2 * truth.ess.rsqrt(), 2 * (2 * truth.ess_of_squares).rsqrt()
+    pairs = (sd.abs(), noise[1]), (mean, noise[0])
     least, most = (
-        quality(float((sd.abs() + sign * noise[1]).max()), float((mean + sign * noise[0]).max())) for sign in (-1, 1)
+        quality(*(max(float((error + sign * each).max()), 0.0) for error, each in pairs)) for sign in (-1, 1)
     )
     level = least if least == most else f"between {least} and {most}"
     if verdict is None or verdict.word not in ("fits", "about right", "does not fit"):
