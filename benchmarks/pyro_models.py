@@ -1,6 +1,6 @@
 """Twelve Pyro models outside the tests: `fit_guide` beside Pyro's guides and, where asked for, its NUTS.
 
-    python -m benchmarks.pyro_models [--only lkj ...] [--seconds 20] [--nuts 60]
+    python -m benchmarks.pyro_models [--only lkj ...] [--seconds 20] [--nuts 60] [--truths FILE]
 
 The data are simulated.  Ours is `fit_guide(model, AutoGaussian(model))` as it comes, for ``--longest`` seconds at most;
 shown are the ELBO, the seconds of CPU to the verdict, and the verdict.  Pyro's guides AutoDiagonalNormal (the mean
@@ -8,20 +8,21 @@ field), AutoMultivariateNormal, AutoLowRankMultivariateNormal and AutoIAFNormal 
 from the same vectorised log joint, which is faster than Pyro's SVI, at a rate that falls from 0.03 to 0 over
 ``--seconds`` of CPU each.  ELBOs are means over 4,000 draws, with their standard errors.
 
-``--nuts`` runs one chain of 300 + 300 draws for each model and leaves out those that take longer than so many seconds;
-the errors of means and sds are in its sds, the largest over θ, and have the noise of that chain.
+``--nuts`` runs one chain of 300 + ``--draws`` draws for each model from the mean of our fit, for so many seconds of CPU
+at most (`benchmarks.pyro_truths`).  Printed are the largest errors of means and sds over θ, in its sds, and whether the
+verdict of the fit is true.  ``--truths`` keeps the chains in a file, and takes those that are there from it.
 """
 
 import argparse
-import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS, config_enumerate
+from pyro.infer import config_enumerate
 from pyro.infer.autoguide import (
     AutoContinuous,
     AutoDiagonalNormal,
@@ -32,10 +33,12 @@ from pyro.infer.autoguide import (
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor
 
+from benchmarks.pyro_truths import against, chain, keep, kept
 from torchngvi.adapters.pyro import AutoGaussian, ModelLogJoint, fit_guide, log_joint
+from torchngvi.fitting.records import FitResult
 
 Model = Callable[[], object]
-RATE, PARTICLES, DRAWS, CHAIN = 0.03, 16, 4000, 300
+RATE, PARTICLES, DRAWS = 0.03, 16, 4000
 
 
 # ------------------------------------------------------------------------------------ the models
@@ -288,34 +291,14 @@ def log_weights(guide: AutoContinuous, density: ModelLogJoint, draws: int) -> Te
     return density(theta) - q.log_prob(theta)
 
 
-class TooLongError(Exception):
-    """A chain that takes too long."""
-
-
-def by_nuts(model: Model, density: ModelLogJoint, seconds: float) -> Tensor | None:
-    """θ of a chain, (draws, D), or nothing."""
-    start = time.process_time()
-
-    def hook(*_: object) -> None:
-        if time.process_time() - start > seconds:
-            raise TooLongError
-
-    chain = MCMC(NUTS(model), CHAIN, CHAIN, disable_progbar=True, hook_fn=hook)
-    try:
-        chain.run()
-    except TooLongError:
-        return None
-    return density.pack(chain.get_samples())
-
-
-def line(name: str, seconds: float, longest: float, nuts: float) -> None:
+def line(name: str, args: argparse.Namespace) -> None:
     """One model by all."""
     torch.manual_seed(0)
     pyro.clear_param_store()
     model = MODELS[name]()
     start = time.process_time()
     guide = AutoGaussian(model)
-    result = fit_guide(model, guide, options={"progress": False, "max_seconds": longest})
+    result = fit_guide(model, guide, options={"progress": False, "max_seconds": args.longest})
     taken = time.process_time() - start
     density, q = log_joint(model), guide.get_posterior()
     print(f"\n{name}, D = {density.dim}, draws by {density.batched_by}", flush=True)
@@ -323,32 +306,45 @@ def line(name: str, seconds: float, longest: float, nuts: float) -> None:
         theta = q.sample((DRAWS,))
         ours = density(theta) - q.log_prob(theta)
     print(f"  ours {measured(ours)}, {taken:.1f} s. {result}", flush=True)
-    for kind in GUIDES:
+    for kind in GUIDES if args.seconds else ():
         try:
-            print(f"  {kind.__name__} {measured(by_adam(model, density, kind, seconds))}", flush=True)
+            print(f"  {kind.__name__} {measured(by_adam(model, density, kind, args.seconds))}", flush=True)
         except (ValueError, RuntimeError) as error:
             print(f"  {kind.__name__} {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
-    if nuts:
-        chain = by_nuts(model, density, nuts)
-        if chain is None:
-            print(f"  NUTS not within {nuts:.0f} s", flush=True)
-            return
-        mean, sd = chain.mean(0), chain.std(0)
-        means, sds = (guide.posterior.mean - mean).abs() / sd, (guide.posterior.stddev / sd).log().abs()
-        print(f"  against NUTS: means {means.max():.2f} sd, sds by a factor {math.exp(sds.max()):.2f}", flush=True)
+    if args.nuts or args.truths:
+        print(f"  {against_chain(name, density, guide, result, args)}", flush=True)
+
+
+def against_chain(
+    name: str, density: ModelLogJoint, guide: AutoGaussian, result: FitResult, args: argparse.Namespace
+) -> str:
+    """What a chain says of the fit, in words; the chain is kept in the file, or comes from there."""
+    truth = kept(args.truths, name, density)
+    if truth is None and args.nuts:
+        found = chain(density, guide.posterior.mean, args.nuts, args.draws)
+        if isinstance(found, str):
+            return f"NUTS: {found}"
+        truth = found
+        if args.truths is not None:
+            keep(args.truths, name, truth)
+    if truth is None:
+        return "NUTS: no chain is kept"
+    return f"against NUTS ({truth}): {against(truth, guide.gaussian('NUTS'), result.verdict)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--seconds", type=float, default=20.0, help="of CPU, for each of Pyro's guides")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of CPU, for each of Pyro's guides; 0 trains none")
     parser.add_argument("--longest", type=float, default=300.0, help="seconds by the clock, for ours")
     parser.add_argument("--nuts", type=float, default=0.0, help="seconds of CPU for a chain; 0 runs none")
+    parser.add_argument("--draws", type=int, default=300, help="of a chain, after its warm-up")
+    parser.add_argument("--truths", type=Path, help="a file that keeps what the chains say for the next run")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     for name in args.only:
-        line(name, args.seconds, args.longest, args.nuts)
+        line(name, args)
 
 
 if __name__ == "__main__":

@@ -20,17 +20,9 @@ from pyro.infer.reparam import LocScaleReparam  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, ModelLogJoint, fit_guide  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("pyro_in_float64")
+
 QUIET = {"progress": False, "examine": False}
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPE)
-    torch.manual_seed(0)
-    pyro.clear_param_store()
-    yield
-    torch.set_default_dtype(before)
 
 
 def intercepts(X, group, y):

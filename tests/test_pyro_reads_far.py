@@ -15,15 +15,7 @@ import pyro.distributions as dist  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, fit_guide  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPE)
-    torch.manual_seed(0)
-    pyro.clear_param_store()
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 
 
 def reading(predictor, obs=0.5, dtype=DTYPE):

@@ -39,6 +39,7 @@ class Verdict:
         sampled: importance sampling, from q and from a wider proposal; None where not examined.
         modes: other modes that were found.
         effort: gradients and values that it took, and what was not examined.
+        coordinates: what would give other coordinates, a clause from who knows the model; empty where nobody does.
 
     >>> import torch
     >>> marginals = Marginals(torch.zeros(1), torch.ones(1), ("mu",))
@@ -57,6 +58,7 @@ class Verdict:
     sampled: Sampled | None
     modes: tuple[OtherMode, ...]
     effort: Effort
+    coordinates: str = ""
 
     def named(self, names: Sequence[str]) -> Self:
         """The same with names for the coordinates.
@@ -93,8 +95,9 @@ class Verdict:
         if self.modes:
             return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
         if self.word == ABOUT:
-            return "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)"
-        return "try torchngvi.refine(q, log_joint), or other coordinates of the parameters"
+            then = "use its means; where a standard deviation matters, try torchngvi.refine(q, log_joint)"
+            return f"{then}, or {self.coordinates}" if self.coordinates else then
+        return f"try torchngvi.refine(q, log_joint), or {self.coordinates or 'other coordinates of the parameters'}"
 
     def plot(self) -> Any:
         """Draw the standard deviations that q ought to have beside its own, and the tail of the importance weights.

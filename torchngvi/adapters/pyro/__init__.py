@@ -4,6 +4,7 @@
     AutoLocalGaussian(model, "plate")   the guide for local latents in a subsampled plate
     NaturalSVI(model, guide, optim)     step by step, for mini-batches and for models with parameters
     Trace_ELBO()(model, guide)          with one of our optimizers on guide.posterior
+    centred(model, *args)               the model in the coordinates that a Gaussian fits best
     log_joint(model, *args)             the density alone, for any of our optimizers
 
 >>> import pyro
@@ -21,6 +22,7 @@ True
 1.5
 """
 
+from torchngvi.adapters.pyro.centring import Centred, centred
 from torchngvi.adapters.pyro.density import ModelLogJoint, log_joint
 from torchngvi.adapters.pyro.distribution import LatentGaussian
 from torchngvi.adapters.pyro.fitting import fit_guide
@@ -31,9 +33,11 @@ from torchngvi.adapters.pyro.svi import NaturalSVI
 __all__ = [
     "AutoGaussian",
     "AutoLocalGaussian",
+    "Centred",
     "LatentGaussian",
     "ModelLogJoint",
     "NaturalSVI",
+    "centred",
     "fit_guide",
     "log_joint",
 ]

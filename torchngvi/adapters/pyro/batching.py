@@ -16,6 +16,7 @@ import torch
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchngvi.adapters.pyro.enumeration import Factors
 from torchngvi.adapters.pyro.sites import Layout, Values
@@ -27,6 +28,10 @@ Within = Callable[[Tensor], AbstractContextManager[Any]]  # of one θ, (D,)
 POINTS = 3  # at which the ways are compared
 
 _PLATE = "_torchngvi_draws"
+_CACHED = (
+    2**21
+)  # bytes of the largest tensor of a call on a CPU: beyond its cache a draw takes two to three times as long
+_FEWEST = 16  # draws of a call, or what Pyro takes for each run shows
 _MAKERS = ("zeros", "empty", "ones", "full", "clone")  # of tensors that a model may write into
 
 
@@ -45,6 +50,55 @@ class Runs(Protocol):
 
     def trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
         """The run as a trace, with log probabilities at its sites."""
+
+
+class Largest(TorchDispatchMode):
+    """A context that counts the numbers of the largest floating tensor that is made in it.
+
+    Attributes:
+        numbers: of that tensor, 1 at least.
+
+    >>> with Largest() as largest:
+    ...     _ = torch.ones(3, 1) * torch.ones(4)
+    >>> largest.numbers
+    12
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and look at what it makes; a view is not made."""
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.is_floating_point() and not func.is_view:
+            self.numbers = max(self.numbers, made.numel())
+        return made
+
+
+def draws_at_once(
+    largest: int,
+    like: Tensor,
+    most: int,
+) -> int:
+    """The number of draws in one call of a log joint, so that its largest tensors stay in the cache of a CPU.
+
+    Args:
+        largest: the numbers of the largest tensor of a run at one θ.
+        like: a tensor of the dtype and device of θ.
+        most: the number elsewhere, and the most.
+
+    Returns:
+        The number of draws.
+
+    >>> draws_at_once(10_000, torch.zeros((), dtype=torch.float64), 2048)
+    26
+    """
+    if like.device.type != "cpu":
+        return most
+    return min(max(_CACHED // (largest * like.element_size()), _FEWEST), most)
 
 
 def by_broadcasting(runs: Runs, theta: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 from torch.distributions import biject_to
 
-from torchngvi.adapters.pyro.batching import POINTS, best_way
+from torchngvi.adapters.pyro.batching import POINTS, Largest, best_way, draws_at_once
 from torchngvi.adapters.pyro.enumeration import Enumerated, Factors
 from torchngvi.adapters.pyro.sites import (
     Conditioned,
@@ -52,7 +52,8 @@ class ModelLogJoint(Target):
         order: which coordinate, in the order of the sites, is the first, second, ... of θ; by default it is theirs.
 
     Raises:
-        InputError: latent sites that θ cannot hold, a density that is NaN at the start; on use, sites that change.
+        InputError: latent sites that θ cannot hold, a model that writes into the value of one, a density that is NaN
+            at the start; on use, sites that change.
 
     >>> target = ModelLogJoint(lambda: pyro.sample("x", pyro.distributions.Normal(0.0, 1.0)))
     >>> round(target.log_joint(torch.zeros(1)).item(), 4)  # -½ log 2π
@@ -73,7 +74,7 @@ class ModelLogJoint(Target):
         self.layout, self.initial = prototype(model, args, self.kwargs, latents, order)
         self._indices: dict[str, Tensor] = {}
         self.enumerates, self.nesting = False, 0
-        trace = self._traced(self.layout.constrained(self.initial)[0])[0]
+        trace, largest = self._first_run()
         check_latents(trace)
         uncovered = [site["name"] for site in latents_of(trace)]
         if uncovered:
@@ -91,6 +92,7 @@ class ModelLogJoint(Target):
         points = self.initial + _SPREAD * noise.to(self.initial)
         self._check_supports(points[0])
         self.batched_by, self._batched = best_way(self, points)
+        self.draws_at_once = draws_at_once(largest, self.initial, Target.draws_at_once)
 
     @property
     def target(self) -> "ModelLogJoint":
@@ -130,7 +132,11 @@ class ModelLogJoint(Target):
         """The log joint at θ (*sample, D), (*sample,), in the dtype of θ, whatever that of the data."""
         if theta.shape[-1:] != (self.dim,):
             raise InputError(f"theta must end in D = {self.dim}; got shape {tuple(theta.shape)}.")
-        return self._batched(theta.reshape(-1, self.dim)).to(theta.dtype).reshape(theta.shape[:-1])
+        flat = theta.reshape(-1, self.dim)
+        if theta.requires_grad and torch.is_grad_enabled() or len(flat) <= self.draws_at_once:
+            return self._batched(flat).to(theta.dtype).reshape(theta.shape[:-1])
+        values = torch.cat([self._batched(part) for part in flat.split(self.draws_at_once)])
+        return values.to(theta.dtype).reshape(theta.shape[:-1])
 
     __call__ = log_joint
 
@@ -207,6 +213,20 @@ class ModelLogJoint(Target):
 
     # -------------------------------------------------------------------------------- checks at the start
 
+    def _first_run(self) -> tuple[Trace, int]:
+        """The trace at the initial point, after a check that values stay as they are; the largest tensor of the run."""
+        values = {name: value.clone() for name, value in self.layout.constrained(self.initial)[0].items()}
+        before = {name: _writes(value) for name, value in values.items()}
+        with Largest() as largest:
+            trace = self._traced(values)[0]
+        for name, value in values.items():
+            if _writes(value) != before[name]:
+                raise InputError(
+                    f"the model writes in place into the value of the latent site {name!r}, whose density is that of "
+                    "the value before. Write into a copy, value.clone(), or choose by torch.where."
+                )
+        return trace, largest.numbers
+
     def _check_density(self) -> None:
         """Not NaN at the initial point, and data within their supports, where Pyro is set to look."""
         values = self.layout.constrained(self.initial)[0]
@@ -233,6 +253,11 @@ class ModelLogJoint(Target):
                     f"the support of the latent site {site.name!r} depends on other latents, and θ has one transform "
                     "a site. Scale or shift a site of fixed support instead."
                 )
+
+
+def _writes(value: Tensor) -> int:
+    """How often was written into a tensor; not counted in inference mode."""
+    return 0 if value.is_inference() else value._version
 
 
 def log_joint(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelLogJoint:

@@ -10,6 +10,7 @@ from torchngvi.adapters.pyro.finding import factored
 from torchngvi.adapters.pyro.guide import AutoGaussian
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
 from torchngvi.adapters.pyro.local_passes import fit_locals
+from torchngvi.adapters.pyro.location_scale import advised
 from torchngvi.adapters.pyro.names import coordinate_names
 from torchngvi.adapters.pyro.passes import pass_over_batches, pass_over_plate, subsampled_plate
 from torchngvi.adapters.pyro.sites import Layout
@@ -82,7 +83,8 @@ def fit_guide(
         whole = factored(target, guide.structure, trace)
     else:
         raise InputError('the draws of a guide with structure="auto" are not spread over processes; leave group= out.')
-    return fit(guide.posterior, whole, **options).named(coordinate_names(layout))
+    result = fit(guide.posterior, whole, **options).named(coordinate_names(layout))
+    return advised(result, target) if isinstance(target, ModelLogJoint) else result
 
 
 def target_of(

@@ -70,6 +70,7 @@ class Structure:
         terms: the level of each site, by the position of the level; without those that depend on no latent.  None
             where members are read by index, and the log joint is one of draws of the whole θ.
         reasons: one sentence for each plate that is no level.
+        call: the call of the model that it was found of, where that was tried.
 
     >>> print(Structure(2))
     one dense block of 2 coordinates
@@ -81,6 +82,7 @@ class Structure:
     order: Tensor | None = None
     terms: Mapping[str, int] | None = None
     reasons: tuple[str, ...] = ()
+    call: Any = field(default=None, repr=False)
     _back: Tensor | None = field(default=None, repr=False)
 
     def by_site(
