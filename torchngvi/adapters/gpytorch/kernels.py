@@ -46,7 +46,7 @@ class Kernels(NamedTuple):
         # from the right, where the transposed view is in the order that LAPACK takes without a copy
         cross = self.cross.to(dtype).mT
         rows = torch.linalg.solve_triangular(self.factor.to(dtype).mT, cross, upper=True, left=False)
-        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - rows.square().sum(-1))
+        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - _squares(rows))
 
     @torch.no_grad()
     def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
@@ -104,7 +104,17 @@ class Projection(NamedTuple):
         """
         projected = _through(self.rows, frame)
         mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
-        return mean, self.variance + projected.square().sum(-1), projected
+        return mean, self.variance + _squares(projected), projected
+
+
+def _squares(
+    rows: Tensor,  # (*batch, B, M)
+) -> Tensor:
+    """|a_n|², (*batch, B), part by part: of a large matrix the squares would leave the cache."""
+    if rows.shape[-1] < _LARGE or rows.device.type != "cpu":
+        return rows.square().sum(-1)
+    parts = [rows[..., start:end].square().sum(-1) for start, end in _parts(rows.shape[-1])]
+    return torch.stack(parts, -1).sum(-1)
 
 
 def _through(rows: Tensor, frame: Frame) -> Tensor:
