@@ -87,8 +87,22 @@ def test_a_product_by_blocks(upper):
     size = kernels._LARGE + 3
     root = torch.randn(2, size, size).double().tril()
     frame = Frame(torch.zeros(2, size).double(), root, Dense(size), upper=upper)
-    for rows in (torch.randn(5, size).double(), torch.randn(2, 5, size).double()):
+    for rows in (torch.randn(5, size).double(), torch.randn(2, 5, size).double(), torch.randn(size, 5).double().mT):
         torch.testing.assert_close(kernels._through(rows, frame), rows @ frame.dense(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("extra", [-1, 3])
+def test_a_covariance_by_blocks(upper, extra):
+    """C Cᵀ of a triangular root, part by part, is the whole product; and is symmetric."""
+    torch.manual_seed(0)
+    size = kernels._LARGE + extra
+    root = torch.randn(2, size, size).double().tril()
+    frame = Frame(torch.zeros(2, size).double(), root, Dense(size), upper=upper)
+    C, found = frame.dense(), kernels.covariance(frame)
+    torch.testing.assert_close(found, C @ C.mT, rtol=1e-12, atol=1e-11)
+    if extra > 0:
+        torch.testing.assert_close(found, found.mT, rtol=1e-12, atol=1e-11)
 
 
 def test_a_diagonal_root_has_no_blocks():

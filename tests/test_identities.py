@@ -45,7 +45,7 @@ from cases import (
 from torchngvi import BWGD, SRVN, VN
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
-from torchngvi.interfaces import Affine, Congruence, Frame, Framed, Local, Raw, Tangent
+from torchngvi.interfaces import Affine, Congruence, Frame, Framed, Local, Raw, Sites, Tangent
 from torchngvi.models import GaussianNoise, GeneralizedLinear
 from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
 from torchngvi.optim import NaturalGradientVI
@@ -744,6 +744,39 @@ class TestAlgebra:
         inverse = triangular_inverse(L)
         close(inverse @ L, torch.eye(size, dtype=DTYPE).expand_as(L), EXACT)
         close(inverse.tril(), inverse, 0.0)
+
+    @batches
+    def test_a_large_factorisation(self, batch):
+        """It goes block by block; the member whose matrix has none is told, whichever half shows it."""
+        size = 267
+        L = 0.05 * randn(*batch, size, size, seed=2).tril() + 2 * torch.eye(size, dtype=DTYPE)
+        S = L @ L.mT
+        for matrix in (S, S.mT.contiguous().mT):
+            factor, ok = cholesky(matrix)
+            close(factor, L, EXACT)
+            close(factor.tril(), factor, 0.0)
+            assert bool(ok.all())
+        with_graph = S.clone().requires_grad_()
+        close(cholesky(with_graph)[0].detach(), L, EXACT)
+        for place in (0, size - 1):
+            for value in (-1.0, torch.nan, torch.inf):
+                spoilt = torch.stack([S, S])
+                spoilt[0, ..., place, place] = value
+                factor, ok = cholesky(spoilt)
+                assert not bool(ok[0].any())
+                assert bool(ok[1].all())
+                close(factor[1], L, EXACT)
+
+    @batches
+    def test_rows_of_a_large_frame(self, batch):
+        """The curvature of sites, of which one triangle is multiplied out, is all of Σ β_n x_n x_nᵀ."""
+        size = 131
+        frame = Frame(
+            torch.zeros(*batch, size, dtype=DTYPE), torch.eye(size, dtype=DTYPE).expand(*batch, -1, -1), Dense(size)
+        )
+        X, beta = randn(*batch, 7, size, seed=0), randn(*batch, 7, seed=1)
+        W = Sites(X, X, beta, beta, None, frame.mean).framed(frame).W
+        close(W, torch.einsum("...ni,...n,...nj->...ij", X, beta, X), EXACT)
 
     def test_a_failed_factorisation_is_told_member_by_member(self):
         S = torch.stack([4 * torch.eye(2), -torch.eye(2), torch.full((2, 2), torch.nan)]).to(DTYPE)

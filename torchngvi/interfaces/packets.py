@@ -15,8 +15,10 @@ from torchngvi.interfaces.frame import Frame, where_members
 from torchngvi.interfaces.priors import FullPrior, Prior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.linalg import gram
+from torchngvi.structures import Dense, Pattern
 from torchngvi.structures.pattern import Structured
 
+_WIDE = 128  # D from which half of a symmetric product is left out
 _LARGE = 2**16  # numbers of XC from which products with a direction, wanted to a few digits, are in single precision
 
 # from a move (δ, K) in the frame, m' = m + Cδ and L' = L(I + K) of the stored root, to the changes of a and W where the
@@ -204,7 +206,7 @@ class Sites(NamedTuple):
             a = (self.alpha[..., None, :] @ self.projected)[..., 0, :]
             if prior is not None:
                 a = a + frame.pull(prior.force(self.mean))
-            W = structure.lower(self.projected * self.beta[..., None], self.projected)
+            W = _outer(structure, self.projected, self.beta)
         return Framed(a, W if prior is None else W + prior.framed(frame))
 
     def raw(self) -> Raw:
@@ -242,7 +244,7 @@ class Sites(NamedTuple):
             a = (slope[..., None, :] @ A)[..., 0, :].to(delta)
             if prior is not None:
                 a = a + frame.pull(prior.product(frame.push(delta)))
-            return a, structure.lower(A * (beta_e * de + beta_v * dv)[..., None], A).to(K)
+            return a, _outer(structure, A, beta_e * de + beta_v * dv).to(K)
 
         return change
 
@@ -258,6 +260,13 @@ class Sites(NamedTuple):
             mean=where_members(where, self.mean, old.mean),
             at=None if self.at is None or old.at is None else _merged(where, self.at, old.at),
         )
+
+
+def _outer(structure: Pattern, rows: Tensor, weights: Tensor) -> Structured:
+    """Keep the stored entries of Σ_n w_n x_n x_nᵀ; of a large dense matrix only one triangle is multiplied out."""
+    if isinstance(structure, Dense) and structure.dim > _WIDE:
+        return gram(rows, weights)
+    return structure.lower(rows * weights[..., None], rows)
 
 
 Derivative = Framed | Raw | Curved | Sites

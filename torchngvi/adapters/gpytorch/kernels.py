@@ -1,10 +1,12 @@
 """The prior of a batch beside the inducing values: what the kernels give, its rows a_n, and the way back to them.
 
-K_ZZ = L Lᵀ is factored once a pass; a_n = L⁻¹ k(Z, x_n), as in `sparse_gp`.
+K_ZZ = L Lᵀ is factored once for as long as its entries do not change; a_n = L⁻¹ k(Z, x_n), as in `sparse_gp`.
 """
 
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from gpytorch.settings import _linalg_dtype_cholesky
@@ -32,16 +34,19 @@ class Kernels(NamedTuple):
     def projection(self, dtype: torch.dtype) -> "Projection":
         """The rows a_n = L⁻¹ k(Z, x_n) with the prior moments that they leave, without a graph.
 
+        In float32 the substitution has a backward error of the size of the rounding that k(Z, x_n) comes with: a_n is
+        exact for an L, and so for a K_ZZ, whose entries differ by rounding.  The factor itself is made in float64.
+
         Args:
-            dtype: the dtype of the result, which is computed in that of L.
+            dtype: the dtype of the computation and of the result.
 
         Returns:
             The projection of the batch.
         """
         # from the right, where the transposed view is in the order that LAPACK takes without a copy
-        cross = self.cross.to(self.factor.dtype).mT
-        rows = torch.linalg.solve_triangular(self.factor.mT, cross, upper=True, left=False).to(dtype)
-        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - rows.square().sum(-1))
+        cross = self.cross.to(dtype).mT
+        rows = torch.linalg.solve_triangular(self.factor.to(dtype).mT, cross, upper=True, left=False)
+        return Projection(rows, self.mean.to(dtype), self.variance.to(dtype) - _squares(rows))
 
     @torch.no_grad()
     def pulled(self, sites: Sites, H: Tensor, frame: Frame) -> "Kernels":
@@ -99,21 +104,64 @@ class Projection(NamedTuple):
         """
         projected = _through(self.rows, frame)
         mean = self.mean + (self.rows @ frame.mean[..., None])[..., 0]
-        return mean, self.variance + projected.square().sum(-1), projected
+        return mean, self.variance + _squares(projected), projected
+
+
+def _squares(
+    rows: Tensor,  # (*batch, B, M)
+) -> Tensor:
+    """|a_n|², (*batch, B), part by part: of a large matrix the squares would leave the cache."""
+    if rows.shape[-1] < _LARGE or rows.device.type != "cpu":
+        return rows.square().sum(-1)
+    parts = [rows[..., start:end].square().sum(-1) for start, end in _parts(rows.shape[-1])]
+    return torch.stack(parts, -1).sum(-1)
 
 
 def _through(rows: Tensor, frame: Frame) -> Tensor:
-    """The rows times C, (*batch, B, M); of a large triangular C on a CPU 5/8 of the multiplications."""
+    """The rows times C, (*batch, B, M); of a large triangular C on a CPU 5/8 of the multiplications.
+
+    It is formed as Cᵀ times columns, (*batch, M, B), of which each part lies in one piece.
+    """
     size = rows.shape[-1]
-    if size < _LARGE or rows.device.type != "cpu" or not is_whole(frame.structure):
+    if not _by_blocks(frame, rows):
         return frame.rows(rows)
-    root = frame.dense()
-    ends = [size * k // _BLOCKS for k in range(_BLOCKS + 1)]
-    product = rows.new_empty(*torch.broadcast_shapes(rows.shape[:-2], root.shape[:-2]), *rows.shape[-2:])
-    for start, end in zip(ends, ends[1:], strict=False):
+    columns, turned = rows.mT, frame.dense().mT  # Cᵀ, lower where C is upper
+    product = rows.new_empty(*torch.broadcast_shapes(rows.shape[:-2], turned.shape[:-2]), *columns.shape[-2:])
+    for start, end in _parts(size):
         part = slice(0, end) if frame.upper else slice(start, size)
-        product[..., start:end] = rows[..., part] @ root[..., part, start:end]
+        product[..., start:end, :] = turned[..., start:end, part] @ columns[..., part, :]
+    return product.mT
+
+
+def covariance(frame: Frame) -> Tensor:
+    """The covariance S of q, written out; of a large triangular C on a CPU 5/16 of the multiplications.
+
+    Args:
+        frame: mean and root C of q.
+
+    Returns:
+        S = C Cᵀ, (*batch, M, M).
+    """
+    root = frame.dense()
+    if not _by_blocks(frame, root):
+        return root @ root.mT
+    size = root.shape[-1]
+    product = torch.empty_like(root, memory_format=torch.contiguous_format)
+    for start, end in _parts(size):  # the blocks on and below the diagonal, and their transposes
+        part = slice(start, size) if frame.upper else slice(0, end)
+        block = root[..., start:end, part] @ root[..., :end, part].mT
+        product[..., start:end, :end] = block
+        product[..., :start, start:end] = block[..., :start].mT
     return product
+
+
+def _by_blocks(frame: Frame, like: Tensor) -> bool:
+    return like.shape[-1] >= _LARGE and like.device.type == "cpu" and is_whole(frame.structure)
+
+
+def _parts(size: int) -> list[tuple[int, int]]:
+    ends = [size * k // _BLOCKS for k in range(_BLOCKS + 1)]
+    return list(itertools.pairwise(ends))
 
 
 def kernels(
@@ -143,7 +191,7 @@ def kernels(
     joint = strategy.model.forward(torch.cat([Z, x], -2))
     covariance = joint.lazy_covariance_matrix
     if factor is None:
-        factor = _factor(covariance[..., :size, :size].add_jitter(jitter).to_dense())
+        factor = _factor_of(strategy, covariance[..., :size, :size].add_jitter(jitter).to_dense())
     variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + jitter
     return Kernels(factor, covariance[..., :size, size:].to_dense(), joint.mean[..., size:], variance)
 
@@ -174,6 +222,34 @@ class Values:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+# of each strategy K_ZZ and its factor, with torch's count of writes to that
+_kept: WeakKeyDictionary[VariationalStrategy, tuple[Tensor, Tensor, int]] = WeakKeyDictionary()
+
+
+def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
+    """L of K_ZZ, which is kept while K_ZZ has the same entries.
+
+    It is a function of these entries and its dtype alone, and they are compared, so that whatever may have changed them
+    is seen: a step of an optimizer, a write behind torch's count, a buffer, an attribute, another kernel, a setting.
+    """
+    if covariance.requires_grad or covariance.device.type != "cpu":  # where to compare would wait for the device
+        return _factor(covariance)
+    before, factor, writes = _kept.get(strategy, (None, None, 0))
+    if (
+        before is not None
+        and factor is not None
+        and (before.dtype, factor.dtype) == (covariance.dtype, _linalg_dtype_cholesky.value())
+        and factor._version == writes
+        and torch.equal(before, covariance)
+    ):
+        return factor
+    with torch.inference_mode(False):
+        covariance = covariance.clone()  # a kernel may return a tensor that it writes to later
+        factor = _factor(covariance)
+    _kept[strategy] = covariance, factor, factor._version
+    return factor
 
 
 def _factor(covariance: Tensor) -> Tensor:

@@ -21,14 +21,13 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.batches import Batch, count, pairs
-from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, Values, kernels
+from torchngvi.adapters.gpytorch.kernels import Kernels, Projection, Values, covariance, kernels
 from torchngvi.adapters.gpytorch.latents import conjugate, energy, latents_of
 from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
 from torchngvi.models import summands
 from torchngvi.numerics.gaussian_integrals import Moments
-from torchngvi.numerics.linalg import gram
 from torchngvi.numerics.versions import Versions
 from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
@@ -321,9 +320,7 @@ def _quadratic(target: SparseGP, y: Tensor, projection: Projection, frame: Frame
     mean = projection.mean + (projection.rows @ frame.mean[..., None])[..., 0]
     energies, alpha, beta = target._moments(y, mean, projection.variance.expand_as(mean), target._share())
     raw = Sites(projection.rows, projection.rows, alpha, beta, None, frame.mean).raw()
-    root = frame.dense().mT
-    covariance = gram(root, root.new_ones(root.shape[:-1]))
-    return energies.sum(-1) + 0.5 * (covariance * raw.H).sum((-2, -1)), raw
+    return energies.sum(-1) + 0.5 * (covariance(frame) * raw.H).sum((-2, -1)), raw
 
 
 def _added(total: Raw | Sites, part: Raw | Sites) -> Raw:
