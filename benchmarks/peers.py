@@ -1,6 +1,7 @@
 """Processor time to a gap of 1 and of 0.01 nats: fit's default against AutoMultivariateNormal with Adam.
 
     python benchmarks/peers.py [--data breast_cancer german.numer_scale a9a] [--patience 300] [--log FILE]
+        [--settings 0.03f:10 0.1f:10]
 
 The peers are Pyro and NumPyro, the latter compiled (chunks of steps in one `lax.scan`, compilation not
 counted) and skipped where it is not installed.  Logistic regression; the gap is that of the exact
@@ -9,7 +10,8 @@ of the steps later on.  All guides start from the prior mean with their own scal
 a grid of learning rates, constant or falling as 1/√(1 + t/1000), and particles, each until it is at 0.01 nats
 or its patience is over, in seconds of the processor; one whose lowest gap lies before the last third of its
 time is stopped from half of its patience on, and marked.  "Not reached in T s" gives the shortest time of the
-grid.  Large data sets get a smaller grid.  Everything runs in float64 on one core.  A log has one JSON object
+grid.  Large data sets get a smaller grid, and ``--settings`` names the rates, an f for falling, and the particles
+of one's own.  Everything runs in float64 on one core.  A log has one JSON object
 a line, which `benchmarks.speed_page` reads.
 """
 
@@ -18,7 +20,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,10 +181,22 @@ def measure(model: GeneralizedLinear, lowest: float, guide: Guide, setting: str,
     return Run(setting, chunks * CHUNK, clock, best, plateau, reached)
 
 
-def grid(model: GeneralizedLinear, lowest: float, peer: Callable[..., Guide], seconds: float) -> list[Run]:
+def setting_of(text: str) -> tuple[float, bool, int]:
+    """The rate, whether it falls, and the particles: "0.03f:10"."""
+    lr, _, particles = text.partition(":")
+    return float(lr.removesuffix("f")), lr.endswith("f"), int(particles)
+
+
+def grid(
+    model: GeneralizedLinear,
+    lowest: float,
+    peer: Callable[..., Guide],
+    seconds: float,
+    settings: Sequence[tuple[float, bool, int]] | None,
+) -> list[Run]:
     """A run per setting, printed."""
     runs = []
-    for lr, falls, particles in LARGE_GRID if len(model.y) > LARGE else GRID:
+    for lr, falls, particles in settings or (LARGE_GRID if len(model.y) > LARGE else GRID):
         setting = f"lr {lr:g}{' falling' * falls}, {particles} draw{'s' * (particles > 1)}"
         run = measure(model, lowest, peer(model, lr, falls, particles), setting, seconds)
         times = ", ".join(f"{gap:g} nats at {at:.2f} s" for gap, at in run.reached.items()) or "no gap reached"
@@ -223,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for each setting of a peer")
+    parser.add_argument("--settings", nargs="+", type=setting_of, help="of the peers, in the place of the grid")
     parser.add_argument("--log", type=Path, help="a file for the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -240,12 +255,14 @@ def main() -> None:
         times = ", ".join(f"{gap:g} nats at {1e3 * mine[gap]:.1f} ms" for gap in GAPS)
         print(f"{name}, {len(model.y)} x {model.dim}\n  fit: {times}", flush=True)
         seconds = arguments.patience
-        runs = grid(model, lowest, pyros, seconds), grid(model, lowest, numpyros, seconds) if numpyro else []
+        peers = (pyros, numpyros) if numpyro else (pyros,)
+        runs = [grid(model, lowest, peer, seconds, arguments.settings) for peer in peers]
+        runs += [[]] * (2 - len(runs))
         if arguments.log is not None:
             log(arguments.log, name, mine, dict(zip(("Pyro", "NumPyro"), runs, strict=True)))
         for gap in GAPS:
-            peers = (cell for each in runs for cell in compared(each, gap, mine[gap]))
-            rows.append((name, f"{gap:g}", f"{1e3 * mine[gap]:.1f} ms", *peers))
+            cells = (cell for each in runs for cell in compared(each, gap, mine[gap]))
+            rows.append((name, f"{gap:g}", f"{1e3 * mine[gap]:.1f} ms", *cells))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for row in rows:

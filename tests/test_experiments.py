@@ -198,7 +198,7 @@ class TestCommands:
         table = figures.compared(pd.read_csv("runs/compare/log.csv")).set_index("method")
         summary = json.loads(Path("runs/iris/summary.json").read_text())
         assert table.elbo["vn"] == pytest.approx(summary["elbo"], abs=1e-6)
-        assert table.below["vn"] == 0
+        assert table.below["vn"] == pytest.approx(0, abs=1e-12)  # the optimum, which another fit has found
         assert table.below["bwgd=1e-3"] == pytest.approx(table.elbo["vn"] - table.elbo["bwgd=1e-3"])
         assert summary["held_out_nll_per_row"] < table.loss["vn"] < 5 * summary["held_out_nll_per_row"]
 
