@@ -41,19 +41,9 @@ def cholesky(
     >>> factor[0].item(), ok.tolist()
     (2.0, [True, False])
     """
-    size = matrix.shape[-1]
-    if size <= 4 * _SMALL or matrix.device.type != "cpu" or matrix.requires_grad:
-        factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
-        # a NaN or an infinity anywhere reaches the diagonal
-        return factor, (info == 0) & finite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
-    # [A ·; B D] has the factor [L ·; X N] with X = B L⁻ᵀ and N Nᵀ = D - X Xᵀ, in the order of memory of A
-    half = size // 2
-    factor = torch.zeros_like(matrix, memory_format=torch.contiguous_format)
-    first, ok = cholesky(matrix[..., :half, :half])
-    below = torch.linalg.solve_triangular(first.mT, matrix[..., half:, :half], upper=True, left=False)
-    last, also = cholesky(matrix[..., half:, half:] - below @ below.mT)
-    factor[..., :half, :half], factor[..., half:, :half], factor[..., half:, half:] = first, below, last
-    return factor, ok & also
+    factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
+    # a NaN or an infinity anywhere reaches the diagonal
+    return factor, (info == 0) & finite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
 
 
 def reverse_cholesky(
