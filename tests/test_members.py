@@ -103,6 +103,17 @@ def test_chunks_of_shared_designs(monkeypatch):
     assert_same(both(monkeypatch, model, batch=(3, 2), size=4))
 
 
+def test_chunks_of_priors_and_weights_of_their_own(monkeypatch):
+    """What differs from member to member besides the data goes with the member."""
+    X, y = problem()
+    generator = torch.Generator().manual_seed(5)
+    own = torch.rand(3, MEMBERS, DIM, generator=generator, dtype=torch.float64) + 0.5
+    weights = torch.rand(MEMBERS, ROWS, generator=generator, dtype=torch.float64)
+    assert_same(both(monkeypatch, GeneralizedLinear(X, y, prior_mean=own[0], prior_precision=own[1], weights=weights)))
+    one = GeneralizedLinear(X, y, prior_mean=own[0], prior_precision=torch.eye(DIM) + 0.1)
+    assert_same(both(monkeypatch, one, size=1))
+
+
 def test_chunks_to_a_budget(monkeypatch):
     """Members that have not converged when a budget ends the run are told."""
     X, y = problem()

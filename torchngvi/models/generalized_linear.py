@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import Frame, LinearTarget, Marginals, Posterior, Raw, Sites
+from torchngvi.interfaces import Frame, FullPrior, LinearTarget, Marginals, Posterior, Raw, Sites
 from torchngvi.messages import hint
 from torchngvi.models import checks
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
@@ -186,11 +186,17 @@ class GeneralizedLinear(LinearTarget):
         >>> part.X.shape, part.y.shape
         (torch.Size([4, 1]), torch.Size([2, 4]))
         """
+
+        def part(tensor: Tensor, own: int) -> Tensor:
+            """Its members, if it has a batch before its own dimensions."""
+            batched = tensor.ndim - own == len(batch_shape) and tensor.shape[0] == batch_shape[0]
+            return tensor[here] if batched else tensor
+
         new = copy.copy(self)
-        for name, own in (("X", 2), ("y", 1), ("weights", 1), ("offset", 1)):
-            tensor = getattr(self, name)
-            if tensor.ndim - own == len(batch_shape) and tensor.shape[0] == batch_shape[0]:
-                setattr(new, name, tensor[here])
+        new.X = part(self.X, 2)
+        new.y, new.weights, new.offset = (part(tensor, 1) for tensor in (self.y, self.weights, self.offset))
+        owns = (1, 2, 2) if isinstance(self.prior, FullPrior) else (1, 1)
+        new.prior = type(self.prior)(*(part(tensor, own) for tensor, own in zip(self.prior, owns, strict=True)))
         return new
 
     def check(self, q: Posterior) -> None:
