@@ -12,9 +12,11 @@ installed keeps what the log has.
 
 import argparse
 import json
+import os
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,23 @@ def batched(repeats: int) -> list[Row]:
     return [row(what, f"a loop ({some} of them)", times["ours"], times["loop"] * members / some, operations)]
 
 
+def expectations(repeats: int) -> list[Row]:
+    """The expectations of 20,000 logistic rows by the compiled kernel, or PyTorch, beside a mixture of 27 normals."""
+    from benchmarks import logistic_kernel
+
+    generator, found = torch.Generator().manual_seed(0), []
+    for low, high in ((0.01, 0.24), (0.24, 0.6), (1.0, 4.0)):
+        e = 3 * torch.randn(20_000, dtype=torch.float64, generator=generator)
+        v = torch.empty_like(e).uniform_(low, high, generator=generator).square()
+        calls = {name: partial(form, e, v) for name, form in logistic_kernel.FORMS.items()}
+        times = least(calls, 3 * repeats)
+        for form, words in (("kernel", "compiled"), ("eager", "without a compiler")):
+            what = f"20,000 logistic expectations, s in {low:g} to {high:g}, {words}"
+            found.append(row(what, "a mixture of 27 normals", times[form], times["mixture"]))
+    os.environ.pop("TORCHNGVI_KERNELS")  # which the forms have set
+    return found
+
+
 def mixed(repeats: int) -> list[Row]:
     """A linear mixed model, beside restricted maximum likelihood by statsmodels."""
     try:
@@ -155,7 +174,14 @@ def network(repeats: int) -> list[Row]:
     return [row(what, "AdamW alone", times["ours"], times["AdamW"])]
 
 
-ROWS = {"newton": newton, "batched": batched, "mixed": mixed, "svgp": svgp, "network": network}
+ROWS = {
+    "newton": newton,
+    "batched": batched,
+    "expectations": expectations,
+    "mixed": mixed,
+    "svgp": svgp,
+    "network": network,
+}
 
 
 def of_peers(path: Path) -> list[Row]:
