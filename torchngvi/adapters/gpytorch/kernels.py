@@ -16,6 +16,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
 from torchngvi.numerics.linalg import cholesky
+from torchngvi.numerics.versions import Versions
 from torchngvi.structures.pattern import is_whole
 
 _LARGE = 256  # M from which a product by blocks is faster
@@ -224,8 +225,8 @@ class Values:
     __hash__ = None  # type: ignore[assignment]
 
 
-# of each strategy K_ZZ and its factor, with torch's count of writes to that
-_kept: WeakKeyDictionary[VariationalStrategy, tuple[Tensor, Tensor, int]] = WeakKeyDictionary()
+# of each strategy K_ZZ and its factor, with the count of writes to that
+_kept: WeakKeyDictionary[VariationalStrategy, tuple[Tensor, Tensor, Versions]] = WeakKeyDictionary()
 
 
 def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
@@ -236,19 +237,15 @@ def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
     """
     if covariance.requires_grad or covariance.device.type != "cpu":  # where to compare would wait for the device
         return _factor(covariance)
-    before, factor, writes = _kept.get(strategy, (None, None, 0))
-    if (
-        before is not None
-        and factor is not None
-        and (before.dtype, factor.dtype) == (covariance.dtype, _linalg_dtype_cholesky.value())
-        and factor._version == writes
-        and torch.equal(before, covariance)
-    ):
-        return factor
+    if strategy in _kept:
+        before, factor, writes = _kept[strategy]
+        alike = (before.dtype, factor.dtype) == (covariance.dtype, _linalg_dtype_cholesky.value())
+        if alike and writes.hold([factor], contents=False) and torch.equal(before, covariance):
+            return factor
     with torch.inference_mode(False):
         covariance = covariance.clone()  # a kernel may return a tensor that it writes to later
         factor = _factor(covariance)
-    _kept[strategy] = covariance, factor, factor._version
+    _kept[strategy] = covariance, factor, Versions([factor])
     return factor
 
 
