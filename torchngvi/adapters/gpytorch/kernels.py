@@ -15,7 +15,6 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
-from torchngvi.numerics.linalg import cholesky
 from torchngvi.numerics.versions import Versions
 from torchngvi.structures.pattern import is_whole
 
@@ -250,9 +249,13 @@ def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, as in GPyTorch."""
-    L, ok = cholesky(covariance.to(_linalg_dtype_cholesky.value()))
-    if L.device.type == "cpu" and not bool(ok.all()):
+    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, to the last digit that of GPyTorch's predictions.
+
+    They read the whitened values by it, and another order of summation would tell at a condition of 1e8.
+    """
+    L, info = torch.linalg.cholesky_ex(covariance.to(_linalg_dtype_cholesky.value()))
+    # a NaN or an infinity anywhere reaches the diagonal
+    if L.device.type == "cpu" and not bool((info == 0).all() & L.diagonal(dim1=-2, dim2=-1).isfinite().all()):
         raise InputError(
             "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype. "
             "Raise jitter_val of the strategy, or use float64."
