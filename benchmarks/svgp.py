@@ -1,10 +1,11 @@
 """Sparse GPs side by side with GPyTorch's own natural gradients, in one run, on one thread.
 
     python benchmarks/svgp.py [--sizes 256 512] [--rounds 12] [--rows 20000] [--budget 60] [--dtypes float64 float32]
-        [--only steps|accuracy|convergence]
+        [--only steps|counts|accuracy|convergence]
 
 First, the time of a step, the best of several rounds that take turns: of q alone, and of q with the gradient of
-every hyper-parameter.  Second, the error of a full step on all data where K_ZZ has a condition number of 1e8.  Third,
+every hyper-parameter; with ``--only counts`` instead the multiplications of a step of q alone beside the fewest that it
+can do with.  Second, the error of a full step on all data where K_ZZ has a condition number of 1e8.  Third,
 with fixed hyper-parameters and a Bernoulli likelihood, the time until the negative ELBO per datum is within 1e-2 ..
 1e-5 nats of the optimum, in seconds of the processor: NGD, its triangular form and Adam, each at several constant
 learning rates on the same mini-batches, and `refine_svgp`.  All with the same log Φ, that of torch: GPyTorch's own
@@ -17,6 +18,7 @@ import time
 import warnings
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -116,6 +118,62 @@ def steps(sizes, rounds, dtype):
             print(f"M = {size}, {type(likelihood).__name__}, {'q and hyper-parameters' if learn else 'q alone'}")
             for name, seconds in best.items():
                 print(f"  {name:<36}{seconds * 1e3:8.1f}  ({best['NGD'] / seconds:.2f})", flush=True)
+
+
+class Multiplications(TorchDispatchMode):
+    """Multiplications of matrices in multiples of M²B and M³, and how many products, substitutions, factorisations."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.kinds, self.batch, self.cubic = size, dict.fromkeys(("product", "solve", "factor"), 0), 0.0, 0.0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm", "baddbmm"):
+            left, right = args[-2:]
+            self._add("product", left.shape[-1], left.shape[-2], right.shape[-1])
+        elif name == "linalg_solve_triangular":
+            self._add("solve", args[0].shape[-1] / 2, *args[1].shape[-2:])
+        elif name in ("linalg_cholesky_ex", "cholesky_inverse"):
+            self._add("factor", *(args[0].shape[-1],) * 2, args[0].shape[-1] / (6 if "ex" in name else 3))
+        return result
+
+    def _add(self, kind, *sides):
+        if min(sides) < 16:  # a vector, or the features of the inputs
+            return
+        self.kinds[kind] += 1
+        count = sides[0] * sides[1] * sides[2]
+        if BATCH in sides:
+            self.batch += count / (self.size**2 * BATCH)
+        else:
+            self.cubic += count / self.size**3
+
+
+def counts(sizes, dtype):
+    """In the floor every symmetric or triangular product is done by half, and K_ZZ was factored before."""
+    print(f"multiplications of a step of q alone, batch of {BATCH}, {dtype}, all parts of a product by blocks counted")
+    gaussian, dtype = dtype == "float64", getattr(torch, dtype)
+    likelihoods = gp.likelihoods.GaussianLikelihood().to(dtype), gp.likelihoods.BernoulliLikelihood().to(dtype)
+    for size, likelihood in itertools.product(sizes, likelihoods):
+        torch.manual_seed(0)
+        x, Z = torch.rand(BATCH, 8).to(dtype), torch.rand(size, 8).to(dtype)
+        common = (Z, likelihood, x, (torch.sin(3 * x.sum(-1)) > 0).to(dtype), 20000, False)
+        no_variances = gaussian and likelihood is likelihoods[0]
+        runs = {
+            "NGD": (through_autograd(v.NaturalVariationalDistribution(size), *common), None),
+            "ours, direct, C": (direct(CholeskyGaussian, *common), (3 / 2, 1 / 2)),
+            "ours, direct, S": (direct(NaturalGaussian, *common), (1, 1 / 2) if no_variances else (3 / 2, 1 / 3)),
+        }
+        print(f"M = {size}, {type(likelihood).__name__}")
+        for name, (run, floor) in runs.items():
+            run(), run()
+            with Multiplications(size) as seen:
+                run()
+            total = seen.batch * BATCH / size + seen.cubic
+            line = f"{seen.batch:5.2f} M²B + {seen.cubic:5.2f} M³ = {total:5.2f} M³"
+            if floor is not None:
+                line += f"   floor {floor[0]:.2f} M²B + {floor[1]:.2f} M³ = {floor[0] * BATCH / size + floor[1]:.2f} M³"
+            print(f"  {name:<20}{line}   {', '.join(f'{n} {kind}s' for kind, n in seen.kinds.items())}", flush=True)
 
 
 def accuracy(sizes, dtype):
@@ -247,12 +305,14 @@ def main():
     parser.add_argument("--rows", type=int, default=20000)
     parser.add_argument("--budget", type=float, default=20.0, help="seconds for each method and learning rate")
     parser.add_argument("--dtypes", nargs="+", choices=("float64", "float32"), default=["float64"], help="of the steps")
-    parser.add_argument("--only", choices=("steps", "accuracy", "convergence"))
+    parser.add_argument("--only", choices=("steps", "counts", "accuracy", "convergence"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for dtype in arguments.dtypes:
         if arguments.only in (None, "steps"):
             steps(arguments.sizes, arguments.rounds, dtype)
+        if arguments.only == "counts":
+            counts(arguments.sizes, dtype)
         if arguments.only in (None, "accuracy"):
             accuracy(arguments.sizes, dtype)
     if arguments.only in (None, "convergence"):

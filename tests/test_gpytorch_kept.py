@@ -169,6 +169,13 @@ def test_a_matrix_that_the_kernel_writes_to(factored):
     torch.testing.assert_close(kernels._factor_of(model.variational_strategy, K), 2 * factor, rtol=1e-14, atol=0.0)
 
 
+def test_it_is_that_of_the_predictions():
+    """GPyTorch reads whitened values by the factor of torch: where K_ZZ is nearly singular no other one will do."""
+    points = torch.linspace(-1, 1, 300).double()
+    K = torch.exp(-0.5 * (points[:, None] - points).square()) + 1e-6 * torch.eye(300).double()
+    assert torch.equal(kernels._factor(K), torch.linalg.cholesky(K))
+
+
 def test_models_have_their_own(factored):
     """Of a copy, and of a model from a file; and none is held for a model that is gone."""
     model = made()

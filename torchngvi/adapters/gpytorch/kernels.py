@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
-from torchngvi.numerics.linalg import cholesky
+from torchngvi.numerics.versions import Versions
 from torchngvi.structures.pattern import is_whole
 
 _LARGE = 256  # M from which a product by blocks is faster
@@ -224,8 +224,8 @@ class Values:
     __hash__ = None  # type: ignore[assignment]
 
 
-# of each strategy K_ZZ and its factor, with torch's count of writes to that
-_kept: WeakKeyDictionary[VariationalStrategy, tuple[Tensor, Tensor, int]] = WeakKeyDictionary()
+# of each strategy K_ZZ and its factor, with the count of writes to that
+_kept: WeakKeyDictionary[VariationalStrategy, tuple[Tensor, Tensor, Versions]] = WeakKeyDictionary()
 
 
 def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
@@ -236,26 +236,26 @@ def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
     """
     if covariance.requires_grad or covariance.device.type != "cpu":  # where to compare would wait for the device
         return _factor(covariance)
-    before, factor, writes = _kept.get(strategy, (None, None, 0))
-    if (
-        before is not None
-        and factor is not None
-        and (before.dtype, factor.dtype) == (covariance.dtype, _linalg_dtype_cholesky.value())
-        and factor._version == writes
-        and torch.equal(before, covariance)
-    ):
-        return factor
+    if strategy in _kept:
+        before, factor, writes = _kept[strategy]
+        alike = (before.dtype, factor.dtype) == (covariance.dtype, _linalg_dtype_cholesky.value())
+        if alike and writes.hold([factor], contents=False) and torch.equal(before, covariance):
+            return factor
     with torch.inference_mode(False):
         covariance = covariance.clone()  # a kernel may return a tensor that it writes to later
         factor = _factor(covariance)
-    _kept[strategy] = covariance, factor, factor._version
+    _kept[strategy] = covariance, factor, Versions([factor])
     return factor
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, as in GPyTorch."""
-    L, ok = cholesky(covariance.to(_linalg_dtype_cholesky.value()))
-    if L.device.type == "cpu" and not bool(ok.all()):
+    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, to the last digit that of GPyTorch's predictions.
+
+    They read the whitened values by it, and another order of summation would tell at a condition of 1e8.
+    """
+    L, info = torch.linalg.cholesky_ex(covariance.to(_linalg_dtype_cholesky.value()))
+    # a NaN or an infinity anywhere reaches the diagonal
+    if L.device.type == "cpu" and not bool((info == 0).all() & L.diagonal(dim1=-2, dim2=-1).isfinite().all()):
         raise InputError(
             "K_ZZ is not positive definite: inducing points coincide, or the jitter is too small for this dtype. "
             "Raise jitter_val of the strategy, or use float64."
