@@ -23,12 +23,22 @@ from cases import (
     step,
 )
 
-from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, laplace
+from torchngvi import (
+    VN,
+    CholeskyGaussian,
+    DiagonalGaussian,
+    GeneralizedLinear,
+    LogJoint,
+    NaturalGaussian,
+    PrecisionCholeskyGaussian,
+    laplace,
+)
 from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Raw, Target
-from torchngvi.models import GaussianNoise
+from torchngvi.models import GaussianNoise, TractableFactors
 from torchngvi.rules import NaturalGradient, VariationalNewton
+from torchngvi.structures import arrow
 
 
 def derivatives(target, theta):
@@ -249,3 +259,32 @@ class TestNewtonLimit:
             g, H = derivatives(model, m)
             m = m - torch.linalg.solve(H, g)
             close(q.mean.detach(), m, IDENTITY)
+
+
+class TestConvexModelsOfOtherShapes:
+    """ℓ to second order comes in the storage of the model; q may have another."""
+
+    @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+    def test_sparse_rows_of_a_batch(self):
+        generator = torch.Generator().manual_seed(0)
+        X = torch.randn(30, 4, generator=generator, dtype=torch.float64)
+        y = torch.randn(30, generator=generator, dtype=torch.float64).gt(0).double()
+        precision = torch.rand(3, 4, generator=generator, dtype=torch.float64) + 0.1
+        found = []
+        for rows in (X, X.to_sparse_csr()):
+            q = CholeskyGaussian(4, (3,), dtype=torch.float64)
+            found.append((laplace(q, GeneralizedLinear(rows, y, prior_precision=precision)).mode, q.covariance))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+    @pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian, DiagonalGaussian])
+    def test_factors_under_a_q_without_their_forest(self, kind):
+        forest, generator = arrow(groups=6, local=2, globals=1), torch.Generator().manual_seed(0)
+        X = torch.randn(6, 8, 3, generator=generator, dtype=torch.float64)
+        y = torch.randn(6, 8, generator=generator, dtype=torch.float64).exp().round()
+        target = TractableFactors(forest, [(0, GeneralizedLinear(X, y, "poisson_log"))])
+        own, q = PrecisionCholeskyGaussian(13, structure=forest, dtype=torch.float64), kind(13, dtype=torch.float64)
+        torch.testing.assert_close(laplace(q, target).mode, laplace(own, target).mode, rtol=1e-9, atol=1e-11)
+        wanted = own.covariance
+        if kind is DiagonalGaussian:
+            wanted = own.covariance.inverse().diagonal().reciprocal().diag()
+        torch.testing.assert_close(q.covariance, wanted, rtol=1e-9, atol=1e-11)

@@ -176,3 +176,29 @@ def test_chunks_with_a_member_that_is_lost(monkeypatch):
     torch.testing.assert_close(r.mean[alive], q.mean[alive], rtol=1e-10, atol=1e-10)
     assert parts.reason == whole.reason
     assert parts.members_converged.tolist() == whole.members_converged.tolist() == alive.tolist()
+
+
+@pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian, NaturalGaussian])
+def test_the_step_size_learns_nothing_of_members_that_rest(kind):
+    """One slow member beside four that rest: the optimizer takes these as well as before when they are wanted again."""
+    generator = torch.Generator().manual_seed(2)
+    X = torch.randn(5, ROWS, DIM, generator=generator, dtype=torch.float64)
+    theta = torch.randn(5, DIM, 1, generator=generator, dtype=torch.float64)
+    y = (torch.rand(5, ROWS, generator=generator, dtype=torch.float64) < (X @ theta)[..., 0].sigmoid()).double()
+    y[4] = (X[4, :, 0] > 0).double()  # separable, under a flat prior
+    precision = torch.ones(5, DIM, dtype=torch.float64)
+    precision[4] = 1e-8
+    model = GeneralizedLinear(X, y, prior_precision=precision)
+    q = kind(DIM, (5,), dtype=torch.float64)
+    optimizer = VN(q)
+    first = fit(q, model, optimizer, max_evaluations=60, progress=False)
+    assert first.members_converged.tolist() == [True, True, True, True, False]
+    settled = {name: value[:4].clone() for name, value in optimizer._state(0)["step_size"].items()}
+    optimizer.resting = torch.tensor([True, True, True, True, False])
+    optimizer.step(model)
+    for name, value in optimizer._state(0)["step_size"].items():
+        assert value[:4].equal(settled[name])
+    optimizer.resting, mean = None, q.mean.clone()
+    mean[:4] += 1.5
+    again = fit(q.initialize_(mean), model, optimizer, max_evaluations=60, progress=False)
+    assert again.members_converged[:4].all()

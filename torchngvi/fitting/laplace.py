@@ -17,7 +17,9 @@ from torchngvi.derivatives import energy_and_gradient, mean_hessian
 from torchngvi.errors import InputError
 from torchngvi.fitting.newton_search import put_at, search
 from torchngvi.interfaces import Framed, Target, TractableTarget
+from torchngvi.models import GeneralizedLinear, TractableFactors
 from torchngvi.models.arguments import as_target, bound, count
+from torchngvi.numerics import sparse
 from torchngvi.numerics.inference_mode import tracked
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.gaussian import Gaussian
@@ -188,7 +190,7 @@ def laplace_within(
     start = q.frame().mean.clone()
 
     def at(theta: Tensor) -> tuple[Tensor, Tensor, Repaired]:
-        energy, g, H = _derivatives(q, target, theta)
+        energy, g, H = _derivatives(target, theta)
         if theta is start and not bool(torch.isfinite(energy).all()):
             raise InputError(
                 "the log joint must be finite at q's mean, where Newton's method starts; "
@@ -202,12 +204,18 @@ def laplace_within(
     return LaplaceResult(theta, decrement <= tolerance, decrement, passes - 1, curvature.repaired, curvature.smallest)
 
 
-def _derivatives(q: Gaussian, target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _is_sparse_batch(target: Target, theta: Tensor) -> bool:
+    """Whether sparse rows, whose products are of one posterior, serve a batch."""
+    return theta.ndim > 1 and isinstance(target, GeneralizedLinear) and sparse.is_sparse(target.X)
+
+
+def _derivatives(target: Target, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ℓ (*batch,), ∇ℓ (*batch, D) and ∇²ℓ (*batch, D, D): members do not depend on one another."""
-    if isinstance(target, TractableTarget) and target.convex:
+    if isinstance(target, TractableTarget) and target.convex and not _is_sparse_batch(target, theta):
         energy, derivative = target.second_order(theta)
-        if isinstance(derivative, Framed):
-            return energy, derivative.a, q.structure.full(derivative.W)
+        if isinstance(derivative, Framed):  # the entries that the forest of the factors stores, whatever q's are
+            assert isinstance(target, TractableFactors)
+            return energy, derivative.a, target.structure.full(derivative.W)
         return energy, *derivative.raw()
     energy, g = energy_and_gradient(target, theta[None])
     return energy[0], g[0], mean_hessian(target, theta[None], _COLUMNS)

@@ -273,10 +273,10 @@ class NaturalGradientVI(EvaluatingOptimizer):
         return self.step_size.propose(path, lr, like, state["step_size"]).to(like.dtype)
 
     def _judge(self, trial: Trial, own: State, coupled: bool) -> tuple[Tensor, State]:
-        """The verdict of the step size, which learns nothing where a trial was not finite from the start."""
+        """The verdict of the step size, which learns nothing of members that rest or were not finite from the start."""
         assert isinstance(self.step_size, TrialStepSize)
         kept, new = self.step_size.judge(together(trial) if coupled else trial, own)
-        known = usable(trial)
+        known = usable(trial) if self.resting is None else usable(trial) & ~self.resting
         return kept, {name: where_members(known, value, own[name]) for name, value in new.items()}
 
     def _check_deterministic(self, loss: Tensor, again: Callable[[], Tensor]) -> None:
