@@ -16,7 +16,7 @@ import time
 import torch
 
 from torchngvi import show_config
-from torchngvi.numerics import logistic_rules
+from torchngvi.numerics import logistic_mixture
 from torchngvi.numerics.logistic import softplus
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "tests" / "logistic_golden.json"
@@ -25,15 +25,8 @@ BANDS = ((0.01, 0.24), (0.24, 0.6), (0.6, 1.0), (1.0, 4.0), (4.0, 30.0), (30.0, 
 
 def mixture(mean, variance):
     """The formula of old, 2,048 rows at a time: it cancels in the tails."""
-    scale2, weight = logistic_rules._mixture_tensors(mean.dtype, mean.device)
-    half, weights = weight * math.sqrt(0.5 * math.pi), torch.stack([weight, weight * scale2], -1)
-    parts = []
-    for e, v in zip(mean.split(2048), variance.split(2048), strict=True):
-        inverse = torch.rsqrt(v[:, None] + scale2)
-        x = (math.sqrt(0.5) * e)[:, None] * inverse
-        slope = 0.5 + torch.erf(x) @ half
-        curvature, rest = (torch.exp(-x * x) * inverse @ weights).unbind(-1)
-        parts.append((torch.where(v == torch.inf, torch.inf, e * slope + v * curvature + rest), slope, curvature))
+    blocks = zip(mean.split(2048), variance.split(2048), strict=True)
+    parts = [logistic_mixture.mixture(e, v) for e, v in blocks]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
 

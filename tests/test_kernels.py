@@ -145,19 +145,26 @@ def test_a_compiler_that_fails(fresh, monkeypatch, caplog, tmp_path):
 
 
 @needs_compiler
-def test_a_library_that_is_damaged(fresh, caplog, tmp_path, monkeypatch):
+def test_a_library_that_is_damaged(fresh, tmp_path, monkeypatch):
+    """Loading one that is cut off would end the process: it is built anew."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = kernels._cache() / f"logistic-{kernels._key(shutil.which('gcc'))}.so"
-    place.write_bytes(b"not a library")
+    library()
+    (place,) = kernels._cache().iterdir()
+    whole = place.read_bytes()
+    place.unlink()  # this process has it open
+    place.write_bytes(whole[: len(whole) // 2])
     place.chmod(0o700)
-    assert "PyTorch takes its place" in refused(caplog)
+    monkeypatch.setattr(kernels, "_state", None)
+    library()
+    assert kernels._digest(next(kernels._cache().iterdir())) in kernels._state.text
 
 
 @needs_compiler
 @pytest.mark.parametrize("mode", [0o777, 0o720])
 def test_a_folder_that_others_can_write_to(fresh, caplog, tmp_path, monkeypatch, mode):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernels._cache().chmod(mode)
+    folder = kernels._cache()
+    (folder if mode == 0o777 else folder.parent).chmod(mode)
     message = refused(caplog)
     assert "can be written to by others; remove it, or set XDG_CACHE_HOME to a private folder" in message
 
@@ -165,7 +172,7 @@ def test_a_folder_that_others_can_write_to(fresh, caplog, tmp_path, monkeypatch,
 @needs_compiler
 def test_a_library_that_is_a_link(fresh, caplog, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = kernels._cache() / f"logistic-{kernels._key(shutil.which('gcc'))}.so"
+    place = kernels._cache() / f"logistic-{kernels._key(shutil.which('gcc'))}-0.so"
     place.symlink_to(tmp_path / "elsewhere.so")
     (tmp_path / "elsewhere.so").write_bytes(b"")
     assert "can be written to by others" in refused(caplog)
@@ -232,3 +239,23 @@ def test_single_precision_is_converted(fresh):
     value = logistic.softplus(e, v).value
     assert value.dtype is torch.float32
     close(value, logistic.softplus(e.double(), v.double()).value.float(), 1e-7)
+
+
+def test_what_no_one_thought_of_is_no_error_of_a_fit(fresh, monkeypatch, caplog):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(kernels, "_cache", homeless)
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: "/usr/bin/cc")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert "Could not determine home directory" in refused(caplog)
+
+
+def test_a_child_has_a_lock_of_its_own():
+    """It may be forked while another thread holds that of the parent."""
+    before = kernels._lock
+    try:
+        kernels._forked()
+        assert kernels._lock is not before
+    finally:
+        kernels._lock = before

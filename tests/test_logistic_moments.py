@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import DIFFERENCE, DTYPE, close
 
-from torchngvi.numerics import kernels, logistic, logistic_rules
+from torchngvi.numerics import kernels, logistic, logistic_mixture
 from torchngvi.numerics.logistic import softplus
 
 RELATIVE = 1e-12
@@ -151,7 +151,7 @@ class TestDerivatives:
         second = torch.autograd.grad(first.sum(), e, create_graph=True)[0]
         third = torch.autograd.grad(second.sum(), e, create_graph=True)[0]
         close(second, softplus(e, v).curvature, 1e-14)
-        close(third, logistic_rules.bends(e, v)[0], 1e-14)
+        close(third, logistic_mixture.bends(e, v)[0], 1e-14)
         assert bool(torch.autograd.grad(third.sum(), e)[0].any())
 
     def test_transforms(self):
@@ -187,3 +187,41 @@ class TestDerivatives:
         e, v = (x.requires_grad_() for x in self.draw(3))
         tests = ("test_schema", "test_autograd_registration")
         torch.library.opcheck(logistic._moments, (e, v), test_utils=tests)
+
+    def test_transforms_in_a_graph(self):
+        """What is transformed inside of a compiled graph is seen by it."""
+        e, v = self.draw()
+        value = lambda x: softplus(x, v).value  # noqa: E731
+        jvp = torch.compile(
+            lambda x: torch.func.jvp(value, (x,), (torch.ones_like(x),))[1], backend="aot_eager", fullgraph=True
+        )
+        close(jvp(e), softplus(e, v).slope, 1e-12)
+        grad = torch.compile(torch.func.grad(lambda x: value(x).sum()), backend="aot_eager", fullgraph=True)
+        close(grad(e), softplus(e, v).slope, 1e-12)
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+    def test_traced(self):
+        """A trace keeps the operators, not the numbers of one call."""
+        e, v = self.draw(100)
+        traced = torch.jit.trace(lambda x, y: softplus(x, y).value, (e, v))
+        close(traced(e + 1, 2 * v), softplus(e + 1, 2 * v).value, 1e-12)
+
+    def test_forward_mode(self):
+        e, v = self.draw(100)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(e, torch.ones_like(e))
+            tangent = torch.autograd.forward_ad.unpack_dual(softplus(dual, v).value).tangent
+        close(tangent, softplus(e, v).slope, 1e-12)
+
+    def test_a_recorded_moment_may_be_written_to(self):
+        e, v = self.draw(100)
+        value = softplus(e.requires_grad_(), v).value
+        assert value.add_(1).grad_fn is not None
+
+    def test_other_inputs(self):
+        """Negations that are put off, integers and two dtypes."""
+        e, v = self.draw(100)
+        assert softplus(torch._neg_view(-e), torch._neg_view(-v)).value.equal(softplus(e, v).value)
+        whole = torch.arange(3)
+        assert softplus(whole, whole).value.equal(softplus(whole.float(), whole.float()).value)
+        assert softplus(e.float(), v).value.equal(softplus(e.float().double(), v).value)

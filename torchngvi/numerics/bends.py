@@ -1,7 +1,7 @@
 """How the expected curvature β = E[f''] of a scalar function changes with the mean and the variance of a normal.
 
 For Newton's method on a bound, F = E[f(x)] under N(e, v) is differentiated twice in (e, v): F_ee = β, F_ev = ½β_e and
-F_vv = ½β_v.  For a softplus both are sums over the terms of `torchngvi.numerics.logistic_rules.bends`,
+F_vv = ½β_v.  For a softplus both are sums over the terms of `torchngvi.numerics.logistic_mixture.bends`,
 
     β_e = -Σ p_k u_k φ(u_k)/r_k²        β_v = ½ Σ p_k (u_k² - 1) φ(u_k)/r_k³        u_k = e/r_k,  r_k² = v + τ_k²
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.numerics import logistic_rules
+from torchngvi.numerics import logistic_mixture
 from torchngvi.numerics.gaussian_integrals import Moments, in_blocks
 
 _ROWS = 2048  # of a block on the CPU: what is computed of it stays in the cache
@@ -79,5 +79,5 @@ def _curved_softplus(mean: Tensor, variance: Tensor) -> Moments:
 
 def _softplus_bends(mean: Tensor, variance: Tensor) -> Moments:
     """A block of rows (N,): β_e in the place of α, and β_v in that of β."""
-    slope, bend = logistic_rules.bends(mean, variance)
+    slope, bend = logistic_mixture.bends(mean, variance)
     return Moments(slope, slope, bend)

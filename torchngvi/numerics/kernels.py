@@ -60,6 +60,16 @@ class _State(NamedTuple):
 _state: _State | None = None  # of this process, once it was needed
 
 
+def _forked() -> None:
+    """A child may be forked while another thread holds the lock, which would then never be given back."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 def logistic(rows: int, reference: Kernel) -> Kernel | None:
     """Find the kernel for a call, and build it if this is the first that needs it.
 
@@ -91,7 +101,7 @@ def _prepared(reference: Kernel) -> _State:
         path = _library()
         kernel = _loaded(path)
         _self_test(kernel, reference)
-    except (KernelError, OSError, subprocess.SubprocessError) as error:
+    except (KernelError, OSError, subprocess.SubprocessError, AttributeError, RuntimeError, ValueError) as error:
         _log.info("the compiled logistic kernel is not used, PyTorch takes its place: %s", error)
         return _State(None, f"PyTorch ({error})")
     return _State(kernel, f"compiled, {path}")
@@ -105,20 +115,27 @@ def _library() -> Path:
     if compiler is None:
         raise KernelError("no C compiler was found in PATH; install gcc, or set CC")
     folder = _cache()
-    path = folder / f"logistic-{_key(compiler)}.so"
-    if path.exists():
-        return _trusted(path)
+    name = f"logistic-{_key(compiler)}"
+    for path in folder.glob(f"{name}-*.so"):
+        if path.stem == f"{name}-{_digest(_trusted(path))}":
+            return path
+        path.unlink()  # cut off or changed since it was written, which loading would not survive
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         compiled, linked = Path(scratch, "logistic.o"), Path(scratch, "logistic.so")
         _run(compiler, *_COMPILE, str(_SOURCE), "-o", str(compiled))
         _run(compiler, *_LINK, str(compiled), *_LIBRARIES, "-o", str(linked))
         linked.chmod(0o700)
+        path = folder / f"{name}-{_digest(linked)}.so"
         linked.replace(path)  # at once: another process sees all of it or nothing
     return path
 
 
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise KernelError(f"{command[0]} failed: {lines[0]}")
@@ -140,9 +157,13 @@ def _key(compiler: str) -> str:
 def _cache() -> Path:
     """The folder of the libraries, which nobody but the user can write to."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "torchngvi" / "kernels"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return _trusted(folder)
+    base.mkdir(parents=True, exist_ok=True)
+    folder = base
+    for name in ("torchngvi", "kernels"):
+        folder = folder / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _trusted(folder)
+    return folder
 
 
 def _trusted(path: Path) -> Path:
@@ -167,8 +188,8 @@ def _loaded(path: Path) -> Kernel:
 
 def _call(function: Callable[..., None], tables: Tensor, settings: Tensor, e: Tensor, v: Tensor) -> _Moments:
     """Run the kernel on contiguous rows, some of them on each of torch's threads."""
-    e, v = e.contiguous(), v.contiguous()
-    parts = torch.empty(3, len(e), dtype=torch.float64, device="cpu")
+    e, v = (x.resolve_neg().contiguous() for x in (e, v))
+    parts = tuple(torch.empty(len(e), dtype=torch.float64, device="cpu") for _ in range(3))
     places = [x.data_ptr() for x in (e, v, *parts)]
 
     def run(first: int, last: int) -> None:
@@ -183,7 +204,7 @@ def _call(function: Callable[..., None], tables: Tensor, settings: Tensor, e: Te
     run(*ends[:2])
     for thread in others:
         thread.join()
-    return parts.unbind()
+    return parts
 
 
 def _self_test(kernel: Kernel, reference: Kernel) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.numerics import kernels, logistic_rules
+from torchngvi.numerics import kernels, logistic_mixture, logistic_rules
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.logistic_rules import BAND, BODY, FINE_STEP, HERMITE, NARROW, STEP, TAIL, WIDE
 
@@ -29,8 +29,10 @@ def softplus(
     """Compute E[log(1 + eˣ)] under N(e, v), with the expectations of the logistic function and of its derivative.
 
     In float64 the relative error of each is below 1e-12 for every standard deviation, wherever the moment is not
-    below the smallest number: also at e = -700, where all three are e^(e + v/2).  Autograd, ``torch.func`` and
-    ``torch.compile`` take the moments for what they are: ∂F/∂e = α, ∂F/∂v = ½β, ∂α/∂e = β, and so on.
+    below the smallest number: also at e = -700, where all three are e^(e + v/2).  Autograd and ``torch.func`` take the
+    moments for what they are: ∂F/∂e = α, ∂F/∂v = ½β, ∂α/∂e = β, and so on.  In traces of ``torch.jit``, in forward
+    mode, and where ``torch.func`` transforms within a compiled graph, they are a mixture of normals in plain operators,
+    whose error is 1e-13 max(1, F), absolutely.
 
     Args:
         mean: e, (*batch, N).
@@ -45,12 +47,27 @@ def softplus(
     """
     if mean.shape != variance.shape:
         mean, variance = torch.broadcast_tensors(mean, variance)
-    if torch.compiler.is_compiling() or type(mean) not in (Tensor, torch.nn.Parameter):  # which only know operators
+    dtype = torch.promote_types(mean.dtype, variance.dtype)
+    if not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    mean, variance = mean.to(dtype), variance.to(dtype)
+    transformed = torch._C._are_functorch_transforms_active()
+    if _is_of_operators_alone(mean, transformed):
+        return Moments(*logistic_mixture.mixture(mean, variance))
+    if torch.compiler.is_compiling():
         return Moments(*_moments(mean, variance))
-    recorded = torch.is_grad_enabled() and (mean.requires_grad or variance.requires_grad)
-    if recorded or torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+    if transformed or (torch.is_grad_enabled() and (mean.requires_grad or variance.requires_grad)):
         return Moments(*_Differentiable.apply(mean, variance))
     return Moments(*_evaluated(mean, variance))
+
+
+def _is_of_operators_alone(mean: Tensor, transformed: bool) -> bool:
+    """Whether what is not an operator of torch would not be seen: by a trace, a transform in a graph, forward mode."""
+    if torch.compiler.is_compiling():  # where an operator of our own has derivatives, but no forward mode
+        return transformed
+    if torch.jit.is_tracing() or type(mean) not in (Tensor, torch.nn.Parameter):
+        return True
+    return torch.autograd.forward_ad._current_level >= 0 and not transformed
 
 
 def _evaluated(mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
@@ -107,7 +124,7 @@ def _eager(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 def _unfolded(e: Tensor, out: Tensor) -> tuple[Tensor, ...]:
     """From the moments of -|e| to those of e."""
     value, slope, curvature = out
-    return value + e.clamp_min(0), torch.where(e > 0, 1 - slope, slope), curvature
+    return value + e.clamp_min(0), torch.where(e > 0, 1 - slope, slope), curvature.clone()
 
 
 def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int]]:
@@ -118,7 +135,7 @@ def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int
         yield None, _hermite(HERMITE[-1][1]), _FEW
         return
     if len(mean) <= _FEW:  # one rule for the body, whatever s
-        yield None, logistic_rules.body, _FEW
+        yield None, logistic_mixture.body, _FEW
         rest = _where(outside)
         if len(rest):
             yield from _outside(rest, mean[rest], v[rest].sqrt())
@@ -137,7 +154,7 @@ def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int
         wider = s >= below
         inside, rest = _where(wider & ~outside), _where(wider & outside)
         if len(inside):
-            yield inside, logistic_rules.body, 1024
+            yield inside, logistic_mixture.body, 1024
         if len(rest):
             yield from _outside(rest, mean[rest], s[rest])
 
@@ -211,6 +228,11 @@ def _on_device(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 # ----------------------------------------------------------------------------------- derivatives
 
 
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs, *output[1:])
+
+
 def _derivatives(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor]:
     """Of a sum of the moments, by e and v; each can be differentiated again."""
     mean, variance, slope, curvature = ctx.saved_tensors
@@ -220,7 +242,7 @@ def _derivatives(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor]:
         by_mean, by_variance = by_mean + by_value * slope, by_variance + 0.5 * by_value * curvature
     if by_slope is None and by_curvature is None:
         return by_mean, by_variance
-    bend, spread = logistic_rules.bends(mean, variance)
+    bend, spread = logistic_mixture.bends(mean, variance)
     if by_slope is not None:
         by_mean, by_variance = by_mean + by_slope * curvature, by_variance + 0.5 * by_slope * bend
     if by_curvature is not None:
@@ -228,17 +250,12 @@ def _derivatives(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor]:
     return by_mean, by_variance
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, *output[1:])
-
-
 class _Differentiable(torch.autograd.Function):
     """The moments as functions of e and v, for autograd and for the transforms of torch.func."""
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-        return _evaluated(mean, variance)
+        return tuple(part.clone() for part in _evaluated(mean, variance))  # no views, which autograd would follow
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
@@ -254,7 +271,7 @@ class _Differentiable(torch.autograd.Function):
         mean, variance, slope, curvature = ctx.saved_tensors
         de = torch.zeros_like(mean) if by_mean is None else by_mean
         half = torch.zeros_like(mean) if by_variance is None else 0.5 * by_variance
-        bend, spread = logistic_rules.bends(mean, variance)
+        bend, spread = logistic_mixture.bends(mean, variance)
         return (
             slope * de + curvature * half,
             curvature * de + bend * half,
