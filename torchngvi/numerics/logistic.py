@@ -54,7 +54,7 @@ def softplus(
     transformed = torch._C._are_functorch_transforms_active()
     if _is_of_operators_alone(mean, transformed):
         return Moments(*logistic_mixture.mixture(mean, variance))
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(mean) not in (Tensor, torch.nn.Parameter):  # which only know operators
         return Moments(*_moments(mean, variance))
     if transformed or (torch.is_grad_enabled() and (mean.requires_grad or variance.requires_grad)):
         return Moments(*_Differentiable.apply(mean, variance))
@@ -65,7 +65,7 @@ def _is_of_operators_alone(mean: Tensor, transformed: bool) -> bool:
     """Whether what is not an operator of torch would not be seen: by a trace, a transform in a graph, forward mode."""
     if torch.compiler.is_compiling():  # where an operator of our own has derivatives, but no forward mode
         return transformed
-    if torch.jit.is_tracing() or type(mean) not in (Tensor, torch.nn.Parameter):
+    if torch.jit.is_tracing():
         return True
     return torch.autograd.forward_ad._current_level >= 0 and not transformed
 
