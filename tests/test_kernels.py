@@ -12,7 +12,7 @@ import torch
 from cases import DTYPE, close
 
 import torchngvi
-from torchngvi.numerics import kernels, logistic
+from torchngvi.numerics import compiling, kernels, logistic
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("gcc") is None or sys.platform != "linux", reason="needs gcc on Linux, which builds the kernel"
@@ -44,6 +44,11 @@ def library():
     kernel = kernels.logistic(10_000, logistic._eager)
     assert kernel is not None, kernels._state.text
     return kernel
+
+
+def library_key():
+    source = kernels._SOURCE.read_text(encoding="utf-8")
+    return compiling.key(compiling.compiler(), kernels._FLAGS, kernels._LIBRARIES, source)
 
 
 def refused(caplog):
@@ -108,13 +113,18 @@ def test_it_is_compiled_once(fresh, folder, monkeypatch):
 
 @needs_compiler
 def test_other_flags_make_another_library(fresh, monkeypatch):
-    compiler = shutil.which("gcc")
-    first = kernels._key(compiler)
-    monkeypatch.setattr(kernels, "_COMPILE", ("-O2", *kernels._COMPILE[1:]))
-    assert kernels._key(compiler) != first
+    first = library_key()
+    monkeypatch.setattr(kernels, "_FLAGS", ("-O2", *kernels._FLAGS[1:]))
+    assert library_key() != first
+    monkeypatch.setenv("CC", "gcc -g")
+    assert len({first, library_key()}) == 2
 
 
-@pytest.mark.parametrize(("wanted", "count", "asked"), [("0", 10_000, False), ("", 63, False), ("", 64, True)])
+@pytest.mark.parametrize(
+    ("wanted", "count", "asked"),
+    [("0", 10_000, False), ("Off", 10_000, False), ("no", 64, False), ("false", 64, False), ("", 63, False),
+     ("", 64, True), (" ", 63, False), ("1", 0, True), ("ON", 0, True), ("yes", 0, True), ("true", 0, True)],
+)  # fmt: skip
 def test_when_it_is_taken(wanted, count, asked, monkeypatch):
     monkeypatch.setenv("TORCHNGVI_KERNELS", wanted)
     here = kernels._State(logistic._eager, "a kernel")
@@ -131,6 +141,45 @@ def test_without_a_compiler(fresh, monkeypatch, caplog, capsys):
     assert "logistic kernel: PyTorch (no C compiler" in capsys.readouterr().out
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ("no-compiler", "the C compiler 'no-compiler', which CC names, was not found; unset CC, or correct it"),
+        ("no-compiler -O2", "the C compiler 'no-compiler -O2', which CC names, was not found"),
+        ("gcc '", 'CC is "gcc \'", which cannot be read: No closing quotation'),
+        ("true", "true made no library"),
+    ],
+)
+def test_another_compiler_does_not_take_the_place_of_the_named_one(named, text, fresh, caplog, monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", named)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert text in refused(caplog)
+
+
+@needs_compiler
+def test_a_compiler_without_native_code(fresh, monkeypatch, tmp_path):
+    """One that does not know the processor compiles for any."""
+    other = tmp_path / "other"
+    other.write_text('#!/bin/sh\ncase "$*" in *-march*) exit 1;; esac\nexec gcc "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("CC", str(other))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library()
+
+
+def test_an_unknown_word(monkeypatch):
+    """One warning, and as if it were not set."""
+    monkeypatch.setattr(kernels, "_state", kernels._State(logistic._eager, "a kernel"))
+    monkeypatch.setenv("TORCHNGVI_KERNELS", "maybe")
+    kernels._wanted.cache_clear()
+    text = "TORCHNGVI_KERNELS is 'maybe', which is taken as unset; set it to one of 0, off, no, false, 1, on, yes, true"
+    with pytest.warns(UserWarning, match=text) as warned:
+        taken = [kernels.logistic(count, logistic._eager) is not None for count in (63, 64)]
+    assert taken == [False, True]
+    assert len(warned) == 1
+
+
 def test_on_another_system(fresh, monkeypatch, caplog):
     monkeypatch.setattr(sys, "platform", "win32")
     assert "it is built on Linux only, and this is win32" in refused(caplog)
@@ -139,8 +188,8 @@ def test_on_another_system(fresh, monkeypatch, caplog):
 @needs_compiler
 def test_a_compiler_that_fails(fresh, monkeypatch, caplog, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernels, "_COMPILE", ("-no-such-flag", "-c"))
-    assert "gcc failed: gcc: error: unrecognized command-line option" in refused(caplog)
+    monkeypatch.setattr(kernels, "_FLAGS", ("-no-such-flag",))
+    assert "gcc failed with the status 1: gcc: error: unrecognized command-line option" in refused(caplog)
     assert not list((tmp_path / "torchngvi" / "kernels").iterdir())
 
 
@@ -149,21 +198,21 @@ def test_a_library_that_is_damaged(fresh, tmp_path, monkeypatch):
     """Loading one that is cut off would end the process: it is built anew."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library()
-    (place,) = kernels._cache().iterdir()
+    (place,) = compiling.cache().iterdir()
     whole = place.read_bytes()
     place.unlink()  # this process has it open
     place.write_bytes(whole[: len(whole) // 2])
     place.chmod(0o700)
     monkeypatch.setattr(kernels, "_state", None)
     library()
-    assert kernels._digest(next(kernels._cache().iterdir())) in kernels._state.text
+    assert compiling.digest(next(compiling.cache().iterdir())) in kernels._state.text
 
 
 @needs_compiler
 @pytest.mark.parametrize("mode", [0o777, 0o720])
 def test_a_folder_that_others_can_write_to(fresh, caplog, tmp_path, monkeypatch, mode):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = kernels._cache()
+    folder = compiling.cache()
     (folder if mode == 0o777 else folder.parent).chmod(mode)
     message = refused(caplog)
     assert "can be written to by others; remove it, or set XDG_CACHE_HOME to a private folder" in message
@@ -172,7 +221,7 @@ def test_a_folder_that_others_can_write_to(fresh, caplog, tmp_path, monkeypatch,
 @needs_compiler
 def test_a_library_that_is_a_link(fresh, caplog, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = kernels._cache() / f"logistic-{kernels._key(shutil.which('gcc'))}-0.so"
+    place = compiling.cache() / f"logistic-{library_key()}-0.so"
     place.symlink_to(tmp_path / "elsewhere.so")
     (tmp_path / "elsewhere.so").write_bytes(b"")
     assert "can be written to by others" in refused(caplog)
@@ -213,6 +262,7 @@ def test_the_self_test_reaches_every_rule():
     ("wanted", "text"),
     [
         ("0", "PyTorch (TORCHNGVI_KERNELS=0)"),
+        ("off", "PyTorch (TORCHNGVI_KERNELS=off)"),
         ("1", "not needed yet; compiled at the first call\n"),
         ("", "not needed yet; compiled at the first call of 64 rows or more"),
     ],
@@ -245,8 +295,7 @@ def test_what_no_one_thought_of_is_no_error_of_a_fit(fresh, monkeypatch, caplog)
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(kernels, "_cache", homeless)
-    monkeypatch.setattr(kernels.shutil, "which", lambda name: "/usr/bin/cc")
+    monkeypatch.setattr(kernels, "cache", homeless)
     monkeypatch.setattr(sys, "platform", "linux")
     assert "Could not determine home directory" in refused(caplog)
 

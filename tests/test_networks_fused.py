@@ -13,6 +13,7 @@ from torch import nn
 import torchngvi
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks import SampledLabels, kernels
+from torchngvi.numerics import compiling
 
 needed = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler")
 
@@ -173,15 +174,16 @@ def test_without_a_compiler(monkeypatch, tmp_path):
     failing = tmp_path / "failing"
     failing.write_text("#!/bin/sh\necho no such thing >&2\nexit 3\n")
     failing.chmod(0o755)
-    cases = [("no-compiler", "it was not found"), (str(failing), "the status 3: no such thing")]
-    cases += [
-        (str(tmp_path), "Permission denied"),
-        ("true", "cannot open shared object file: No such file or directory"),
-        ("'", "No closing"),
+    cases = [
+        ("no-compiler", "which CC names, was not found"),
+        (str(failing), "failed with the status 3: no such thing"),
+        (str(tmp_path), "which CC names, was not found"),
+        ("true", "true made no library"),
+        ("'", "cannot be read: No closing"),
     ]
     for compiler, text in cases:
         monkeypatch.setenv("CC", compiler)
-        with pytest.raises(InputError, match=f"fused=True compiles a few loops .* {text}.*. Leave fused=True out"):
+        with pytest.raises(InputError, match=f"fused=True compiles a few loops, and .*{text}.*. Leave fused=True out"):
             attached(True)
     attached(False)
     kernels._library.cache_clear()
@@ -194,8 +196,23 @@ def test_a_compiler_with_flags_or_blanks_in_its_path(monkeypatch, tmp_path):
     for compiler in ("cc -pthread -ffast-math", str(blank), ""):
         kernels._library.cache_clear()
         monkeypatch.setenv("CC", compiler)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert not kernels.finite([torch.tensor([1.0, float("nan")])])  # as it would be with -ffast-math
     assert torch.tensor([1e-40]) * 1 > 0  # nor are small numbers flushed to zero from then on
+    kernels._library.cache_clear()
+
+
+@needed
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_library_is_kept_where_the_cache_can_be_trusted(kept, monkeypatch, tmp_path):
+    """And is made for this process alone where it cannot."""
+    kernels._library.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = compiling.cache()
+    if not kept:
+        folder.chmod(0o777)
+    kernels.prepare()
+    assert len(list(folder.glob("step-*.so"))) == int(kept)
     kernels._library.cache_clear()
 
 

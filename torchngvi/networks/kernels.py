@@ -1,16 +1,13 @@
 """What the hooks of a step do on a CPU, compiled: each weight is read once for several operations.
 
 The functions are those of `families/diagonal.py` in C, which the compiler of the machine makes when they are first
-asked for.  They are for contiguous parameters of single precision.  Sums are of sixteen interleaved parts of each block
-of 4,096 numbers in single precision, and of those in double precision, and no product is fused with a sum, so that the
-same numbers give the same bits.
+asked for, once on a machine.  They are for contiguous parameters of single precision.  Sums are of sixteen interleaved
+parts of each block of 4,096 numbers in single precision, and of those in double precision, and no product is fused with
+a sum, so that the same numbers give the same bits.
 """
 
 import ctypes
 import functools
-import os
-import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -20,8 +17,9 @@ import torch
 from torch import Tensor
 
 from torchngvi.errors import InputError
+from torchngvi.numerics.compiling import CompilerError, cache, shared_library
 
-_EXACT = ("-ffp-contract=off", "-fno-fast-math")  # whatever flags the compiler is named with
+_FLAGS = ("-O3", "-ffp-contract=off", "-fno-fast-math")  # whatever flags the compiler is named with
 _SOURCE = """
 #define LANES 16
 #define BLOCK 4096
@@ -90,33 +88,25 @@ void advance(long count, float **p, float **m, float **s, float **e, const long 
 """
 
 
-def _built(compiler: str) -> ctypes.CDLL:
-    """Compile the source in a folder that only this user can read, and load it; an OSError says what went wrong."""
-    command = [compiler] if shutil.which(compiler) else shlex.split(compiler)  # its path, or its name and flags
-    with tempfile.TemporaryDirectory() as folder:
-        source, built = Path(folder, "step.c"), Path(folder, "step.so")
-        source.write_text(_SOURCE, encoding="utf-8")
-        for native in (["-march=native"], []):
-            call = [*command, "-O3", *native, *_EXACT, "-shared", "-fPIC", "-o", str(built), str(source)]
-            try:
-                done = subprocess.run(call, capture_output=True, text=True, errors="replace")
-            except FileNotFoundError as error:
-                raise OSError("it was not found") from error
-            if done.returncode == 0:
-                return ctypes.CDLL(str(built))
-        raise OSError(f"it ended with the status {done.returncode}: {done.stderr.strip()[:200]}")
+def _built() -> ctypes.CDLL:
+    """The compiled source, from the cache or, where that cannot be used, from a folder for this process alone."""
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            folder = cache()
+        except (CompilerError, OSError, RuntimeError):  # of others, read-only, no home
+            folder = Path(scratch)
+        return ctypes.CDLL(str(shared_library("step", _SOURCE, _FLAGS, (), folder)))
 
 
 @functools.lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
-    """Compile the source and load it; once a process, in half a second."""
-    compiler = os.environ.get("CC") or "cc"
+    """Compile the source and load it; once a process."""
     try:
-        library = _built(compiler)
-    except (OSError, ValueError) as error:
+        library = _built()
+    except (CompilerError, OSError, subprocess.SubprocessError) as error:
         raise InputError(
-            f"fused=True compiles a few loops with the C compiler {compiler!r}, and {error}. Leave fused=True out, "
-            "or name another compiler in the environment variable CC."
+            f"fused=True compiles a few loops, and {error}. Leave fused=True out, or name another C compiler in the "
+            "environment variable CC."
         ) from error
     pointer, number = ctypes.c_void_p, ctypes.c_float
     library.departure.restype = ctypes.c_double

@@ -1,23 +1,21 @@
 """The compiled kernel of the logistic expectations: built at its first use, kept in the user's cache, or done without.
 
-``TORCHNGVI_KERNELS`` says when it is taken: 0 never, 1 always, and without it for calls of 64 rows or more.  The size
-of a call decides, and nothing that happened before, so that equal calls give equal bits.  The first such call compiles
-for about a second, once on a machine; an import never does.  Whatever is in its way, no compiler, a folder that cannot
-be trusted, or wrong numbers, the same rules run in PyTorch, and one record of the logger "torchngvi" says so.
+``TORCHNGVI_KERNELS`` says when it is taken: 0, off, no or false never, 1, on, yes or true always, and without it for
+calls of 64 rows or more.  The size of a call decides, and nothing that happened before, so that equal calls give equal
+bits.  The first such call compiles for about a second, once on a machine; an import never does.  Whatever is in its
+way, no compiler, a folder that cannot be trusted, or wrong numbers, the same rules run in PyTorch, and one record of
+the logger "torchngvi" says so.
 """
 
 import ctypes
 import functools
-import hashlib
 import logging
 import os
 import platform
-import shutil
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +24,13 @@ import torch
 from torch import Tensor
 
 from torchngvi.numerics import logistic_rules as rules
+from torchngvi.numerics.compiling import CompilerError, cache, shared_library
 
 ROWS = 64  # of a call, from which the kernel is taken where TORCHNGVI_KERNELS does not say
-_COMPILE = ("-Ofast", "-fopenmp-simd", "-fPIC", "-march=native", "-c")
-_LINK = ("-shared",)  # -Ofast here would set flush-to-zero in the whole process
+_FLAGS = ("-Ofast", "-fopenmp-simd")
 _LIBRARIES = ("-lmvec", "-lm")
 _ROWS_OF_A_THREAD = 8192
-_SECONDS = 60  # that a compiler may take
+_WORDS = {"0": False, "off": False, "no": False, "false": False, "1": True, "on": True, "yes": True, "true": True}
 _TOLERANCE = 1e-11
 _SOURCE = Path(__file__).with_name("logistic.c")
 # means and standard deviations of the self-test: each rule on both sides
@@ -46,10 +44,6 @@ _Moments = tuple[Tensor, ...]
 Kernel = Callable[[Tensor, Tensor], _Moments]
 _log = logging.getLogger("torchngvi")
 _lock = threading.Lock()
-
-
-class KernelError(Exception):
-    """The kernel cannot be used; never seen by a user."""
 
 
 class _State(NamedTuple):
@@ -81,12 +75,12 @@ def logistic(rows: int, reference: Kernel) -> Kernel | None:
         A function from e and v, finite vectors of float64 on the CPU with v not negative, to the three moments; None
         where the rows are few, the environment forbids it, or it cannot be had.
 
-    >>> logistic(0, lambda e, v: (e, e, e)) is None or os.environ.get("TORCHNGVI_KERNELS") == "1"
+    >>> logistic(0, lambda e, v: (e, e, e)) is None or bool(_wanted(os.environ.get("TORCHNGVI_KERNELS", "")))
     True
     """
     global _state
-    wanted = os.environ.get("TORCHNGVI_KERNELS", "")
-    if wanted == "0" or (rows < ROWS and wanted != "1"):
+    wanted = _wanted(os.environ.get("TORCHNGVI_KERNELS", ""))
+    if wanted is False or (wanted is None and rows < ROWS):
         return None
     if _state is None:
         with _lock:
@@ -95,13 +89,26 @@ def logistic(rows: int, reference: Kernel) -> Kernel | None:
     return _state.kernel
 
 
+@functools.cache  # so that a warning is given once
+def _wanted(text: str) -> bool | None:
+    """What ``TORCHNGVI_KERNELS`` says: always, never, or nothing."""
+    word = text.strip().lower()
+    if word and word not in _WORDS:
+        warnings.warn(
+            f"the environment variable TORCHNGVI_KERNELS is {text!r}, which is taken as unset; set it to one of "
+            f"{', '.join(_WORDS)}.",
+            stacklevel=2,
+        )
+    return _WORDS.get(word)
+
+
 def _prepared(reference: Kernel) -> _State:
     """Build, load and test; a record where that fails."""
     try:
         path = _library()
         kernel = _loaded(path)
         _self_test(kernel, reference)
-    except (KernelError, OSError, subprocess.SubprocessError, AttributeError, RuntimeError, ValueError) as error:
+    except (CompilerError, OSError, subprocess.SubprocessError, AttributeError, RuntimeError, ValueError) as error:
         _log.info("the compiled logistic kernel is not used, PyTorch takes its place: %s", error)
         return _State(None, f"PyTorch ({error})")
     return _State(kernel, f"compiled, {path}")
@@ -110,68 +117,8 @@ def _prepared(reference: Kernel) -> _State:
 def _library() -> Path:
     """The shared library in the cache, compiled if it is not there."""
     if not sys.platform.startswith("linux"):
-        raise KernelError(f"it is built on Linux only, and this is {sys.platform}")
-    compiler = shutil.which(os.environ.get("CC") or "gcc") or shutil.which("cc")
-    if compiler is None:
-        raise KernelError("no C compiler was found in PATH; install gcc, or set CC")
-    folder = _cache()
-    name = f"logistic-{_key(compiler)}"
-    for path in folder.glob(f"{name}-*.so"):
-        if path.stem == f"{name}-{_digest(_trusted(path))}":
-            return path
-        path.unlink()  # cut off or changed since it was written, which loading would not survive
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        compiled, linked = Path(scratch, "logistic.o"), Path(scratch, "logistic.so")
-        _run(compiler, *_COMPILE, str(_SOURCE), "-o", str(compiled))
-        _run(compiler, *_LINK, str(compiled), *_LIBRARIES, "-o", str(linked))
-        linked.chmod(0o700)
-        path = folder / f"{name}-{_digest(linked)}.so"
-        linked.replace(path)  # at once: another process sees all of it or nothing
-    return path
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise KernelError(f"{command[0]} failed: {lines[0]}")
-    return done.stdout
-
-
-def _key(compiler: str) -> str:
-    """What a library depends on: compiler, flags, processor, source."""
-    cpu = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-        if line.startswith(("model name", "flags", "Features", "CPU part")):
-            cpu += line
-        elif not line.strip():
-            break  # the first processor stands for all
-    parts = (compiler, _run(compiler, "--version"), *_COMPILE, *_LINK, *_LIBRARIES, cpu, _SOURCE.read_text())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-
-
-def _cache() -> Path:
-    """The folder of the libraries, which nobody but the user can write to."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    base.mkdir(parents=True, exist_ok=True)
-    folder = base
-    for name in ("torchngvi", "kernels"):
-        folder = folder / name
-        folder.mkdir(mode=0o700, exist_ok=True)
-        _trusted(folder)
-    return folder
-
-
-def _trusted(path: Path) -> Path:
-    """A file or a folder that is the user's own, and that nobody else can write to."""
-    status = path.lstat()
-    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise KernelError(f"{path} can be written to by others; remove it, or set XDG_CACHE_HOME to a private folder")
-    return path
+        raise CompilerError(f"it is built on Linux only, and this is {sys.platform}")
+    return shared_library("logistic", _SOURCE.read_text(encoding="utf-8"), _FLAGS, _LIBRARIES, cache())
 
 
 def _loaded(path: Path) -> Kernel:
@@ -213,23 +160,25 @@ def _self_test(kernel: Kernel, reference: Kernel) -> None:
     for found, expected in zip(kernel(e, s * s), reference(e, s * s), strict=True):
         error = ((found - expected) / expected).abs()
         if not bool((error <= _TOLERANCE).all()):
-            raise KernelError(f"its self-test failed: a relative difference of {float(error.max()):.1e} to PyTorch")
+            raise CompilerError(f"its self-test failed: a relative difference of {float(error.max()):.1e} to PyTorch")
 
 
 def show_config() -> None:
     """Print which kernel computes logistic expectations, and the versions, threads and devices.
 
     The kernel is compiled at the first call that needs it; until then the text says when that will be.  The
-    environment variable ``TORCHNGVI_KERNELS`` turns it off (0) or takes it for calls of any size (1).
+    environment variable ``TORCHNGVI_KERNELS`` turns it off (0, off, no or false) or takes it for calls of any size
+    (1, on, yes or true).
 
     >>> show_config()  # doctest: +ELLIPSIS
     torchngvi ...
     """
-    wanted = os.environ.get("TORCHNGVI_KERNELS", "")
-    if wanted == "0":
-        kernel = "PyTorch (TORCHNGVI_KERNELS=0)"
+    text = os.environ.get("TORCHNGVI_KERNELS", "")
+    wanted = _wanted(text)
+    if wanted is False:
+        kernel = f"PyTorch (TORCHNGVI_KERNELS={text})"
     elif _state is None:
-        kernel = f"not needed yet; compiled at the first call{'' if wanted == '1' else f' of {ROWS:,} rows or more'}"
+        kernel = f"not needed yet; compiled at the first call{'' if wanted else f' of {ROWS:,} rows or more'}"
     else:
         kernel = _state.text
     cuda = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]

@@ -1,0 +1,181 @@
+"""The C compiler of the machine, and the shared libraries that it makes, which are kept in the user's cache.
+
+A library is compiled once for a compiler, its flags, a processor and a source, and loaded from then on.  What is in the
+cache is code that a process will run: folders and files that somebody else could have written are not taken.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+_SECONDS = 60  # that a compiler may take
+_NATIVE = "-march=native"
+_FAST = {"-Ofast", "-ffast-math", "-funsafe-math-optimizations"}  # set flush-to-zero of a whole process where they link
+_LINK = ("-shared",)
+
+
+class CompilerError(Exception):
+    """There is no library, and why; never seen by a user as it is."""
+
+
+def compiler() -> list[str]:
+    """Find the C compiler: the one that the environment variable CC names, and without it gcc or cc.
+
+    Returns:
+        The command, its path first; CC may name flags too.
+
+    Raises:
+        CompilerError: if it is not found; another one does not take the place of the one that CC names.
+    """
+    named = os.environ.get("CC", "").strip()
+    if not named:
+        found = shutil.which("gcc") or shutil.which("cc")
+        if found is None:
+            raise CompilerError("no C compiler was found in PATH; install gcc, or set CC")
+        return [found]
+    try:
+        command = [named] if shutil.which(named) else shlex.split(named)  # its path, or its name and flags
+    except ValueError as error:
+        raise CompilerError(f"CC is {named!r}, which cannot be read: {error}") from error
+    path = shutil.which(command[0])
+    if path is None:
+        raise CompilerError(f"the C compiler {named!r}, which CC names, was not found; unset CC, or correct it")
+    return [path, *command[1:]]
+
+
+def shared_library(name: str, source: str, flags: Sequence[str], libraries: Sequence[str], folder: Path) -> Path:
+    """Compile a source to a shared library, unless that has been done before.
+
+    Args:
+        name: what the name of the file begins with.
+        source: in C.
+        flags: for the compiler, beside those that make a shared library for this processor.
+        libraries: for the linker, such as "-lm".
+        folder: where the library is, or will be.
+
+    Returns:
+        The path of the library.
+
+    Raises:
+        CompilerError: if there is no compiler, it fails, or somebody else can write to the library.
+        OSError: if the compiler or the folder cannot be used.
+    """
+    command = compiler()
+    stem = f"{name}-{key(command, flags, libraries, source)}"
+    for path in folder.glob(f"{stem}-*.so"):
+        if path.stem == f"{stem}-{digest(trusted(path))}":
+            return path
+        path.unlink()  # cut off or changed since it was written, which loading would not survive
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        text, compiled, linked = (Path(scratch, f"library.{ending}") for ending in ("c", "o", "so"))
+        text.write_text(source, encoding="utf-8")
+        call = [*command, *flags, "-fPIC", "-c", str(text), "-o", str(compiled)]
+        try:
+            _run(*call, _NATIVE)
+        except CompilerError:  # not every compiler knows every processor
+            _run(*call)
+        _run(*(part for part in command if part not in _FAST), *_LINK, str(compiled), *libraries, "-o", str(linked))
+        if not linked.exists():
+            raise CompilerError(f"{command[0]} made no library")
+        linked.chmod(0o700)
+        path = folder / f"{stem}-{digest(linked)}.so"
+        linked.replace(path)  # at once: another process sees all of it or nothing
+    return path
+
+
+def key(command: Sequence[str], flags: Sequence[str], libraries: Sequence[str], source: str) -> str:
+    """What a library depends on: the compiler, its flags, the processor and the source, as 24 letters.
+
+    Args:
+        command: of the compiler.
+        flags: for it.
+        libraries: for the linker.
+        source: in C.
+
+    Returns:
+        The letters.
+
+    Raises:
+        CompilerError: if the compiler does not tell its version.
+    """
+    parts = (*command, _run(*command, "--version"), *flags, _NATIVE, *_LINK, *libraries, _processor(), source)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What the code of this processor may use."""
+    text = platform.machine() + platform.processor()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith(("model name", "flags", "Features", "CPU part")):
+                text += line
+            elif not line.strip():
+                break  # the first processor stands for all
+    return text
+
+
+def digest(path: Path) -> str:
+    """The beginning of the hash of a file, 16 letters.
+
+    Args:
+        path: of the file.
+    """
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise CompilerError(f"{command[0]} failed with the status {done.returncode}: {lines[0][:200]}")
+    return done.stdout
+
+
+def cache() -> Path:
+    """The folder of the libraries, which nobody but the user can write to.
+
+    Returns:
+        Its path.
+
+    Raises:
+        CompilerError: if others can write to it, or this system does not tell who can.
+        OSError: if it cannot be made.
+        RuntimeError: if the user has no home.
+    """
+    if sys.platform == "win32":
+        raise CompilerError("who can write to a folder is not known on Windows")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    base.mkdir(parents=True, exist_ok=True)
+    folder = base
+    for name in ("torchngvi", "kernels"):
+        folder = folder / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        trusted(folder)
+    return folder
+
+
+def trusted(path: Path) -> Path:
+    """A file or a folder that is the user's own, and that nobody else can write to.
+
+    Args:
+        path: of the file or folder.
+
+    Returns:
+        The path.
+
+    Raises:
+        CompilerError: if it is not.
+    """
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise CompilerError(f"{path} can be written to by others; remove it, or set XDG_CACHE_HOME to a private folder")
+    return path
