@@ -80,6 +80,37 @@ def test_single_precision():
     assert float(((found - exact) / exact).abs().max()) <= 1.5e-7
 
 
+# to rounding in half precision; in single, what is below 1e-7 is absolutely so
+ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("form", [softplus, logistic_mixture.mixture, logistic_mixture.bends])
+def test_every_precision(dtype, form):
+    """The largest means and variances too: all is finite, and the rounding of what double precision gives."""
+    most = torch.finfo(dtype).max
+    e = torch.tensor([0.0, 1.0, -3.0, 10.0, -200.0, 257.0, -700.0, 3e4, most, -most, 0.0, 5.0], dtype=dtype)
+    v = torch.tensor([1.0, 0.1, 4.0, 0.0, 400.0, 1e3, 6e4, 1.0, 1.0, 6e4, 6e4, 0.5 * most], dtype=dtype)
+    reference = logistic_mixture.bends if form is logistic_mixture.bends else softplus
+    for part, exact in zip(form(e, v), reference(e.double(), v.double()), strict=True):
+        assert part.dtype is dtype
+        assert bool(part.isfinite().all())
+        size = exact.abs()
+        if form is logistic_mixture.mixture:  # which cancels
+            size = size.maximum(e.double().abs()).clamp_min(1)
+        assert bool(((part.double() - exact).abs() <= ROUNDING[dtype] * size + 1e-7).all())
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_gradients_in_every_precision(dtype):
+    """Those of the curvature are right where e² is infinite."""
+    e, v = torch.tensor([300.0, -260.0, 2.0, torch.finfo(dtype).max], dtype=dtype), torch.ones(4, dtype=dtype)
+    found = torch.autograd.grad(softplus(e.requires_grad_(), v.requires_grad_()).curvature.sum(), (e, v))
+    exact = logistic_mixture.bends(e.detach().double(), v.detach().double())
+    for part, expected in zip(found, exact, strict=True):
+        close(part.double(), expected, ROUNDING[dtype])
+
+
 @pytest.mark.parametrize("kernel", ["0", "1"])
 @pytest.mark.parametrize(
     ("e", "v", "expected"),

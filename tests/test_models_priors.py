@@ -106,13 +106,38 @@ class TestFullPrior:
             one = GeneralizedLinear(X, y, prior_precision=each[i])
             close(model.negative_elbo(q)[i], one.negative_elbo(alone), EXACT)
 
+    @pytest.mark.parametrize("batch", [(DIM,), (DIM, 1), (2, DIM)])
+    def test_as_many_members_as_coefficients(self, batch):
+        """(*batch, 1, D) is one diagonal a member also where (D, D) would be a matrix."""
+        X, y = data()
+        each = torch.exp(randn(*batch, DIM, seed=3))
+        model = GeneralizedLinear(X, y.expand(*batch, -1), prior_precision=each[..., None, :], prior_mean=each)
+        assert torch.equal(model.prior.precision, each)
+        q = random_posterior("cholesky", batch, seed=1)
+        loss = model.negative_elbo(q)
+        assert loss.shape == batch
+        for i in ((0,) * len(batch), tuple(size - 1 for size in batch)):
+            alone = CholeskyGaussian(DIM, mean=q.mean[i], scale=q.scale_tril[i])
+            one = GeneralizedLinear(X, y, prior_precision=each[i], prior_mean=each[i])
+            close(loss[i], one.negative_elbo(alone), EXACT)
+
+    @pytest.mark.parametrize("name", ["prior_mean", "prior_precision"])
+    @pytest.mark.parametrize("shape", [(3, 3, 2), (2, 3, 2), (4, 2)])
+    def test_a_prior_of_another_batch(self, name, shape):
+        X, y = torch.ones(4, 2), torch.tensor([0.0, 1.0, 0.0, 1.0]).expand(3, 4)
+        model = GeneralizedLinear(X, y, **{name: torch.ones(shape)})
+        text = f"{shape}.* and q is a batch (3,) of posteriors over 2 coefficients; pass one prior for all, or one a "
+        with pytest.raises(InputError, match=re.escape(text).replace(re.escape(".*"), ".*") + r"member, \(3, 2\)\.$"):
+            fit(CholeskyGaussian(2, batch_shape=(3,)), model, progress=False)
+
     def test_refused(self):
         X, y = torch.ones(4, 2), torch.tensor([0.0, 1.0, 0.0, 1.0])
         for matrix, text in (
             (
                 [[1.0, 0.5], [0.25, 1.0]],
                 "a prior_precision of shape (D, D) is a matrix and must be symmetric; entries across the diagonal "
-                "differ by up to 0.25. Pass (A + A.mT) / 2; of one diagonal a member, pass (*batch, 1, D).",
+                "differ by up to 0.25. Pass (A + A.mT) / 2; of one diagonal a member, "
+                "beside a batch of y, pass (*batch, 1, D).",
             ),
             (
                 [[1.0, 2.0], [2.0, 1.0]],

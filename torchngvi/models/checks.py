@@ -220,14 +220,15 @@ def temperature(gamma: float) -> float:
     return float(gamma)
 
 
-def prior(mean: Any, precision: Any, dim: int, like: Tensor) -> Prior | FullPrior:
+def prior(mean: Any, precision: Any, dim: int, like: Tensor, batch: int = 0) -> Prior | FullPrior:
     """Read a Gaussian prior N(mean, precision⁻¹).
 
     Args:
         mean: a scalar, or (*batch, D).
-        precision: a scalar, a diagonal (*batch, D), or a matrix (D, D).
+        precision: a scalar, a diagonal (*batch, D) or (*batch, 1, D), or a matrix (D, D).
         dim: the number D of coefficients.
         like: the design, which decides dtype and device.
+        batch: the number of dimensions of the batch of the data.
 
     Returns:
         The prior, with a diagonal or a full precision.
@@ -249,7 +250,9 @@ def prior(mean: Any, precision: Any, dim: int, like: Tensor) -> Prior | FullPrio
             f"prior_precision must be a scalar, ({dim},) or ({dim}, {dim}); got shape {tuple(precision.shape)}."
         )
     mean = mean if mean.ndim else mean.expand(dim)
-    if precision.shape == (dim, dim):
+    if batch and precision.ndim == batch + 2 and precision.shape[-2] == 1:
+        precision = precision.squeeze(-2)  # one diagonal a member, where (D, D) would be a matrix
+    elif precision.shape == (dim, dim):
         return _full_prior(mean, precision)
     if bool((precision <= 0).any()):
         raise InputError(f"prior_precision must be positive; got {float(precision.min()):g}.")
@@ -261,7 +264,8 @@ def _full_prior(mean: Tensor, precision: Tensor) -> FullPrior:
     if asymmetry > 64 * torch.finfo(precision.dtype).eps * float(precision.abs().max()):
         raise InputError(
             "a prior_precision of shape (D, D) is a matrix and must be symmetric; entries across the diagonal differ "
-            f"by up to {asymmetry:.3g}. Pass (A + A.mT) / 2; of one diagonal a member, pass (*batch, 1, D)."
+            f"by up to {asymmetry:.3g}. Pass (A + A.mT) / 2; of one diagonal a member, beside a batch of y, pass "
+            "(*batch, 1, D)."
         )
     precision = 0.5 * precision + 0.5 * precision.mT  # no sum that may overflow
     factor, ok = cholesky(precision)

@@ -54,8 +54,9 @@ class GeneralizedLinear(LinearTarget):
             `Likelihood` such as ``GaussianNoise(0.1)``, ``StudentT(1.0, dof=4)`` or
             ``NegativeBinomial(2.0)``.
         prior_precision: Λ of the prior N(prior_mean, Λ⁻¹): a scalar, one a coefficient (D,), or a
-            symmetric positive definite matrix (D, D).
-        prior_mean: the mean of the prior, a scalar or (D,).
+            symmetric positive definite matrix (D, D). One diagonal a member of a batch is (*batch, D), or, where that
+            would be a matrix, (*batch, 1, D).
+        prior_mean: the mean of the prior, a scalar, (D,) or (*batch, D).
         weights: factors of the log likelihood of each row, (N,) or (*batch, N), not negative.
         offset: what is added to the linear predictor, (N,) or (*batch, N).
         temperature: γ, the weight of KL(q‖prior); 1 is the posterior, 0 variational optimisation:
@@ -95,7 +96,8 @@ class GeneralizedLinear(LinearTarget):
         self.weights = checks.row_weights(weights, self.y, self.X)
         self.offset = torch.zeros_like(self.y) if offset is None else checks.per_row("offset", offset, self.X)
         self.temperature = checks.temperature(temperature)
-        self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X)
+        batch = max(self.X.ndim - 2, self.y.ndim - 1)
+        self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X, batch)
         self.num_data = self.X.shape[-2]  # N, of a mini-batch that of all the data
 
     def _coded(self, y: Tensor, classes: Any) -> tuple[Tensor, tuple[float, ...]]:
@@ -208,6 +210,21 @@ class GeneralizedLinear(LinearTarget):
         designs, targets = self.X.shape[:-2], self.y.shape[:-1]
         batch = torch.broadcast_shapes(designs, targets) if designs else targets
         checks.posterior(q, self.dim, batch, self.X)
+        self._check_prior(q)
+
+    def _check_prior(self, q: Posterior) -> None:
+        mean, precision = self.prior[:2]
+        own = mean.shape[:-1], precision.shape[: -2 if isinstance(self.prior, FullPrior) else -1]
+        try:
+            fits = torch.broadcast_shapes(*own, q.batch_shape) == q.batch_shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise InputError(
+                f"the prior has a mean of shape {tuple(mean.shape)} and a precision of shape {tuple(precision.shape)}, "
+                f"and q is a batch {tuple(q.batch_shape)} of posteriors over {self.dim} coefficients; "
+                f"pass one prior for all, or one a member, {(*q.batch_shape, self.dim)}."
+            )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""

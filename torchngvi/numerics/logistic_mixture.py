@@ -93,6 +93,7 @@ def mixture(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     >>> [round(float(part), 12) for part in mixture(zero, zero)]  # log 2, 1/2, 1/4
     [0.69314718056, 0.5, 0.25]
     """
+    dtype, (mean, variance) = mean.dtype, _at_least_single(mean, variance)
     scale2, weight = _of_the_graph(mean)
     inverse = (variance[..., None] + scale2).rsqrt()  # 1/r_k
     x = (math.sqrt(0.5) * mean)[..., None] * inverse  # u_k/√2
@@ -100,7 +101,7 @@ def mixture(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     normal = torch.exp(-x * x) * inverse
     curvature, rest = normal @ weight, normal @ (weight * scale2)
     value = torch.where(variance == torch.inf, torch.inf, mean * slope + variance * curvature + rest)
-    return value, slope, curvature
+    return value.to(dtype), slope.to(dtype), curvature.to(dtype)
 
 
 def bends(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,9 +121,19 @@ def bends(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     >>> [round(float(part), 12) + 0.0 for part in bends(zero, zero)]  # σ''(0) and ½ σ'''(0)
     [0.0, -0.0625]
     """
+    dtype, (mean, variance) = mean.dtype, _at_least_single(mean, variance)
     scale2, weight = _of_the_graph(mean)
+    # beyond 64 standard deviations of the widest term all is 0, and the square does not overflow
+    limit = (64 * (variance + scale2[-1]).sqrt()).clamp_max(0.5 * math.sqrt(torch.finfo(mean.dtype).max))
+    mean = mean.clamp(-limit, limit)
     square = mean.square()
     inverse2 = (variance[..., None] + scale2).reciprocal()  # 1/r²
     cubes = torch.exp((-0.5 * square)[..., None] * inverse2) * inverse2 * inverse2.sqrt()
     third = cubes @ weight
-    return -mean * third, 0.5 * (square * ((cubes * inverse2) @ weight) - third)  # u φ/r² = e φ/r³
+    bend = 0.5 * (square * ((cubes * inverse2) @ weight) - third)
+    return (-mean * third).to(dtype), bend.to(dtype)  # u φ/r² = e φ/r³
+
+
+def _at_least_single(*numbers: Tensor) -> tuple[Tensor, ...]:
+    """Half precision knows neither e² beyond |e| = 256 nor a sum of 27 terms."""
+    return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in numbers)

@@ -28,9 +28,8 @@ Within = Callable[[Tensor], AbstractContextManager[Any]]  # of one θ, (D,)
 POINTS = 3  # at which the ways are compared
 
 _PLATE = "_torchngvi_draws"
-_CACHED = (
-    2**21
-)  # bytes of the largest tensor of a call on a CPU: beyond its cache a draw takes two to three times as long
+# bytes of the largest tensor of a call on a CPU: beyond its cache a draw takes two to three times as long
+_CACHED = 2**21
 _FEWEST = 16  # draws of a call, or what Pyro takes for each run shows
 _MAKERS = ("zeros", "empty", "ones", "full", "clone")  # of tensors that a model may write into
 
