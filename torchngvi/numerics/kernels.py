@@ -27,8 +27,8 @@ from torchngvi.numerics import logistic_rules as rules
 from torchngvi.numerics.compiling import CompilerError, cache, shared_library
 
 ROWS = 64  # of a call, from which the kernel is taken where TORCHNGVI_KERNELS does not say
-_FLAGS = ("-Ofast", "-fopenmp-simd")
-_LIBRARIES = ("-lmvec", "-lm")
+_FLAGS = ("-O3", "-fno-fast-math", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+_LIBRARIES = ("-lm",)
 _ROWS_OF_A_THREAD = 8192
 _WORDS = {"0": False, "off": False, "no": False, "false": False, "1": True, "on": True, "yes": True, "true": True}
 _TOLERANCE = 1e-11
@@ -124,10 +124,10 @@ def _library() -> Path:
 def _loaded(path: Path) -> Kernel:
     function = ctypes.CDLL(str(path)).torchngvi_softplus
     function.argtypes = [ctypes.c_long, *[ctypes.c_void_p] * 7]
-    function.restype = None
+    function.restype = ctypes.c_int
     bounds = [bound for bound, _ in rules.HERMITE]
     settings = torch.tensor(
-        [rules.NARROW, rules.WIDE, rules.TAIL, rules.BAND, rules.REACH, rules.DEEP, rules.STEP, rules.FINE_STEP,
+        [rules.WIDE, *rules.WIDE_BODY, rules.TAIL, rules.BAND, rules.REACH, rules.DEEP, rules.STEP, rules.FINE_STEP,
          len(rules.SERIES), *bounds], dtype=torch.float64, device="cpu",
     )  # fmt: skip
     return functools.partial(_call, function, rules.packed(), settings)

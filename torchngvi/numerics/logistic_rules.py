@@ -9,7 +9,8 @@ tail the row is; which rule a row takes depends on s = √v and on where the mas
 * between: the trapezoid rule in t, x = a sinh t, on nodes that are the same for all rows, so that f is a table and a
   node costs one exponential.  The Gaussian is resolved because |x| <= 7.5 s where it peaks, the pole of the logistic
   function at iπ because a sin(π/4) = π;
-* s > 300: the normal density is nearly constant where the logistic one is not, and derivatives of it suffice.
+* s > 300, and s > 20 with |m| < 2.5 s: the normal density is nearly constant where the logistic one is not, and
+  derivatives of it suffice.
 """
 
 import functools
@@ -24,6 +25,7 @@ from torchngvi.numerics.gauss_hermite import normal_rule
 HERMITE = ((0.24, 8), (0.54, 16), (0.9, 32))  # below s: the number of nodes, in pairs for vectors of eight
 NARROW = HERMITE[-1][0]  # s below which the rule of Gauss and Hermite is taken
 WIDE = 300.0  # s above which the expansion is taken
+WIDE_BODY = 20.0, 2.5  # s above which it is taken where |m| is less than so many s
 TAIL = 7.5  # m + v below -7.5 s is the tail
 BODY = 2.5, 3.0  # m + 2.5 √(v + 3) above 0 is the body
 BAND = 3.0  # m + v below -3 s takes the finer steps
@@ -34,7 +36,8 @@ LOW, HIGH = -5.95, 7.15  # of t: x from -850, where e^x is nothing, to 8.7 stand
 _PADDING = 7  # nodes without weight, for a kernel that takes eight at a time
 DEEP = 34.0  # e^-34 of the largest term is left away
 # ∫ σ'(x) x^2k dx/(2k)! = 2 η(2k), η of Dirichlet, for k = 1, 2, ..
-SERIES = (1.6449340668482264, 1.8940656589944918, 1.9711021825948702, 1.9924660037052957, 1.998079015196543)
+SERIES = (1.6449340668482264, 1.8940656589944918, 1.9711021825948702, 1.9924660037052957, 1.9980790151965431,
+          1.9995153702877164, 1.9998783406919594)  # fmt: skip
 
 
 class Table(NamedTuple):
@@ -214,7 +217,7 @@ def window(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def wide(mean: Tensor, variance: Tensor) -> Tensor:
-    """Compute the moments by derivatives of the normal density, for s above 300.
+    """Compute the moments by derivatives of the normal density, for s above 300, or above 20 with |m| < 2.5 s.
 
     With u = m/s and c_k = ∫ σ'(x) x^2k dx/(2k)!: β = φ(u)/s (1 + Σ c_k He_2k(u)/vᵏ),
     α = Φ(u) - φ(u) Σ c_k He_(2k-1)(u)/vᵏ and F = m Φ(u) + s φ(u) (1 + Σ c_k He_(2k-2)(u)/vᵏ).
