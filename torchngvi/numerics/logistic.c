@@ -11,7 +11,7 @@
 
 #define LANES 8
 #define TAIL_NODES 24
-#define RULES 3
+#define RULES 5 /* for which rows wait */
 
 typedef double lanes __attribute__((vector_size(8 * LANES)));
 typedef int64_t whole __attribute__((vector_size(8 * LANES)));
@@ -136,21 +136,6 @@ static inline void nodes(int low, int high, int count, const double *x, double m
     out[0] = sum(f) * inverse, out[1] = sum(a) * inverse, out[2] = sum(b) * inverse;
 }
 
-static inline void between(const double *grid, double step, double reach, double deep, double m, double v, double s,
-                           double *out) {
-    const int count = (int)grid[0];
-    const double first = grid[1], centre = m + v, peak = centre > 0 ? 0.5 * m * m / v : -m - 0.5 * v;
-    const double from = centre - sqrt(2 * v * (deep + peak + m + 0.5 * v)), to = m + sqrt(2 * v * (deep + peak));
-    int low = (int)(nearly_asinh((float)(from / reach)) / step - first) - 1;
-    int high = (int)(nearly_asinh((float)(to / reach)) / step - first) + 2;
-    low = low < 0 ? 0 : low;
-    high = high > count - 7 ? count - 7 : high;
-    if (peak < 100) /* and what is beyond the window by eight nodes is above 2^-1022 */
-        nodes(low, high, count, grid + 2, m, 1 / s, 0, out);
-    else
-        nodes(low, high, count, grid + 2, m, 1 / s, 1, out);
-}
-
 static inline void wide(const double *series, int terms, double m, double v, double s, double *out) {
     const double u = m / s, density = exp(-0.5 * u * u) * 0.39894228040143267794, inverse = 1 / v;
     const double below = 0.5 * erfc(-0.70710678118654752440 * u);
@@ -178,25 +163,66 @@ static inline void write(const Rows *rows, long i, double value, double slope, d
     rows->curvature[i] = curvature;
 }
 
-/* The rows that wait for one of the rules of Gauss and Hermite; where they are fewer than eight the last stands for the
-   others too */
-static inline void flush(const Rows *rows, const int n, const double *table, const long *waiting, int count) {
-    lanes m, s, out[3];
+/* The two tables of the trapezoid rule, and what the settings say of it */
+typedef struct {
+    const double *grid[2];
+    double step[2], reach, deep;
+} Nodes;
+
+/* Eight rows, whose first and last nodes are found together */
+static inline void between(const Rows *rows, const Nodes *all, const int fine, const double *m, const double *v,
+                           const long *waiting, int count) {
+    const double *grid = all->grid[fine], first = grid[1] + 1, last = grid[0] - 7, reach = 1 / all->reach;
+    const double deep = all->deep, step = 1 / all->step[fine];
+    double inverse[LANES], peak[LANES];
+    int low[LANES], high[LANES];
     for (int k = 0; k < LANES; k++) {
-        const long i = waiting[k < count ? k : count - 1];
-        m[k] = -fabs(rows->mean[i]), s[k] = sqrt(rows->variance[i]);
+        const double centre = m[k] + v[k], half = -m[k] - 0.5 * v[k], over = 1 / v[k], top = 0.5 * m[k] * m[k] * over;
+        peak[k] = centre > 0 ? top : half;
+        const double from = centre - sqrt(2 * v[k] * (deep + peak[k] - half)), to = m[k] + sqrt(2 * v[k] * (deep + peak[k]));
+        const double under = nearly_asinh((float)(from * reach)) * step - first;
+        const double above = nearly_asinh((float)(to * reach)) * step - (first - 3);
+        low[k] = (int)(under > 0 ? under : 0);
+        high[k] = (int)(above < last ? above : last);
+        inverse[k] = sqrt(over);
     }
-    pairs(n, table, table + n, m, s, out);
-    for (int k = 0; k < count; k++) write(rows, waiting[k], out[0][k], out[1][k], out[2][k]);
+    for (int k = 0; k < count; k++) {
+        double out[3];
+        if (peak[k] < 100) /* and what is beyond the window by eight nodes is above 2^-1022 */
+            nodes(low[k], high[k], (int)grid[0], grid + 2, m[k], inverse[k], 0, out);
+        else
+            nodes(low[k], high[k], (int)grid[0], grid + 2, m[k], inverse[k], 1, out);
+        write(rows, waiting[k], out[0], out[1], out[2]);
+    }
 }
 
-static void flush_any(const Rows *rows, int rule, const double *tables, const long *waiting, int count) {
+static inline void hermite(const Rows *rows, const int n, const double *table, const double *m, const double *v,
+                           const long *waiting, int count) {
+    double s[LANES], value[LANES], slope[LANES], curvature[LANES];
+    for (int k = 0; k < LANES; k++) s[k] = sqrt(v[k]);
+    lanes out[3];
+    pairs(n, table, table + n, load(m), load(s), out);
+    memcpy(value, out, sizeof value), memcpy(slope, out + 1, sizeof slope), memcpy(curvature, out + 2, sizeof curvature);
+    for (int k = 0; k < count; k++) write(rows, waiting[k], value[k], slope[k], curvature[k]);
+}
+
+/* The rows that wait for a rule; where they are fewer than eight the last stands for the others too */
+static void flush(const Rows *rows, int rule, const double *tables, const Nodes *all, const long *waiting, int count) {
+    double m[LANES], v[LANES];
+    for (int k = 0; k < LANES; k++) {
+        const long i = waiting[k < count ? k : count - 1];
+        m[k] = -fabs(rows->mean[i]), v[k] = rows->variance[i];
+    }
     if (rule == 0)
-        flush(rows, 4, tables, waiting, count);
+        hermite(rows, 4, tables, m, v, waiting, count);
     else if (rule == 1)
-        flush(rows, 8, tables + 8, waiting, count);
+        hermite(rows, 8, tables + 8, m, v, waiting, count);
+    else if (rule == 2)
+        hermite(rows, 16, tables + 24, m, v, waiting, count);
+    else if (rule == 3)
+        between(rows, all, 0, m, v, waiting, count);
     else
-        flush(rows, 16, tables + 24, waiting, count);
+        between(rows, all, 1, m, v, waiting, count);
 }
 
 /* settings: wide, whose is wide from where on, the reach of that in s, tail, band, reach, deep, step, fine step, terms
@@ -206,6 +232,7 @@ int torchngvi_softplus(long count, const double *mean, const double *variance, d
     const double *zt = tables + 56, *series = zt + 2 * TAIL_NODES, *bound = settings + 10;
     const int terms = (int)settings[9];
     const double *grid = series + terms, *fine = grid + 2 + 4 * (int)grid[0];
+    const Nodes all = {{grid, fine}, {settings[7], settings[8]}, settings[5], settings[6]};
     const Rows rows = {mean, variance, value, slope, curvature};
     long waiting[RULES][LANES];
     int waits[RULES] = {0};
@@ -213,24 +240,21 @@ int torchngvi_softplus(long count, const double *mean, const double *variance, d
         const double v = variance[i], m = -fabs(mean[i]), centre = m + v;
         if (!(v >= 0 && v <= DBL_MAX && m >= -DBL_MAX)) return 1;
         const double s = sqrt(v);
-        if (s < bound[RULES - 1]) {
-            const int rule = (s >= bound[0]) + (s >= bound[1]);
-            waiting[rule][waits[rule]++] = i;
-            if (waits[rule] == LANES) flush_any(&rows, rule, tables, waiting[rule], LANES), waits[rule] = 0;
+        const int narrow = s < bound[2], far = centre + settings[3] * s < 0;
+        if (!narrow && (far || s > settings[0] || (s > settings[1] && m > -settings[2] * s))) {
+            double out[3];
+            if (far)
+                tail(zt, zt + TAIL_NODES, m, v, s, out);
+            else
+                wide(series, terms, m, v, s, out);
+            write(&rows, i, out[0], out[1], out[2]);
             continue;
         }
-        double out[3];
-        if (centre + settings[3] * s < 0)
-            tail(zt, zt + TAIL_NODES, m, v, s, out);
-        else if (s > settings[0] || (s > settings[1] && m > -settings[2] * s))
-            wide(series, terms, m, v, s, out);
-        else if (centre + settings[4] * s < 0)
-            between(fine, settings[8], settings[5], settings[6], m, v, s, out);
-        else
-            between(grid, settings[7], settings[5], settings[6], m, v, s, out);
-        write(&rows, i, out[0], out[1], out[2]);
+        const int rule = narrow ? (s >= bound[0]) + (s >= bound[1]) : 3 + (centre + settings[4] * s < 0);
+        waiting[rule][waits[rule]++] = i;
+        if (waits[rule] == LANES) flush(&rows, rule, tables, &all, waiting[rule], LANES), waits[rule] = 0;
     }
     for (int rule = 0; rule < RULES; rule++)
-        if (waits[rule]) flush_any(&rows, rule, tables, waiting[rule], waits[rule]);
+        if (waits[rule]) flush(&rows, rule, tables, &all, waiting[rule], waits[rule]);
     return 0;
 }
