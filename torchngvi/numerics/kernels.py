@@ -127,8 +127,8 @@ def _loaded(path: Path) -> Kernel:
     function.restype = ctypes.c_int
     bounds = [bound for bound, _ in rules.HERMITE]
     settings = torch.tensor(
-        [rules.WIDE, *rules.WIDE_BODY, rules.TAIL, rules.BAND, rules.REACH, rules.DEEP, rules.STEP, rules.FINE_STEP,
-         len(rules.SERIES), *bounds], dtype=torch.float64, device="cpu",
+        [rules.WIDE, *rules.WIDE_BODY, rules.TAIL, rules.BAND, *rules.COARSE, rules.REACH, rules.DEEP,
+         rules.STEP, rules.FINE_STEP, rules.COARSE_STEP, len(rules.SERIES), *bounds], dtype=torch.float64, device="cpu",
     )  # fmt: skip
     return functools.partial(_call, function, rules.packed(), settings)
 

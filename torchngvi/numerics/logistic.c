@@ -11,7 +11,8 @@
 
 #define LANES 8
 #define TAIL_NODES 24
-#define RULES 5 /* for which rows wait */
+#define GRIDS 3 /* of the trapezoid rule */
+#define RULES (3 + GRIDS) /* for which rows wait */
 
 typedef double lanes __attribute__((vector_size(8 * LANES)));
 typedef int64_t whole __attribute__((vector_size(8 * LANES)));
@@ -163,17 +164,17 @@ static inline void write(const Rows *rows, long i, double value, double slope, d
     rows->curvature[i] = curvature;
 }
 
-/* The two tables of the trapezoid rule, and what the settings say of it */
+/* The tables of the trapezoid rule, and what the settings say of it */
 typedef struct {
-    const double *grid[2];
-    double step[2], reach, deep;
+    const double *grid[GRIDS], *step;
+    double reach, deep;
 } Nodes;
 
 /* Eight rows, whose first and last nodes are found together */
-static inline void between(const Rows *rows, const Nodes *all, const int fine, const double *m, const double *v,
+static inline void between(const Rows *rows, const Nodes *all, int table, const double *m, const double *v,
                            const long *waiting, int count) {
-    const double *grid = all->grid[fine], first = grid[1] + 1, last = grid[0] - 7, reach = 1 / all->reach;
-    const double deep = all->deep, step = 1 / all->step[fine];
+    const double *grid = all->grid[table], first = grid[1] + 1, last = grid[0] - 7, reach = 1 / all->reach;
+    const double deep = all->deep, step = 1 / all->step[table];
     double inverse[LANES], peak[LANES];
     int low[LANES], high[LANES];
     for (int k = 0; k < LANES; k++) {
@@ -196,8 +197,8 @@ static inline void between(const Rows *rows, const Nodes *all, const int fine, c
     }
 }
 
-static inline void hermite(const Rows *rows, const int n, const double *table, const double *m, const double *v,
-                           const long *waiting, int count) {
+static inline void gauss_hermite(const Rows *rows, const int n, const double *table, const double *m, const double *v,
+                                 const long *waiting, int count) {
     double s[LANES], value[LANES], slope[LANES], curvature[LANES];
     for (int k = 0; k < LANES; k++) s[k] = sqrt(v[k]);
     lanes out[3];
@@ -214,25 +215,24 @@ static void flush(const Rows *rows, int rule, const double *tables, const Nodes 
         m[k] = -fabs(rows->mean[i]), v[k] = rows->variance[i];
     }
     if (rule == 0)
-        hermite(rows, 4, tables, m, v, waiting, count);
+        gauss_hermite(rows, 4, tables, m, v, waiting, count);
     else if (rule == 1)
-        hermite(rows, 8, tables + 8, m, v, waiting, count);
+        gauss_hermite(rows, 8, tables + 8, m, v, waiting, count);
     else if (rule == 2)
-        hermite(rows, 16, tables + 24, m, v, waiting, count);
-    else if (rule == 3)
-        between(rows, all, 0, m, v, waiting, count);
+        gauss_hermite(rows, 16, tables + 24, m, v, waiting, count);
     else
-        between(rows, all, 1, m, v, waiting, count);
+        between(rows, all, rule - 3, m, v, waiting, count);
 }
 
-/* settings: wide, whose is wide from where on, the reach of that in s, tail, band, reach, deep, step, fine step, terms
-   of the series, and the bounds of s.  Returns 0, or 1 at a row that is not finite or has a negative variance. */
+/* settings: s of wide rows, s of those that are wide with |m| less than so many s, tail, band, s of those of the coarse
+   steps with |m| less than so many s, reach, deep, the three steps, terms of the series, and the bounds of s.  Returns
+   0, or 1 at a row that is not finite or has a negative variance. */
 int torchngvi_softplus(long count, const double *mean, const double *variance, double *value, double *slope,
                        double *curvature, const double *tables, const double *settings) {
-    const double *zt = tables + 56, *series = zt + 2 * TAIL_NODES, *bound = settings + 10;
-    const int terms = (int)settings[9];
-    const double *grid = series + terms, *fine = grid + 2 + 4 * (int)grid[0];
-    const Nodes all = {{grid, fine}, {settings[7], settings[8]}, settings[5], settings[6]};
+    const double *zt = tables + 56, *series = zt + 2 * TAIL_NODES, *bound = settings + 13;
+    const int terms = (int)settings[12];
+    const double *usual = series + terms, *fine = usual + 2 + 4 * (int)usual[0], *coarse = fine + 2 + 4 * (int)fine[0];
+    const Nodes all = {{usual, fine, coarse}, settings + 9, settings[7], settings[8]};
     const Rows rows = {mean, variance, value, slope, curvature};
     long waiting[RULES][LANES];
     int waits[RULES] = {0};
@@ -250,7 +250,9 @@ int torchngvi_softplus(long count, const double *mean, const double *variance, d
             write(&rows, i, out[0], out[1], out[2]);
             continue;
         }
-        const int rule = narrow ? (s >= bound[0]) + (s >= bound[1]) : 3 + (centre + settings[4] * s < 0);
+        const int hermite = (s >= bound[0]) + (s >= bound[1]); /* without branches, which could not be foreseen */
+        const int grid = 3 + (centre + settings[4] * s < 0) + 2 * ((s > settings[5]) & (m > -settings[6] * s));
+        const int rule = narrow ? hermite : grid;
         waiting[rule][waits[rule]++] = i;
         if (waits[rule] == LANES) flush(&rows, rule, tables, &all, waiting[rule], LANES), waits[rule] = 0;
     }

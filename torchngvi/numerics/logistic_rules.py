@@ -30,7 +30,8 @@ TAIL = 7.5  # m + v below -7.5 s is the tail
 BODY = 2.5, 3.0  # m + 2.5 √(v + 3) above 0 is the body
 BAND = 3.0  # m + v below -3 s takes the finer steps
 TAIL_NODES = 24
-STEP, FINE_STEP = 0.085, 0.07  # in t, x = REACH sinh t
+STEP, FINE_STEP, COARSE_STEP = 0.085, 0.07, 0.125  # in t, x = REACH sinh t
+COARSE = 2.0, 3.0  # s above which the coarse steps are taken where |m| is less than so many s
 REACH = math.pi * math.sqrt(2)
 LOW, HIGH = -5.95, 7.15  # of t: x from -850, where e^x is nothing, to 8.7 standard deviations of the widest row
 _PADDING = 7  # nodes without weight, for a kernel that takes eight at a time
@@ -253,7 +254,7 @@ def packed() -> Tensor:
     """Pack the nodes and weights of all rules into one vector of float64, in the order in which the kernel reads them.
 
     Returns:
-        The vector: for each Hermite rule its pairs and their weights, those of the tail, `SERIES`, and for either
+        The vector: for each Hermite rule its pairs and their weights, those of the tail, `SERIES`, and for each
         step of the trapezoid rule the number of nodes, the first index, the nodes, and three columns of weights; the
         kernel takes eight nodes at a time, and seven at the end have no weight.
 
@@ -263,7 +264,7 @@ def packed() -> Tensor:
     cpu, double = torch.device("cpu"), torch.float64
     parts = [part for _, nodes in HERMITE for part in pairs(nodes, double, cpu)]
     parts += [*line(TAIL_NODES, double, cpu), torch.tensor(SERIES, dtype=double, device=cpu)]
-    for step in (STEP, FINE_STEP):
+    for step in (STEP, FINE_STEP, COARSE_STEP):
         nodes = table(step, double, cpu)
         columns = torch.nn.functional.pad(torch.column_stack([nodes.nodes, nodes.weights]).T, (0, _PADDING))
         parts += [torch.tensor([columns.shape[1], nodes.low], dtype=double, device=cpu), *columns]
