@@ -82,6 +82,42 @@ def test_threads_share_the_rows(fresh, monkeypatch):
 
 
 @needs_compiler
+def test_what_becomes_of_a_row_does_not_depend_on_those_beside_it(fresh):
+    """Also where eight of them go together: all rows, one by one, and in another order."""
+    e, v = rows(300)
+    kernel, order = library(), torch.arange(300).mul(7).remainder(300)
+    together = torch.stack(kernel(e, v))
+    assert torch.equal(torch.cat([torch.stack(kernel(e[k : k + 1], v[k : k + 1])) for k in range(300)], 1), together)
+    assert torch.equal(torch.stack(kernel(e[order], v[order])), together[:, order])
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_that_it_does_not_know(fresh, monkeypatch, threads):
+    """NaN, infinities and negative variances are left to the caller, wherever they are."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    e, v = rows(25_000)
+    for place in (0, 12_345, 24_999):
+        for x, value in ((e, torch.nan), (e, -torch.inf), (v, torch.inf), (v, torch.nan), (v, -1e-300)):
+            before, x[place] = x[place].clone(), value
+            assert library()(e, v) is None
+            x[place] = before
+    assert library()(e, v) is not None
+
+
+@needs_compiler
+def test_at_every_depth(fresh):
+    """e^m of the kernel is that of the library down to where it is no normal number any more."""
+    m = -torch.linspace(0, 800, 4001, dtype=DTYPE)
+    for s in (0.0, 0.3, 0.6):
+        v = torch.full_like(m, s * s)
+        for part, expected in zip(library()(m, v), logistic._eager(m, v), strict=True):
+            normal = expected > 1e-300
+            assert float(((part - expected) / expected)[normal].abs().max()) <= 1e-12
+            assert float((part - expected)[~normal].abs().max()) <= 1e-300
+
+
+@needs_compiler
 def test_rows_that_are_not_contiguous(fresh):
     e, v = (x[::3] for x in rows())
     for part, expected in zip(library()(e, v), library()(e.clone(), v.clone()), strict=True):
@@ -89,14 +125,14 @@ def test_rows_that_are_not_contiguous(fresh):
 
 
 @needs_compiler
-def test_flush_to_zero_is_left_alone(folder):
-    """A library linked with -Ofast would set it for the whole process."""
+def test_flush_to_zero_is_left_alone(tmp_path):
+    """A library linked with -Ofast would set it for the whole process, also where CC names that flag."""
     code = (
         "import torch; from torchngvi.numerics import kernels, logistic; e = torch.zeros(100, dtype=torch.float64);"
         "logistic.softplus(e, e + 1); assert kernels._state.kernel, kernels._state.text;"
         "assert 5e-310 * 1.0 != 0; assert float(torch.tensor(5e-310, dtype=torch.float64) * 1.0) != 0"
     )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "TORCHNGVI_KERNELS": "1"}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TORCHNGVI_KERNELS": "1", "CC": "gcc -Ofast"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
 
 

@@ -41,7 +41,8 @@ _SELF_TEST = (
 )  # fmt: skip
 
 _Moments = tuple[Tensor, ...]
-Kernel = Callable[[Tensor, Tensor], _Moments]
+Reference = Callable[[Tensor, Tensor], _Moments]
+Kernel = Callable[[Tensor, Tensor], _Moments | None]  # None where a row is not finite or a variance negative
 _log = logging.getLogger("torchngvi")
 _lock = threading.Lock()
 
@@ -64,7 +65,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def logistic(rows: int, reference: Kernel) -> Kernel | None:
+def logistic(rows: int, reference: Reference) -> Kernel | None:
     """Find the kernel for a call, and build it if this is the first that needs it.
 
     Args:
@@ -72,8 +73,8 @@ def logistic(rows: int, reference: Kernel) -> Kernel | None:
         reference: the same moments in PyTorch, with which the kernel has to agree.
 
     Returns:
-        A function from e and v, finite vectors of float64 on the CPU with v not negative, to the three moments; None
-        where the rows are few, the environment forbids it, or it cannot be had.
+        A function from e and v, vectors of float64 on the CPU, to the three moments, or to None if a row is not finite
+        or has a negative variance; None where the rows are few, the environment forbids it, or it cannot be had.
 
     >>> logistic(0, lambda e, v: (e, e, e)) is None or bool(_wanted(os.environ.get("TORCHNGVI_KERNELS", "")))
     True
@@ -102,7 +103,7 @@ def _wanted(text: str) -> bool | None:
     return _WORDS.get(word)
 
 
-def _prepared(reference: Kernel) -> _State:
+def _prepared(reference: Reference) -> _State:
     """Build, load and test; a record where that fails."""
     try:
         path = _library()
@@ -130,34 +131,46 @@ def _loaded(path: Path) -> Kernel:
         [rules.WIDE, *rules.WIDE_BODY, rules.TAIL, rules.BAND, *rules.COARSE, rules.REACH, rules.DEEP,
          rules.STEP, rules.FINE_STEP, rules.COARSE_STEP, len(rules.SERIES), *bounds], dtype=torch.float64, device="cpu",
     )  # fmt: skip
-    return functools.partial(_call, function, rules.packed(), settings)
+    tables = rules.packed()
+    places = tables.data_ptr(), settings.data_ptr()
+    return functools.partial(_call, function, places, (tables, settings))
 
 
-def _call(function: Callable[..., None], tables: Tensor, settings: Tensor, e: Tensor, v: Tensor) -> _Moments:
-    """Run the kernel on contiguous rows, some of them on each of torch's threads."""
-    e, v = (x.resolve_neg().contiguous() for x in (e, v))
-    parts = tuple(torch.empty(len(e), dtype=torch.float64, device="cpu") for _ in range(3))
-    places = [x.data_ptr() for x in (e, v, *parts)]
+def _call(
+    function: Callable[..., int], tables: tuple[int, int], _alive: tuple[Tensor, ...], e: Tensor, v: Tensor
+) -> _Moments | None:
+    """Run the kernel on contiguous rows, some of them on each of torch's threads; None if it does not know a row."""
+    rows = len(e)
+    e, v = e.resolve_neg().contiguous(), v.resolve_neg().contiguous()
+    out = torch.empty(3, rows, dtype=torch.float64, device="cpu")
+    first = out.data_ptr()
+    places = e.data_ptr(), v.data_ptr(), first, first + 8 * rows, first + 16 * rows
+    count = min(torch.get_num_threads(), rows // _ROWS_OF_A_THREAD)
+    if count < 2:
+        return None if function(rows, *places, *tables) else tuple(out)
+    unknown = []
 
-    def run(first: int, last: int) -> None:
-        rows = (place + 8 * first for place in places)
-        function(last - first, *rows, tables.data_ptr(), settings.data_ptr())
+    def run(low: int, high: int) -> None:
+        if function(high - low, *(place + 8 * low for place in places), *tables):
+            unknown.append(low)
 
-    count = max(1, min(torch.get_num_threads(), len(e) // _ROWS_OF_A_THREAD))
-    ends = [len(e) * k // count for k in range(count + 1)]
+    ends = [rows * k // count for k in range(count + 1)]
     others = [threading.Thread(target=run, args=ends[k : k + 2]) for k in range(1, count)]
     for thread in others:
         thread.start()
     run(*ends[:2])
     for thread in others:
         thread.join()
-    return parts
+    return None if unknown else tuple(out)
 
 
-def _self_test(kernel: Kernel, reference: Kernel) -> None:
+def _self_test(kernel: Kernel, reference: Reference) -> None:
     """Twenty rows, which the kernel has to compute as PyTorch does."""
     e, s = torch.tensor(_SELF_TEST, dtype=torch.float64, device="cpu").T.contiguous()
-    for found, expected in zip(kernel(e, s * s), reference(e, s * s), strict=True):
+    parts = kernel(e, s * s)
+    if parts is None:
+        raise CompilerError("its self-test failed: it knows no row")
+    for found, expected in zip(parts, reference(e, s * s), strict=True):
         error = ((found - expected) / expected).abs()
         if not bool((error <= _TOLERANCE).all()):
             raise CompilerError(f"its self-test failed: a relative difference of {float(error.max()):.1e} to PyTorch")

@@ -47,10 +47,10 @@ def softplus(
     """
     if mean.shape != variance.shape:
         mean, variance = torch.broadcast_tensors(mean, variance)
-    dtype = torch.promote_types(mean.dtype, variance.dtype)
-    if not dtype.is_floating_point:
-        dtype = torch.get_default_dtype()
-    mean, variance = mean.to(dtype), variance.to(dtype)
+    if mean.dtype is not variance.dtype or not mean.dtype.is_floating_point:
+        dtype = torch.promote_types(mean.dtype, variance.dtype)
+        dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        mean, variance = mean.to(dtype), variance.to(dtype)
     transformed = torch._C._are_functorch_transforms_active()
     if _is_of_operators_alone(mean, transformed):
         return Moments(*logistic_mixture.mixture(mean, variance))
@@ -73,8 +73,13 @@ def _is_of_operators_alone(mean: Tensor, transformed: bool) -> bool:
 def _evaluated(mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
     """The three moments of the shape of the mean, without their derivatives."""
     dtype = torch.float64 if mean.is_cpu else torch.promote_types(mean.dtype, torch.float32)
-    e, v = mean.detach().reshape(-1).to(dtype), variance.detach().reshape(-1).to(dtype)
+    if mean.dtype is dtype and mean.ndim == 1:  # each call of torch counts where the rows are few
+        e, v = mean.detach(), variance.detach()
+    else:
+        e, v = mean.detach().reshape(-1).to(dtype), variance.detach().reshape(-1).to(dtype)
     parts = _on_cpu(e, v) if mean.is_cpu else _on_device(e, v)
+    if mean.dtype is dtype and mean.ndim == 1:
+        return parts
     return tuple(part.to(mean.dtype).reshape(mean.shape) for part in parts)
 
 
@@ -85,11 +90,16 @@ def _on_cpu(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Rows (n,), those that are not finite by their limits."""
     if e.numel() == 0:
         return torch.empty_like(e), torch.empty_like(e), torch.empty_like(e)
-    low = v.amin()
-    if float(low) >= 0 and bool(torch.isfinite(e.sum() + v.sum())):
-        return _finite(e, v)
+    kernel = kernels.logistic(e.numel(), _eager)
+    if kernel is not None:
+        parts = kernel(e, v)
+        if parts is not None:
+            return parts
+    elif float(v.amin()) >= 0 and bool(torch.isfinite(e.sum() + v.sum())):
+        return _eager(e, v)
     usual = torch.isfinite(e) & torch.isfinite(v) & (v >= _ROUNDING)
-    parts = _finite(torch.where(usual, e, 0.0), torch.where(usual, v, 0.0).clamp_min(0.0))
+    known = torch.where(usual, e, 0.0), torch.where(usual, v, 0.0).clamp_min(0.0)
+    parts = (None if kernel is None else kernel(*known)) or _eager(*known)
     return tuple(torch.where(usual, part, other) for part, other in zip(parts, _unusual(e, v), strict=True))
 
 
@@ -101,11 +111,6 @@ def _unusual(e: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     value = torch.where((infinite & (e > 0)) | spread, torch.inf, nan)
     slope = torch.where(infinite, (e > 0).to(e.dtype), torch.where(spread, 0.5, nan))
     return value, slope, torch.where(infinite | spread, 0.0, nan)
-
-
-def _finite(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    kernel = kernels.logistic(e.numel(), _eager)
-    return (_eager if kernel is None else kernel)(e, v)
 
 
 def _eager(e: Tensor, v: Tensor) -> tuple[Tensor, ...]:
