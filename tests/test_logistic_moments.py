@@ -8,8 +8,9 @@ import pytest
 import torch
 from cases import DIFFERENCE, DTYPE, close
 
-from torchngvi.numerics import kernels, logistic, logistic_mixture
+from torchngvi.numerics import kernels, logistic, logistic_mixture, logistic_rules
 from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics.logistic_rules import BAND, COARSE, FINE, NARROW, TAIL, WIDE_BODY
 
 RELATIVE = 1e-12
 # value, slope and curvature from sums of 30 digits: [m, s, F, α, β] with m = -|e|
@@ -25,14 +26,19 @@ def _without_kernel(monkeypatch):
     monkeypatch.setenv("TORCHNGVI_KERNELS", "0")
 
 
+def compiled(monkeypatch):
+    monkeypatch.setenv("TORCHNGVI_KERNELS", "1")
+    kernel = kernels.logistic(1, logistic._eager)
+    if kernel is None:
+        pytest.skip("needs a C compiler")
+    return kernel
+
+
 def forms(monkeypatch, form):
     """The moments by rows of many or of few, by what a device computes, and by the kernel."""
     if form == "kernel":
-        monkeypatch.setenv("TORCHNGVI_KERNELS", "1")
-        parts = softplus(M, S * S)
-        if "compiled" not in kernels._state.text:
-            pytest.skip("needs a C compiler")
-        return torch.stack(parts, -1)
+        compiled(monkeypatch)
+        return torch.stack(softplus(M, S * S), -1)
     if form == "device":
         return torch.stack(logistic._on_device(M, S * S), -1)
     if form == "few":
@@ -47,6 +53,27 @@ def test_relative_errors(form, monkeypatch):
     """Below 1e-12 for s from 0 to 1e4 and means down to -700, wherever the moment is a normal number."""
     error = ((forms(monkeypatch, form) - EXPECTED) / EXPECTED).abs()
     assert float(error[NORMAL].max()) <= RELATIVE
+
+
+@pytest.mark.parametrize("form", ["eager", "few", "kernel"])
+@pytest.mark.parametrize("bound", [NARROW, FINE, COARSE[0], WIDE_BODY[0], 60.0, 150.0, 290.0])
+def test_on_both_sides_of_every_border(form, bound, monkeypatch):
+    """Against steps of a half: rules meet where s is a bound, where |m| is so many s, and where m + v is."""
+    s = torch.tensor([bound * (1 - 1e-9), bound * (1 + 1e-9)], dtype=DTYPE)[:, None]
+    edges = torch.tensor([0.0, WIDE_BODY[1], COARSE[1], 6.0], dtype=DTYPE), torch.tensor([-BAND, -TAIL, 0.0, 3.0])
+    m = torch.cat([-edges[0] * s, edges[1] * s - s * s], 1)[..., None] * torch.tensor([1 - 1e-9, 1 + 1e-9], dtype=DTYPE)
+    m, v = m.clamp(-700, 0).flatten(), s.square().expand(2, 8)[..., None].expand(2, 8, 2).flatten()
+    nodes = logistic_rules.table(0.03, DTYPE, torch.device("cpu"))
+    tail = logistic_rules.tail(m, v)
+    expected = logistic_rules.between(m, v, nodes.nodes, nodes.weights)
+    expected = torch.where(m + v + (TAIL + 1e-8) * v.sqrt() < 0, tail, expected)
+    if form == "kernel":
+        kernel = compiled(monkeypatch)
+        found = kernel(m, v)
+    else:
+        monkeypatch.setattr(logistic, "_FEW", 512 if form == "few" else 0)
+        found = logistic._eager(m, v)
+    assert float(((torch.stack(found) - expected) / expected)[expected > 1e-300].abs().max()) <= RELATIVE
 
 
 def test_the_golden_values_reach_far():

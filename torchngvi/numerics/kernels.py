@@ -128,8 +128,9 @@ def _loaded(path: Path) -> Kernel:
     function.restype = ctypes.c_int
     bounds = [bound for bound, _ in rules.HERMITE]
     settings = torch.tensor(
-        [rules.WIDE, *rules.WIDE_BODY, rules.TAIL, rules.BAND, *rules.COARSE, rules.REACH, rules.DEEP,
-         rules.STEP, rules.FINE_STEP, rules.COARSE_STEP, len(rules.SERIES), *bounds], dtype=torch.float64, device="cpu",
+        [rules.WIDE, *rules.WIDE_BODY, rules.TAIL, rules.BAND, rules.FINE, *rules.COARSE, rules.REACH, rules.DEEP,
+         rules.STEP, rules.FINE_STEP, rules.COARSE_STEP, len(rules.SERIES), *bounds],
+        dtype=torch.float64, device="cpu",
     )  # fmt: skip
     tables = rules.packed()
     places = tables.data_ptr(), settings.data_ptr()

@@ -12,7 +12,7 @@
 #define LANES 8
 #define TAIL_NODES 24
 #define GRIDS 3 /* of the trapezoid rule */
-#define RULES (3 + GRIDS) /* for which rows wait */
+#define RULES (2 + GRIDS) /* for which rows wait */
 
 typedef double lanes __attribute__((vector_size(8 * LANES)));
 typedef int64_t whole __attribute__((vector_size(8 * LANES)));
@@ -218,21 +218,19 @@ static void flush(const Rows *rows, int rule, const double *tables, const Nodes 
         gauss_hermite(rows, 4, tables, m, v, waiting, count);
     else if (rule == 1)
         gauss_hermite(rows, 8, tables + 8, m, v, waiting, count);
-    else if (rule == 2)
-        gauss_hermite(rows, 16, tables + 24, m, v, waiting, count);
     else
-        between(rows, all, rule - 3, m, v, waiting, count);
+        between(rows, all, rule - 2, m, v, waiting, count);
 }
 
-/* settings: s of wide rows, s of those that are wide with |m| less than so many s, tail, band, s of those of the coarse
-   steps with |m| less than so many s, reach, deep, the three steps, terms of the series, and the bounds of s.  Returns
-   0, or 1 at a row that is not finite or has a negative variance. */
+/* settings: s of wide rows, s of those that are wide with |m| less than so many s, tail, band, s of those of the fine
+   steps, s of those of the coarse steps with |m| less than so many s, reach, deep, the three steps, terms of the series,
+   and the bounds of s.  Returns 0, or 1 at a row that is not finite or has a negative variance. */
 int torchngvi_softplus(long count, const double *mean, const double *variance, double *value, double *slope,
                        double *curvature, const double *tables, const double *settings) {
-    const double *zt = tables + 56, *series = zt + 2 * TAIL_NODES, *bound = settings + 13;
-    const int terms = (int)settings[12];
-    const double *usual = series + terms, *fine = usual + 2 + 4 * (int)usual[0], *coarse = fine + 2 + 4 * (int)fine[0];
-    const Nodes all = {{usual, fine, coarse}, settings + 9, settings[7], settings[8]};
+    const double *zt = tables + 24, *series = zt + 2 * TAIL_NODES, *bound = settings + 14;
+    const int terms = (int)settings[13];
+    const double *grid = series + terms, *second = grid + 2 + 4 * (int)grid[0], *third = second + 2 + 4 * (int)second[0];
+    const Nodes all = {{grid, second, third}, settings + 10, settings[8], settings[9]};
     const Rows rows = {mean, variance, value, slope, curvature};
     long waiting[RULES][LANES];
     int waits[RULES] = {0};
@@ -240,7 +238,7 @@ int torchngvi_softplus(long count, const double *mean, const double *variance, d
         const double v = variance[i], m = -fabs(mean[i]), centre = m + v;
         if (!(v >= 0 && v <= DBL_MAX && m >= -DBL_MAX)) return 1;
         const double s = sqrt(v);
-        const int narrow = s < bound[2], far = centre + settings[3] * s < 0;
+        const int narrow = s < bound[1], far = centre + settings[3] * s < 0;
         if (!narrow && (far || s > settings[0] || (s > settings[1] && m > -settings[2] * s))) {
             double out[3];
             if (far)
@@ -250,9 +248,10 @@ int torchngvi_softplus(long count, const double *mean, const double *variance, d
             write(&rows, i, out[0], out[1], out[2]);
             continue;
         }
-        const int hermite = (s >= bound[0]) + (s >= bound[1]); /* without branches, which could not be foreseen */
-        const int grid = 3 + (centre + settings[4] * s < 0) + 2 * ((s > settings[5]) & (m > -settings[6] * s));
-        const int rule = narrow ? hermite : grid;
+        /* without branches, which could not be foreseen */
+        const int fine = (s < settings[5]) | (centre + settings[4] * s < 0);
+        const int coarse = (s > settings[6]) & (m > -settings[7] * s);
+        const int rule = narrow ? s >= bound[0] : 2 + fine + 2 * coarse;
         waiting[rule][waits[rule]++] = i;
         if (waits[rule] == LANES) flush(&rows, rule, tables, &all, waiting[rule], LANES), waits[rule] = 0;
     }

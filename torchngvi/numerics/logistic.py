@@ -14,9 +14,21 @@ from torch import Tensor
 
 from torchngvi.numerics import kernels, logistic_mixture, logistic_rules
 from torchngvi.numerics.gaussian_integrals import Moments
-from torchngvi.numerics.logistic_rules import BAND, BODY, FINE_STEP, HERMITE, NARROW, STEP, TAIL, WIDE
+from torchngvi.numerics.logistic_rules import (
+    BAND,
+    COARSE,
+    COARSE_STEP,
+    FINE,
+    FINE_STEP,
+    HERMITE,
+    NARROW,
+    STEP,
+    TAIL,
+    WIDE,
+    WIDE_BODY,
+)
 
-_FEW = 512  # rows up to which one rule for the body is cheaper than a choice by s
+_FEW = 512  # rows up to which fewer rules are cheaper than the best for each s
 _DEVICE_ROWS = 65_536  # of a block on a device: 200 nodes a row
 _ROUNDING = -1e-12  # variances above are those of a difference that should be zero
 _Rule = Callable[[Tensor, Tensor], Tensor]
@@ -134,21 +146,10 @@ def _unfolded(e: Tensor, out: Tensor) -> tuple[Tensor, ...]:
 
 def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int]]:
     """Which rows (None for all of them) take which rule, and how many of them at a time stay in the cache."""
-    width, spread = BODY
-    outside = mean + width * (v + spread).sqrt() < 0
-    if len(mean) <= _FEW and float(v.amax()) < NARROW**2:
-        yield None, _hermite(HERMITE[-1][1]), _FEW
-        return
-    if len(mean) <= _FEW:  # one rule for the body, whatever s
-        yield None, logistic_mixture.body, _FEW
-        rest = _where(outside)
-        if len(rest):
-            yield from _outside(rest, mean[rest], v[rest].sqrt())
-        return
     s = v.sqrt()
     low, high = (float(x) for x in s.aminmax())
     below = 0.0
-    for bound, nodes in HERMITE[:-1]:
+    for bound, nodes in HERMITE if len(mean) > _FEW else HERMITE[-1:]:
         if low < bound and high >= below:
             alone = low >= below and high < bound
             index = None if alone else _where((s >= below) & (s < bound))
@@ -156,29 +157,45 @@ def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int
                 yield index, _hermite(nodes), 16_384 // nodes
         below = bound
     if high >= below:
-        wider = s >= below
-        inside, rest = _where(wider & ~outside), _where(wider & outside)
-        if len(inside):
-            yield inside, logistic_mixture.body, 1024
-        if len(rest):
-            yield from _outside(rest, mean[rest], s[rest])
+        rest = None if low >= below else _where(s >= below)
+        yield from _beyond(rest, *((mean, s) if rest is None else (mean[rest], s[rest])))
 
 
-def _outside(index: Tensor, mean: Tensor, s: Tensor) -> Iterator[tuple[Tensor, _Rule, int]]:
-    """Rows outside of the body, by the costlier rules."""
-    centre = mean + s * s
-    kind = (centre + BAND * s < 0).long() + (centre + TAIL * s < 0)  # 0 between, 1 with finer steps, 2 far
-    kind = torch.where(s < NARROW, 4, torch.where((s > WIDE) & (kind < 2), 3, kind))
-    rules = (
-        (_between(STEP), 256),
-        (_between(FINE_STEP), 256),
-        (logistic_rules.tail, 512),
-        (logistic_rules.wide, 8192),
-        (_hermite(HERMITE[-1][1]), 512),
-    )
-    for number, (count, rule) in enumerate(zip(torch.bincount(kind, minlength=5).tolist(), rules, strict=True)):
-        if count:
-            yield index[kind == number], *rule
+def _beyond(index: Tensor | None, mean: Tensor, s: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int]]:
+    """Rows too wide for the rule of Gauss and Hermite."""
+    centre, (from_there, reach) = mean + s * s, WIDE_BODY
+    tail = centre + TAIL * s < 0
+    wide = ((s > WIDE) | ((s > from_there) & (mean > -reach * s))) & ~tail
+    left = ~(tail | wide)
+    if len(mean) <= _FEW:
+        kinds = [left, tail, wide]
+    else:
+        broad, fine = left & (s > COARSE[0]), (s < FINE) | (centre + BAND * s < 0)
+        left, coarse = left & ~broad, broad & (mean > -COARSE[1] * s)
+        kinds = [broad & ~coarse, tail, wide, left & ~fine, left & fine, coarse]
+    for number, kind in enumerate(kinds):
+        here = _where(kind)
+        if len(here) == len(mean):
+            yield index, *_rule(number, mean, s)
+        elif len(here):
+            yield here if index is None else index[here], *_rule(number, mean[here], s[here])
+
+
+def _rule(number: int, mean: Tensor, s: Tensor) -> tuple[_Rule, int]:
+    """The rule of some rows, and how many of them at a time stay in the cache."""
+    if number == 1:
+        return logistic_rules.tail, 512
+    if number == 2:
+        return logistic_rules.wide, 8192
+    step = {3: STEP, 5: COARSE_STEP}.get(number, FINE_STEP)
+    table = logistic_rules.table(step, mean.dtype, mean.device)
+    low, high = logistic_rules.window(mean.float(), s.float().square())  # a node more at either end
+    ends = torch.stack([low.amin(), high.amax()]).div_(logistic_rules.REACH).asinh_().div_(step)
+    first, last = (int(x) - table.low for x in ends.tolist())  # of the nodes that some row needs
+    nodes, weights = (part[max(first - 1, 0) : last + 2] for part in (table.nodes, table.weights))
+    if number == 0:
+        return lambda mean, v: logistic_rules.between(mean, v, nodes, weights), 256
+    return lambda mean, v: logistic_rules.near(mean, v, nodes, weights), 2048
 
 
 def _where(mask: Tensor) -> Tensor:
@@ -187,20 +204,6 @@ def _where(mask: Tensor) -> Tensor:
 
 def _hermite(nodes: int) -> _Rule:
     return lambda mean, v: logistic_rules.hermite(mean, v, nodes)
-
-
-def _between(step: float) -> _Rule:
-    """The trapezoid rule with the nodes that some row of these needs."""
-
-    def rule(mean: Tensor, v: Tensor) -> Tensor:
-        table = logistic_rules.table(step, mean.dtype, mean.device)
-        low, high = logistic_rules.window(mean, v)
-        ends = torch.stack([low.amin(), high.amax()]).div_(logistic_rules.REACH).asinh_().div_(step)
-        first, last = (int(x) - table.low for x in ends.tolist())
-        part = slice(max(first - 1, 0), last + 2)
-        return logistic_rules.between(mean, v, table.nodes[part], table.weights[part])
-
-    return rule
 
 
 # ------------------------------------------------------------------------------------ on a device

@@ -1,7 +1,6 @@
 """The logistic distribution as a mixture of 27 normals, whose expectations are closed sums.
 
-It serves the body of a softplus, where its absolute error of 1e-13 is a relative one, how the curvature changes, and
-graphs, for which its terms are operators that torch knows.
+It serves graphs, for which its terms are operators that torch knows, and how the curvature of a softplus changes.
 """
 
 import functools
@@ -38,32 +37,6 @@ _MIXTURE = _mixture()
 def _mixture_tensors(dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(_MIXTURE, dtype=torch.float64, device="cpu").to(device, dtype)
-
-
-def body(mean: Tensor, variance: Tensor) -> Tensor:
-    """Compute the moments by the normal mixture, for m + 2.5 √(v + 3) > 0, at a cost that does not depend on s.
-
-    With r_k² = v + τ_k² and u_k = m/r_k: α = Σ p_k Φ(u_k), β = Σ p_k φ(u_k)/r_k and
-    F = mα + vβ + Σ p_k τ_k² φ(u_k)/r_k.  The error is below 1e-14 absolutely, so that the tails need other rules.
-
-    Args:
-        mean: m, (n,), not positive.
-        variance: v, (n,).
-
-    Returns:
-        Value, slope and curvature, (3, n).
-
-    >>> zero = torch.zeros(1, dtype=torch.float64)
-    >>> [round(float(part), 12) for part in body(zero, zero)[:, 0]]  # log 2, 1/2, 1/4
-    [0.69314718056, 0.5, 0.25]
-    """
-    scale2, weight = _mixture_tensors(mean.dtype, mean.device)
-    inverse = (variance + scale2[:, None]).rsqrt_()  # 1/r
-    u = (math.sqrt(0.5) * mean) * inverse  # u/√2
-    slope = 0.5 + (weight * math.sqrt(0.5 * math.pi)) @ torch.erf(u)
-    density = u.square_().neg_().exp_().mul_(inverse)
-    curvature, rest = torch.stack([weight, weight * scale2]) @ density
-    return torch.stack([mean * slope + variance * curvature + rest, slope, curvature])
 
 
 def _of_the_graph(like: Tensor) -> tuple[Tensor, Tensor]:

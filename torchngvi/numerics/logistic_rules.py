@@ -3,7 +3,7 @@
 They are written for m = -|e|, where every term of every sum is positive, so that nothing cancels however far in the
 tail the row is; which rule a row takes depends on s = √v and on where the mass of the integrand is:
 
-* s < 0.9: Gauss-Hermite at m.  The nodes ±z share a weight, and with E± = exp(m ± s z), S = E₊ + E₋ and Q = E₊ E₋ the
+* s < 0.54: Gauss-Hermite at m.  The nodes ±z share a weight, and with E± = exp(m ± s z), S = E₊ + E₋ and Q = E₊ E₋ the
   two terms of each moment are one: log1p(S + Q), (S + 2Q)/(1 + S + Q) and (S + Q (4 + S))/(1 + S + Q)²;
 * the tail, m + v + 7.5 s < 0: E f(x) = e^(m + v/2) E_{N(m+v, v)}[e^-x f(x)], whose integrand is nearly constant;
 * between: the trapezoid rule in t, x = a sinh t, on nodes that are the same for all rows, so that f is a table and a
@@ -22,15 +22,15 @@ from torch import Tensor
 
 from torchngvi.numerics.gauss_hermite import normal_rule
 
-HERMITE = ((0.24, 8), (0.54, 16), (0.9, 32))  # below s: the number of nodes, in pairs for vectors of eight
+HERMITE = ((0.24, 8), (0.54, 16))  # below s: the number of nodes
 NARROW = HERMITE[-1][0]  # s below which the rule of Gauss and Hermite is taken
 WIDE = 300.0  # s above which the expansion is taken
 WIDE_BODY = 20.0, 2.5  # s above which it is taken where |m| is less than so many s
 TAIL = 7.5  # m + v below -7.5 s is the tail
-BODY = 2.5, 3.0  # m + 2.5 √(v + 3) above 0 is the body
-BAND = 3.0  # m + v below -3 s takes the finer steps
+BAND = 3.0  # m + v below -3 s takes the fine steps
+FINE = 0.9  # s below which the fine steps are taken too
 TAIL_NODES = 24
-STEP, FINE_STEP, COARSE_STEP = 0.085, 0.07, 0.125  # in t, x = REACH sinh t
+STEP, FINE_STEP, COARSE_STEP = 0.085, 0.06, 0.125  # in t, x = REACH sinh t
 COARSE = 2.0, 3.0  # s above which the coarse steps are taken where |m| is less than so many s
 REACH = math.pi * math.sqrt(2)
 LOW, HIGH = -5.95, 7.15  # of t: x from -850, where e^x is nothing, to 8.7 standard deviations of the widest row
@@ -175,7 +175,7 @@ def tail(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def between(mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor) -> Tensor:
-    """Compute the moments by the trapezoid rule in t, for s in [0.9, 300] and m + v + 7.5 s > 0.
+    """Compute the moments by the trapezoid rule in t, for s in [0.54, 300] and m + v + 7.5 s > 0.
 
     Args:
         mean: m, (n,), not positive.
@@ -194,6 +194,32 @@ def between(mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor) -> T
     z = (nodes[:, None] - mean).mul_(inverse)
     least = 0.98 * math.log(torch.finfo(z.dtype).tiny)  # what is below is nothing, and slow
     return weights.T @ z.square_().mul_(-0.5).clamp_min_(least).exp_() * inverse
+
+
+def near(mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor) -> Tensor:
+    """Compute as `between`, for |m| < 10 s, all exponents by one product of matrices.
+
+    They are -x²/2v + x m/v - m²/2v, whose terms are below 200 where the integrand is not nothing.
+
+    Args:
+        mean: m, (n,), not positive.
+        variance: v, (n,).
+        nodes: x, (J,), from a `Table`.
+        weights: of the nodes, (J, 3).
+
+    Returns:
+        Value, slope and curvature, (3, n).
+
+    >>> zero, nodes = torch.zeros(1, dtype=torch.float64), table(0.085, torch.float64, torch.device("cpu"))
+    >>> round(float(near(zero, zero + 4, nodes.nodes, nodes.weights)[1, 0]), 12)  # the slope is 1/2 at 0
+    0.5
+    """
+    powers = torch.stack([nodes.square() * -0.5, nodes, torch.ones_like(nodes)], -1)  # (J, 3)
+    inverse = variance.reciprocal()
+    slope = mean * inverse
+    exponent = powers @ torch.stack([inverse, slope, -0.5 * mean * slope])
+    least = 0.98 * math.log(torch.finfo(exponent.dtype).tiny)  # what is below is nothing, and slow
+    return weights.T @ exponent.clamp_min_(least).exp_() * inverse.sqrt_()
 
 
 def window(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
