@@ -45,10 +45,12 @@ def forms(monkeypatch, form):
         blocks = zip(M.split(40), (S * S).split(40), strict=True)
         return torch.cat([torch.stack(softplus(m, v), -1) for m, v in blocks])
     assert len(M) > logistic._FEW
+    if form == "very many":
+        monkeypatch.setattr(logistic, "_MANY", 0)
     return torch.stack(softplus(M, S * S), -1)
 
 
-@pytest.mark.parametrize("form", ["many", "few", "device", "kernel"])
+@pytest.mark.parametrize("form", ["very many", "many", "few", "device", "kernel"])
 def test_relative_errors(form, monkeypatch):
     """Below 1e-12 for s from 0 to 1e4 and means down to -700, wherever the moment is a normal number."""
     error = ((forms(monkeypatch, form) - EXPECTED) / EXPECTED).abs()
@@ -71,7 +73,9 @@ def test_on_both_sides_of_every_border(form, bound, monkeypatch):
         kernel = compiled(monkeypatch)
         found = kernel(m, v)
     else:
-        monkeypatch.setattr(logistic, "_FEW", 512 if form == "few" else 0)
+        if form == "eager":
+            monkeypatch.setattr(logistic, "_FEW", 0)
+            monkeypatch.setattr(logistic, "_MANY", 0)
         found = logistic._eager(m, v)
     assert float(((torch.stack(found) - expected) / expected)[expected > 1e-300].abs().max()) <= RELATIVE
 

@@ -251,7 +251,7 @@ int torchngvi_softplus(long count, const double *mean, const double *variance, d
         /* without branches, which could not be foreseen */
         const int fine = (s < settings[5]) | (centre + settings[4] * s < 0);
         const int coarse = (s > settings[6]) & (m > -settings[7] * s);
-        const int rule = narrow ? s >= bound[0] : 2 + fine + 2 * coarse;
+        const int rule = narrow ? s >= bound[0] : 2 + (coarse ? 2 : fine);
         waiting[rule][waits[rule]++] = i;
         if (waits[rule] == LANES) flush(&rows, rule, tables, &all, waiting[rule], LANES), waits[rule] = 0;
     }

@@ -16,6 +16,7 @@ from torchngvi.numerics import kernels, logistic_mixture, logistic_rules
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.logistic_rules import (
     BAND,
+    BODY,
     COARSE,
     COARSE_STEP,
     FINE,
@@ -28,7 +29,8 @@ from torchngvi.numerics.logistic_rules import (
     WIDE_BODY,
 )
 
-_FEW = 512  # rows up to which fewer rules are cheaper than the best for each s
+_FEW = 512  # rows up to which one rule for the body is cheaper than a choice by s
+_MANY = 8192  # rows from which a choice by s is cheaper where s is above that of Gauss and Hermite
 _DEVICE_ROWS = 65_536  # of a block on a device: 200 nodes a row
 _ROUNDING = -1e-12  # variances above are those of a difference that should be zero
 _Rule = Callable[[Tensor, Tensor], Tensor]
@@ -148,8 +150,14 @@ def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int
     """Which rows (None for all of them) take which rule, and how many of them at a time stay in the cache."""
     s = v.sqrt()
     low, high = (float(x) for x in s.aminmax())
+    if len(mean) <= _FEW:
+        if high < NARROW:
+            yield None, _hermite(HERMITE[-1][1]), _FEW
+        else:
+            yield from _beyond(None, mean, s)
+        return
     below = 0.0
-    for bound, nodes in HERMITE if len(mean) > _FEW else HERMITE[-1:]:
+    for bound, nodes in HERMITE:
         if low < bound and high >= below:
             alone = low >= below and high < bound
             index = None if alone else _where((s >= below) & (s < bound))
@@ -162,17 +170,24 @@ def _chosen(mean: Tensor, v: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int
 
 
 def _beyond(index: Tensor | None, mean: Tensor, s: Tensor) -> Iterator[tuple[Tensor | None, _Rule, int]]:
-    """Rows too wide for the rule of Gauss and Hermite."""
-    centre, (from_there, reach) = mean + s * s, WIDE_BODY
+    """Rows of which some are too wide for the rule of Gauss and Hermite."""
+    few, v = len(mean) <= _MANY, s * s
+    body = mean + BODY[0] * (v + BODY[1]).sqrt() > 0 if few else torch.zeros_like(s, dtype=torch.bool)
+    if bool(body.all()):
+        yield index, *_rule(3, mean, s)
+        return
+    centre, (from_there, reach) = mean + v, WIDE_BODY
     tail = centre + TAIL * s < 0
-    wide = ((s > WIDE) | ((s > from_there) & (mean > -reach * s))) & ~tail
-    left = ~(tail | wide)
-    if len(mean) <= _FEW:
-        kinds = [left, tail, wide]
-    else:
+    if few:
+        tail |= s < NARROW
+    tail &= ~body
+    wide = ((s > WIDE) | ((s > from_there) & (mean > -reach * s))) & ~(tail | body)
+    left = ~(tail | wide | body)
+    kinds = [left, tail, wide, body]
+    if not few:
         broad, fine = left & (s > COARSE[0]), (s < FINE) | (centre + BAND * s < 0)
-        left, coarse = left & ~broad, broad & (mean > -COARSE[1] * s)
-        kinds = [broad & ~coarse, tail, wide, left & ~fine, left & fine, coarse]
+        coarse, left = broad & (mean > -COARSE[1] * s), left & ~broad
+        kinds = [broad & ~coarse, tail, wide, body, left & ~fine, left & fine, coarse]
     for number, kind in enumerate(kinds):
         here = _where(kind)
         if len(here) == len(mean):
@@ -187,7 +202,9 @@ def _rule(number: int, mean: Tensor, s: Tensor) -> tuple[_Rule, int]:
         return logistic_rules.tail, 512
     if number == 2:
         return logistic_rules.wide, 8192
-    step = {3: STEP, 5: COARSE_STEP}.get(number, FINE_STEP)
+    if number == 3:
+        return _mixture, 1024
+    step = {4: STEP, 6: COARSE_STEP}.get(number, FINE_STEP)
     table = logistic_rules.table(step, mean.dtype, mean.device)
     low, high = logistic_rules.window(mean.float(), s.float().square())  # a node more at either end
     ends = torch.stack([low.amin(), high.amax()]).div_(logistic_rules.REACH).asinh_().div_(step)
@@ -196,6 +213,10 @@ def _rule(number: int, mean: Tensor, s: Tensor) -> tuple[_Rule, int]:
     if number == 0:
         return lambda mean, v: logistic_rules.between(mean, v, nodes, weights), 256
     return lambda mean, v: logistic_rules.near(mean, v, nodes, weights), 2048
+
+
+def _mixture(mean: Tensor, v: Tensor) -> Tensor:
+    return torch.stack(logistic_mixture.mixture(mean, v))
 
 
 def _where(mask: Tensor) -> Tensor:

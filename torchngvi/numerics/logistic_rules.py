@@ -27,6 +27,7 @@ NARROW = HERMITE[-1][0]  # s below which the rule of Gauss and Hermite is taken
 WIDE = 300.0  # s above which the expansion is taken
 WIDE_BODY = 20.0, 2.5  # s above which it is taken where |m| is less than so many s
 TAIL = 7.5  # m + v below -7.5 s is the tail
+BODY = 2.5, 3.0  # m + 2.5 √(v + 3) above 0 is the body
 BAND = 3.0  # m + v below -3 s takes the fine steps
 FINE = 0.9  # s below which the fine steps are taken too
 TAIL_NODES = 24
