@@ -197,7 +197,13 @@ def _beyond(index: Tensor | None, mean: Tensor, s: Tensor) -> Iterator[tuple[Ten
 
 
 def _rule(number: int, mean: Tensor, s: Tensor) -> tuple[_Rule, int]:
-    """The rule of some rows, and how many of them at a time stay in the cache."""
+    """The rule of some rows, and how many of them at a time stay in the cache.
+
+    Args:
+        number: 0 for any node, 1 the tail, 2 the wide ones, 3 the body, 4 to 6 usual, fine and coarse steps.
+        mean: m of the rows.
+        s: √v of the rows.
+    """
     if number == 1:
         return logistic_rules.tail, 512
     if number == 2:
