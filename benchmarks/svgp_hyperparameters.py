@@ -207,17 +207,17 @@ def complete(options, path):
 
 
 def table(options, path):
-    """The log as a table with a line for each score."""
-    asked = {key(run) for run in wanted(options)}
+    """The log as a table with a line for each score, without rows of which a run is missing."""
+    runs, asked = {key(run): run for run in read(path)}, list(wanted(options))
+    missing = {tuple(run[name] for name in ROW) for run in asked if key(run) not in runs}
     points = [
-        {name: value for name, value in run.items() if name != "curve"} | {"seconds": at, "nll": value}
-        for run in read(path)
-        if key(run) in asked
-        for at, value in run["curve"]
+        run | {"seconds": at, "nll": value}
+        for run in asked
+        if tuple(run[name] for name in ROW) not in missing
+        for at, value in runs[key(run)]["curve"]
     ]
-    return pd.DataFrame(points, columns=[*ROW, "inducing", "budget", "method", "rate", "seconds", "nll"]).astype(
-        {"nll": float}
-    )
+    columns = [*ROW, "inducing", "budget", "method", "rate", "seconds", "nll"]
+    return pd.DataFrame(points, columns=columns).astype({"nll": float})
 
 
 def curves(part):
