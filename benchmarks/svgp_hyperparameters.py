@@ -2,7 +2,8 @@
 
     TORCHNGVI_DATA=... python benchmarks/svgp_hyperparameters.py [--reduced] [--minutes 40] [--data bike power ...]
         [--splits 0 1 2] [--likelihood gaussian bernoulli student] [--dtype float64 float32] [--seconds 20]
-        [--inducing 256] [--methods rounds joint NGD Adam] [--rates 0.03 0.1 0.3] [--out DIR] [--from-logs]
+        [--inducing 256] [--batch 1024] [--methods rounds joint NGD Adam] [--rates 0.03 0.1 0.3] [--out DIR]
+        [--from-logs]
 
 Four ways to train one model from one start: `train_svgp` (rounds of L-BFGS, then `refine_svgp`),
 `train_svgp_in_batches` with Adam at 0.02 for hyper-parameters and inducing points, and GPyTorch's NGD for q, at the
@@ -55,7 +56,7 @@ LIKELIHOODS = {
     "bernoulli": gp.likelihoods.BernoulliLikelihood,
     "student": gp.likelihoods.StudentTLikelihood,
 }
-BATCH, HYPER_RATE, POINTS, RATES = 1024, 0.02, 10, (0.03, 0.1, 0.3)
+HYPER_RATE, POINTS, RATES = 0.02, 10, (0.03, 0.1, 0.3)
 METHODS = ("rounds", "joint", "NGD", "Adam")
 REDUCED = {"inducing": 128, "seconds": 5.0, "rates": [0.1], "methods": ["rounds", "NGD", "Adam"]}
 GOALS = {"gaussian": 5.0, "bernoulli": 2.0, "student": 2.0}  # times sooner
@@ -128,7 +129,7 @@ def jointly(data, likelihood, options, take):
         take(at + spent, value)
 
     try:
-        loader = watched(x, y, BATCH, clock, at_a_mark)
+        loader = watched(x, y, options.batch, clock, at_a_mark)
         train_svgp_in_batches(model, noise, loader, len(y), adam, epochs=10**9, progress=False)
     except TimeIsUpError:
         pass
@@ -140,7 +141,7 @@ def by_gpytorch(data, likelihood, options, take, method, rate):
     model, noise = start(q, at_random(data[0], options), likelihood)
     of_q = list(model.variational_parameters())
     of_q = gp.optim.NGD(of_q, len(data[1]), rate) if method == "NGD" else torch.optim.Adam(of_q, rate)
-    settings = {"batch": BATCH, "hyper_rate": HYPER_RATE, "seconds": options.seconds, "points": POINTS}
+    settings = {"batch": options.batch, "hyper_rate": HYPER_RATE, "seconds": options.seconds, "points": POINTS}
     theirs(model, noise, of_q, data, settings, take)
 
 
@@ -151,7 +152,8 @@ def wanted(options):
     for (split, dtype, likelihood, name), (method, rate) in itertools.product(rows, runs):
         if method in options.methods:
             row = dict(zip(ROW, (name, split, likelihood, dtype), strict=True))
-            yield row | {"inducing": options.inducing, "budget": options.seconds, "method": method, "rate": rate}
+            size = {"inducing": options.inducing, "batch": options.batch, "budget": options.seconds}
+            yield row | size | {"method": method, "rate": rate}
 
 
 def read(path):
@@ -216,7 +218,7 @@ def table(options, path):
         if tuple(run[name] for name in ROW) not in missing
         for at, value in runs[key(run)]["curve"]
     ]
-    columns = [*ROW, "inducing", "budget", "method", "rate", "seconds", "nll"]
+    columns = [*ROW, "inducing", "batch", "budget", "method", "rate", "seconds", "nll"]
     return pd.DataFrame(points, columns=columns).astype({"nll": float})
 
 
@@ -297,6 +299,7 @@ def main(arguments=None):
     parser.add_argument("--dtype", nargs="+", choices=["float64", "float32"], default=["float64", "float32"])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--inducing", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=1024, help="rows of a mini-batch; as many as there are: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--rates", nargs="+", type=float, default=RATES)
     parser.add_argument("--minutes", type=float, default=math.inf, help="of the processor, after which no run begins")

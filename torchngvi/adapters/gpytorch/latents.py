@@ -176,6 +176,12 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
     """
     outer: Any = getattr(model, "variational_strategy", None)
     strategy: Any = getattr(outer, "base_variational_strategy", outer)
+    if hasattr(model, "_orig_mod"):
+        raise PairError(
+            "the model was compiled by torch.compile, and steps from the derivatives of each datum call its own "
+            "forward. Give the model that was compiled: both hold the same parameters, so that the compiled one "
+            "predicts with what was learnt."
+        )
     if outer is not None and type(model).__call__ is not ApproximateGP.__call__:
         raise PairError(
             f"{type(model).__name__} overrides __call__, and steps from the derivatives of each datum call forward: "
