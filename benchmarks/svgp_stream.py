@@ -36,6 +36,8 @@ from torchngvi.adapters.gpytorch import (
 )
 from torchngvi.fitting import Seconds
 
+MOST = 2**24  # entries of the rows that `train_svgp` takes at once
+
 
 def truth(x):
     return torch.sin(3 * x[:, 0]) * torch.cos(2 * x[:, 1]) + 0.5 * torch.sin(4 * x[:, 2])
@@ -112,7 +114,7 @@ def in_memory(options):
 def first(options):
     """`train_svgp` of the first rows, then q of the whole stream in one step."""
     start = time.perf_counter()
-    x, y = collected(options, min(options.rows, max(2**24 // options.inducing, 4 * options.inducing)))
+    x, y = collected(options, min(options.rows, max(MOST // options.inducing, 4 * options.inducing)))
     model, likelihood, result = in_rounds(options, x, y)
     print(f"hyper-parameters of {len(y)} rows after {time.perf_counter() - start:.0f} s", flush=True)
     model.train()

@@ -1,10 +1,11 @@
-"""The benchmark of joint training: what it reads off its curves, and its log, from which it goes on."""
+"""The benchmarks of joint training and of a stream: what is read off curves, a log that goes on, a step over all."""
 
 import json
 import math
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,3 +94,25 @@ def test_a_run_that_goes_on(module, toy, capsys):
     before = log.read_text()
     module["main"]([*few, "--likelihood", "bernoulli"])
     assert log.read_text() == before
+
+
+def test_a_stream_in_one_step(module, monkeypatch):
+    """q after a step over the stream is that of `refine_svgp` with all of its rows in memory."""
+    import torch
+
+    from torchngvi.adapters.gpytorch import refine_svgp
+
+    stream = runpy.run_path(str(BENCHMARKS / "svgp_stream.py"))
+    options = SimpleNamespace(rows=700, inducing=12, batch=100, seconds=1e-6)
+    monkeypatch.setitem(stream["first"].__globals__, "MOST", 300 * 12)
+    model, likelihood, _, result = stream["first"](options)
+    assert result.refined.members_converged.all()
+    q = model.variational_strategy._variational_distribution.posterior
+    mean, covariance = q.mean.clone(), q.covariance.clone()
+    rows = list(stream["Rows"](700, 100))
+    assert sum(len(y) for _, y in rows) == 700
+    refine_svgp(model, likelihood, rows[:3], progress=False)
+    assert float((q.mean - mean).abs().max()) > 0.05  # of the first rows alone
+    refine_svgp(model, likelihood, rows, progress=False)
+    torch.testing.assert_close(mean, q.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(covariance, q.covariance, rtol=1e-5, atol=1e-6)

@@ -204,7 +204,8 @@ class TestServed:
         refine_svgp(model, gaussian(0.05), [rows], progress=False)
         held = compiled.variational_strategy._variational_distribution
         assert held is own
-        assert float(held().mean.abs().max()) > 0.1
+        with torch.no_grad():
+            assert float(held().mean.abs().max()) > 0.1
 
     @pytest.mark.parametrize("strategy", [v.VariationalStrategy, v.UnwhitenedVariationalStrategy])
     def test_autocast(self, strategy):
