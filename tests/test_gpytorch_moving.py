@@ -53,6 +53,7 @@ def trained_by_gpytorch(kind, batch=(), steps=5):
         optimizer = torch.optim.Adam(own, lr=0.05)
     for _ in range(steps):
         step(model, mll, optimizer, x, y)
+    model.variational_strategy._clear_cache()  # of the last pass, with its graph, which cannot be copied
     return model
 
 
